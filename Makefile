@@ -1,0 +1,46 @@
+# Every target sets up what it needs by itself. Only Python >= 3.11 is assumed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help up demo test test-fast lint bench soak docs clean
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml requirements-dev.txt
+	@echo "setting up $(VENV) (once) …"
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt -e '.[postgres]'
+	@touch $@
+
+up: $(READY)  ## run a simulated fleet, live in the terminal (q or ctrl-c ends it)
+	@$(BIN)/sickbay up
+
+demo: $(READY)  ## one fault from its symptom to its end, as plain text
+	@$(BIN)/sickbay demo
+
+test: $(READY)  ## all tests
+	@$(BIN)/pytest -n 2 -q
+
+test-fast: $(READY)  ## the fast tier, under 90 seconds
+	@$(BIN)/pytest -n 2 -q -m "not slow"
+
+lint: $(READY)  ## style, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@PYTHONPATH=src $(BIN)/lint-imports
+
+bench: $(READY)  ## the figures, as ratios measured side by side
+	@$(BIN)/python -m bench
+
+soak: $(READY)  ## as many seeded runs as you like: make soak RUNS=100000
+	@$(BIN)/sickbay sim soak --runs $(or $(RUNS),2000)
+
+docs: $(READY)  ## regenerate the pages that are made from the code
+	@$(BIN)/python docs/generate.py
+
+clean:  ## remove what the other targets made
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""The nouns: frozen values and the tables of their lives. No I/O, no clock, no randomness."""

@@ -1,0 +1,78 @@
+"""Everything that can be raised across a layer.
+
+SickbayError
+├── EffectError            what an adapter may raise from a call that changes the world
+│   ├── Transient          did not take effect; try again in a later round
+│   ├── Rejected           refused; trying again unchanged is pointless
+│   │   └── Gone           the target is not there any more
+│   └── Unknown            may or may not have taken effect
+├── StoreError
+│   ├── Conflict           a row changed since it was read: plan again from a fresh view
+│   ├── Fenced             another leads now: this engine must stop planning
+│   ├── StoreUnavailable   nothing was written; try again
+│   ├── StoreUnknown       the commit may or may not have happened: read before anything else
+│   ├── UnitTooLarge       a unit breaks the limits that every store keeps
+│   └── UnusableStore      corrupt, of a newer version, locked by another process, disk full: one line for a human
+├── IllegalMove            a life took a step that TRANSITIONS does not have
+└── BadInput               what a person wrote cannot be used: one line that says what to write instead
+"""
+
+
+class SickbayError(Exception):
+    """Root of all errors of this project."""
+
+
+class EffectError(SickbayError):
+    """Raised by an adapter's call that changes the world."""
+
+
+class Transient(EffectError):  # noqa: N818 - the design's word
+    """Did not take effect."""
+
+
+class Rejected(EffectError):  # noqa: N818 - the design's word
+    """Refused by the far side."""
+
+
+class Gone(Rejected):
+    """The target is not there any more."""
+
+
+class Unknown(EffectError):  # noqa: N818 - the design's word
+    """May or may not have taken effect."""
+
+
+class StoreError(SickbayError):
+    """Raised by a store."""
+
+
+class Conflict(StoreError):  # noqa: N818 - the design's word
+    """A row that the unit expected has another version."""
+
+
+class Fenced(StoreError):  # noqa: N818 - the design's word
+    """The epoch of the commit is not the present one."""
+
+
+class StoreUnavailable(StoreError):  # noqa: N818 - a state, not a mistake
+    """Nothing was written."""
+
+
+class StoreUnknown(StoreError):  # noqa: N818 - a state, not a mistake
+    """The commit may or may not have happened."""
+
+
+class UnitTooLarge(StoreError):  # noqa: N818 - a state, not a mistake
+    """The unit breaks the limits that every store keeps."""
+
+
+class UnusableStore(StoreError):  # noqa: N818 - a state, not a mistake
+    """The store cannot be used until a person does something; the message says what."""
+
+
+class IllegalMove(SickbayError):  # noqa: N818 - the design's word
+    """TRANSITIONS has no such step."""
+
+
+class BadInput(SickbayError):  # noqa: N818 - the design's word
+    """One line that says what to write instead."""

@@ -1,0 +1,169 @@
+"""Facts: everything the engine learns, numbered by the store, kept as a log.
+
+Reports of agents, deltas of clusters, outcomes of effects and operators' commands are all facts. A fact's `id` makes
+a second delivery of it harmless.
+"""
+
+from datetime import datetime
+
+from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
+from sickbay.model.job import End, JobSpec
+from sickbay.model.noun import Noun
+
+
+class News(Noun, tag_field="news"):
+    """What a fact says."""
+
+
+class Observed(News, tag="observed"):
+    """One fact from a probe: whoever reads a source parses it; `text` is evidence only."""
+
+    node: NodeId
+    kind: str  # xid, sxid, node.going_down …
+    fields: dict[str, str | int] = {}
+    text: str = ""
+    incarnation: Incarnation | None = None
+    last_words: bool = False  # read under a boot that has ended (spooled, or from that boot's journal)
+    count: int = 1
+
+
+class AgentSilent(News, tag="agent_silent"):
+    node: NodeId
+    since: float  # reading of ingest
+
+
+class AgentHeard(News, tag="agent_heard"):
+    """An agent's first word: after a start, or after silence."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+class NodeSeen(News, tag="node_seen"):
+    """What a cluster says of one seat."""
+
+    node: NodeId
+    cluster: str
+    pool: str
+    as_of: float
+    incarnation: Incarnation
+    domain: str = ""
+    devices: tuple[Device, ...] = ()
+    linked: bool = True
+    ready: bool = True
+    cordons: tuple[str, ...] = ()
+    unmanaged: int = 0
+    first_connection: bool = False  # seen while we first read this cluster: with running work it is no newcomer
+    busy: bool = False
+
+
+class NodeVanished(News, tag="node_vanished"):
+    node: NodeId
+    as_of: float
+
+
+class JobSeen(News, tag="job_seen"):
+    """What a cluster says of one job's attempt: which nodes its ranks are on, and how it ended, if it did."""
+
+    job: JobId
+    attempt: int
+    as_of: float
+    ranks: dict[NodeId, str] = {}  # running | gone
+    end: End | None = None
+    native: bool = False  # begun by the job's own controller, not by us
+    spec: JobSpec | None = None  # of a job that others submitted
+    cluster: str = ""
+
+
+class Stepped(News, tag="stepped"):
+    """Rank 0 reports its step."""
+
+    job: JobId
+    attempt: int
+    step: int
+    resumed_from: int | None = None
+
+
+class Hung(News, tag="hung"):
+    job: JobId
+    attempt: int
+    because: str
+
+
+class Checked(News, tag="checked"):
+    """A check's verdict on one node: pass | fail | could_not_run."""
+
+    check: str  # the key of the Verify intent, or a check that a person or a schedule started
+    node: NodeId
+    verdict: str
+    incarnation: Incarnation
+    level: int = 0
+    because: str = ""
+
+
+class Looked(News, tag="looked"):
+    """A node's watermark has passed what a Look asked for: all faults up to then have been reported before this."""
+
+    look: str
+    node: NodeId
+    incarnation: Incarnation
+
+
+class ResetDone(News, tag="reset_done"):
+    key: str
+    node: NodeId
+    incarnation: Incarnation
+
+
+class Outcome(News, tag="outcome"):
+    """What a call returned: accepted | rejected | gone | transient | unknown | done (accepted, and its own proof)."""
+
+    key: str
+    result: str
+    sends: int  # which sending of the intent this answers
+    text: str = ""
+    visible_from: float = 0.0
+
+
+class Ordered(News, tag="ordered"):
+    """An operator's command."""
+
+    verb: str
+    target: str  # node, incident or job
+    by: str
+    reason: str
+    now: bool = False
+    args: dict[str, str] = {}
+
+
+class Submitted(News, tag="submitted"):
+    job: JobId
+    spec: JobSpec
+
+
+class PolicyInForce(News, tag="policy_in_force"):
+    policy: str
+    knowledge: str
+
+
+AnyNews = (
+    Observed | AgentSilent | AgentHeard | NodeSeen | NodeVanished | JobSeen | Stepped | Hung | Checked | Looked
+    | ResetDone | Outcome | Ordered | Submitted | PolicyInForce
+)  # fmt: skip
+
+
+class Fact(Noun):
+    id: str
+    at: datetime  # when it happened, as far as we can date it; never the node's wall clock
+    news: AnyNews
+    seq: int = 0  # given by the store
+
+
+class Mark(Noun):
+    """How a source of facts stands after a read of it; written with what was read."""
+
+    source: str
+    at: float  # wall seconds of the success
+    period: float
+    cursor: str | None = None
+    as_of: float | None = None

@@ -1,0 +1,179 @@
+"""Nodes, the incarnations that hold their seats, pools' ledgers, and the history that follows hardware."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import NewType
+
+from sickbay.model.clock import Deadline
+from sickbay.model.noun import Noun
+
+NodeId = NewType("NodeId", str)  # "<cluster>/<name>": a seat
+IncidentId = NewType("IncidentId", str)
+JobId = NewType("JobId", str)
+
+
+class Capability(StrEnum):
+    """What a pool's cluster, machines and checks can do together. Code asks for these, never for a class."""
+
+    RESTART_SERVICE = "restart_service"
+    RESET_GPU = "reset_gpu"
+    REBOOT = "reboot"
+    REPLACE = "replace"
+    FENCE = "fence"
+    DRAIN = "drain"
+    CHECK = "check"
+    CHECK_CORDONED = "check_cordoned"
+    LOOK = "look"
+    PLACE = "place"  # start(job) takes chosen nodes; without it, nodes to avoid
+    RERUN = "rerun"
+    SEAT_KEPT = "seat_kept"  # a replaced instance takes the same seat
+
+
+class Incarnation(Noun):
+    """Who holds a seat. A reboot changes `boot_id`, a replacement all three."""
+
+    uid: str
+    instance_id: str
+    boot_id: str
+
+    def same_holder(self, other: "Incarnation | None") -> bool:
+        return other is not None and (self.uid, self.instance_id) == (other.uid, other.instance_id)
+
+
+class Device(Noun):
+    index: int
+    serial: str = ""
+
+
+class AgentState(StrEnum):
+    NONE = "none"  # no agent has ever been heard here: its silence says nothing
+    HEARD = "heard"
+    SILENT = "silent"
+
+
+class Sighting(Noun):
+    """A fault recently seen on a node, kept only to correlate the next one."""
+
+    code: str
+    device: int | None
+    at: float  # reading of the ingest clock
+
+
+class Node(Noun):
+    """A seat and what is known of it. Rewritten only when something that a decision reads has changed."""
+
+    id: NodeId
+    cluster: str
+    pool: str
+    domain: str = ""  # topology: rack, switch
+    incarnation: Incarnation | None = None  # None: vacant
+    previous_boot: str = ""
+    boot_ended_by_us: bool = False
+    devices: tuple[Device, ...] = ()
+    linked: bool = True  # NVLink ties the GPUs: one cannot be reset alone
+    ready: bool = True  # the cluster's word
+    agent: AgentState = AgentState.NONE
+    silent_at: float | None = None  # reading of ingest when the agent was last heard, while SILENT
+    going_down: Deadline | None = None  # an announced end is not silence
+    cordons: tuple[str, ...] = ()  # owners: sickbay:<incident>, other:<text>
+    unmanaged: int = 0  # pieces of work there that Sickbay does not manage
+    as_of: float = 0.0
+    incident: IncidentId | None = None
+    recent: tuple[Sighting, ...] = ()
+    excused: bool = False  # an exclusion covers its open incident: it may be claimed all the same
+    counted: bool = True  # part of its pool's size (a newcomer is not, until it is released)
+    vacant_until: Deadline | None = None
+    # Derived by the unit that writes the row, so that ledger and free list change with their cause:
+    out: bool = False
+    held: bool = False
+    claimable: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.id.split("/", 1)[1]
+
+    @property
+    def unknown(self) -> bool:
+        """Absence is not health: nobody on the node can tell us how it is."""
+        return self.agent is AgentState.SILENT
+
+    @property
+    def others_cordon(self) -> bool:
+        return any(not owner.startswith("sickbay:") for owner in self.cordons)
+
+
+class Ledger(Noun):
+    """One row per pool. `out` and `repairing` change only in the unit that changes a seat."""
+
+    pool: str
+    size: int = 0
+    out: int = 0
+    repairing: int = 0
+    held: int = 0
+    turn: int = 0  # raised by every claim and every change of what can be claimed
+
+
+class PastIncident(Noun):
+    incident: IncidentId
+    code: str
+    at: float  # reading of ingest when it was opened
+    ended: str  # the terminal phase
+    rung: str  # highest rung that was tried
+
+
+class Record(Noun):
+    """The history of one piece of hardware (an instance id or a device serial), never of a seat."""
+
+    subject: str
+    past: tuple[PastIncident, ...] = ()
+
+
+class Brake(Noun):
+    """One per (scope, signature). While tripped, nothing new is quarantined or repaired for that signature."""
+
+    scope: str  # cluster:<id> | pool:<id> | domain:<id>
+    signature: str
+    seen: dict[str, float] = {}  # node → reading of ingest when it last showed the signature
+    tripped_at: datetime | None = None
+    below_since: float | None = None
+    reset_at: float | None = None  # evidence older than this must be confirmed by a fresh look
+    next_look: float = 0.0  # paces those looks
+
+
+class WithheldActs(StrEnum):
+    ALL = "all"  # Quarantine, Drain, Repair and an incident's StopJob
+    REPAIR = "repair"
+
+
+class Withhold(Noun):
+    """One row of what is withheld. `fault`, `pool` and `node` are globs."""
+
+    id: str
+    because: str
+    by: str
+    fault: str = "*"
+    pool: str = "*"
+    node: str = "*"
+    acts: WithheldActs = WithheldActs.ALL
+    tell: bool = True
+    until: datetime | None = None
+    excuse: bool = False  # an excluded fault does not keep its seat from being claimed
+
+
+class Withholding(Noun):
+    """All stored rows of `pause` and `exclude`; one item, read by every admission."""
+
+    rows: tuple[Withhold, ...] = ()
+
+
+class InForce(Noun):
+    """The policy and knowledge in force. Decisions read it, so that a new policy makes every wait due."""
+
+    policy: str
+    knowledge: str
+
+
+class Cursor(Noun):
+    """Planned up to: committed with what follows from the facts."""
+
+    at: int = 0

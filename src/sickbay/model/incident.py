@@ -1,0 +1,161 @@
+"""The life of one illness of one node."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from sickbay.model.clock import Deadline
+from sickbay.model.fault import Fault, Remedy
+from sickbay.model.fleet import IncidentId, Incarnation, JobId, NodeId
+from sickbay.model.lives import Life, Step
+from sickbay.model.noun import Noun
+
+
+class Phase(StrEnum):
+    SUSPECT = "SUSPECT"
+    WATCHED = "WATCHED"
+    QUARANTINED = "QUARANTINED"
+    DRAINING = "DRAINING"
+    DRAINED = "DRAINED"
+    REPAIRING = "REPAIRING"
+    VERIFYING = "VERIFYING"
+    HELD = "HELD"
+    RELEASED = "RELEASED"
+    DISMISSED = "DISMISSED"
+    REPLACED = "REPLACED"
+    GONE = "GONE"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+    @property
+    def out(self) -> bool:
+        """The node is out of service by our hand."""
+        return self in OUT
+
+
+TERMINAL = frozenset({Phase.RELEASED, Phase.DISMISSED, Phase.REPLACED, Phase.GONE})
+OUT = frozenset(
+    {Phase.QUARANTINED, Phase.DRAINING, Phase.DRAINED, Phase.REPAIRING, Phase.VERIFYING, Phase.HELD}
+)
+
+
+class IncidentKind(StrEnum):
+    FAULT = "fault"
+    INTAKE = "intake"
+    OPERATOR = "operator"
+
+
+class Stage(Noun):
+    phase: Phase
+    entered_at: datetime
+    because: str
+
+
+class Try(Noun):
+    """One go at one rung."""
+
+    rung: Remedy
+    result: str  # started | done | failed: <why> | by others
+    at: datetime
+
+
+class Proven(Noun):
+    """The passed check that lets a node go back."""
+
+    check: str
+    incarnation: Incarnation
+    repairs: int  # how many tries had been made when it passed: newer than the last repair, or worthless
+
+
+class Order(Noun):
+    """What an operator asked of an incident and it has not done yet."""
+
+    verb: str  # confirm | hold | dismiss | escalate | release
+    by: str
+    reason: str
+
+
+class Wait(Noun):
+    """A decision not to act now."""
+
+    because: str
+    until: Deadline | None = None
+    would: str = ""  # the act that is withheld
+
+
+class Incident(Noun):
+    id: IncidentId
+    node: NodeId
+    cluster: str
+    pool: str
+    kind: IncidentKind
+    incarnation: Incarnation | None  # the holder that it is about now
+    fault: Fault  # what leads
+    opened_at: datetime
+    phase: Phase = Phase.SUSPECT
+    evidence: tuple[str, ...] = ()
+    seen_at: float = 0.0  # reading of ingest at the newest evidence
+    remedy: Remedy = Remedy.NONE
+    needs_human: bool = False
+    tries: tuple[Try, ...] = ()
+    healed: Remedy | None = None  # a rung that others did (a reboot by hand, the boot that ended with its last words)
+    relapse: str = ""  # a fault from the new boot while REPAIRING or VERIFYING: fails the rung
+    proof: Proven | None = None
+    intent: str = ""  # key of the intent under way
+    acts: int = 0  # how many intents this incident has made: names the next key
+    order: Order | None = None
+    now: bool = False  # an operator's --now: no windows, no waiting
+    closing: Phase | None = None  # what it becomes when our cordon is seen gone
+    deadline: Deadline | None = None  # of the phase
+    wait: Wait | None = None
+    stages: tuple[Stage, ...] = ()
+    jobs: tuple[JobId, ...] = ()  # attempts that it interrupted
+    told: tuple[str, ...] = ()  # notifications that were sent once and are not sent again
+    digest: str = ""  # policy and knowledge of the last decision
+    closed_at: datetime | None = None
+
+    @property
+    def open(self) -> bool:
+        return not self.phase.terminal
+
+    @property
+    def rung(self) -> Remedy | None:
+        return self.tries[-1].rung if self.tries else None
+
+
+def proven(incident: Incident) -> bool:
+    """Proof before return: a passed check of the present incarnation, newer than the last repair."""
+    proof = incident.proof
+    return proof is not None and proof.incarnation == incident.incarnation and proof.repairs == len(incident.tries)
+
+
+def _held_from(*phases: Phase) -> list[Step[Phase, Incident]]:
+    return [Step(phase, "hold", Phase.HELD) for phase in phases]
+
+
+_OPEN = tuple(phase for phase in Phase if phase not in TERMINAL)
+
+TRANSITIONS: Life[Phase, Incident] = Life(
+    "incident",
+    [
+        Step(Phase.SUSPECT, "watch", Phase.WATCHED),
+        Step(Phase.SUSPECT, "quarantine", Phase.QUARANTINED),
+        Step(Phase.WATCHED, "raise", Phase.SUSPECT),
+        Step(Phase.QUARANTINED, "drain", Phase.DRAINING),
+        Step(Phase.QUARANTINED, "empty", Phase.DRAINED),
+        Step(Phase.DRAINING, "empty", Phase.DRAINED),
+        Step(Phase.DRAINED, "repair", Phase.REPAIRING),
+        Step(Phase.DRAINED, "verify", Phase.VERIFYING),
+        Step(Phase.REPAIRING, "repaired", Phase.VERIFYING),
+        Step(Phase.REPAIRING, "replaced", Phase.REPLACED),
+        Step(Phase.REPAIRING, "fail", Phase.DRAINED),
+        Step(Phase.VERIFYING, "fail", Phase.DRAINED),
+        Step(Phase.VERIFYING, "release", Phase.RELEASED, proven),
+        Step(Phase.HELD, "escalate", Phase.DRAINED),
+        Step(Phase.HELD, "verify", Phase.VERIFYING),
+        *_held_from(*(phase for phase in _OPEN if phase is not Phase.HELD)),
+        *(Step(phase, "dismiss", Phase.DISMISSED) for phase in _OPEN),
+        *(Step(phase, "gone", Phase.GONE) for phase in _OPEN),
+    ],
+)

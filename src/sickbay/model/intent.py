@@ -1,0 +1,142 @@
+"""Intents: imperative decisions, written down before anything is touched, with their doubt."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from sickbay.model.clock import Deadline
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import Incarnation, JobId, NodeId
+from sickbay.model.lives import Life, Step
+from sickbay.model.noun import Noun
+
+
+class Act(Noun, tag_field="act"):
+    """What is to be done. One shape per act."""
+
+
+class Quarantine(Act, tag="quarantine"):
+    node: NodeId
+    owner: str  # sickbay:<incident>
+    reason: str
+
+
+class Drain(Act, tag="drain"):
+    node: NodeId
+    how: str  # evict | wait | force
+
+
+class Repair(Act, tag="repair"):
+    node: NodeId
+    rung: Remedy
+    devices: tuple[int, ...] = ()  # empty: all
+
+
+class Verify(Act, tag="verify"):
+    nodes: tuple[NodeId, ...]
+    level: int
+    profile: str = ""
+
+
+class Release(Act, tag="release"):
+    node: NodeId
+    owner: str
+
+
+class Look(Act, tag="look"):
+    nodes: tuple[NodeId, ...]
+    stacks_of: JobId | None = None
+
+
+class Fence(Act, tag="fence"):
+    nodes: tuple[NodeId, ...]
+    job: JobId
+    attempt: int
+
+
+class StopJob(Act, tag="stop_job"):
+    job: JobId
+    attempt: int
+
+
+class StartJob(Act, tag="start_job"):
+    job: JobId
+    attempt: int
+    nodes: dict[NodeId, tuple[int, ...]] = {}  # chosen nodes and their devices (Capability.PLACE)
+    avoid: tuple[NodeId, ...] = ()  # elsewhere
+
+
+class RerunJob(Act, tag="rerun_job"):
+    job: JobId
+    attempt: int  # the attempt that ended: refused if another has begun
+    avoid: tuple[NodeId, ...] = ()
+
+
+class Notify(Act, tag="notify"):
+    event: str
+    subject: str
+    text: str
+
+
+AnyAct = Quarantine | Drain | Repair | Verify | Release | Look | Fence | StopJob | StartJob | RerunJob | Notify
+
+
+class IntentState(StrEnum):
+    PLANNED = "PLANNED"
+    SENT = "SENT"
+    ACCEPTED = "ACCEPTED"
+    UNKNOWN = "UNKNOWN"
+    SEEN = "SEEN"
+    REJECTED = "REJECTED"
+    EXPIRED = "EXPIRED"
+
+    @property
+    def over(self) -> bool:
+        return self in {IntentState.SEEN, IntentState.REJECTED, IntentState.EXPIRED}
+
+
+class Intent(Noun):
+    key: str  # names the effect for ever: sending it twice has one effect
+    owner: str  # row key of the incident or job it is done for ("" for the outbox)
+    cluster: str
+    pool: str
+    act: AnyAct
+    because: str
+    planned_at: datetime
+    clock: str  # the source that will show it
+    call_timeout: float  # seconds; ends the call
+    patience: float  # seconds on `clock` from the sending until it must have been seen
+    blind: bool = False  # cannot promise one effect per key: UNKNOWN is never sent again
+    expect: Incarnation | None = None
+    state: IntentState = IntentState.PLANNED
+    sends: int = 0
+    not_before: Deadline | None = None  # paces what was Transient
+    sent_at: float = 0.0  # reading of `clock`
+    seen_by: Deadline | None = None
+    doubt_until: float = 0.0  # as_of that a read must have reached before absence means absence
+    visible_from: float = 0.0  # as_of from which it must be visible; older facts are not held against it
+    answer: str = ""
+    verdicts: dict[NodeId, str] = {}  # what a check or a look has answered so far
+    digest: str = ""
+
+
+INTENT_LIFE: Life[IntentState, Intent] = Life(
+    "intent",
+    [
+        Step(IntentState.PLANNED, "send", IntentState.SENT),
+        Step(IntentState.PLANNED, "seen", IntentState.SEEN),  # done by others, or by a sending whose answer was lost
+        Step(IntentState.PLANNED, "expire", IntentState.EXPIRED),
+        Step(IntentState.SENT, "accepted", IntentState.ACCEPTED),
+        Step(IntentState.SENT, "rejected", IntentState.REJECTED),
+        Step(IntentState.SENT, "transient", IntentState.PLANNED),
+        Step(IntentState.SENT, "unknown", IntentState.UNKNOWN),
+        Step(IntentState.SENT, "seen", IntentState.SEEN),
+        Step(IntentState.ACCEPTED, "seen", IntentState.SEEN),
+        Step(IntentState.ACCEPTED, "rejected", IntentState.REJECTED),  # a late refusal by the agent that was asked
+        Step(IntentState.ACCEPTED, "expire", IntentState.EXPIRED),
+        Step(IntentState.UNKNOWN, "accepted", IntentState.ACCEPTED),
+        Step(IntentState.UNKNOWN, "rejected", IntentState.REJECTED),
+        Step(IntentState.UNKNOWN, "again", IntentState.PLANNED, lambda intent: not intent.blind),
+        Step(IntentState.UNKNOWN, "seen", IntentState.SEEN),
+        Step(IntentState.UNKNOWN, "expire", IntentState.EXPIRED),
+    ],
+)

@@ -1,0 +1,148 @@
+"""Training jobs, their attempts, and the interruptions between them."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from sickbay.model.clock import Deadline
+from sickbay.model.fleet import IncidentId, JobId, NodeId
+from sickbay.model.incident import Wait
+from sickbay.model.lives import Life, Step
+from sickbay.model.noun import Noun
+
+
+class JobState(StrEnum):
+    QUEUED = "QUEUED"
+    GATING = "GATING"  # its nodes are claimed: the gate runs, then the start is under way
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    DIAGNOSING = "DIAGNOSING"
+    COMPLETE = "COMPLETE"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+
+    @property
+    def terminal(self) -> bool:
+        return self in {JobState.COMPLETE, JobState.FAILED, JobState.STOPPED}
+
+
+class EndReason(StrEnum):
+    COMPLETED = "completed"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    NODE_LOST = "node_lost"
+    CANCELLED_BY_OTHER = "cancelled_by_other"
+    UNKNOWN = "unknown"
+
+
+class JobSpec(Noun):
+    name: str
+    cluster: str
+    pool: str
+    nodes: int = 1
+    on: tuple[NodeId, ...] = ()  # named nodes
+    gpus_per_node: int = 0  # 0: all of them
+    min_nodes: int = 0  # 0: as many as `nodes`
+    max_restarts: int | None = None  # None: from policy
+    precheck: int | None = None  # level, 0 for none; None: from policy
+    reports_steps: bool = True
+    command: tuple[str, ...] = ()
+
+    @property
+    def least(self) -> int:
+        return len(self.on) or self.min_nodes or self.nodes
+
+    @property
+    def most(self) -> int:
+        return len(self.on) or self.nodes
+
+
+class Call(Noun):
+    """An incident's (or a hang's) request that this attempt ends."""
+
+    because: str
+    incident: IncidentId | None = None
+    node: NodeId | None = None
+    lost: bool = False  # the node cannot be reached: its ranks must be fenced
+    dated: datetime | None = None
+
+
+class End(Noun):
+    reason: EndReason
+    at: datetime
+    exit_codes: dict[str, int] = {}  # node → first non-zero exit code there, of ranks that we did not stop
+    tail: str = ""
+
+
+class Interruption(Noun):
+    """The loss of one attempt, from the first symptom to the first new step."""
+
+    attempt: int
+    cause: str
+    incidents: tuple[IncidentId, ...] = ()
+    stages: dict[str, datetime] = {}  # detected stopped diagnosed placed gated started first_step
+    closed: bool = False
+    nodes: tuple[NodeId, ...] = ()
+
+
+class Job(Noun):
+    id: JobId
+    spec: JobSpec
+    submitted_at: datetime
+    adopted: bool = False  # others submitted it; a native controller may restart it first
+    state: JobState = JobState.QUEUED
+    attempt: int = 0  # 0: none yet
+    claim: dict[NodeId, tuple[int, ...]] = {}  # nodes and devices promised to the open attempt
+    began_at: datetime | None = None  # when the attempt was claimed
+    ranks: dict[NodeId, str] = {}  # as last seen: running | gone
+    ranks_as_of: float = 0.0
+    calls: tuple[Call, ...] = ()
+    end: End | None = None
+    avoid: tuple[NodeId, ...] = ()  # nodes that the next attempt does not use (unknown after a look, failed its gate)
+    restarts: tuple[float, ...] = ()  # readings at which a restart was spent
+    interruptions: tuple[Interruption, ...] = ()
+    gates: int = 0
+    step: int | None = None
+    resumed_from: int | None = None
+    diagnosis: str = ""
+    stop_asked: str = ""  # by whom, and why
+    cancelled: bool = False
+    intent: str = ""
+    acts: int = 0
+    deadline: Deadline | None = None
+    wait: Wait | None = None
+    told: tuple[str, ...] = ()
+    closed_at: datetime | None = None
+    digest: str = ""
+
+    @property
+    def open(self) -> bool:
+        return not self.state.terminal
+
+
+JOB_LIFE: Life[JobState, Job] = Life(
+    "job",
+    [
+        Step(JobState.QUEUED, "claim", JobState.GATING),
+        Step(JobState.QUEUED, "appear", JobState.RUNNING),  # an allocation or a native start that we did not choose
+        Step(JobState.QUEUED, "stopped", JobState.STOPPED),
+        Step(JobState.QUEUED, "fail", JobState.FAILED),
+        Step(JobState.GATING, "started", JobState.RUNNING),
+        Step(JobState.GATING, "unclaim", JobState.QUEUED),
+        Step(JobState.GATING, "stop", JobState.STOPPING),
+        Step(JobState.GATING, "fail", JobState.FAILED),
+        Step(JobState.GATING, "stopped", JobState.STOPPED),
+        Step(JobState.RUNNING, "complete", JobState.COMPLETE),
+        Step(JobState.RUNNING, "stop", JobState.STOPPING),
+        Step(JobState.RUNNING, "ended", JobState.DIAGNOSING),
+        Step(JobState.RUNNING, "restarted", JobState.RUNNING),
+        Step(JobState.RUNNING, "stopped", JobState.STOPPED),
+        Step(JobState.STOPPING, "ended", JobState.DIAGNOSING),
+        Step(JobState.STOPPING, "stopped", JobState.STOPPED),
+        Step(JobState.STOPPING, "complete", JobState.COMPLETE),  # it finished before our stop reached it
+        Step(JobState.STOPPING, "restarted", JobState.RUNNING),
+        Step(JobState.DIAGNOSING, "requeue", JobState.QUEUED),
+        Step(JobState.DIAGNOSING, "fail", JobState.FAILED),
+        Step(JobState.DIAGNOSING, "stopped", JobState.STOPPED),
+        Step(JobState.DIAGNOSING, "restarted", JobState.RUNNING),
+    ],
+)

@@ -1,0 +1,102 @@
+"""The Cluster port: where nodes and jobs live."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
+from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
+from sickbay.model.job import JobSpec
+from sickbay.model.noun import Noun
+
+
+class Accepted(Noun):
+    """The far side took the call. `visible_from`: reads that are older do not show it and are not held against it.
+
+    `done` is for calls that are their own proof when they return (a fence, a notification).
+    """
+
+    visible_from: float = 0.0
+    done: bool = False
+
+
+class Deltas(Noun):
+    """What changed since a cursor. `as_of` says how far this read reaches, on the cluster's own time."""
+
+    cursor: str
+    as_of: float
+    news: tuple[NodeSeen | NodeVanished | JobSeen, ...] = ()
+
+
+class Lost(Noun):
+    """The cursor is too old (or None): the snapshot must be compared."""
+
+
+class Snapshot(Noun):
+    """Everything, at one moment; `cursor` goes on from there."""
+
+    cursor: str
+    as_of: float
+    nodes: tuple[NodeSeen, ...] = ()
+    jobs: tuple[JobSeen, ...] = ()
+
+
+class Cluster(Protocol):
+    """Contract, besides what each method says:
+
+    - Every mutation takes `key` and, where a node or attempt is meant, `expect`: calling it twice with one key has one
+      effect; one whose `expect` differs from what is there raises Rejected and changes nothing. An act that cannot
+      promise this is named in `blind`.
+    - Errors are Transient, Rejected, Gone or Unknown (`model.errors`), nothing else. No call retries by itself.
+    - `as_of` never goes back for one cluster, across restarts of anybody.
+    - *Cordon* keeps others' new work off and changes nothing that runs; owners form a set. *Drain* moves running work
+      that Sickbay does not manage.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def period(self) -> float:
+        """Seconds between two reads when nothing is wrong."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+    @property
+    def blind(self) -> frozenset[str]:
+        """Tags of acts (`model.intent`) that cannot promise one effect per key."""
+        ...
+
+    def watch(self, cursor: str | None) -> Deltas | Lost: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+    def cordon(self, node: NodeId, *, owner: str, reason: str, key: str, expect: Incarnation | None) -> Accepted: ...
+
+    def uncordon(self, node: NodeId, *, owner: str, key: str, expect: Incarnation | None) -> Accepted:
+        """Removes this owner's cordon only."""
+        ...
+
+    def drain(self, node: NodeId, *, how: str, key: str, expect: Incarnation | None) -> Accepted: ...
+
+    def start(
+        self,
+        job: JobId,
+        attempt: int,
+        *,
+        spec: JobSpec,
+        nodes: Mapping[NodeId, tuple[int, ...]],
+        avoid: tuple[NodeId, ...],
+        key: str,
+    ) -> Accepted:
+        """Starts one attempt: on `nodes` (with Capability.PLACE), else anywhere but on `avoid`."""
+        ...
+
+    def rerun(self, job: JobId, attempt: int, *, avoid: tuple[NodeId, ...], key: str) -> Accepted:
+        """Asks the native controller to run an adopted job again after `attempt`."""
+        ...
+
+    def stop(self, job: JobId, attempt: int, *, key: str) -> Accepted:
+        """Stops this attempt's ranks, no other attempt's. Gone if none is left."""
+        ...

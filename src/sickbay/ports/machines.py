@@ -1,0 +1,32 @@
+"""The Machines port: repairs."""
+
+from typing import Protocol
+
+from sickbay.model.fleet import Capability, Incarnation, NodeId
+from sickbay.ports.cluster import Accepted
+
+
+class Machines(Protocol):
+    """Repairs of a node's present incarnation. The contract of mutations is the Cluster's.
+
+    A repair returns when it was accepted; its proof (a confirmed reset, a new boot id, a new instance) arrives as a
+    fact. `fence` returns only when it is certain that nothing of the node's incarnation can write any more.
+    """
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+    @property
+    def blind(self) -> frozenset[str]:
+        """Remedies that cannot promise one effect per key."""
+        ...
+
+    def restart_service(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted: ...
+
+    def reset(self, node: NodeId, devices: tuple[int, ...], *, key: str, expect: Incarnation) -> Accepted: ...
+
+    def reboot(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted: ...
+
+    def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted: ...
+
+    def fence(self, node: NodeId, *, key: str) -> Accepted: ...

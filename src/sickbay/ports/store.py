@@ -1,0 +1,113 @@
+"""The Store port."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from sickbay.model.facts import Fact, Mark
+from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.model.noun import Noun
+from sickbay.model.rows import Lease, Line, Rows, Unit
+
+
+class Pulse(Noun):
+    """An agent's sign of life, on the ingest clock. Lives in a table of its own: it wakes nobody."""
+
+    reading: float
+    incarnation: Incarnation
+
+
+class Voices(Noun):
+    """What the pulses have to tell that the facts do not say yet."""
+
+    silent: tuple[tuple[NodeId, Pulse], ...] = ()  # not heard for long enough, not told so far
+    heard: tuple[tuple[NodeId, Pulse], ...] = ()  # new, back after silence, or under another incarnation
+
+
+class Store(Protocol):
+    """Rows under keys with versions, units, numbered facts, pulses, a story, and a lease.
+
+    Contract (proved by `sickbay.testing.store_contract` for every adapter):
+
+    - A version is a positive number that never returns for its key, even after a deletion; 0 means "no row".
+    - `commit` is all or nothing. It refuses with Conflict if any key of `unit.expect` has another version, with Fenced
+      if `epoch` is not the lease's present epoch, with UnitTooLarge beyond the limits in `model.rows`: at most
+      UNIT_ITEMS items, UNIT_ITEMS entries in all `on` together, ITEM_BYTES for a row, UNIT_BYTES in all. Nothing else
+      raises a version: a wait that is marked again does not.
+    - StoreUnavailable means nothing was written; StoreUnknown means it may have been. After either, whoever holds
+      cached rows throws them away.
+    - `append` numbers facts in order, drops those whose id it has, and writes marks and what was told of the pulses in
+      the same transaction. It needs no lease: any replica may call it. Numbers may have gaps but a fact never appears
+      below a number that was already read.
+    - A deleted row's wait is gone with it.
+    """
+
+    # --- rows
+    def load(self, keys: Iterable[str]) -> Rows:
+        """The rows under these keys; a key without a row gives `Versioned(row=None, version=0)`."""
+        ...
+
+    def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
+        """Keys of the rows that carry this tag (`model.rows.tag_of`), in key order."""
+        ...
+
+    def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
+        """A page of the keys of one kind, in order."""
+        ...
+
+    def commit(self, unit: Unit, epoch: int) -> None: ...
+
+    def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
+        """Subjects whose deadline has passed, or whose wait read a row that has another version now; urgent first."""
+        ...
+
+    def next_deadlines(self) -> Mapping[str, float]:
+        """For each clock the smallest reading at which something falls due."""
+        ...
+
+    # --- facts
+    def append(
+        self,
+        facts: Sequence[Fact],
+        marks: Sequence[Mark] = (),
+        told: Mapping[NodeId, Pulse | None] | None = None,
+    ) -> int:
+        """Adds facts; returns how many were new. Each mark moves its watched clock (`WatchedClock.heard`), creating it.
+
+        `told` says of which pulses the facts speak: a pulse that was told as heard, None as silent.
+        """
+        ...
+
+    def facts(self, after: int, limit: int = 500) -> Sequence[Fact]: ...
+
+    def hear(self, pulses: Mapping[NodeId, Pulse]) -> None: ...
+
+    def voices(self, before: float, limit: int = 500) -> Voices:
+        """`silent`: told as heard, and last heard before this reading."""
+        ...
+
+    # --- the story, the lease, and age
+    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+        """Oldest first; of a longer story the newest `limit` lines."""
+        ...
+
+    def lease(self, holder: str, ttl: float) -> Lease | None:
+        """Takes, or keeps, the leadership for `ttl` seconds of the store's own time. None: another holds it.
+
+        A holder that keeps its lease keeps its epoch; whoever takes it, also the same holder after it ran out, gets a
+        new one, greater than all before.
+        """
+        ...
+
+    def resign(self, holder: str) -> None:
+        """Gives the lease back if this holder has it."""
+        ...
+
+    def forget(self, before: datetime) -> int:
+        """Retention: removes facts already planned, lines, ended intents and closed incidents and jobs older than this.
+
+        Returns how many; never touches what is open, nor the rows that hold present state.
+        """
+        ...
+
+    def close(self) -> None: ...

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy
-from sickbay.model.fleet import IncidentId, Incarnation, JobId, NodeId
+from sickbay.model.fleet import Incarnation, IncidentId, JobId, NodeId
 from sickbay.model.lives import Life, Step
 from sickbay.model.noun import Noun
 
@@ -35,9 +35,7 @@ class Phase(StrEnum):
 
 
 TERMINAL = frozenset({Phase.RELEASED, Phase.DISMISSED, Phase.REPLACED, Phase.GONE})
-OUT = frozenset(
-    {Phase.QUARANTINED, Phase.DRAINING, Phase.DRAINED, Phase.REPAIRING, Phase.VERIFYING, Phase.HELD}
-)
+OUT = frozenset({Phase.QUARANTINED, Phase.DRAINING, Phase.DRAINED, Phase.REPAIRING, Phase.VERIFYING, Phase.HELD})
 
 
 class IncidentKind(StrEnum):

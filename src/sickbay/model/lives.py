@@ -14,9 +14,7 @@ class Step(Generic[State, Thing]):
 
     __slots__ = ("event", "guard", "source", "target")
 
-    def __init__(
-        self, source: State, event: str, target: State, guard: Callable[[Thing], bool] | None = None
-    ) -> None:
+    def __init__(self, source: State, event: str, target: State, guard: Callable[[Thing], bool] | None = None) -> None:
         self.source, self.event, self.target, self.guard = source, event, target, guard
 
 

@@ -80,6 +80,7 @@ class Node(Noun):
     as_of: float = 0.0
     incident: IncidentId | None = None
     recent: tuple[Sighting, ...] = ()
+    dismissed_at: datetime | None = None  # an operator's own proof: older evidence opens nothing
     excused: bool = False  # an exclusion covers its open incident: it may be claimed all the same
     counted: bool = True  # part of its pool's size (a newcomer is not, until it is released)
     vacant_until: Deadline | None = None
@@ -98,6 +99,11 @@ class Node(Noun):
         return self.agent is AgentState.SILENT
 
     @property
+    def lost(self) -> bool:
+        """Both witnesses are silent (or the only one there is)."""
+        return not self.ready and self.agent is not AgentState.HEARD
+
+    @property
     def others_cordon(self) -> bool:
         return any(not owner.startswith("sickbay:") for owner in self.cordons)
 
@@ -106,7 +112,8 @@ class Ledger(Noun):
     """One row per pool. `out` and `repairing` change only in the unit that changes a seat."""
 
     pool: str
-    size: int = 0
+    seats: int = 0  # that count now
+    size: int = 0  # the most seats seen, or what the policy says
     out: int = 0
     repairing: int = 0
     held: int = 0
@@ -138,6 +145,7 @@ class Brake(Noun):
     below_since: float | None = None
     reset_at: float | None = None  # evidence older than this must be confirmed by a fresh look
     next_look: float = 0.0  # paces those looks
+    told: tuple[str, ...] = ()
 
 
 class WithheldActs(StrEnum):

@@ -100,6 +100,7 @@ class Incident(Noun):
     healed: Remedy | None = None  # a rung that others did (a reboot by hand, the boot that ended with its last words)
     relapse: str = ""  # a fault from the new boot while REPAIRING or VERIFYING: fails the rung
     proof: Proven | None = None
+    cordon_as_of: float | None = None  # our cordon has been seen: a newer read without it means that another removed it
     intent: str = ""  # key of the intent under way
     acts: int = 0  # how many intents this incident has made: names the next key
     order: Order | None = None
@@ -143,6 +144,7 @@ TRANSITIONS: Life[Phase, Incident] = Life(
         Step(Phase.QUARANTINED, "drain", Phase.DRAINING),
         Step(Phase.QUARANTINED, "empty", Phase.DRAINED),
         Step(Phase.DRAINING, "empty", Phase.DRAINED),
+        Step(Phase.DRAINED, "drain", Phase.DRAINING),  # the next rung needs more of the node than the last one did
         Step(Phase.DRAINED, "repair", Phase.REPAIRING),
         Step(Phase.DRAINED, "verify", Phase.VERIFYING),
         Step(Phase.REPAIRING, "repaired", Phase.VERIFYING),

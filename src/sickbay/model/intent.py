@@ -75,6 +75,7 @@ class Notify(Act, tag="notify"):
     event: str
     subject: str
     text: str
+    to: str = "log"  # the notifier
 
 
 AnyAct = Quarantine | Drain | Repair | Verify | Release | Look | Fence | StopJob | StartJob | RerunJob | Notify
@@ -115,6 +116,7 @@ class Intent(Noun):
     doubt_until: float = 0.0  # as_of that a read must have reached before absence means absence
     visible_from: float = 0.0  # as_of from which it must be visible; older facts are not held against it
     answer: str = ""
+    gone: bool = False  # REJECTED because the target is not there any more
     verdicts: dict[NodeId, str] = {}  # what a check or a look has answered so far
     digest: str = ""
 

@@ -78,6 +78,7 @@ class Interruption(Noun):
 
     attempt: int
     cause: str
+    at: float = 0.0  # reading of its cluster's clock
     incidents: tuple[IncidentId, ...] = ()
     stages: dict[str, datetime] = {}  # detected stopped diagnosed placed gated started first_step
     closed: bool = False

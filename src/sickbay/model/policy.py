@@ -3,6 +3,7 @@
 from datetime import timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import Withhold
@@ -74,11 +75,15 @@ class RungRule(Strict):
 
 
 class Strikes(Strict):
-    """History sets the first rung: `after` incidents of this hardware within `within`, begin at `first`."""
+    """History sets the first rung: after `after` earlier incidents of this hardware within `within`.
+
+    The present one then begins at `first`, or, with `needs_human`, is held for a person instead of being repaired.
+    """
 
     after: int
     within: timedelta
-    first: Remedy
+    first: Remedy | None = None
+    needs_human: bool = False
     same_fault: bool = False
     reset_by_release: bool = False  # a passed check wipes the strikes (the two-strike rule "in a row")
     why: str = ""
@@ -211,15 +216,15 @@ class Silence(Strict):
 class Pace(Strict):
     """Deadlines of states that no rung owns, and how long calls may take."""
 
-    call_timeout: timedelta = timedelta(seconds=30)
+    call_timeout: timedelta = timedelta(seconds=10)
     cordon_deadline: timedelta = timedelta(minutes=2)
     drain_deadline: timedelta = timedelta(minutes=30)
     watch_for: timedelta = timedelta(hours=1)
     held_reminder: timedelta = timedelta(hours=12)
     vacancy: timedelta = timedelta(hours=1)
     intake_deadline: timedelta = timedelta(minutes=30)
-    drain: str = "evict"  # of work that Sickbay does not manage: evict | wait | force
-    bystanders: str = "wait"  # managed attempts on a sick node that do not hold what is sick: wait | stop
+    drain: Literal["evict", "wait", "force"] = "evict"  # of work that Sickbay does not manage
+    bystanders: Literal["wait", "stop"] = "wait"  # managed attempts on a sick node that do not hold what is sick
 
 
 class Policy(Strict):

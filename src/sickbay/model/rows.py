@@ -93,6 +93,9 @@ class WaitMark(Noun):
     urgency: int = 9  # 0 first
 
 
+DUE_NOW = WaitMark(until=Deadline(clock="ingest", at=-1.0), urgency=0)
+
+
 class Line(Noun):
     """One line of the story, kept for `explain`."""
 

@@ -33,7 +33,8 @@ class Store(Protocol):
     - `commit` is all or nothing. It refuses with Conflict if any key of `unit.expect` has another version, with Fenced
       if `epoch` is not the lease's present epoch, with UnitTooLarge beyond the limits in `model.rows`: at most
       UNIT_ITEMS items, UNIT_ITEMS entries in all `on` together, ITEM_BYTES for a row, UNIT_BYTES in all. Nothing else
-      raises a version: a wait that is marked again does not.
+      raises a version: a wait that is marked again does not. It returns the version that all rows it wrote now have.
+    - An `on` entry for a key that the same unit writes means the version after that commit: nobody wakes itself.
     - StoreUnavailable means nothing was written; StoreUnknown means it may have been. After either, whoever holds
       cached rows throws them away.
     - `append` numbers facts in order, drops those whose id it has, and writes marks and what was told of the pulses in
@@ -55,7 +56,7 @@ class Store(Protocol):
         """A page of the keys of one kind, in order."""
         ...
 
-    def commit(self, unit: Unit, epoch: int) -> None: ...
+    def commit(self, unit: Unit, epoch: int) -> int: ...
 
     def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
         """Subjects whose deadline has passed, or whose wait read a row that has another version now; urgent first."""

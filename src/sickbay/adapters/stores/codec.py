@@ -1,0 +1,113 @@
+"""What every store does the same way: the wire form of rows, the limits of a unit, the step of a clock, what ages.
+
+The limits are DynamoDB's, and all stores keep them, so that an engine that works on one works on all.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sickbay.model.clock import WatchedClock
+from sickbay.model.errors import UnitTooLarge
+from sickbay.model.facts import Fact, Mark
+from sickbay.model.incident import Incident
+from sickbay.model.intent import Intent
+from sickbay.model.job import Job
+from sickbay.model.rows import ITEM_BYTES, KINDS, UNIT_BYTES, UNIT_ITEMS, AnyRow, Line, Unit, Versioned, kind_of
+
+NO_ROW = Versioned(row=None, version=0)
+
+_encode = msgspec.json.Encoder().encode
+_row_decoders: Mapping[str, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(type_) for kind, type_ in KINDS.items()
+}
+_fact_decoder = msgspec.json.Decoder(Fact)
+_line_decoder = msgspec.json.Decoder(Line)
+
+
+class Packed(NamedTuple):
+    """A unit in its wire form."""
+
+    writes: dict[str, bytes | None]
+    story: tuple[bytes, ...]
+
+
+def pack(unit: Unit) -> Packed:
+    """Encodes a unit once; refuses with UnitTooLarge what no store would take."""
+    if (items := unit.items) > UNIT_ITEMS:
+        raise UnitTooLarge(f"a unit has {items} items: at most {UNIT_ITEMS}")
+    entries = sum(len(mark.on) for mark in unit.waits.values() if mark is not None)
+    if entries > UNIT_ITEMS:
+        raise UnitTooLarge(f"the waits of a unit read {entries} rows: at most {UNIT_ITEMS}")
+    writes: dict[str, bytes | None] = {}
+    total = 0
+    for key, row in unit.writes.items():
+        if row is None:
+            writes[key] = None
+            continue
+        writes[key] = body = pack_row(key, row)
+        total += len(body)
+    story = tuple(_encode(line) for line in unit.story)
+    total += sum(map(len, story)) + sum(len(_encode(mark)) for mark in unit.waits.values())
+    if total > UNIT_BYTES:
+        raise UnitTooLarge(f"a unit has {total} bytes: at most {UNIT_BYTES}")
+    return Packed(writes, story)
+
+
+def pack_row(key: str, row: AnyRow) -> bytes:
+    if KINDS.get(kind_of(key)) is not type(row):
+        # Found now, not when the row is read back: then it could not be decoded, and nothing would plan on.
+        raise TypeError(f"the key {key!r} is not that of a {type(row).__name__}")
+    body = _encode(row)
+    if len(body) > ITEM_BYTES:
+        raise UnitTooLarge(f"the row {key} has {len(body)} bytes: at most {ITEM_BYTES}")
+    return body
+
+
+def unpack_row(key: str, body: bytes) -> AnyRow:
+    row: AnyRow = _row_decoders[kind_of(key)].decode(body)
+    return row
+
+
+def pack_fact(fact: Fact) -> bytes:
+    return _encode(fact)
+
+
+def unpack_fact(seq: int, body: bytes) -> Fact:
+    fact = _fact_decoder.decode(body)
+    # The object was made on the line above and nobody else has it: cheaper than building a second one.
+    msgspec.structs.force_setattr(fact, "seq", seq)
+    return fact
+
+
+def unpack_line(body: bytes) -> Line:
+    return _line_decoder.decode(body)
+
+
+def moved(clock: WatchedClock | None, mark: Mark) -> WatchedClock:
+    """The clock of a mark's source after that mark."""
+    before = clock or WatchedClock(source=mark.source, period=mark.period)
+    after = msgspec.structs.replace(before, period=mark.period).heard(mark.at)
+    return msgspec.structs.replace(
+        after,
+        cursor=after.cursor if mark.cursor is None else mark.cursor,
+        as_of=after.as_of if mark.as_of is None else max(after.as_of, mark.as_of),
+    )
+
+
+def ended_at(row: AnyRow) -> datetime | None:
+    """When the life that a row tells was over. None: it is open, or it holds present state and does not age."""
+    match row:
+        case Incident() | Job() if not row.open:
+            return row.closed_at
+        case Intent() if row.state.over:
+            return row.planned_at
+        case _:
+            return None
+
+
+def opened(row: AnyRow) -> bool:
+    """Whether a row tells a life that goes on: what was told of it and done for it is kept, whatever its age."""
+    return isinstance(row, Incident | Job) and row.open

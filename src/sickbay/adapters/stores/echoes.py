@@ -1,0 +1,80 @@
+"""Pulses in memory: which agents have something to tell by their voice or their silence."""
+
+from heapq import heappop, heappush
+
+from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.ports.store import Pulse
+
+
+class _Echo:
+    """One agent: its last pulse, and what the facts say of it."""
+
+    __slots__ = ("hushed_at", "pulse", "told")
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.pulse = pulse
+        self.told: Incarnation | None = None  # the incarnation that was told as heard
+        self.hushed_at: float | None = None  # the last reading when its silence was told
+
+    @property
+    def news(self) -> bool:
+        if self.hushed_at is None:
+            return self.pulse.incarnation != self.told
+        return self.pulse.reading > self.hushed_at
+
+
+class Echoes:
+    """Costs nothing for a pulse that is no news: a heap of readings is put right only where silence is looked for."""
+
+    def __init__(self) -> None:
+        self._echoes: dict[NodeId, _Echo] = {}
+        self._news: set[NodeId] = set()
+        self._quiet: list[tuple[float, NodeId]] = []  # one entry per node that may fall silent, its reading or older
+        self._listed: set[NodeId] = set()
+
+    def hear(self, node: NodeId, pulse: Pulse) -> None:
+        echo = self._echoes.get(node)
+        if echo is None:
+            echo = self._echoes[node] = _Echo(pulse)
+        elif pulse.reading < echo.pulse.reading:
+            return  # overtaken on its way
+        else:
+            echo.pulse = pulse
+        self._sort(node, echo)
+
+    def tell(self, node: NodeId, pulse: Pulse | None) -> None:
+        echo = self._echoes.get(node)
+        if echo is None:
+            return
+        if pulse is None:
+            echo.hushed_at = echo.pulse.reading
+        else:
+            echo.told, echo.hushed_at = pulse.incarnation, None
+        self._sort(node, echo)
+
+    def _sort(self, node: NodeId, echo: _Echo) -> None:
+        if echo.news:
+            self._news.add(node)
+        else:
+            self._news.discard(node)
+        if echo.hushed_at is None and echo.told is not None and node not in self._listed:
+            self._listed.add(node)
+            heappush(self._quiet, (echo.pulse.reading, node))
+
+    def heard(self, limit: int) -> tuple[tuple[NodeId, Pulse], ...]:
+        return tuple((node, self._echoes[node].pulse) for node in sorted(self._news)[:limit])
+
+    def silent(self, before: float, limit: int) -> tuple[tuple[NodeId, Pulse], ...]:
+        found: list[tuple[NodeId, Pulse]] = []
+        while self._quiet and self._quiet[0][0] < before and len(found) < limit:
+            reading, node = heappop(self._quiet)
+            echo = self._echoes[node]
+            if echo.hushed_at is not None or echo.told is None:
+                self._listed.discard(node)
+            elif echo.pulse.reading != reading:
+                heappush(self._quiet, (echo.pulse.reading, node))
+            else:
+                found.append((node, echo.pulse))
+        for node, pulse in found:
+            heappush(self._quiet, (pulse.reading, node))
+        return tuple(found)

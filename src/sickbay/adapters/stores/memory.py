@@ -1,0 +1,266 @@
+"""A store in memory, for tests and simulations.
+
+With `limits` it is as strict as the strictest store: every row, fact and line goes through its wire form and back, and
+units beyond DynamoDB's limits are refused. Without, it keeps the nouns themselves and costs microseconds, so that a
+year of a large fleet can be simulated.
+"""
+
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from operator import attrgetter
+from threading import RLock
+
+import msgspec
+
+from sickbay.adapters.stores.codec import (
+    NO_ROW,
+    ended_at,
+    moved,
+    opened,
+    pack,
+    pack_fact,
+    pack_row,
+    unpack_fact,
+    unpack_row,
+)
+from sickbay.adapters.stores.echoes import Echoes
+from sickbay.adapters.stores.waiting import Ordered, Waiting
+from sickbay.model.clock import WatchedClock
+from sickbay.model.errors import Conflict, Fenced
+from sickbay.model.facts import Fact, Mark
+from sickbay.model.fleet import Cursor, NodeId
+from sickbay.model.intent import Intent
+from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, Versioned, kind_of, tag_of
+from sickbay.ports.store import Pulse, Voices
+
+_seq = attrgetter("seq")
+
+
+class MemoryStore:
+    """`now` is the store's own time, in seconds: only leases read it."""
+
+    def __init__(self, *, limits: bool = True, now: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._now = now
+        self._lock = RLock()
+        self._version = 0
+        self._rows: dict[str, Versioned] = {}
+        self._bodies: dict[str, bytes] = {}  # with limits: what the rows are read back from
+        self._kinds: defaultdict[str, Ordered[str]] = defaultdict(Ordered)
+        self._tags: defaultdict[str, Ordered[str]] = defaultdict(Ordered)
+        self._waiting = Waiting()
+        self._echoes = Echoes()
+        self._facts: list[Fact] = []
+        self._fact_ids: set[str] = set()
+        self._seq = 0
+        self._lines: defaultdict[str, list[Line]] = defaultdict(list)
+        self._epoch = 0
+        self._holder: str | None = None
+        self._held_until = 0.0
+
+    # --- rows
+
+    def load(self, keys: Iterable[str]) -> Rows:
+        with self._lock:
+            if not self._limits:
+                rows = self._rows
+                return {key: rows.get(key, NO_ROW) for key in keys}
+            return {key: self._read(key) for key in keys}
+
+    def _read(self, key: str) -> Versioned:
+        kept = self._rows.get(key)
+        if kept is None:
+            return NO_ROW
+        return Versioned(row=unpack_row(key, self._bodies[key]), version=kept.version)
+
+    def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
+        with self._lock:
+            found = self._tags.get(tag)
+            return found.items[:limit] if found is not None else []
+
+    def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
+        with self._lock:
+            found = self._kinds.get(kind)
+            if found is None:
+                return []
+            start = bisect_right(found.items, after)
+            return found.items[start : start + limit]
+
+    def commit(self, unit: Unit, epoch: int) -> int:
+        bodies = pack(unit).writes if self._limits else {}
+        with self._lock:
+            if epoch != self._epoch or self._holder is None:
+                raise Fenced(f"epoch {epoch} does not lead; the present one is {self._epoch}")
+            for key, version in unit.expect.items():
+                if (found := self._rows.get(key, NO_ROW).version) != version:
+                    raise Conflict(f"{key} has version {found}, not {version}")
+            if unit.writes:
+                self._version += 1
+                for key, row in unit.writes.items():
+                    self._put(key, row, bodies.get(key))
+            for subject, mark in unit.waits.items():
+                if mark is None or (subject in unit.writes and unit.writes[subject] is None):
+                    self._waiting.drop(subject)
+                else:
+                    self._waiting.mark(subject, mark, unit.writes, self._present)
+            for line in unit.story:
+                for subject in line.subjects:
+                    self._lines[subject].append(line)
+            return self._version if unit.writes else 0
+
+    def _present(self, key: str) -> int:
+        return self._rows.get(key, NO_ROW).version
+
+    def _put(self, key: str, row: AnyRow | None, body: bytes | None) -> None:
+        """Writes one row under the store's present version; None deletes it."""
+        before = self._rows.get(key)
+        was = tag_of(before.row) if before is not None and before.row is not None else ""
+        tag = tag_of(row) if row is not None else ""
+        if was != tag:
+            if was:
+                self._tags[was].discard(key)
+            if tag:
+                self._tags[tag].add(key)
+        if row is None:
+            self._waiting.drop(key)
+            self._bodies.pop(key, None)
+            if before is None:
+                return
+            del self._rows[key]
+            self._kinds[kind_of(key)].discard(key)
+        else:
+            self._rows[key] = Versioned(row=row, version=self._version)
+            if body is not None:
+                self._bodies[key] = body
+            if before is None:
+                self._kinds[kind_of(key)].add(key)
+        self._waiting.changed(key)
+
+    def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
+        with self._lock:
+            return self._waiting.due(readings, limit)
+
+    def next_deadlines(self) -> Mapping[str, float]:
+        with self._lock:
+            return self._waiting.next_deadlines()
+
+    # --- facts
+
+    def append(
+        self,
+        facts: Sequence[Fact],
+        marks: Sequence[Mark] = (),
+        told: Mapping[NodeId, Pulse | None] | None = None,
+    ) -> int:
+        # Encoded before anything is changed: a fact that cannot be written leaves no trace of the others.
+        bodies = [pack_fact(fact) for fact in facts] if self._limits else []
+        with self._lock:
+            new = 0
+            for index, fact in enumerate(facts):
+                if fact.id in self._fact_ids:
+                    continue
+                self._fact_ids.add(fact.id)
+                self._seq += 1
+                new += 1
+                self._facts.append(
+                    unpack_fact(self._seq, bodies[index])
+                    if self._limits
+                    else msgspec.structs.replace(fact, seq=self._seq)
+                )
+            self._version += bool(marks)
+            for mark in marks:
+                key = f"clock:{mark.source}"
+                row = self._rows.get(key, NO_ROW).row
+                clock = moved(row if isinstance(row, WatchedClock) else None, mark)
+                self._put(key, clock, pack_row(key, clock) if self._limits else None)
+            for node, pulse in (told or {}).items():
+                self._echoes.tell(node, pulse)
+            return new
+
+    def facts(self, after: int, limit: int = 500) -> Sequence[Fact]:
+        with self._lock:
+            start = bisect_right(self._facts, after, key=_seq)
+            return self._facts[start : start + limit]
+
+    def hear(self, pulses: Mapping[NodeId, Pulse]) -> None:
+        with self._lock:
+            for node, pulse in pulses.items():
+                self._echoes.hear(node, pulse)
+
+    def voices(self, before: float, limit: int = 500) -> Voices:
+        with self._lock:
+            return Voices(silent=self._echoes.silent(before, limit), heard=self._echoes.heard(limit))
+
+    # --- the story, the lease, and age
+
+    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+        with self._lock:
+            lines = self._lines.get(subject, [])
+            return lines[max(0, len(lines) - limit) :]
+
+    def lease(self, holder: str, ttl: float) -> Lease | None:
+        with self._lock:
+            now = self._now()
+            held = self._holder is not None and now < self._held_until
+            if held and self._holder != holder:
+                return None
+            if not held:
+                self._epoch += 1
+            self._holder, self._held_until = holder, now + ttl
+            return Lease(epoch=self._epoch, holder=holder, ttl=ttl)
+
+    def resign(self, holder: str) -> None:
+        with self._lock:
+            if self._holder == holder:
+                self._holder = None
+
+    def forget(self, before: datetime) -> int:
+        with self._lock:
+            return self._forget_facts(before) + self._forget_lines(before) + self._forget_rows(before)
+
+    def _forget_facts(self, before: datetime) -> int:
+        cursor = self._rows.get(CURSOR, NO_ROW).row
+        planned = cursor.at if isinstance(cursor, Cursor) else 0
+        old = {fact.id for fact in self._facts if fact.at < before and fact.seq <= planned}
+        self._facts = [fact for fact in self._facts if fact.id not in old]
+        self._fact_ids -= old
+        return len(old)
+
+    def _open(self, key: str) -> bool:
+        row = self._rows.get(key, NO_ROW).row
+        return row is not None and opened(row)
+
+    def _forget_lines(self, before: datetime) -> int:
+        old: dict[int, Line] = {}
+        for subject, lines in list(self._lines.items()):
+            kept = []
+            for line in lines:
+                if line.at < before and not any(map(self._open, line.subjects)):
+                    old[id(line)] = line
+                else:
+                    kept.append(line)
+            if kept:
+                self._lines[subject] = kept
+            else:
+                del self._lines[subject]
+        return len(old)
+
+    def _forget_rows(self, before: datetime) -> int:
+        old = []
+        for kind in ("incident", "job", "intent"):
+            for key in self._kinds[kind].items if kind in self._kinds else ():
+                row = self._rows[key].row
+                if row is None or (end := ended_at(row)) is None or end >= before:
+                    continue
+                if isinstance(row, Intent) and self._open(row.owner):
+                    continue
+                old.append(key)
+        for key in old:
+            self._put(key, None, None)
+        return len(old)
+
+    def close(self) -> None:
+        pass

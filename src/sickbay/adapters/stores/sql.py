@@ -1,0 +1,348 @@
+"""The SQL store: one adapter for SQLite and PostgreSQL.
+
+Its cost follows what changed, not how many rows there are: waits are found through an index on what they read, and
+marked in the commit that makes them due.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from sickbay.adapters.stores.codec import (
+    NO_ROW,
+    ended_at,
+    moved,
+    opened,
+    pack,
+    pack_fact,
+    pack_row,
+    unpack_fact,
+    unpack_line,
+    unpack_row,
+)
+from sickbay.adapters.stores.database import Database
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.adapters.stores.sqlite import Sqlite
+from sickbay.adapters.stores.statements import Statements
+from sickbay.model.clock import WatchedClock
+from sickbay.model.errors import BadInput, Conflict, Fenced
+from sickbay.model.facts import Fact, Mark
+from sickbay.model.fleet import Cursor, Incarnation, NodeId
+from sickbay.model.intent import Intent
+from sickbay.model.rows import CURSOR, UNIT_ITEMS, AnyRow, Lease, Line, Rows, Unit, Versioned, WaitMark, tag_of
+from sickbay.ports.store import Pulse, Store, Voices
+
+ALL = 2**31 - 1
+AT_ONCE = 5000  # rows removed in one transaction by `forget`, so that commits can go between
+
+_encode = msgspec.json.Encoder().encode
+_incarnation = msgspec.json.Decoder(Incarnation).decode
+
+
+class SqlStore:
+    """Rows, waits, facts, pulses and the story in tables."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._sql = Statements.of(database)
+
+    # --- rows
+
+    def load(self, keys: Iterable[str]) -> Rows:
+        rows = dict.fromkeys(keys, NO_ROW)
+        with self._db.reading() as connection:
+            for key, version, body in connection.execute(self._sql.load, {"keys": self._db.many(rows)}):
+                rows[key] = Versioned(row=unpack_row(key, body), version=version)
+        return rows
+
+    def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
+        with self._db.reading() as connection:
+            return connection.execute(self._sql.find, {"tag": tag, "limit": limit or ALL}).scalars().all()
+
+    def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
+        # A semicolon follows the colon: all keys of a kind, and no other, are between the two.
+        bounds = {"after": max(after, f"{kind}:"), "first": f"{kind}:", "end": f"{kind};", "limit": limit}
+        if not after:
+            bounds["after"] = ""
+        with self._db.reading() as connection:
+            return connection.execute(self._sql.keys, bounds).scalars().all()
+
+    def commit(self, unit: Unit, epoch: int) -> int:
+        packed = pack(unit)
+        marks = {subject: mark for subject, mark in unit.waits.items() if mark is not None}
+        deleted = [key for key, body in packed.writes.items() if body is None]
+        asked = {*unit.expect, *deleted, *(key for mark in marks.values() for key in mark.on)}
+        with self._db.writing(rows=True) as connection:
+            if connection.execute(self._sql.leads, {"epoch": epoch}).first() is None:
+                raise Fenced(f"epoch {epoch} does not lead")
+            found = self._versions(connection, asked)
+            for key, version in unit.expect.items():
+                if found.get(key, 0) != version:
+                    raise Conflict(f"{key} has version {found.get(key, 0)}, not {version}")
+            version = self._next_version(connection) if packed.writes or packed.story else 0
+            self._put(connection, version, unit.writes, packed.writes)
+            self._changed(connection, [key for key in packed.writes if key not in deleted or key in found])
+            dropped = [*deleted, *unit.waits]
+            if dropped:
+                many = {"keys": self._db.many(dropped)}
+                connection.execute(self._sql.drop_reads, many)
+                connection.execute(self._sql.drop_waits, many)
+            self._mark(connection, {s: m for s, m in marks.items() if s not in deleted}, unit, found)
+            self._tell(connection, version, unit.story, packed.story)
+        return version if packed.writes else 0
+
+    def _versions(self, connection: Connection, keys: Iterable[str]) -> dict[str, int]:
+        if not keys:
+            return {}
+        rows = connection.execute(self._sql.versions, {"keys": self._db.many(keys)})
+        return {row.key: row.version for row in rows}
+
+    def _next_version(self, connection: Connection) -> int:
+        return int(connection.execute(self._sql.next_version).scalar_one())
+
+    def _put(
+        self,
+        connection: Connection,
+        version: int,
+        rows: Mapping[str, AnyRow | None],
+        bodies: Mapping[str, bytes | None],
+    ) -> None:
+        written: list[dict[str, Any]] = []
+        deleted: list[str] = []
+        for key, row in rows.items():
+            if row is None:
+                deleted.append(key)
+                continue
+            end = ended_at(row)
+            written.append(
+                {
+                    "key": key,
+                    "tag": tag_of(row),
+                    "version": version,
+                    "opened": int(opened(row)),
+                    "owner": row.owner if isinstance(row, Intent) else "",
+                    "ended": None if end is None else end.timestamp(),
+                    "body": bodies[key],
+                }
+            )
+        if written:
+            connection.execute(self._sql.put, written)
+        if deleted:
+            connection.execute(self._sql.delete, {"keys": self._db.many(deleted)})
+
+    def _changed(self, connection: Connection, keys: Sequence[str]) -> None:
+        """Makes due all waits that read one of these."""
+        if keys:
+            connection.execute(self._sql.wake, {"keys": self._db.many(keys)})
+
+    def _mark(
+        self, connection: Connection, marks: Mapping[str, WaitMark], unit: Unit, found: Mapping[str, int]
+    ) -> None:
+        if not marks:
+            return
+        connection.execute(
+            self._sql.mark,
+            [
+                {
+                    "subject": subject,
+                    "clock": mark.until.clock if mark.until else None,
+                    "at": mark.until.at if mark.until else None,
+                    "urgency": mark.urgency,
+                    "dirty": int(
+                        any(key not in unit.writes and found.get(key, 0) != read for key, read in mark.on.items())
+                        # No clock reads less than nothing: this one is due whatever readings are given.
+                        or (mark.until is not None and mark.until.at <= 0.0)
+                    ),
+                }
+                for subject, mark in marks.items()
+            ],
+        )
+        reads = [
+            {"subject": subject, "key": key, "version": version}
+            for subject, mark in marks.items()
+            for key, version in mark.on.items()
+        ]
+        if reads:
+            connection.execute(self._sql.read_by, reads)
+
+    def _tell(self, connection: Connection, version: int, story: Sequence[Line], bodies: Sequence[bytes]) -> None:
+        if not story:
+            return
+        # A unit has a version of its own and at most UNIT_ITEMS lines: this numbers them without asking.
+        first = version * (UNIT_ITEMS + 1)
+        numbered = list(enumerate(story, first))
+        connection.execute(
+            self._sql.line,
+            [
+                {"seq": seq, "at": line.at.timestamp(), "body": body}
+                for (seq, line), body in zip(numbered, bodies, strict=True)
+            ],
+        )
+        told = [{"subject": subject, "seq": seq} for seq, line in numbered for subject in dict.fromkeys(line.subjects)]
+        if told:
+            connection.execute(self._sql.told, told)
+
+    def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
+        with self._db.reading() as connection:
+            found = {(urgency, subject) for urgency, subject in connection.execute(self._sql.dirty, {"limit": limit})}
+            for clock, reading in readings.items():
+                passed = connection.execute(self._sql.passed, {"clock": clock, "reading": reading, "limit": limit})
+                found.update((urgency, subject) for urgency, subject in passed)
+        return [subject for _, subject in sorted(found)[:limit]]
+
+    def next_deadlines(self) -> Mapping[str, float]:
+        with self._db.reading() as connection:
+            return {row[0]: row[1] for row in connection.execute(self._sql.next_deadlines)}
+
+    # --- facts
+
+    def append(
+        self,
+        facts: Sequence[Fact],
+        marks: Sequence[Mark] = (),
+        told: Mapping[NodeId, Pulse | None] | None = None,
+    ) -> int:
+        rows = [(fact.id, fact.at.timestamp(), pack_fact(fact)) for fact in facts]
+        new = 0
+        with self._db.writing(rows=bool(marks), facts=bool(facts)) as connection:
+            if rows:
+                new = connection.exec_driver_sql(self._sql.append, rows).rowcount
+            if marks:
+                self._move(connection, marks)
+            for node, pulse in sorted((told or {}).items()):
+                known = {"node": node, "incarnation": None if pulse is None else _encode(pulse.incarnation)}
+                connection.execute(self._sql.hush if pulse is None else self._sql.tell, known)
+        return new
+
+    def _move(self, connection: Connection, marks: Sequence[Mark]) -> None:
+        keys = {f"clock:{mark.source}" for mark in marks}
+        clocks: dict[str, AnyRow | None] = {}
+        for key, _, body in connection.execute(self._sql.load, {"keys": self._db.many(keys)}):
+            clocks[key] = unpack_row(key, body)
+        for mark in marks:
+            before = clocks.get(key := f"clock:{mark.source}")
+            clocks[key] = moved(before if isinstance(before, WatchedClock) else None, mark)
+        bodies = {key: pack_row(key, clock) for key, clock in clocks.items() if clock is not None}
+        self._put(connection, self._next_version(connection), clocks, bodies)
+        self._changed(connection, list(clocks))
+
+    def facts(self, after: int, limit: int = 500) -> Sequence[Fact]:
+        with self._db.reading() as connection:
+            found = connection.execute(self._sql.facts, {"after": after, "limit": limit}).all()
+        return [unpack_fact(seq, body) for seq, body in found]
+
+    def hear(self, pulses: Mapping[NodeId, Pulse]) -> None:
+        if not pulses:
+            return
+        heard = [
+            {"node": node, "reading": pulse.reading, "incarnation": _encode(pulse.incarnation)}
+            for node, pulse in sorted(pulses.items())  # in one order, so that two replicas never wait in a circle
+        ]
+        # Not durable: a pulse that a power cut takes back is followed by the next.
+        with self._db.writing(durable=False) as connection:
+            connection.execute(self._sql.hear, heard)
+
+    def voices(self, before: float, limit: int = 500) -> Voices:
+        with self._db.reading() as connection:
+            silent = connection.execute(self._sql.silent, {"before": before, "limit": limit}).all()
+            heard = connection.execute(self._sql.heard, {"limit": limit}).all()
+        return Voices(silent=_pulses(silent), heard=_pulses(heard))
+
+    # --- the story, the lease, and age
+
+    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+        with self._db.reading() as connection:
+            bodies = connection.execute(self._sql.story, {"subject": subject, "limit": limit}).scalars().all()
+        return [unpack_line(body) for body in reversed(bodies)]
+
+    def lease(self, holder: str, ttl: float) -> Lease | None:
+        with self._db.writing() as connection:
+            asked = {"holder": holder, "ttl": ttl, **self._db.time()}
+            epoch = connection.execute(self._sql.lease, asked).scalar()
+        return None if epoch is None else Lease(epoch=epoch, holder=holder, ttl=ttl)
+
+    def resign(self, holder: str) -> None:
+        with self._db.writing() as connection:
+            connection.execute(self._sql.resign, {"holder": holder})
+
+    def forget(self, before: datetime) -> int:
+        limits = {"before": before.timestamp(), "limit": AT_ONCE}
+        return self._forget_facts(limits) + self._forget_lines(limits) + self._forget_rows(limits)
+
+    def _forget_facts(self, limits: Mapping[str, Any]) -> int:
+        cursor = self.load([CURSOR])[CURSOR].row
+        planned = cursor.at if isinstance(cursor, Cursor) else 0
+        forgotten, after = 0, 0
+        while True:
+            with self._db.reading() as connection:
+                old = connection.execute(self._sql.old_facts, {**limits, "after": after, "planned": planned})
+                numbers = [{"seq": seq} for seq in old.scalars()]
+            if not numbers:
+                return forgotten
+            with self._db.writing(facts=True) as connection:
+                connection.execute(self._sql.forget_fact, numbers)
+            forgotten, after = forgotten + len(numbers), numbers[-1]["seq"]
+
+    def _forget_lines(self, limits: Mapping[str, Any]) -> int:
+        forgotten = 0
+        while True:
+            with self._db.writing(rows=True) as connection:
+                numbers = [{"seq": seq} for seq in connection.execute(self._sql.old_lines, limits).scalars()]
+                if not numbers:
+                    return forgotten
+                connection.execute(self._sql.forget_told, numbers)
+                connection.execute(self._sql.forget_line, numbers)
+            forgotten += len(numbers)
+
+    def _forget_rows(self, limits: Mapping[str, Any]) -> int:
+        forgotten = 0
+        while True:
+            with self._db.writing(rows=True) as connection:
+                keys = connection.execute(self._sql.old_rows, limits).scalars().all()
+                if not keys:
+                    return forgotten
+                many = {"keys": self._db.many(keys)}
+                connection.execute(self._sql.delete, many)
+                connection.execute(self._sql.wake, many)
+                connection.execute(self._sql.drop_reads, many)
+                connection.execute(self._sql.drop_waits, many)
+            forgotten += len(keys)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _pulses(rows: Iterable[Any]) -> tuple[tuple[NodeId, Pulse], ...]:
+    return tuple(
+        (NodeId(node), Pulse(reading=reading, incarnation=_incarnation(incarnation)))
+        for node, reading, incarnation in rows
+    )
+
+
+def open_store(url: str, *, readonly: bool = False) -> Store:
+    """Opens the store that a URL names. `readonly` is for a look from another process: it takes no lock."""
+    forms = "sqlite:///path/to/file, postgresql://user@host/database or memory:"
+    if url in {"memory:", "memory://"}:
+        return MemoryStore()
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise BadInput(f"{url!r} does not name a store: write {forms}") from None
+    match parsed.get_backend_name():
+        case "sqlite":
+            path = parsed.database
+            if path in {None, "", ":memory:"}:
+                return SqlStore(Sqlite(None))
+            return SqlStore(Sqlite(Path(str(path)), readonly=readonly))
+        case "postgresql" | "postgres":
+            from sickbay.adapters.stores.postgres import Postgres
+
+            return SqlStore(Postgres(parsed))
+        case other:
+            raise BadInput(f"there is no store of the kind {other!r}: write {forms}")

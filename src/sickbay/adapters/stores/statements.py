@@ -1,0 +1,144 @@
+"""Every statement of the SQL store. Both databases take the same words, but for those that `Database` fills in."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sqlalchemy import TextClause, text
+
+from sickbay.adapters.stores.database import Database
+
+_WORDS: Mapping[str, str] = {
+    "load": "SELECT key, version, body FROM nouns WHERE key {in_keys}",
+    "versions": "SELECT key, version FROM nouns WHERE key {in_keys}",
+    "find": "SELECT key FROM nouns WHERE tag = :tag AND tag <> '' ORDER BY key LIMIT :limit",
+    "keys": "SELECT key FROM nouns WHERE key > :after AND key >= :first AND key < :end ORDER BY key LIMIT :limit",
+    "leads": "SELECT epoch FROM lease WHERE epoch = :epoch AND holder IS NOT NULL {share}",
+    "next_version": "UPDATE versions SET last = last + 1 RETURNING last",
+    "put": (
+        "INSERT INTO nouns (key, tag, version, opened, owner, ended, body)"
+        " VALUES (:key, :tag, :version, :opened, :owner, :ended, :body)"
+        " ON CONFLICT (key) DO UPDATE SET tag = excluded.tag, version = excluded.version, opened = excluded.opened,"
+        " owner = excluded.owner, ended = excluded.ended, body = excluded.body"
+    ),
+    "delete": "DELETE FROM nouns WHERE key {in_keys}",
+    # --- waits
+    "wake": (
+        "UPDATE waits SET dirty = 1 WHERE subject IN (SELECT subject FROM wait_on WHERE key {in_keys}) AND dirty = 0"
+    ),
+    "drop_waits": "DELETE FROM waits WHERE subject {in_keys}",
+    "drop_reads": "DELETE FROM wait_on WHERE subject {in_keys}",
+    "mark": ("INSERT INTO waits (subject, clock, at, urgency, dirty) VALUES (:subject, :clock, :at, :urgency, :dirty)"),
+    "read_by": "INSERT INTO wait_on (subject, key, version) VALUES (:subject, :key, :version)",
+    "dirty": "SELECT urgency, subject FROM waits WHERE dirty = 1 ORDER BY urgency, subject LIMIT :limit",
+    "passed": (
+        "SELECT urgency, subject FROM waits WHERE clock = :clock AND at <= :reading"
+        " ORDER BY urgency, subject LIMIT :limit"
+    ),
+    # Goes from clock to clock through the index: there are few clocks and many waits.
+    "next_deadlines": (
+        "WITH RECURSIVE clocks (clock) AS (SELECT min(clock) FROM waits"
+        " UNION ALL SELECT (SELECT min(clock) FROM waits WHERE clock > clocks.clock) FROM clocks"
+        " WHERE clocks.clock IS NOT NULL)"
+        " SELECT clock, (SELECT min(at) FROM waits WHERE waits.clock = clocks.clock) FROM clocks"
+        " WHERE clock IS NOT NULL"
+    ),
+    # --- facts and pulses
+    "facts": "SELECT seq, body FROM facts WHERE seq > :after ORDER BY seq LIMIT :limit",
+    "hear": (
+        "INSERT INTO pulses (node, reading, incarnation, news) VALUES (:node, :reading, :incarnation, 1)"
+        " ON CONFLICT (node) DO UPDATE SET reading = excluded.reading, incarnation = excluded.incarnation,"
+        " news = CASE WHEN CASE WHEN pulses.hushed_at IS NULL"
+        " THEN pulses.told IS NULL OR pulses.told <> excluded.incarnation"
+        " ELSE excluded.reading > pulses.hushed_at END THEN 1 ELSE 0 END"
+        " WHERE excluded.reading >= pulses.reading"
+    ),
+    "tell": (
+        "UPDATE pulses SET told = :incarnation, hushed_at = NULL,"
+        " news = CASE WHEN incarnation <> :incarnation THEN 1 ELSE 0 END WHERE node = :node"
+    ),
+    "hush": "UPDATE pulses SET hushed_at = reading, news = 0 WHERE node = :node",
+    "silent": (
+        "SELECT node, reading, incarnation FROM pulses WHERE told IS NOT NULL AND hushed_at IS NULL"
+        " AND reading < :before ORDER BY reading, node LIMIT :limit"
+    ),
+    "heard": "SELECT node, reading, incarnation FROM pulses WHERE news = 1 ORDER BY node LIMIT :limit",
+    # --- the story
+    "line": "INSERT INTO lines (seq, at, body) VALUES (:seq, :at, :body)",
+    "told": "INSERT INTO told (subject, seq) VALUES (:subject, :seq)",
+    "story": (
+        "SELECT lines.body FROM told JOIN lines ON lines.seq = told.seq WHERE told.subject = :subject"
+        " ORDER BY told.seq DESC LIMIT :limit"
+    ),
+    # --- the lease
+    "lease": (
+        "UPDATE lease SET epoch = CASE WHEN holder = :holder AND until > {now} THEN epoch ELSE epoch + 1 END,"
+        " holder = :holder, until = {now} + :ttl"
+        " WHERE holder IS NULL OR holder = :holder OR until <= {now} RETURNING epoch"
+    ),
+    "resign": "UPDATE lease SET holder = NULL WHERE holder = :holder",
+    # --- age
+    "old_facts": (
+        "SELECT seq FROM facts WHERE seq > :after AND seq <= :planned AND at < :before ORDER BY seq LIMIT :limit"
+    ),
+    "forget_fact": "DELETE FROM facts WHERE seq = :seq",
+    "old_lines": (
+        "SELECT seq FROM lines WHERE at < :before AND NOT EXISTS (SELECT 1 FROM told"
+        " JOIN nouns ON nouns.key = told.subject WHERE told.seq = lines.seq AND nouns.opened = 1) LIMIT :limit"
+    ),
+    "forget_line": "DELETE FROM lines WHERE seq = :seq",
+    "forget_told": "DELETE FROM told WHERE seq = :seq",
+    "old_rows": (
+        "SELECT key FROM nouns WHERE ended < :before AND ended IS NOT NULL AND NOT EXISTS (SELECT 1 FROM nouns AS of"
+        " WHERE of.key = nouns.owner AND of.opened = 1) LIMIT :limit"
+    ),
+}
+
+# Goes to the driver as it is: named parameters would nearly double the cost of a large batch.
+_APPEND = "INSERT INTO facts (id, at, body) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
+
+
+class Statements(NamedTuple):
+    """Built once per store, so that SQLAlchemy compiles and the driver prepares each of them once."""
+
+    append: str
+    load: TextClause
+    versions: TextClause
+    find: TextClause
+    keys: TextClause
+    leads: TextClause
+    next_version: TextClause
+    put: TextClause
+    delete: TextClause
+    wake: TextClause
+    drop_waits: TextClause
+    drop_reads: TextClause
+    mark: TextClause
+    read_by: TextClause
+    dirty: TextClause
+    passed: TextClause
+    next_deadlines: TextClause
+    facts: TextClause
+    hear: TextClause
+    tell: TextClause
+    hush: TextClause
+    silent: TextClause
+    heard: TextClause
+    line: TextClause
+    told: TextClause
+    story: TextClause
+    lease: TextClause
+    resign: TextClause
+    old_facts: TextClause
+    forget_fact: TextClause
+    old_lines: TextClause
+    forget_line: TextClause
+    forget_told: TextClause
+    old_rows: TextClause
+
+    @classmethod
+    def of(cls, database: Database) -> "Statements":
+        words = {"in_keys": database.in_keys, "now": database.now, "share": database.share}
+        return cls(
+            append=_APPEND.replace("?", database.placeholder),
+            **{name: text(statement.format_map(words)) for name, statement in _WORDS.items()},
+        )

@@ -1,0 +1,182 @@
+"""The fleet's safety has the last word. What withholds an act lives here and nowhere else.
+
+Asked for Quarantine, Drain, Repair and an incident's call that a job stop; never for Verify, Release or StartJob.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from msgspec.structs import replace
+
+from sickbay.brain.correlate import rule_for
+from sickbay.model.fault import signature
+from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding
+from sickbay.model.incident import Incident, IncidentKind
+from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
+
+
+class Asked(StrEnum):
+    QUARANTINE = "quarantine"
+    CALL = "stop of a job"
+    DRAIN = "drain"
+    REPAIR = "repair"
+    RESTART_SERVICE = "restart of the agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All that an admission may read."""
+
+    ledger: Ledger
+    brakes: tuple[tuple[BrakeRule, Brake], ...]  # those of the incident's signature and node
+    withholding: Withholding
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    because: str
+    until: datetime | None = None
+    tell: str = ""  # who must be told, once: the event's name
+    withheld: bool = False  # shown as "would have"
+    confirm: Brake | None = None  # a fresh look must confirm it first
+    excused: bool = False  # excluded: the seat may be claimed all the same
+
+
+def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Deferred | None:
+    """None: admitted."""
+    for row in _rows(incident, node, fleet, policy):
+        if row.acts is WithheldActs.REPAIR and asked is not Asked.REPAIR:
+            continue
+        return Deferred(row.because, row.until, "withheld" if row.tell else "", withheld=True, excused=row.excuse)
+    if incident.kind is IncidentKind.FAULT and asked is not Asked.RESTART_SERVICE:
+        for rule, brake in fleet.brakes:
+            if brake.tripped_at is not None:
+                return Deferred(f"{len(brake.seen)} nodes show {brake.signature} in {brake.scope}: the brake is on")
+            if asked is Asked.QUARANTINE and brake.reset_at is not None and incident.seen_at <= brake.reset_at:
+                del rule
+                return Deferred("the brake was on: a fresh look must confirm it", confirm=brake)
+    limit = limit_for(node.pool, policy)
+    ledger = fleet.ledger
+    if asked is Asked.QUARANTINE and node.counted and not node.out:
+        most = limit.out(limit.size or ledger.size)
+        if ledger.out >= most:
+            tell = "budget" if ledger.held else ""
+            return Deferred(f"{ledger.out} of {most} seats that {node.pool} may lack are out", tell=tell)
+    if asked is Asked.REPAIR:
+        most = limit.repairing(limit.size or ledger.size)
+        if ledger.repairing >= most:
+            return Deferred(f"{ledger.repairing} of {most} repairs allowed at once in {node.pool} are under way")
+    return None
+
+
+def _rows(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Iterator[Withhold]:
+    """Everything that withholds something of this incident now, whoever wrote it."""
+    if incident.kind is IncidentKind.FAULT:
+        mode = rule_for(incident.fault, node, policy).mode
+        if mode is not Mode.ACT:
+            because = f"the policy says {mode} for {incident.fault.code}"
+            yield Withhold(id="mode", because=because, by="policy", tell=mode is Mode.RECOMMEND)
+    for row in (*fleet.withholding.rows, *policy.withhold):
+        alive = row.until is None or fleet.now < row.until
+        if alive and fits(row, incident, node):
+            yield row
+    if policy.windows and not incident.now:
+        opens = next_opening(policy.windows, node.pool, fleet.now)
+        if opens is not None:
+            acts, because = WithheldActs.REPAIR, "repairs wait for the window"
+            yield Withhold(id="window", because=because, by="policy", acts=acts, until=opens, tell=False)
+
+
+def fits(row: Withhold, incident: Incident, node: Node) -> bool:
+    return (
+        fnmatchcase(incident.fault.code, row.fault)
+        and fnmatchcase(node.pool, row.pool)
+        and (fnmatchcase(node.id, row.node) or fnmatchcase(node.name, row.node))
+    )
+
+
+def next_opening(windows: tuple[Window, ...], pool: str, now: datetime) -> datetime | None:
+    """None if repairs are allowed now (or no window speaks of this pool), else when the next window opens."""
+    mine = [window for window in windows if fnmatchcase(pool, window.pool)]
+    if not mine:
+        return None
+    starts: list[datetime] = []
+    for ahead in range(8):
+        day = now + timedelta(days=ahead)
+        for window in mine:
+            if day.weekday() not in window.days:
+                continue
+            start, end = _moment(day, window.start), _moment(day, window.end)
+            if start <= now < end:
+                return None
+            if start > now:
+                starts.append(start)
+    return min(starts) if starts else now + timedelta(days=7)
+
+
+def _moment(day: datetime, clock: str) -> datetime:
+    hours, minutes = (int(part) for part in clock.split(":"))
+    return datetime.combine(day.date(), time(), tzinfo=day.tzinfo) + timedelta(hours=hours, minutes=minutes)
+
+
+def limit_for(pool: str, policy: Policy) -> Limit:
+    return next((limit for limit in policy.limits if fnmatchcase(pool, limit.pool)), Limit())
+
+
+# --- brakes
+
+
+def brake_scopes(incident: Incident, node: Node, policy: Policy) -> Iterator[tuple[BrakeRule, str]]:
+    """The first rule of each kind of scope that speaks of this signature, with the scope's name."""
+    spoken: set[BrakeScope] = set()
+    for rule in policy.brakes:
+        if rule.scope in spoken or not fnmatchcase(signature(incident.fault), rule.signature):
+            continue
+        spoken.add(rule.scope)
+        match rule.scope:
+            case BrakeScope.CLUSTER:
+                yield rule, f"cluster:{node.cluster}"
+            case BrakeScope.POOL:
+                yield rule, f"pool:{node.pool}"
+            case BrakeScope.DOMAIN:
+                if node.domain:
+                    yield rule, f"domain:{node.domain}"
+
+
+def threshold(rule: BrakeRule, size: int) -> int:
+    return max(rule.nodes, int(rule.percent * size / 100 + 1e-9))
+
+
+def press(brake: Brake, rule: BrakeRule, node: str, reading: float, now: datetime, size: int) -> Brake:
+    """The brake after one more sighting: counted, and tripped if that is one too many."""
+    since = reading - rule.within.total_seconds()
+    most = threshold(rule, size)
+    seen = {n: at for n, at in brake.seen.items() if at >= since}
+    if len(seen) < 2 * most or node in seen:  # enough to know; a storm of a whole fleet still fits one row
+        seen[node] = reading
+    tripped = brake.tripped_at or (now if len(seen) >= most else None)
+    return replace(brake, seen=seen, tripped_at=tripped, below_since=None)
+
+
+def ease(brake: Brake, rule: BrakeRule, reading: float, size: int) -> Brake:
+    """The brake as time passes: it resets after `quiet` below half of what tripped it."""
+    since = reading - rule.within.total_seconds()
+    seen = {n: at for n, at in brake.seen.items() if at >= since}
+    brake = replace(brake, seen=seen)
+    if brake.tripped_at is None:
+        return brake
+    if len(seen) * 2 >= threshold(rule, size):
+        return replace(brake, below_since=None)
+    below = reading if brake.below_since is None else brake.below_since
+    if reading - below < rule.quiet.total_seconds():
+        return replace(brake, below_since=below)
+    return released(brake, reading)
+
+
+def released(brake: Brake, reading: float) -> Brake:
+    """Off: what was collected while it was on must be confirmed, it is never replayed."""
+    return replace(brake, seen={}, tripped_at=None, below_since=None, reset_at=reading, told=())

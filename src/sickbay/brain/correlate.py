@@ -1,0 +1,76 @@
+"""What a fault means beside its neighbours and under the operator's rules."""
+
+from msgspec.structs import replace
+
+from sickbay.model.fault import Fault, Remedy, highest, lowest
+from sickbay.model.fleet import Node, Sighting
+from sickbay.model.incident import Incident, Order, Phase
+from sickbay.model.policy import FaultRule, Policy
+
+KEEP_SIGHTINGS = 16
+KEEP_EVIDENCE = 12
+
+
+def rule_for(fault: Fault, node: Node, policy: Policy) -> FaultRule:
+    for rule in policy.faults:
+        if rule.match.fits(fault, pool=node.pool, node=node.id):
+            return rule
+    return FaultRule()
+
+
+def bounded(remedy: Remedy, rule: FaultRule) -> Remedy:
+    raised = highest(remedy, rule.floor) if rule.floor else remedy
+    return lowest(raised, rule.cap) if rule.cap else raised
+
+
+def judge(fault: Fault, node: Node, policy: Policy) -> Fault:
+    """The fault as the operator's first matching rule wants it."""
+    rule = rule_for(fault, node, policy)
+    return replace(
+        fault,
+        remedy=bounded(fault.remedy, rule),
+        scope=rule.scope or fault.scope,
+        needs_human=fault.needs_human or rule.needs_human,
+    )
+
+
+def correlate(fault: Fault, node: Node, policy: Policy, reading: float) -> tuple[Fault, tuple[Sighting, ...]]:
+    """Repeats on one device within the rule's time raise the remedy. Returns what to remember, too."""
+    repeat = rule_for(fault, node, policy).repeat
+    kept = (*node.recent, Sighting(code=fault.code, device=fault.device, at=reading))[-KEEP_SIGHTINGS:]
+    if repeat is None:
+        return fault, kept
+    since = reading - repeat.within.total_seconds()
+    times = sum(1 for s in kept if (s.code, s.device) == (fault.code, fault.device) and s.at >= since)
+    if times < repeat.times or fault.remedy.rank >= repeat.floor.rank:
+        return fault, kept
+    because = f"{fault.because}; {times} times within {repeat.within}"
+    return replace(fault, remedy=repeat.floor, because=because), kept
+
+
+def absorb(incident: Incident, fault: Fault, node: Node, policy: Policy, reading: float) -> Incident:
+    """An open incident after a further fault: evidence always, a raised remedy perhaps, a failed rung if it is back."""
+    line = f"{fault.code}: {fault.evidence or fault.because}"
+    evidence = incident.evidence if line in incident.evidence else (*incident.evidence, line)[-KEEP_EVIDENCE:]
+    after = replace(incident, evidence=evidence, seen_at=reading)
+    if incident.fault.code in fault.cancels and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
+        return replace(after, order=Order(verb="dismiss", by=fault.code, reason=f"{fault.code} takes it back"))
+    if fault.follows:
+        return after  # a consequence of what is being treated already
+    if fault.advice is not None:
+        return _advised(after, fault.advice, node, policy)
+    if fault.remedy.disrupts and incident.phase in {Phase.REPAIRING, Phase.VERIFYING}:
+        after = replace(after, relapse=line)
+    if fault.remedy.rank > incident.remedy.rank:
+        leads = fault if not incident.remedy.disrupts else incident.fault
+        after = replace(after, remedy=fault.remedy, fault=leads)
+    return replace(after, needs_human=incident.needs_human or fault.needs_human)
+
+
+def _advised(incident: Incident, advice: Remedy, node: Node, policy: Policy) -> Incident:
+    """The driver's own word wins over the table, within the operator's bounds, until a repair has begun."""
+    if incident.tries or advice is Remedy.NONE:
+        return incident
+    remedy = bounded(advice, rule_for(incident.fault, node, policy))
+    because = f"the driver asks for {advice}"
+    return replace(incident, remedy=remedy, fault=replace(incident.fault, remedy=remedy, because=because))

@@ -1,0 +1,113 @@
+"""What others did, and whether what we asked for is there: both read off the same rows.
+
+`drift` is a table by (our last act, what is seen). `shown` says whether an intent's effect is visible.
+"""
+
+from dataclasses import dataclass
+
+from sickbay.model.fault import RUNGS, Proof, Remedy
+from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId
+from sickbay.model.incident import Incident, Phase
+from sickbay.model.intent import (
+    Drain,
+    Fence,
+    Intent,
+    Look,
+    Notify,
+    Quarantine,
+    Release,
+    Repair,
+    RerunJob,
+    StartJob,
+    StopJob,
+    Verify,
+)
+from sickbay.model.job import Job, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What an incident must learn of others' doing."""
+
+    uncordoned: str = ""  # another removed (or took over) our cordon
+    healed: Remedy | None = None  # a rung that others did
+
+
+def drift(incident: Incident, node: Node) -> Drift:
+    """Compare an open incident with its node as just seen."""
+    ours = f"sickbay:{incident.id}"
+    uncordoned = ""
+    if (
+        incident.phase.out
+        and incident.closing is None
+        and incident.cordon_as_of is not None
+        and node.as_of > incident.cordon_as_of
+        and ours not in node.cordons
+    ):
+        others = [owner for owner in node.cordons if not owner.startswith("sickbay:")]
+        uncordoned = f"the cordon is now that of {others[0]}" if others else "our cordon was removed by another"
+    return Drift(uncordoned=uncordoned, healed=_healed(incident, node.incarnation))
+
+
+def _healed(incident: Incident, seen: Incarnation | None) -> Remedy | None:
+    was = incident.incarnation
+    if was is None or seen is None or seen == was or incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
+        return None
+    done = Remedy.REBOOT if seen.same_holder(was) else Remedy.REPLACE
+    if incident.phase is Phase.REPAIRING and incident.rung is not None and incident.rung.rank >= done.rank:
+        return None  # our own repair shows itself in this way
+    return done
+
+
+def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None) -> bool:
+    """Whether the effect is there, in reads that are new enough to show it."""
+    act = intent.act
+    match act:
+        case Quarantine(node=node, owner=owner):
+            seat = nodes[node]
+            return seat is not None and owner in seat.cordons
+        case Release(node=node, owner=owner):
+            seat = nodes[node]
+            return seat is None or (owner not in seat.cordons and _new_enough(intent, seat))
+        case Drain(node=node):
+            seat = nodes[node]
+            return seat is None or (seat.unmanaged == 0 and _new_enough(intent, seat))
+        case Repair(node=node, rung=rung):
+            return _repaired(intent, nodes[node], rung)
+        case Verify(nodes=wanted) | Look(nodes=wanted):
+            return all(node in intent.verdicts for node in wanted)
+        case StartJob(attempt=attempt):
+            return job is not None and job.attempt == attempt and _all_ranks_seen(job)
+        case StopJob(attempt=attempt) | Fence(attempt=attempt):
+            return job is None or job.attempt != attempt or not any(s == "running" for s in job.ranks.values())
+        case RerunJob(attempt=attempt):
+            return job is None or job.attempt > attempt
+        case Notify():
+            return False
+
+
+def _new_enough(intent: Intent, node: Node) -> bool:
+    return bool(intent.sends) and node.as_of >= max(intent.visible_from, intent.doubt_until)
+
+
+def _repaired(intent: Intent, node: Node | None, rung: Remedy) -> bool:
+    was = intent.expect
+    if node is None or node.incarnation is None:
+        return rung is Remedy.REPLACE
+    match RUNGS[rung].proof:
+        case Proof.NONE:
+            return True
+        case Proof.AGENT_HEARD:
+            return node.agent is AgentState.HEARD
+        case Proof.RESET_CONFIRMED:
+            return node.id in intent.verdicts
+        case Proof.NEW_BOOT:
+            return was is not None and node.incarnation.boot_id != was.boot_id
+        case Proof.NEW_INSTANCE:
+            return was is not None and not node.incarnation.same_holder(was)
+
+
+def _all_ranks_seen(job: Job) -> bool:
+    if job.end is not None or job.state is JobState.RUNNING:
+        return True
+    return bool(job.ranks) and all(job.ranks.get(node) == "running" for node in job.claim or job.ranks)

@@ -1,0 +1,294 @@
+"""What a job does next: one move, one act or one wait. Each state is one function; `resume` is the table of contents.
+
+It alone stops and starts managed attempts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
+from sickbay.brain.diagnose import diagnose
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.incident import Wait
+from sickbay.model.intent import Fence, Intent, IntentState, Look, Notify, RerunJob, StartJob, StopJob, Verify
+from sickbay.model.job import EndReason, Job, JobState
+from sickbay.model.policy import Examine, OnNoFault, Policy, Trigger
+from sickbay.model.tables import Tables
+
+Placement = dict[NodeId, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSight:
+    """All that a job's decision may read."""
+
+    job: Job
+    intent: Intent | None
+    place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
+    unusable: Callable[[], tuple[NodeId, ...]]  # nodes of the pool that must not be used, for clusters that choose
+    readings: dict[str, float]
+    can: frozenset[Capability]
+
+    def passed(self, deadline: Deadline | None) -> bool:
+        return deadline is not None and deadline.passed(self.readings)
+
+    def within(self, clock: str, duration: timedelta) -> Deadline:
+        return Deadline(clock=clock, at=self.readings.get(clock, 0.0) + duration.total_seconds())
+
+    @property
+    def cluster(self) -> str:
+        return self.job.spec.cluster
+
+
+def resume(s: JobSight, policy: Policy, tables: Tables) -> Decision:
+    match s.job.state:
+        case JobState.QUEUED:
+            return _queued(s, policy)
+        case JobState.GATING:
+            return _gating(s, policy)
+        case JobState.RUNNING:
+            return _running(s)
+        case JobState.STOPPING:
+            return _stopping(s, policy)
+        case JobState.DIAGNOSING:
+            return _diagnosing(s, policy, tables)
+        case JobState.COMPLETE | JobState.FAILED | JobState.STOPPED:
+            return Stay(Wait(because="over"))
+
+
+def _queued(s: JobSight, policy: Policy) -> Decision:
+    job = s.job
+    if job.stop_asked:
+        return Move("stopped", job.stop_asked)
+    if job.adopted:
+        return _rerun(s, policy)
+    if Capability.PLACE not in s.can:
+        avoid = tuple(sorted({*s.unusable(), *job.avoid}))
+        act = StartJob(job=job.id, attempt=job.attempt + 1, avoid=avoid)
+        chosen = {"attempt": job.attempt + 1, "deadline": None}
+        return Do(act, "the cluster chooses its nodes", policy.resume.start_deadline, s.cluster, "claim", chosen)
+    placed = s.place()
+    if isinstance(placed, str):
+        return _starved(s, policy, placed)
+    gate = gate_of(job, policy)
+    also: dict[str, object] = {"claim": placed, "deadline": None}
+    if gate is None or Capability.CHECK not in s.can:
+        return _start(s, policy, placed, "claim", also)
+    act_gate = Verify(nodes=tuple(sorted(placed)), level=gate.level)
+    return Do(act_gate, f"no rank starts before level {gate.level} has passed", gate.deadline, INGEST, "claim", also)
+
+
+def gate_of(job: Job, policy: Policy) -> Examine | None:
+    if job.spec.precheck == 0:
+        return None
+    rule = next((e for e in policy.examine if e.on is Trigger.BEFORE_START), None)
+    if job.spec.precheck is not None:
+        asked = rule or Examine(on=Trigger.BEFORE_START, level=job.spec.precheck)
+        return replace(asked, level=job.spec.precheck)
+    return rule
+
+
+def _start(
+    s: JobSight, policy: Policy, placed: Placement, event: str = "", also: dict[str, object] | None = None
+) -> Do:
+    attempt = s.job.attempt + 1
+    act = StartJob(job=s.job.id, attempt=attempt, nodes=placed)
+    because = f"on {len(placed)} nodes" if s.job.attempt == 0 else f"attempt {attempt}, from its last good checkpoint"
+    changes = {**(also or {}), "attempt": attempt}
+    return Do(act, because, policy.resume.start_deadline, s.cluster, event, changes)
+
+
+def _starved(s: JobSight, policy: Policy, why: str) -> Decision:
+    """Waiting for nodes spends no restart; a human hears of it now and then."""
+    job = s.job
+    if job.deadline is None:
+        return Change(why, {"deadline": s.within(s.cluster, policy.pace.held_reminder)})
+    if s.passed(job.deadline):
+        also = {"deadline": s.within(s.cluster, policy.pace.held_reminder)}
+        return Change(why, also, _tell(job, "job_waits", f"{job.spec.name}: {why}"))
+    return Stay(Wait(because=why, until=job.deadline))
+
+
+def _rerun(s: JobSight, policy: Policy) -> Decision:
+    """An adopted job: its own controller may restart it first; we ask only after it has had its time."""
+    job, intent = s.job, s.intent
+    if intent is not None and isinstance(intent.act, RerunJob):
+        if not intent.state.over:
+            return Stay(Wait(because="asked its controller to run it again", until=intent.seen_by))
+        why = f"its controller did not run it again: {intent.answer or intent.state}"
+        return Move("fail", why, {"diagnosis": why}, _tell(job, "job_failed", f"{job.spec.name}: {why}"))
+    if job.deadline is None:
+        return Change("its controller may restart it", {"deadline": s.within(s.cluster, policy.resume.native_grace)})
+    if not s.passed(job.deadline):
+        return Stay(Wait(because="its own controller may restart it first", until=job.deadline))
+    if Capability.RERUN not in s.can:
+        why = "its controller did not restart it and cannot be asked to"
+        return Move("fail", why, {"diagnosis": why}, _tell(job, "job_failed", f"{job.spec.name}: {why}"))
+    act = RerunJob(job=job.id, attempt=job.attempt, avoid=tuple(sorted({*s.unusable(), *job.avoid})))
+    return Do(act, "its controller did not restart it by itself", policy.resume.start_deadline, s.cluster)
+
+
+def _gating(s: JobSight, policy: Policy) -> Decision:
+    job, intent = s.job, s.intent
+    starting = intent is not None and isinstance(intent.act, StartJob) and intent.state is not IntentState.PLANNED
+    if job.stop_asked or job.calls or job.cancelled:
+        because = job.stop_asked or (job.calls[0].because if job.calls else "cancelled by its owner")
+        if starting and intent is not None and intent.state is not IntentState.REJECTED:
+            return Move("stop", because)
+        if job.calls and not job.stop_asked and not job.cancelled:
+            return Move("unclaim", because, {"claim": {}, "calls": ()})
+        return Move("stopped", because, {"claim": {}})
+    if intent is None:
+        return Move("unclaim", "its intent is gone", {"claim": {}})
+    if not intent.state.over:
+        what = "checking its nodes" if isinstance(intent.act, Verify) else "starting its ranks"
+        return Stay(Wait(because=what, until=intent.seen_by))
+    if isinstance(intent.act, Verify):
+        bad = tuple(node for node in intent.act.nodes if intent.verdicts.get(node) != "pass")
+        if not bad:
+            return _start(s, policy, job.claim)
+        return _gate_failed(s, policy, f"{', '.join(bad)} did not pass the gate", bad)
+    match intent.state:
+        case IntentState.SEEN:
+            return Move("started", "all ranks are seen")
+        case IntentState.REJECTED:
+            return _gate_failed(s, policy, f"the start was refused: {intent.answer}", ())
+        case _:
+            return Move("stop", "not all ranks were seen in time: the rest is stopped")
+
+
+def _gate_failed(s: JobSight, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> Decision:
+    job = s.job
+    gates = job.gates + 1
+    if gates >= policy.resume.max_gates:
+        why = f"{why}; {gates} gates have failed"
+        also = {"claim": {}, "gates": gates, "diagnosis": why}
+        return Move("fail", why, also, _tell(job, "job_failed", f"{job.spec.name}: {why}"))
+    avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *bad}))
+    return Move("unclaim", why, {"claim": {}, "gates": gates, "avoid": avoid})
+
+
+def _running(s: JobSight) -> Decision:
+    job = s.job
+    if job.end is not None:
+        match job.end.reason:
+            case EndReason.COMPLETED:
+                return Move("complete", "every rank ended with 0", {"claim": {}})
+            case EndReason.CANCELLED_BY_OTHER:
+                return Move("stopped", "cancelled by its owner", {"claim": {}})
+            case _ if any(state == "running" for state in job.ranks.values()):
+                return Move("stop", f"one part of it ended: {job.end.reason}")
+            case _:
+                return Move("ended", f"it ended: {job.end.reason}")
+    if job.cancelled and not any(state == "running" for state in job.ranks.values()):
+        return Move("stopped", "cancelled by its owner", {"claim": {}})
+    if job.stop_asked:
+        return Move("stop", job.stop_asked)
+    if job.calls:
+        return Move("stop", job.calls[0].because)
+    return Stay(Wait(because="training"))
+
+
+def _stopping(s: JobSight, policy: Policy) -> Decision:
+    job, intent = s.job, s.intent
+    left = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
+    stop = intent if intent is not None and isinstance(intent.act, StopJob) else None
+    fence = intent if intent is not None and isinstance(intent.act, Fence) else None
+    certain = stop is not None and (stop.state is IntentState.SEEN or stop.gone)
+    if certain or (fence is not None and fence.state is IntentState.SEEN):
+        return _off(job)
+    if intent is None:
+        act = StopJob(job=job.id, attempt=job.attempt)
+        return Do(act, "every rank must be gone before the next starts", policy.resume.stop_deadline, s.cluster)
+    if stop is not None and not stop.state.over:
+        lost = {call.node for call in job.calls if call.lost}
+        out_of_reach = bool(left) and set(left) <= lost and stop.state is not IntentState.SENT
+        if not (out_of_reach and Capability.FENCE in s.can):
+            return Stay(Wait(because="stopping its ranks", until=stop.seen_by))
+    if fence is not None and not fence.state.over:
+        return Stay(Wait(because=f"fencing {', '.join(left)}", until=fence.seen_by))
+    if fence is None and Capability.FENCE in s.can and left:
+        act_fence = Fence(nodes=left, job=job.id, attempt=job.attempt)
+        because = f"ranks on {', '.join(left)} cannot be reached"
+        return Do(act_fence, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
+    why = f"cannot prove that the ranks on {', '.join(left)} are gone; a second copy would ruin the run"
+    if job.deadline is None:
+        also = {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}
+        return Change(why, also, _tell(job, "job_stuck", f"{job.spec.name}: {why}"))
+    if s.passed(job.deadline):
+        return Change("trying again", {"intent": "", "deadline": None})
+    return Stay(Wait(because=why, until=job.deadline))
+
+
+def _off(job: Job) -> Move:
+    """All ranks are gone, or fenced. What that means depends on why they had to go."""
+    gone: dict[str, object] = {"ranks": dict.fromkeys(job.ranks, "gone"), "claim": {}}
+    if job.end is not None and job.end.reason is EndReason.COMPLETED:
+        return Move("complete", "it completed before it was stopped", gone)
+    if job.stop_asked or job.cancelled:
+        return Move("stopped", job.stop_asked or "cancelled by its owner", gone)
+    return Move("ended", "all its ranks are gone", gone)
+
+
+def _diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
+    job, intent = s.job, s.intent
+    nodes = tuple(sorted(job.ranks))
+    if job.stop_asked or job.cancelled:
+        return Move("stopped", job.stop_asked or "cancelled by its owner")
+    looked = intent is not None and isinstance(intent.act, Look)
+    if Capability.LOOK in s.can and nodes and not looked:
+        because = "all its nodes are looked at before it restarts"
+        return Do(Look(nodes=nodes), because, policy.resume.look_deadline, INGEST)
+    if intent is not None and looked and not intent.state.over:
+        return Stay(Wait(because="looking at its nodes", until=intent.seen_by))
+    dark = tuple(n for n in nodes if n not in intent.verdicts) if intent is not None and looked else ()
+    return _verdict(s, policy, tables, dark)
+
+
+def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> Decision:
+    """Who is to blame, whether it may restart, and what that costs."""
+    job, rule = s.job, policy.resume
+    blamed = bool(job.calls) or (job.end is not None and job.end.reason in {EndReason.NODE_LOST, EndReason.PREEMPTED})
+    reading = s.readings.get(s.cluster, 0.0)
+    spent = tuple(at for at in job.restarts if at > reading - rule.window.total_seconds())
+    lost = sum(1 for i in job.interruptions if i.at > reading - rule.window.total_seconds())
+    because = job.calls[0].because if job.calls else (f"it ended: {job.end.reason}" if job.end else "it ended")
+    fail = ""
+    if lost >= rule.max_interruptions:
+        fail = f"{lost} interruptions within {rule.window}"
+    if not blamed and not fail:
+        fail, because = _no_fault(job, policy, tables, because)
+    if not fail and (not blamed or rule.faults_count):
+        most = job.spec.max_restarts if job.spec.max_restarts is not None else rule.max_restarts
+        if len(spent) >= most:
+            fail = f"{because}; {len(spent)} of {most} restarts are spent"
+        spent = (*spent, reading)
+    also: dict[str, object] = {"diagnosis": fail or because, "deadline": None}
+    if fail:
+        return Move("fail", fail, also, _tell(job, "job_failed", f"{job.spec.name}: {fail}"))
+    also |= {"restarts": spent, "avoid": tuple(sorted({*dark})), "calls": (), "gates": 0}
+    return Move("requeue", because, also)
+
+
+def _no_fault(job: Job, policy: Policy, tables: Tables, because: str) -> tuple[str, str]:
+    """No node is to blame: (why it must not restart, or ""; what is told)."""
+    rule = policy.resume
+    codes = set(job.end.exit_codes.values()) if job.end else set()
+    if rule.exit_codes and codes and not codes & set(rule.exit_codes):
+        return f"exit code {min(codes)} is not one that is restarted", because
+    if rule.on_no_fault is OnNoFault.FAIL:
+        return f"{because}, and no node is to blame", because
+    found = diagnose(job.end.tail, tables.diagnosis) if job.end else None
+    if found is not None:
+        told = f"{found.because}: {found.line}"
+        stop = rule.on_no_fault is OnNoFault.DIAGNOSE and not found.restart
+        return (told if stop else ""), told
+    return "", f"{because}, no node is to blame and its log does not say why"
+
+
+def _tell(job: Job, event: str, text: str) -> Tell:
+    return Tell(Notify(event=event, subject=f"job:{job.id}", text=text), f"{event}:{job.attempt}:{len(job.told)}")

@@ -1,0 +1,131 @@
+"""Effects: thin calls outside the round, each behind an intent that was committed as SENT before."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from sickbay.model.errors import EffectError, Gone, Rejected, Transient
+from sickbay.model.facts import Outcome
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import Capability
+from sickbay.model.intent import (
+    Drain,
+    Fence,
+    Intent,
+    Look,
+    Notify,
+    Quarantine,
+    Release,
+    Repair,
+    RerunJob,
+    StartJob,
+    StopJob,
+    Verify,
+)
+from sickbay.model.job import Job
+from sickbay.ports.checks import Checks
+from sickbay.ports.cluster import Accepted, Cluster
+from sickbay.ports.machines import Machines
+from sickbay.ports.notifier import Notifier
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A cluster with the machines and checks that go with it; its capabilities are their union."""
+
+    cluster: Cluster
+    machines: Machines
+    checks: Checks
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self.cluster.capabilities | self.machines.capabilities | self.checks.capabilities
+
+    @property
+    def blind(self) -> frozenset[str]:
+        return self.cluster.blind | self.machines.blind
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """All that effects are carried out with."""
+
+    sites: Mapping[str, Site]
+    notifiers: Mapping[str, Notifier]
+
+    def perform(self, intent: Intent, job: Job | None) -> Outcome:
+        """Make the call and say what came of it. Never raises what an adapter may raise; never retries."""
+        outcome = partial(Outcome, key=intent.key, sends=intent.sends)
+        try:
+            accepted = self._call(intent, job)
+        except Transient as error:
+            return outcome(result="transient", text=str(error))
+        except Gone as error:
+            return outcome(result="gone", text=str(error))
+        except Rejected as error:
+            return outcome(result="rejected", text=str(error))
+        except EffectError as error:
+            return outcome(result="unknown", text=str(error))
+        result = "done" if accepted.done else "accepted"
+        return outcome(result=result, visible_from=accepted.visible_from)
+
+    def _call(self, intent: Intent, job: Job | None) -> Accepted:
+        act, key, expect = intent.act, intent.key, intent.expect
+        if isinstance(act, Notify):
+            return self._tell(act, key)
+        site = self.sites.get(intent.cluster)
+        if site is None:
+            raise Rejected(f"no cluster {intent.cluster!r} is configured")
+        match act:
+            case Quarantine(node=node, owner=owner, reason=reason):
+                return site.cluster.cordon(node, owner=owner, reason=reason, key=key, expect=expect)
+            case Release(node=node, owner=owner):
+                return site.cluster.uncordon(node, owner=owner, key=key, expect=None)
+            case Drain(node=node, how=how):
+                return site.cluster.drain(node, how=how, key=key, expect=expect)
+            case Repair():
+                return self._repair(site, intent, act)
+            case Verify(nodes=nodes, level=level, profile=profile):
+                expected = dict.fromkeys(nodes, expect)
+                return site.checks.start(key, expected, level=level, profile=profile)
+            case Look(nodes=nodes, stacks_of=stacks_of):
+                return site.checks.look(key, nodes, stacks_of=stacks_of)
+            case Fence(nodes=nodes):
+                results = [site.machines.fence(node, key=f"{key}.{node}") for node in nodes]
+                return Accepted(done=all(result.done for result in results))
+            case StopJob(job=job_id, attempt=attempt):
+                return site.cluster.stop(job_id, attempt, key=key)
+            case StartJob(job=job_id, attempt=attempt, nodes=nodes, avoid=avoid):
+                if job is None:
+                    raise Rejected(f"job {job_id} is not known")
+                return site.cluster.start(job_id, attempt, spec=job.spec, nodes=nodes, avoid=avoid, key=key)
+            case RerunJob(job=job_id, attempt=attempt, avoid=avoid):
+                return site.cluster.rerun(job_id, attempt, avoid=avoid, key=key)
+
+    def _repair(self, site: Site, intent: Intent, act: Repair) -> Accepted:
+        if intent.expect is None:
+            raise Rejected("the seat has no holder")
+        machines, key, expect = site.machines, intent.key, intent.expect
+        match act.rung:
+            case Remedy.RESTART_SERVICE:
+                return machines.restart_service(act.node, key=key, expect=expect)
+            case Remedy.RESET_GPU:
+                return machines.reset(act.node, act.devices, key=key, expect=expect)
+            case Remedy.REBOOT:
+                return machines.reboot(act.node, key=key, expect=expect)
+            case Remedy.REPLACE:
+                return machines.replace(act.node, key=key, expect=expect)
+            case Remedy.NONE | Remedy.WATCH | Remedy.RESTART_JOB:
+                raise Rejected(f"{act.rung} is not a repair")
+
+    def _tell(self, notice: Notify, key: str) -> Accepted:
+        notifier = self.notifiers.get(notice.to)
+        if notifier is None:
+            raise Rejected(f"no notifier {notice.to!r} is configured")
+        notifier.tell(notice, key=key)
+        return Accepted(done=True)
+
+
+def lane(intent: Intent) -> str:
+    """Calls of one kind to one cluster share workers; whoever hangs stalls only its own."""
+    return f"{intent.cluster}/{type(intent.act).__name__}"

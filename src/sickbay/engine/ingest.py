@@ -1,0 +1,163 @@
+"""Where facts enter: reports of agents, commands, and reads of clusters. Any replica may do this; none of it plans."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from sickbay.engine.view import moment
+from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.errors import EffectError
+from sickbay.model.facts import AgentHeard, AgentSilent, AnyNews, Fact, JobSeen, Mark, NodeSeen, NodeVanished
+from sickbay.model.fleet import Incarnation, Node, NodeId
+from sickbay.ports.clock import Clock
+from sickbay.ports.cluster import Cluster, Deltas, Lost
+from sickbay.ports.store import Pulse, Store
+
+SLICE = 500
+Thing = TypeVar("Thing")
+
+
+class Ingest:
+    """Takes facts into the store and moves the watched clock of their source."""
+
+    def __init__(self, store: Store, clock: Clock, period: float = 10.0) -> None:
+        self._store = store
+        self._clock = clock
+        self._period = period
+
+    def take(self, facts: Sequence[Fact], pulses: Mapping[NodeId, Incarnation] | None = None) -> int:
+        """Reports of agents. That they arrive at all is what moves the ingest clock."""
+        new = self._store.append(facts, [Mark(source=INGEST, at=self._clock.wall(), period=self._period)])
+        if pulses:
+            reading = _clock(self._store, INGEST).reading
+            self._store.hear({node: Pulse(reading=reading, incarnation=inc) for node, inc in pulses.items()})
+        return new
+
+    def tell(self, key: str, news: AnyNews) -> None:
+        """One fact that is no report: a command, an outcome. It says nothing about whether agents can be heard."""
+        self._store.append([Fact(id=key, at=moment(self._clock.wall()), news=news)])
+
+
+def _clock(store: Store, source: str) -> WatchedClock:
+    row = store.load([f"clock:{source}"])[f"clock:{source}"].row
+    return row if isinstance(row, WatchedClock) else WatchedClock(source=source, period=10.0)
+
+
+def voices(store: Store, clock: Clock, silence: float) -> int:
+    """Turn what the pulses tell into facts: who fell silent, who is heard again, who came back as another."""
+    reading = _clock(store, INGEST).reading
+    heard = store.voices(reading - silence)
+    if not heard.silent and not heard.heard:
+        return 0
+    at = moment(clock.wall())
+    facts: list[Fact] = []
+    told: dict[NodeId, Pulse | None] = {}
+    for node, pulse in heard.silent:
+        facts.append(Fact(id=f"silent/{node}/{pulse.reading}", at=at, news=AgentSilent(node=node, since=pulse.reading)))
+        told[node] = None
+    for node, pulse in heard.heard:
+        news = AgentHeard(node=node, incarnation=pulse.incarnation)
+        facts.append(Fact(id=f"heard/{node}/{pulse.incarnation.boot_id}/{pulse.reading}", at=at, news=news))
+        told[node] = pulse
+    return store.append(facts, told=told)
+
+
+class Watcher:
+    """Reads one cluster: deltas from a cursor; when the cursor is lost, the whole, in slices between other rounds."""
+
+    def __init__(self, store: Store, cluster: Cluster, clock: Clock) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._clock = clock
+        self._slices: Iterator[tuple[list[Fact], Mark]] | None = None
+
+    def read(self) -> int:
+        """One read. A cluster that cannot be read moves no clock: nothing runs out meanwhile. Returns new facts."""
+        if self._slices is not None:
+            return self._next_slice(self._slices)
+        known = _clock(self._store, self._cluster.id)
+        try:
+            found = self._cluster.watch(known.cursor)
+            if isinstance(found, Lost):
+                self._slices = self._compare(first=known.cursor is None)
+                return self._next_slice(self._slices)
+        except EffectError:
+            self._slices = None
+            return 0
+        return self._deltas(found)
+
+    def _deltas(self, found: Deltas) -> int:
+        at = moment(self._clock.wall())
+        facts = [Fact(id=f"{self._cluster.id}/{found.cursor}/{n}", at=_dated(news, at), news=news)
+                 for n, news in enumerate(found.news)]  # fmt: skip
+        return self._store.append(facts, [self._mark(found.cursor, found.as_of)])
+
+    def _mark(self, cursor: str | None = None, as_of: float | None = None) -> Mark:
+        wall = self._clock.wall()
+        return Mark(source=self._cluster.id, at=wall, period=self._cluster.period, cursor=cursor, as_of=as_of)
+
+    def _next_slice(self, slices: Iterator[tuple[list[Fact], Mark]]) -> int:
+        for facts, mark in slices:
+            return self._store.append(facts, [mark])
+        self._slices = None
+        return 0
+
+    def _compare(self, *, first: bool) -> Iterator[tuple[list[Fact], Mark]]:
+        """What a snapshot says that the rows do not. The cursor moves with the last slice only."""
+        whole = self._cluster.snapshot()
+        busy = {node for job in whole.jobs for node, state in job.ranks.items() if state == "running"}
+        wall = moment(self._clock.wall())
+        stem = f"{self._cluster.id}/{whole.cursor}/whole"
+        slices: list[list[Fact]] = []
+        for n, some in enumerate(_sliced(whole.nodes, SLICE)):
+            rows = self._store.load(f"node:{seen.node}" for seen in some)
+            changed = [s for s in some if _differs(rows[f"node:{s.node}"].row, s)]
+            slices.append(
+                [
+                    Fact(
+                        id=f"{stem}/{n}/{seen.node}",
+                        at=wall,
+                        news=replace(seen, first_connection=first, busy=seen.node in busy or bool(seen.unmanaged)),
+                    )
+                    for seen in changed
+                ]
+            )
+        slices.extend(
+            [Fact(id=f"{stem}/job/{job.job}/{job.attempt}", at=_dated(job, wall), news=job) for job in some]
+            for some in _sliced(whole.jobs, SLICE)
+        )
+        slices.append([Fact(id=f"{stem}/gone/{node}", at=wall, news=NodeVanished(node=node, as_of=whole.as_of))
+                       for node in self._vanished({seen.node for seen in whole.nodes})])  # fmt: skip
+        for facts in slices[:-1]:
+            yield facts, self._mark()
+        self._slices = None
+        yield slices[-1], self._mark(whole.cursor, whole.as_of)
+
+    def _vanished(self, present: set[NodeId]) -> Iterator[NodeId]:
+        after = ""
+        while page := self._store.keys("node", after=after):
+            rows = self._store.load(page)
+            for key in page:
+                row = rows[key].row
+                mine = isinstance(row, Node) and row.cluster == self._cluster.id and row.incarnation is not None
+                if isinstance(row, Node) and mine and row.id not in present:
+                    yield row.id
+            after = page[-1]
+
+
+def _dated(news: AnyNews, otherwise: datetime) -> datetime:
+    return news.end.at if isinstance(news, JobSeen) and news.end is not None else otherwise
+
+
+def _differs(row: object, seen: NodeSeen) -> bool:
+    if not isinstance(row, Node):
+        return True
+    same = (row.incarnation, row.ready, row.cordons, row.unmanaged, row.pool)
+    return same != (seen.incarnation, seen.ready, tuple(sorted(seen.cordons)), seen.unmanaged, seen.pool)
+
+
+def _sliced(things: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
+    for start in range(0, len(things), size):
+        yield things[start : start + size]

@@ -1,0 +1,281 @@
+"""The leader: one engine at a time plans, commits and sends. It holds nothing that is not in the store."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from msgspec.structs import replace
+
+from sickbay.engine.execute import Hands, lane
+from sickbay.engine.ingest import Ingest, voices
+from sickbay.engine.learn import learn
+from sickbay.engine.plan import plan
+from sickbay.engine.seats import settle
+from sickbay.engine.view import Draft, Rules, View, moment
+from sickbay.model.clock import INGEST, Deadline, WatchedClock
+from sickbay.model.errors import Conflict, Fenced, StoreError
+from sickbay.model.facts import Fact, Outcome, PolicyInForce
+from sickbay.model.fleet import Cursor, InForce
+from sickbay.model.incident import Incident
+from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, StartJob
+from sickbay.model.job import Job
+from sickbay.model.rows import CURSOR, IN_FORCE, WaitMark
+from sickbay.ports.clock import Clock
+from sickbay.ports.executor import Executor
+from sickbay.ports.store import Store
+
+log = logging.getLogger("sickbay.engine")
+
+REPLANS = 5
+UNIT_FULL = 30  # items at which a batch of facts is committed; one more fact must still fit
+FACTS = 500
+DUE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Who this engine is, and how long its word holds."""
+
+    holder: str
+    lease_ttl: float = 30.0
+    strict: bool = False  # raise what planning raises, instead of setting the subject aside
+
+
+class Engine:
+    """Facts in, decisions out. `round` may be interrupted anywhere: the next one, here or elsewhere, goes on."""
+
+    def __init__(
+        self, store: Store, hands: Hands, rules: Rules, executor: Executor, clock: Clock, setup: Setup
+    ) -> None:
+        self._store = store
+        self._hands = hands
+        self._rules = rules
+        self._executor = executor
+        self._clock = clock
+        self._setup = setup
+        self._view = View(store)
+        self._epoch = 0
+        self._lease_until = 0.0
+        self._ingest = Ingest(store, clock)
+
+    # --- leadership
+
+    def lead(self) -> bool:
+        """Take or keep the lease. The holder counts its time from before it asked."""
+        asked = self._clock.mono()
+        lease = self._store.lease(self._setup.holder, self._setup.lease_ttl)
+        if lease is None:
+            self._epoch, self._lease_until = 0, 0.0
+            return False
+        if lease.epoch != self._epoch:
+            self._view.forget()  # others may have written since we last led
+        self._epoch = lease.epoch
+        self._lease_until = asked + lease.ttl
+        return True
+
+    @property
+    def leads(self) -> bool:
+        return self._epoch > 0 and self._clock.mono() < self._lease_until
+
+    # --- a round
+
+    def round(self) -> int:
+        """Learn what is new, plan what is due, send what is planned. Returns how much was done; 0: at rest."""
+        if not self.leads and not self.lead():
+            return 0
+        try:
+            done = voices(self._store, self._clock, self._rules.policy.silence.agent.total_seconds())
+            done += self._learn_all()
+            done += self._plan_due()
+            done += self._dispatch()
+        except Fenced:
+            self._epoch = 0
+            self._view.forget()
+            return 0
+        except StoreError:
+            self._view.forget()  # it may have happened: read before anything else
+            raise
+        return done
+
+    def _draft(self) -> Draft:
+        """A draft at this moment. Clocks are read anew: any replica may have moved them."""
+        wanted = [f"clock:{source}" for source in (INGEST, *self._hands.sites)]
+        rows = self._store.load(wanted)
+        clocks = {v.row.source: v.row for v in rows.values() if isinstance(v.row, WatchedClock)}
+        return Draft(self._view, self._rules, clocks, moment(self._clock.wall()))
+
+    def _commit(self, build: Callable[[Draft], None]) -> bool:
+        """Plan and commit one unit; a refused one is planned again from a fresh view."""
+        for _ in range(REPLANS):
+            draft = self._draft()
+            build(draft)
+            unit = draft.unit()
+            if unit.empty:
+                return False
+            try:
+                version = self._store.commit(unit, self._epoch)
+            except Conflict:
+                self._view.forget()
+                continue
+            self._view.wrote(unit, version)
+            return True
+        raise Conflict("a unit was refused again and again")
+
+    def _learn_all(self) -> int:
+        """Facts in order, many in one unit, and how far we are with them in the same unit."""
+        cursor = self._view.get(CURSOR).row
+        at = cursor.at if isinstance(cursor, Cursor) else 0
+        facts = list(self._store.facts(after=at, limit=FACTS))
+        done = 0
+        while facts:
+            taken = 0
+
+            def build(draft: Draft, batch: list[Fact] = facts) -> None:
+                nonlocal taken
+                taken = self._learn_some(draft, batch)
+
+            try:
+                self._commit(build)
+            except (StoreError, AssertionError):
+                raise
+            except Exception:
+                if self._setup.strict:
+                    raise
+                taken = self._learn_carefully(facts)
+            facts = facts[taken:]
+            done += taken
+        self._own_rules()
+        return done
+
+    def _learn_some(self, draft: Draft, facts: Iterable[Fact]) -> int:
+        draft.read(Cursor, CURSOR, watch=False)
+        taken = 0
+        last = 0
+        for fact in facts:
+            learn(draft, fact)
+            taken, last = taken + 1, fact.seq
+            if draft.size >= UNIT_FULL:
+                break
+        draft.put(Cursor(at=last))
+        settle(draft)
+        return taken
+
+    def _learn_carefully(self, facts: list[Fact]) -> int:
+        """One fact cannot be learned: set that one aside, with a line for a human, and go on."""
+        for n, fact in enumerate(facts):
+            try:
+                self._commit(partial(self._learn_one, fact=fact))
+            except StoreError:
+                raise
+            except Exception:
+                log.exception("fact_set_aside", extra={"fact": fact.id})
+                self._commit(partial(self._skip, fact=fact))
+                return n + 1
+        return len(facts)
+
+    def _learn_one(self, draft: Draft, fact: Fact) -> None:
+        self._learn_some(draft, [fact])
+
+    def _skip(self, draft: Draft, fact: Fact) -> None:
+        draft.put(Cursor(at=fact.seq))
+        draft.tell(f"set aside, could not be understood: {fact.id}", "operator:", event="set_aside")
+
+    def _own_rules(self) -> None:
+        """The policy in force is a row: a changed one makes every wait due."""
+        row = self._view.get(IN_FORCE).row
+        if isinstance(row, InForce) and (row.policy, row.knowledge) == (
+            self._rules.policy_digest,
+            self._rules.tables.digest,
+        ):
+            return
+        news = PolicyInForce(policy=self._rules.policy_digest, knowledge=self._rules.tables.digest)
+        number = self._view.get(IN_FORCE).version
+        self._ingest.tell(f"policy/{news.policy}/{news.knowledge}/{number}", news)
+
+    def _plan_due(self) -> int:
+        readings = self._draft().readings
+        due = list(self._store.due(readings, DUE))
+        for subject in due:
+            try:
+                self._commit(partial(plan, subject=subject))
+            except (StoreError, AssertionError):
+                raise
+            except Exception:
+                if self._setup.strict:
+                    raise
+                log.exception("subject_set_aside", extra={"subject": subject})
+                self._commit(partial(self._set_aside, subject=subject))
+        return len(due)
+
+    def _set_aside(self, draft: Draft, subject: str) -> None:
+        """Fail closed, tell open: a subject that cannot be planned is not touched, and the story says so."""
+        later = Deadline(clock=INGEST, at=draft.reading(INGEST) + 60.0)
+        draft.waits[subject] = WaitMark(until=later)
+        draft.tell("could not be planned; tried again in a minute", subject, "operator:", event="set_aside")
+
+    # --- effects
+
+    def _dispatch(self) -> int:
+        """Send what is planned: SENT is committed before the call, and only while our lease outlasts the call."""
+        sent = 0
+        for key in self._store.find("planned", DUE):
+            intent = self._view.get(key).row
+            if not isinstance(intent, Intent) or not self._may_send(intent):
+                continue
+            if self._commit(partial(self._send, key=key)):
+                sent += self._submit(key)
+        return sent
+
+    def _may_send(self, intent: Intent) -> bool:
+        if self._lease_until - self._clock.mono() <= intent.call_timeout:
+            return False
+        return self._executor.room(lane(intent))
+
+    def _send(self, draft: Draft, key: str) -> None:
+        intent = draft.read(Intent, key)
+        if intent is None or intent.state is not IntentState.PLANNED:
+            return
+        if intent.not_before is not None and not intent.not_before.passed(draft.readings):
+            return
+        if not _wanted(draft, intent):
+            draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
+            draft.waits[key] = None
+            return
+        reading = draft.reading(intent.clock)
+        sent = replace(
+            intent,
+            state=INTENT_LIFE.target(intent, intent.state, "send"),
+            sends=intent.sends + 1,
+            sent_at=reading + 1e-6,  # never 0: that means "no sending took effect"
+            seen_by=intent.seen_by or Deadline(clock=intent.clock, at=reading + intent.patience),
+            not_before=None,
+        )
+        draft.put(sent)
+        draft.waits[key] = WaitMark(until=Deadline(clock=intent.clock, at=reading + intent.call_timeout), urgency=1)
+
+    def _submit(self, key: str) -> int:
+        intent = self._view.get(key).row
+        if not isinstance(intent, Intent) or intent.state is not IntentState.SENT:
+            return 0
+        job = self._view.get(f"job:{intent.act.job}").row if isinstance(intent.act, StartJob) else None
+        call = partial(self._hands.perform, intent, job if isinstance(job, Job) else None)
+        self._executor.submit(lane(intent), call, intent.call_timeout, self.report, intent.key)
+        return 1
+
+    def report(self, outcome: Outcome) -> None:
+        """An effect's outcome comes back as a fact; if it cannot be stored, the intent's doubt covers it."""
+        try:
+            self._ingest.tell(f"outcome/{outcome.key}/{outcome.sends}/{outcome.result}", outcome)
+        except StoreError:
+            log.warning("outcome_lost", extra={"intent": outcome.key})
+
+
+def _wanted(draft: Draft, intent: Intent) -> bool:
+    """Whether its owner still waits for exactly this intent."""
+    if not intent.owner:
+        return True
+    owner = (
+        draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else draft.read(Job, intent.owner)
+    )
+    return owner is not None and owner.open and owner.intent == intent.key

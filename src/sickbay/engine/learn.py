@@ -1,0 +1,116 @@
+"""From facts to rows: one function for each kind of news. `learn` is the table of contents."""
+
+from msgspec.structs import replace
+
+from sickbay.engine import learn_faults, learn_jobs, learn_nodes, learn_orders
+from sickbay.engine.view import Draft
+from sickbay.model.clock import Deadline
+from sickbay.model.facts import (
+    AgentHeard,
+    AgentSilent,
+    Checked,
+    Fact,
+    Hung,
+    JobSeen,
+    Looked,
+    NodeSeen,
+    NodeVanished,
+    Observed,
+    Ordered,
+    Outcome,
+    PolicyInForce,
+    ResetDone,
+    Stepped,
+    Submitted,
+)
+from sickbay.model.fleet import InForce
+from sickbay.model.intent import INTENT_LIFE, Intent, IntentState
+from sickbay.model.rows import IN_FORCE
+
+
+def learn(draft: Draft, fact: Fact) -> None:
+    news = fact.news
+    match news:
+        case Observed():
+            learn_faults.observed(draft, fact, news)
+        case Checked():
+            learn_faults.checked(draft, fact, news)
+        case NodeSeen():
+            learn_nodes.seen(draft, fact, news)
+        case NodeVanished():
+            learn_nodes.vanished(draft, news)
+        case AgentSilent():
+            learn_nodes.agent_silent(draft, fact, news)
+        case AgentHeard():
+            learn_nodes.agent_heard(draft, fact, news)
+        case JobSeen():
+            learn_jobs.seen(draft, fact, news)
+        case Stepped():
+            learn_jobs.stepped(draft, fact, news)
+        case Hung():
+            learn_jobs.hung(draft, fact, news)
+        case Submitted():
+            learn_jobs.submitted(draft, fact, news)
+        case Looked():
+            _answered(draft, news.look, news.node, "looked")
+        case ResetDone():
+            _answered(draft, news.key, news.node, "reset")
+        case Outcome():
+            _outcome(draft, news)
+        case Ordered():
+            learn_orders.ordered(draft, fact, news)
+        case PolicyInForce():
+            draft.put(InForce(policy=news.policy, knowledge=news.knowledge))
+            draft.tell(f"policy {news.policy}, knowledge {news.knowledge} in force", IN_FORCE, event="policy")
+
+
+def _answered(draft: Draft, key: str, node: str, verdict: str) -> None:
+    intent = draft.intent(key)
+    if intent is not None and not intent.state.over:
+        draft.put(replace(intent, verdicts={**intent.verdicts, node: verdict}))
+
+
+TRANSIENT_LIMIT = 20
+BACKOFF_MOST = 60.0
+
+
+def _outcome(draft: Draft, news: Outcome) -> None:
+    """What a call returned. An answer to an earlier sending of the same intent is still an answer about its effect."""
+    intent = draft.intent(news.key)
+    if intent is None or intent.state.over:
+        return
+    event = {"done": "accepted", "gone": "rejected"}.get(news.result, news.result)
+    if not INTENT_LIFE.can(intent.state, event):
+        return
+    answered = replace(intent, answer=news.text, state=INTENT_LIFE.target(intent, intent.state, event))
+    match news.result:
+        case "transient":
+            answered = _again_later(draft, answered)
+        case "unknown":
+            answered = in_doubt(draft, answered)
+        case "gone":
+            answered = replace(answered, gone=True)
+        case "accepted" | "done":
+            answered = replace(answered, visible_from=max(intent.visible_from, news.visible_from))
+            if news.result == "done":
+                answered = replace(answered, state=IntentState.SEEN)
+        case _:
+            pass
+    draft.put(answered)
+
+
+def _again_later(draft: Draft, intent: Intent) -> Intent:
+    """It did not take effect: it may be sent again, later and not for ever."""
+    if intent.sends >= TRANSIENT_LIMIT:
+        return replace(intent, state=IntentState.EXPIRED, sent_at=0.0)
+    pause = min(BACKOFF_MOST, 0.5 * 2.0 ** (intent.sends - 1))
+    later = Deadline(clock=intent.clock, at=draft.reading(intent.clock) + pause)
+    return replace(intent, not_before=later, sent_at=0.0, seen_by=None)
+
+
+def in_doubt(draft: Draft, intent: Intent) -> Intent:
+    """Absence means absence only in a read newer than the end of the call."""
+    clock = draft.clocks.get(intent.cluster)
+    if clock is None:
+        return intent
+    return replace(intent, doubt_until=clock.as_of + intent.call_timeout + 2 * clock.period)

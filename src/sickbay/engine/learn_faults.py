@@ -1,0 +1,194 @@
+"""Observations and verdicts: faults join an open incident or open one."""
+
+from msgspec.structs import replace
+
+from sickbay.brain.admit import brake_scopes, press
+from sickbay.brain.classify import classify
+from sickbay.brain.correlate import absorb, correlate, judge
+from sickbay.engine.steps import due_now
+from sickbay.engine.view import Draft
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.facts import Checked, Fact, Observed
+from sickbay.model.fault import Fault, Remedy, signature
+from sickbay.model.fleet import Brake, IncidentId, Node
+from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
+from sickbay.model.intent import Verify
+from sickbay.model.job import Interruption, Job
+from sickbay.model.rows import WaitMark, key_of
+
+SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
+
+
+def observed(draft: Draft, fact: Fact, news: Observed) -> None:
+    node = draft.node(news.node)
+    if node is None:
+        return
+    if news.kind == "node.going_down":
+        seconds = float(news.fields.get("seconds", 120))
+        until = Deadline(clock=INGEST, at=draft.reading(INGEST) + seconds)
+        draft.put(replace(node, going_down=until))
+        draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
+        draft.tell(f"going down: {news.text}", key_of(node), event="going_down")
+        return
+    found = classify(news, draft.rules.tables)
+    if found is None:
+        return
+    stale = news.incarnation is not None and news.incarnation != node.incarnation
+    if stale and not (news.last_words and _are_last_words(node, news)):
+        draft.tell(f"{found.code} of an older boot or instance: history only", key_of(node), event="stale")
+        return
+    if node.dismissed_at is not None and fact.at <= node.dismissed_at:
+        return
+    healed = Remedy.REBOOT if stale else None
+    if stale and node.incident is not None:
+        return
+    raise_fault(draft, fact, node, found, own_check="check" in news.fields, healed=healed)
+
+
+def _are_last_words(node: Node, news: Observed) -> bool:
+    """From the boot just ended, and no repair of ours ended it."""
+    return (
+        news.incarnation is not None
+        and node.incarnation is not None
+        and news.incarnation.same_holder(node.incarnation)
+        and news.incarnation.boot_id == node.previous_boot
+        and not node.boot_ended_by_us
+    )
+
+
+def raise_fault(
+    draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False, healed: Remedy | None = None
+) -> None:
+    """A fault of the node's present holder: correlate it, then let it join or open an incident."""
+    policy, reading = draft.rules.policy, draft.reading(INGEST)
+    known = draft.incident(node.incident) if node.incident else None
+    if known is not None and reading - known.seen_at < SAME_AGAIN and _says_nothing_new(known, found):
+        return
+    fault, recent = correlate(judge(found, node, policy), node, policy, reading)
+    if recent != node.recent and (fault.remedy is not Remedy.NONE or fault.follows):
+        node = replace(node, recent=recent)
+        draft.put(node)
+    if known is not None:
+        _join(draft, known, fault, node, own_check=own_check)
+        return
+    if fault.follows and any(s.code == fault.follows for s in node.recent):
+        return
+    if fault.advice is not None and fault.advice.disrupts:
+        fault = judge(replace(fault, remedy=fault.advice), node, policy)
+    if fault.remedy is Remedy.NONE:
+        return
+    open_incident(draft, fact, node, fault, IncidentKind.FAULT, healed=healed)
+
+
+def _says_nothing_new(incident: Incident, found: Fault) -> bool:
+    line = f"{found.code}: {found.evidence or found.because}"
+    busy = incident.phase in {Phase.REPAIRING, Phase.VERIFYING}
+    return line in incident.evidence and not busy and found.advice is None
+
+
+def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_check: bool) -> None:
+    reading = draft.reading(INGEST)
+    after = absorb(incident, fault, node, draft.rules.policy, reading)
+    if own_check:  # what our own check provokes belongs to its verdict
+        after = replace(after, relapse=incident.relapse)
+    if len(after.evidence) > len(incident.evidence):
+        draft.tell(f"also {fault.code}: {fault.evidence or fault.because}", key_of(incident), key_of(node))
+    draft.put(after)
+    if incident.phase is Phase.SUSPECT and not fault.follows:
+        count_brakes(draft, after, node)
+
+
+def open_incident(
+    draft: Draft,
+    fact: Fact,
+    node: Node,
+    fault: Fault,
+    kind: IncidentKind,
+    *,
+    healed: Remedy | None = None,
+    now: bool = False,
+) -> Incident:
+    prefix = {IncidentKind.FAULT: "i", IncidentKind.INTAKE: "n", IncidentKind.OPERATOR: "o"}[kind]
+    incident = Incident(
+        id=IncidentId(f"{prefix}{fact.seq}"),
+        node=node.id,
+        cluster=node.cluster,
+        pool=node.pool,
+        kind=kind,
+        incarnation=node.incarnation,
+        fault=fault,
+        opened_at=fact.at,
+        evidence=(f"{fault.code}: {fault.evidence or fault.because}",),
+        seen_at=draft.reading(INGEST),
+        remedy=fault.remedy,
+        needs_human=fault.needs_human,
+        healed=healed,
+        stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
+        now=now,
+    )
+    due_now(draft, incident)
+    draft.put(replace(node, incident=incident.id))
+    draft.tell(f"SUSPECT: {fault.code}: {fault.because}", key_of(incident), key_of(node), event="opened")
+    if kind is IncidentKind.FAULT:
+        count_brakes(draft, incident, node)
+        _link_ended(draft, fact, incident)
+    return incident
+
+
+def count_brakes(draft: Draft, incident: Incident, node: Node) -> None:
+    """Counted before anything is admitted, so that the incident that trips a brake is held by it."""
+    if not incident.remedy.disrupts:
+        return
+    reading = draft.reading(INGEST)
+    for rule, scope in brake_scopes(incident, node, draft.rules.policy):
+        key = f"brake:{scope}:{signature(incident.fault)}"
+        brake = draft.read(Brake, key, watch=False) or Brake(scope=scope, signature=signature(incident.fault))
+        size = draft.ledger(node.pool).size
+        pressed = press(brake, rule, node.id, reading, draft.now, size)
+        draft.put(pressed)
+        draft.waits[key] = WaitMark(until=Deadline(clock=INGEST, at=reading + rule.within.total_seconds()), urgency=3)
+        if pressed.tripped_at is not None and brake.tripped_at is None:
+            draft.tell(f"brake on: {len(pressed.seen)} nodes show {brake.signature} in {scope}", key, event="brake")
+
+
+def _link_ended(draft: Draft, fact: Fact, incident: Incident) -> None:
+    """A fault dated inside an ended attempt joins its interruption, also when it arrives later."""
+    for job in draft.open_jobs(incident.pool):
+        last = job.interruptions[-1] if job.interruptions else None
+        if last is None or incident.node not in last.nodes or incident.id in last.incidents:
+            continue
+        if _dated_inside(job, last, fact):
+            linked = replace(last, incidents=(*last.incidents, incident.id))
+            draft.put(replace(job, interruptions=(*job.interruptions[:-1], linked)))
+
+
+def _dated_inside(job: Job, last: Interruption, fact: Fact) -> bool:
+    return job.began_at is not None and not last.closed and job.began_at <= fact.at <= max(last.stages.values())
+
+
+def checked(draft: Draft, fact: Fact, news: Checked) -> None:
+    """A verdict: proof for the incident that asked, an answer for the gate that asked, a fault for whoever did not."""
+    node = draft.node(news.node)
+    if node is None or news.incarnation != node.incarnation:
+        return
+    intent = draft.intent(news.check)
+    answers = intent is not None and isinstance(intent.act, Verify) and not intent.state.over
+    if intent is not None and answers and news.node not in intent.verdicts:
+        draft.put(replace(intent, verdicts={**intent.verdicts, news.node: news.verdict}))
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is not None and intent is not None and incident.intent == news.check:
+        if news.verdict == "pass" and answers:
+            proof = Proven(check=news.check, incarnation=news.incarnation, repairs=len(incident.tries))
+            draft.put(replace(incident, proof=proof))
+        elif news.verdict == "fail" and not incident.remedy.disrupts:
+            _raise_by_verdict(draft, fact, node, news)
+        return
+    if news.verdict != "pass":
+        _raise_by_verdict(draft, fact, node, news)
+
+
+def _raise_by_verdict(draft: Draft, fact: Fact, node: Node, news: Checked) -> None:
+    kind = "check.failed" if news.verdict == "fail" else "check.could_not_run"
+    found = classify(Observed(node=node.id, kind=kind, text=news.because), draft.rules.tables)
+    if found is not None:
+        raise_fault(draft, fact, node, found, own_check=True)

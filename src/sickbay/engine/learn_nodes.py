@@ -1,0 +1,238 @@
+"""What clusters and pulses say of nodes: incarnations, readiness, cordons, newcomers, silence."""
+
+from msgspec.structs import replace
+
+from sickbay.brain.classify import classify
+from sickbay.brain.drift import drift
+from sickbay.engine.learn_faults import open_incident, raise_fault
+from sickbay.engine.view import Draft
+from sickbay.model.clock import Deadline
+from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVanished, Observed
+from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
+from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record
+from sickbay.model.incident import IncidentKind, Order, Phase
+from sickbay.model.job import Call
+from sickbay.model.policy import Trigger
+from sickbay.model.rows import WaitMark, key_of
+
+
+def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
+    known = draft.node(news.node)
+    if known is not None and news.as_of < known.as_of:
+        return
+    if known is None:
+        _newcomer(draft, fact, news)
+        return
+    holder = known.incarnation
+    late = holder is not None and news.incarnation.boot_id == known.previous_boot  # the agent told us of the new boot
+    after = replace(
+        known,
+        pool=news.pool,
+        domain=news.domain,
+        devices=news.devices or known.devices,
+        linked=news.linked,
+        ready=news.ready,
+        cordons=tuple(sorted(news.cordons)),
+        unmanaged=news.unmanaged,
+        as_of=news.as_of,
+    )
+    if holder is None:
+        after = replace(after, vacant_until=None)
+        draft.waits[key_of(after)] = None
+    if not late:
+        after = _hold_seat(draft, fact, after, news.incarnation)
+    draft.put(after)
+    _compare(draft, after)
+    if known.ready != after.ready or known.incarnation != after.incarnation:
+        _witness(draft, fact, after, fell=known.ready and known.incarnation == after.incarnation)
+
+
+def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
+    """A seat never seen. It fills a vacancy of its pool if there is one."""
+    node = Node(
+        id=news.node,
+        cluster=news.cluster,
+        pool=news.pool,
+        domain=news.domain,
+        incarnation=news.incarnation,
+        devices=news.devices,
+        linked=news.linked,
+        ready=news.ready,
+        cordons=tuple(sorted(news.cordons)),
+        unmanaged=news.unmanaged,
+        as_of=news.as_of,
+    )
+    draft.put(node)
+    draft.tell(f"seen first as {news.incarnation.instance_id}", key_of(node), event="joined")
+    if news.first_connection and news.busy:
+        _remember(draft, news.incarnation)
+        return
+    vacancies = draft.find(Node, f"vacant:{news.pool}")
+    if vacancies:
+        old = vacancies[0]
+        draft.drop(key_of(old))
+        draft.waits[key_of(old)] = None
+        draft.tell(f"fills the vacancy of {old.name}", key_of(node), key_of(old), event="filled")
+    _intake(draft, fact, node, filled=bool(vacancies))
+
+
+def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
+    wanted = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
+    if node.incarnation is None or draft.read(Record, _holder_key(node.incarnation), watch=False) is not None:
+        return
+    _remember(draft, node.incarnation)
+    if not wanted or node.incident is not None:
+        return
+    fault = classify(Observed(node=node.id, kind="intake"), draft.rules.tables)
+    if fault is None:
+        return
+    node = replace(node, counted=filled)
+    draft.put(node)
+    open_incident(draft, fact, node, fault, IncidentKind.INTAKE)
+
+
+def _holder_key(incarnation: Incarnation) -> str:
+    return f"record:holder/{incarnation.uid}/{incarnation.instance_id}"
+
+
+def _remember(draft: Draft, incarnation: Incarnation) -> None:
+    draft.put(Record(subject=_holder_key(incarnation).removeprefix("record:")))
+
+
+def _hold_seat(draft: Draft, fact: Fact, node: Node, now: Incarnation) -> Node:
+    """The seat under its present holder. A new boot ends what ran there; a new holder is taken in."""
+    was = node.incarnation
+    if was == now:
+        return node
+    incident = draft.incident(node.incident) if node.incident else None
+    ours = incident is not None and incident.phase is Phase.REPAIRING
+    after = replace(
+        node,
+        incarnation=now,
+        previous_boot=was.boot_id if was is not None else "",
+        boot_ended_by_us=ours,
+        agent=AgentState.NONE,  # not heard yet under this boot
+        silent_at=None,
+        going_down=None,
+        recent=(),
+    )
+    what = "rebooted" if now.same_holder(was) else f"now held by {now.instance_id}"
+    draft.tell(f"{what} (boot {now.boot_id})", key_of(node), event="incarnation")
+    draft.put(after)
+    _ranks_end(draft, after)
+    if not now.same_holder(was):
+        _intake(draft, fact, after, filled=True)
+        after = draft.node(node.id) or after
+    return after
+
+
+def _ranks_end(draft: Draft, node: Node) -> None:
+    """What ran under the old incarnation is gone: the new one is the proof."""
+    for job in draft.holders(node):
+        if job.ranks.get(node.id) == "running":
+            call = Call(because=f"{node.name} restarted under it", node=node.id, dated=draft.now)
+            calls = job.calls if any(c.node == node.id for c in job.calls) else (*job.calls, call)
+            draft.put(replace(job, ranks={**job.ranks, node.id: "gone"}, calls=calls))
+
+
+def _compare(draft: Draft, node: Node) -> None:
+    """What others did to a node that we treat."""
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is None or node.incarnation is None:
+        return
+    found = drift(incident, node)
+    after = incident
+    if found.uncordoned:
+        order = Order(verb="uncordoned", by="another", reason=found.uncordoned)
+        after = replace(after, order=order)
+    if found.healed is not None:
+        after = replace(after, healed=found.healed, incarnation=node.incarnation, proof=None, relapse="")
+    if after != incident:
+        draft.put(after)
+
+
+def vanished(draft: Draft, news: NodeVanished) -> None:
+    node = draft.node(news.node)
+    if node is None or news.as_of < node.as_of or node.incarnation is None:
+        return
+    for job in draft.holders(node):
+        if job.ranks.get(node.id) == "running":
+            call = Call(because=f"{node.name} was deleted", node=node.id, lost=True, dated=draft.now)
+            draft.put(replace(job, calls=(*job.calls, call)[-20:], ranks={**job.ranks, node.id: "gone"}))
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
+        patience = draft.rules.policy.pace.vacancy.total_seconds()
+        until = Deadline(clock=node.cluster, at=draft.reading(node.cluster) + patience)
+        draft.put(replace(node, incarnation=None, vacant_until=until, as_of=news.as_of, cordons=(), ready=False))
+        draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
+        draft.tell("its seat is vacant", key_of(node), event="vacant")
+        return
+    draft.drop(key_of(node))
+    draft.tell("deleted", key_of(node), event="deleted")
+    if incident is not None:
+        draft.put(replace(incident, order=None, closing=None))
+
+
+# --- witnesses of silence
+
+
+def agent_silent(draft: Draft, fact: Fact, news: AgentSilent) -> None:
+    node = draft.node(news.node)
+    if node is None or node.incarnation is None:
+        return
+    node = replace(node, agent=AgentState.SILENT, silent_at=news.since)
+    draft.put(node)
+    draft.tell("the agent is silent", key_of(node), event="silent")
+    _witness(draft, fact, node)
+
+
+def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
+    node = draft.node(news.node)
+    if node is None or node.incarnation is None:
+        return
+    if not news.incarnation.same_holder(node.incarnation):
+        return  # an agent of another holder than the cluster knows: wait for the cluster's word
+    if news.incarnation.boot_id == node.previous_boot:
+        return  # a late word of the boot that has ended
+    node = _hold_seat(draft, fact, node, news.incarnation)
+    node = replace(node, agent=AgentState.HEARD, silent_at=None)
+    draft.put(node)
+    _compare(draft, node)
+    _witness(draft, fact, node)
+
+
+def look_again(draft: Draft, fact: Fact, node: Node) -> None:
+    """An announced end has not come, or nothing came after it."""
+    node = replace(node, going_down=None)
+    draft.put(node)
+    _witness(draft, fact, node, fell=True)
+
+
+def _witness(draft: Draft, fact: Fact, node: Node, *, fell: bool = False) -> None:
+    """Who is silent decides what it is. `fell`: the cluster saw it ready before, under the same incarnation."""
+    code = _verdict(draft, node, fell=fell)
+    if code is None or node.incarnation is None:
+        return
+    incident = draft.incident(node.incident) if node.incident else None
+    expected = incident is not None and incident.phase is Phase.REPAIRING
+    if expected or (incident is not None and incident.fault.code == code):
+        return  # a rung that ends the boot owns the silence until its deadline
+    found = classify(Observed(node=NodeId(node.id), kind=code), draft.rules.tables)
+    if found is not None:
+        raise_fault(draft, fact, node, found)
+
+
+def _verdict(draft: Draft, node: Node, *, fell: bool) -> str | None:
+    if node.going_down is not None and not node.going_down.passed(draft.readings):
+        return None  # an announced end is not silence
+    match (node.agent, node.ready):
+        case (AgentState.SILENT, True):
+            return AGENT_LOST
+        case (AgentState.SILENT, False):
+            return NODE_LOST
+        case (AgentState.NONE, False) if fell:
+            return NODE_LOST
+        case (AgentState.HEARD, False):
+            return PARTITION
+        case _:
+            return None

@@ -1,0 +1,131 @@
+"""Operators' commands. Each is audited in the story with who and why; what makes no sense changes nothing."""
+
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from sickbay.brain.admit import released
+from sickbay.engine.learn_faults import open_incident
+from sickbay.engine.view import Draft
+from sickbay.model.clock import INGEST
+from sickbay.model.facts import Fact, Ordered
+from sickbay.model.fault import Fault, Remedy, Scope, Severity
+from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Withhold, Withholding
+from sickbay.model.incident import Incident, IncidentKind, Order
+from sickbay.model.job import Job
+from sickbay.model.rows import WITHHOLDING, key_of
+
+NODE_VERBS = {
+    "cordon": Remedy.NONE,
+    "drain": Remedy.NONE,
+    "reset": Remedy.RESET_GPU,
+    "reboot": Remedy.REBOOT,
+    "replace": Remedy.REPLACE,
+}
+INCIDENT_VERBS = ("confirm", "hold", "dismiss", "escalate")
+
+
+def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
+    match news.verb:
+        case "stop":
+            _stop(draft, news)
+        case "uncordon":
+            _uncordon(draft, news)
+        case verb if verb in NODE_VERBS:
+            _treat(draft, fact, news)
+        case verb if verb in INCIDENT_VERBS:
+            _order(draft, news, draft.incident(IncidentId(news.target)))
+        case "pause" | "unpause" | "exclude" | "include":
+            _withhold(draft, fact, news)
+        case "brake_reset":
+            _reset_brake(draft, news)
+        case _:
+            draft.tell(f"{news.by} asked for {news.verb!r}, which is not known", "operator:", event="refused")
+
+
+def _audit(draft: Draft, news: Ordered, *subjects: str) -> None:
+    now = " now" if news.now else ""
+    draft.tell(f"{news.by}: {news.verb}{now}: {news.reason}", *subjects, "operator:", event="order")
+
+
+def _stop(draft: Draft, news: Ordered) -> None:
+    job = draft.read(Job, f"job:{JobId(news.target)}")
+    if job is not None and job.open:
+        draft.put(replace(job, stop_asked=f"stopped by {news.by}: {news.reason}"))
+        _audit(draft, news, key_of(job))
+
+
+def _uncordon(draft: Draft, news: Ordered) -> None:
+    node = draft.node(NodeId(news.target))
+    if node is not None:
+        _audit(draft, news, key_of(node))
+        _order(draft, news, draft.incident(node.incident) if node.incident else None)
+
+
+def _order(draft: Draft, news: Ordered, incident: Incident | None) -> None:
+    if incident is not None and incident.open:
+        draft.put(replace(incident, order=Order(verb=news.verb, by=news.by, reason=news.reason)))
+        _audit(draft, news, key_of(incident))
+
+
+def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
+    """A person's cordon, drain, reset, reboot or replace takes the same path as a fault's."""
+    node = draft.node(NodeId(news.target))
+    if node is None or node.incarnation is None:
+        return
+    _audit(draft, news, key_of(node))
+    remedy = NODE_VERBS[news.verb]
+    stays = news.verb in {"cordon", "drain"}
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is not None:
+        _join(draft, news, incident, remedy, stays=stays)
+        return
+    fault = Fault(
+        code=f"operator.{news.verb}",
+        component="node",
+        severity=Severity.INFO,
+        scope=Scope.NODE,
+        remedy=remedy,
+        because=f"{news.verb} by {news.by}: {news.reason}",
+        needs_human=stays,
+    )
+    open_incident(draft, fact, node, fault, IncidentKind.OPERATOR, now=news.now)
+
+
+def _join(draft: Draft, news: Ordered, incident: Incident, remedy: Remedy, *, stays: bool) -> None:
+    """The node is being treated already: the wish raises what is done, it never lowers it."""
+    raised = replace(incident, now=incident.now or news.now, needs_human=incident.needs_human or stays)
+    if remedy.rank > incident.remedy.rank:
+        fault = replace(incident.fault, scope=Scope.NODE)
+        raised = replace(raised, remedy=remedy, fault=fault, kind=IncidentKind.OPERATOR)
+    draft.put(raised)
+
+
+def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
+    rows = (draft.read(Withholding, WITHHOLDING) or Withholding()).rows
+    if news.verb in {"unpause", "include"}:
+        kept = tuple(r for r in rows if (r.id != news.target if news.target else not r.id.startswith("pause")))
+        _audit(draft, news, WITHHOLDING)
+        draft.put(Withholding(rows=kept))
+        return
+    until = draft.now + timedelta(seconds=float(news.args["seconds"])) if "seconds" in news.args else None
+    row = Withhold(
+        id=f"{news.verb}-{fact.seq}",
+        because=f"{news.verb} by {news.by}: {news.reason}",
+        by=news.by,
+        fault=news.args.get("fault", "*"),
+        pool=news.args.get("pool", "*"),
+        node=news.args.get("node", "*"),
+        until=until,
+        excuse=news.verb == "exclude",
+    )
+    alive = tuple(r for r in rows if r.until is None or r.until > draft.now)
+    draft.put(Withholding(rows=(*alive, row)))
+    _audit(draft, news, WITHHOLDING)
+
+
+def _reset_brake(draft: Draft, news: Ordered) -> None:
+    brake = draft.read(Brake, f"brake:{news.target}")
+    if brake is not None and brake.tripped_at is not None:
+        draft.put(released(brake, draft.reading(INGEST)))
+        _audit(draft, news, key_of(brake))

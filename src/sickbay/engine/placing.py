@@ -1,0 +1,71 @@
+"""Where a job's next attempt may run."""
+
+from sickbay.brain.resume import Placement
+from sickbay.engine.view import Draft
+from sickbay.model.fleet import Node, NodeId
+from sickbay.model.incident import Incident, Phase
+from sickbay.model.job import Job
+from sickbay.model.policy import PlaceBy
+
+
+def place(draft: Draft, job: Job) -> Placement | str:
+    """Nodes and devices for the next attempt, or why there are none. Reads the pool's ledger: claims wait for turns."""
+    draft.ledger(job.spec.pool)
+    taken = _taken(draft, job)
+    if job.spec.on:
+        return _named(draft, job, taken)
+    free = {node.id: devices for node in _candidates(draft, job) if (devices := _free(node, job, taken)) is not None}
+    order = draft.rules.policy.resume.place
+    last = job.interruptions[-1].nodes if job.interruptions else ()
+    chosen = sorted(free, key=lambda n: (n in job.avoid, n not in last if order[:1] == (PlaceBy.SAME,) else False, n))
+    most, least = job.spec.most, job.spec.least
+    if len(chosen) >= most:
+        return {node: free[node] for node in chosen[:most]}
+    if PlaceBy.FEWER in order and job.interruptions and len(chosen) >= least < most:
+        return {node: free[node] for node in chosen}
+    return f"needs {min(most, least)} nodes of {job.spec.pool}, {len(chosen)} can be claimed"
+
+
+def _candidates(draft: Draft, job: Job) -> list[Node]:
+    return draft.find(Node, f"claimable:{job.spec.pool}")
+
+
+def _taken(draft: Draft, job: Job) -> dict[NodeId, set[int] | None]:
+    """Devices that other attempts hold; None: the whole node."""
+    taken: dict[NodeId, set[int] | None] = {}
+    for other in draft.open_jobs(job.spec.pool):
+        if other.id == job.id:
+            continue
+        for node, devices in other.claim.items():
+            held = taken.setdefault(node, set())
+            taken[node] = None if not devices or held is None else held | set(devices)
+    return taken
+
+
+def _free(node: Node, job: Job, taken: dict[NodeId, set[int] | None]) -> tuple[int, ...] | None:
+    held = taken.get(node.id, set())
+    if held is None:
+        return None
+    wanted = job.spec.gpus_per_node
+    if wanted == 0:
+        return None if held else ()
+    free = [device.index for device in node.devices if device.index not in held]
+    return tuple(free[:wanted]) if len(free) >= wanted else None
+
+
+def _named(draft: Draft, job: Job, taken: dict[NodeId, set[int] | None]) -> Placement | str:
+    placed: Placement = {}
+    for name in job.spec.on:
+        node = draft.peek(Node, f"node:{name}")
+        devices = _free(node, job, taken) if node is not None and node.claimable else None
+        if node is None or devices is None:
+            why = "is not known" if node is None else "cannot be claimed" if not node.claimable else "is taken"
+            return f"{name} {why}"
+        placed[name] = devices
+    return placed
+
+
+def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...]:
+    """For clusters that choose nodes themselves: seats with an open illness."""
+    sick = draft.find(Incident, f"open-incident:{job.spec.pool}")
+    return tuple(sorted(i.node for i in sick if i.phase is not Phase.WATCHED))

@@ -1,0 +1,83 @@
+"""Seats and their pools: what is in service, what may be claimed, and the ledger that changes with it."""
+
+from msgspec.structs import replace
+
+from sickbay.brain.admit import limit_for
+from sickbay.engine.view import Draft
+from sickbay.model.fleet import AgentState, Capability, Ledger, Node, NodeId
+from sickbay.model.incident import Incident, Phase
+
+
+def settle(draft: Draft) -> None:
+    """Derive what follows from this unit's changes to seats, and bring the ledgers along. Called once per unit."""
+    for node_id in _touched(draft):
+        key = f"node:{node_id}"
+        before, after = draft.before(Node, key), draft.peek(Node, key)
+        if after is not None:
+            incident = draft.incident(after.incident) if after.incident else None
+            derived = derive(after, incident, draft.can(after.cluster))
+            if derived != after:
+                draft.put(derived)
+            after = derived
+        _book(draft, before, after)
+
+
+def _touched(draft: Draft) -> list[NodeId]:
+    nodes: dict[NodeId, None] = {}
+    for key, row in list(draft.writes.items()):
+        if isinstance(row, Node):
+            nodes[row.id] = None
+        elif isinstance(row, Incident):
+            nodes[row.node] = None
+        elif row is None and key.startswith("node:"):
+            nodes[NodeId(key.removeprefix("node:"))] = None
+    return list(nodes)
+
+
+def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) -> Node:
+    phase = incident.phase if incident is not None else None
+    ours = phase is not None and phase.out
+    out = node.counted and (node.incarnation is None or ours or node.others_cordon or node.lost)
+    speaks = node.agent is AgentState.HEARD or (node.agent is AgentState.NONE and Capability.LOOK not in can)
+    healthy = phase is None or phase is Phase.WATCHED or node.excused
+    claimable = node.incarnation is not None and node.ready and speaks and healthy and not node.cordons
+    return replace(node, out=out, held=ours and phase is Phase.HELD, claimable=claimable)
+
+
+def _book(draft: Draft, before: Node | None, after: Node | None) -> None:
+    seat = after or before
+    if seat is None:
+        return
+    incident = seat.incident or (before.incident if before else None)
+    ledger = draft.ledger(seat.pool)
+    changed = replace(
+        ledger,
+        seats=ledger.seats + _count(after, "counted") - _count(before, "counted"),
+        out=ledger.out + _count(after, "out") - _count(before, "out"),
+        held=ledger.held + _count(after, "held") - _count(before, "held"),
+        turn=ledger.turn + (_count(after, "claimable") != _count(before, "claimable")),
+        repairing=ledger.repairing + (_repairing(draft, incident, now=True) - _repairing(draft, incident, now=False)),
+    )
+    size = limit_for(seat.pool, draft.rules.policy).size
+    changed = replace(changed, size=size if size is not None else max(changed.size, changed.seats))
+    if changed != ledger:
+        draft.put(changed)
+
+
+def _count(node: Node | None, what: str) -> int:
+    return int(node is not None and bool(getattr(node, what)))
+
+
+def _repairing(draft: Draft, incident: str | None, *, now: bool) -> int:
+    if incident is None:
+        return 0
+    look = draft.peek if now else draft.before
+    row = look(Incident, f"incident:{incident}")
+    return int(row is not None and row.phase is Phase.REPAIRING)
+
+
+def turn(draft: Draft, pool: str) -> Ledger:
+    """Every claim takes its turn at the pool's ledger, so that two attempts never hold one device."""
+    ledger = draft.ledger(pool)
+    draft.put(replace(ledger, turn=ledger.turn + 1))
+    return ledger

@@ -1,0 +1,272 @@
+"""Taking a step: what changes together when an incident or a job moves, or an intent is written down."""
+
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+from msgspec.structs import replace
+
+from sickbay.brain.decision import Do, Tell
+from sickbay.engine.seats import turn
+from sickbay.engine.view import Draft
+from sickbay.model.clock import INGEST
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import Incarnation, Node, PastIncident, Record
+from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try
+from sickbay.model.intent import Intent, IntentState, Notify, Quarantine, Release, Repair, Verify
+from sickbay.model.job import JOB_LIFE, Interruption, Job, JobState
+from sickbay.model.rows import DUE_NOW, WaitMark, key_of
+
+KEEP_PAST = 20
+KEEP_STAGES = 60
+KEEP_INTERRUPTIONS = 60
+REPEATED_TELLS = 40
+
+
+# --- incidents
+
+
+def step_incident(draft: Draft, incident: Incident, event: str, because: str, also: dict[str, Any]) -> Incident:
+    """The incident after one event of TRANSITIONS, with all that goes with it."""
+    changed = replace(incident, **{"intent": "", "deadline": None, **also})
+    phase = TRANSITIONS.target(changed, incident.phase, event)
+    stage = Stage(phase=phase, entered_at=draft.now, because=because)
+    changed = replace(changed, phase=phase, stages=(*incident.stages, stage)[-KEEP_STAGES:], wait=None)
+    if incident.phase in {Phase.REPAIRING, Phase.VERIFYING} and event in {"repaired", "fail"}:
+        changed = _judged(changed, draft.now, "done" if event == "repaired" else f"failed: {because}")
+    draft.tell(f"{phase}: {because}", f"incident:{incident.id}", f"node:{incident.node}", event=event)
+    if phase.terminal:
+        changed = replace(changed, closed_at=draft.now, closing=None)
+        _close(draft, changed)
+    draft.put(changed)
+    return changed
+
+
+def _judged(incident: Incident, now: datetime, result: str) -> Incident:
+    """Write the result on the last try; what others did counts as a try once it has failed."""
+    if incident.healed is not None and result != "done":
+        tried = Try(rung=incident.healed, result=f"by others, {result}", at=now)
+        return replace(incident, healed=None, tries=(*incident.tries, tried))
+    if not incident.tries:
+        return incident
+    last = replace(incident.tries[-1], result=result)
+    return replace(incident, tries=(*incident.tries[:-1], last))
+
+
+def _close(draft: Draft, incident: Incident) -> None:
+    """An ended incident lets go of its node and enters the history of the hardware."""
+    node = draft.node(incident.node)
+    if node is not None and node.incident == incident.id:
+        by_hand = incident.phase is Phase.DISMISSED and incident.stages[-1].because.startswith(("by an", "uncordoned"))
+        draft.put(
+            replace(
+                node,
+                incident=None,
+                excused=False,
+                recent=(),
+                counted=node.counted or incident.phase is Phase.RELEASED,
+                dismissed_at=draft.now if by_hand else node.dismissed_at,
+            )
+        )
+    if incident.kind is not IncidentKind.FAULT or not incident.remedy.disrupts:
+        return
+    past = PastIncident(
+        incident=incident.id,
+        code=incident.fault.code,
+        at=draft.reading(INGEST),
+        ended=incident.phase,
+        rung=incident.rung or "",
+    )
+    for subject in subjects_of(incident.incarnation, node, incident.fault.device):
+        record = draft.read(Record, f"record:{subject}", watch=False) or Record(subject=subject)
+        draft.put(replace(record, past=(*record.past, past)[-KEEP_PAST:]))
+
+
+def subjects_of(incarnation: Incarnation | None, node: Node | None, device: int | None) -> list[str]:
+    """Whose history it is: the instance's, and the device's by its serial. Never the seat's."""
+    subjects = [incarnation.instance_id] if incarnation is not None else []
+    if node is not None and device is not None and incarnation == node.incarnation:
+        subjects += [d.serial for d in node.devices if d.index == device and d.serial]
+    return subjects
+
+
+# --- jobs
+
+
+def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, Any]) -> Job:
+    changed = replace(job, **{"intent": "", **also})
+    state = JOB_LIFE.target(changed, job.state, event)
+    changed = replace(changed, state=state, wait=None)
+    changed = _interrupted(draft, job, changed, event, because)
+    if changed.claim.keys() != job.claim.keys():
+        turn(draft, job.spec.pool)
+    if state is JobState.QUEUED:
+        changed = replace(changed, end=None, ranks={})
+    if state.terminal:
+        changed = replace(changed, closed_at=draft.now, claim={})
+    draft.tell(f"{state}: {because}", f"job:{job.id}", event=event)
+    draft.put(changed)
+    return changed
+
+
+def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str) -> Job:
+    """Stamp the stages of the interruption that this step belongs to; open one where an attempt is lost."""
+    match event:
+        case "stop" | "ended" if before.state in {JobState.RUNNING, JobState.GATING} and not after.stop_asked:
+            symptoms = [call.dated for call in before.calls if call.dated]
+            detected = min([*symptoms, before.end.at if before.end else draft.now])
+            fresh = Interruption(
+                attempt=before.attempt,
+                cause=because,
+                at=draft.reading(before.spec.cluster),
+                incidents=tuple(dict.fromkeys(c.incident for c in before.calls if c.incident)),
+                stages={"detected": detected},
+                nodes=tuple(sorted(before.claim or before.ranks)),
+            )
+            earlier = tuple(i if i.closed else replace(i, closed=True) for i in before.interruptions)
+            after = replace(after, interruptions=(*earlier, fresh)[-KEEP_INTERRUPTIONS:])
+            return stamp(after, "stopped", draft.now) if event == "ended" else after
+        case "ended":
+            return stamp(after, "stopped", draft.now)
+        case "requeue":
+            return stamp(after, "diagnosed", draft.now)
+        case "claim":
+            return stamp(after, "placed", draft.now)
+        case "started" | "appear" | "restarted":
+            after = stamp(after, "started", draft.now)
+            return after if after.spec.reports_steps else _first_step(after, None)
+        case "fail" | "stopped" | "complete":
+            closed = tuple(replace(i, closed=True) for i in after.interruptions)
+            return replace(after, interruptions=closed)
+        case _:
+            return after
+
+
+def stamp(job: Job, stage: str, at: datetime) -> Job:
+    """Write a stage on the open interruption; the first time counts."""
+    if not job.interruptions or job.interruptions[-1].closed:
+        return job
+    last = job.interruptions[-1]
+    return replace(job, interruptions=(*job.interruptions[:-1], replace(last, stages={stage: at, **last.stages})))
+
+
+def _first_step(job: Job, at: datetime | None) -> Job:
+    if not job.interruptions or job.interruptions[-1].closed:
+        return job
+    if at is not None:
+        job = stamp(job, "first_step", at)
+    return replace(job, interruptions=(*job.interruptions[:-1], replace(job.interruptions[-1], closed=True)))
+
+
+def first_step(job: Job, at: datetime) -> Job:
+    """Training again: the interruption is over."""
+    return _first_step(job, at)
+
+
+# --- intents
+
+
+def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int]:
+    """The intent of a decision, PLANNED. Its key is the owner's next number: planning it twice gives one intent."""
+    number = owner.acts + 1
+    cluster, pool = (
+        (owner.cluster, owner.pool) if isinstance(owner, Incident) else (owner.spec.cluster, owner.spec.pool)
+    )
+    intent = Intent(
+        key=f"{owner.id}.{number}",
+        owner=key_of(owner),
+        cluster=cluster,
+        pool=pool,
+        act=do.act,
+        because=do.because,
+        planned_at=draft.now,
+        clock=do.clock,
+        call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
+        patience=do.patience.total_seconds(),
+        blind=_blind(draft, cluster, do),
+        expect=_expected(draft, do),
+        digest=draft.rules.digest,
+    )
+    draft.put(intent)
+    draft.waits[f"intent:{intent.key}"] = WaitMark(on={}, urgency=1)
+    subjects = [key_of(owner)]
+    if isinstance(owner, Incident):
+        subjects.append(f"node:{owner.node}")
+    draft.tell(f"{_name(do)}: {do.because}", *subjects, event="intent")
+    return intent, number
+
+
+def _blind(draft: Draft, cluster: str, do: Do) -> bool:
+    act = do.act
+    name = act.rung if isinstance(act, Repair) else type(act).__struct_config__.tag
+    return name in draft.rules.blind.get(cluster, frozenset())
+
+
+def _expected(draft: Draft, do: Do) -> Incarnation | None:
+    act = do.act
+    match act:
+        case Quarantine(node=node) | Release(node=node) | Repair(node=node):
+            seat = draft.node(node)
+        case Verify(nodes=(only,)):
+            seat = draft.node(only)
+        case _:
+            return None
+    return seat.incarnation if seat is not None else None
+
+
+def _name(do: Do) -> str:
+    act = do.act
+    name = type(act).__name__
+    return f"{name}({act.rung})" if isinstance(act, Repair) else name
+
+
+def notify(draft: Draft, owner: Incident | Job, tell: Tell) -> tuple[str, ...]:
+    """Put a notification into the outbox, once per name, for each notifier that the policy wants."""
+    if tell.once in owner.told:
+        return owner.told
+    cluster, pool = (
+        (owner.cluster, owner.pool) if isinstance(owner, Incident) else (owner.spec.cluster, owner.spec.pool)
+    )
+    post(draft, tell.notice, key=f"{owner.id}.tell.{tell.once}", cluster=cluster, pool=pool)
+    draft.tell(f"told: {tell.notice.text}", key_of(owner), event="notify")
+    return (*owner.told, tell.once)[-REPEATED_TELLS:]
+
+
+def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> None:
+    for rule in draft.rules.policy.notify:
+        if not any(fnmatchcase(notice.event, wanted) for wanted in rule.events):
+            continue
+        for to in rule.to:
+            draft.put(
+                Intent(
+                    key=f"{key}.{to}",
+                    owner="",
+                    cluster=cluster,
+                    pool=pool,
+                    act=replace(notice, to=to),
+                    because=notice.text,
+                    planned_at=draft.now,
+                    clock=INGEST,
+                    call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
+                    patience=3600.0,
+                )
+            )
+            draft.waits[f"intent:{key}.{to}"] = WaitMark(on={}, urgency=5)
+        return
+
+
+def withdraw(draft: Draft, key: str) -> None:
+    """An intent that its owner no longer wants: if it was not sent, it never will be."""
+    intent = draft.intent(key)
+    if intent is not None and intent.state is IntentState.PLANNED:
+        draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
+        draft.waits[f"intent:{key}"] = None
+
+
+def due_now(draft: Draft, row: Incident | Job) -> None:
+    draft.put(row)
+    draft.waits[key_of(row)] = DUE_NOW
+
+
+def tried(incident: Incident, rung: Remedy, now: datetime) -> tuple[Try, ...]:
+    return (*incident.tries, Try(rung=rung, result="started", at=now))

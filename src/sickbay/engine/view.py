@@ -1,0 +1,171 @@
+"""Rows as a round sees them, and a draft of what one unit changes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from sickbay.model.clock import WatchedClock
+from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, NodeId
+from sickbay.model.incident import Incident
+from sickbay.model.intent import Intent
+from sickbay.model.job import Job
+from sickbay.model.policy import Policy
+from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of
+from sickbay.model.tables import Tables
+from sickbay.ports.store import Store
+
+RowType = TypeVar("RowType", bound=AnyRow)
+
+CACHE_ROWS = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What decisions are made with: policy, knowledge, and what each cluster can do."""
+
+    policy: Policy
+    tables: Tables
+    policy_digest: str
+    can: Mapping[str, frozenset[Capability]]
+    blind: Mapping[str, frozenset[str]]
+
+    @property
+    def digest(self) -> str:
+        return f"{self.policy_digest}+{self.tables.digest}"
+
+
+class View:
+    """Rows by key, read once and remembered: only the leader writes rows, so what it wrote is what is there.
+
+    After any doubt (a conflict, a lost answer, a new epoch) everything remembered is thrown away.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows: dict[str, Versioned] = {}
+
+    def get(self, key: str) -> Versioned:
+        found = self._rows.get(key)
+        if found is None:
+            self.fetch([key])
+            found = self._rows[key]
+        return found
+
+    def fetch(self, keys: Iterable[str]) -> None:
+        missing = [key for key in keys if key not in self._rows]
+        if missing:
+            if len(self._rows) > CACHE_ROWS:
+                self._rows.clear()
+            self._rows.update(self._store.load(missing))
+
+    def find(self, tag: str) -> Sequence[str]:
+        keys = self._store.find(tag)
+        self.fetch(keys)
+        return keys
+
+    def wrote(self, unit: Unit, version: int) -> None:
+        for key, row in unit.writes.items():
+            self._rows[key] = Versioned(row=row, version=version if row is not None else 0)
+
+    def forget(self) -> None:
+        self._rows.clear()
+
+
+class Draft:
+    """One unit in the making: every read is expected at commit, and watched by the wait that may follow."""
+
+    def __init__(self, view: View, rules: Rules, clocks: Mapping[str, WatchedClock], now: datetime) -> None:
+        self._view = view
+        self.rules = rules
+        self.clocks = clocks
+        self.readings: dict[str, float] = {source: clock.reading for source, clock in clocks.items()}
+        self.now = now
+        self.expect: dict[str, int] = {}
+        self.watched: set[str] = set()
+        self.writes: dict[str, AnyRow | None] = {}
+        self.waits: dict[str, WaitMark | None] = {}
+        self.story: list[Line] = []
+
+    def read(self, kind: type[RowType], key: str, *, watch: bool = True) -> RowType | None:
+        """The row as this unit sees it: its own writes first."""
+        if watch:
+            self.watched.add(key)
+        if key in self.writes:
+            row = self.writes[key]
+        else:
+            found = self._view.get(key)
+            self.expect.setdefault(key, found.version)
+            row = found.row
+        if row is not None and not isinstance(row, kind):
+            raise TypeError(f"{key} is not a {kind.__name__}")
+        return row
+
+    def peek(self, kind: type[RowType], key: str) -> RowType | None:
+        """The row without a claim on it: for what the ledger's version, or nothing at all, protects."""
+        row = self.writes[key] if key in self.writes else self._view.get(key).row
+        return row if isinstance(row, kind) else None
+
+    def before(self, kind: type[RowType], key: str) -> RowType | None:
+        """The row as it was before this unit."""
+        row = self._view.get(key).row
+        return row if isinstance(row, kind) else None
+
+    def find(self, kind: type[RowType], tag: str) -> list[RowType]:
+        rows = (self.peek(kind, key) for key in self._view.find(tag))
+        return [row for row in rows if row is not None]
+
+    def put(self, row: AnyRow) -> None:
+        key = key_of(row)
+        if key not in self.expect:
+            self.expect[key] = self._view.get(key).version
+        self.writes[key] = row
+
+    def drop(self, key: str) -> None:
+        if key not in self.expect:
+            self.expect[key] = self._view.get(key).version
+        self.writes[key] = None
+
+    def tell(self, text: str, *subjects: str, event: str = "") -> None:
+        self.story.append(Line(subjects=subjects, at=self.now, text=text, event=event))
+
+    # --- the words of the model
+    def node(self, node: NodeId) -> Node | None:
+        return self.read(Node, f"node:{node}")
+
+    def incident(self, incident: IncidentId) -> Incident | None:
+        return self.read(Incident, f"incident:{incident}")
+
+    def job(self, job: JobId) -> Job | None:
+        return self.read(Job, f"job:{job}")
+
+    def intent(self, key: str) -> Intent | None:
+        return self.read(Intent, f"intent:{key}") if key else None
+
+    def ledger(self, pool: str) -> Ledger:
+        return self.read(Ledger, f"ledger:{pool}") or Ledger(pool=pool)
+
+    def open_jobs(self, pool: str) -> list[Job]:
+        """All jobs that may hold something in a pool. Claims change only together with the pool's ledger."""
+        return self.find(Job, f"open-job:{pool}")
+
+    def holders(self, node: Node) -> list[Job]:
+        return [job for job in self.open_jobs(node.pool) if node.id in job.claim]
+
+    def reading(self, clock: str) -> float:
+        return self.readings.get(clock, 0.0)
+
+    def can(self, cluster: str) -> frozenset[Capability]:
+        return self.rules.can.get(cluster, frozenset())
+
+    @property
+    def size(self) -> int:
+        return len(self.writes.keys() | self.expect.keys() | self.waits.keys()) + len(self.story)
+
+    def unit(self) -> Unit:
+        changed = {key: row for key, row in self.writes.items() if row is None or row != self._view.get(key).row}
+        return Unit(writes=changed, expect=self.expect, waits=self.waits, story=tuple(self.story))
+
+
+def moment(wall: float) -> datetime:
+    return datetime.fromtimestamp(wall, UTC)

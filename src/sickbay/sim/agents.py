@@ -1,0 +1,122 @@
+"""Agents: what they have to report, when we hear it, and whose voice we hear at all."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from sickbay.model.facts import AnyNews, Fact, Observed
+from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.sim.ground import Ground
+from sickbay.sim.hardware import Item, Seat
+from sickbay.sim.mischief import Mischief
+
+# The mapping is the world's own: whoever keeps it copies it.
+Deliver = Callable[[list[Fact], Mapping[NodeId, Incarnation]], None]
+
+
+class Agents:
+    """Each seat has an outbox, in order. A report carries all of it; what was not sent when a boot ended is last words.
+
+    `voices` holds every agent that we could hear now. Pulses of all of them are delivered as one batch per period.
+    """
+
+    def __init__(self, ground: Ground, mischief: Mischief, deliver: Deliver) -> None:
+        self._ground = ground
+        self._mischief = mischief
+        self._deliver = deliver
+        self.voices: dict[NodeId, Incarnation] = {}
+        self.deaf = False  # our ear, not their voice
+        self._waiting: dict[NodeId, Seat] = {}
+        if ground.rules.pulse > 0:
+            ground.scheduler.every(ground.rules.pulse, self._pulse)
+
+    # --- voices
+    def refresh(self, seat: Seat) -> None:
+        """Call after anything that an agent's voice depends on has changed."""
+        heard = self.voices.get(seat.id)
+        if not seat.speaking:
+            self.voices.pop(seat.id, None)
+        elif heard != seat.incarnation:
+            self.voices[seat.id] = seat.incarnation
+            self._ground.scheduler.after(
+                self._ground.spread(self._ground.rules.report_takes), lambda: self.flush(seat, first_word=True)
+            )
+
+    def close_ear(self) -> None:
+        """Nothing that agents say reaches us any more; they keep it."""
+        self.deaf = True
+
+    def open_ear(self) -> None:
+        self.deaf = False
+        for seat in list(self._waiting.values()):
+            self.flush(seat)
+
+    def _pulse(self) -> None:
+        if not self.deaf and self.voices:
+            self._deliver([], self.voices)
+
+    # --- reports
+    def observe(self, seat: Seat, kind: str, fields: Mapping[str, str | int], text: str, source: str = "kmsg") -> None:
+        """A line is written on the node now; its agent reports it soon."""
+        seat.seq += 1
+        news = Observed(node=seat.id, kind=kind, fields=dict(fields), text=text, incarnation=seat.incarnation)
+        self._ground.chronicle.note(f"line.{kind}", seat.id, text)
+        self.say(seat, news, f"{seat.incarnation.boot_id}:{source}:{seat.seq}")
+
+    def say(self, seat: Seat, news: AnyNews, fact_id: str) -> None:
+        """Puts one thing into the node's outbox and sends it, soon, late or twice."""
+        now = self._ground.now
+        item = Item(
+            fact=Fact(id=fact_id, at=self._ground.stamp(now), news=news), boot_id=seat.incarnation.boot_id, at=now
+        )
+        seat.outbox.append(item)
+        self._waiting[seat.id] = seat
+        odds, scheduler = self._mischief.odds, self._ground.scheduler
+        takes = self._ground.spread(self._ground.rules.report_takes)
+        if self._mischief.chance(odds.report_late):
+            takes += self._ground.rng.random() * odds.report_late_by
+            if seat.speaking:
+                # A copy has left the node: it arrives whatever becomes of its boot.
+                scheduler.after(takes + 1.0, lambda: self._copy(item))
+        scheduler.after(takes, lambda: self.flush(seat))
+
+    def tell(self, news: AnyNews, fact_id: str) -> None:
+        """Delivers what does not come from an agent."""
+        if not self.deaf:
+            self._deliver([Fact(id=fact_id, at=self._ground.dated(self._ground.now), news=news)], {})
+
+    def flush(self, seat: Seat, *, first_word: bool = False) -> None:
+        """Sends all that the agent has, in order. Nothing happens if it has nothing or cannot be heard."""
+        if self.deaf or not seat.speaking or not (seat.outbox or first_word):
+            return
+        facts = [self._dated(item, seat) for item in seat.outbox]
+        seat.outbox.clear()
+        self._waiting.pop(seat.id, None)
+        self._deliver(facts, {seat.id: seat.incarnation})
+        odds = self._mischief.odds
+        if facts and self._mischief.chance(odds.report_twice):
+            later = self._ground.rng.random() * odds.report_late_by
+            self._ground.scheduler.after(later, lambda: self._again(facts))
+
+    def boot_ends(self, seat: Seat) -> None:
+        """What was not sent is spooled for the next boot, or lost with this one."""
+        if seat.outbox and self._mischief.chance(self._mischief.odds.spool_lost):
+            self.wipe(seat)
+
+    def wipe(self, seat: Seat) -> None:
+        seat.outbox.clear()
+        self._waiting.pop(seat.id, None)
+
+    def _dated(self, item: Item, seat: Seat) -> Fact:
+        news = item.fact.news
+        if isinstance(news, Observed) and item.boot_id != seat.incarnation.boot_id:
+            news = msgspec.structs.replace(news, last_words=True)
+        return Fact(id=item.fact.id, at=self._ground.dated(item.at), news=news)
+
+    def _copy(self, item: Item) -> None:
+        """The network delivers what left the node long ago."""
+        self._again([Fact(id=item.fact.id, at=self._ground.dated(item.at), news=item.fact.news)])
+
+    def _again(self, facts: list[Fact]) -> None:
+        if not self.deaf:
+            self._deliver(facts, {})

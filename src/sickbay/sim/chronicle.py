@@ -1,0 +1,60 @@
+"""What was told and what happened, kept apart from what anybody sees."""
+
+from collections import Counter
+from typing import NamedTuple
+
+from sickbay.sim.schedule import Scheduler
+
+
+class Event(NamedTuple):
+    """Something true: it happened in the world, whoever knows of it."""
+
+    at: float
+    what: str
+    subject: str
+    detail: str = ""
+
+
+class Violation(NamedTuple):
+    """Something that must never happen, seen by the world itself."""
+
+    at: float
+    kind: str
+    subject: str
+    detail: str
+
+
+class Told(NamedTuple):
+    """A call that reached, or should have reached, the world, and what its caller was told."""
+
+    at: float
+    act: str
+    key: str
+    target: str
+    fate: str
+    answer: str
+
+
+class Chronicle:
+    """The world's own log. Invariants are asserted on it, never on the journal of the engine."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.events: list[Event] = []
+        self.violations: list[Violation] = []
+        self.told: list[Told] = []
+        self.counts: Counter[str] = Counter()
+
+    def note(self, what: str, subject: str, detail: str = "") -> None:
+        self.counts[what] += 1
+        self.events.append(Event(self._scheduler.now, what, subject, detail))
+
+    def violate(self, kind: str, subject: str, detail: str) -> None:
+        self.violations.append(Violation(self._scheduler.now, kind, subject, detail))
+        self.note(f"violation.{kind}", subject, detail)
+
+    def tell(self, act: str, key: str, target: str, fate: str, answer: str) -> None:
+        self.told.append(Told(self._scheduler.now, act, key, target, fate, answer))
+
+    def of(self, what: str, subject: str | None = None) -> list[Event]:
+        return [event for event in self.events if event.what == what and subject in {None, event.subject}]

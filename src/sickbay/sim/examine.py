@@ -1,0 +1,93 @@
+"""Checks and looks, as they run on the nodes."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from sickbay.model.facts import Checked, Looked
+from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.sim.agents import Agents
+from sickbay.sim.ground import Ground
+from sickbay.sim.hardware import Power, Seat, symptom
+from sickbay.sim.mischief import Mischief
+
+
+class Examinations:
+    """A check finds every defect that its level can find, and makes it show itself again."""
+
+    def __init__(self, ground: Ground, agents: Agents, mischief: Mischief) -> None:
+        self._ground = ground
+        self._agents = agents
+        self._mischief = mischief
+
+    def check(self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int) -> None:
+        for node, expect in nodes.items():
+            self._ground.chronicle.note("check", node, check)
+            seat = self._ground.seats.get(node)
+            takes = self._ground.spread(self._takes(level))
+            if seat is None or not seat.speaking:
+                self._cannot(check, node, expect, level, "the node does not answer", after=takes)
+            elif expect not in {None, seat.incarnation}:
+                self._cannot(check, node, seat.incarnation, level, "another incarnation holds the seat", after=takes)
+            elif self._mischief.chance(self._mischief.odds.check_could_not_run):
+                self._cannot(check, node, seat.incarnation, level, "the tool did not start", after=takes)
+            else:
+                self._run(check, seat, level, takes)
+
+    def look(self, look: str, nodes: tuple[NodeId, ...]) -> None:
+        for node in nodes:
+            seat = self._ground.seats.get(node)
+            if seat is not None and seat.speaking:
+                takes = self._ground.spread(self._ground.rules.look_takes)
+                self._ground.scheduler.after(takes, partial(self._looked, look, seat))
+
+    def _takes(self, level: int) -> float:
+        takes = self._ground.rules.check_takes
+        return takes[min(max(level, 1), len(takes)) - 1]
+
+    def _run(self, check: str, seat: Seat, level: int, takes: float) -> None:
+        turn, after = seat.turn, self._ground.scheduler.after
+
+        def show() -> None:
+            for defect in seat.defects:
+                if seat.turn == turn and defect.found_at <= level and not defect.silent:
+                    kind, fields, text = symptom(defect.code, defect.device)
+                    self._agents.observe(seat, kind, {**fields, "check": check}, text)
+
+        def finish() -> None:
+            if seat.turn != turn or seat.power is not Power.UP or not seat.agent_alive:
+                self._cannot(check, seat.id, seat.incarnation, level, "the boot ended while it ran", after=1.0)
+                return
+            found = [defect.code for defect in seat.defects if defect.found_at <= level]
+            self._say(check, seat, level, "fail" if found else "pass", ", ".join(found))
+
+        if seat.defects:
+            after(takes * self._ground.rng.uniform(0.2, 0.9), show)
+        after(takes, finish)
+
+    def _say(self, check: str, seat: Seat, level: int, verdict: str, because: str) -> None:
+        self._ground.chronicle.note(f"check.{verdict}", seat.id, check)
+        news = Checked(
+            check=check, node=seat.id, verdict=verdict, incarnation=seat.incarnation, level=level, because=because
+        )
+        self._agents.say(seat, news, f"{check}:{seat.id}")
+
+    def _cannot(
+        self, check: str, node: NodeId, incarnation: Incarnation | None, level: int, because: str, *, after: float
+    ) -> None:
+        """Either the runner says that it could not, or nobody says anything."""
+        if incarnation is None or self._mischief.chance(self._mischief.odds.check_silent):
+            self._ground.chronicle.note("check.silent", node, check)
+            return
+        self._ground.chronicle.note("check.could_not_run", node, check)
+        news = Checked(
+            check=check, node=node, verdict="could_not_run", incarnation=incarnation, level=level, because=because
+        )
+        self._ground.scheduler.after(after, lambda: self._agents.tell(news, f"{check}:{node}"))
+
+    def _looked(self, look: str, seat: Seat) -> None:
+        if seat.speaking:
+            self._agents.say(
+                seat, Looked(look=look, node=seat.id, incarnation=seat.incarnation), f"{look}:{seat.id}:looked"
+            )
+            # The answer carries all that came before it.
+            self._agents.flush(seat)

@@ -1,0 +1,133 @@
+"""What a training job does with its time."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sickbay.model.facts import JobSeen
+from sickbay.model.fleet import JobId, NodeId
+from sickbay.model.job import End, JobSpec
+from sickbay.model.noun import Noun
+from sickbay.sim.schedule import Ticket
+
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "train.py", line 88, in <module>\n    main()\n'
+    '  File "train.py", line 61, in main\n    loss = step(batch[key])\n'
+    "KeyError: 'labels'"
+)
+NCCL_TAIL = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+
+
+class OnDeath(StrEnum):
+    FAIL = "fail"  # the others notice at once
+    HANG = "hang"  # the others wait for the collective's time-out
+
+
+class Programme(Noun):
+    """How a job trains, and how it behaves when a rank dies. Times in seconds."""
+
+    steps: int = 1_000_000
+    rate: float = 1.0  # steps in a second
+    checkpoint_every: int = 1000
+    load: float = 60.0
+    tell_every: float = 21_600.0  # sparse: a year of them is simulated
+    on_death: OnDeath = OnDeath.FAIL
+    give_up: float | None = 600.0  # when hanging ranks fail by themselves; None: never
+    hang_notice: float = 300.0  # silence of the heartbeat that counts as hung
+    crashes_at: int | None = None  # a bug in the script: this step always ends it
+
+
+@dataclass(slots=True)
+class Tally:
+    """Where a job's time went: work that was kept, and what was lost to each cause (work done again, time idle)."""
+
+    useful: float = 0.0
+    lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def share(self) -> float:
+        """Effective training time."""
+        whole = self.useful + sum(self.lost.values())
+        return self.useful / whole if whole else 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One run of a job, as it truly is, and the cluster's view of its ranks."""
+
+    job: JobId
+    number: int
+    key: str
+    nodes: dict[NodeId, tuple[int, ...]]
+    native: bool = False
+    missing: tuple[NodeId, ...] = ()  # of a gang that was started in part
+    waiting: bool = False  # the cluster's scheduler has no place for it yet
+    avoid: tuple[NodeId, ...] = ()
+    alive: dict[NodeId, None] = field(default_factory=dict)  # ordered, so that one seed gives one history
+    ranks: dict[NodeId, str] = field(default_factory=dict)
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    resumed_from: int = 0
+    training_since: float | None = None
+    halted_at: float | None = None
+    cause: str = ""
+    stop_told: bool = False
+    told_step: bool = False
+    tail: str = ""
+    end: End | None = None
+    tickets: list[Ticket] = field(default_factory=list)  # of its progress
+
+    @property
+    def id(self) -> str:
+        return f"{self.job}#{self.number}"
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it runs or will run, in truth."""
+        return self.end is not None and not self.alive
+
+    def cancel(self) -> None:
+        for ticket in self.tickets:
+            ticket.cancel()
+        self.tickets.clear()
+
+
+@dataclass(slots=True, eq=False)
+class SimJob:
+    id: JobId
+    spec: JobSpec
+    programme: Programme
+    adopted: bool = False
+    native_delay: float | None = None  # its own controller restarts it after so long; None: it does not
+    native_after_stop: bool = False
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    checkpoint: int = 0
+    idle_since: float | None = None
+    idle_cause: str = "queued"
+    complete: bool = False
+    cancelled: bool = False
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def last(self) -> Attempt | None:
+        return self.attempts[max(self.attempts)] if self.attempts else None
+
+    def step(self, attempt: Attempt, now: float) -> int:
+        """How far this attempt has come."""
+        if attempt.training_since is None:
+            return attempt.resumed_from
+        until = now if attempt.halted_at is None else attempt.halted_at
+        gained = int((until - attempt.training_since) * self.programme.rate + 1e-6)
+        return min(attempt.resumed_from + gained, self.programme.steps)
+
+    def seen(self, attempt: Attempt, as_of: float) -> JobSeen:
+        return JobSeen(
+            job=self.id,
+            attempt=attempt.number,
+            as_of=as_of,
+            ranks=dict(attempt.ranks),
+            end=attempt.end,
+            native=attempt.native,
+            spec=self.spec if self.adopted else None,
+            cluster=self.spec.cluster,
+        )

@@ -1,0 +1,106 @@
+"""What a cluster shows: a log of changes, folded up to the moment that a read reaches."""
+
+from bisect import bisect_right
+
+import msgspec
+
+from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
+from sickbay.model.fleet import JobId, NodeId
+from sickbay.ports.cluster import Snapshot
+
+News = NodeSeen | NodeVanished | JobSeen
+
+
+def _subject(news: News) -> tuple[str, int]:
+    return (f"job:{news.job}", news.attempt) if isinstance(news, JobSeen) else (f"node:{news.node}", 0)
+
+
+class ClusterView:
+    """One cluster's change log. `reach` moves forward only; nothing newer than it is ever shown.
+
+    `keep` is how many shown changes a cursor may lie back; `retain` how long a snapshot shows an ended attempt.
+    """
+
+    def __init__(self, *, keep: int = 50_000, retain: float = 86_400.0) -> None:
+        self.as_of = 0.0
+        self._keep = keep
+        self._retain = retain
+        self._log: list[News] = []
+        self._times: list[float] = []
+        self._dropped = 0  # how many entries have left the front of the log
+        self._shown = 0  # absolute number of the first entry that is not shown yet
+        self._nodes: dict[NodeId, NodeSeen] = {}
+        self._jobs: dict[tuple[JobId, int], tuple[float, JobSeen]] = {}
+
+    def put(self, news: News) -> None:
+        """Appends what is true from `news.as_of` on."""
+        unseen = self._dropped + len(self._log) > self._shown
+        if unseen and self._times[-1] == news.as_of and _subject(self._log[-1]) == _subject(news):
+            self._log[-1] = news
+            return
+        self._log.append(news)
+        self._times.append(news.as_of)
+
+    def reach(self, moment: float) -> float:
+        """Shows everything up to `moment`. It lies before now, so what happens now is never half shown."""
+        self.as_of = max(self.as_of, moment)
+        begin = self._shown - self._dropped
+        end = bisect_right(self._times, self.as_of, lo=begin)
+        for position in range(begin, end):
+            self._fold(self._log[position])
+        self._shown = self._dropped + end
+        self._trim()
+        return self.as_of
+
+    def since(self, cursor: str) -> tuple[News, ...] | None:
+        """The last word on everything that changed after the cursor; None: it is too old, or none of ours."""
+        if not cursor.isdigit() or not self._dropped <= int(cursor) <= self._shown:
+            return None
+        changed: dict[tuple[str, int], News] = {}
+        for position in range(int(cursor) - self._dropped, self._shown - self._dropped):
+            news = self._log[position]
+            subject = _subject(news)
+            changed.pop(subject, None)  # in the order of the last change
+            changed[subject] = news
+        return tuple(self._dated(news) for news in changed.values())
+
+    @property
+    def cursor(self) -> str:
+        return str(self._shown)
+
+    def snapshot(self) -> Snapshot:
+        old = [
+            key
+            for key, (at, seen) in self._jobs.items()
+            if seen.end is not None and at < self.as_of - self._retain and "running" not in seen.ranks.values()
+        ]
+        for key in old:
+            del self._jobs[key]
+        return Snapshot(
+            cursor=self.cursor,
+            as_of=self.as_of,
+            nodes=tuple(msgspec.structs.replace(seen, as_of=self.as_of) for seen in self._nodes.values()),
+            jobs=tuple(msgspec.structs.replace(seen, as_of=self.as_of) for _, seen in self._jobs.values()),
+        )
+
+    def _dated(self, news: News) -> News:
+        return msgspec.structs.replace(news, as_of=self.as_of)
+
+    def _fold(self, news: News) -> None:
+        match news:
+            case NodeSeen():
+                self._nodes[news.node] = news
+            case NodeVanished():
+                self._nodes.pop(news.node, None)
+            case JobSeen():
+                self._jobs[news.job, news.attempt] = (news.as_of, news)
+                before = self._jobs.get((news.job, news.attempt - 1))
+                if before is not None and before[1].end is not None and "running" not in before[1].ranks.values():
+                    del self._jobs[news.job, news.attempt - 1]
+
+    def _trim(self) -> None:
+        surplus = self._shown - self._dropped - self._keep
+        if surplus > self._keep // 2:
+            del self._log[:surplus]
+            del self._times[:surplus]
+            self._dropped += surplus

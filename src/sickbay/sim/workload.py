@@ -1,0 +1,403 @@
+"""Jobs: attempts, their ranks on seats, their progress and their ends."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from sickbay.model.errors import Gone, Rejected
+from sickbay.model.facts import Hung, Stepped
+from sickbay.model.fleet import JobId, NodeId
+from sickbay.model.job import End, EndReason, JobSpec
+from sickbay.sim.agents import Agents
+from sickbay.sim.ground import Ground
+from sickbay.sim.hardware import Defect, Seat
+from sickbay.sim.programme import NCCL_TAIL, TRACEBACK, Attempt, OnDeath, Programme, SimJob
+
+# An attempt that we stopped did not complete; that we stopped it the engine knows itself.
+STOPPED = EndReason.FAILED
+
+
+class Workload:
+    """Runs attempts. `placing` finds nodes for attempts that the cluster's own scheduler places."""
+
+    def __init__(self, ground: Ground, agents: Agents) -> None:
+        self._ground = ground
+        self._agents = agents
+        self.jobs: dict[JobId, SimJob] = {}
+        self.programmes: dict[JobId, Programme] = {}
+        self.default = Programme()
+        self._shown_on: dict[NodeId, dict[Attempt, None]] = {}  # ordered: a set of objects would not be
+        # Set by whoever lies beside: a rank meets a defect; an attempt has ended.
+        self.on_exercise: Callable[[Seat, Defect], None] = lambda _seat, _defect: None
+        self.on_end: Callable[[SimJob, Attempt], None] = lambda _job, _attempt: None
+
+    def job(self, job: JobId) -> SimJob:
+        if job not in self.jobs:
+            raise Gone(f"there is no job {job}")
+        return self.jobs[job]
+
+    def attempt(self, job: JobId, number: int) -> Attempt:
+        attempt = self.job(job).attempts.get(number)
+        if attempt is None:
+            raise Gone(f"job {job} has no attempt {number}")
+        return attempt
+
+    def ensure(self, job: JobId, spec: JobSpec) -> SimJob:
+        if job not in self.jobs:
+            programme = self.programmes.get(job, self.default)
+            self.jobs[job] = SimJob(id=job, spec=spec, programme=programme, idle_since=self._ground.now)
+        return self.jobs[job]
+
+    def on(self, seat: Seat) -> list[Attempt]:
+        """Attempts with a living rank on the seat."""
+        found = (self.jobs[job].attempts[number] for job, number in seat.holders)
+        return [attempt for attempt in found if seat.id in attempt.alive]
+
+    # --- beginning
+    def begin(self, job: SimJob, attempt: Attempt) -> None:
+        """Registers a new attempt; nothing runs yet."""
+        job.attempts[attempt.number] = attempt
+        attempt.resumed_from = job.checkpoint
+        self.show(job, attempt)
+
+    def launch(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId]) -> None:
+        """Takes the devices now; the ranks run after a while."""
+        chosen = tuple(nodes)
+        for other in job.attempts.values():
+            if other is not attempt and other.alive and not attempt.native:
+                self._ground.chronicle.violate("two_attempts", job.id, f"{other.id} runs while {attempt.id} starts")
+        for node in chosen:
+            seat = self._ground.seats[node]
+            self._watch_overlap(seat, attempt)
+            seat.holders[job.id, attempt.number] = attempt.nodes[node]
+            self._ground.show(seat)
+        self._ground.chronicle.note("start", attempt.id, ",".join(chosen))
+        self.show(job, attempt)
+        takes = self._ground.spread(self._ground.rules.start_takes)
+        attempt.tickets.append(self._ground.scheduler.after(takes, lambda: self._run(job, attempt, chosen)))
+
+    def _watch_overlap(self, seat: Seat, attempt: Attempt) -> None:
+        mine = set(attempt.nodes[seat.id]) or seat.domain_of(())
+        for (job, number), devices in seat.holders.items():
+            shared = mine & (set(devices) or seat.domain_of(()))
+            if shared and (job, number) != (attempt.job, attempt.number):
+                self._ground.chronicle.violate(
+                    "device_twice", seat.id, f"{attempt.id} and {job}#{number} use {sorted(shared)}"
+                )
+
+    def _run(self, job: SimJob, attempt: Attempt, nodes: tuple[NodeId, ...]) -> None:
+        absent = []
+        for node in nodes:
+            seat = self._ground.seats.get(node)
+            if seat is None or not seat.reachable or (job.id, attempt.number) not in seat.holders:
+                absent.append(node)
+                continue
+            attempt.alive[node] = None
+            self._mark(attempt, node, "running")
+        self._ground.chronicle.note("ranks.run", attempt.id, str(len(attempt.alive)))
+        for node in absent:
+            self._mark(attempt, node, "gone")
+        if absent:
+            self._release(job, attempt, absent)
+            self.show(job, attempt)
+            self.fail(job, attempt, cause="start", exit_code=1)
+            return
+        self.show(job, attempt)
+        give_up = job.programme.give_up
+        if len(attempt.alive) == len(attempt.nodes):
+            takes = self._ground.spread(job.programme.load)
+            attempt.tickets.append(self._ground.scheduler.after(takes, lambda: self._train(job, attempt)))
+        elif give_up is not None:
+            # A part of a gang waits at its rendezvous, not for ever.
+            def leave() -> None:
+                if len(attempt.alive) < len(attempt.nodes):
+                    self.fail(job, attempt, cause="rendezvous", exit_code=1)
+
+            attempt.tickets.append(self._ground.scheduler.after(give_up, leave))
+
+    # --- progress
+    def _train(self, job: SimJob, attempt: Attempt) -> None:
+        if attempt.halted_at is not None:
+            return
+        now, programme = self._ground.now, job.programme
+        attempt.training_since = now
+        if job.idle_since is not None:
+            job.tally.lost[job.idle_cause] += now - job.idle_since
+            job.idle_since = None
+        self._ground.chronicle.note("train", attempt.id, str(attempt.resumed_from))
+        after = self._ground.scheduler.after
+        left = programme.steps - attempt.resumed_from
+        attempt.tickets.append(after(left / programme.rate, lambda: self._complete(job, attempt)))
+        if programme.crashes_at is not None and programme.crashes_at >= attempt.resumed_from:
+            at = (programme.crashes_at - attempt.resumed_from) / programme.rate
+            attempt.tickets.append(after(at, lambda: self._bug(job, attempt)))
+        attempt.tickets.append(after(1.0 / programme.rate, lambda: self._tell_step(job, attempt)))
+        for node, devices in attempt.nodes.items():
+            seat = self._ground.seats[node]
+            for defect in seat.defects:
+                if defect.device in (devices or seat.domain_of(())):
+                    self._exercise(seat, defect)
+
+    def _exercise(self, seat: Seat, defect: Defect) -> None:
+        self._ground.scheduler.after(
+            self._ground.spread(defect.exercised_after), lambda: self.on_exercise(seat, defect)
+        )
+
+    def _bug(self, job: SimJob, attempt: Attempt) -> None:
+        if attempt.halted_at is None:
+            self.crash(job.id, tail=TRACEBACK)
+
+    def _tell_step(self, job: SimJob, attempt: Attempt) -> None:
+        if attempt.halted_at is not None or attempt.end is not None:
+            return
+        seat = self._ground.seats.get(next(iter(attempt.nodes)))
+        again = job.programme.tell_every
+        if seat is not None and seat.speaking and job.spec.reports_steps:
+            step = job.step(attempt, self._ground.now)
+            self._agents.say(
+                seat,
+                Stepped(job=job.id, attempt=attempt.number, step=step, resumed_from=attempt.resumed_from),
+                f"{attempt.id}:step:{step}",
+            )
+            attempt.told_step = True
+        elif not attempt.told_step:
+            again = min(again, 60.0)
+        attempt.tickets.append(self._ground.scheduler.after(again, lambda: self._tell_step(job, attempt)))
+
+    def halt(self, job: SimJob, attempt: Attempt, cause: str) -> None:
+        """Training stops here; what was not in a checkpoint is lost."""
+        if attempt.halted_at is not None:
+            return
+        now = self._ground.now
+        attempt.halted_at, attempt.cause = now, cause
+        attempt.cancel()
+        self._ground.chronicle.note("halt", attempt.id, cause)
+        if attempt.training_since is None:
+            return
+        every, rate = job.programme.checkpoint_every, job.programme.rate
+        step = job.step(attempt, now)
+        kept = step if step >= job.programme.steps else max(attempt.resumed_from, step - step % every)
+        useful = (kept - attempt.resumed_from) / rate
+        job.tally.useful += useful
+        job.tally.lost[cause] += max(0.0, now - attempt.training_since - useful)
+        job.checkpoint = max(job.checkpoint, kept)
+        job.idle_since, job.idle_cause = now, cause
+
+    def _complete(self, job: SimJob, attempt: Attempt) -> None:
+        self.halt(job, attempt, "complete")
+        job.tally.lost.pop("complete", None)
+        job.complete, job.idle_since = True, None
+        self._kill(job, attempt, list(attempt.alive), exit_code=0)
+        self._maybe_end(job, attempt)
+
+    # --- trouble
+    def rank_dies(self, seat: Seat, attempt: Attempt, *, exit_code: int, cause: str, tail: str = "") -> None:
+        """One node's ranks die; the others fail soon or hang."""
+        if seat.id not in attempt.alive:
+            return
+        job = self.jobs[attempt.job]
+        self._kill(job, attempt, [seat.id], exit_code=exit_code)
+        attempt.tail = attempt.tail or tail
+        self._aftermath(job, attempt, cause)
+
+    def _aftermath(self, job: SimJob, attempt: Attempt, cause: str) -> None:
+        first = attempt.halted_at is None
+        self.halt(job, attempt, cause)
+        self.show(job, attempt)
+        if first and attempt.alive:
+            if job.programme.on_death is OnDeath.HANG:
+                self._hang(job, attempt)
+            else:
+                takes = self._ground.spread(self._ground.rules.siblings_fail)
+                self._later(attempt, takes, lambda: self.fail(job, attempt, cause=cause, exit_code=1))
+        self._maybe_end(job, attempt)
+
+    def fail(self, job: SimJob, attempt: Attempt, *, cause: str, exit_code: int) -> None:
+        """All ranks that are in touch with one another die."""
+        if attempt.end is not None:
+            return
+        self.halt(job, attempt, cause)
+        attempt.tail = attempt.tail or NCCL_TAIL
+        self._kill(job, attempt, [node for node in attempt.alive if not self._isolated(node)], exit_code=exit_code)
+        self.show(job, attempt)
+        self._maybe_end(job, attempt)
+
+    def sever(self, attempt: Attempt) -> None:
+        """One of its nodes can no longer be reached by anybody, though its ranks go on."""
+        self._aftermath(self.jobs[attempt.job], attempt, "node lost")
+
+    def hang(self, job: JobId) -> None:
+        """No rank dies and nothing moves."""
+        found = self.job(job)
+        attempt = found.last
+        if attempt is not None and attempt.alive and attempt.halted_at is None:
+            self.halt(found, attempt, "hang")
+            self._hang(found, attempt)
+
+    def _hang(self, job: SimJob, attempt: Attempt) -> None:
+        self._ground.chronicle.note("hang", attempt.id)
+
+        def notice() -> None:
+            seat = self._ground.seats.get(next(iter(attempt.nodes)))
+            if attempt.end is None and attempt.alive and seat is not None and seat.speaking:
+                because = f"no step for {job.programme.hang_notice:.0f} s"
+                self._agents.say(seat, Hung(job=job.id, attempt=attempt.number, because=because), f"{attempt.id}:hung")
+
+        self._later(attempt, job.programme.hang_notice, notice)
+        if job.programme.give_up is not None:
+            self._later(
+                attempt,
+                job.programme.give_up,
+                lambda: self.fail(job, attempt, cause=attempt.cause, exit_code=1),
+            )
+
+    def crash(self, job: JobId, *, exit_code: int = 1, tail: str) -> None:
+        """The script itself fails, on rank 0 first."""
+        found = self.job(job)
+        attempt = found.last
+        if attempt is not None and attempt.alive:
+            first = next(node for node in attempt.nodes if node in attempt.alive)
+            self.rank_dies(self._ground.seats[first], attempt, exit_code=exit_code, cause="application", tail=tail)
+
+    def finish(self, job: JobId, reason: EndReason, cause: str) -> None:
+        """Others end the job: its owner, or a job of higher rank."""
+        found = self.job(job)
+        found.cancelled = found.cancelled or reason is EndReason.CANCELLED_BY_OTHER
+        attempt = found.last
+        if attempt is None or attempt.end is not None:
+            return
+        self.halt(found, attempt, cause)
+        self._kill(found, attempt, [node for node in attempt.alive if self._in_touch(node)], exit_code=0)
+        self._release(found, attempt, list(attempt.nodes))
+        attempt.waiting = False
+        self._end(found, attempt, reason)
+
+    def stop(self, job: JobId, number: int) -> None:
+        """Our stop: every rank that can be reached goes soon; the others when they can be reached again."""
+        attempt = self.attempt(job, number)
+        if attempt.end is not None and "running" not in attempt.ranks.values():
+            raise Gone(f"attempt {attempt.id} has ended")
+        attempt.stop_told = True
+        takes = self._ground.spread(self._ground.rules.stop_takes)
+        self._later(attempt, takes, lambda: self._stopped(self.jobs[job], attempt))
+
+    def _stopped(self, job: SimJob, attempt: Attempt) -> None:
+        self.halt(job, attempt, "stopped by us")
+        attempt.waiting = False
+        started = set(attempt.ranks)
+        self._release(job, attempt, [node for node in attempt.nodes if node not in started])
+        self._kill(job, attempt, [node for node in attempt.alive if self._in_touch(node)], exit_code=0)
+        self.show(job, attempt)
+        self._maybe_end(job, attempt)
+
+    # --- what becomes of nodes
+    def node_dies(self, seat: Seat, *, cause: str) -> None:
+        """The machine ends: whatever ran there is dead, whoever knows."""
+        for job, number in list(seat.holders):
+            attempt = self.jobs[job].attempts[number]
+            self._kill(self.jobs[job], attempt, [seat.id], exit_code=137)
+            seat.holders.pop((job, number), None)
+            if attempt.ranks or attempt.halted_at is not None:
+                self._aftermath(self.jobs[job], attempt, cause)
+
+    def node_proven(self, seat: Seat) -> None:
+        """The cluster can see the node again, or knows that its machine has ended."""
+        for attempt in list(self._shown_on.get(seat.id, ())):
+            job = self.jobs[attempt.job]
+            alone = attempt.halted_at is not None and len(attempt.alive) == 1
+            if seat.id in attempt.alive and (attempt.stop_told or attempt.end is not None or alone):
+                self._kill(job, attempt, [seat.id], exit_code=0)
+            if seat.id not in attempt.alive:
+                self._mark(attempt, seat.id, "gone")
+                self.show(job, attempt)
+                self._maybe_end(job, attempt)
+
+    def node_unready(self, seat: Seat) -> None:
+        """The cluster has missed the node; it gives attempts there up after a while."""
+        patience = self._ground.rules.node_lost_end
+        if patience is None:
+            return
+        turn = seat.turn
+        for attempt in self._shown_on.get(seat.id, ()):
+            if attempt.end is None:
+                self._ground.scheduler.after(patience, partial(self._give_up, attempt, seat, turn))
+
+    def _give_up(self, attempt: Attempt, seat: Seat, turn: int) -> None:
+        if attempt.end is not None or seat.ready or seat.turn != turn or attempt.ranks.get(seat.id) != "running":
+            return
+        job = self.jobs[attempt.job]
+        self.halt(job, attempt, "node lost")
+        self._kill(job, attempt, [node for node in attempt.alive if self._in_touch(node)], exit_code=0)
+        self._end(job, attempt, EndReason.NODE_LOST)
+
+    # --- ends
+    def _in_touch(self, node: NodeId) -> bool:
+        seat = self._ground.seats.get(node)
+        return seat is None or seat.reachable
+
+    def _isolated(self, node: NodeId) -> bool:
+        seat = self._ground.seats.get(node)
+        return seat is not None and not seat.path_open and not seat.link_open
+
+    def _kill(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId], *, exit_code: int) -> None:
+        for node in list(nodes):
+            if node not in attempt.alive:
+                continue
+            del attempt.alive[node]
+            if self._in_touch(node):
+                self._mark(attempt, node, "gone")
+                if exit_code:
+                    attempt.exit_codes[str(node)] = exit_code
+            self._release(job, attempt, [node])
+
+    def _release(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId]) -> None:
+        for node in nodes:
+            seat = self._ground.seats.get(node)
+            if (
+                seat is not None
+                and node not in attempt.alive
+                and seat.holders.pop((job.id, attempt.number), None) is not None
+            ):
+                self._ground.show(seat)
+
+    def _maybe_end(self, job: SimJob, attempt: Attempt) -> None:
+        if attempt.end is not None or "running" in attempt.ranks.values() or attempt.halted_at is None:
+            return
+        if attempt.alive:
+            return
+        if attempt.stop_told and not job.complete:
+            self._end(job, attempt, STOPPED)
+        elif job.complete:
+            self._end(job, attempt, EndReason.COMPLETED)
+        else:
+            lost = attempt.cause in {"node lost", "reboot", "replace"} and not attempt.exit_codes
+            self._end(job, attempt, EndReason.NODE_LOST if lost else EndReason.FAILED)
+
+    def _end(self, job: SimJob, attempt: Attempt, reason: EndReason) -> None:
+        attempt.cancel()
+        codes = {} if attempt.stop_told else dict(attempt.exit_codes)
+        attempt.end = End(reason=reason, at=self._ground.stamp(self._ground.now), exit_codes=codes, tail=attempt.tail)
+        self._ground.chronicle.note("end", attempt.id, reason.value)
+        self.show(job, attempt)
+        self.on_end(job, attempt)
+
+    def show(self, job: SimJob, attempt: Attempt) -> None:
+        self._ground.views[job.spec.cluster].put(job.seen(attempt, self._ground.now))
+
+    def _later(self, attempt: Attempt, seconds: float, act: Callable[[], None]) -> None:
+        """Unlike its progress, this outlives the attempt's halt, not its end."""
+        self._ground.scheduler.after(seconds, lambda: act() if attempt.end is None or attempt.alive else None)
+
+    def _mark(self, attempt: Attempt, node: NodeId, state: str) -> None:
+        """Changes the cluster's view of one rank."""
+        attempt.ranks[node] = state
+        if state == "running":
+            self._shown_on.setdefault(node, {})[attempt] = None
+        else:
+            self._shown_on.get(node, {}).pop(attempt, None)
+
+    def refuse_second(self, job: SimJob, number: int, key: str) -> Attempt | None:
+        """The attempt of this number if `key` began it; another key is refused."""
+        attempt = job.attempts.get(number)
+        if attempt is not None and attempt.key != key:
+            raise Rejected(f"attempt {attempt.id} was begun under another key")
+        return attempt

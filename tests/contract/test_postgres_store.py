@@ -151,6 +151,28 @@ def test_a_store_of_a_newer_version_is_refused(postgres_url: str, admin: Connect
         open_store(postgres_url)
 
 
+def test_every_text_is_compared_byte_by_byte_whatever_the_locale(postgres_url: str, admin: Connection) -> None:
+    opened(postgres_url).close()
+    columns = admin.execute(
+        text(
+            "SELECT collation_name FROM information_schema.columns"
+            " WHERE table_schema = current_schema() AND data_type = 'text'"
+        )
+    )
+    assert set(columns.scalars()) == {"C"}
+
+
+def test_whoever_only_reads_makes_no_schema(postgres_url: str) -> None:
+    with pytest.raises(UnusableStore, match="is empty"):
+        open_store(postgres_url, readonly=True)
+    writer = opened(postgres_url)
+    writer.append([fact("a")])
+    reader = open_store(postgres_url, readonly=True)
+    assert [each.id for each in reader.facts(0)] == ["a"]
+    reader.close()
+    writer.close()
+
+
 def test_two_replicas_that_start_together_make_one_schema(postgres_url: str) -> None:
     stores: list[SqlStore] = []
     threads = [Thread(target=lambda: stores.append(opened(postgres_url))) for _ in range(3)]

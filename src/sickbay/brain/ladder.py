@@ -14,8 +14,8 @@ def ladder_for(incident: Incident, node: Node, policy: Policy) -> Ladder:
 
 
 def strike(incident: Incident, ladder: Ladder, past: tuple[PastIncident, ...], reading: float) -> Strikes | None:
-    """The heaviest rule that this hardware's history, the present incident counted, has earned."""
-    earned = [rule for rule in ladder.strikes if 1 + _counts(rule, incident, past, reading) >= rule.after]
+    """The heaviest rule that this hardware's earlier incidents have earned."""
+    earned = [rule for rule in ladder.strikes if _counts(rule, incident, past, reading) >= rule.after]
     return max(earned, key=lambda rule: (rule.needs_human, rule.first.rank if rule.first else 0), default=None)
 
 

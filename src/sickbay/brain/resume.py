@@ -16,7 +16,7 @@ from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
 from sickbay.model.intent import Fence, Intent, IntentState, Look, Notify, RerunJob, StartJob, StopJob, Verify
 from sickbay.model.job import EndReason, Job, JobState
-from sickbay.model.policy import Examine, OnNoFault, Policy, Trigger
+from sickbay.model.policy import Examine, OnNoFault, Policy, Trigger, WhichNodes
 from sickbay.model.tables import Tables
 
 Placement = dict[NodeId, tuple[int, ...]]
@@ -240,11 +240,22 @@ def _diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
     if job.stop_asked or job.cancelled:
         return Move("stopped", job.stop_asked or "cancelled by its owner")
     looked = intent is not None and isinstance(intent.act, Look)
-    if Capability.LOOK in s.can and nodes and not looked:
+    if Capability.LOOK in s.can and nodes and intent is None:
         because = "all its nodes are looked at before it restarts"
         return Do(Look(nodes=nodes), because, policy.resume.look_deadline, INGEST)
     if intent is not None and looked and not intent.state.over:
         return Stay(Wait(because="looking at its nodes", until=intent.seen_by))
+    examined = intent is not None and isinstance(intent.act, Verify)
+    after = next((e for e in policy.examine if e.on is Trigger.JOB_END), None)
+    if after is not None and nodes and not examined and Capability.CHECK in s.can:
+        ended_badly = set(job.end.exit_codes) if job.end else set()
+        suspects = tuple(sorted({*(call.node for call in job.calls), *ended_badly} & set(job.ranks)))
+        chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
+        return Do(
+            Verify(nodes=chosen, level=after.level), "its nodes are checked before it restarts", after.deadline, INGEST
+        )
+    if intent is not None and examined and not intent.state.over:
+        return Stay(Wait(because="its nodes are checked", until=intent.seen_by))
     dark = tuple(n for n in nodes if n not in intent.verdicts) if intent is not None and looked else ()
     return _verdict(s, policy, tables, dark)
 
@@ -252,11 +263,16 @@ def _diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
 def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> Decision:
     """Who is to blame, whether it may restart, and what that costs."""
     job, rule = s.job, policy.resume
-    blamed = bool(job.calls) or (job.end is not None and job.end.reason in {EndReason.NODE_LOST, EndReason.PREEMPTED})
+    checked = s.intent.verdicts if s.intent is not None and isinstance(s.intent.act, Verify) else {}
+    failed = tuple(node for node, verdict in checked.items() if verdict == "fail")
+    lost_or_preempted = job.end is not None and job.end.reason in {EndReason.NODE_LOST, EndReason.PREEMPTED}
+    blamed = any(call.node for call in job.calls) or bool(failed) or lost_or_preempted
     reading = s.readings.get(s.cluster, 0.0)
     spent = tuple(at for at in job.restarts if at > reading - rule.window.total_seconds())
     lost = sum(1 for i in job.interruptions if i.at > reading - rule.window.total_seconds())
     because = job.calls[0].because if job.calls else (f"it ended: {job.end.reason}" if job.end else "it ended")
+    if failed:
+        because = f"{', '.join(failed)} failed its check"
     fail = ""
     if lost >= rule.max_interruptions:
         fail = f"{lost} interruptions within {rule.window}"

@@ -252,7 +252,8 @@ class Engine:
             not_before=None,
         )
         draft.put(sent)
-        draft.waits[key] = WaitMark(until=Deadline(clock=intent.clock, at=reading + intent.call_timeout), urgency=1)
+        answer_by = Deadline(clock=intent.clock, at=reading + intent.call_timeout)
+        draft.waits[key] = WaitMark(until=answer_by, on={key: 0}, urgency=1)
 
     def _submit(self, key: str) -> int:
         intent = self._view.get(key).row

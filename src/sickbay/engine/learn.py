@@ -79,6 +79,10 @@ def _outcome(draft: Draft, news: Outcome) -> None:
     intent = draft.intent(news.key)
     if intent is None or intent.state.over:
         return
+    if news.result == "rejected" and intent.sends > 1:
+        # The first sending may be what the second is refused for: its effect is awaited, it is not sent again.
+        draft.put(replace(intent, state=IntentState.UNKNOWN, blind=True, answer=news.text))
+        return
     event = {"done": "accepted", "gone": "rejected"}.get(news.result, news.result)
     if not INTENT_LIFE.can(intent.state, event):
         return

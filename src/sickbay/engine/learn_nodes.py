@@ -9,7 +9,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVanished, Observed
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
-from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record
+from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, Voice
 from sickbay.model.incident import IncidentKind, Order, Phase
 from sickbay.model.job import Call
 from sickbay.model.policy import Trigger
@@ -41,6 +41,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         draft.waits[key_of(after)] = None
     if not late:
         after = _hold_seat(draft, fact, after, news.incarnation)
+    after = _voice(draft, after)
     draft.put(after)
     _compare(draft, after)
     if known.ready != after.ready or known.incarnation != after.incarnation:
@@ -62,6 +63,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         unmanaged=news.unmanaged,
         as_of=news.as_of,
     )
+    node = _voice(draft, node)
     draft.put(node)
     draft.tell(f"seen first as {news.incarnation.instance_id}", key_of(node), event="joined")
     if news.first_connection and news.busy:
@@ -74,6 +76,15 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         draft.waits[key_of(old)] = None
         draft.tell(f"fills the vacancy of {old.name}", key_of(node), key_of(old), event="filled")
     _intake(draft, fact, node, filled=bool(vacancies))
+
+
+def _voice(draft: Draft, node: Node) -> Node:
+    """Its agent may have been heard before the cluster spoke of it."""
+    voice = draft.read(Voice, f"voice:{node.id}", watch=False)
+    if voice is None or voice.incarnation != node.incarnation:
+        return node
+    draft.drop(key_of(voice))
+    return replace(node, agent=AgentState.HEARD)
 
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
@@ -188,10 +199,9 @@ def agent_silent(draft: Draft, fact: Fact, news: AgentSilent) -> None:
 
 def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
     node = draft.node(news.node)
-    if node is None or node.incarnation is None:
+    if node is None or not news.incarnation.same_holder(node.incarnation):
+        draft.put(Voice(node=news.node, incarnation=news.incarnation))  # the cluster's word is awaited
         return
-    if not news.incarnation.same_holder(node.incarnation):
-        return  # an agent of another holder than the cluster knows: wait for the cluster's word
     if news.incarnation.boot_id == node.previous_boot:
         return  # a late word of the boot that has ended
     node = _hold_seat(draft, fact, node, news.incarnation)

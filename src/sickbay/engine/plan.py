@@ -14,6 +14,7 @@ from sickbay.brain.decide import Sight, decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.drift import shown
 from sickbay.brain.resume import JobSight, resume
+from sickbay.engine.learn import in_doubt
 from sickbay.engine.learn_nodes import look_again
 from sickbay.engine.placing import place, unusable
 from sickbay.engine.seats import settle
@@ -43,6 +44,7 @@ from sickbay.model.job import Call, Job
 from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import IN_FORCE, WITHHOLDING, WaitMark, key_of, kind_of
 
+LOOK_AGAIN = 60.0
 ROUNDS = 12  # decisions in one unit; a decision that never comes to rest is a defect
 
 
@@ -284,9 +286,11 @@ def _rest(draft: Draft, thing: Incident | Job, wait: Wait | None) -> None:
     if thing.wait != wait:
         draft.put(replace(thing, wait=wait))
     urgent = 1 if isinstance(thing, Job) else 2
-    draft.waits[key] = WaitMark(
-        until=wait.until, on={k: draft.expect.get(k, 0) for k in sorted(draft.watched)}, urgency=urgent
-    )
+    until = wait.until
+    if until is not None and until.passed(draft.readings):  # somebody else's deadline: their row will wake us
+        until = Deadline(clock=until.clock, at=draft.reading(until.clock) + LOOK_AGAIN)
+    on = {k: draft.expect.get(k, 0) for k in sorted(draft.watched)}
+    draft.waits[key] = WaitMark(until=until, on=on, urgency=urgent)
 
 
 # --- jobs
@@ -359,11 +363,16 @@ def plan_intent(draft: Draft, subject: str) -> None:
     if intent is None or intent.state.over:
         draft.waits[subject] = None
         return
-    for event, because in _developments(draft, intent):
+    while (found := _development(draft, intent)) is not None:
+        event, because = found
         intent = replace(intent, state=INTENT_LIFE.target(intent, intent.state, event))
-        if event == "again" or (event in {"expire", "unknown"} and not intent.answer):
+        if event == "unknown":
+            intent = in_doubt(draft, intent)
+        if because and (event == "again" or not intent.answer):
             intent = replace(intent, answer=because)
         draft.put(intent)
+        if intent.state is IntentState.PLANNED:
+            break
         if intent.state.over:
             draft.waits[subject] = None
             if intent.owner:
@@ -374,27 +383,27 @@ def plan_intent(draft: Draft, subject: str) -> None:
     draft.waits[subject] = WaitMark(until=until, on=on, urgency=1)
 
 
-def _developments(draft: Draft, intent: Intent) -> list[tuple[str, str]]:
-    """At most one event; the first that applies."""
+def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
+    """What has become of it since: the first that applies, or nothing."""
     job = draft.job(intent.act.job) if isinstance(intent.act, StopJob | StartJob | RerunJob | Fence) else None
     nodes = {node: draft.node(node) for node in _targets(intent)}
     if shown(intent, nodes, job):
-        return [("seen", "")]
+        return "seen", ""
     reading = draft.reading(intent.clock)
     wanted = not intent.owner or _still_wanted(draft, intent)
     match intent.state:
         case IntentState.SENT if reading >= intent.sent_at + intent.call_timeout:
-            return [("unknown", "its answer was lost")]
+            return "unknown", "its answer was lost"
         case IntentState.UNKNOWN | IntentState.ACCEPTED if _time_up(draft, intent):
-            return [("expire", "not seen in time")]
+            return "expire", "not seen in time"
         case IntentState.UNKNOWN if not wanted:
-            return [("expire", "no longer wanted")]
+            return "expire", "no longer wanted"
         case IntentState.UNKNOWN if not intent.blind and _surely_absent(draft, intent):
-            return [("again", "not there: sent again")]
+            return "again", "not there: sent again"
         case IntentState.PLANNED if not wanted:
-            return [("expire", "no longer wanted")]
+            return "expire", "no longer wanted"
         case _:
-            return []
+            return None
 
 
 def _targets(intent: Intent) -> tuple[NodeId, ...]:

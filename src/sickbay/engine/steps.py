@@ -181,14 +181,14 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
         because=do.because,
         planned_at=draft.now,
         clock=do.clock,
-        call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
+        call_timeout=min(draft.rules.policy.pace.call_timeout, do.patience).total_seconds(),
         patience=do.patience.total_seconds(),
         blind=_blind(draft, cluster, do),
         expect=_expected(draft, do),
         digest=draft.rules.digest,
     )
     draft.put(intent)
-    draft.waits[f"intent:{intent.key}"] = WaitMark(on={}, urgency=1)
+    draft.waits[f"intent:{intent.key}"] = WaitMark(on={f"intent:{intent.key}": 0}, urgency=1)
     subjects = [key_of(owner)]
     if isinstance(owner, Incident):
         subjects.append(f"node:{owner.node}")
@@ -233,26 +233,24 @@ def notify(draft: Draft, owner: Incident | Job, tell: Tell) -> tuple[str, ...]:
 
 
 def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> None:
-    for rule in draft.rules.policy.notify:
-        if not any(fnmatchcase(notice.event, wanted) for wanted in rule.events):
-            continue
-        for to in rule.to:
-            draft.put(
-                Intent(
-                    key=f"{key}.{to}",
-                    owner="",
-                    cluster=cluster,
-                    pool=pool,
-                    act=replace(notice, to=to),
-                    because=notice.text,
-                    planned_at=draft.now,
-                    clock=INGEST,
-                    call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
-                    patience=3600.0,
-                )
-            )
-            draft.waits[f"intent:{key}.{to}"] = WaitMark(on={}, urgency=5)
-        return
+    """One intent for each notifier that a rule of the policy names for this event."""
+    rules = draft.rules.policy.notify
+    wanted = [to for rule in rules if any(fnmatchcase(notice.event, e) for e in rule.events) for to in rule.to]
+    for to in dict.fromkeys(wanted):
+        intent = Intent(
+            key=f"{key}.{to}",
+            owner="",
+            cluster=cluster,
+            pool=pool,
+            act=replace(notice, to=to),
+            because=notice.text,
+            planned_at=draft.now,
+            clock=INGEST,
+            call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
+            patience=3600.0,
+        )
+        draft.put(intent)
+        draft.waits[f"intent:{intent.key}"] = WaitMark(on={f"intent:{intent.key}": 0}, urgency=5)
 
 
 def withdraw(draft: Draft, key: str) -> None:

@@ -108,6 +108,13 @@ class Node(Noun):
         return any(not owner.startswith("sickbay:") for owner in self.cordons)
 
 
+class Voice(Noun):
+    """An agent that was heard before the cluster spoke of its incarnation; kept until it does."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
 class Ledger(Noun):
     """One row per pool. `out` and `repairing` change only in the unit that changes a seat."""
 

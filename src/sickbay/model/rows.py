@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from sickbay.model.clock import Deadline, WatchedClock
-from sickbay.model.fleet import Brake, Cursor, InForce, Ledger, Node, Record, Withholding
+from sickbay.model.fleet import Brake, Cursor, InForce, Ledger, Node, Record, Voice, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Job
 from sickbay.model.noun import Noun
 
-AnyRow = Node | Incident | Job | Intent | Ledger | Brake | Record | Withholding | InForce | Cursor | WatchedClock
+AnyRow = (
+    Node | Incident | Job | Intent | Ledger | Brake | Record | Voice | Withholding | InForce | Cursor | WatchedClock
+)
 
 KINDS: dict[str, type[AnyRow]] = {
     "node": Node,
@@ -20,6 +22,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "ledger": Ledger,
     "brake": Brake,
     "record": Record,
+    "voice": Voice,
     "withholding": Withholding,
     "inforce": InForce,
     "cursor": Cursor,
@@ -47,6 +50,8 @@ def key_of(row: AnyRow) -> str:
             return f"brake:{row.scope}:{row.signature}"
         case Record():
             return f"record:{row.subject}"
+        case Voice():
+            return f"voice:{row.node}"
         case Withholding():
             return WITHHOLDING
         case InForce():

@@ -81,7 +81,9 @@ class Store(Protocol):
 
     def facts(self, after: int, limit: int = 500) -> Sequence[Fact]: ...
 
-    def hear(self, pulses: Mapping[NodeId, Pulse]) -> None: ...
+    def hear(self, pulses: Mapping[NodeId, Pulse]) -> None:
+        """Takes down signs of life; one that was overtaken by a later reading changes nothing."""
+        ...
 
     def voices(self, before: float, limit: int = 500) -> Voices:
         """`silent`: told as heard, and last heard before this reading."""
@@ -101,13 +103,14 @@ class Store(Protocol):
         ...
 
     def resign(self, holder: str) -> None:
-        """Gives the lease back if this holder has it."""
+        """Gives the lease back if this holder has it: its epoch is fenced from then on, taken or not."""
         ...
 
     def forget(self, before: datetime) -> int:
         """Retention: removes facts already planned, lines, ended intents and closed incidents and jobs older than this.
 
-        Returns how many; never touches what is open, nor the rows that hold present state.
+        Returns how many; never touches what is open (nor lines told under it and intents done for it, whatever their
+        age), nor the rows that hold present state.
         """
         ...
 

@@ -143,6 +143,7 @@ class Seat:
         return frozenset(devices)
 
     def seen(self, as_of: float) -> NodeSeen:
+        """The cluster's word on the seat; whether it is busy follows from the jobs that are seen with it."""
         return NodeSeen(
             node=self.id,
             cluster=self.cluster,
@@ -155,5 +156,4 @@ class Seat:
             ready=self.ready,
             cordons=tuple(sorted(self.cordons)),
             unmanaged=self.unmanaged,
-            busy=bool(self.holders) or self.unmanaged > 0,
         )

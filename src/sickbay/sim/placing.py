@@ -1,6 +1,7 @@
 """Who starts attempts and where: we, the cluster's own scheduler, and a job's native controller."""
 
 from collections.abc import Mapping
+from itertools import islice
 
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import Capability, JobId, NodeId
@@ -131,12 +132,10 @@ class Placing:
             self._workload.launch(job, attempt, attempt.nodes)
 
     def _find(self, spec: JobSpec, avoid: tuple[NodeId, ...]) -> list[Seat] | None:
-        free = [seat for seat in self._ground.seats_of(spec.cluster, spec.pool) if seat.free and seat.id not in avoid]
-        if spec.on:
-            free = [seat for seat in free if seat.id in spec.on]
-        if len(free) < spec.least:
-            return None
-        return free[: spec.most]
+        free = (seat for seat in self._ground.seats_of(spec.cluster, spec.pool) if seat.free and seat.id not in avoid)
+        wanted = (seat for seat in free if not spec.on or seat.id in spec.on)
+        chosen = list(islice(wanted, spec.most))
+        return chosen if len(chosen) >= spec.least else None
 
 
 def _devices(seat: Seat, spec: JobSpec) -> tuple[int, ...]:

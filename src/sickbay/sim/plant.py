@@ -24,7 +24,7 @@ class Plant:
         self._workload = workload
         self._mischief = mischief
         self._executed: Counter[tuple[str, str]] = Counter()
-        workload.on_exercise = self._exercised
+        workload.watch_devices(self._exercised)
 
     # --- defects
     def strike(self, seat: Seat, defect: Defect) -> None:

@@ -1,8 +1,9 @@
 """What a cluster shows: a log of changes, folded up to the moment that a read reaches."""
 
 from bisect import bisect_right
+from collections import Counter
 
-import msgspec
+from msgspec.structs import replace
 
 from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
 from sickbay.model.fleet import JobId, NodeId
@@ -30,6 +31,7 @@ class ClusterView:
         self._dropped = 0  # how many entries have left the front of the log
         self._shown = 0  # absolute number of the first entry that is not shown yet
         self._nodes: dict[NodeId, NodeSeen] = {}
+        self._ranks: Counter[NodeId] = Counter()  # running ones, by node
         self._jobs: dict[tuple[JobId, int], tuple[float, JobSeen]] = {}
 
     def put(self, news: News) -> None:
@@ -79,12 +81,16 @@ class ClusterView:
         return Snapshot(
             cursor=self.cursor,
             as_of=self.as_of,
-            nodes=tuple(msgspec.structs.replace(seen, as_of=self.as_of) for seen in self._nodes.values()),
-            jobs=tuple(msgspec.structs.replace(seen, as_of=self.as_of) for _, seen in self._jobs.values()),
+            nodes=tuple(self._dated_node(seen) for seen in self._nodes.values()),
+            jobs=tuple(replace(seen, as_of=self.as_of) for _, seen in self._jobs.values()),
         )
 
     def _dated(self, news: News) -> News:
-        return msgspec.structs.replace(news, as_of=self.as_of)
+        return self._dated_node(news) if isinstance(news, NodeSeen) else replace(news, as_of=self.as_of)
+
+    def _dated_node(self, seen: NodeSeen) -> NodeSeen:
+        # Jobs say where they run; no node's own entry is written when ranks come and go.
+        return replace(seen, as_of=self.as_of, busy=seen.unmanaged > 0 or self._ranks[seen.node] > 0)
 
     def _fold(self, news: News) -> None:
         match news:
@@ -93,10 +99,18 @@ class ClusterView:
             case NodeVanished():
                 self._nodes.pop(news.node, None)
             case JobSeen():
+                known = self._jobs.get((news.job, news.attempt))
+                self._count(known[1].ranks if known else {}, news.ranks)
                 self._jobs[news.job, news.attempt] = (news.as_of, news)
                 before = self._jobs.get((news.job, news.attempt - 1))
                 if before is not None and before[1].end is not None and "running" not in before[1].ranks.values():
                     del self._jobs[news.job, news.attempt - 1]
+
+    def _count(self, before: dict[NodeId, str], after: dict[NodeId, str]) -> None:
+        for ranks, change in ((before, -1), (after, 1)):
+            for node, state in ranks.items():
+                if state == "running":
+                    self._ranks[node] += change
 
     def _trim(self) -> None:
         surplus = self._shown - self._dropped - self._keep

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from sickbay.model.errors import Gone, Rejected
-from sickbay.model.facts import Hung, Stepped
+from sickbay.model.facts import Hung
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import End, EndReason, JobSpec
 from sickbay.sim.agents import Agents
 from sickbay.sim.ground import Ground
 from sickbay.sim.hardware import Defect, Seat
 from sickbay.sim.programme import NCCL_TAIL, TRACEBACK, Attempt, OnDeath, Programme, SimJob
+from sickbay.sim.training import Training
 
 # An attempt that we stopped did not complete; that we stopped it the engine knows itself.
 STOPPED = EndReason.FAILED
@@ -26,8 +27,8 @@ class Workload:
         self.programmes: dict[JobId, Programme] = {}
         self.default = Programme()
         self._shown_on: dict[NodeId, dict[Attempt, None]] = {}  # ordered: a set of objects would not be
-        # Set by whoever lies beside: a rank meets a defect; an attempt has ended.
-        self.on_exercise: Callable[[Seat, Defect], None] = lambda _seat, _defect: None
+        self._training = Training(ground, agents, self._complete, self._bug)
+        # Set by whoever lies beside: an attempt has ended.
         self.on_end: Callable[[SimJob, Attempt], None] = lambda _job, _attempt: None
 
     def job(self, job: JobId) -> SimJob:
@@ -52,6 +53,10 @@ class Workload:
         found = (self.jobs[job].attempts[number] for job, number in seat.holders)
         return [attempt for attempt in found if seat.id in attempt.alive]
 
+    def watch_devices(self, on_exercise: Callable[[Seat, Defect], None]) -> None:
+        """Calls back when a rank meets a defect of its device."""
+        self._training.on_exercise = on_exercise
+
     # --- beginning
     def begin(self, job: SimJob, attempt: Attempt) -> None:
         """Registers a new attempt; nothing runs yet."""
@@ -69,7 +74,6 @@ class Workload:
             seat = self._ground.seats[node]
             self._watch_overlap(seat, attempt)
             seat.holders[job.id, attempt.number] = attempt.nodes[node]
-            self._ground.show(seat)
         self._ground.chronicle.note("start", attempt.id, ",".join(chosen))
         self.show(job, attempt)
         takes = self._ground.spread(self._ground.rules.start_takes)
@@ -105,7 +109,7 @@ class Workload:
         give_up = job.programme.give_up
         if len(attempt.alive) == len(attempt.nodes):
             takes = self._ground.spread(job.programme.load)
-            attempt.tickets.append(self._ground.scheduler.after(takes, lambda: self._train(job, attempt)))
+            attempt.tickets.append(self._ground.scheduler.after(takes, lambda: self._training.begin(job, attempt)))
         elif give_up is not None:
             # A part of a gang waits at its rendezvous, not for ever.
             def leave() -> None:
@@ -115,72 +119,12 @@ class Workload:
             attempt.tickets.append(self._ground.scheduler.after(give_up, leave))
 
     # --- progress
-    def _train(self, job: SimJob, attempt: Attempt) -> None:
-        if attempt.halted_at is not None:
-            return
-        now, programme = self._ground.now, job.programme
-        attempt.training_since = now
-        if job.idle_since is not None:
-            job.tally.lost[job.idle_cause] += now - job.idle_since
-            job.idle_since = None
-        self._ground.chronicle.note("train", attempt.id, str(attempt.resumed_from))
-        after = self._ground.scheduler.after
-        left = programme.steps - attempt.resumed_from
-        attempt.tickets.append(after(left / programme.rate, lambda: self._complete(job, attempt)))
-        if programme.crashes_at is not None and programme.crashes_at >= attempt.resumed_from:
-            at = (programme.crashes_at - attempt.resumed_from) / programme.rate
-            attempt.tickets.append(after(at, lambda: self._bug(job, attempt)))
-        attempt.tickets.append(after(1.0 / programme.rate, lambda: self._tell_step(job, attempt)))
-        for node, devices in attempt.nodes.items():
-            seat = self._ground.seats[node]
-            for defect in seat.defects:
-                if defect.device in (devices or seat.domain_of(())):
-                    self._exercise(seat, defect)
-
-    def _exercise(self, seat: Seat, defect: Defect) -> None:
-        self._ground.scheduler.after(
-            self._ground.spread(defect.exercised_after), lambda: self.on_exercise(seat, defect)
-        )
+    def halt(self, job: SimJob, attempt: Attempt, cause: str) -> None:
+        self._training.halt(job, attempt, cause)
 
     def _bug(self, job: SimJob, attempt: Attempt) -> None:
         if attempt.halted_at is None:
             self.crash(job.id, tail=TRACEBACK)
-
-    def _tell_step(self, job: SimJob, attempt: Attempt) -> None:
-        if attempt.halted_at is not None or attempt.end is not None:
-            return
-        seat = self._ground.seats.get(next(iter(attempt.nodes)))
-        again = job.programme.tell_every
-        if seat is not None and seat.speaking and job.spec.reports_steps:
-            step = job.step(attempt, self._ground.now)
-            self._agents.say(
-                seat,
-                Stepped(job=job.id, attempt=attempt.number, step=step, resumed_from=attempt.resumed_from),
-                f"{attempt.id}:step:{step}",
-            )
-            attempt.told_step = True
-        elif not attempt.told_step:
-            again = min(again, 60.0)
-        attempt.tickets.append(self._ground.scheduler.after(again, lambda: self._tell_step(job, attempt)))
-
-    def halt(self, job: SimJob, attempt: Attempt, cause: str) -> None:
-        """Training stops here; what was not in a checkpoint is lost."""
-        if attempt.halted_at is not None:
-            return
-        now = self._ground.now
-        attempt.halted_at, attempt.cause = now, cause
-        attempt.cancel()
-        self._ground.chronicle.note("halt", attempt.id, cause)
-        if attempt.training_since is None:
-            return
-        every, rate = job.programme.checkpoint_every, job.programme.rate
-        step = job.step(attempt, now)
-        kept = step if step >= job.programme.steps else max(attempt.resumed_from, step - step % every)
-        useful = (kept - attempt.resumed_from) / rate
-        job.tally.useful += useful
-        job.tally.lost[cause] += max(0.0, now - attempt.training_since - useful)
-        job.checkpoint = max(job.checkpoint, kept)
-        job.idle_since, job.idle_cause = now, cause
 
     def _complete(self, job: SimJob, attempt: Attempt) -> None:
         self.halt(job, attempt, "complete")
@@ -352,12 +296,8 @@ class Workload:
     def _release(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId]) -> None:
         for node in nodes:
             seat = self._ground.seats.get(node)
-            if (
-                seat is not None
-                and node not in attempt.alive
-                and seat.holders.pop((job.id, attempt.number), None) is not None
-            ):
-                self._ground.show(seat)
+            if seat is not None and node not in attempt.alive:
+                seat.holders.pop((job.id, attempt.number), None)
 
     def _maybe_end(self, job: SimJob, attempt: Attempt) -> None:
         if attempt.end is not None or "running" in attempt.ranks.values() or attempt.halted_at is None:

@@ -255,7 +255,8 @@ def _state(snapshot: Snapshot) -> dict[str, NodeSeen | JobSeen]:
 def _apply(state: dict[str, NodeSeen | JobSeen], news: NodeSeen | NodeVanished | JobSeen) -> None:
     match news:
         case NodeSeen():
-            state[f"node {news.node}"] = msgspec.structs.replace(news, as_of=0.0)
+            # Whether a node is busy follows from the jobs; only a first read asks the node itself.
+            state[f"node {news.node}"] = msgspec.structs.replace(news, as_of=0.0, busy=False)
         case NodeVanished():
             state.pop(f"node {news.node}", None)
         case JobSeen():

@@ -76,6 +76,12 @@ class Database(ABC):
                     connection.exec_driver_sql(statement)
                 connection.execute(_WRITE_META, {"version": number})
 
+    def refuse_other_versions(self, name: str) -> None:
+        """For whoever only reads: it changes no schema under the program that writes."""
+        with self.reading() as connection:
+            if self.version(connection, self.tables(connection), name) != NEWEST:
+                raise UnusableStore(f"{name} is empty or of an older Sickbay: start this one's controller on it once")
+
     def version(self, connection: Connection, tables: set[str], name: str) -> int:
         if not tables:
             return 0

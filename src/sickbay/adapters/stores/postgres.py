@@ -39,7 +39,7 @@ class Postgres(Database):
     now = "extract(epoch FROM clock_timestamp())::double precision"
     share = "FOR SHARE"  # who takes the lease waits for commits under the old epoch, and they for it
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, readonly: bool = False) -> None:
         self._name = url.render_as_string(hide_password=True)
         try:
             self._engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_size=5, max_overflow=10)
@@ -47,7 +47,10 @@ class Postgres(Database):
             raise BadInput("PostgreSQL needs its driver: pip install 'sickbay[postgres]'") from error
         self._reading_engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         try:
-            self.migrate(self._name)
+            if readonly:
+                self.refuse_other_versions(self._name)
+            else:
+                self.migrate(self._name)
         except BaseException:
             self.close()
             raise

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from sickbay.adapters.stores.age import forget
 from sickbay.adapters.stores.codec import (
     NO_ROW,
     ended_at,
@@ -39,7 +40,6 @@ from sickbay.model.rows import CURSOR, UNIT_ITEMS, AnyRow, Lease, Line, Rows, Un
 from sickbay.ports.store import Pulse, Store, Voices
 
 ALL = 2**31 - 1
-AT_ONCE = 5000  # rows removed in one transaction by `forget`, so that commits can go between
 
 _encode = msgspec.json.Encoder().encode
 _incarnation = msgspec.json.Decoder(Incarnation).decode
@@ -63,13 +63,15 @@ class SqlStore:
 
     def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
         with self._db.reading() as connection:
-            return connection.execute(self._sql.find, {"tag": tag, "limit": limit or ALL}).scalars().all()
+            return (
+                connection.execute(self._sql.find, {"tag": tag, "limit": ALL if limit is None else limit})
+                .scalars()
+                .all()
+            )
 
     def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
         # A semicolon follows the colon: all keys of a kind, and no other, are between the two.
-        bounds = {"after": max(after, f"{kind}:"), "first": f"{kind}:", "end": f"{kind};", "limit": limit}
-        if not after:
-            bounds["after"] = ""
+        bounds = {"after": after, "first": f"{kind}:", "end": f"{kind};", "limit": limit}
         with self._db.reading() as connection:
             return connection.execute(self._sql.keys, bounds).scalars().all()
 
@@ -272,47 +274,9 @@ class SqlStore:
             connection.execute(self._sql.resign, {"holder": holder})
 
     def forget(self, before: datetime) -> int:
-        limits = {"before": before.timestamp(), "limit": AT_ONCE}
-        return self._forget_facts(limits) + self._forget_lines(limits) + self._forget_rows(limits)
-
-    def _forget_facts(self, limits: Mapping[str, Any]) -> int:
         cursor = self.load([CURSOR])[CURSOR].row
         planned = cursor.at if isinstance(cursor, Cursor) else 0
-        forgotten, after = 0, 0
-        while True:
-            with self._db.reading() as connection:
-                old = connection.execute(self._sql.old_facts, {**limits, "after": after, "planned": planned})
-                numbers = [{"seq": seq} for seq in old.scalars()]
-            if not numbers:
-                return forgotten
-            with self._db.writing(facts=True) as connection:
-                connection.execute(self._sql.forget_fact, numbers)
-            forgotten, after = forgotten + len(numbers), numbers[-1]["seq"]
-
-    def _forget_lines(self, limits: Mapping[str, Any]) -> int:
-        forgotten = 0
-        while True:
-            with self._db.writing(rows=True) as connection:
-                numbers = [{"seq": seq} for seq in connection.execute(self._sql.old_lines, limits).scalars()]
-                if not numbers:
-                    return forgotten
-                connection.execute(self._sql.forget_told, numbers)
-                connection.execute(self._sql.forget_line, numbers)
-            forgotten += len(numbers)
-
-    def _forget_rows(self, limits: Mapping[str, Any]) -> int:
-        forgotten = 0
-        while True:
-            with self._db.writing(rows=True) as connection:
-                keys = connection.execute(self._sql.old_rows, limits).scalars().all()
-                if not keys:
-                    return forgotten
-                many = {"keys": self._db.many(keys)}
-                connection.execute(self._sql.delete, many)
-                connection.execute(self._sql.wake, many)
-                connection.execute(self._sql.drop_reads, many)
-                connection.execute(self._sql.drop_waits, many)
-            forgotten += len(keys)
+        return forget(self._db, self._sql, planned=planned, before=before)
 
     def close(self) -> None:
         self._db.close()
@@ -343,6 +307,6 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
         case "postgresql" | "postgres":
             from sickbay.adapters.stores.postgres import Postgres
 
-            return SqlStore(Postgres(parsed))
+            return SqlStore(Postgres(parsed, readonly=readonly))
         case other:
             raise BadInput(f"there is no store of the kind {other!r}: write {forms}")

@@ -17,7 +17,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from sickbay.adapters.stores.database import Database
-from sickbay.adapters.stores.schema import NEWEST
 from sickbay.model.errors import StoreError, StoreUnavailable, StoreUnknown, UnusableStore
 
 BUSY_SECONDS = 10.0  # longer than any reader of the command line holds the file
@@ -44,7 +43,7 @@ class Sqlite(Database):
                 self._writer = self._engine.connect()
                 self._reader = self._writer if path is None else self._engine.connect()
             if readonly:
-                self._refuse_other_versions()
+                self.refuse_other_versions(str(self))
             else:
                 self.migrate(str(self))
                 self._forget_the_last_holder()
@@ -75,11 +74,6 @@ class Sqlite(Database):
             connection.close()
             raise
         return connection
-
-    def _refuse_other_versions(self) -> None:
-        with self.reading() as connection:
-            if self.version(connection, self.tables(connection), str(self)) != NEWEST:
-                raise UnusableStore(f"{self} is empty or of an older Sickbay: start this one's controller on it once")
 
     def _forget_the_last_holder(self) -> None:
         # Whoever held the lease held the file's lock too, and that is ours now: it is gone.

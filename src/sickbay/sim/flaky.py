@@ -1,0 +1,84 @@
+"""A store between the engine and the real one that fails as told: before, after, or in its answer; and crashes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from sickbay.model.errors import StoreUnavailable, StoreUnknown
+from sickbay.model.facts import Fact, Mark
+from sickbay.model.fleet import NodeId
+from sickbay.model.rows import Lease, Line, Rows, Unit
+from sickbay.ports.store import Pulse, Store, Voices
+
+
+class Crashed(BaseException):
+    """The engine's process has ended here. Not an Exception: nothing in the engine may survive it."""
+
+
+class FlakyStore:
+    """Asks `fate(what)` around every write; reads pass through."""
+
+    def __init__(self, store: Store, fate: Callable[[str], str]) -> None:
+        self._store = store
+        self._fate = fate
+
+    def _around(self, what: str, write: Callable[[], int]) -> int:
+        match self._fate(what):
+            case "crash_before":
+                raise Crashed(what)
+            case "unavailable":
+                raise StoreUnavailable(f"{what}: the store cannot be reached")
+            case "crash_after":
+                write()
+                raise Crashed(what)
+            case "lost_answer":
+                write()
+                raise StoreUnknown(f"{what}: the answer was lost")
+            case _:
+                return write()
+
+    def commit(self, unit: Unit, epoch: int) -> int:
+        return self._around("commit", lambda: self._store.commit(unit, epoch))
+
+    def append(
+        self, facts: Sequence[Fact], marks: Sequence[Mark] = (), told: Mapping[NodeId, Pulse | None] | None = None
+    ) -> int:
+        return self._around("append", lambda: self._store.append(facts, marks, told))
+
+    def load(self, keys: Iterable[str]) -> Rows:
+        return self._store.load(keys)
+
+    def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
+        return self._store.find(tag, limit)
+
+    def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
+        return self._store.keys(kind, after, limit)
+
+    def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
+        return self._store.due(readings, limit)
+
+    def next_deadlines(self) -> Mapping[str, float]:
+        return self._store.next_deadlines()
+
+    def facts(self, after: int, limit: int = 500) -> Sequence[Fact]:
+        return self._store.facts(after, limit)
+
+    def hear(self, pulses: Mapping[NodeId, Pulse]) -> None:
+        self._store.hear(pulses)
+
+    def voices(self, before: float, limit: int = 500) -> Voices:
+        return self._store.voices(before, limit)
+
+    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+        return self._store.story(subject, limit)
+
+    def lease(self, holder: str, ttl: float) -> Lease | None:
+        return self._store.lease(holder, ttl)
+
+    def resign(self, holder: str) -> None:
+        self._store.resign(holder)
+
+    def forget(self, before: datetime) -> int:
+        return self._store.forget(before)
+
+    def close(self) -> None:
+        self._store.close()

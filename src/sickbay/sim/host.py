@@ -1,0 +1,199 @@
+"""Hosts: who runs the real engine in virtual time, warm or cold, and how it crashes and comes back."""
+
+from collections.abc import Callable
+from random import Random
+
+from sickbay.engine.execute import Hands
+from sickbay.engine.ingest import Ingest, Watcher
+from sickbay.engine.lead import Engine, Setup
+from sickbay.engine.view import Rules
+from sickbay.model.errors import StoreError
+from sickbay.model.facts import Fact, Outcome
+from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.model.clock import WatchedClock
+from sickbay.ports.store import Store
+from sickbay.sim.flaky import Crashed, FlakyStore
+from sickbay.sim.schedule import Scheduler, SimClock
+
+Fate = Callable[[str], str]
+RESTART = 5.0
+AGAIN = 1.0
+ROUNDS = 500
+
+
+class VirtualExecutor:
+    """Each call is two steps: its start, when the effect happens, and its end, when the outcome is known."""
+
+    def __init__(self, host: "Host", rng: Random) -> None:
+        self._host = host
+        self._rng = rng
+
+    def room(self, lane: str) -> bool:
+        return bool(lane)
+
+    def submit(
+        self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
+    ) -> None:
+        life = self._host.life
+
+        def start() -> None:
+            if self._host.life != life:
+                return  # it died before it could send
+            outcome = call()
+            self._host.later(self._rng.uniform(0.01, 0.3), lambda: end(outcome))
+
+        def end(outcome: Outcome) -> None:
+            if self._host.life == life:
+                done(outcome)
+                self._host.wake()
+
+        self._host.later(self._rng.uniform(0.0, 0.05), start)
+
+
+class InlineExecutor:
+    """What a serverless host does: the call is made at once, and its outcome stored before the next step."""
+
+    def room(self, lane: str) -> bool:
+        return bool(lane)
+
+    def submit(
+        self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
+    ) -> None:
+        done(call())
+
+
+class Host:
+    """One process with an engine. `cold`: it forgets everything after each event."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: Store,
+        hands: Hands,
+        rules: Rules,
+        scheduler: Scheduler,
+        clock: SimClock,
+        rng: Random,
+        fate: Fate,
+        cold: bool = False,
+        lease_ttl: float = 60.0,
+    ) -> None:
+        self.name = name
+        self.cold = cold
+        self.life = 0
+        self.up = True
+        self.paused_until = 0.0
+        self.crashes = 0
+        self.rounds = 0
+        self.store = FlakyStore(store, fate)
+        self._hands = hands
+        self._rules = rules
+        self._scheduler = scheduler
+        self._clock = clock
+        self._rng = rng
+        self._setup = Setup(holder=name, lease_ttl=lease_ttl, strict=True)
+        self._busy = (0.0, 0)
+        self._woken = False
+        self._engine = self._make()
+        self._watchers = {c: Watcher(self.store, s.cluster, clock) for c, s in hands.sites.items()}
+
+    def _make(self) -> Engine:
+        executor = InlineExecutor() if self.cold else VirtualExecutor(self, self._rng)
+        return Engine(self.store, self._hands, self._rules, executor, self._clock, self._setup)
+
+    # --- running things in this process
+    def later(self, seconds: float, act: Callable[[], object]) -> None:
+        """Do it in this process: not while it is paused, and not after it has died."""
+        life = self.life
+        due = max(self._scheduler.now + seconds, self.paused_until)
+
+        def run() -> None:
+            if self.paused_until > self._scheduler.now:
+                self._scheduler.at(self.paused_until, run)
+            elif self.life == life:
+                self._guarded(act)
+
+        self._scheduler.at(due, run)
+
+    def _guarded(self, act: Callable[[], object]) -> bool:
+        """Whether it ran to its end."""
+        try:
+            act()
+        except Crashed:
+            self.crash()
+            return False
+        except StoreError:
+            self.wake(AGAIN)
+            return False
+        return True
+
+    def crash(self, down_for: float = RESTART) -> None:
+        """The process ends: whatever it had not stored is gone. Another starts a little later."""
+        self.life += 1
+        self.crashes += 1
+        self.up = False
+        self._woken = False
+        life = self.life
+        self._scheduler.after(down_for, lambda: self._start(life))
+
+    def _start(self, life: int) -> None:
+        if self.life == life:
+            self.up = True
+            self._engine = self._make()
+            self._watchers = {c: Watcher(self.store, s.cluster, self._clock) for c, s in self._hands.sites.items()}
+            self.wake()
+
+    def pause(self, seconds: float) -> None:
+        """The process stands still and does not know it."""
+        self.paused_until = self._scheduler.now + seconds
+
+    # --- what it does
+    def hear(self, facts: list[Fact], pulses: dict[NodeId, Incarnation]) -> bool:
+        """Reports arrive. False: nobody acknowledged them, the agents must keep them."""
+        if not self.up or self.paused_until > self._scheduler.now:
+            return False
+        ingest = Ingest(self.store, self._clock, period=self._period)
+        if not self._guarded(lambda: ingest.take(facts, pulses)):
+            return False
+        self.wake()
+        return True
+
+    _period = 30.0
+
+    def period(self, seconds: float) -> None:
+        self._period = seconds
+
+    def watch(self) -> None:
+        if self.up and self.paused_until <= self._scheduler.now:
+            for watcher in self._watchers.values():
+                self._guarded(watcher.read)
+            self.wake()
+
+    def tell(self, key: str, news: object) -> None:
+        self._guarded(lambda: Ingest(self.store, self._clock).tell(key, news))  # type: ignore[arg-type]
+        self.wake()
+
+    def wake(self, after: float = 0.0) -> None:
+        if self.up and not self._woken:
+            self._woken = True
+            self.later(after, self._round)
+
+    def _round(self) -> None:
+        self._woken = False
+        self.rounds += 1
+        if self.cold:
+            self._engine = self._make()
+        self._engine.lead()
+        if self._engine.round():
+            self._restless()
+            self.wake()
+
+    def _restless(self) -> None:
+        """Every loop ends: an engine that works on and on without time passing is broken."""
+        now = self._scheduler.now
+        self._busy = (now, self._busy[1] + 1 if self._busy[0] == now else 1)
+        if self._busy[1] > ROUNDS:
+            rows = self.store.load(["clock:ingest", *(f"clock:{c}" for c in self._hands.sites)]).values()
+            readings = {v.row.source: v.row.reading for v in rows if isinstance(v.row, WatchedClock)}
+            raise AssertionError(f"does not come to rest at t={now}: {self.store.due(readings, 5)}")

@@ -1,0 +1,220 @@
+"""The frame: a world, one or two hosts with the real engine, a store, and everything that is checked meanwhile."""
+
+from collections.abc import Callable
+from random import Random
+
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.engine.execute import Hands, Site
+from sickbay.engine.view import Rules as EngineRules
+from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.policy import digest, load_policy
+from sickbay.model.facts import Fact, Ordered, Submitted
+from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
+from sickbay.model.incident import Incident
+from sickbay.model.job import Job, JobSpec
+from sickbay.model.noun import Noun
+from sickbay.model.policy import Policy
+from sickbay.ports.store import Store
+from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
+from sickbay.sim.flaky import Crashed
+from sickbay.sim.ground import ClusterRules, Rules
+from sickbay.sim.host import Host
+from sickbay.sim.invariants import Invariants
+from sickbay.sim.mischief import Mischief, Odds
+from sickbay.sim.programme import Programme
+from sickbay.sim.schedule import Scheduler
+from sickbay.sim.world import World
+
+CLUSTER = "sim"
+POOL = "train"
+
+
+class Plan(Noun):
+    """What is simulated."""
+
+    nodes: int = 4
+    gpus: int = 8
+    linked: bool = True
+    cluster: ClusterRules = ClusterRules(id=CLUSTER)
+    rules: Rules = Rules()
+    odds: Odds = Odds()
+    cold: bool = False
+    engines: int = 1
+    limits: bool = True  # of the store: DynamoDB's
+    strict: bool = True  # check invariants after every step
+    intake: bool = False  # nodes that are there at first are new to us
+
+
+class Simulation:
+    """Drives the real engine. Same plan, policy and seed: same run, to the last step."""
+
+    def __init__(
+        self, plan: Plan | None = None, *, seed: int = 0, policy: Policy | None = None, store: Store | None = None
+    ) -> None:
+        self.plan = plan or Plan()
+        self.seed = seed
+        self.policy = policy or load_policy("default")
+        self.scheduler = Scheduler()
+        rng = Random(seed)
+        timeout = self.policy.pace.call_timeout.total_seconds()
+        self.mischief = Mischief(self.plan.odds, call_timeout=timeout)
+        self.world = World(self.scheduler, Random(rng.random()), self.mischief, self._deliver, self.plan.rules)
+        self.clock = self.world.clock
+        self.world.add_cluster(self.plan.cluster)
+        self.nodes = self.world.add_nodes(
+            self.plan.cluster.id, self.plan.nodes, pool=POOL, gpus=self.plan.gpus, linked=self.plan.linked
+        )
+        self.store: Store = store or MemoryStore(limits=self.plan.limits, now=lambda: self.scheduler.now)
+        self.hands = self._hands()
+        self.rules = self._rules()
+        self.points = 0  # places where a crash is possible, so far
+        self.fates: dict[int, str] = {}  # by number of the place
+        self.hosts = [self._host(f"engine-{n}", Random(rng.random())) for n in range(self.plan.engines)]
+        self.invariants = Invariants(self)
+        self._unheard: list[tuple[list[Fact], dict[NodeId, Incarnation]]] = []
+        self._orders = 0
+        self.mischief.on_call = self._on_call
+        self.scheduler.every(self.plan.cluster.period, self._tick)
+        if not self.plan.intake:
+            self._settle_in()
+
+    def _hands(self) -> Hands:
+        cluster = self.plan.cluster.id
+        site = Site(SimCluster(self.world, cluster), SimMachines(self.world, cluster), SimChecks(self.world, cluster))
+        return Hands(sites={cluster: site}, notifiers={"log": SimNotifier(self.world)})
+
+    def _rules(self) -> EngineRules:
+        return EngineRules(
+            policy=self.policy,
+            tables=load_tables(),
+            policy_digest=digest(self.policy),
+            can={cluster: site.capabilities for cluster, site in self.hands.sites.items()},
+            blind={cluster: site.blind for cluster, site in self.hands.sites.items()},
+        )
+
+    def _host(self, name: str, rng: Random) -> Host:
+        host = Host(
+            name,
+            store=self.store,
+            hands=self.hands,
+            rules=self.rules,
+            scheduler=self.scheduler,
+            clock=self.clock,
+            rng=rng,
+            fate=self._fate,
+            cold=self.plan.cold,
+            lease_ttl=2 * self.policy.pace.call_timeout.total_seconds() + 10.0,
+        )
+        host.period(max(self.plan.rules.pulse, self.plan.cluster.period))
+        return host
+
+    def _settle_in(self) -> None:
+        """The nodes that are there at first count as known: pieces of work ran on them when we connected."""
+        for seat in self.world.seats.values():
+            seat.unmanaged = 1
+            self.world.ground.show(seat)
+        self.run(3 * max(self.plan.cluster.period, self.plan.cluster.lag * 2))
+        for seat in self.world.seats.values():
+            seat.unmanaged = 0
+            self.world.ground.show(seat)
+
+    # --- what can go wrong on our side
+    def _fate(self, what: str) -> str:
+        self.points += 1
+        return self.fates.pop(self.points, "")
+
+    def _on_call(self, moment: str, act: str, key: str) -> None:
+        del act, key
+        self.points += 1
+        fate = self.fates.get(self.points, "")
+        if fate == "crash_before" or (fate == "crash_after" and moment == "after"):
+            del self.fates[self.points]
+            raise Crashed(moment)
+
+    # --- the flow
+    def _deliver(self, facts: list[Fact], pulses: object) -> None:
+        self._unheard.append((list(facts), dict(pulses)))  # type: ignore[call-overload]
+        self._pour()
+
+    def _pour(self) -> None:
+        """Agents keep what nobody acknowledged, and send it again."""
+        while self._unheard:
+            facts, pulses = self._unheard[0]
+            if not any(host.hear(facts, pulses) for host in self.hosts):
+                return
+            self._unheard.pop(0)
+
+    def _tick(self) -> None:
+        if not self.world.agents.deaf:
+            self._unheard.append(([], {}))  # our own canary: that we can be reached at all
+        self._pour()
+        for host in self.hosts:
+            host.watch()
+
+    def run(self, seconds: float) -> None:
+        self.run_until(lambda: False, seconds)
+
+    def run_until(self, done: Callable[[], bool], most: float = 86_400.0) -> bool:
+        """Step by step, every invariant after every step. Whether it came true in time."""
+        end = self.scheduler.now + most
+        while not done():
+            ahead = self.scheduler.next_at()
+            if ahead is None or ahead > end:
+                self.scheduler.now = max(self.scheduler.now, end)
+                return done()
+            self.scheduler.step()
+            if self.plan.strict:
+                self.invariants.check()
+        return True
+
+    # --- what people do
+    def submit(self, name: str = "job", programme: Programme | None = None, **spec: object) -> JobId:
+        job = JobId(name)
+        if programme is not None:
+            self.world.programme(job, programme)
+        full = JobSpec(name=name, cluster=self.plan.cluster.id, pool=POOL, **spec)  # type: ignore[arg-type]
+        self._say(f"submit/{name}", Submitted(job=job, spec=full))
+        return job
+
+    def order(self, verb: str, target: str, *, now: bool = False, **args: str) -> None:
+        news = Ordered(verb=verb, target=target, by="operator", reason="by hand", now=now, args=args)
+        self._orders += 1
+        self._say(f"order/{self._orders}", news)
+
+    def _say(self, key: str, news: object) -> None:
+        for host in self.hosts:
+            host.tell(key, news)
+
+    # --- what the engine believes
+    def job(self, job: JobId) -> Job:
+        row = self.store.load([f"job:{job}"])[f"job:{job}"].row
+        assert isinstance(row, Job), f"no job {job}"
+        return row
+
+    def node(self, node: NodeId) -> Node:
+        row = self.store.load([f"node:{node}"])[f"node:{node}"].row
+        assert isinstance(row, Node), f"no node {node}"
+        return row
+
+    def incidents(self, node: NodeId | None = None, *, intake: bool = False) -> list[Incident]:
+        found = [r for r in self._all("incident") if isinstance(r, Incident)]
+        mine = [i for i in found if (node is None or i.node == node) and (intake or not i.id.startswith("n"))]
+        return sorted(mine, key=lambda i: i.opened_at)
+
+    def jobs(self) -> list[Job]:
+        return [r for r in self._all("job") if isinstance(r, Job)]
+
+    def _all(self, kind: str) -> list[object]:
+        found: list[object] = []
+        after = ""
+        while page := self.store.keys(kind, after=after):
+            rows = self.store.load(page)
+            found += [rows[key].row for key in page]
+            after = page[-1]
+        return found
+
+    def calm(self) -> bool:
+        """Nothing is open that will move by itself: incidents ended or held, jobs ended."""
+        return all(not i.open or i.phase == "HELD" for i in self.incidents(intake=True)) and all(
+            not j.open for j in self.jobs()
+        )

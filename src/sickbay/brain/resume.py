@@ -236,7 +236,8 @@ def _off(job: Job) -> Move:
 
 def _diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
     job, intent = s.job, s.intent
-    nodes = tuple(sorted(job.ranks))
+    blamed = {call.node for call in job.calls if call.incident}  # known to be sick: a repair may have begun there
+    nodes = tuple(sorted(set(job.ranks) - blamed))
     if job.stop_asked or job.cancelled:
         return Move("stopped", job.stop_asked or "cancelled by its owner")
     looked = intent is not None and isinstance(intent.act, Look)

@@ -29,6 +29,7 @@ class Sight:
     scoped: tuple[JobId, ...]  # managed attempts that hold what the fault names
     bystanders: tuple[JobId, ...]  # other managed attempts on the node
     called: frozenset[JobId]  # of those, attempts that this incident has asked to end
+    training: frozenset[JobId]  # of those, attempts that run and that it has never asked
     past: tuple[PastIncident, ...]
     readings: dict[str, float]
     can: frozenset[Capability]
@@ -118,8 +119,9 @@ def _watched(s: Sight, node: Node, policy: Policy) -> Decision:
         return _agent_lost(s, node, policy)
     if incident.fault.code == PARTITION:
         return _partitioned(s, node, policy)
-    if incident.remedy is Remedy.RESTART_JOB and s.uncalled(s.scoped):
-        return Change(f"{incident.fault.code} asks for a restart of the job", call=s.uncalled(s.scoped))
+    restart = tuple(job for job in s.scoped if job in s.training)
+    if incident.remedy is Remedy.RESTART_JOB and restart:
+        return Change(f"{incident.fault.code} asks for a restart of the job", call=restart)
     if s.passed(incident.deadline):
         return Move("dismiss", f"quiet for {policy.pace.watch_for}")
     return Stay(Wait(because=f"watching {incident.fault.code}: dismissed if it stays quiet", until=incident.deadline))

@@ -59,8 +59,8 @@ def _healed(incident: Incident, seen: Incarnation | None) -> Remedy | None:
     return done
 
 
-def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None) -> bool:
-    """Whether the effect is there, in reads that are new enough to show it."""
+def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, horizon: float) -> bool:
+    """Whether the effect is there. What shows itself by absence needs a read, up to `horizon`, new enough to tell."""
     act = intent.act
     match act:
         case Quarantine(node=node, owner=owner):
@@ -68,10 +68,10 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None) -> 
             return seat is not None and owner in seat.cordons
         case Release(node=node, owner=owner):
             seat = nodes[node]
-            return seat is None or (owner not in seat.cordons and _new_enough(intent, seat))
+            return seat is None or (owner not in seat.cordons and _new_enough(intent, horizon))
         case Drain(node=node):
             seat = nodes[node]
-            return seat is None or (seat.unmanaged == 0 and _new_enough(intent, seat))
+            return seat is None or (seat.unmanaged == 0 and _new_enough(intent, horizon))
         case Repair(node=node, rung=rung):
             return _repaired(intent, nodes[node], rung)
         case Verify(nodes=wanted) | Look(nodes=wanted):
@@ -86,8 +86,8 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None) -> 
             return False
 
 
-def _new_enough(intent: Intent, node: Node) -> bool:
-    return bool(intent.sends) and node.as_of >= max(intent.visible_from, intent.doubt_until)
+def _new_enough(intent: Intent, horizon: float) -> bool:
+    return bool(intent.sends) and horizon >= max(intent.visible_from, intent.doubt_until)
 
 
 def _repaired(intent: Intent, node: Node | None, rung: Remedy) -> bool:

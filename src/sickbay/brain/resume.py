@@ -250,7 +250,8 @@ def _diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
     after = next((e for e in policy.examine if e.on is Trigger.JOB_END), None)
     if after is not None and nodes and not examined and Capability.CHECK in s.can:
         ended_badly = set(job.end.exit_codes) if job.end else set()
-        suspects = tuple(sorted({*(call.node for call in job.calls), *ended_badly} & set(job.ranks)))
+        named = {*(call.node for call in job.calls), *ended_badly}
+        suspects = tuple(sorted(node for node in job.ranks if node in named))
         chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
         return Do(
             Verify(nodes=chosen, level=after.level), "its nodes are checked before it restarts", after.deadline, INGEST

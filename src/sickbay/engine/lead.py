@@ -1,7 +1,7 @@
 """The leader: one engine at a time plans, commits and sends. It holds nothing that is not in the store."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +30,7 @@ log = logging.getLogger("sickbay.engine")
 REPLANS = 5
 UNIT_FULL = 30  # items at which a batch of facts is committed; one more fact must still fit
 FACTS = 500
+PAGES = 8  # of facts in one round; then it is planning's turn
 DUE = 200
 
 
@@ -55,6 +56,7 @@ class Engine:
         self._clock = clock
         self._setup = setup
         self._view = View(store)
+        self._clocks: Mapping[str, WatchedClock] = {}
         self._epoch = 0
         self._lease_until = 0.0
         self._ingest = Ingest(store, clock)
@@ -86,7 +88,8 @@ class Engine:
             return 0
         try:
             done = voices(self._store, self._clock, self._rules.policy.silence.agent.total_seconds())
-            done += self._learn_all()
+            clocks = self._read_clocks()
+            done += self._learn_all(clocks)
             done += self._plan_due()
             done += self._dispatch()
         except Fenced:
@@ -98,12 +101,12 @@ class Engine:
             raise
         return done
 
+    def _read_clocks(self) -> Mapping[str, WatchedClock]:
+        rows = self._store.load([f"clock:{source}" for source in (INGEST, *self._hands.sites)])
+        return {v.row.source: v.row for v in rows.values() if isinstance(v.row, WatchedClock)}
+
     def _draft(self) -> Draft:
-        """A draft at this moment. Clocks are read anew: any replica may have moved them."""
-        wanted = [f"clock:{source}" for source in (INGEST, *self._hands.sites)]
-        rows = self._store.load(wanted)
-        clocks = {v.row.source: v.row for v in rows.values() if isinstance(v.row, WatchedClock)}
-        return Draft(self._view, self._rules, clocks, moment(self._clock.wall()))
+        return Draft(self._view, self._rules, self._clocks, moment(self._clock.wall()))
 
     def _commit(self, build: Callable[[Draft], None]) -> bool:
         """Plan and commit one unit; a refused one is planned again from a fresh view."""
@@ -122,11 +125,25 @@ class Engine:
             return True
         raise Conflict("a unit was refused again and again")
 
-    def _learn_all(self) -> int:
-        """Facts in order, many in one unit, and how far we are with them in the same unit."""
-        cursor = self._view.get(CURSOR).row
-        at = cursor.at if isinstance(cursor, Cursor) else 0
-        facts = list(self._store.facts(after=at, limit=FACTS))
+    def _learn_all(self, clocks: Mapping[str, WatchedClock]) -> int:
+        """Facts in order, many in one unit, and how far we are with them in the same unit.
+
+        The clocks were read before: only once every fact that they may speak of is learned do decisions see them.
+        Otherwise a cluster could seem to have been read further than its rows show.
+        """
+        self._clocks = self._clocks or clocks
+        done = 0
+        for _ in range(PAGES):
+            cursor = self._view.get(CURSOR).row
+            facts = list(self._store.facts(after=cursor.at if isinstance(cursor, Cursor) else 0, limit=FACTS))
+            done += self._learn_page(facts)
+            if len(facts) < FACTS:
+                self._clocks = clocks
+                break
+        self._own_rules()
+        return done
+
+    def _learn_page(self, facts: list[Fact]) -> int:
         done = 0
         while facts:
             taken = 0
@@ -145,7 +162,6 @@ class Engine:
                 taken = self._learn_carefully(facts)
             facts = facts[taken:]
             done += taken
-        self._own_rules()
         return done
 
     def _learn_some(self, draft: Draft, facts: Iterable[Fact]) -> int:
@@ -194,7 +210,7 @@ class Engine:
         self._ingest.tell(f"policy/{news.policy}/{news.knowledge}/{number}", news)
 
     def _plan_due(self) -> int:
-        readings = self._draft().readings
+        readings = {source: clock.reading for source, clock in self._clocks.items()}
         due = list(self._store.due(readings, DUE))
         for subject in due:
             try:

@@ -40,7 +40,7 @@ from sickbay.model.intent import (
     StartJob,
     StopJob,
 )
-from sickbay.model.job import Call, Job
+from sickbay.model.job import Call, Job, JobState
 from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import IN_FORCE, WITHHOLDING, WaitMark, key_of, kind_of
 
@@ -96,6 +96,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
     scoped: list[JobId] = []
     bystanders: list[JobId] = []
     called: set[JobId] = set()
+    training: set[JobId] = set()
     if node is not None:
         for job in draft.holders(node):
             draft.job(job.id)  # from here on its row is read, expected and watched
@@ -104,6 +105,8 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
             (scoped if named or not held or incident.fault.device in held else bystanders).append(job.id)
             if any(call.incident == incident.id for call in job.calls):
                 called.add(job.id)
+            if job.state is JobState.RUNNING and job.id not in incident.jobs:
+                training.add(job.id)
         draft.ledger(node.pool)  # claims come and go with its version
     past = []
     for subject in _histories(incident, node):
@@ -116,6 +119,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
         scoped=tuple(scoped),
         bystanders=tuple(bystanders),
         called=frozenset(called),
+        training=frozenset(training),
         past=tuple(sorted(past, key=lambda p: p.at)),
         readings=draft.readings,
         can=draft.can(incident.cluster),
@@ -387,7 +391,8 @@ def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
     """What has become of it since: the first that applies, or nothing."""
     job = draft.job(intent.act.job) if isinstance(intent.act, StopJob | StartJob | RerunJob | Fence) else None
     nodes = {node: draft.node(node) for node in _targets(intent)}
-    if shown(intent, nodes, job):
+    clock = draft.clocks.get(intent.cluster)
+    if shown(intent, nodes, job, clock.as_of if clock else 0.0):
         return "seen", ""
     reading = draft.reading(intent.clock)
     wanted = not intent.owner or _still_wanted(draft, intent)

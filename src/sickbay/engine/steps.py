@@ -97,13 +97,15 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, A
     changed = replace(job, **{"intent": "", **also})
     state = JOB_LIFE.target(changed, job.state, event)
     changed = replace(changed, state=state, wait=None)
+    if state in {JobState.QUEUED, JobState.DIAGNOSING} or state.terminal:
+        changed = replace(changed, claim={})  # its ranks are gone: what it held is free
     changed = _interrupted(draft, job, changed, event, because)
     if changed.claim.keys() != job.claim.keys():
         turn(draft, job.spec.pool)
     if state is JobState.QUEUED:
         changed = replace(changed, end=None, ranks={})
     if state.terminal:
-        changed = replace(changed, closed_at=draft.now, claim={})
+        changed = replace(changed, closed_at=draft.now)
     draft.tell(f"{state}: {because}", f"job:{job.id}", event=event)
     draft.put(changed)
     return changed
@@ -129,7 +131,7 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
         case "ended":
             return stamp(after, "stopped", draft.now)
         case "requeue":
-            return stamp(after, "diagnosed", draft.now)
+            return stamp(_blamed(after, because), "diagnosed", draft.now)
         case "claim":
             return stamp(after, "placed", draft.now)
         case "started" | "appear" | "restarted":
@@ -140,6 +142,13 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
             return replace(after, interruptions=closed)
         case _:
             return after
+
+
+def _blamed(job: Job, because: str) -> Job:
+    """What the diagnosis found is the cause, whatever it looked like at first."""
+    if not job.interruptions or job.interruptions[-1].closed:
+        return job
+    return replace(job, interruptions=(*job.interruptions[:-1], replace(job.interruptions[-1], cause=because)))
 
 
 def stamp(job: Job, stage: str, at: datetime) -> Job:

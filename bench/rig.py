@@ -1,39 +1,32 @@
-"""What every figure stands on: a fleet that the real engine has learned, over a real store, with far sides that accept
-everything and show nothing."""
+"""What every figure stands on: a fleet that the real engine has learned through facts and pulses, over a real store."""
 
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from bench.far_side import CLUSTER, AtOnce, far_hands
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
-from sickbay.engine.execute import Hands, Site
 from sickbay.engine.ingest import Ingest
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import Rules, moment
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import digest, load_policy
 from sickbay.model.facts import Fact, Mark, NodeSeen, Observed
-from sickbay.model.fleet import Capability, Device, Incarnation, JobId, NodeId
-from sickbay.model.intent import Notify
-from sickbay.model.job import JobSpec
+from sickbay.model.fleet import Device, Incarnation, NodeId
 from sickbay.model.policy import Limit, Policy
 from sickbay.ports.clock import Clock
-from sickbay.ports.cluster import Accepted, Deltas, Lost, Snapshot
 from sickbay.ports.store import Store
 
-CLUSTER = "bench"
 POOL = "train"
 GPUS = 8
 BATCH = 2000
-LAST_ROUND = 10_000
+LEASE = 3600.0  # no figure but the takeover's is about leases
 
 
 class RealClock:
@@ -44,62 +37,115 @@ class RealClock:
         return time.monotonic()
 
 
-@dataclass(slots=True)
-class SetClock:
-    """Stands still unless it is moved: nothing falls due by itself."""
-
-    at: float = 1_800_000_000.0
+class StillClock:
+    """Stands still: nothing falls due by itself."""
 
     def wall(self) -> float:
-        return self.at
+        return 1_800_000_000.0
 
     def mono(self) -> float:
-        return self.at
+        return 1_000.0
 
 
-class FarSide:
-    """Cluster, machines and checks in one: every call is accepted at once, and nothing is ever seen of it."""
+@contextmanager
+def store_of(kind: str) -> Iterator[Store]:
+    """`memory` (without limits) or `sqlite` (a file, every commit synced)."""
+    if kind == "memory":
+        yield MemoryStore(limits=False)
+        return
+    with tempfile.TemporaryDirectory(prefix="sickbay-bench-") as directory:
+        store = open_store(f"sqlite:///{Path(directory) / 'bench.db'}")
+        try:
+            yield store
+        finally:
+            store.close()
 
-    id = CLUSTER
-    period = 10.0
-    capabilities = frozenset(Capability)
-    blind: frozenset[str] = frozenset()
 
-    def watch(self, cursor: str | None) -> Deltas | Lost:
-        return Deltas(cursor=cursor or "0", as_of=0.0)
+def open_policy() -> Policy:
+    """The default, but nothing is held back: every fault that asks for it is quarantined at once."""
+    wide = Limit(out_percent=100.0, repairing_percent=100.0)
+    return replace(load_policy("default"), limits=(wide,), brakes=())
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(cursor="0", as_of=0.0)
 
-    def cordon(self, node: NodeId, *, owner: str, reason: str, key: str, expect: Incarnation | None) -> Accepted:
-        return Accepted()
+def node_id(number: int) -> NodeId:
+    return NodeId(f"{CLUSTER}/n{number:06d}")
 
-    def uncordon(self, node: NodeId, *, owner: str, key: str, expect: Incarnation | None) -> Accepted:
-        return Accepted()
 
-    def drain(self, node: NodeId, *, how: str, key: str, expect: Incarnation | None) -> Accepted:
-        return Accepted()
+def incarnation(number: int) -> Incarnation:
+    return Incarnation(uid=f"uid-{number:06d}", instance_id=f"i-{number:017x}", boot_id=f"boot-{number:032x}")
 
-    def rerun(self, job: JobId, attempt: int, *, avoid: tuple[NodeId, ...], key: str) -> Accepted:
-        return Accepted()
 
-    def stop(self, job: JobId, attempt: int, *, key: str) -> Accepted:
-        return Accepted()
+def xid(number: int, code: int, serial: object, *, device: int = 0, at: float) -> Fact:
+    """A line of the kernel log, as an agent reports it."""
+    text = f"NVRM: Xid (PCI:0000:{0x10 + device:02x}:00): {code}, pid=475, name=python, channel 0x0000000a"
+    news = Observed(
+        node=node_id(number),
+        kind="xid",
+        fields={"number": code, "device": device},
+        text=text,
+        incarnation=incarnation(number),
+    )
+    return Fact(id=f"boot-{number:032x}/kmsg/{serial}", at=moment(at), news=news)
 
-    def restart_service(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
-        return Accepted()
 
-    def reset(self, node: NodeId, devices: tuple[int, ...], *, key: str, expect: Incarnation) -> Accepted:
-        return Accepted()
+@dataclass(slots=True)
+class Bench:
+    """An engine over a store, and a way to fill both."""
 
-    def reboot(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
-        return Accepted()
+    store: Store
+    clock: Clock
+    engine: Engine
+    ingest: Ingest
+    nodes: int = 0
 
-    def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
-        return Accepted()
+    @classmethod
+    def over(cls, store: Store, clock: Clock | None = None, policy: Policy | None = None) -> "Bench":
+        clock = clock or StillClock()
+        policy = policy or open_policy()
+        hands = far_hands()
+        rules = Rules(
+            policy=policy,
+            tables=load_tables(),
+            policy_digest=digest(policy),
+            can={c: site.capabilities for c, site in hands.sites.items()},
+            blind={c: site.blind for c, site in hands.sites.items()},
+        )
+        engine = Engine(store, hands, rules, AtOnce(), clock, Setup(holder="bench", lease_ttl=LEASE, strict=True))
+        return cls(store, clock, engine, Ingest(store, clock))
 
-    def fence(self, node: NodeId, *, key: str) -> Accepted:
-        return Accepted(done=True)
+    def settle(self) -> int:
+        """Rounds until nothing is left to do; how many."""
+        rounds = 1
+        while self.engine.round():
+            rounds += 1
+        return rounds
 
-    def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
-        return Accepted()
+    def populate(self, nodes: int) -> None:
+        """Seats as a cluster shows them at first connection, each with work on it, each with an agent that is heard."""
+        wall = self.clock.wall()
+        for first in range(self.nodes, nodes, BATCH):
+            numbers = range(first, min(first + BATCH, nodes))
+            mark = Mark(source=CLUSTER, at=wall, period=10.0, cursor="0", as_of=1.0)
+            self.store.append([_seen(number, wall) for number in numbers], [mark])
+            self.ingest.take([], {node_id(number): incarnation(number) for number in numbers})
+            self.settle()
+        self.nodes = nodes
+
+    def learn(self, facts: Sequence[Fact]) -> None:
+        self.ingest.take(facts)
+        self.settle()
+
+
+def _seen(number: int, wall: float) -> Fact:
+    news = NodeSeen(
+        node=node_id(number),
+        cluster=CLUSTER,
+        pool=POOL,
+        as_of=1.0,
+        incarnation=incarnation(number),
+        domain=f"rack-{number // 32}",
+        devices=tuple(Device(index=index, serial=f"{number:08d}{index:02d}") for index in range(GPUS)),
+        first_connection=True,
+        busy=True,
+    )
+    return Fact(id=f"seen/{number}", at=moment(wall), news=news)

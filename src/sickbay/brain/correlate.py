@@ -54,7 +54,7 @@ def absorb(incident: Incident, fault: Fault, node: Node, policy: Policy, reading
     evidence = incident.evidence if line in incident.evidence else (*incident.evidence, line)[-KEEP_EVIDENCE:]
     after = replace(incident, evidence=evidence, seen_at=reading)
     if incident.fault.code in fault.cancels and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
-        return replace(after, order=Order(verb="dismiss", by=fault.code, reason=f"{fault.code} takes it back"))
+        return replace(after, order=Order(verb="cancel", by=fault.code, reason=f"{fault.code} takes it back"))
     if fault.follows:
         return after  # a consequence of what is being treated already
     if fault.advice is not None:

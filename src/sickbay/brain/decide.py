@@ -318,6 +318,8 @@ def _obey(s: Sight, order: Order) -> Decision:
     match order.verb:
         case "dismiss" | "uncordon":
             return Change(because, {**done, "closing": Phase.DISMISSED})
+        case "cancel":  # the driver took its own word back, while the node was still in service
+            return Move("dismiss", order.reason, done)
         case "uncordoned":  # another removed our cordon on the cluster: there is nothing left to release
             return Move("dismiss", because, done)
         case "hold" if incident.phase.out and incident.phase is not Phase.HELD:

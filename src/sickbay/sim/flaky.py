@@ -42,6 +42,8 @@ class FlakyStore:
     def append(
         self, facts: Sequence[Fact], marks: Sequence[Mark] = (), told: Mapping[NodeId, Pulse | None] | None = None
     ) -> int:
+        if not facts and not told:  # a crash around a mere mark is a crash between two steps
+            return self._store.append(facts, marks, told)
         return self._around("append", lambda: self._store.append(facts, marks, told))
 
     def load(self, keys: Iterable[str]) -> Rows:

@@ -8,7 +8,7 @@ from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import Rules
 from sickbay.model.errors import StoreError
-from sickbay.model.facts import Fact, Outcome
+from sickbay.model.facts import AnyNews, Fact, Outcome
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.clock import WatchedClock
 from sickbay.ports.store import Store
@@ -170,9 +170,13 @@ class Host:
                 self._guarded(watcher.read)
             self.wake()
 
-    def tell(self, key: str, news: object) -> None:
-        self._guarded(lambda: Ingest(self.store, self._clock).tell(key, news))  # type: ignore[arg-type]
+    def tell(self, key: str, news: AnyNews) -> bool:
+        """A person's command. False: it was not acknowledged, the person must repeat it."""
+        if not self.up or self.paused_until > self._scheduler.now:
+            return False
+        said = self._guarded(lambda: Ingest(self.store, self._clock).tell(key, news))
         self.wake()
+        return said
 
     def wake(self, after: float = 0.0) -> None:
         if self.up and not self._woken:

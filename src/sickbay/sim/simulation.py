@@ -8,7 +8,7 @@ from sickbay.engine.execute import Hands, Site
 from sickbay.engine.view import Rules as EngineRules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import digest, load_policy
-from sickbay.model.facts import Fact, Ordered, Submitted
+from sickbay.model.facts import AnyNews, Fact, Ordered, Submitted
 from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.job import Job, JobSpec
@@ -72,6 +72,7 @@ class Simulation:
         self.hosts = [self._host(f"engine-{n}", Random(rng.random())) for n in range(self.plan.engines)]
         self.invariants = Invariants(self)
         self._unheard: list[tuple[list[Fact], dict[NodeId, Incarnation]]] = []
+        self._unsaid: list[tuple[str, AnyNews]] = []
         self._orders = 0
         self.mischief.on_call = self._on_call
         self.scheduler.every(self.plan.cluster.period, self._tick)
@@ -137,12 +138,14 @@ class Simulation:
         self._pour()
 
     def _pour(self) -> None:
-        """Agents keep what nobody acknowledged, and send it again."""
+        """Agents and people keep what nobody acknowledged, and say it again."""
         while self._unheard:
             facts, pulses = self._unheard[0]
             if not any(host.hear(facts, pulses) for host in self.hosts):
-                return
+                break
             self._unheard.pop(0)
+        while self._unsaid and any(host.tell(*self._unsaid[0]) for host in self.hosts):
+            self._unsaid.pop(0)
 
     def _tick(self) -> None:
         if not self.world.agents.deaf:
@@ -181,9 +184,9 @@ class Simulation:
         self._orders += 1
         self._say(f"order/{self._orders}", news)
 
-    def _say(self, key: str, news: object) -> None:
-        for host in self.hosts:
-            host.tell(key, news)
+    def _say(self, key: str, news: AnyNews) -> None:
+        self._unsaid.append((key, news))
+        self._pour()
 
     # --- what the engine believes
     def job(self, job: JobId) -> Job:

@@ -1,0 +1,256 @@
+"""Observations into SQLite while the engine plans, and how long a fault takes to become a quarantine."""
+
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from bench.figure import Figure, Line, Size, in_words, percentile
+from bench.rig import Bench, RealClock, incarnation, node_id, open_policy, store_of, xid
+from sickbay.adapters.stores.codec import pack_fact
+from sickbay.engine.view import moment
+from sickbay.model.facts import Fact, Observed
+from sickbay.model.fleet import Cursor, NodeId
+from sickbay.model.intent import Intent, IntentState, Quarantine
+from sickbay.model.policy import Policy
+from sickbay.model.rows import Unit
+from sickbay.ports.store import Store
+
+BATCH = 100  # observations in one report server's batch
+SICK_EVERY = 3  # batches: one real fault in every third
+GOAL_RATE = 5_000
+GOAL_P99 = 0.250
+GOAL_BARE = 2.0
+BACKLOG = 2_000  # observations that may wait to be planned before the closed loop holds the next batch back
+MOST = 40_000  # observations per second that are made beforehand for the closed loop
+PATIENCE = 30.0
+HARMLESS = ("gpu.temperature", "gpu.utilisation", "efa.counter")
+
+
+Batch = tuple[list[Fact], NodeId | None]  # and the node that falls sick in it
+
+
+class Stopwatch:
+    """A thin cover of a store: notes when the quarantine of each node was committed, and how far planning has come."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.quarantined: dict[NodeId, float] = {}
+        self._head = self._planned = 0
+
+    @property
+    def backlog(self) -> int:
+        """Facts that were taken and not planned yet."""
+        return self._head - self._planned
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def append(self, facts: Sequence[Fact], *rest: Any, **more: Any) -> int:
+        new = self._store.append(facts, *rest, **more)
+        self._head += new
+        return new
+
+    def commit(self, unit: Unit, epoch: int) -> int:
+        version = self._store.commit(unit, epoch)
+        for row in unit.writes.values():
+            if isinstance(row, Cursor):
+                self._planned = row.at
+            elif isinstance(row, Intent) and row.state is IntentState.PLANNED and isinstance(row.act, Quarantine):
+                self.quarantined.setdefault(row.act.node, time.perf_counter())
+        return version
+
+
+@dataclass(slots=True)
+class Run:
+    """What came of one load."""
+
+    observations: int = 0
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return self.observations / self.seconds
+
+    def p(self, share: float) -> float:
+        return percentile(self.latencies, share)
+
+
+def _policy() -> Policy:
+    """Nothing is held back, and a program's own fault stays noise however often it comes."""
+    policy = open_policy()
+    return replace(policy, faults=tuple(rule for rule in policy.faults if rule.repeat is None))
+
+
+def load(nodes: int, seed: int = 7) -> Iterator[Batch]:
+    """Batches for ever. A node falls sick once."""
+    rng = Random(seed)
+    wall = time.time()
+    well = list(range(nodes))
+    rng.shuffle(well)
+    serial = 0
+    while True:
+        batch: list[Fact] = []
+        while len(batch) < BATCH - 1:
+            serial += 1
+            number, chance = rng.randrange(nodes), rng.random()
+            if chance < 0.05 and batch:
+                batch.append(rng.choice(batch))  # the same report again: its answer was lost
+            elif chance < 0.70:
+                batch.append(xid(number, rng.choice((13, 43, 43, 45, 45)), serial, device=rng.randrange(8), at=wall))
+            else:
+                batch.append(_harmless(number, serial, rng.choice(HARMLESS), wall))
+        serial += 1
+        sick = well.pop() if serial // (BATCH - 1) % SICK_EVERY == 0 and well else None
+        code, number = (79, sick) if sick is not None else (43, rng.randrange(nodes))
+        batch.insert(rng.randrange(BATCH), xid(number, code, serial, at=wall))
+        yield batch, node_id(sick) if sick is not None else None
+
+
+def _harmless(number: int, serial: int, kind: str, wall: float) -> Fact:
+    news = Observed(
+        node=node_id(number), kind=kind, fields={"device": 3, "value": 61}, incarnation=incarnation(number)
+    )
+    return Fact(id=f"boot-{number:032x}/agent/{serial}", at=moment(wall), news=news)
+
+
+def measure(nodes: int, seconds: float, rate: float | None) -> Run:
+    """One load: at a given rate, or as quick as planning keeps up with (`rate` None)."""
+    with store_of("sqlite") as store:
+        watch = Stopwatch(store)
+        bench = Bench.over(cast("Store", watch), RealClock(), _policy())
+        bench.populate(nodes)
+        return _Flood(bench, watch).run(load(nodes), seconds, rate)
+
+
+class _Flood:
+    """An ingest thread's part is played by the caller; the engine has a thread of its own, as in the daemon."""
+
+    def __init__(self, bench: Bench, watch: Stopwatch) -> None:
+        self._bench = bench
+        self._watch = watch
+        self._news = threading.Event()
+        self._over = False
+        self._trouble: BaseException | None = None
+
+    def run(self, batches: Iterator[Batch], seconds: float, rate: float | None) -> Run:
+        ready = [next(batches) for _ in range(int((rate or MOST) * seconds / BATCH) + 1)]
+        engine = threading.Thread(target=self._plan)
+        engine.start()
+        result = Run()
+        told: dict[NodeId, float] = {}
+        try:
+            start = time.perf_counter()
+            for n, (batch, sick) in enumerate(ready):
+                begun = self._hold(None if rate is None else start + n * BATCH / rate)
+                if begun - start >= seconds or self._trouble is not None:
+                    break
+                if sick is not None:
+                    told[sick] = begun
+                self._bench.ingest.take(batch)
+                self._news.set()
+                result.observations += len(batch)
+            result.seconds = time.perf_counter() - start
+            self._await(told)
+        finally:
+            self._over = True
+            self._news.set()
+            engine.join()
+        if self._trouble is not None:
+            raise self._trouble
+        done = self._watch.quarantined
+        result.latencies = [done[node] - begun for node, begun in told.items()]
+        return result
+
+    def _hold(self, beat: float | None) -> float:
+        """Until the next batch may go: on its beat, or when planning is near enough behind. A late beat stays a beat:
+        what it waited is part of its latency."""
+        if beat is not None:
+            time.sleep(max(0.0, beat - time.perf_counter()))
+            return beat
+        while self._watch.backlog > BACKLOG and self._trouble is None:
+            time.sleep(0.0005)
+        return time.perf_counter()
+
+    def _plan(self) -> None:
+        try:
+            while not self._over:
+                self._news.clear()
+                if not self._bench.engine.round():
+                    self._news.wait(0.05)
+        except BaseException as trouble:  # noqa: BLE001 - raised again by the thread that measures
+            self._trouble = trouble
+
+    def _await(self, told: dict[NodeId, float]) -> None:
+        patience = time.perf_counter() + PATIENCE
+        while not told.keys() <= self._watch.quarantined.keys() and self._trouble is None:
+            if time.perf_counter() > patience:
+                missing = len(told.keys() - self._watch.quarantined.keys())
+                raise RuntimeError(f"{missing} faults were not quarantined {PATIENCE:.0f} s after the load had ended")
+            time.sleep(0.005)
+
+
+def bare(nodes: int, seconds: float) -> float:
+    """Observations per second of plain inserts, in batches of the same size, into a file of the same kind.
+
+    The bodies are encoded before: what is left is what the file itself costs.
+    """
+    batches = load(nodes)
+    with tempfile.TemporaryDirectory(prefix="sickbay-bench-") as directory:
+        connection = sqlite3.connect(Path(directory) / "bare.db", isolation_level=None)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(
+            "CREATE TABLE facts (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,"
+            " at DOUBLE PRECISION NOT NULL, body BLOB NOT NULL)"
+        )
+        spent, written = 0.0, 0
+        while spent < seconds:
+            facts, _ = next(batches)
+            rows = [(fact.id, fact.at.timestamp(), pack_fact(fact)) for fact in facts]
+            start = time.perf_counter()
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT INTO facts (id, at, body) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", rows)
+            connection.execute("COMMIT")
+            spent += time.perf_counter() - start
+            written += len(rows)
+        connection.close()
+    return written / spent
+
+
+def run(size: Size) -> Figure:
+    nodes = size.pick(full=4_000, quick=1_000, tiny=30)
+    seconds = size.pick(full=15, quick=4, tiny=1)
+    rate = size.pick(full=GOAL_RATE, quick=GOAL_RATE, tiny=300)
+    plain = bare(nodes, seconds / 5)
+    steady = measure(nodes, seconds, rate)
+    most = measure(nodes, seconds, None)
+    return Figure(
+        title="Observations on SQLite while planning runs",
+        about=(
+            f"{nodes:,} nodes; batches of {BATCH} observations, two thirds of them application Xids (13, 43, 45), the"
+            f" rest kinds that mean nothing and reports sent twice; one Xid 79 in every {SICK_EVERY} batches, on a node"
+            " that was well. Limits and brakes are open. One thread appends, one plans and sends; both in one process"
+            " on one file, each commit synced. Latency runs from the begin of the append (or its beat, if that was"
+            " late) to the commit of the Quarantine intent."
+        ),
+        lines=(
+            Line(f"offered {rate:,}/s: committed", f"{steady.rate:,.0f}/s", f"≥ {GOAL_RATE:,}/s", steady.rate >= 0.99 * GOAL_RATE),
+            Line(f"offered {rate:,}/s: fault → quarantine, p50", in_words(steady.p(0.5))),
+            Line(f"offered {rate:,}/s: fault → quarantine, p99", in_words(steady.p(0.99)), f"< {in_words(GOAL_P99)}", steady.p(0.99) < GOAL_P99),
+            Line("as quick as planning keeps up: committed", f"{most.rate:,.0f}/s"),
+            Line("as quick as planning keeps up: p50", in_words(most.p(0.5))),
+            Line("as quick as planning keeps up: p99", in_words(most.p(0.99))),
+            Line("bare inserts, bodies already encoded", f"{plain:,.0f}/s"),
+            Line("bare ÷ as quick as planning keeps up", f"{plain / most.rate:.2f}", f"≤ {GOAL_BARE:.0f}", plain / most.rate <= GOAL_BARE),
+        ),
+        notes=(f"{len(steady.latencies)} and {len(most.latencies)} faults were timed.",),
+    )

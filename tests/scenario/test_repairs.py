@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from wards import OpenWard, cluster_without, policy_with
+from wards import HOUR, OpenWard, cluster_without, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
@@ -237,6 +237,18 @@ def test_repeats_on_one_gpu_blame_the_gpu_and_on_others_they_do_not(ward: OpenWa
     assert [i.phase for i in w.incidents(w.nodes[1])] == ["DISMISSED"]
     assert w.rungs(w.nodes[0]) == ["reset_gpu"]
     assert w.phase(w.nodes[0]) == "RELEASED"
+
+
+def test_repeats_count_for_as_long_as_the_policy_says_also_after_each_was_let_go(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    for _ in range(2):
+        w.says(node, 31)
+        w.run(2 * HOUR)
+        assert w.phase(node) == "DISMISSED"
+    w.says(node, 31)
+    w.rests()
+    assert w.rungs(node) == ["reset_gpu"]
 
 
 # --- history follows the hardware

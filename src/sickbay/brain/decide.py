@@ -35,6 +35,10 @@ class Sight:
     can: frozenset[Capability]
     blind: frozenset[str]
 
+    @property
+    def retry_at(self) -> Deadline | None:
+        return self.intent.seen_by if self.intent is not None else None
+
     def passed(self, deadline: Deadline | None) -> bool:
         return deadline is not None and deadline.passed(self.readings)
 
@@ -108,7 +112,9 @@ def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
     reason = f"sickbay {incident.id} {incident.fault.code}"
     act = Quarantine(node=node.id, owner=owner_of(incident), reason=reason)
     because = f"{incident.fault.code}: {incident.fault.because}"
-    return Do(act, because, policy.pace.cordon_deadline, incident.cluster, event)
+    patience = policy.pace.cordon_deadline
+    also = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)} if event else {}
+    return Do(act, because, patience, incident.cluster, event, also)
 
 
 def _watched(s: Sight, node: Node, policy: Policy) -> Decision:
@@ -133,6 +139,8 @@ def _agent_lost(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("dismiss", "the agent is heard again")
     if s.intent is not None and not s.intent.state.over:
         return Stay(Wait(because="restarting the agent; its job is left alone", until=s.intent.seen_by))
+    if _refused_lately(s, node):
+        return Stay(Wait(because="the agent could not be restarted; its job is left alone", until=s.retry_at))
     made = sum(1 for t in incident.tries if t.rung is Remedy.RESTART_SERVICE)
     if made < policy.silence.agent_restarts and Capability.RESTART_SERVICE in s.can:
         act = Repair(node=node.id, rung=Remedy.RESTART_SERVICE)
@@ -173,9 +181,18 @@ def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("empty", "nothing runs there")
     if intent is not None and not intent.state.over:
         return Stay(Wait(because="waiting to see our cordon", until=intent.seen_by))
-    if incident.acts >= CORDON_TRIES:
-        return Move("hold", f"the cluster did not take our cordon: {intent.answer if intent else 'no answer'}")
+    answer = intent.answer if intent else "no answer"
+    if s.passed(incident.deadline):
+        return Move("hold", f"the cluster did not take our cordon: {answer}")
+    if _refused_lately(s, node):
+        return Stay(Wait(because=f"the cluster refused our cordon, it is asked again: {answer}", until=s.retry_at))
     return _cordon(s, node, policy)
+
+
+def _refused_lately(s: Sight, node: Node) -> bool:
+    """A refusal is not answered by asking at once again, unless it was for an incarnation that has gone since."""
+    refused = s.intent is not None and s.intent.state is IntentState.REJECTED and s.intent.expect == node.incarnation
+    return refused and s.retry_at is not None and not s.passed(s.retry_at)
 
 
 def _draining(s: Sight, node: Node, policy: Policy) -> Decision:

@@ -37,8 +37,8 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
     if stale and not (news.last_words and _are_last_words(node, news)):
         draft.tell(f"{found.code} of an older boot or instance: history only", key_of(node), event="stale")
         return
-    if node.dismissed_at is not None and fact.at <= node.dismissed_at:
-        return
+    if node.dismissed_at is not None and fact.at <= node.dismissed_at <= draft.now:
+        return  # an operator vouched for it since; one in the future is that of a clock that has jumped
     healed = Remedy.REBOOT if stale else None
     if stale and node.incident is not None:
         return
@@ -110,7 +110,7 @@ def open_incident(
 ) -> Incident:
     prefix = {IncidentKind.FAULT: "i", IncidentKind.INTAKE: "n", IncidentKind.OPERATOR: "o"}[kind]
     incident = Incident(
-        id=IncidentId(f"{prefix}{fact.seq}"),
+        id=IncidentId(f"{prefix}{fact.seq}" if fact.seq else f"{prefix}-{node.name}-{draft.reading(INGEST):.0f}"),
         node=node.id,
         cluster=node.cluster,
         pool=node.pool,

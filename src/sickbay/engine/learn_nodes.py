@@ -125,7 +125,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, now: Incarnation) -> Node:
         agent=AgentState.NONE,  # not heard yet under this boot
         silent_at=None,
         going_down=None,
-        recent=(),
+        recent=node.recent if now.same_holder(was) else (),
     )
     what = "rebooted" if now.same_holder(was) else f"now held by {now.instance_id}"
     draft.tell(f"{what} (boot {now.boot_id})", key_of(node), event="incarnation")

@@ -17,13 +17,13 @@ from sickbay.brain.resume import JobSight, resume
 from sickbay.engine.learn import in_doubt
 from sickbay.engine.learn_nodes import look_again
 from sickbay.engine.placing import place, unusable
-from sickbay.engine.seats import settle
+from sickbay.engine.seats import ledger_now, settle
 from sickbay.engine.steps import notify, post, step_incident, step_job, subjects_of, tried, withdraw, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import Fact, PolicyInForce
 from sickbay.model.fault import NODE_LOST, Remedy, Scope, signature
-from sickbay.model.fleet import Brake, InForce, JobId, Node, NodeId, Record, Withholding
+from sickbay.model.fleet import AgentState, Brake, InForce, JobId, Node, NodeId, Record, Withholding
 from sickbay.model.incident import Incident, IncidentKind, Wait
 from sickbay.model.intent import (
     INTENT_LIFE,
@@ -187,7 +187,7 @@ def _ask(draft: Draft, asked: Asked, incident: Incident, node: Node) -> Deferred
             if brake is not None:
                 brakes.append((rule, brake))
     fleet = Fleet(
-        ledger=draft.ledger(node.pool),
+        ledger=ledger_now(draft, incident),
         brakes=tuple(brakes),
         withholding=draft.read(Withholding, WITHHOLDING) or Withholding(),
         now=draft.now,
@@ -495,7 +495,11 @@ def plan_node(draft: Draft, subject: str) -> None:
     draft.waits[subject] = None
     if node is None:
         return
-    if node.going_down is not None and node.going_down.passed(draft.readings):
+    unheard = node.incident is None and (not node.ready or node.agent is AgentState.SILENT)
+    announced = node.going_down is not None and not node.going_down.passed(draft.readings)
+    if announced:
+        draft.waits[subject] = WaitMark(until=node.going_down, urgency=4)
+    elif (node.going_down is not None or unheard) and node.incarnation is not None:
         fact = Fact(id=f"{subject}.end", at=draft.now, news=PolicyInForce(policy="", knowledge=""), seq=0)
         look_again(draft, fact, node)
         return

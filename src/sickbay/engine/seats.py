@@ -76,6 +76,13 @@ def _repairing(draft: Draft, incident: str | None, *, now: bool) -> int:
     return int(row is not None and row.phase is Phase.REPAIRING)
 
 
+def ledger_now(draft: Draft, incident: Incident) -> Ledger:
+    """The pool's ledger with what this unit has changed of the incident so far: a rung that has just failed is free."""
+    ledger = draft.ledger(incident.pool)
+    freed = _repairing(draft, incident.id, now=False) - int(incident.phase is Phase.REPAIRING)
+    return replace(ledger, repairing=ledger.repairing - freed)
+
+
 def turn(draft: Draft, pool: str) -> Ledger:
     """Every claim takes its turn at the pool's ledger, so that two attempts never hold one device."""
     ledger = draft.ledger(pool)

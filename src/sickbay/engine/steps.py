@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Do, Tell
 from sickbay.engine.seats import turn
 from sickbay.engine.view import Draft
-from sickbay.model.clock import INGEST
+from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Incarnation, Node, PastIncident, Record
+from sickbay.model.fleet import AgentState, Incarnation, Node, PastIncident, Record
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try
 from sickbay.model.intent import Intent, IntentState, Notify, Quarantine, Release, Repair, Verify
 from sickbay.model.job import JOB_LIFE, Interruption, Job, JobState
@@ -63,11 +63,15 @@ def _close(draft: Draft, incident: Incident) -> None:
                 node,
                 incident=None,
                 excused=False,
-                recent=(),
+                # What a repair ended, or a person vouched for, is no repeat; what merely stayed quiet may be one.
+                recent=() if by_hand or incident.phase is Phase.RELEASED else node.recent,
                 counted=node.counted or incident.phase is Phase.RELEASED,
                 dismissed_at=draft.now if by_hand else node.dismissed_at,
             )
         )
+        if not node.ready or node.agent is AgentState.SILENT:  # dismissed while it cannot be heard: look again soon
+            soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + draft.rules.policy.silence.agent.total_seconds())
+            draft.waits[key_of(node)] = WaitMark(until=soon, urgency=4)
     if incident.kind is not IncidentKind.FAULT or not incident.remedy.disrupts:
         return
     past = PastIncident(

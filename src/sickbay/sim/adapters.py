@@ -8,7 +8,7 @@ from sickbay.model.intent import Notify
 from sickbay.model.job import JobSpec
 from sickbay.ports.cluster import Accepted, Deltas, Lost, Snapshot
 from sickbay.sim.ground import ClusterRules
-from sickbay.sim.hardware import Seat
+from sickbay.sim.hardware import Power, Seat
 from sickbay.sim.mischief import Call
 from sickbay.sim.view import ClusterView
 from sickbay.sim.world import World
@@ -56,9 +56,10 @@ class _Channel:
         )
 
     def _expected(self, node: NodeId, expect: Incarnation | None) -> Seat:
-        """The seat, if its holder is the one that was meant."""
+        """The seat, if its holder is the one that was meant. Of a machine that is down nobody knows the boot."""
         seat = self._world.ground.seat(node)
-        if expect is not None and seat.incarnation != expect:
+        same = seat.incarnation == expect or (seat.power is Power.DOWN and seat.incarnation.same_holder(expect))
+        if expect is not None and not same:
             raise Rejected(f"node {node} is held by {seat.incarnation.boot_id}, not by {expect.boot_id}")
         return seat
 

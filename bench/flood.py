@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -24,6 +25,8 @@ from sickbay.model.rows import Unit
 from sickbay.ports.store import Store
 
 BATCH = 100  # observations in one report server's batch
+CRASHES = 2  # of a program, in each batch
+TWICE = 5  # observations of each batch that arrive twice
 SICK_EVERY = 3  # batches: one real fault in every third
 GOAL_RATE = 5_000
 GOAL_P99 = 0.250
@@ -91,35 +94,42 @@ def _policy() -> Policy:
 
 
 def load(nodes: int, seed: int = 7) -> Iterator[Batch]:
-    """Batches for ever. A node falls sick once."""
+    """Batches for ever. Programs crash in bursts, as drivers write them down; a node falls sick once."""
     rng = Random(seed)
     wall = time.time()
     well = list(range(nodes))
     rng.shuffle(well)
-    serial = 0
-    while True:
-        batch: list[Fact] = []
-        while len(batch) < BATCH - 1:
-            serial += 1
-            number, chance = rng.randrange(nodes), rng.random()
-            if chance < 0.05 and batch:
-                batch.append(rng.choice(batch))  # the same report again: its answer was lost
-            elif chance < 0.70:
-                batch.append(xid(number, rng.choice((13, 43, 43, 45, 45)), serial, device=rng.randrange(8), at=wall))
-            else:
-                batch.append(_harmless(number, serial, rng.choice(HARMLESS), wall))
-        serial += 1
-        sick = well.pop() if serial // (BATCH - 1) % SICK_EVERY == 0 and well else None
-        code, number = (79, sick) if sick is not None else (43, rng.randrange(nodes))
-        batch.insert(rng.randrange(BATCH), xid(number, code, serial, at=wall))
-        yield batch, node_id(sick) if sick is not None else None
+    for number in count(1):
+        lines = _Lines(rng, wall, number)
+        facts = [fact for _ in range(CRASHES) for fact in lines.crash(rng.randrange(nodes))]
+        facts += rng.sample(facts, TWICE)  # reports whose answer was lost
+        sick = well.pop() if number % SICK_EVERY == 0 and well else None
+        if sick is not None:
+            facts.insert(rng.randrange(len(facts)), lines.xid(sick, 79, 0))
+        facts += [lines.harmless(rng.randrange(nodes)) for _ in range(BATCH - len(facts))]
+        yield facts, None if sick is None else node_id(sick)
 
 
-def _harmless(number: int, serial: int, kind: str, wall: float) -> Fact:
-    news = Observed(
-        node=node_id(number), kind=kind, fields={"device": 3, "value": 61}, incarnation=incarnation(number)
-    )
-    return Fact(id=f"boot-{number:032x}/agent/{serial}", at=moment(wall), news=news)
+class _Lines:
+    """What agents have read, each line with a number of its own."""
+
+    def __init__(self, rng: Random, wall: float, batch: int) -> None:
+        self._rng = rng
+        self._wall = wall
+        self._next = count(batch * BATCH)
+
+    def xid(self, node: int, code: int, device: int) -> Fact:
+        return xid(node, code, next(self._next), device=device, at=self._wall)
+
+    def crash(self, node: int) -> list[Fact]:
+        """A program faults on one GPU, and every channel that it had is torn down."""
+        device = self._rng.randrange(8)
+        return [self.xid(node, code, device) for code in (*[13] * 6, *[43] * 12, *[45] * 12)]
+
+    def harmless(self, node: int) -> Fact:
+        kind, fields = self._rng.choice(HARMLESS), {"device": 3, "value": 61}
+        news = Observed(node=node_id(node), kind=kind, fields=dict(fields), incarnation=incarnation(node))
+        return Fact(id=f"boot-{node:032x}/agent/{next(self._next)}", at=moment(self._wall), news=news)
 
 
 def measure(nodes: int, seconds: float, rate: float | None) -> Run:

@@ -78,8 +78,10 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, hor
             return all(node in intent.verdicts for node in wanted)
         case StartJob(attempt=attempt):
             return job is not None and job.attempt == attempt and _all_ranks_seen(job)
-        case StopJob(attempt=attempt) | Fence(attempt=attempt):
-            return job is None or job.attempt != attempt or not any(s == "running" for s in job.ranks.values())
+        case StopJob(attempt=attempt):
+            return job is None or job.attempt != attempt or _all_ranks_gone(intent, job, horizon)
+        case Fence(attempt=attempt):
+            return job is None or job.attempt != attempt
         case RerunJob(attempt=attempt):
             return job is None or job.attempt > attempt
         case Notify():
@@ -105,6 +107,13 @@ def _repaired(intent: Intent, node: Node | None, rung: Remedy) -> bool:
             return was is not None and node.incarnation.boot_id != was.boot_id
         case Proof.NEW_INSTANCE:
             return was is not None and not node.incarnation.same_holder(was)
+
+
+def _all_ranks_gone(intent: Intent, job: Job, horizon: float) -> bool:
+    """No rank is left: the cluster says that the attempt ended, or a read that must show our stop shows none."""
+    if any(state == "running" for state in job.ranks.values()):
+        return False
+    return (job.end is not None and bool(job.ranks)) or _new_enough(intent, horizon)
 
 
 def _all_ranks_seen(job: Job) -> bool:

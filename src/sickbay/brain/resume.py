@@ -30,6 +30,7 @@ class JobSight:
     intent: Intent | None
     place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
     unusable: Callable[[], tuple[NodeId, ...]]  # nodes of the pool that must not be used, for clusters that choose
+    lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
     readings: dict[str, float]
     can: frozenset[Capability]
 
@@ -138,7 +139,8 @@ def _gating(s: JobSight, policy: Policy) -> Decision:
     if job.stop_asked or job.calls or job.cancelled:
         because = job.stop_asked or (job.calls[0].because if job.calls else "cancelled by its owner")
         if starting and intent is not None and intent.state is not IntentState.REJECTED:
-            return Move("stop", because)
+            arrived = Deadline(clock=intent.clock, at=intent.sent_at + 2 * intent.call_timeout)
+            return Move("stop", because, {"deadline": arrived})
         if job.calls and not job.stop_asked and not job.cancelled:
             return Move("unclaim", because, {"claim": {}, "calls": ()})
         return Move("stopped", because, {"claim": {}})
@@ -158,7 +160,7 @@ def _gating(s: JobSight, policy: Policy) -> Decision:
         case IntentState.REJECTED:
             return _gate_failed(s, policy, f"the start was refused: {intent.answer}", ())
         case _:
-            return Move("stop", "not all ranks were seen in time: the rest is stopped")
+            return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
 
 
 def _gate_failed(s: JobSight, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> Decision:
@@ -196,29 +198,42 @@ def _running(s: JobSight) -> Decision:
 def _stopping(s: JobSight, policy: Policy) -> Decision:
     job, intent = s.job, s.intent
     left = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
-    stop = intent if intent is not None and isinstance(intent.act, StopJob) else None
-    fence = intent if intent is not None and isinstance(intent.act, Fence) else None
-    certain = stop is not None and (stop.state is IntentState.SEEN or stop.gone)
-    if certain or (fence is not None and fence.state is IntentState.SEEN):
-        return _off(job)
     if intent is None:
-        act = StopJob(job=job.id, attempt=job.attempt)
-        return Do(act, "every rank must be gone before the next starts", policy.resume.stop_deadline, s.cluster)
-    if stop is not None and not stop.state.over:
-        lost = {call.node for call in job.calls if call.lost}
-        out_of_reach = bool(left) and set(left) <= lost and stop.state is not IntentState.SENT
-        if not (out_of_reach and Capability.FENCE in s.can):
-            return Stay(Wait(because="stopping its ranks", until=stop.seen_by))
-    if fence is not None and not fence.state.over:
-        return Stay(Wait(because=f"fencing {', '.join(left)}", until=fence.seen_by))
-    if fence is None and Capability.FENCE in s.can and left:
-        act_fence = Fence(nodes=left, job=job.id, attempt=job.attempt)
+        if not left and job.end is None and job.deadline is not None and not s.passed(job.deadline):
+            return Stay(Wait(because="its start may still be on its way", until=job.deadline))
+        return _stop(s, policy)
+    proven = bool(job.ranks) and not left and job.claim.keys() <= job.ranks.keys()
+    if proven or intent.state is IntentState.SEEN or (isinstance(intent.act, StopJob) and intent.gone):
+        return _off(job)
+    lost = tuple(node for node in left if node in s.lost())
+    if not intent.state.over:
+        sent = isinstance(intent.act, StopJob) and intent.state not in {IntentState.PLANNED, IntentState.SENT}
+        if not (sent and left and lost == left and Capability.FENCE in s.can):
+            what = "stopping its ranks" if isinstance(intent.act, StopJob) else f"fencing {', '.join(left)}"
+            return Stay(Wait(because=what, until=intent.seen_by))
+    if left and lost == left and Capability.FENCE in s.can and not isinstance(intent.act, Fence):
+        act = Fence(nodes=left, job=job.id, attempt=job.attempt)
         because = f"ranks on {', '.join(left)} cannot be reached"
-        return Do(act_fence, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
+        return Do(act, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
+    return _stuck(s, policy, left or tuple(sorted(job.claim)))
+
+
+def _stop(s: JobSight, policy: Policy) -> Do:
+    act = StopJob(job=s.job.id, attempt=s.job.attempt)
+    because = "every rank must be gone before the next starts"
+    return Do(act, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
+
+
+def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
+    """Neither stopped nor fenced: a human is told once, and both are tried again. Nothing starts meanwhile."""
+    job = s.job
     why = f"cannot prove that the ranks on {', '.join(left)} are gone; a second copy would ruin the run"
     if job.deadline is None:
-        also = {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}
-        return Change(why, also, _tell(job, "job_stuck", f"{job.spec.name}: {why}"))
+        tell = Tell(
+            Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}"),
+            f"job_stuck:{job.attempt}",
+        )
+        return Change(why, {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}, tell)
     if s.passed(job.deadline):
         return Change("trying again", {"intent": "", "deadline": None})
     return Stay(Wait(because=why, until=job.deadline))

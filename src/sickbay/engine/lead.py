@@ -169,7 +169,10 @@ class Engine:
         taken = 0
         last = 0
         for fact in facts:
+            changes, reads = draft.changes, len(draft.expect)
             learn(draft, fact)
+            if draft.changes == changes:
+                draft.unread(reads)  # most facts are noise: one that changes nothing takes no room in the unit
             taken, last = taken + 1, fact.seq
             if draft.size >= UNIT_FULL:
                 break

@@ -23,42 +23,66 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
     node = draft.node(news.node)
     if node is None:
         return
+    ended = _of_an_ended_boot(node, news)
     if news.kind == "node.going_down":
-        seconds = float(news.fields.get("seconds", 120))
-        until = Deadline(clock=INGEST, at=draft.reading(INGEST) + seconds)
-        draft.put(replace(node, going_down=until))
-        draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
-        draft.tell(f"going down: {news.text}", key_of(node), event="going_down")
+        if not ended:
+            _announced(draft, node, news)
         return
     found = classify(news, draft.rules.tables)
     if found is None:
         return
-    stale = news.incarnation is not None and news.incarnation != node.incarnation
-    if stale and not (news.last_words and _are_last_words(node, news)):
+    if ended and (_treated(draft, node) or not _are_last_words(node, news)):
         draft.tell(f"{found.code} of an older boot or instance: history only", key_of(node), event="stale")
         return
     if node.dismissed_at is not None and fact.at <= node.dismissed_at <= draft.now:
         return  # an operator vouched for it since; one in the future is that of a clock that has jumped
-    healed = Remedy.REBOOT if stale else None
-    if stale and node.incident is not None:
-        return
-    raise_fault(draft, fact, node, found, own_check="check" in news.fields, healed=healed)
+    raise_fault(draft, fact, node, found, own_check="check" in news.fields)
+    _dated_by_boot(draft, news, ended=ended)
+
+
+def _announced(draft: Draft, node: Node, news: Observed) -> None:
+    until = Deadline(clock=INGEST, at=draft.reading(INGEST) + float(news.fields.get("seconds", 120)))
+    draft.put(replace(node, going_down=until))
+    draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
+    draft.tell(f"going down: {news.text}", key_of(node), event="going_down")
+
+
+def _of_an_ended_boot(node: Node, news: Observed) -> bool:
+    """A boot that we have not heard of is a new one: its first report comes before its pulse has been judged."""
+    if news.incarnation is None or node.incarnation is None:
+        return news.last_words
+    newer = news.incarnation.same_holder(node.incarnation) and news.incarnation.boot_id != node.previous_boot
+    return news.last_words or not newer
 
 
 def _are_last_words(node: Node, news: Observed) -> bool:
-    """From the boot just ended, and no repair of ours ended it."""
-    return (
-        news.incarnation is not None
-        and node.incarnation is not None
-        and news.incarnation.same_holder(node.incarnation)
-        and news.incarnation.boot_id == node.previous_boot
-        and not node.boot_ended_by_us
-    )
+    """From the boot just ended, whether or not we know the next one yet, and no repair of ours ended it."""
+    if not news.last_words or news.incarnation is None or not news.incarnation.same_holder(node.incarnation):
+        return False
+    if news.incarnation == node.incarnation:
+        return True
+    return news.incarnation.boot_id == node.previous_boot and not node.boot_ended_by_us
 
 
-def raise_fault(
-    draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False, healed: Remedy | None = None
-) -> None:
+def _treated(draft: Draft, node: Node) -> bool:
+    """An incident that only watches (the silence between two boots, mostly) does not treat what the last words tell."""
+    incident = draft.incident(node.incident) if node.incident else None
+    return incident is not None and incident.remedy.disrupts
+
+
+def _dated_by_boot(draft: Draft, news: Observed, *, ended: bool) -> None:
+    """A boot that ended with these words counts as a reboot; one that is new cannot have healed what it shows."""
+    node = draft.node(news.node)
+    incident = draft.incident(node.incident) if node is not None and node.incident else None
+    if node is None or incident is None:
+        return
+    if ended:
+        draft.put(replace(incident, healed=Remedy.REBOOT))
+    elif news.incarnation not in {None, node.incarnation}:
+        draft.put(replace(incident, incarnation=news.incarnation, healed=None))
+
+
+def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False) -> None:
     """A fault of the node's present holder: correlate it, then let it join or open an incident."""
     policy, reading = draft.rules.policy, draft.reading(INGEST)
     known = draft.incident(node.incident) if node.incident else None
@@ -77,7 +101,7 @@ def raise_fault(
         fault = judge(replace(fault, remedy=fault.advice), node, policy)
     if fault.remedy is Remedy.NONE:
         return
-    open_incident(draft, fact, node, fault, IncidentKind.FAULT, healed=healed)
+    open_incident(draft, fact, node, fault, IncidentKind.FAULT)
 
 
 def _says_nothing_new(incident: Incident, found: Fault) -> bool:
@@ -99,14 +123,7 @@ def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_che
 
 
 def open_incident(
-    draft: Draft,
-    fact: Fact,
-    node: Node,
-    fault: Fault,
-    kind: IncidentKind,
-    *,
-    healed: Remedy | None = None,
-    now: bool = False,
+    draft: Draft, fact: Fact, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False
 ) -> Incident:
     prefix = {IncidentKind.FAULT: "i", IncidentKind.INTAKE: "n", IncidentKind.OPERATOR: "o"}[kind]
     incident = Incident(
@@ -122,7 +139,6 @@ def open_incident(
         seen_at=draft.reading(INGEST),
         remedy=fault.remedy,
         needs_human=fault.needs_human,
-        healed=healed,
         stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
         now=now,
     )

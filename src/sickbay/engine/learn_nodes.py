@@ -41,7 +41,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         draft.waits[key_of(after)] = None
     if not late:
         after = _hold_seat(draft, fact, after, news.incarnation)
-    after = _voice(draft, after)
+    after = _returned(known, _voice(draft, after))
     draft.put(after)
     _compare(draft, after)
     if known.ready != after.ready or known.incarnation != after.incarnation:
@@ -124,7 +124,6 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, now: Incarnation) -> Node:
         boot_ended_by_us=ours,
         agent=AgentState.NONE,  # not heard yet under this boot
         silent_at=None,
-        going_down=None,
         recent=node.recent if now.same_holder(was) else (),
     )
     what = "rebooted" if now.same_holder(was) else f"now held by {now.instance_id}"
@@ -204,11 +203,19 @@ def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
         return
     if news.incarnation.boot_id == node.previous_boot:
         return  # a late word of the boot that has ended
+    known = node
     node = _hold_seat(draft, fact, node, news.incarnation)
-    node = replace(node, agent=AgentState.HEARD, silent_at=None)
+    node = _returned(known, replace(node, agent=AgentState.HEARD, silent_at=None))
     draft.put(node)
     _compare(draft, node)
     _witness(draft, fact, node)
+
+
+def _returned(was: Node, node: Node) -> Node:
+    """An announced end is over when both witnesses are back; until then neither's absence is news."""
+    both = node.ready and node.agent is AgentState.HEARD
+    never_left = was.ready and was.agent is AgentState.HEARD and was.incarnation == node.incarnation
+    return replace(node, going_down=None) if both and not never_left else node
 
 
 def look_again(draft: Draft, fact: Fact, node: Node) -> None:

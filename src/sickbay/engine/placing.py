@@ -69,3 +69,9 @@ def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...]:
     """For clusters that choose nodes themselves: seats with an open illness."""
     sick = draft.find(Incident, f"open-incident:{job.spec.pool}")
     return tuple(sorted(i.node for i in sick if i.phase is not Phase.WATCHED))
+
+
+def lost(draft: Draft, job: Job) -> tuple[NodeId, ...]:
+    """Nodes with ranks of this attempt that cannot be reached. Incidents on them wake the job by their calls."""
+    rows = {node: draft.peek(Node, f"node:{node}") for node, state in job.ranks.items() if state == "running"}
+    return tuple(sorted(node for node, row in rows.items() if row is None or row.incarnation is None or row.lost))

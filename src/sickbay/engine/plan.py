@@ -3,7 +3,7 @@
 `plan` dispatches on what the subject is. Each planner decides until there is something to wait for.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -16,7 +16,7 @@ from sickbay.brain.drift import shown
 from sickbay.brain.resume import JobSight, resume
 from sickbay.engine.learn import in_doubt
 from sickbay.engine.learn_nodes import look_again
-from sickbay.engine.placing import place, unusable
+from sickbay.engine.placing import lost, place, unusable
 from sickbay.engine.seats import ledger_now, settle
 from sickbay.engine.steps import notify, post, step_incident, step_job, subjects_of, tried, withdraw, write_down
 from sickbay.engine.view import Draft
@@ -24,7 +24,7 @@ from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import Fact, PolicyInForce
 from sickbay.model.fault import NODE_LOST, Remedy, Scope, signature
 from sickbay.model.fleet import AgentState, Brake, InForce, JobId, Node, NodeId, Record, Withholding
-from sickbay.model.incident import Incident, IncidentKind, Wait
+from sickbay.model.incident import Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     INTENT_LIFE,
     Drain,
@@ -100,14 +100,18 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
     if node is not None:
         for job in draft.holders(node):
             draft.job(job.id)  # from here on its row is read, expected and watched
-            named = incident.fault.scope is not Scope.DEVICE or incident.fault.device is None
+            whole = incident.fault.scope is not Scope.DEVICE or incident.fault.device is None
+            named = whole or job.state is JobState.GATING  # what has not begun does not begin on a sick node
             held = job.claim[node.id]
             (scoped if named or not held or incident.fault.device in held else bystanders).append(job.id)
             if any(call.incident == incident.id for call in job.calls):
                 called.add(job.id)
-            if job.state is JobState.RUNNING and job.id not in incident.jobs:
+            if job.state is JobState.RUNNING and job.id not in incident.jobs and _was_there(draft, job, incident):
                 training.add(job.id)
-        draft.ledger(node.pool)  # claims come and go with its version
+        if node.claimable and incident.phase is not Phase.WATCHED:
+            # Claims come with its version. Elsewhere nobody can claim the node, or a newcomer is none of its business;
+            # and a ledger changes so often that every needless reader of it is planned again and again.
+            draft.ledger(node.pool)
     past = []
     for subject in _histories(incident, node):
         record = draft.read(Record, f"record:{subject}", watch=False)
@@ -125,6 +129,12 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
         can=draft.can(incident.cluster),
         blind=draft.rules.blind.get(incident.cluster, frozenset()),
     )
+
+
+def _was_there(draft: Draft, job: Job, incident: Incident) -> bool:
+    """Whether the attempt had begun when the newest evidence came: what began later has nothing to do with it."""
+    ago = timedelta(seconds=draft.reading(INGEST) - incident.seen_at)
+    return job.began_at is not None and job.began_at <= draft.now - ago
 
 
 def _histories(incident: Incident, node: Node | None) -> list[str]:
@@ -316,6 +326,7 @@ def plan_job(draft: Draft, subject: str) -> None:
             intent=draft.intent(job.intent),
             place=partial(place, draft, job),
             unusable=partial(unusable, draft, job),
+            lost=partial(lost, draft, job),
             readings=draft.readings,
             can=draft.can(job.spec.cluster),
         )

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.admit import limit_for
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Capability, Ledger, Node, NodeId
-from sickbay.model.incident import Incident, Phase
+from sickbay.model.incident import Incident, IncidentKind, Phase
 
 
 def settle(draft: Draft) -> None:
@@ -36,7 +36,8 @@ def _touched(draft: Draft) -> list[NodeId]:
 
 def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) -> Node:
     phase = incident.phase if incident is not None else None
-    ours = phase is not None and phase.out
+    newcomer = incident is not None and incident.kind is IncidentKind.INTAKE  # not in service before it is released
+    ours = phase is not None and (phase.out or newcomer)
     out = node.counted and (node.incarnation is None or ours or node.others_cordon or node.lost)
     speaks = node.agent is AgentState.HEARD or (node.agent is AgentState.NONE and Capability.LOOK not in can)
     healthy = phase is None or phase is Phase.WATCHED or node.excused

@@ -11,7 +11,7 @@ from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
 from sickbay.model.policy import Policy
-from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of
+from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, tag_of
 from sickbay.model.tables import Tables
 from sickbay.ports.store import Store
 
@@ -44,6 +44,7 @@ class View:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: dict[str, Versioned] = {}
+        self._found: dict[str, Sequence[str]] = {}
 
     def get(self, key: str) -> Versioned:
         found = self._rows.get(key)
@@ -56,20 +57,34 @@ class View:
         missing = [key for key in keys if key not in self._rows]
         if missing:
             if len(self._rows) > CACHE_ROWS:
-                self._rows.clear()
+                self.forget()
             self._rows.update(self._store.load(missing))
 
     def find(self, tag: str) -> Sequence[str]:
-        keys = self._store.find(tag)
-        self.fetch(keys)
+        keys = self._found.get(tag)
+        if keys is None:
+            keys = self._store.find(tag)
+            self.fetch(keys)
+            self._found[tag] = keys
         return keys
 
     def wrote(self, unit: Unit, version: int) -> None:
         for key, row in unit.writes.items():
+            before = self._rows.get(key)
+            if before is None:
+                self._found.clear()  # it was read under a memory that has been thrown away since
+            elif (was := _tag(before.row)) != (now := _tag(row)):
+                self._found.pop(was, None)
+                self._found.pop(now, None)
             self._rows[key] = Versioned(row=row, version=version if row is not None else 0)
 
     def forget(self) -> None:
         self._rows.clear()
+        self._found.clear()
+
+
+def _tag(row: AnyRow | None) -> str:
+    return "" if row is None else tag_of(row)
 
 
 class Draft:
@@ -86,6 +101,7 @@ class Draft:
         self.writes: dict[str, AnyRow | None] = {}
         self.waits: dict[str, WaitMark | None] = {}
         self.story: list[Line] = []
+        self.changes = 0
 
     def read(self, kind: type[RowType], key: str, *, watch: bool = True) -> RowType | None:
         """The row as this unit sees it: its own writes first."""
@@ -115,18 +131,26 @@ class Draft:
         rows = (self.peek(kind, key) for key in self._view.find(tag))
         return [row for row in rows if row is not None]
 
+    def unread(self, reads: int) -> None:
+        """Take back all reads after the first so many: nothing followed from them, so nothing depends on them."""
+        while len(self.expect) > reads:
+            self.expect.popitem()
+
     def put(self, row: AnyRow) -> None:
         key = key_of(row)
+        self.changes += 1
         if key not in self.expect:
             self.expect[key] = self._view.get(key).version
         self.writes[key] = row
 
     def drop(self, key: str) -> None:
+        self.changes += 1
         if key not in self.expect:
             self.expect[key] = self._view.get(key).version
         self.writes[key] = None
 
     def tell(self, text: str, *subjects: str, event: str = "") -> None:
+        self.changes += 1
         self.story.append(Line(subjects=subjects, at=self.now, text=text, event=event))
 
     # --- the words of the model

@@ -186,6 +186,14 @@ class Far(Host):
         assert code == -signal.SIGKILL, f"{self.name} ended with {code}"
         self.crash()
 
+    def kill(self, *halts: int) -> None:
+        """The present life ends now, between two requests; `halts` are for those that follow."""
+        self._halts.extend(halts)
+        process = self._begin()
+        if process is not None:
+            process.kill()
+            self._died()
+
     def end(self) -> None:
         if self._process is not None:
             self._process.bury()

@@ -195,9 +195,9 @@ class Living:
             case "tell":
                 return Ingest(self.store, self.clock).tell(*args)
             case "watch":
+                self.engine.lead()  # the lease is kept as often as the cluster is read
                 return sum(watcher.read() for watcher in self.watchers)
             case "round":
-                self.engine.lead()
                 return self.engine.round()
             case "leads":
                 return self.engine.leads

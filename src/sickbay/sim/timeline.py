@@ -131,16 +131,13 @@ class Order(Target, kw_only=True):
     args: dict[str, str] = {}
 
 
-AnyMoment = (
-    Strike | WriteLine | LoseNode | Node | JobAct | Deaf | Outage | Jump | CrashEngine | PauseEngine | Order
-)  # fmt: skip
-KINDS: tuple[type[AnyMoment], ...] = (
+KINDS: tuple[type[Moment], ...] = (
     Strike, WriteLine, LoseNode, Node, JobAct, Deaf, Outage, Jump, CrashEngine, PauseEngine, Order,
 )  # fmt: skip
 INCIDENT_VERBS = frozenset({"confirm", "hold", "dismiss", "escalate"})
 
 
-def happen(sim: "Simulation", moment: AnyMoment) -> None:
+def happen(sim: "Simulation", moment: Moment) -> None:
     """Let it happen now, or as soon as the job that it is about trains."""
     try:
         match moment:

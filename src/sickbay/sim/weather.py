@@ -16,7 +16,7 @@ from sickbay.sim.invariants import Broken
 from sickbay.sim.mischief import Odds
 from sickbay.sim.programme import NCCL_TAIL, OnDeath, Programme
 from sickbay.sim.simulation import Plan, Simulation
-from sickbay.sim.timeline import AnyMoment, JobAct, LoseNode, Strike
+from sickbay.sim.timeline import JobAct, LoseNode, Moment, Strike
 
 # Failures per 1,000 node-days on Meta's two research clusters of A100 (Kokolis et al., "Revisiting Reliability in
 # Large-Scale Machine Learning Research Clusters", 2024). Llama 3's 419 in 54 days on 2,048 nodes are 3.8, in between.
@@ -28,7 +28,7 @@ class Cause(NamedTuple):
     """One row of the mix: how many of Llama 3's interruptions, and what it looks like here."""
 
     name: str
-    count: int
+    cases: int
     looks: tuple[str, ...]  # codes; `lost`, `hang` and `bug` are no codes
     cured_by: Remedy = Remedy.REBOOT
 
@@ -65,20 +65,20 @@ def weather(
     days: float,
     rate: float = TYPICAL,
     mix: tuple[Cause, ...] = LLAMA_3,
-) -> tuple[AnyMoment, ...]:
+) -> tuple[Moment, ...]:
     """Faults over so many days, `rate` per 1,000 node-days, in the order in which they come."""
     rng = Random(seed)
     per_second = rate * len(nodes) / 1000 / 86_400
-    found: list[AnyMoment] = []
+    found: list[Moment] = []
     at = rng.expovariate(per_second) if per_second > 0 else days * 86_400
     while at < days * 86_400:
-        cause = rng.choices(mix, weights=[row.count for row in mix])[0]
+        cause = rng.choices(mix, weights=[row.cases for row in mix])[0]
         found.append(_what(rng, cause, timedelta(seconds=round(at, 1)), nodes, jobs))
         at += rng.expovariate(per_second)
     return tuple(found)
 
 
-def _what(rng: Random, cause: Cause, at: timedelta, nodes: list[str], jobs: list[str]) -> AnyMoment:
+def _what(rng: Random, cause: Cause, at: timedelta, nodes: list[str], jobs: list[str]) -> Moment:
     look, node = rng.choice(cause.looks), rng.choice(nodes)
     match look:
         case "lost":

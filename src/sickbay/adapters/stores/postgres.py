@@ -66,7 +66,8 @@ class Postgres(Database):
             connection = self._engine.connect()
         try:
             with self.told_apart():
-                if not durable:
+                if not durable and not rows:
+                    # Rows are always synced here: the server may crash and return while this process remembers them.
                     connection.execute(_lazily)
                 if facts:
                     # A number is drawn when a row is inserted, but shows when its transaction ends. Without this lock

@@ -1,0 +1,149 @@
+"""kill -9 on the real engine, on a real SQLite file, at every point of the standard incident.
+
+The world survives in this process. A life ends in the middle of a commit, after it, before an effect, after it, between
+two things it was asked for, or wherever a signal happens to find it; the next one opens the same file and goes on.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+
+from sickbay.model.fault import Remedy
+from sickbay.model.incident import Phase
+from sickbay.model.job import JobState
+from sickbay.sim.apart import ApartSimulation, Nursery
+from sickbay.sim.ground import Rules
+from sickbay.sim.hardware import Defect
+from sickbay.sim.programme import Programme
+from sickbay.sim.simulation import Plan
+
+# Everything is quick here: what is between two acts is of no interest.
+QUICK = Rules(
+    pulse=10.0, boot_takes=20.0, start_takes=3.0, stop_takes=1.0, check_takes=(5.0, 8.0, 10.0, 10.0), notice=8.0
+)
+ACTS = frozenset({"cordon", "uncordon", "reboot", "reset_gpu", "replace", "fenced", "drain", "start", "end"})
+BY_DETAIL = frozenset({"check.start", "look"})  # their subject is a key, which depends on when they were decided
+SLICES = 6
+HOUR = 3600.0
+
+Deeds = Counter[tuple[str, str]]
+
+
+def deeds(sim: ApartSimulation) -> Deeds:
+    """What was done to the world, however often and by whichever life."""
+    done = Counter((e.what, e.subject) for e in sim.world.chronicle.events if e.what in ACTS)
+    done.update((e.what, e.detail) for e in sim.world.chronicle.events if e.what in BY_DETAIL)
+    return done
+
+
+@contextmanager
+def simulation(nursery: Nursery, at: Path, *halts: int) -> Iterator[ApartSimulation]:
+    at.mkdir()
+    sim = ApartSimulation(
+        Plan(nodes=3, gpus=2, rules=QUICK), nursery=nursery, url=f"sqlite:///{at}/store.db", halts=list(halts)
+    )
+    try:
+        yield sim
+    finally:
+        sim.close()
+        rmtree(at)
+
+
+def standard_incident(sim: ApartSimulation) -> None:
+    """One node of a job on two breaks; in the end it is well again and the job has gone on elsewhere."""
+    job = sim.submit("train", Programme(steps=25, checkpoint_every=5, load=2.0), nodes=2)
+    assert sim.run_until(lambda: bool(sim.world.chronicle.of("train")), HOUR)
+    (_, nodes) = sim.world.running(job)[0]
+    sim.world.strike(nodes[0], Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    assert sim.run_until(lambda: bool(sim.incidents()) and sim.calm(), HOUR), (sim.incidents(), sim.jobs())
+    assert [incident.phase for incident in sim.incidents()] == [Phase.RELEASED]
+    assert sim.job(job).state is JobState.COMPLETE
+    assert len(sim.job(job).interruptions) == 1
+    sim.run(30.0)
+    sim.invariants.at_rest()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Deeds, int]:
+    """What is done when nobody dies, and how many points there are to die at."""
+    with simulation(nursery, tmp_path_factory.mktemp("undisturbed") / "run") as sim:
+        standard_incident(sim)
+        assert sim.far.crashes == 0
+        return deeds(sim), sim.far.points
+
+
+def test_nothing_is_done_twice_when_nobody_dies(undisturbed: tuple[Deeds, int]) -> None:
+    done, points = undisturbed
+    assert done == {
+        ("check.start", "level 1"): 2,
+        ("start", "train#1"): 1,
+        ("cordon", "sim/train-0000"): 1,
+        ("end", "train#1"): 1,
+        ("reboot", "sim/train-0000"): 1,
+        ("look", ""): 1,
+        ("start", "train#2"): 1,
+        ("check.start", "level 2 pcie"): 1,
+        ("uncordon", "sim/train-0000"): 1,
+        ("end", "train#2"): 1,
+    }
+    assert points > 300  # half of them in the middle of a commit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(SLICES))
+def test_killed_at_any_commit_or_effect_the_next_life_goes_on(
+    nursery: Nursery, undisturbed: tuple[Deeds, int], tmp_path: Path, part: int
+) -> None:
+    done, points = undisturbed
+    for point in range(1 + part, points + 1, SLICES):
+        with simulation(nursery, tmp_path / "run", point) as sim:
+            standard_incident(sim)
+            assert sim.far.crashes == 1, f"nobody died at point {point}"
+            assert deeds(sim) == done, f"killed at point {point}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(2))
+def test_killed_between_any_two_requests_the_next_life_goes_on(
+    nursery: Nursery, undisturbed: tuple[Deeds, int], tmp_path: Path, part: int
+) -> None:
+    """What was acknowledged is not sent again, so the file alone must know it."""
+    done, _ = undisturbed
+    for request in range(1 + part, 10_000, 2):
+        with simulation(nursery, tmp_path / "run") as sim:
+            asked = iter(range(1, 100_000))
+            sim.far.after_each = lambda _what, asked=asked, request=request: next(asked) == request  # type: ignore[misc]
+            standard_incident(sim)
+            if sim.far.crashes == 0:
+                assert request > 100
+                return
+            assert deeds(sim) == done, f"killed after request {request}"
+
+
+@pytest.mark.parametrize("points", [9, 14, 25, 40])
+def test_killed_again_and_again_it_comes_to_the_same_end(
+    nursery: Nursery, undisturbed: tuple[Deeds, int], tmp_path: Path, points: int
+) -> None:
+    """A life passes a few points and dies, whatever it is doing; each leaves a little more done."""
+    with simulation(nursery, tmp_path / "run") as sim:
+        sim.far.kill(*([points] * 200))
+        standard_incident(sim)
+        assert sim.far.crashes > 5
+        assert deeds(sim) == undisturbed[0]
+
+
+@pytest.mark.parametrize("every", [3, 7, 11])
+def test_killed_wherever_the_signal_finds_it_the_next_life_goes_on(
+    nursery: Nursery, undisturbed: tuple[Deeds, int], tmp_path: Path, every: int
+) -> None:
+    """Not at a point of our choice: the signal and the request are under way together."""
+    with simulation(nursery, tmp_path / "run") as sim:
+        asked = iter(range(1, 100_000))
+        sim.far.during_each = lambda _what: next(asked) % every == 0
+        standard_incident(sim)
+        assert sim.far.crashes > 5
+        assert deeds(sim) == undisturbed[0]

@@ -1,0 +1,174 @@
+"""No rank starts before every one of its nodes has passed."""
+
+from datetime import timedelta
+
+import pytest
+from jobs_vocabulary import DAY, HOUR, Hall, cluster_without, policy_of, warm_and_cold
+from msgspec.structs import replace
+
+from sickbay.knowledge.policy import load_policy
+from sickbay.model.fleet import Capability
+from sickbay.model.job import JobState
+from sickbay.model.policy import Trigger
+from sickbay.sim.mischief import Odds
+
+
+def gated_well(hall: Hall) -> None:
+    """Every start was preceded by a passed check of each of its nodes, newer than any earlier start there."""
+    last: dict[str, float] = {}
+    for event in hall.happened("start"):
+        for node in event.detail.split(","):
+            passes = [at for at in hall.passed_checks(node) if last.get(node, -1.0) <= at <= event.at]
+            assert passes, f"{event.subject} began on {node} unchecked\n{hall.why()}"
+            last[node] = event.at
+
+
+@warm_and_cold
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rank_starts_before_every_node_has_passed(cold: bool, seed: int) -> None:
+    hall = Hall(nodes=5, cold=cold, seed=seed, odds=Odds.rough() if seed else Odds())
+    job = hall.training(nodes=3)
+    hall.strike(hall.starts(job)[0][1][1])  # type: ignore[arg-type]
+    hall.ends(job)
+    gated_well(hall)
+    hall.rests()
+
+
+@warm_and_cold
+def test_a_node_that_fails_the_gate_opens_its_incident_and_the_job_takes_another(cold: bool) -> None:
+    hall = Hall(nodes=3, cold=cold)
+    hall.spoil(hall.nodes[0])
+    job = hall.training()
+    assert set(hall.starts(job)[0][1]) == set(hall.nodes[1:])
+    assert hall.incidents(hall.nodes[0])[-1].fault.code == "check.failed"
+    assert hall.job(job).gates == 1
+    done = hall.ends(job)
+    assert done.attempt == 1
+    assert done.restarts == done.interruptions == (), "a gate is no interruption"
+    hall.rests()
+    assert hall.incidents(hall.nodes[0])[-1].phase == "RELEASED"
+
+
+def test_named_nodes_wait_with_the_reason_when_one_fails_its_gate() -> None:
+    hall = Hall(nodes=4)
+    hall.spoil(hall.nodes[0])
+    job = hall.submit(on=tuple(hall.nodes[:2]))
+    hall.until(lambda: bool(hall.incidents(hall.nodes[0])), HOUR)
+    hall.run(30)
+    assert hall.because(job) == f"{hall.nodes[0]} cannot be claimed"
+    hall.ends(job)
+    assert [set(nodes) for _, nodes in hall.starts(job)] == [set(hall.nodes[:2])]
+    hall.rests()
+
+
+def test_a_spare_that_fails_the_gate_of_a_restart_gives_way_to_the_next() -> None:
+    hall = Hall(nodes=4)
+    job = hall.training()
+    hall.spoil(hall.nodes[2])
+    hall.strike(hall.nodes[0])
+    done = hall.ends(job)
+    assert hall.starts(job)[1][1] == (hall.nodes[1], hall.nodes[3])
+    assert done.restarts == ()
+    gated_well(hall)
+    hall.rests()
+
+
+def test_a_fault_on_a_claimed_node_while_gating_gives_the_claim_up_without_spending_a_gate() -> None:
+    hall = Hall(nodes=3)
+    job = hall.submit()
+    hall.reaches(job, JobState.GATING)
+    hall.strike(hall.nodes[0])
+    hall.until(lambda: hall.trains(job), HOUR)
+    assert [set(nodes) for _, nodes in hall.starts(job)] == [set(hall.nodes[1:])]
+    assert hall.job(job).gates == 0
+    hall.ends(job)
+    hall.rests()
+
+
+def test_a_fault_on_a_spare_while_gating_does_not_touch_the_job() -> None:
+    hall = Hall(nodes=4)
+    job = hall.submit()
+    hall.reaches(job, JobState.GATING)
+    hall.strike(hall.nodes[3])
+    hall.ends(job)
+    assert len(hall.starts(job)) == 1
+    hall.rests()
+
+
+@warm_and_cold
+def test_a_check_that_could_not_run_is_not_a_pass(cold: bool) -> None:
+    hall = Hall(nodes=2, cold=cold, odds=Odds(check_could_not_run=1.0, check_silent=0.0))
+    job = hall.submit()
+    done = hall.ends(job, JobState.FAILED)
+    assert hall.starts(job) == []
+    assert done.gates == 5
+    assert "5 gates have failed" in done.diagnosis
+    assert [n.text for n in hall.told("job_failed")] == [f"{job}: {done.diagnosis}"]
+    assert done.claim == {}
+
+
+def test_a_gate_that_never_answers_runs_out_and_is_not_a_pass() -> None:
+    hall = Hall(nodes=2, odds=Odds(check_could_not_run=1.0, check_silent=1.0))
+    job = hall.submit()
+    hall.ends(job, JobState.FAILED)
+    assert hall.starts(job) == []
+    assert len(hall.sent("verify")) == 5
+
+
+def test_a_node_that_gives_no_answer_is_avoided_by_the_next_gate() -> None:
+    hall = Hall(nodes=3)
+    job = hall.submit()
+    hall.reaches(job, JobState.GATING)
+    hall.world.cut_path(hall.nodes[0])
+    hall.run(1)
+    hall.until(lambda: hall.trains(job), HOUR)
+    assert hall.nodes[0] not in hall.starts(job)[0][1]
+
+
+def test_max_gates_is_the_policys() -> None:
+    hall = Hall(nodes=1, policy=policy_of(max_gates=2), odds=Odds(check_could_not_run=1.0, check_silent=0.0))
+    job = hall.submit(nodes=1)
+    assert hall.ends(job, JobState.FAILED).gates == 2
+
+
+def test_failed_gates_are_forgotten_by_the_next_restart() -> None:
+    hall = Hall(nodes=3)
+    hall.spoil(hall.nodes[0])
+    job = hall.training(steps=20_000)
+    assert hall.job(job).gates == 1
+    hall.world.preempt(job)
+    hall.until(lambda: len(hall.starts(job)) == 2, HOUR)
+    assert hall.job(job).gates == 0
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize(("precheck", "level"), [(0, None), (1, 1), (3, 3), (None, 1)])
+def test_the_gate_has_the_level_that_the_job_or_else_the_policy_asks_for(
+    precheck: int | None, level: int | None, cold: bool
+) -> None:
+    hall = Hall(nodes=2, cold=cold)
+    job = hall.training(precheck=precheck)
+    gates = [e.detail for e in hall.happened("check.start") if e.subject.startswith(f"{job}.")]
+    assert gates == ([] if level is None else [f"level {level}"])
+
+
+def test_without_a_rule_in_the_policy_there_is_a_gate_only_if_the_job_asks() -> None:
+    default = load_policy("default")
+    policy = replace(default, examine=tuple(e for e in default.examine if e.on is not Trigger.BEFORE_START))
+    hall = Hall(nodes=2, policy=policy)
+    hall.training("plain", nodes=1)
+    hall.training("careful", nodes=1, precheck=2)
+    assert [(e.subject.split(".")[0], e.detail) for e in hall.happened("check.start")] == [("careful", "level 2")]
+
+
+def test_where_nothing_can_check_there_is_no_gate() -> None:
+    hall = Hall(nodes=2, cluster=cluster_without(Capability.CHECK, Capability.CHECK_CORDONED))
+    hall.ends(hall.submit())
+
+
+def test_a_gate_longer_than_its_deadline_is_not_a_pass() -> None:
+    default = load_policy("default")
+    short = tuple(replace(e, deadline=timedelta(seconds=20)) for e in default.examine)
+    hall = Hall(nodes=2, policy=replace(default, examine=short))
+    hall.ends(hall.submit(), JobState.FAILED, most=DAY)
+    assert hall.happened("start") == []

@@ -124,7 +124,7 @@ def test_killed_between_any_two_requests_the_next_life_goes_on(
             assert deeds(sim) == done, f"killed after request {request}"
 
 
-@pytest.mark.parametrize("points", [9, 14, 25, 40])
+@pytest.mark.parametrize("points", [20, 25, 40, 60])
 def test_killed_again_and_again_it_comes_to_the_same_end(
     nursery: Nursery, undisturbed: tuple[Deeds, int], tmp_path: Path, points: int
 ) -> None:
@@ -143,7 +143,8 @@ def test_killed_wherever_the_signal_finds_it_the_next_life_goes_on(
     """Not at a point of our choice: the signal and the request are under way together."""
     with simulation(nursery, tmp_path / "run") as sim:
         asked = iter(range(1, 100_000))
-        sim.far.during_each = lambda _what: next(asked) % every == 0
+        # Not for ever: a host that never reads its cluster twice in a row rightly sees no time pass.
+        sim.far.during_each = lambda _what: next(asked) % every == 0 and sim.far.crashes < 30
         standard_incident(sim)
         assert sim.far.crashes > 5
         assert deeds(sim) == undisturbed[0]

@@ -103,6 +103,7 @@ def test_a_check_that_could_not_run_is_not_a_pass(cold: bool) -> None:
     assert hall.starts(job) == []
     assert done.gates == 5
     assert "5 gates have failed" in done.diagnosis
+    hall.run(10)
     assert [n.text for n in hall.told("job_failed")] == [f"{job}: {done.diagnosis}"]
     assert done.claim == {}
 

@@ -61,16 +61,23 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
                 return Deferred("the brake was on: a fresh look must confirm it", confirm=brake)
     limit = limit_for(node.pool, policy)
     ledger = fleet.ledger
-    if asked is Asked.QUARANTINE and node.counted and not node.out:
+    if asked is Asked.QUARANTINE and _serves(incident, node):
         most = limit.out(limit.size or ledger.size)
-        if ledger.out >= most:
+        out = ledger.out - (node.out and incident.phase.out)  # of the others: asked again, it is counted already
+        if out >= most:
             tell = "budget" if ledger.held else ""
-            return Deferred(f"{ledger.out} of {most} seats that {node.pool} may lack are out", tell=tell)
+            return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell)
     if asked is Asked.REPAIR:
         most = limit.repairing(limit.size or ledger.size)
         if ledger.repairing >= most:
             return Deferred(f"{ledger.repairing} of {most} repairs allowed at once in {node.pool} are under way")
     return None
+
+
+def _serves(incident: Incident, node: Node) -> bool:
+    """Whether the cordon would be what takes the seat out of service. One that was lost may have come back meanwhile."""
+    away = node.incarnation is None or node.lost or node.others_cordon or f"sickbay:{incident.id}" in node.cordons
+    return node.counted and not away
 
 
 def _rows(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Iterator[Withhold]:

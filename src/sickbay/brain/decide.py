@@ -113,7 +113,9 @@ def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
     act = Quarantine(node=node.id, owner=owner_of(incident), reason=reason)
     because = f"{incident.fault.code}: {incident.fault.because}"
     patience = policy.pace.cordon_deadline
-    also = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)} if event else {}
+    also = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)}
+    if not event and incident.deadline is not None:
+        also = {}
     return Do(act, because, patience, incident.cluster, event, also)
 
 
@@ -199,6 +201,8 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     rung, _, _ = _choose(s, node, policy)
     must = _must_leave(s, node, rung)
+    if incident.deadline is None:  # what was withheld meanwhile ran no deadline
+        return Change("it drains", {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)})
     if s.uncalled(s.scoped):
         return Change(f"{incident.fault.code} is under it", call=s.uncalled(s.scoped))
     if not must and not node.unmanaged:

@@ -21,6 +21,10 @@ from sickbay.model.tables import Tables
 
 Placement = dict[NodeId, tuple[int, ...]]
 
+# The most that a check of each level may take (HyperPod's manual: 45 to 90 minutes for level 4).
+CHECKS_TAKE = {1: timedelta(minutes=5), 2: timedelta(minutes=15), 3: timedelta(hours=1), 4: timedelta(hours=2)}
+REFUSED = timedelta(seconds=30)  # a refused start is tried again when newer reads may have told why
+
 
 @dataclass(frozen=True, slots=True)
 class JobSight:
@@ -31,6 +35,7 @@ class JobSight:
     place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
     unusable: Callable[[], tuple[NodeId, ...]]  # nodes of the pool that must not be used, for clusters that choose
     lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
+    unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
     readings: dict[str, float]
     can: frozenset[Capability]
 
@@ -52,7 +57,7 @@ def resume(s: JobSight, policy: Policy, tables: Tables) -> Decision:
         case JobState.GATING:
             return _gating(s, policy)
         case JobState.RUNNING:
-            return _running(s)
+            return _running(s, policy)
         case JobState.STOPPING:
             return _stopping(s, policy)
         case JobState.DIAGNOSING:
@@ -87,10 +92,13 @@ def gate_of(job: Job, policy: Policy) -> Examine | None:
     if job.spec.precheck == 0:
         return None
     rule = next((e for e in policy.examine if e.on is Trigger.BEFORE_START), None)
-    if job.spec.precheck is not None:
-        asked = rule or Examine(on=Trigger.BEFORE_START, level=job.spec.precheck)
-        return replace(asked, level=job.spec.precheck)
-    return rule
+    level = job.spec.precheck
+    if level is None or (rule is not None and rule.level == level):
+        return rule
+    asked = rule or Examine(on=Trigger.BEFORE_START, level=level)
+    # The policy's deadline is for its own level: a job that asks for a longer check must be able to pass it.
+    longer = asked.deadline if level < asked.level else max(asked.deadline, CHECKS_TAKE[min(level, max(CHECKS_TAKE))])
+    return replace(asked, level=level, deadline=longer)
 
 
 def _start(
@@ -141,9 +149,12 @@ def _gating(s: JobSight, policy: Policy) -> Decision:
         if starting and intent is not None and intent.state is not IntentState.REJECTED:
             arrived = Deadline(clock=intent.clock, at=intent.sent_at + 2 * intent.call_timeout)
             return Move("stop", because, {"deadline": arrived})
-        if job.calls and not job.stop_asked and not job.cancelled:
-            return Move("unclaim", because, {"claim": {}, "calls": ()})
-        return Move("stopped", because, {"claim": {}})
+        if job.stop_asked or job.cancelled:
+            return Move("stopped", because, {"claim": {}})
+        failed = _failed(intent)
+        if failed:
+            return _gate_failed(s, policy, f"{', '.join(failed)} did not pass the gate", failed)
+        return Move("unclaim", because, {"claim": {}, "calls": (), "deadline": None})
     if intent is None:
         return Move("unclaim", "its intent is gone", {"claim": {}})
     if not intent.state.over:
@@ -158,9 +169,24 @@ def _gating(s: JobSight, policy: Policy) -> Decision:
         case IntentState.SEEN:
             return Move("started", "all ranks are seen")
         case IntentState.REJECTED:
-            return _gate_failed(s, policy, f"the start was refused: {intent.answer}", ())
+            return _refused(s, policy, f"the start was refused: {intent.answer}")
         case _:
             return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
+
+
+def _failed(intent: Intent | None) -> tuple[NodeId, ...]:
+    """Nodes that a gate has found sick so far; its other nodes may not have answered yet."""
+    gate = intent is not None and isinstance(intent.act, Verify)
+    return tuple(n for n, verdict in sorted(intent.verdicts.items()) if verdict == "fail") if intent and gate else ()
+
+
+def _refused(s: JobSight, policy: Policy, why: str) -> Decision:
+    """The cluster knows something that we do not: wait for newer reads, or all goes are spent in a moment."""
+    if s.job.deadline is None:
+        return Change(why, {"deadline": s.within(s.cluster, REFUSED)})
+    if not s.passed(s.job.deadline):
+        return Stay(Wait(because=f"{why}; it is tried again", until=s.job.deadline))
+    return _gate_failed(s, policy, why, ())
 
 
 def _gate_failed(s: JobSight, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> Decision:
@@ -171,10 +197,10 @@ def _gate_failed(s: JobSight, policy: Policy, why: str, bad: tuple[NodeId, ...])
         also = {"claim": {}, "gates": gates, "diagnosis": why}
         return Move("fail", why, also, _tell(job, "job_failed", f"{job.spec.name}: {why}"))
     avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *bad}))
-    return Move("unclaim", why, {"claim": {}, "gates": gates, "avoid": avoid})
+    return Move("unclaim", why, {"claim": {}, "calls": (), "gates": gates, "avoid": avoid, "deadline": None})
 
 
-def _running(s: JobSight) -> Decision:
+def _running(s: JobSight, policy: Policy) -> Decision:
     job = s.job
     if job.end is not None:
         match job.end.reason:
@@ -191,8 +217,22 @@ def _running(s: JobSight) -> Decision:
     if job.stop_asked:
         return Move("stop", job.stop_asked)
     if job.calls:
-        return Move("stop", job.calls[0].because)
+        return _stacks(s, policy) or Move("stop", job.calls[0].because)
     return Stay(Wait(because="training"))
+
+
+def _stacks(s: JobSight, policy: Policy) -> Decision | None:
+    """What a hung job was doing can be asked only while it still does it. None: nothing more to ask."""
+    job, intent = s.job, s.intent
+    if any(call.node for call in job.calls) or Capability.LOOK not in s.can:
+        return None
+    if intent is None:
+        nodes = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
+        look = Look(nodes=nodes, stacks_of=job.id)
+        return Do(look, "it hangs: its stacks are collected first", policy.resume.look_deadline, INGEST)
+    if not intent.state.over:
+        return Stay(Wait(because="collecting its stacks", until=intent.seen_by))
+    return None
 
 
 def _stopping(s: JobSight, policy: Policy) -> Decision:
@@ -203,9 +243,13 @@ def _stopping(s: JobSight, policy: Policy) -> Decision:
             return Stay(Wait(because="its start may still be on its way", until=job.deadline))
         return _stop(s, policy)
     proven = bool(job.ranks) and not left and job.claim.keys() <= job.ranks.keys()
-    if proven or intent.state is IntentState.SEEN or (isinstance(intent.act, StopJob) and intent.gone):
+    if proven or intent.state is IntentState.SEEN:
         return _off(job)
-    lost = tuple(node for node in left if node in s.lost())
+    if isinstance(intent.act, StopJob) and intent.gone:
+        return _nothing_left(s, policy)
+    # What nobody can reach is fenced at once; what only the cluster cannot reach, when its time to stop is over.
+    away = s.unseen() if intent.state.over else s.lost()
+    lost = tuple(node for node in left if node in away)
     if not intent.state.over:
         sent = isinstance(intent.act, StopJob) and intent.state not in {IntentState.PLANNED, IntentState.SENT}
         if not (sent and left and lost == left and Capability.FENCE in s.can):
@@ -237,6 +281,17 @@ def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
     if s.passed(job.deadline):
         return Change("trying again", {"intent": "", "deadline": None})
     return Stay(Wait(because=why, until=job.deadline))
+
+
+def _nothing_left(s: JobSight, policy: Policy) -> Decision:
+    """There was nothing to stop: it ended by itself, perhaps well. The read that tells how is awaited, not for ever."""
+    job = s.job
+    if job.end is not None or not job.ranks or s.passed(job.deadline):
+        return _off(job)
+    if job.deadline is None:
+        wait = s.within(s.cluster, 2 * policy.pace.call_timeout)
+        return Change("the cluster has nothing left to stop", {"deadline": wait})
+    return Stay(Wait(because="how it ended has not been read yet", until=job.deadline))
 
 
 def _off(job: Job) -> Move:
@@ -282,20 +337,24 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     job, rule = s.job, policy.resume
     checked = s.intent.verdicts if s.intent is not None and isinstance(s.intent.act, Verify) else {}
     failed = tuple(node for node, verdict in checked.items() if verdict == "fail")
-    lost_or_preempted = job.end is not None and job.end.reason in {EndReason.NODE_LOST, EndReason.PREEMPTED}
-    blamed = any(call.node for call in job.calls) or bool(failed) or lost_or_preempted
+    reason = job.end.reason if job.end is not None else None
+    preempted = reason is EndReason.PREEMPTED and not job.calls  # nobody's fault: it costs nothing
+    late = _learned_late(job)
+    blamed = any(call.node for call in job.calls) or bool(failed or late) or reason is EndReason.NODE_LOST
     reading = s.readings.get(s.cluster, 0.0)
     spent = tuple(at for at in job.restarts if at > reading - rule.window.total_seconds())
     lost = sum(1 for i in job.interruptions if i.at > reading - rule.window.total_seconds())
     because = job.calls[0].because if job.calls else (f"it ended: {job.end.reason}" if job.end else "it ended")
     if failed:
         because = f"{', '.join(failed)} failed its check"
+    elif late and not job.calls:
+        because = f"its nodes fell sick: {', '.join(late)}"
     fail = ""
     if lost >= rule.max_interruptions:
         fail = f"{lost} interruptions within {rule.window}"
-    if not blamed and not fail:
+    if not blamed and not preempted and not fail:
         fail, because = _no_fault(job, policy, tables, because)
-    if not fail and (not blamed or rule.faults_count):
+    if not fail and not preempted and (not blamed or rule.faults_count):
         most = job.spec.max_restarts if job.spec.max_restarts is not None else rule.max_restarts
         if len(spent) >= most:
             fail = f"{because}; {len(spent)} of {most} restarts are spent"
@@ -305,6 +364,12 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
         return Move("fail", fail, also, _tell(job, "job_failed", f"{job.spec.name}: {fail}"))
     also |= {"restarts": spent, "avoid": tuple(sorted({*dark})), "calls": (), "gates": 0}
     return Move("requeue", because, also)
+
+
+def _learned_late(job: Job) -> tuple[str, ...]:
+    """Incidents of its nodes that were learned of after it had ended, and are dated before that."""
+    last = job.interruptions[-1] if job.interruptions else None
+    return last.incidents if last is not None and last.attempt == job.attempt and not last.closed else ()
 
 
 def _no_fault(job: Job, policy: Policy, tables: Tables, because: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sickbay.engine.execute import Hands, lane
 from sickbay.engine.ingest import Ingest, voices
-from sickbay.engine.learn import learn
+from sickbay.engine.learn import learn, reads_of
 from sickbay.engine.plan import plan
 from sickbay.engine.seats import settle
 from sickbay.engine.view import Draft, Rules, View, moment
@@ -144,6 +144,7 @@ class Engine:
         return done
 
     def _learn_page(self, facts: list[Fact]) -> int:
+        self._view.fetch(dict.fromkeys(key for fact in facts for key in reads_of(fact.news)))
         done = 0
         while facts:
             taken = 0
@@ -247,9 +248,11 @@ class Engine:
         return sent
 
     def _may_send(self, intent: Intent) -> bool:
-        if self._lease_until - self._clock.mono() <= intent.call_timeout:
-            return False
-        return self._executor.room(lane(intent))
+        return self._outlasts(intent) and self._executor.room(lane(intent))
+
+    def _outlasts(self, intent: Intent) -> bool:
+        """Whether our lease outlasts the call."""
+        return self._lease_until - self._clock.mono() > intent.call_timeout
 
     def _send(self, draft: Draft, key: str) -> None:
         intent = draft.read(Intent, key)
@@ -279,9 +282,21 @@ class Engine:
         if not isinstance(intent, Intent) or intent.state is not IntentState.SENT:
             return 0
         job = self._view.get(f"job:{intent.act.job}").row if isinstance(intent.act, StartJob) else None
-        call = partial(self._hands.perform, intent, job if isinstance(job, Job) else None)
-        self._executor.submit(lane(intent), call, intent.call_timeout, self.report, intent.key)
+        call = partial(self._perform, intent, job if isinstance(job, Job) else None, self._epoch)
+        done = partial(self._answered, intent.sends)
+        self._executor.submit(lane(intent), call, intent.call_timeout, done, intent.key)
         return 1
+
+    def _perform(self, intent: Intent, job: Job | None, epoch: int) -> Outcome:
+        """On the worker, right before the call: since SENT was committed this process may have stood still."""
+        if self._epoch != epoch or not self._outlasts(intent):
+            why = "the lease ran out before the call"
+            return Outcome(key=intent.key, result="transient", sends=intent.sends, text=why)
+        return self._hands.perform(intent, job)
+
+    def _answered(self, sends: int, outcome: Outcome) -> None:
+        """An outcome that the executor made (a time-out) does not know which sending it answers."""
+        self.report(replace(outcome, sends=sends))
 
     def report(self, outcome: Outcome) -> None:
         """An effect's outcome comes back as a fact; if it cannot be stored, the intent's doubt covers it."""

@@ -8,6 +8,7 @@ from sickbay.model.clock import Deadline
 from sickbay.model.facts import (
     AgentHeard,
     AgentSilent,
+    AnyNews,
     Checked,
     Fact,
     Hung,
@@ -62,6 +63,19 @@ def learn(draft: Draft, fact: Fact) -> None:
         case PolicyInForce():
             draft.put(InForce(policy=news.policy, knowledge=news.knowledge))
             draft.tell(f"policy {news.policy}, knowledge {news.knowledge} in force", IN_FORCE, event="policy")
+
+
+def reads_of(news: AnyNews) -> tuple[str, ...]:
+    """Keys that learning this surely reads, so that those of many facts are loaded together."""
+    match news:
+        case NodeSeen(node=node, incarnation=incarnation):
+            return f"node:{node}", f"voice:{node}", learn_nodes.holder_key(incarnation)
+        case Observed(node=node) | AgentHeard(node=node) | AgentSilent(node=node) | NodeVanished(node=node):
+            return (f"node:{node}",)
+        case Outcome(key=key):
+            return (f"intent:{key}",)
+        case _:
+            return ()
 
 
 def _answered(draft: Draft, key: str, node: str, verdict: str) -> None:

@@ -10,10 +10,10 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import Checked, Fact, Observed
 from sickbay.model.fault import Fault, Remedy, signature
-from sickbay.model.fleet import Brake, IncidentId, Node
+from sickbay.model.fleet import Brake, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
-from sickbay.model.intent import Verify
-from sickbay.model.job import Interruption, Job
+from sickbay.model.intent import Intent, Verify
+from sickbay.model.job import Job, JobState
 from sickbay.model.rows import WaitMark, key_of
 
 SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
@@ -94,6 +94,7 @@ def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check
         draft.put(node)
     if known is not None:
         _join(draft, known, fault, node, own_check=own_check)
+        _link_ended(draft, fact, draft.incident(known.id) or known)
         return
     if fault.follows and any(s.code == fault.follows for s in node.recent):
         return
@@ -168,18 +169,26 @@ def count_brakes(draft: Draft, incident: Incident, node: Node) -> None:
 
 
 def _link_ended(draft: Draft, fact: Fact, incident: Incident) -> None:
-    """A fault dated inside an ended attempt joins its interruption, also when it arrives later."""
+    """A fault dated inside an ended attempt joins its interruption, however late it is learned."""
+    if not incident.remedy.disrupts and incident.remedy is not Remedy.RESTART_JOB:
+        return
     for job in draft.open_jobs(incident.pool):
-        last = job.interruptions[-1] if job.interruptions else None
-        if last is None or incident.node not in last.nodes or incident.id in last.incidents:
-            continue
-        if _dated_inside(job, last, fact):
-            linked = replace(last, incidents=(*last.incidents, incident.id))
-            draft.put(replace(job, interruptions=(*job.interruptions[:-1], linked)))
+        linked = tuple(
+            replace(lost, incidents=(*lost.incidents, incident.id))
+            if incident.node in lost.nodes and incident.id not in lost.incidents and _inside(draft, job, n, fact)
+            else lost
+            for n, lost in enumerate(job.interruptions)
+        )
+        if linked != job.interruptions:
+            draft.put(replace(job, interruptions=linked))
 
 
-def _dated_inside(job: Job, last: Interruption, fact: Fact) -> bool:
-    return job.began_at is not None and not last.closed and job.began_at <= fact.at <= max(last.stages.values())
+def _inside(draft: Draft, job: Job, n: int, fact: Fact) -> bool:
+    """Whether the fact is dated between the claim of an attempt, which ended the interruption before, and its end."""
+    before = job.interruptions[n - 1].stages if n else {}
+    began = before.get("placed") or before.get("detected") or job.submitted_at
+    ended = job.interruptions[n].stages.get("stopped") or draft.now
+    return began <= fact.at <= ended + draft.rules.policy.resume.settle
 
 
 def checked(draft: Draft, fact: Fact, news: Checked) -> None:
@@ -201,6 +210,21 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
         return
     if news.verdict != "pass":
         _raise_by_verdict(draft, fact, node, news)
+    if news.verdict == "fail":
+        _link_examined(draft, intent, node.id)
+
+
+def _link_examined(draft: Draft, intent: Intent | None, node: NodeId) -> None:
+    """What the check at a job's end has found is why the job was interrupted."""
+    owner = intent.owner if intent is not None else ""
+    job = draft.read(Job, owner) if owner.startswith("job:") else None
+    seat = draft.node(node)
+    found = seat.incident if seat is not None else None
+    last = job.interruptions[-1] if job is not None and job.interruptions else None
+    if job is None or last is None or found is None or job.state is not JobState.DIAGNOSING or found in last.incidents:
+        return
+    linked = replace(last, incidents=(*last.incidents, found))
+    draft.put(replace(job, interruptions=(*job.interruptions[:-1], linked)))
 
 
 def _raise_by_verdict(draft: Draft, fact: Fact, node: Node, news: Checked) -> None:

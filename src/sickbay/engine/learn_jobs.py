@@ -2,10 +2,11 @@
 
 from msgspec.structs import replace
 
-from sickbay.engine.steps import due_now, first_step, step_job
+from sickbay.engine.seats import turn
+from sickbay.engine.steps import due_now, first_step, interrupted, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.facts import Fact, Hung, JobSeen, Stepped, Submitted
-from sickbay.model.job import JOB_LIFE, Call, EndReason, Interruption, Job, JobState
+from sickbay.model.job import JOB_LIFE, Call, EndReason, Job, JobState
 from sickbay.model.rows import key_of
 
 KEEP_CALLS = 20
@@ -40,9 +41,21 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
         after = replace(after, end=news.end, cancelled=job.cancelled or cancelled)
     if not job.claim and ranks and job.state in {JobState.GATING, JobState.RUNNING}:
-        after = replace(after, claim=dict.fromkeys(ranks, ()))  # the allocation, where the cluster chose it
+        after = _allocated(draft, fact, after)
     if after != job:
         draft.put(after)
+
+
+def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
+    """The claim, where the cluster chose the nodes. One of them that must not be used fails the attempt of ours."""
+    turn(draft, job.spec.pool)
+    claimed = replace(job, claim=dict.fromkeys(job.ranks, ()))
+    if job.adopted or job.state is not JobState.GATING:
+        return claimed
+    seats = [draft.node(node) for node in sorted(job.ranks)]
+    bad = [seat.id for seat in seats if seat is not None and not seat.claimable]
+    calls = tuple(Call(because=f"{node} was allocated but cannot be used", node=node, dated=fact.at) for node in bad)
+    return replace(claimed, calls=(*job.calls, *calls)[-KEEP_CALLS:])
 
 
 def _adopt(draft: Draft, fact: Fact, news: JobSeen) -> None:
@@ -61,6 +74,7 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen) -> None:
         ranks=dict(news.ranks),
         ranks_as_of=news.as_of,
     )
+    turn(draft, job.spec.pool)
     due_now(draft, job)
     draft.tell(f"RUNNING: adopted as attempt {news.attempt}", key_of(job), event="adopted")
 
@@ -72,16 +86,11 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
     event = "restarted" if JOB_LIFE.can(job.state, "restarted") else "appear"
     if not JOB_LIFE.can(job.state, event):
         return
+    restarts = job.restarts
+    if job.state is not JobState.QUEUED and not any(call.node for call in job.calls):
+        restarts = _spent(draft, job)  # in QUEUED it was judged, and spent if need be, before its controller came
     if job.state is JobState.RUNNING:
-        lost = Interruption(
-            attempt=job.attempt,
-            cause="restarted by its own controller",
-            at=draft.reading(job.spec.cluster),
-            incidents=tuple(c.incident for c in job.calls if c.incident),
-            stages={"detected": job.end.at if job.end else fact.at},
-            nodes=tuple(sorted(job.claim)),
-        )
-        job = replace(job, interruptions=(*job.interruptions, lost))
+        job = replace(job, interruptions=interrupted(draft, job, "restarted by its own controller"))
     also = {
         "attempt": news.attempt,
         "claim": dict.fromkeys(news.ranks, ()),
@@ -91,9 +100,16 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "calls": (),
         "end": news.end,
         "deadline": None,
-        "restarts": (*job.restarts, draft.reading(job.spec.cluster)),
+        "restarts": restarts,
     }
     step_job(draft, job, event, f"its own controller started attempt {news.attempt}", also)
+
+
+def _spent(draft: Draft, job: Job) -> tuple[float, ...]:
+    """One more restart, and those of the window."""
+    reading = draft.reading(job.spec.cluster)
+    since = reading - draft.rules.policy.resume.window.total_seconds()
+    return (*(at for at in job.restarts if at > since), reading)
 
 
 def stepped(draft: Draft, fact: Fact, news: Stepped) -> None:

@@ -89,7 +89,7 @@ def _voice(draft: Draft, node: Node) -> Node:
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
     wanted = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
-    if node.incarnation is None or draft.read(Record, _holder_key(node.incarnation), watch=False) is not None:
+    if node.incarnation is None or draft.read(Record, holder_key(node.incarnation), watch=False) is not None:
         return
     _remember(draft, node.incarnation)
     if not wanted or node.incident is not None:
@@ -102,12 +102,12 @@ def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
     open_incident(draft, fact, node, fault, IncidentKind.INTAKE)
 
 
-def _holder_key(incarnation: Incarnation) -> str:
+def holder_key(incarnation: Incarnation) -> str:
     return f"record:holder/{incarnation.uid}/{incarnation.instance_id}"
 
 
 def _remember(draft: Draft, incarnation: Incarnation) -> None:
-    draft.put(Record(subject=_holder_key(incarnation).removeprefix("record:")))
+    draft.put(Record(subject=holder_key(incarnation).removeprefix("record:")))
 
 
 def _hold_seat(draft: Draft, fact: Fact, node: Node, now: Incarnation) -> Node:

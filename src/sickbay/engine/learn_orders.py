@@ -57,7 +57,11 @@ def _stop(draft: Draft, news: Ordered) -> None:
 
 def _uncordon(draft: Draft, news: Ordered) -> None:
     node = draft.node(NodeId(news.target))
-    if node is not None:
+    if node is not None and node.incarnation is None:  # a seat that nobody will fill is given up
+        draft.drop(key_of(node))
+        draft.waits[key_of(node)] = None
+        _audit(draft, news, key_of(node))
+    elif node is not None:
         _audit(draft, news, key_of(node))
         _order(draft, news, draft.incident(node.incident) if node.incident else None)
 

@@ -17,13 +17,19 @@ def place(draft: Draft, job: Job) -> Placement | str:
     free = {node.id: devices for node in _candidates(draft, job) if (devices := _free(node, job, taken)) is not None}
     order = draft.rules.policy.resume.place
     last = job.interruptions[-1].nodes if job.interruptions else ()
+    own = last and PlaceBy.SPARE not in order and all(draft.peek(Node, f"node:{node}") for node in last)
+    if own:  # no spare by policy: only its own nodes will do, as long as their seats are there
+        free = {node: devices for node, devices in free.items() if node in last}
     chosen = sorted(free, key=lambda n: (n in job.avoid, n not in last if order[:1] == (PlaceBy.SAME,) else False, n))
     most, least = job.spec.most, job.spec.least
     if len(chosen) >= most:
         return {node: free[node] for node in chosen[:most]}
-    if PlaceBy.FEWER in order and job.interruptions and len(chosen) >= least < most:
+    fewer = PlaceBy.FEWER in order and bool(job.interruptions)
+    if fewer and len(chosen) >= least:
         return {node: free[node] for node in chosen}
-    return f"needs {min(most, least)} nodes of {job.spec.pool}, {len(chosen)} can be claimed"
+    if own:
+        return f"waits for its own nodes: {', '.join(n for n in last if n not in free)} cannot be claimed"
+    return f"needs {least if fewer else most} nodes of {job.spec.pool}, {len(chosen)} can be claimed"
 
 
 def _candidates(draft: Draft, job: Job) -> list[Node]:
@@ -66,12 +72,23 @@ def _named(draft: Draft, job: Job, taken: dict[NodeId, set[int] | None]) -> Plac
 
 
 def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...]:
-    """For clusters that choose nodes themselves: seats with an open illness."""
-    sick = draft.find(Incident, f"open-incident:{job.spec.pool}")
-    return tuple(sorted(i.node for i in sick if i.phase is not Phase.WATCHED))
+    """For clusters that choose nodes themselves: seats with an open illness, and what the last attempt met."""
+    sick = {i.node for i in draft.find(Incident, f"open-incident:{job.spec.pool}") if i.phase is not Phase.WATCHED}
+    last = job.interruptions[-1].nodes if job.interruptions else ()
+    rows = {node: draft.peek(Node, f"node:{node}") for node in last}
+    return tuple(sorted({*sick, *(node for node, row in rows.items() if row is not None and not row.claimable)}))
 
 
 def lost(draft: Draft, job: Job) -> tuple[NodeId, ...]:
     """Nodes with ranks of this attempt that cannot be reached. Incidents on them wake the job by their calls."""
-    rows = {node: draft.peek(Node, f"node:{node}") for node, state in job.ranks.items() if state == "running"}
-    return tuple(sorted(node for node, row in rows.items() if row is None or row.incarnation is None or row.lost))
+    return tuple(node for node, row in _seats(draft, job) if row is None or row.incarnation is None or row.lost)
+
+
+def unseen(draft: Draft, job: Job) -> tuple[NodeId, ...]:
+    """Nodes with ranks of this attempt that its cluster cannot reach, whoever else can."""
+    return tuple(node for node, row in _seats(draft, job) if row is None or row.incarnation is None or not row.ready)
+
+
+def _seats(draft: Draft, job: Job) -> list[tuple[NodeId, Node | None]]:
+    running = sorted(node for node, state in job.ranks.items() if state == "running")
+    return [(node, draft.peek(Node, f"node:{node}")) for node in running]

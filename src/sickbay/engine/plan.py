@@ -16,9 +16,9 @@ from sickbay.brain.drift import shown
 from sickbay.brain.resume import JobSight, resume
 from sickbay.engine.learn import in_doubt
 from sickbay.engine.learn_nodes import look_again
-from sickbay.engine.placing import lost, place, unusable
+from sickbay.engine.placing import lost, place, unseen, unusable
 from sickbay.engine.seats import ledger_now, settle
-from sickbay.engine.steps import notify, post, step_incident, step_job, subjects_of, tried, withdraw, write_down
+from sickbay.engine.steps import notify, post, stamp, step_incident, step_job, subjects_of, tried, withdraw, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import Fact, PolicyInForce
@@ -80,6 +80,7 @@ def plan_incident(draft: Draft, subject: str) -> None:
     for _ in range(ROUNDS):
         if not incident.open:
             break
+        draft.watched = {subject, IN_FORCE}  # a wait is on what its own decision read, not on what led up to it
         sight = _sight(draft, incident)
         incident, wait = _take(draft, incident, sight, decide(sight, draft.rules.policy))
         if wait is not None:
@@ -212,6 +213,9 @@ def _deferred(
         draft.put(replace(node, excused=refused.excused))
     if refused.confirm is not None:
         return _confirm(draft, incident, node, refused.confirm)
+    if incident.phase in {Phase.QUARANTINED, Phase.DRAINING}:  # while we hold back, its time does not run out
+        incident = replace(incident, deadline=None)
+        draft.put(incident)
     until = _by_wall(draft, refused.until)
     shown_as = f"would have: {would}" if refused.withheld else ""
     wait = Wait(because=refused.because, until=until, would=shown_as)
@@ -321,12 +325,14 @@ def plan_job(draft: Draft, subject: str) -> None:
     for _ in range(ROUNDS):
         if not job.open:
             break
+        draft.watched = {subject, IN_FORCE}  # as for incidents
         sight = JobSight(
             job=job,
             intent=draft.intent(job.intent),
             place=partial(place, draft, job),
             unusable=partial(unusable, draft, job),
             lost=partial(lost, draft, job),
+            unseen=partial(unseen, draft, job),
             readings=draft.readings,
             can=draft.can(job.spec.cluster),
         )
@@ -358,6 +364,8 @@ def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | N
                 job = step_job(draft, job, event, because, {"began_at": draft.now, **more})
             else:
                 job = replace(job, **more)
+                if isinstance(decision.act, StartJob):
+                    job = stamp(job, "gated", draft.now)  # a start that claims nothing follows a gate
                 draft.put(job)
         case Stay(wait=wait, tell=tell):
             pass

@@ -118,19 +118,10 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, A
 def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str) -> Job:
     """Stamp the stages of the interruption that this step belongs to; open one where an attempt is lost."""
     match event:
-        case "stop" | "ended" if before.state in {JobState.RUNNING, JobState.GATING} and not after.stop_asked:
-            symptoms = [call.dated for call in before.calls if call.dated]
-            detected = min([*symptoms, before.end.at if before.end else draft.now])
-            fresh = Interruption(
-                attempt=before.attempt,
-                cause=because,
-                at=draft.reading(before.spec.cluster),
-                incidents=tuple(dict.fromkeys(c.incident for c in before.calls if c.incident)),
-                stages={"detected": detected},
-                nodes=tuple(sorted(before.claim or before.ranks)),
-            )
-            earlier = tuple(i if i.closed else replace(i, closed=True) for i in before.interruptions)
-            after = replace(after, interruptions=(*earlier, fresh)[-KEEP_INTERRUPTIONS:])
+        case "stop" | "ended" if before.state in {JobState.RUNNING, JobState.GATING}:
+            if after.stop_asked or after.cancelled:
+                return after  # a person wanted it: nobody lost anything
+            after = replace(after, interruptions=interrupted(draft, before, because))
             return stamp(after, "stopped", draft.now) if event == "ended" else after
         case "ended":
             return stamp(after, "stopped", draft.now)
@@ -148,6 +139,23 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
             return after
 
 
+def interrupted(draft: Draft, job: Job, because: str) -> tuple[Interruption, ...]:
+    """A job's interruptions with the loss of its attempt. One that is still open hands its clock over and is closed."""
+    symptoms = [call.dated for call in job.calls if call.dated] or [draft.now]
+    symptoms += [job.end.at] if job.end else []
+    symptoms += [i.stages["detected"] for i in job.interruptions[-1:] if not i.closed]
+    lost = Interruption(
+        attempt=job.attempt,
+        cause=because,
+        at=draft.reading(job.spec.cluster),
+        incidents=tuple(dict.fromkeys(c.incident for c in job.calls if c.incident)),
+        stages={"detected": min(symptoms)},
+        nodes=tuple(sorted(job.claim or job.ranks)),
+    )
+    earlier = tuple(i if i.closed else replace(i, closed=True) for i in job.interruptions)
+    return (*earlier, lost)[-max(KEEP_INTERRUPTIONS, draft.rules.policy.resume.max_interruptions) :]
+
+
 def _blamed(job: Job, because: str) -> Job:
     """What the diagnosis found is the cause, whatever it looked like at first."""
     if not job.interruptions or job.interruptions[-1].closed:
@@ -156,11 +164,12 @@ def _blamed(job: Job, because: str) -> Job:
 
 
 def stamp(job: Job, stage: str, at: datetime) -> Job:
-    """Write a stage on the open interruption; the first time counts."""
+    """Write a stage on the open interruption; the first time counts, and none is before the one that it follows."""
     if not job.interruptions or job.interruptions[-1].closed:
         return job
     last = job.interruptions[-1]
-    return replace(job, interruptions=(*job.interruptions[:-1], replace(last, stages={stage: at, **last.stages})))
+    stages = last.stages if stage in last.stages else {**last.stages, stage: max(at, *last.stages.values())}
+    return replace(job, interruptions=(*job.interruptions[:-1], replace(last, stages=stages)))
 
 
 def _first_step(job: Job, at: datetime | None) -> Job:

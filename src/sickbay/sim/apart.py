@@ -282,6 +282,14 @@ class ApartSimulation(Simulation):
         )
         return Far(self, life, self._halts)
 
+    def _tick(self) -> None:
+        if not self._unheard and not self.world.agents.deaf:
+            # A canary goes after what agents have to say, and is not kept: else an engine that dies often would hear
+            # that it can be reached, and not the agents that prove it.
+            self.far.hear([], {})
+        self._pour()
+        self.far.watch()
+
     def pour(self) -> None:
         self._pour()
 

@@ -39,7 +39,10 @@ class Echoes:
         elif pulse.reading < echo.pulse.reading:
             return  # overtaken on its way
         else:
+            same = pulse.incarnation is echo.pulse.incarnation and echo.hushed_at is None
             echo.pulse = pulse
+            if same:
+                return  # the most common case by far: still alive, and it was told, or will be, as it stands
         self._sort(node, echo)
 
     def tell(self, node: NodeId, pulse: Pulse | None) -> None:

@@ -1,0 +1,152 @@
+"""A store as a reader sees it: rows by the words of the model, never written."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from typing import TypeVar
+
+from sickbay.brain.admit import limit_for
+from sickbay.model.clock import Deadline, WatchedClock
+from sickbay.model.errors import BadInput
+from sickbay.model.fleet import Brake, InForce, Ledger, Node, Withholding
+from sickbay.model.incident import Incident
+from sickbay.model.intent import Intent
+from sickbay.model.job import Job
+from sickbay.model.noun import Noun
+from sickbay.model.policy import Policy
+from sickbay.model.rows import IN_FORCE, WITHHOLDING, AnyRow, Line
+from sickbay.ports.store import Store
+
+SUBJECTS = ("node", "job", "incident")
+Kind = TypeVar("Kind", bound=AnyRow)
+
+
+class Estimate(Noun):
+    """When a deadline will pass on the wall, if its clock goes on as it does."""
+
+    at: datetime
+    clock: str
+    stands_since: datetime | None = None  # its source is not heard: the deadline does not come nearer
+
+
+class Budget(Noun):
+    """What a pool may lack. The limits are None where the policy in force is not known here."""
+
+    pool: str
+    size: int
+    out: int
+    may_be_out: int | None
+    repairing: int
+    may_be_repairing: int | None
+    held: int
+
+
+class Archive:
+    def __init__(self, store: Store, policies: Mapping[str, Policy] | None = None) -> None:
+        """`policies` by digest: the one that is in force is looked up among them."""
+        self._store = store
+        in_force = self._row(InForce, IN_FORCE)
+        self.policy = (policies or {}).get(in_force.policy) if in_force is not None else None
+        found = (self._row(WatchedClock, key) for key in self._keys("clock"))
+        self.clocks = {clock.source: clock for clock in found if clock is not None}
+        heard = [clock.last for clock in self.clocks.values() if clock.last is not None]
+        self.as_of = datetime.fromtimestamp(max(heard), UTC) if heard else None  # as far as this store knows
+
+    # --- rows
+    def _row(self, kind: type[Kind], key: str) -> Kind | None:
+        row = self._store.load([key])[key].row
+        return row if isinstance(row, kind) else None
+
+    def _keys(self, kind: str) -> Iterator[str]:
+        after = ""
+        while page := self._store.keys(kind, after=after):
+            yield from page
+            after = page[-1]
+
+    def node(self, node: str) -> Node | None:
+        return self._row(Node, f"node:{node}")
+
+    def job(self, job: str) -> Job | None:
+        return self._row(Job, f"job:{job}")
+
+    def incident(self, incident: str) -> Incident | None:
+        return self._row(Incident, f"incident:{incident}")
+
+    def intent(self, key: str) -> Intent | None:
+        return self._row(Intent, f"intent:{key}") if key else None
+
+    def withholding(self) -> Withholding:
+        return self._row(Withholding, WITHHOLDING) or Withholding()
+
+    def brakes(self) -> list[Brake]:
+        return [b for key in self._keys("brake") if (b := self._row(Brake, key)) and not b.scope.startswith("pace/")]
+
+    def nodes(self, pool: str = "") -> list[Node]:
+        rows = (self._row(Node, key) for key in self._keys("node"))
+        return [node for node in rows if node is not None and pool in {"", node.pool}]
+
+    def open_jobs(self, pool: str) -> list[Job]:
+        return [job for key in self._store.find(f"open-job:{pool}") if (job := self._row(Job, key)) is not None]
+
+    def holders(self, node: Node) -> list[Job]:
+        return [job for job in self.open_jobs(node.pool) if node.id in job.claim]
+
+    def story(self, subject: str) -> Sequence[Line]:
+        return self._store.story(subject)
+
+    # --- what follows from them
+    def budget(self, pool: str) -> Budget:
+        ledger = self._row(Ledger, f"ledger:{pool}") or Ledger(pool=pool)
+        limit = limit_for(pool, self.policy) if self.policy is not None else None
+        size = (limit.size if limit is not None else None) or ledger.size
+        return Budget(
+            pool=pool,
+            size=size,
+            out=ledger.out,
+            may_be_out=limit.out(size) if limit is not None else None,
+            repairing=ledger.repairing,
+            may_be_repairing=limit.repairing(size) if limit is not None else None,
+            held=ledger.held,
+        )
+
+    def estimate(self, deadline: Deadline | None) -> Estimate | None:
+        """Reading + remaining, on the wall. Watched clocks stand still while their source is not heard."""
+        clock = self.clocks.get(deadline.clock) if deadline is not None else None
+        if deadline is None or clock is None or clock.last is None or self.as_of is None:
+            return None
+        since = self.still_since(clock)
+        begin = datetime.fromtimestamp(clock.last, UTC) if since is None else self.as_of
+        left = timedelta(seconds=max(0.0, deadline.at - clock.reading))
+        return Estimate(at=begin + left, clock=deadline.clock, stands_since=since)
+
+    def still_since(self, clock: WatchedClock) -> datetime | None:
+        """Since when a source is not heard, measured by what the others have told since; None: it is heard."""
+        if clock.last is None or self.as_of is None:
+            return None
+        last = datetime.fromtimestamp(clock.last, UTC)
+        return last if self.as_of - last > timedelta(seconds=2 * clock.period) else None
+
+    # --- names
+    def find(self, name: str) -> str:
+        """The row key that a person means: node, job or incident, with or without its cluster. Raises BadInput."""
+        kind, _, rest = name.partition(":")
+        if kind in SUBJECTS and rest:
+            return self._only(name, [key for key in self._named(rest) if key.startswith(f"{kind}:")], rest)
+        return self._only(name, self._named(name), name)
+
+    def _named(self, name: str) -> list[str]:
+        exact = [f"{kind}:{name}" for kind in SUBJECTS]
+        found = [key for key in exact if self._store.load([key])[key].row is not None]
+        return found or [key for key in self._keys("node") if key.rpartition("/")[2] == name]
+
+    def _only(self, asked: str, found: list[str], name: str) -> str:
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise BadInput(f"{asked!r} is more than one: write {' or '.join(found)}")
+        known = [key.partition(":")[2] for kind in SUBJECTS for key in self._keys(kind)]
+        short = [one.rpartition("/")[2] for one in known]
+        close = get_close_matches(name, dict.fromkeys([*short, *known]), n=3, cutoff=0.5)
+        some = ", ".join(close or short[:3])
+        hint = f"did you mean {some}?" if close else f"there are {some} …" if some else "this store is empty"
+        raise BadInput(f"there is no node, job or incident {asked!r}: {hint}")

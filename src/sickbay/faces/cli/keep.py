@@ -1,0 +1,61 @@
+"""Keeping a simulation's store as a file, so that `sickbay explain --store FILE` can be tried on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sickbay.faces.story import weave
+from sickbay.model.errors import BadInput
+from sickbay.model.rows import KINDS, Line, Unit
+from sickbay.ports.store import Store
+from sickbay.wiring import open_store
+
+BATCH = 40
+STORY = 1_000_000
+HOLDER = "keep"
+
+
+def refuse_existing(file: str | None) -> None:
+    """Before a long run, not after it."""
+    if file is not None and Path(file).exists():
+        raise BadInput(f"{file} exists: remove it, or give another name")
+
+
+def keep(store: Store, file: str) -> None:
+    """Copies facts, rows and the story. Waits are not copied: nothing is planned from a file that is kept."""
+    refuse_existing(file)
+    kept = open_store(f"sqlite:///{Path(file).absolute()}")
+    try:
+        lease = kept.lease(HOLDER, 600.0)
+        if lease is None:
+            raise BadInput(f"{file} is in use: give another name")
+        for facts in _pages(store):
+            kept.append(facts)  # type: ignore[arg-type]
+        keys = list(_keys(store))
+        for begin in range(0, len(keys), BATCH):
+            rows = store.load(keys[begin : begin + BATCH])
+            kept.commit(Unit(writes={key: found.row for key, found in rows.items()}), lease.epoch)
+        lines = _story(store, keys)
+        for begin in range(0, len(lines), BATCH):
+            kept.commit(Unit(story=tuple(lines[begin : begin + BATCH])), lease.epoch)
+        kept.resign(HOLDER)
+    finally:
+        kept.close()
+
+
+def _pages(store: Store) -> Iterator[list[object]]:
+    after = 0
+    while page := store.facts(after):
+        yield list(page)
+        after = page[-1].seq
+
+
+def _keys(store: Store) -> Iterator[str]:
+    for kind in KINDS:
+        after = ""
+        while page := store.keys(kind, after=after):
+            yield from page
+            after = page[-1]
+
+
+def _story(store: Store, keys: list[str]) -> list[Line]:
+    return weave({key: store.story(key, STORY) for key in [*keys, "operator:"]})

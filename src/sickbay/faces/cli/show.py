@@ -1,0 +1,93 @@
+"""How things look on a terminal and off it."""
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import click
+
+from sickbay.faces.story import Told, What, short
+
+COLOURS = {What.SEEN: "cyan", What.DECIDED: "yellow", What.DONE: "green"}
+STATES = {
+    "READY": "green", "UNKNOWN": "magenta", "SUSPECT": "yellow", "OUT": "blue", "LOST": "red", "HELD": "bright_red",
+    "INTAKE": "cyan",
+}  # fmt: skip
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, alone on standard output.")
+seed_option = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same run."
+)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def leave(code: int) -> NoReturn:
+    raise click.exceptions.Exit(code)
+
+
+def quiet() -> None:
+    """The engine's own log is for controllers; here the story is shown instead."""
+    logging.getLogger("sickbay").addHandler(logging.NullHandler())
+    logging.getLogger("sickbay").propagate = False
+
+
+def span(seconds: float | None) -> str:
+    """A duration as people read it: 4.2 s, 2 m 45 s, 3 h 05 m, 2 d 04 h."""
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, less, small in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // less:02d} {small}"
+    return f"{whole} s"
+
+
+def since(begin: datetime, at: datetime) -> str:
+    """A moment by the run's own time: 00:10:05, or 3d 04:12:10."""
+    seconds = max(0, int((at - begin).total_seconds()))
+    days, rest = divmod(seconds, 86_400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}d {clock}" if days else clock
+
+
+def story_line(time: str, told: Told, width: int = 12) -> str:
+    what = click.style(f"{told.what:<8}", fg=COLOURS.get(told.what))
+    return f"{click.style(time, dim=True)}  {what} {short(told.about):<{width}} {told.text}"
+
+
+def print_story(story: Sequence[Told], begin: datetime | None = None) -> None:
+    """With `begin` in the run's own time; without, by the wall, the date where it changes."""
+    width = max((len(short(told.about)) for told in story), default=0)
+    day = ""
+    for told in story:
+        if begin is None and (today := told.at.strftime("%Y-%m-%d")) != day:
+            day = today
+            click.echo(click.style(f"{day} (UTC)", dim=True))
+        time = since(begin, told.at) if begin is not None else told.at.strftime("%H:%M:%S")
+        click.echo(story_line(time, told, width))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> None:
+    """Columns that line up; the first is text, the others are figures."""
+    whole = [tuple(head), *(tuple(row) for row in rows)]
+    if len(whole) == 1:
+        return
+    widths = [max(len(row[n]) for row in whole) for n in range(len(head))]
+    for number, row in enumerate(whole):
+        cells = [
+            f"{cell:<{w}}" if n == 0 else f"{cell:>{w}}" for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        line = "  ".join(cells).rstrip()
+        click.echo(indent + (click.style(line, dim=True) if number == 0 else line))
+
+
+def heading(text: str) -> None:
+    click.echo()
+    click.echo(click.style(text, bold=True))

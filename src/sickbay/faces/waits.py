@@ -1,0 +1,290 @@
+"""What something waits for, until when, and what would change that, from the rows as they are.
+
+Which rows a wait was marked on is the store's own affair; here it is derived afresh from the state, the intent under
+way and the rows that admission reads, so that it never claims more than the rows say.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from sickbay.brain.admit import fits
+from sickbay.faces.archive import Archive, Budget, Estimate
+from sickbay.model.clock import INGEST
+from sickbay.model.fault import AGENT_LOST, PARTITION, RUNGS, Proof, signature
+from sickbay.model.fleet import Brake, Node
+from sickbay.model.incident import Incident, Phase
+from sickbay.model.intent import (
+    Drain,
+    Fence,
+    Intent,
+    IntentState,
+    Look,
+    Quarantine,
+    Release,
+    Repair,
+    RerunJob,
+    StartJob,
+    StopJob,
+    Verify,
+)
+from sickbay.model.job import Job, JobState
+from sickbay.model.noun import Noun
+
+MOST_NAMED = 8
+
+
+class Waiting(Noun):
+    """Why nothing happens now, and what would make something happen."""
+
+    because: str
+    until: Estimate | None = None
+    then: str = ""  # what happens at that time
+    would: str = ""  # the act that is withheld
+    changed_by: tuple[str, ...] = ()
+    budget: Budget | None = None
+    notes: tuple[str, ...] = ()  # what else keeps it: a source that is not heard, a call in doubt
+
+
+def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:
+    """None: it is over."""
+    if not incident.open:
+        return None
+    wait, intent = incident.wait, archive.intent(incident.intent)
+    under_way = intent is not None and not intent.state.over
+    node = archive.node(incident.node)
+    changed: tuple[str, ...]
+    if wait is not None and wait.would and node is not None:
+        changed, then = _withheld(archive, incident, node), "it is judged afresh"
+    elif incident.phase is Phase.HELD:
+        changed = (f"an operator: confirm, escalate or dismiss {incident.id}", "the node leaves the cluster")
+        then = "a person is reminded"
+    elif intent is not None and under_way:
+        changed, then = (_shows(intent),), "it is given up, and the next step is decided"
+    else:
+        changed, then = _by_phase(archive, incident, node)
+    return Waiting(
+        because=wait.because if wait is not None else "it is about to be decided",
+        until=archive.estimate(wait.until) if wait is not None else None,
+        then=then,
+        would=wait.would.removeprefix("would have: ") if wait is not None else "",
+        changed_by=changed,
+        budget=archive.budget(incident.pool),
+        notes=_notes(archive, incident.cluster, intent if under_way else None),
+    )
+
+
+def _withheld(archive: Archive, incident: Incident, node: Node) -> tuple[str, ...]:
+    now = archive.as_of
+    rows = [row for row in archive.withholding().rows if fits(row, incident, node) and not _past(row.until, now)]
+    said = [f"an operator takes back {row.id} ({row.because})" for row in rows]
+    said += [f"{row.id} ends at {_clock(row.until)}" for row in rows if row.until is not None]
+    return (*said,) if said else ("the policy is changed, or its window opens",)
+
+
+def _past(until: datetime | None, now: datetime | None) -> bool:
+    return until is not None and now is not None and until <= now
+
+
+def _clock(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _by_phase(archive: Archive, incident: Incident, node: Node | None) -> tuple[tuple[str, ...], str]:
+    """Of an incident with no intent under way: what would change its mind, and what its deadline brings."""
+    match incident.phase:
+        case Phase.SUSPECT:
+            brake = brake_on(archive, incident, node)
+            if brake is not None:
+                return (
+                    f"an operator resets the brake on {brake.signature} in {brake.scope}",
+                    "fewer nodes show it for long enough: the brake then goes off by itself",
+                ), "it is judged afresh"
+            return (f"a seat of pool {incident.pool} comes back into service",), "it is judged afresh"
+        case Phase.WATCHED:
+            return _watched(incident)
+        case Phase.DRAINING:
+            jobs = archive.holders(node) if node is not None else []
+            left = [f"job {job.id} leaves {incident.node}" for job in jobs]
+            others = node is not None and node.unmanaged
+            return (*left, *(["work that Sickbay does not manage leaves"] if others else [])), "it is held for a person"
+        case Phase.DRAINED:
+            return (f"a repair in pool {incident.pool} ends",), "it is judged afresh"
+        case _:
+            return ("its own next step",), "it is judged afresh"
+
+
+def _watched(incident: Incident) -> tuple[tuple[str, ...], str]:
+    match incident.fault.code:
+        case code if code == AGENT_LOST:
+            return ("its agent is heard again",), "a person is reminded"
+        case code if code == PARTITION:
+            return ("the cluster sees the node again",), "a person is reminded"
+        case code:
+            return (f"{code} shows itself again, or something worse does",), "it is dismissed"
+
+
+def brake_on(archive: Archive, incident: Incident, node: Node | None) -> Brake | None:
+    """The brake that keeps this incident where it is."""
+    scopes = {f"cluster:{incident.cluster}", f"pool:{incident.pool}", f"domain:{node.domain if node else ''}"}
+    wanted = signature(incident.fault)
+    found = (b for b in archive.brakes() if b.tripped_at is not None and b.signature == wanted and b.scope in scopes)
+    return next(found, None)
+
+
+_PROOFS = {
+    Proof.NEW_BOOT: "it is seen under a new boot",
+    Proof.NEW_INSTANCE: "another instance is seen in its seat",
+    Proof.RESET_CONFIRMED: "its agent confirms the reset",
+    Proof.AGENT_HEARD: "its agent is heard again",
+    Proof.NONE: "it is done",
+}
+
+
+def _shows(intent: Intent) -> str:
+    """What would be seen if the act under way has taken effect."""
+    match intent.act:
+        case Quarantine(node=node):
+            return f"the cluster shows our cordon on {node}"
+        case Release(node=node):
+            return f"the cluster shows {node} without our cordon"
+        case Drain(node=node):
+            return f"nothing runs on {node} any more"
+        case Repair(node=node, rung=rung):
+            return f"{rung} of {node} is proven: {_PROOFS[RUNGS[rung].proof]}"
+        case Verify(nodes=nodes, level=level):
+            waiting = [n for n in nodes if n not in intent.verdicts]
+            return f"the check of level {level} answers on {_list(waiting)}"
+        case Look(nodes=nodes):
+            return f"{_list([n for n in nodes if n not in intent.verdicts])} have been looked at"
+        case Fence(nodes=nodes):
+            return f"{_list(nodes)} are fenced"
+        case StopJob():
+            return "all its ranks are seen gone"
+        case StartJob():
+            return "all its ranks are seen"
+        case RerunJob():
+            return "its controller starts it again"
+        case _:
+            return "it is seen"
+
+
+def _notes(archive: Archive, cluster: str, intent: Intent | None) -> tuple[str, ...]:
+    notes = []
+    for source, clock in archive.clocks.items():
+        since = archive.still_since(clock)
+        if since is not None and source in {cluster, INGEST}:
+            who = "no agent has been heard" if source == INGEST else f"cluster {source} has not answered"
+            notes.append(f"{who} since {_clock(since)}: deadlines on it stand still")
+    if intent is not None and intent.state is IntentState.UNKNOWN:
+        notes.append(f"whether the call took effect is not known ({intent.answer}): it is looked for")
+    if intent is not None and intent.state is IntentState.PLANNED and intent.sends:
+        notes.append(f"the last call did not go through ({intent.answer}): it is sent again")
+    return tuple(notes)
+
+
+def _list(nodes: Iterable[str]) -> str:
+    names = list(nodes)
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# --- jobs
+
+
+def job_waits(archive: Archive, job: Job) -> Waiting | None:
+    if not job.open:
+        return None
+    wait, intent = job.wait, archive.intent(job.intent)
+    under_way = intent is not None and not intent.state.over
+    changed: tuple[str, ...]
+    if intent is not None and under_way:
+        changed, then = (_shows(intent),), "it is given up, and the next step is decided"
+    else:
+        changed, then = _by_state(archive, job)
+    return Waiting(
+        because=wait.because if wait is not None else "it is about to be decided",
+        until=archive.estimate(wait.until) if wait is not None else None,
+        then=then,
+        changed_by=changed,
+        budget=archive.budget(job.spec.pool),
+        notes=_notes(archive, job.spec.cluster, intent if under_way else None),
+    )
+
+
+def _by_state(archive: Archive, job: Job) -> tuple[tuple[str, ...], str]:
+    match job.state:
+        case JobState.QUEUED if job.adopted:
+            return ("its own controller starts it",), "its controller is asked to"
+        case JobState.QUEUED:
+            return _wanted_nodes(archive, job), "a person is told that it still waits"
+        case JobState.RUNNING:
+            return ("it ends", "a fault is found under it", "it makes no progress"), ""
+        case JobState.STOPPING:
+            left = [node for node, state in job.ranks.items() if state == "running"]
+            return (f"its ranks on {_list(left)} are proven gone",), "it is tried again"
+        case _:
+            return ("its own next step",), ""
+
+
+def _wanted_nodes(archive: Archive, job: Job) -> tuple[str, ...]:
+    """Who keeps it waiting: named nodes, or the nodes of its pool that cannot be claimed, each with the reason."""
+    nodes = [node for node in archive.nodes(job.spec.pool) if not job.spec.on or node.id in job.spec.on]
+    taken = {node: other.id for other in archive.open_jobs(job.spec.pool) if other.id != job.id for node in other.claim}
+    said: list[str] = []
+    for node in nodes:
+        if node.id in taken:
+            said.append(f"job {taken[node.id]} leaves {node.id}")
+        elif not node.claimable:
+            said.append(f"{node.id} can be used again ({why_not(archive, node)})")
+    if len(said) > MOST_NAMED:
+        said = [*said[:MOST_NAMED], f"any of {len(said) - MOST_NAMED} more nodes can be used"]
+    return tuple(said) or (f"another node joins pool {job.spec.pool}",)
+
+
+def why_not(archive: Archive, node: Node) -> str:
+    """Why a node cannot be claimed."""
+    incident = archive.incident(node.incident) if node.incident else None
+    if incident is not None and incident.phase is not Phase.WATCHED:
+        return f"{incident.id} {incident.phase}: {incident.fault.code}"
+    if node.incarnation is None:
+        return "its seat is vacant"
+    if node.lost:
+        return "it is lost"
+    if node.unknown:
+        return "its agent is silent"
+    if node.cordons:
+        return f"cordoned by {', '.join(node.cordons)}"
+    return "the cluster does not call it ready" if not node.ready else "nobody speaks for it yet"
+
+
+# --- nodes
+
+
+def node_waits(archive: Archive, node: Node) -> Waiting | None:
+    """As its incident does; of a node without one, what keeps it from work. None: it is fit for work."""
+    incident = archive.incident(node.incident) if node.incident else None
+    if incident is not None:
+        return incident_waits(archive, incident)
+    if node.claimable:
+        return None
+    changed: tuple[str, ...]
+    if node.incarnation is None:
+        changed, then = (f"a newcomer of pool {node.pool} fills the seat",), "a person is told"
+        until = archive.estimate(node.vacant_until)
+    elif node.others_cordon:
+        others = [owner.removeprefix("other:") for owner in node.cordons if not owner.startswith("sickbay:")]
+        changed, then, until = (f"{', '.join(others)} takes its cordon back",), "", None
+    else:
+        changed, then, until = (
+            ("its agent is heard", "the cluster calls it ready"),
+            "",
+            archive.estimate(node.going_down),
+        )
+    return Waiting(
+        because=why_not(archive, node),
+        until=until,
+        then=then,
+        changed_by=changed,
+        budget=archive.budget(node.pool),
+        notes=_notes(archive, node.cluster, None),
+    )

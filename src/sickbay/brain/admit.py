@@ -155,6 +155,9 @@ def brake_scopes(incident: Incident, node: Node, policy: Policy) -> Iterator[tup
 
 
 def threshold(rule: BrakeRule, size: int) -> int:
+    """Of a cluster the pool's size is taken: the cautious side. Domains are small: they go by number alone."""
+    if rule.scope is BrakeScope.DOMAIN:
+        return rule.nodes
     return max(rule.nodes, int(rule.percent * size / 100 + 1e-9))
 
 
@@ -166,17 +169,17 @@ def press(brake: Brake, rule: BrakeRule, node: str, reading: float, now: datetim
     if len(seen) < 2 * most or node in seen:  # enough to know; a storm of a whole fleet still fits one row
         seen[node] = reading
     tripped = brake.tripped_at or (now if len(seen) >= most else None)
-    return replace(brake, seen=seen, tripped_at=tripped, below_since=None)
+    return replace(brake, most=most, seen=seen, tripped_at=tripped, below_since=None)
 
 
-def ease(brake: Brake, rule: BrakeRule, reading: float, size: int) -> Brake:
+def ease(brake: Brake, rule: BrakeRule, reading: float) -> Brake:
     """The brake as time passes: it resets after `quiet` below half of what tripped it."""
     since = reading - rule.within.total_seconds()
     seen = {n: at for n, at in brake.seen.items() if at >= since}
     brake = replace(brake, seen=seen)
     if brake.tripped_at is None:
         return brake
-    if len(seen) * 2 >= threshold(rule, size):
+    if len(seen) * 2 >= brake.most:
         return replace(brake, below_since=None)
     below = reading if brake.below_since is None else brake.below_since
     if reading - below < rule.quiet.total_seconds():

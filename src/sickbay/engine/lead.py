@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 from msgspec.structs import replace
@@ -100,6 +101,10 @@ class Engine:
             self._view.forget()  # it may have happened: read before anything else
             raise
         return done
+
+    def tidy(self, keep: timedelta = timedelta(days=90)) -> int:
+        """Forget what is over and older than this. For hosts to call now and then; returns how much went."""
+        return self._store.forget(moment(self._clock.wall()) - keep)
 
     def _read_clocks(self) -> Mapping[str, WatchedClock]:
         rows = self._store.load([f"clock:{source}" for source in (INGEST, *self._hands.sites)])

@@ -478,7 +478,7 @@ def plan_brake(draft: Draft, subject: str) -> None:
         return
     rule = _brake_rule(draft, brake)
     reading = draft.reading(INGEST)
-    eased = ease(brake, rule, reading, _scope_size(draft, brake))
+    eased = ease(brake, rule, reading)
     if eased != brake:
         draft.put(eased)
     if brake.tripped_at is not None and eased.tripped_at is None:
@@ -501,11 +501,6 @@ def _brake_rule(draft: Draft, brake: Brake) -> BrakeRule:
         if rule.scope == kind and fnmatchcase(brake.signature, rule.signature):
             return rule
     return BrakeRule()
-
-
-def _scope_size(draft: Draft, brake: Brake) -> int:
-    kind, name = brake.scope.split(":", 1)
-    return draft.ledger(name).size if kind == "pool" else 0
 
 
 def plan_node(draft: Draft, subject: str) -> None:

@@ -147,6 +147,7 @@ class Brake(Noun):
 
     scope: str  # cluster:<id> | pool:<id> | domain:<id>
     signature: str
+    most: int = 0  # distinct nodes at which it trips, by the rule and the pool's size when it was last pressed
     seen: dict[str, float] = {}  # node → reading of ingest when it last showed the signature
     tripped_at: datetime | None = None
     below_since: float | None = None

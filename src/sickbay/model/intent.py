@@ -121,6 +121,11 @@ class Intent(Noun):
     digest: str = ""
 
 
+def may_be_sent_again(intent: Intent) -> bool:
+    """Sending it twice has one effect."""
+    return not intent.blind
+
+
 INTENT_LIFE: Life[IntentState, Intent] = Life(
     "intent",
     [
@@ -137,7 +142,7 @@ INTENT_LIFE: Life[IntentState, Intent] = Life(
         Step(IntentState.ACCEPTED, "expire", IntentState.EXPIRED),
         Step(IntentState.UNKNOWN, "accepted", IntentState.ACCEPTED),
         Step(IntentState.UNKNOWN, "rejected", IntentState.REJECTED),
-        Step(IntentState.UNKNOWN, "again", IntentState.PLANNED, lambda intent: not intent.blind),
+        Step(IntentState.UNKNOWN, "again", IntentState.PLANNED, may_be_sent_again),
         Step(IntentState.UNKNOWN, "seen", IntentState.SEEN),
         Step(IntentState.UNKNOWN, "expire", IntentState.EXPIRED),
     ],

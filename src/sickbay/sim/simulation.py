@@ -27,6 +27,7 @@ from sickbay.sim.world import World
 
 CLUSTER = "sim"
 POOL = "train"
+LAW_EVERY = 25  # steps: the law holds at any moment, but asking plans the whole fleet
 
 
 class Plan(Noun):
@@ -74,6 +75,7 @@ class Simulation:
         self._unheard: list[tuple[list[Fact], dict[NodeId, Incarnation]]] = []
         self._unsaid: list[tuple[str, AnyNews]] = []
         self._orders = 0
+        self._steps = 0
         self.mischief.on_call = self._on_call
         self.scheduler.every(self.plan.cluster.period, self._tick)
         if not self.plan.intake:
@@ -168,6 +170,9 @@ class Simulation:
             self.scheduler.step()
             if self.plan.strict:
                 self.invariants.check()
+                self._steps += 1
+                if self._steps % LAW_EVERY == 0:
+                    self.invariants.incremental_law()
         return True
 
     # --- what people do

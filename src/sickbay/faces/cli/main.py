@@ -25,9 +25,7 @@ COMMANDS = {
     "demo": Where("sickbay.faces.cli.demo", "demo", "One fault from its first symptom to the next training step."),
     "up": Where("sickbay.faces.cli.up", "up", "Watch a simulated fleet break and heal, live."),
     "sim": Where("sickbay.faces.cli.sim", "sim", "Run a scenario on the real engine in virtual time."),
-    "explain": Where(
-        "sickbay.faces.cli.explain", "explain", "Why a node, job or incident is as it is; what it waits for."
-    ),
+    "explain": Where("sickbay.faces.cli.explain", "explain", "Why a node, job or incident is as it is."),
     "policy": Where("sickbay.faces.cli.policy", "policy", "Show, check and compare policies."),
 }
 

@@ -10,7 +10,7 @@ import click
 
 from sickbay.faces.story import Told, What, short
 
-COLOURS = {What.SEEN: "cyan", What.DECIDED: "yellow", What.DONE: "green"}
+COLOURS = {What.HAPPENED: "magenta", What.SEEN: "cyan", What.DECIDED: "yellow", What.DONE: "green"}
 STATES = {
     "READY": "green", "UNKNOWN": "magenta", "SUSPECT": "yellow", "OUT": "blue", "LOST": "red", "HELD": "bright_red",
     "INTAKE": "cyan",

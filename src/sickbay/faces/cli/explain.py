@@ -1,0 +1,217 @@
+"""sickbay explain NODE|JOB|INCIDENT."""
+
+import itertools
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sickbay.faces.cli.show import STATES, as_json, heading, print_json, print_story, quiet, seed_option, span
+from sickbay.model.errors import BadInput
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sickbay.faces.archive import Budget, Estimate
+    from sickbay.faces.explain import Explained
+    from sickbay.faces.waits import Waiting
+    from sickbay.model.policy import Policy
+    from sickbay.ports.store import Store
+
+STORY_LINES = 200
+
+
+@click.command("explain")
+@click.argument("name", metavar="NODE|JOB|INCIDENT")
+@click.option("--store", metavar="FILE|URL", help="A store: a SQLite file or a URL. It is only read.")
+@click.option("--sim", metavar="NAME|FILE", help="A simulation instead of a store.")
+@seed_option
+@click.option("--at", metavar="DURATION", help="With --sim: stop it so long after its beginning, such as 12m30s.")
+@click.option(
+    "--policy", metavar="NAME|FILE", help="Where a policy of your own is in force: its limits are then shown."
+)
+@as_json
+def explain(
+    name: str, store: str | None, sim: str | None, seed: int, at: str | None, policy: str | None, as_json: bool
+) -> None:
+    """Why a node, a job or an incident is as it is: its story, what it waits for, and what would change that.
+
+    \b
+    sickbay explain train-0000 --sim standard --at 12m
+    sickbay explain train --store demo.db
+    """
+    from sickbay.faces.explain import explain as explain_it
+
+    quiet()
+    if (store is None) == (sim is None):
+        raise BadInput("say where to look: write --store FILE (or a URL), or --sim NAME, one of them")
+    if at is not None and sim is None:
+        raise BadInput("--at stops a simulation: write --sim NAME with it, or leave it out")
+    opened, begin, policies = _simulated(sim, seed, at, policy) if sim is not None else _stored(str(store), policy)
+    try:
+        explained = explain_it(opened, name, policies)
+    finally:
+        opened.close()
+    if as_json:
+        print_json(explained.as_json())
+    else:
+        _print(explained, begin)
+
+
+def _stored(where: str, policy: str | None) -> "tuple[Store, datetime | None, Mapping[str, Policy]]":
+    from sickbay.wiring import open_store
+
+    if "://" not in where and not where.startswith("memory:"):
+        if not Path(where).is_file():
+            raise BadInput(f"{where}: no such file: give the store's SQLite file, or a URL such as postgresql://…")
+        where = f"sqlite:///{Path(where).absolute()}"
+    return open_store(where, readonly=True), None, _policies(policy)
+
+
+def _policies(own: str | None) -> "Mapping[str, Policy]":
+    """Those that may be in force, by digest: the shipped ones, and the one that was named."""
+    from sickbay.knowledge.policy import digest, load_policy, shipped
+
+    loaded = [load_policy(name) for name in [*shipped(), *([own] if own else [])]]
+    return {digest(policy): policy for policy in loaded}
+
+
+def _simulated(
+    sim: str, seed: int, at: str | None, policy: str | None
+) -> "tuple[Store, datetime | None, Mapping[str, Policy]]":
+    from msgspec.structs import replace
+
+    from sickbay.faces.cli.sim import scenario_of
+    from sickbay.knowledge.policy import digest
+    from sickbay.sim.scenarios import perform, stage
+    from sickbay.sim.schedule import EPOCH
+
+    scenario = scenario_of(sim)
+    if policy is not None:
+        scenario = replace(scenario, policy=policy)
+    length = _duration(at)
+    simulation = stage(scenario, seed)
+    if length is None:
+        perform(simulation, scenario, seed)
+    else:
+        simulation.run(length.total_seconds())
+    return simulation.store, EPOCH, {digest(simulation.policy): simulation.policy}
+
+
+def _duration(text: str | None) -> timedelta | None:
+    from sickbay.knowledge.durations import parse_duration
+
+    try:
+        return parse_duration(text) if text is not None else None
+    except ValueError as error:
+        raise BadInput(f"--at: {error}") from None
+
+
+# --- in words
+
+
+def _print(explained: "Explained", begin: "datetime | None") -> None:
+    subject = explained.subject
+    headline = {"node": _node, "job": _job, "incident": _incident}[explained.kind]
+    headline(subject)
+    heading("Story")
+    print_story(explained.story[-STORY_LINES:], begin)
+    if len(explained.story) > STORY_LINES:
+        click.echo(f"(the last {STORY_LINES} of {len(explained.story)} lines: --json has them all)")
+    if explained.kind == "job":
+        _interruptions(subject["interruptions"])
+    heading("Waits for")
+    if explained.waits is None:
+        click.echo("  nothing: it is fit for work" if explained.kind == "node" else "  nothing: it is over")
+    else:
+        _waits(explained.waits, explained.as_of)
+
+
+def _node(node: dict[str, Any]) -> None:
+    state = click.style(node["state"], bold=True, fg=STATES.get(node["state"]))
+    incident = f", incident {node['incident']}" if node["incident"] else ""
+    work = f", runs {', '.join(node['jobs'])}" if node["jobs"] else ""
+    click.echo(f"node {node['id']} (pool {node['pool']}): {state}{incident}{work}")
+    if node["because"]:
+        click.echo(f"  {node['because']}")
+    click.echo(
+        f"  instance {node['instance_id'] or 'none'}, boot {node['boot_id'] or 'none'}, "
+        f"{len(node['devices'])} devices" + (f", cordoned by {', '.join(node['cordons'])}" if node["cordons"] else "")
+    )
+
+
+def _job(job: dict[str, Any]) -> None:
+    click.echo(
+        f"job {job['id']}: {click.style(job['state'], bold=True)}, attempt {job['attempt']}, "
+        f"{job['restarts']} restarts spent"
+    )
+    if job["because"]:
+        click.echo(f"  {job['because']}")
+    if job["nodes"]:
+        click.echo(f"  on {', '.join(job['nodes'])}")
+    if job["step"] is not None:
+        resumed = f", resumed from step {job['resumed_from']}" if job["resumed_from"] else ""
+        click.echo(f"  last step heard of {job['step']}{resumed}")
+
+
+def _incident(incident: dict[str, Any]) -> None:
+    fault = incident["fault"]
+    click.echo(f"incident {incident['id']} on {incident['node']}: {click.style(incident['phase'], bold=True)}")
+    click.echo(f"  {fault['code']} ({fault['component']}, {fault['severity']}), asks for {incident['remedy']}")
+    for evidence in fault["evidence"]:
+        click.echo(f"  evidence: {evidence}")
+    for one in incident["tries"]:
+        click.echo(f"  tried: {one['rung']}, {one['result']}")
+
+
+def _interruptions(interruptions: list[dict[str, Any]]) -> None:
+    from datetime import datetime
+
+    if interruptions:
+        heading("Interruptions")
+    for one in interruptions:
+        again = one["training_again_after"]
+        end = f"training again after {again:.0f} s" if again is not None else "not training again"
+        incidents = f" ({', '.join(one['incidents'])})" if one["incidents"] else ""
+        click.echo(f"  attempt {one['attempt']}: {one['cause']}{incidents}: {end}")
+        reached = [(name, datetime.fromisoformat(at)) for name, at in one["stages"].items() if at is not None]
+        took = [
+            f"{name} {span((at - before).total_seconds())}" for (_, before), (name, at) in itertools.pairwise(reached)
+        ]
+        if took:
+            click.echo(f"    {', '.join(took)}")
+
+
+def _waits(waits: "Waiting", as_of: "datetime | None") -> None:
+    click.echo(f"  {waits.because}")
+    if waits.would:
+        click.echo(f"  would have: {waits.would}")
+    if waits.until is not None:
+        click.echo(f"  until {_until(waits.until, as_of)}{f': then {waits.then}' if waits.then else ''}")
+    for note in waits.notes:
+        click.echo(f"  {note}")
+    if waits.changed_by:
+        click.echo("What would change that:")
+        for change in waits.changed_by:
+            click.echo(f"  - {change}")
+    if waits.budget is not None:
+        click.echo(f"Budget: {_budget(waits.budget)}")
+
+
+def _until(until: "Estimate", as_of: "datetime | None") -> str:
+    left = (until.at - as_of).total_seconds() if as_of is not None else 0.0
+    stands = f", not counting now: {until.clock} is not heard" if until.stands_since is not None else ""
+    return f"about {until.at:%Y-%m-%d %H:%M:%S} UTC (in {span(left)}{stands})"
+
+
+def _budget(budget: "Budget") -> str:
+    out = f"{budget.out} of {budget.may_be_out}" if budget.may_be_out is not None else str(budget.out)
+    repairing = (
+        f"{budget.repairing} of {budget.may_be_repairing}"
+        if budget.may_be_repairing is not None
+        else str(budget.repairing)
+    )
+    held = f", {budget.held} held for a person" if budget.held else ""
+    return f"pool {budget.pool} has {budget.size} seats; {out} out of service, {repairing} in repair{held}"

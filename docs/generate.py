@@ -16,7 +16,9 @@ NOTE = "<!-- Made by docs/generate.py; run `make docs` after a change. -->\n\n"
 
 
 def lives() -> str:
-    text = NOTE + "# Lives\n\nEvery step that an incident, a job or an intent can take. What is not here cannot happen.\n"
+    text = (
+        NOTE + "# Lives\n\nEvery step that an incident, a job or an intent can take. What is not here cannot happen.\n"
+    )
     for life in (TRANSITIONS, JOB_LIFE, INTENT_LIFE):
         text += f"\n## {life.what.capitalize()}\n\n| from | event | to | only if |\n|---|---|---|---|\n"
         for step in life.steps:

@@ -119,4 +119,5 @@ def _all_ranks_gone(intent: Intent, job: Job, horizon: float) -> bool:
 def _all_ranks_seen(job: Job) -> bool:
     if job.end is not None or job.state is JobState.RUNNING:
         return True
-    return bool(job.ranks) and all(job.ranks.get(node) == "running" for node in job.claim or job.ranks)
+    promised = job.claim or job.ranks
+    return len(promised) >= job.spec.least and all(job.ranks.get(node) == "running" for node in promised)

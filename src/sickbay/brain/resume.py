@@ -23,6 +23,7 @@ Placement = dict[NodeId, tuple[int, ...]]
 
 # The most that a check of each level may take (HyperPod's manual: 45 to 90 minutes for level 4).
 CHECKS_TAKE = {1: timedelta(minutes=5), 2: timedelta(minutes=15), 3: timedelta(hours=1), 4: timedelta(hours=2)}
+THEIR_QUEUE = timedelta(days=365)  # a cluster that chooses nodes has a queue of its own, which is no failure to start
 REFUSED = timedelta(seconds=30)  # a refused start is tried again when newer reads may have told why
 
 
@@ -76,7 +77,7 @@ def _queued(s: JobSight, policy: Policy) -> Decision:
         avoid = tuple(sorted({*s.unusable(), *job.avoid}))
         act = StartJob(job=job.id, attempt=job.attempt + 1, avoid=avoid)
         chosen = {"attempt": job.attempt + 1, "deadline": None}
-        return Do(act, "the cluster chooses its nodes", policy.resume.start_deadline, s.cluster, "claim", chosen)
+        return Do(act, "the cluster chooses its nodes", THEIR_QUEUE, s.cluster, "claim", chosen)
     placed = s.place()
     if isinstance(placed, str):
         return _starved(s, policy, placed)
@@ -128,6 +129,8 @@ def _rerun(s: JobSight, policy: Policy) -> Decision:
     if intent is not None and isinstance(intent.act, RerunJob):
         if not intent.state.over:
             return Stay(Wait(because="asked its controller to run it again", until=intent.seen_by))
+        if intent.gone:
+            return Move("stopped", f"its controller has it no more: {intent.answer}")
         why = f"its controller did not run it again: {intent.answer or intent.state}"
         return Move("fail", why, {"diagnosis": why}, _tell(job, "job_failed", f"{job.spec.name}: {why}"))
     if job.deadline is None:
@@ -158,6 +161,8 @@ def _gating(s: JobSight, policy: Policy) -> Decision:
     if intent is None:
         return Move("unclaim", "its intent is gone", {"claim": {}})
     if not intent.state.over:
+        if starting and Capability.PLACE not in s.can:
+            return _in_their_queue(s, policy)
         what = "checking its nodes" if isinstance(intent.act, Verify) else "starting its ranks"
         return Stay(Wait(because=what, until=intent.seen_by))
     if isinstance(intent.act, Verify):
@@ -172,6 +177,18 @@ def _gating(s: JobSight, policy: Policy) -> Decision:
             return _refused(s, policy, f"the start was refused: {intent.answer}")
         case _:
             return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
+
+
+def _in_their_queue(s: JobSight, policy: Policy) -> Decision:
+    """The time to start runs from the allocation; before it, waiting is the cluster's business and costs nothing."""
+    job = s.job
+    if not job.claim:
+        return _starved(s, policy, "waits in the cluster's own queue")
+    if job.deadline is None:
+        return Change("its nodes are allocated", {"deadline": s.within(s.cluster, policy.resume.start_deadline)})
+    if s.passed(job.deadline):
+        return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
+    return Stay(Wait(because="starting its ranks", until=job.deadline))
 
 
 def _failed(intent: Intent | None) -> tuple[NodeId, ...]:

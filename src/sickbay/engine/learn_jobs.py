@@ -40,7 +40,7 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     if news.end is not None and job.end is None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
         after = replace(after, end=news.end, cancelled=job.cancelled or cancelled)
-    if not job.claim and ranks and job.state in {JobState.GATING, JobState.RUNNING}:
+    if after.ranks.keys() - job.claim.keys() and job.state in {JobState.GATING, JobState.RUNNING}:
         after = _allocated(draft, fact, after)
     if after != job:
         draft.put(after)
@@ -49,10 +49,12 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
 def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
     """The claim, where the cluster chose the nodes. One of them that must not be used fails the attempt of ours."""
     turn(draft, job.spec.pool)
-    claimed = replace(job, claim=dict.fromkeys(job.ranks, ()))
+    new = sorted(job.ranks.keys() - job.claim.keys())
+    deadline = job.deadline if job.claim else None  # the wait for nodes is over
+    claimed = replace(job, claim={**job.claim, **dict.fromkeys(new, ())}, deadline=deadline)
     if job.adopted or job.state is not JobState.GATING:
         return claimed
-    seats = [draft.node(node) for node in sorted(job.ranks)]
+    seats = [draft.node(node) for node in new]
     bad = [seat.id for seat in seats if seat is not None and not seat.claimable]
     calls = tuple(Call(because=f"{node} was allocated but cannot be used", node=node, dated=fact.at) for node in bad)
     return replace(claimed, calls=(*job.calls, *calls)[-KEEP_CALLS:])

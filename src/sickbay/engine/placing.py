@@ -85,8 +85,10 @@ def lost(draft: Draft, job: Job) -> tuple[NodeId, ...]:
 
 
 def unseen(draft: Draft, job: Job) -> tuple[NodeId, ...]:
-    """Nodes with ranks of this attempt that its cluster cannot reach, whoever else can."""
-    return tuple(node for node, row in _seats(draft, job) if row is None or row.incarnation is None or not row.ready)
+    """Nodes with ranks of this attempt that its cluster cannot reach, and where nobody else's attempt would suffer."""
+    away = [(node, row) for node, row in _seats(draft, job) if row is None or row.incarnation is None or not row.ready]
+    shared = {node for other in draft.open_jobs(job.spec.pool) if other.id != job.id for node in other.claim}
+    return tuple(node for node, row in away if row is None or row.lost or node not in shared)
 
 
 def _seats(draft: Draft, job: Job) -> list[tuple[NodeId, Node | None]]:

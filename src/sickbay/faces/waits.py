@@ -91,14 +91,17 @@ def _clock(at: datetime) -> str:
 
 def _by_phase(archive: Archive, incident: Incident, node: Node | None) -> tuple[tuple[str, ...], str]:
     """Of an incident with no intent under way: what would change its mind, and what its deadline brings."""
+    because = incident.wait.because if incident.wait is not None else ""
+    brake = brake_on(archive, incident, node)
+    if brake is not None and (incident.phase in {Phase.SUSPECT, Phase.DRAINED} or "brake" in because):
+        return (
+            f"an operator resets the brake on {brake.signature} in {brake.scope}",
+            "fewer nodes show it for long enough: the brake then goes off by itself",
+        ), "it is judged afresh"
     match incident.phase:
+        case Phase.SUSPECT if "look" in because:  # the brake was on; suspects are looked at one after the other
+            return ("a fresh look at the node",), "it is looked at"
         case Phase.SUSPECT:
-            brake = brake_on(archive, incident, node)
-            if brake is not None:
-                return (
-                    f"an operator resets the brake on {brake.signature} in {brake.scope}",
-                    "fewer nodes show it for long enough: the brake then goes off by itself",
-                ), "it is judged afresh"
             return (f"a seat of pool {incident.pool} comes back into service",), "it is judged afresh"
         case Phase.WATCHED:
             return _watched(incident)

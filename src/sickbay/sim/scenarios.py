@@ -27,6 +27,7 @@ from sickbay.sim.timeline import CrashEngine, LoseNode, Moment, Node, Order, Out
 from sickbay.sim.weather import TYPICAL, weather
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+LIMITS_UP_TO = 64  # nodes: above, speed counts for more than a store as strict as the strictest
 AFTER_ALL = 120.0  # seconds of quiet after the last thing, so that late news can still come
 
 
@@ -42,6 +43,7 @@ class JobPlan(Noun, forbid_unknown_fields=True):
     max_restarts: int | None = None
     precheck: int | None = None
     reports_steps: bool = True
+    reports_every: timedelta = timedelta(minutes=5)
     steps: int = 3000
     rate: float = 1.0  # steps in a second
     checkpoint_every: int = 100
@@ -91,7 +93,7 @@ def stage(scenario: Scenario, seed: int = 0, *, policy: Policy | None = None, st
         odds=Odds.rough() if scenario.rough else Odds(),
         cold=scenario.cold,
         engines=scenario.engines,
-        limits=not fleet,  # a store's limits do not depend on how long one looks
+        limits=scenario.nodes <= LIMITS_UP_TO,
         intake=scenario.newcomers,
     )
     sim = Simulation(plan, seed=seed, policy=policy or load_policy(scenario.policy), store=store)
@@ -144,7 +146,7 @@ def _submit(sim: Simulation, job: JobPlan) -> None:
         rate=job.rate,
         checkpoint_every=job.checkpoint_every,
         load=job.load.total_seconds(),
-        tell_every=300.0,
+        tell_every=job.reports_every.total_seconds(),
         on_death=job.on_death,
         crashes_at=job.crashes_at,
     )
@@ -236,7 +238,7 @@ _ALL = (
     Scenario(
         name="application-bug",
         about="The script fails at the same step each time: no node is blamed, and restarts have an end.",
-        jobs=(replace(_JOB, crashes_at=700),),
+        jobs=(replace(_JOB, crashes_at=750),),
     ),
     Scenario(
         name="native-restart",

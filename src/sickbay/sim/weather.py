@@ -16,7 +16,7 @@ from sickbay.sim.invariants import Broken
 from sickbay.sim.mischief import Odds
 from sickbay.sim.programme import NCCL_TAIL, OnDeath, Programme
 from sickbay.sim.simulation import Plan, Simulation
-from sickbay.sim.timeline import JobAct, LoseNode, Moment, Strike
+from sickbay.sim.timeline import JobAct, LoseNode, Moment, Strike, happen
 
 # Failures per 1,000 node-days on Meta's two research clusters of A100 (Kokolis et al., "Revisiting Reliability in
 # Large-Scale Machine Learning Research Clusters", 2024). Llama 3's 419 in 54 days on 2,048 nodes are 3.8, in between.
@@ -94,6 +94,20 @@ def _what(rng: Random, cause: Cause, at: timedelta, nodes: list[str], jobs: list
             mild = cause.cured_by is not Remedy.REPLACE or rng.random() < CURED_SHARE
             cured_by = rng.choice(cures) if mild else Remedy.REPLACE
             return Strike(at=at, node=node, code=code, device=rng.randrange(8), cured_by=cured_by)
+
+
+def drizzle(sim: Simulation, seed: int, *, every: float, jobs: list[str]) -> None:
+    """From now on, and for ever, something breaks about every so many seconds: for a fleet that somebody watches."""
+    rng = Random(seed)
+
+    def fall() -> None:
+        cause = rng.choices(LLAMA_3, weights=[row.cases for row in LLAMA_3])[0]
+        nodes = [str(node) for node in sim.world.seats]
+        if nodes:
+            happen(sim, _what(rng, cause, timedelta(), nodes, jobs))
+        sim.scheduler.after(rng.expovariate(1 / every), fall)
+
+    sim.scheduler.after(every / 2, fall)
 
 
 # --- random runs

@@ -1,6 +1,7 @@
 """Pulses in memory: which agents have something to tell by their voice or their silence."""
 
-from heapq import heappop, heappush
+from collections.abc import Mapping
+from heapq import heappop, heappush, heapreplace
 
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.ports.store import Pulse
@@ -32,18 +33,20 @@ class Echoes:
         self._quiet: list[tuple[float, NodeId]] = []  # one entry per node that may fall silent, its reading or older
         self._listed: set[NodeId] = set()
 
-    def hear(self, node: NodeId, pulse: Pulse) -> None:
-        echo = self._echoes.get(node)
-        if echo is None:
-            echo = self._echoes[node] = _Echo(pulse)
-        elif pulse.reading < echo.pulse.reading:
-            return  # overtaken on its way
-        else:
-            same = pulse.incarnation is echo.pulse.incarnation and echo.hushed_at is None
-            echo.pulse = pulse
-            if same:
-                return  # the most common case by far: still alive, and it was told, or will be, as it stands
-        self._sort(node, echo)
+    def hear(self, pulses: Mapping[NodeId, Pulse]) -> None:
+        echoes = self._echoes
+        for node, pulse in pulses.items():
+            echo = echoes.get(node)
+            if echo is None:
+                echo = echoes[node] = _Echo(pulse)
+            elif pulse.reading < echo.pulse.reading:
+                continue  # overtaken on its way
+            else:
+                same = pulse.incarnation is echo.pulse.incarnation and echo.hushed_at is None
+                echo.pulse = pulse
+                if same:
+                    continue  # by far the most common: still alive, and what was told of it still holds
+            self._sort(node, echo)
 
     def tell(self, node: NodeId, pulse: Pulse | None) -> None:
         echo = self._echoes.get(node)
@@ -69,14 +72,17 @@ class Echoes:
 
     def silent(self, before: float, limit: int) -> tuple[tuple[NodeId, Pulse], ...]:
         found: list[tuple[NodeId, Pulse]] = []
-        while self._quiet and self._quiet[0][0] < before and len(found) < limit:
-            reading, node = heappop(self._quiet)
-            echo = self._echoes[node]
+        quiet, echoes = self._quiet, self._echoes
+        while quiet and quiet[0][0] < before and len(found) < limit:
+            reading, node = quiet[0]
+            echo = echoes[node]
             if echo.hushed_at is not None or echo.told is None:
+                heappop(quiet)
                 self._listed.discard(node)
             elif echo.pulse.reading != reading:
-                heappush(self._quiet, (echo.pulse.reading, node))
+                heapreplace(quiet, (echo.pulse.reading, node))
             else:
+                heappop(quiet)
                 found.append((node, echo.pulse))
         for node, pulse in found:
             heappush(self._quiet, (pulse.reading, node))

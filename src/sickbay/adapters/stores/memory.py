@@ -187,8 +187,7 @@ class MemoryStore:
 
     def hear(self, pulses: Mapping[NodeId, Pulse]) -> None:
         with self._lock:
-            for node, pulse in pulses.items():
-                self._echoes.hear(node, pulse)
+            self._echoes.hear(pulses)
 
     def voices(self, before: float, limit: int = 500) -> Voices:
         with self._lock:

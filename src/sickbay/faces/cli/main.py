@@ -78,8 +78,7 @@ class Sickbay(click.Group):
         try:
             code = super().main(args, prog_name or "sickbay", **extra)
         except click.UsageError as error:
-            where = f"; see '{error.ctx.command_path} --help'" if error.ctx is not None else ""
-            _one_line(f"{error.format_message().rstrip('.')}{where}")
+            _wrong_use(error)
             sys.exit(WRONG_USE)
         except click.ClickException as error:
             _one_line(error.format_message())
@@ -99,11 +98,29 @@ class Sickbay(click.Group):
         sys.exit(code if isinstance(code, int) else DONE)
 
 
+def _wrong_use(error: click.UsageError) -> None:
+    if (
+        type(error).__name__ == "NoArgsIsHelpError" and error.ctx is not None
+    ):  # a group that was called by its name only
+        click.echo(error.ctx.get_help())
+        return
+    see = f" (see '{error.ctx.command_path.strip()} --help')" if error.ctx is not None else ""
+    _one_line(f"{error.format_message().rstrip('.')}{see}")
+
+
 def _one_line(text: str) -> None:
     click.echo(" ".join(text.split()), err=True)
 
 
-@click.group(cls=Sickbay, help=ABOUT, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Sickbay,
+    help=ABOUT,
+    epilog=EPILOG,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="sickbay", message="%(prog)s %(version)s")
-def main() -> None:
-    pass
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,5 +1,6 @@
 """sickbay sim NAME|FILE, sim list, sim soak."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,9 +30,15 @@ class Scenarios(click.Group):
     """`sickbay sim NAME` is `sickbay sim run NAME`: whatever is no command here is a scenario."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in {"-h", "--help"}:
-            args = ["run", *args]
+        if args and args[0] not in self.commands:
+            args = ["--help"] if {"-h", "--help"} & set(args) else ["run", *args]
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == "run" else name, command, rest  # nobody has to know that it is a command of its own
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "NAME|FILE [OPTIONS]  |  list  |  soak [OPTIONS]")
@@ -56,11 +63,11 @@ def sim() -> None:
 @sim.command("run", hidden=True)
 @click.argument("name", metavar="NAME|FILE")
 @seed_option
-@click.option("--nodes", type=click.IntRange(1, 20_000), help="Another number of nodes.")
-@click.option("--days", type=click.FloatRange(min=0.001, max=3650), help="Another length, at most.")
+@click.option("--nodes", metavar="N", type=click.IntRange(1, 20_000), help="Another number of nodes.")
+@click.option("--days", metavar="D", type=click.FloatRange(min=0.001, max=3650), help="Another length, at most.")
 @click.option("--policy", metavar="NAME|FILE", help="Another policy.")
 @click.option("--cold", is_flag=True, help="A host that forgets everything after each event, as in Lambda.")
-@click.option("--engines", type=click.IntRange(1, 5), help="So many engines; one of them leads.")
+@click.option("--engines", metavar="N", type=click.IntRange(1, 5), help="So many engines; one of them leads.")
 @click.option("--keep", metavar="FILE", help="Keep the store as a SQLite file, for 'sickbay explain --store FILE'.")
 @as_json
 def run(
@@ -179,7 +186,7 @@ def _print(scenario: "Scenario", came_to: "Report", story: "list[Told]", keep: s
     size = f"{came_to.nodes} nodes, policy {came_to.policy}, seed {came_to.seed}"
     click.echo(f"{size}, {span(came_to.seconds)} of virtual time")
     click.echo()
-    shown = [told for told in story if told.event in IMPORTANT]
+    shown = _important(story)
     print_story(shown[:STORY_LINES], EPOCH)
     if len(shown) > STORY_LINES:
         click.echo(f"… and {len(shown) - STORY_LINES} more lines: --json has them all")
@@ -203,6 +210,18 @@ def _print(scenario: "Scenario", came_to: "Report", story: "list[Told]", keep: s
     click.echo(f"  {_counts(came_to.notifications) or 'none'}")
     if keep is not None:
         click.echo(f"\nkept in {keep}: try sickbay explain NODE|JOB|INCIDENT --store {keep}")
+
+
+def _important(story: "list[Told]") -> "list[Told]":
+    """Without what is only a detail, and without a reason that is the last one again with another number in it."""
+    last: dict[str, str] = {}
+    found = []
+    for told in story:
+        gist = re.sub(r"\d+", "#", told.text)
+        if told.event in IMPORTANT and last.get(told.about) != gist:
+            found.append(told)
+            last[told.about] = gist
+    return found
 
 
 def _spreads(title: str, stages: "dict[str, Spread]", whole: "Spread | None") -> None:
@@ -237,9 +256,11 @@ def list_command(as_json: bool) -> None:
         click.echo(f"{click.style(scenario.name.ljust(width), bold=True)}  {scenario.about}")
 
 
-@sim.command("soak")
-@click.option("--runs", type=click.IntRange(min=1), default=100, show_default=True, help="How many.")
-@click.option("--from", "first", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
+@sim.command("soak", short_help="Many random runs, one for each seed.")
+@click.option("--runs", metavar="N", type=click.IntRange(min=1), default=100, show_default=True, help="How many.")
+@click.option(
+    "--from", "first", metavar="SEED", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed."
+)
 @as_json
 def soak(runs: int, first: int, as_json: bool) -> None:
     """Many random runs: faults, operators, outages, clock jumps, crashes, one engine or two, cold and warm.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,11 @@ FULL, QUICK, TINY = Size("full"), Size("quick"), Size("tiny")
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of all does not exceed."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1))]
+    return ordered[max(0, ceil(len(ordered) * share) - 1)]
 
 
 def in_words(seconds: float) -> str:
     """A duration with three digits that count."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * scale >= 1.0:
-            break
+    units = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
+    unit, scale = next((pair for pair in units if seconds * pair[1] >= 1.0), units[-1])
     return f"{seconds * scale:.3g} {unit}"

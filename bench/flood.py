@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from bench.decisions import synced_commits
 from bench.figure import Figure, Line, Size, in_words, percentile
 from bench.rig import Bench, RealClock, incarnation, node_id, open_policy, store_of, xid
 from sickbay.adapters.stores.codec import pack_fact
@@ -31,7 +32,8 @@ SICK_EVERY = 3  # batches: one real fault in every third
 GOAL_RATE = 5_000
 GOAL_P99 = 0.250
 GOAL_BARE = 2.0
-BACKLOG = 2_000  # observations that may wait to be planned before the closed loop holds the next batch back
+BACKLOG = 500  # observations that may wait to be learned before the closed loop holds the next batch back
+FAULTS_BEHIND = 3  # faults that may wait for their quarantine, likewise
 MOST = 40_000  # observations per second that are made beforehand for the closed loop
 PATIENCE = 30.0
 HARMLESS = ("gpu.temperature", "gpu.utilisation", "efa.counter")
@@ -40,12 +42,16 @@ HARMLESS = ("gpu.temperature", "gpu.utilisation", "efa.counter")
 Batch = tuple[list[Fact], NodeId | None]  # and the node that falls sick in it
 
 
+INSERT = "INSERT INTO facts (id, at, body) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
+
+
 class Stopwatch:
     """A thin cover of a store: notes when the quarantine of each node was committed, and how far planning has come."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.quarantined: dict[NodeId, float] = {}
+        self.synced = 0  # transactions that ended on the disk
         self._head = self._planned = 0
 
     @property
@@ -58,11 +64,13 @@ class Stopwatch:
 
     def append(self, facts: Sequence[Fact], *rest: Any, **more: Any) -> int:
         new = self._store.append(facts, *rest, **more)
+        self.synced += 1
         self._head += new
         return new
 
     def commit(self, unit: Unit, epoch: int) -> int:
         version = self._store.commit(unit, epoch)
+        self.synced += 1
         for row in unit.writes.values():
             if isinstance(row, Cursor):
                 self._planned = row.at
@@ -77,6 +85,7 @@ class Run:
 
     observations: int = 0
     seconds: float = 0.0
+    synced: int = 0
     latencies: list[float] = field(default_factory=list)
 
     @property
@@ -155,12 +164,12 @@ class _Flood:
         ready = [next(batches) for _ in range(int((rate or MOST) * seconds / BATCH) + 1)]
         engine = threading.Thread(target=self._plan)
         engine.start()
-        result = Run()
+        result, before = Run(), self._watch.synced
         told: dict[NodeId, float] = {}
         try:
             start = time.perf_counter()
             for n, (batch, sick) in enumerate(ready):
-                begun = self._hold(None if rate is None else start + n * BATCH / rate)
+                begun = self._hold(None if rate is None else start + n * BATCH / rate, told)
                 if begun - start >= seconds or self._trouble is not None:
                     break
                 if sick is not None:
@@ -176,19 +185,23 @@ class _Flood:
             engine.join()
         if self._trouble is not None:
             raise self._trouble
+        result.synced = self._watch.synced - before
         done = self._watch.quarantined
         result.latencies = [done[node] - begun for node, begun in told.items()]
         return result
 
-    def _hold(self, beat: float | None) -> float:
+    def _hold(self, beat: float | None, told: dict[NodeId, float]) -> float:
         """Until the next batch may go: on its beat, or when planning is near enough behind. A late beat stays a beat:
         what it waited is part of its latency."""
         if beat is not None:
             time.sleep(max(0.0, beat - time.perf_counter()))
             return beat
-        while self._watch.backlog > BACKLOG and self._trouble is None:
+        while self._behind(told) and self._trouble is None:
             time.sleep(0.0005)
         return time.perf_counter()
+
+    def _behind(self, told: dict[NodeId, float]) -> bool:
+        return self._watch.backlog > BACKLOG or len(told) - len(self._watch.quarantined) > FAULTS_BEHIND
 
     def _plan(self) -> None:
         try:
@@ -228,7 +241,9 @@ def bare(nodes: int, seconds: float) -> float:
             rows = [(fact.id, fact.at.timestamp(), pack_fact(fact)) for fact in facts]
             start = time.perf_counter()
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("INSERT INTO facts (id, at, body) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", rows)
+            connection.executemany(
+                "INSERT INTO facts (id, at, body) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", rows
+            )
             connection.execute("COMMIT")
             spent += time.perf_counter() - start
             written += len(rows)
@@ -238,29 +253,57 @@ def bare(nodes: int, seconds: float) -> float:
 
 def run(size: Size) -> Figure:
     nodes = size.pick(full=4_000, quick=1_000, tiny=30)
-    seconds = size.pick(full=15, quick=4, tiny=1)
+    seconds = size.pick(full=12, quick=4, tiny=1)
     rate = size.pick(full=GOAL_RATE, quick=GOAL_RATE, tiny=300)
     plain = bare(nodes, seconds / 5)
     steady = measure(nodes, seconds, rate)
     most = measure(nodes, seconds, None)
+    offered, p99, ratio = f"offered {rate:,}/s", steady.p(0.99), plain / most.rate
+    needed, disk = steady.synced * steady.rate / steady.observations, synced_commits(seconds / 5)
+    kept_up = steady.rate >= 0.99 * GOAL_RATE
     return Figure(
         title="Observations on SQLite while planning runs",
         about=(
-            f"{nodes:,} nodes; batches of {BATCH} observations, two thirds of them application Xids (13, 43, 45), the"
-            f" rest kinds that mean nothing and reports sent twice; one Xid 79 in every {SICK_EVERY} batches, on a node"
+            f"{nodes:,} nodes; batches of {BATCH} observations: {CRASHES} crashes of programs (Xids 13, 43, 45; thirty"
+            f" lines each), {TWICE} reports sent twice, the rest kinds that mean nothing; one Xid 79 in every"
+            f" {SICK_EVERY} batches, on a node"
             " that was well. Limits and brakes are open. One thread appends, one plans and sends; both in one process"
             " on one file, each commit synced. Latency runs from the begin of the append (or its beat, if that was"
             " late) to the commit of the Quarantine intent."
         ),
         lines=(
-            Line(f"offered {rate:,}/s: committed", f"{steady.rate:,.0f}/s", f"≥ {GOAL_RATE:,}/s", steady.rate >= 0.99 * GOAL_RATE),
-            Line(f"offered {rate:,}/s: fault → quarantine, p50", in_words(steady.p(0.5))),
-            Line(f"offered {rate:,}/s: fault → quarantine, p99", in_words(steady.p(0.99)), f"< {in_words(GOAL_P99)}", steady.p(0.99) < GOAL_P99),
+            Line(f"{offered}: committed", f"{steady.rate:,.0f}/s", f"≥ {GOAL_RATE:,}/s", kept_up),
+            Line(f"{offered}: fault → quarantine, p50", in_words(steady.p(0.5))),
+            Line(f"{offered}: fault → quarantine, p99", in_words(p99), f"< {in_words(GOAL_P99)}", p99 < GOAL_P99),
             Line("as quick as planning keeps up: committed", f"{most.rate:,.0f}/s"),
-            Line("as quick as planning keeps up: p50", in_words(most.p(0.5))),
-            Line("as quick as planning keeps up: p99", in_words(most.p(0.99))),
-            Line("bare inserts, bodies already encoded", f"{plain:,.0f}/s"),
-            Line("bare ÷ as quick as planning keeps up", f"{plain / most.rate:.2f}", f"≤ {GOAL_BARE:.0f}", plain / most.rate <= GOAL_BARE),
+            Line("as quick as planning keeps up: p50, p99", f"{in_words(most.p(0.5))}, {in_words(most.p(0.99))}"),
+            Line(f"{offered}: synced transactions that it takes", f"{needed:,.0f}/s"),
+            Line("bare file: synced transactions of one small row", f"{disk:,.0f}/s"),
+            Line("bare inserts, bodies encoded before", f"{plain:,.0f}/s"),
+            Line("bare ÷ as quick as planning keeps up", f"{ratio:.1f}", f"≤ {GOAL_BARE:.0f}", ratio <= GOAL_BARE),
         ),
-        notes=(f"{len(steady.latencies)} and {len(most.latencies)} faults were timed.",),
+        notes=(
+            f"{len(steady.latencies)} and {len(most.latencies)} faults were timed.",
+            f"The closed loop waits while over {BACKLOG} observations, or {FAULTS_BEHIND} faults, wait to be planned.",
+            *_why_missed(ratio, p99, needed, disk),
+        ),
     )
+
+
+def _why_missed(ratio: float, p99: float, needed: float, disk: float) -> tuple[str, ...]:
+    """In words, for the page: by how much, and why."""
+    reasons = []
+    if p99 >= GOAL_P99:
+        reasons.append(
+            f"The p99 is missed {p99 / GOAL_P99:.1f}-fold: every transaction waits for the disk, this load takes"
+            f" {needed:,.0f} of them in a second besides its work, and the bare file did {disk:,.0f} in the same run."
+            " Where the disk or the cores are busy with other things, planning falls behind and latency adds up."
+        )
+    if ratio > GOAL_BARE:
+        reasons.append(
+            f"The goal beside bare inserts is missed {ratio / GOAL_BARE:.1f}-fold. Bare inserts only store; here each"
+            " observation is also read back, classified and correlated, each crash opens or joins an incident, and"
+            " each fault adds two commits that must be on the disk (SENT, and its outcome). Appending and planning"
+            " share one interpreter and one writer of the file, so what planning takes, appending lacks."
+        )
+    return tuple(reasons)

@@ -31,9 +31,7 @@ def run(size: Size) -> Figure:
     lines = []
     for kind in ("memory", "sqlite"):
         costs = [measure(kind, fleet, rounds) for fleet in fleets]
-        lines += [
-            Line(f"{kind}, {fleet:,} nodes", in_words(cost)) for fleet, cost in zip(fleets, costs, strict=True)
-        ]
+        lines += [Line(f"{kind}, {fleet:,} nodes", in_words(cost)) for fleet, cost in zip(fleets, costs, strict=True)]
         ratio = costs[-1] / costs[0]
         what = f"{kind}: {fleets[-1]:,} ÷ {fleets[0]:,} nodes"
         lines.append(Line(what, f"{ratio:.2f}", f"near 1 (≤ {GOAL})", ratio <= GOAL))

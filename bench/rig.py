@@ -99,7 +99,9 @@ class Bench:
     nodes: int = 0
 
     @classmethod
-    def over(cls, store: Store, clock: Clock | None = None, policy: Policy | None = None) -> "Bench":
+    def over(
+        cls, store: Store, clock: Clock | None = None, policy: Policy | None = None, setup: Setup | None = None
+    ) -> "Bench":
         clock = clock or StillClock()
         policy = policy or open_policy()
         hands = far_hands()
@@ -110,7 +112,8 @@ class Bench:
             can={c: site.capabilities for c, site in hands.sites.items()},
             blind={c: site.blind for c, site in hands.sites.items()},
         )
-        engine = Engine(store, hands, rules, AtOnce(), clock, Setup(holder="bench", lease_ttl=LEASE, strict=True))
+        setup = setup or Setup(holder="bench", lease_ttl=LEASE, strict=True)
+        engine = Engine(store, hands, rules, AtOnce(), clock, setup)
         return cls(store, clock, engine, Ingest(store, clock))
 
     def settle(self) -> int:

@@ -55,7 +55,9 @@ class Hall:
         self.order = self.sim.order
 
     # --- given
-    def submit(self, name: str = "train", *, steps: int = 3000, does: dict[str, Any] | None = None, **spec: Any) -> JobId:
+    def submit(
+        self, name: str = "train", *, steps: int = 3000, does: dict[str, Any] | None = None, **spec: Any
+    ) -> JobId:
         spec.setdefault("nodes", 2)
         programme = Programme(**{"steps": steps, "checkpoint_every": 100, **(does or {})})
         return self.sim.submit(name, programme, **spec)
@@ -125,10 +127,10 @@ class Hall:
         last = found.last if found else None
         return last is not None and last.training_since is not None and last.halted_at is None and self.known(job)
 
-    def starts(self, job: JobId) -> list[tuple[int, tuple[str, ...]]]:
+    def starts(self, job: JobId) -> list[tuple[int, tuple[NodeId, ...]]]:
         """Attempts that truly began, in order, and where."""
         found = [e for e in self.world.chronicle.of("start") if e.subject.startswith(f"{job}#")]
-        return [(int(e.subject.split("#")[1]), tuple(e.detail.split(","))) for e in found]
+        return [(int(e.subject.split("#")[1]), tuple(NodeId(node) for node in e.detail.split(","))) for e in found]
 
     def happened(self, what: str, subject: str | None = None) -> list[Event]:
         return self.world.chronicle.of(what, subject)
@@ -166,7 +168,9 @@ class Hall:
             lines += [f"  {line.at:%d %H:%M:%S} {line.text}" for line in self.sim.store.story(f"job:{job.id}")]
         for incident in self.sim.incidents(intake=True):
             lines.append(f"{incident.id} {incident.node}: {incident.phase} {incident.fault.code} {incident.wait}")
-            lines += [f"  {line.at:%d %H:%M:%S} {line.text}" for line in self.sim.store.story(f"incident:{incident.id}")]
+            lines += [
+                f"  {line.at:%d %H:%M:%S} {line.text}" for line in self.sim.store.story(f"incident:{incident.id}")
+            ]
         return "\n".join(lines)
 
 

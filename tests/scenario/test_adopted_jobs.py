@@ -4,7 +4,7 @@ import pytest
 from jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, in_order, policy_of, warm_and_cold
 
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.fleet import Capability
 from sickbay.model.job import JobState
 from sickbay.sim.mischief import Odds
 from sickbay.sim.programme import OnDeath
@@ -88,7 +88,7 @@ def test_without_rerun_a_job_that_nobody_restarts_fails_with_the_reason() -> Non
 def test_an_adopted_job_that_is_called_off_by_an_incident_runs_again_elsewhere(cold: bool) -> None:
     hall = Hall(nodes=3, cold=cold)
     job = hall.submitted_elsewhere(native_delay=None)
-    sick = NodeId(hall.starts(job)[0][1][0])
+    sick = hall.starts(job)[0][1][0]
     hall.strike(sick)
     done = hall.ends(job)
     assert sick not in hall.starts(job)[1][1]
@@ -101,7 +101,7 @@ def test_an_adopted_job_that_is_called_off_by_an_incident_runs_again_elsewhere(c
 def test_a_controller_that_restarts_after_our_stop_is_not_fought(cold: bool) -> None:
     hall = Hall(nodes=3, cold=cold)
     job = hall.submitted_elsewhere(native_delay=2.0, native_after_stop=True, does={"on_death": OnDeath.HANG})
-    sick = NodeId(hall.starts(job)[0][1][0])
+    sick = hall.starts(job)[0][1][0]
     hall.strike(sick, kills_ranks=False)
     done = hall.ends(job)
     assert [attempt for attempt, _ in hall.starts(job)] == [1, 2]
@@ -166,7 +166,7 @@ def test_where_the_cluster_chooses_the_claim_is_written_when_the_allocation_is_s
 def test_where_the_cluster_chooses_a_sick_node_is_to_be_avoided(cold: bool) -> None:
     hall = Hall(nodes=3, cold=cold, cluster=cluster_without(*SLURM))
     job = hall.training()
-    sick = NodeId(hall.starts(job)[0][1][0])
+    sick = hall.starts(job)[0][1][0]
     hall.strike(sick)
     hall.ends(job)
     assert sick not in hall.starts(job)[1][1]
@@ -194,7 +194,7 @@ def test_a_long_queue_of_the_cluster_is_waited_for_and_costs_nothing() -> None:
     second = hall.submit("second", steps=100)
     done = hall.ends(second)
     assert hall.job(first).state is JobState.COMPLETE
-    assert done.restarts == done.interruptions == ()
+    assert (done.restarts, done.interruptions) == ((), ())
     assert [attempt for attempt, _ in hall.starts(second)] == [1]
 
 
@@ -204,7 +204,7 @@ def test_adopted_and_own_jobs_in_rough_weather(seed: int) -> None:
     hall = Hall(nodes=5, seed=seed, cold=seed % 3 == 2, odds=Odds.rough(), cluster=cluster)
     theirs = hall.submitted_elsewhere(native_delay=(None, 5.0, 50.0)[seed % 3], native_after_stop=seed % 4 == 3)
     ours = hall.training("ours")
-    hall.strike(NodeId(hall.starts(theirs)[0][1][0]))
+    hall.strike(hall.starts(theirs)[0][1][0])
     hall.run(15 * MINUTE)
     hall.strike(hall.nodes[seed % 5], "xid.48", Remedy.RESET_GPU)
     for job in (theirs, ours):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sickbay.knowledge.policy import load_policy
 from sickbay.model.fleet import Capability
 from sickbay.model.job import JobState
-from sickbay.model.policy import Trigger
+from sickbay.model.policy import OnNoFault, Trigger
 from sickbay.sim.mischief import Odds
 
 
@@ -28,7 +28,7 @@ def gated_well(hall: Hall) -> None:
 def test_no_rank_starts_before_every_node_has_passed(cold: bool, seed: int) -> None:
     hall = Hall(nodes=5, cold=cold, seed=seed, odds=Odds.rough() if seed else Odds())
     job = hall.training(nodes=3)
-    hall.strike(hall.starts(job)[0][1][1])  # type: ignore[arg-type]
+    hall.strike(hall.starts(job)[0][1][1])
     hall.ends(job)
     gated_well(hall)
     hall.rests()
@@ -44,7 +44,7 @@ def test_a_node_that_fails_the_gate_opens_its_incident_and_the_job_takes_another
     assert hall.job(job).gates == 1
     done = hall.ends(job)
     assert done.attempt == 1
-    assert done.restarts == done.interruptions == (), "a gate is no interruption"
+    assert (done.restarts, done.interruptions) == ((), ()), "a gate is no interruption"
     hall.rests()
     assert hall.incidents(hall.nodes[0])[-1].phase == "RELEASED"
 
@@ -173,3 +173,50 @@ def test_a_gate_longer_than_its_deadline_is_not_a_pass() -> None:
     hall = Hall(nodes=2, policy=replace(default, examine=short))
     hall.ends(hall.submit(), JobState.FAILED, most=DAY)
     assert hall.happened("start") == []
+
+
+# --- the check at a job's end
+
+
+@warm_and_cold
+def test_nobody_starts_on_nodes_that_are_checked_after_a_jobs_end(cold: bool) -> None:
+    hall = Hall(nodes=2, cold=cold, policy=load_policy("ecs-gpu-recovery"))
+    first = hall.training("first")
+    second = hall.submit("second", nodes=1, steps=200)
+    hall.run(60)
+    hall.world.crash(first)
+    hall.ends(second)
+    hall.ends(first, JobState.FAILED)
+    checked = [e.at for e in hall.happened("check.pass")]
+    assert len(checked) == 2
+    assert hall.happened("start", f"{second}#1")[0].at > max(checked)
+    hall.rests()
+
+
+@warm_and_cold
+def test_a_node_that_fails_the_check_at_a_jobs_end_is_in_the_record(cold: bool) -> None:
+    hall = Hall(nodes=3, cold=cold, policy=load_policy("ecs-hybrid"))
+    job = hall.training()
+    hall.spoil(hall.nodes[0])
+    hall.world.crash(job)
+    done = hall.ends(job)
+    (incident,) = hall.incidents(hall.nodes[0])
+    assert incident.fault.code == "check.failed"
+    assert done.interruptions[0].incidents == (incident.id,)
+    assert hall.nodes[0] in done.interruptions[0].cause
+    assert hall.nodes[0] not in hall.starts(job)[1][1]
+    hall.rests()
+
+
+def test_a_node_that_could_not_be_checked_at_a_jobs_end_is_avoided() -> None:
+    hall = Hall(nodes=3, policy=policy_of("ecs-hybrid", on_no_fault=OnNoFault.RESTART))
+    job = hall.training()
+    dark = hall.nodes[0]
+    hall.world.crash(job)
+    hall.reaches(job, JobState.DIAGNOSING)
+    hall.until(lambda: len(hall.happened("check", dark)) == 2, HOUR)
+    hall.world.cut_path(dark)
+    hall.until(lambda: hall.job(job).state is not JobState.DIAGNOSING, HOUR)
+    hall.world.open_path(dark)
+    hall.until(lambda: hall.trains(job), HOUR)
+    assert dark not in hall.starts(job)[1][1]

@@ -137,7 +137,7 @@ def test_a_fault_dated_inside_an_ended_attempt_joins_its_interruption_much_later
     """The agent's way to us was cut when the line was written; the job has long been running elsewhere."""
     hall = Hall(nodes=4, cluster=cluster_without(Capability.RESTART_SERVICE))
     job = hall.training(steps=6000)
-    sick = NodeId(hall.starts(job)[0][1][1])
+    sick = hall.starts(job)[0][1][1]
     hall.world.cut_path(sick)
     hall.strike(sick, kill_after=1.0, observe_after=0.5)
     hall.until(lambda: hall.job(job).attempt == 2 and hall.trains(job), HOUR)
@@ -194,11 +194,11 @@ def test_time_lost_by_cause_and_time_used_make_the_whole(seed: int) -> None:
     """From the first start to the end every second is either training that was kept or lost to a named cause."""
     hall = Hall(nodes=4, seed=seed, cold=seed % 2 == 1, odds=Odds.rough() if seed > 2 else Odds())
     job = hall.training(steps=8000)
-    hall.strike(NodeId(hall.starts(job)[-1][1][0]))
+    hall.strike(hall.starts(job)[-1][1][0])
     hall.run(30 * MINUTE)
     hall.world.preempt(job)
     hall.run(30 * MINUTE)
-    hall.strike(NodeId(hall.starts(job)[-1][1][0]), "xid.48", Remedy.RESET_GPU)
+    hall.strike(hall.starts(job)[-1][1][0], "xid.48", Remedy.RESET_GPU)
     hall.ends(job)
     tally = hall.true_job(job).tally
     began = min(e.at for e in hall.happened("start") if e.subject.startswith(f"{job}#"))
@@ -213,7 +213,7 @@ def test_the_records_of_lost_time_agree_with_the_truth() -> None:
     job = hall.training(steps=8000)
     for _ in range(3):
         hall.run(20 * MINUTE)
-        hall.strike(NodeId(hall.starts(job)[-1][1][0]), kill_after=0.5, observe_after=0.2)
+        hall.strike(hall.starts(job)[-1][1][0], kill_after=0.5, observe_after=0.2)
         hall.until(lambda: not hall.trains(job), HOUR)
         hall.until(lambda: hall.trains(job), HOUR)
     done = hall.ends(job)

@@ -191,7 +191,7 @@ def test_zombie_ranks_never_run_beside_the_next_attempt(cold: bool, seed: int) -
     hall = Hall(nodes=4, cold=cold, seed=seed, odds=Odds.rough() if seed else Odds())
     job = hall.training()
     zombie = hall.starts(job)[-1][1][0]
-    hall.world.lose_node(zombie, zombie=True)  # type: ignore[arg-type]
+    hall.world.lose_node(zombie, zombie=True)
     hall.ends(job)
     assert hall.happened("fenced", zombie)
     hall.rests()
@@ -447,7 +447,7 @@ def test_a_refused_start_takes_other_nodes_and_spends_a_gate_not_a_restart(cold:
     done = hall.ends(job)
     assert [set(nodes) for _, nodes in hall.starts(job)] == [set(hall.nodes[1:])]
     assert done.gates == 1
-    assert done.restarts == done.interruptions == ()
+    assert (done.restarts, done.interruptions) == ((), ())
     assert "Rejected" in hall.sent("start_job")[0]
 
 

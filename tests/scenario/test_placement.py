@@ -1,7 +1,7 @@
 """Where a job goes when its node is taken away, and who gets what is left."""
 
 import pytest
-from jobs_vocabulary import DAY, HOUR, Hall, policy_of, warm_and_cold
+from jobs_vocabulary import DAY, HOUR, MINUTE, Hall, policy_of, warm_and_cold
 
 from sickbay.model.fault import Remedy
 from sickbay.model.job import JobState
@@ -26,7 +26,7 @@ def test_a_spare_takes_over(cold: bool) -> None:
 def test_a_spare_takes_over_in_rough_weather(seed: int) -> None:
     hall = Hall(nodes=4, odds=Odds.rough(), seed=seed, cold=seed % 2 == 1)
     job = hall.training()
-    hall.strike(hall.starts(job)[-1][1][0])  # type: ignore[arg-type]
+    hall.strike(hall.starts(job)[-1][1][0])
     done = hall.ends(job)
     assert done.attempt >= 2
     hall.rests()
@@ -142,11 +142,11 @@ def test_a_node_whose_quarantine_was_deferred_stays_out_of_restarts() -> None:
     hall = Hall(nodes=5)
     held = hall.nodes[4]
     hall.order("cordon", held)
-    hall.run(MINUTES := 2 * 60.0)
+    hall.run(2 * MINUTE)
     job = hall.training()
     idle = hall.nodes[3]
     hall.strike(idle, kills_ranks=False)  # deferred: the budget is spent
-    hall.run(MINUTES)
+    hall.run(2 * MINUTE)
     assert hall.incidents(idle)[-1].phase == "SUSPECT"
     hall.world.preempt(job)
     hall.until(lambda: len(hall.starts(job)) == 2, HOUR)
@@ -172,7 +172,7 @@ def test_two_interrupted_jobs_compete_for_one_spare_and_both_complete() -> None:
     hall = Hall(nodes=5)
     jobs = [hall.training(name, nodes=2, steps=4000) for name in ("left", "right")]
     for job in jobs:
-        hall.strike(hall.starts(job)[0][1][0])  # type: ignore[arg-type]
+        hall.strike(hall.starts(job)[0][1][0])
     for job in jobs:
         hall.ends(job)
     hall.rests()

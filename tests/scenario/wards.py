@@ -10,8 +10,8 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Brake, JobId, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobState
-from sickbay.model.policy import Policy
-from sickbay.sim.ground import ClusterRules
+from sickbay.model.policy import Policy, Window
+from sickbay.sim.ground import ClusterRules, Rules
 from sickbay.sim.hardware import Defect
 from sickbay.sim.programme import Programme
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
@@ -138,3 +138,31 @@ def cluster_without(*lacking: str, **more: Any) -> ClusterRules:
         machines=frozenset(c for c in rules.machines if c not in lacking),
         checks=frozenset(c for c in rules.checks if c not in lacking),
     )
+
+
+OPENS_AT_THREE = (Window(start="03:00", why="repairs wait for the small hours"),)
+POLITE = replace(load_policy("default").pace, drain="wait")
+
+
+def in_phase(open_ward: OpenWard, phase: Phase, **more: Any) -> tuple[Ward, NodeId]:
+    """A node whose incident is in this phase and stays there for a while."""
+    policy = policy_with(pace=POLITE)
+    if phase is Phase.DRAINED:
+        policy = replace(policy, windows=OPENS_AT_THREE)
+    if phase is Phase.HELD:
+        more["cluster"] = cluster_without("reboot", "replace", "reset_gpu")
+    w = open_ward(policy=policy, rules=Rules(work_lasts=600.0), **more)
+    node = w.nodes[0]
+    if phase is Phase.SUSPECT:
+        w.order("pause", "")
+    if phase is Phase.DRAINING:
+        assert w.world.other_scheduler_starts_work(node)
+        w.run(10)
+    if phase is Phase.WATCHED:
+        w.says(node, 31)
+    else:
+        w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, phase, HOUR)
+    if phase in {Phase.SUSPECT, Phase.REPAIRING, Phase.VERIFYING, Phase.HELD}:
+        w.run(20)
+    return w, node

@@ -75,7 +75,10 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
 
 
 def _serves(incident: Incident, node: Node) -> bool:
-    """Whether the cordon would be what takes the seat out of service. One that was lost may have come back meanwhile."""
+    """Whether the cordon would be what takes the seat out of service."""
+    if not incident.phase.out:
+        return node.counted and not node.out
+    # Asked again: one that was lost when we began may be back, and a cordon that is there already takes nothing.
     away = node.incarnation is None or node.lost or node.others_cordon or f"sickbay:{incident.id}" in node.cordons
     return node.counted and not away
 

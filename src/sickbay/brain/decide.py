@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
+from sickbay.brain.drift import rung_shown
 from sickbay.brain.ladder import ladder_for, next_rung, rung_rule, strike
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy, Scope, highest
@@ -114,14 +115,14 @@ def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
     because = f"{incident.fault.code}: {incident.fault.because}"
     patience = policy.pace.cordon_deadline
     also = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)}
-    if not event and incident.deadline is not None:
+    if not event and incident.deadline is not None and _asked_of(s, node):
         also = {}
     return Do(act, because, patience, incident.cluster, event, also)
 
 
 def _watched(s: Sight, node: Node, policy: Policy) -> Decision:
     incident = s.incident
-    if incident.remedy.disrupts:
+    if incident.remedy.disrupts or incident.kind is IncidentKind.OPERATOR:
         return Move("raise", f"{incident.fault.code} now asks for {incident.remedy}")
     if incident.fault.code == AGENT_LOST:
         return _agent_lost(s, node, policy)
@@ -184,16 +185,32 @@ def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
     if intent is not None and not intent.state.over:
         return Stay(Wait(because="waiting to see our cordon", until=intent.seen_by))
     answer = intent.answer if intent else "no answer"
-    if s.passed(incident.deadline):
+    # A machine that is on its way back, perhaps as another, is given the time that a replacement may take.
+    grace = policy.pace.vacancy if _away(node) else timedelta(0)
+    late = incident.deadline is not None and s.passed(_later(incident.deadline, grace))
+    if late and _asked_of(s, node):
         return Move("hold", f"the cluster did not take our cordon: {answer}")
     if _refused_lately(s, node):
         return Stay(Wait(because=f"the cluster refused our cordon, it is asked again: {answer}", until=s.retry_at))
     return _cordon(s, node, policy)
 
 
+def _later(deadline: Deadline, grace: timedelta) -> Deadline:
+    return Deadline(clock=deadline.clock, at=deadline.at + grace.total_seconds())
+
+
+def _away(node: Node) -> bool:
+    return not node.ready or node.going_down is not None
+
+
+def _asked_of(s: Sight, node: Node) -> bool:
+    """Whether the last act was meant for whoever holds the seat now."""
+    return s.intent is not None and s.intent.expect == node.incarnation
+
+
 def _refused_lately(s: Sight, node: Node) -> bool:
     """A refusal is not answered by asking at once again, unless it was for an incarnation that has gone since."""
-    refused = s.intent is not None and s.intent.state is IntentState.REJECTED and s.intent.expect == node.incarnation
+    refused = s.intent is not None and s.intent.state is IntentState.REJECTED and _asked_of(s, node)
     return refused and s.retry_at is not None and not s.passed(s.retry_at)
 
 
@@ -216,8 +233,8 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("hold", f"draining did not end in {policy.pace.drain_deadline}: {left} still there")
     if must:
         return Stay(Wait(because=f"waiting for {', '.join(must)} to leave", until=incident.deadline))
-    if (intent is None or not isinstance(intent.act, Drain)) and Capability.DRAIN in s.can:
-        act = Drain(node=node.id, how="force" if incident.now else policy.pace.drain)
+    act = Drain(node=node.id, how="force" if incident.now else policy.pace.drain)
+    if (intent is None or intent.act != act) and Capability.DRAIN in s.can:
         return Do(act, f"{node.unmanaged} pieces of unmanaged work", policy.pace.drain_deadline, incident.cluster)
     return Stay(Wait(because="waiting for unmanaged work to leave", until=incident.deadline))
 
@@ -283,17 +300,34 @@ def _repairing(s: Sight, node: Node) -> Decision:
     if incident.healed is not None and rung is not None and incident.healed.rank >= rung.rank:
         return Move("repaired", f"{incident.healed} was done by others")
     if intent.state is IntentState.REJECTED:
+        if rung_shown(intent, node, intent.act.rung):
+            return Move("repaired", f"{rung} was refused, others have done it", {"incarnation": node.incarnation})
+        stands_at = _refusal_stands(s, node, intent)
+        if stands_at is not None:
+            return Stay(Wait(because=f"{rung} was refused: {intent.answer}", until=stands_at))
         return Move("fail", f"{rung} was refused: {intent.answer}")
     if intent.state is IntentState.EXPIRED and not intent.sent_at:
-        return Move("hold", f"{rung} could not be carried out: {intent.answer}")
+        never = incident.tries[:-1]  # what was never carried out was not tried
+        return Move("hold", f"{rung} could not be carried out: {intent.answer}", {"tries": never})
     if intent.state is IntentState.EXPIRED:
         return Move("fail", f"{rung} was not seen within its deadline")
     return Stay(Wait(because=f"waiting for proof of {rung}", until=intent.seen_by))
 
 
+def _refusal_stands(s: Sight, node: Node, intent: Intent) -> Deadline | None:
+    """When a refusal counts; None: now. It may be meant for a holder that has gone, which the cluster shows later."""
+    if intent.not_before is not None and not s.passed(intent.not_before):
+        return intent.not_before
+    if _away(node) and not intent.gone and intent.seen_by is not None and not s.passed(intent.seen_by):
+        return intent.seen_by
+    return None
+
+
 def _verifying(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     rule, level = _proof_wanted(incident, node, policy)
+    if incident.needs_human:
+        return Move("hold", "a human wants to decide", {"needs_human": False})
     if incident.relapse:
         return Move("fail", f"it is back: {incident.relapse}", {"relapse": "", "proof": None})
     if proven(incident) and incident.incarnation == node.incarnation:
@@ -343,6 +377,8 @@ def _obey(s: Sight, order: Order) -> Decision:
             return Move("dismiss", order.reason, done)
         case "uncordoned":  # another removed our cordon on the cluster: there is nothing left to release
             return Move("dismiss", because, done)
+        case "hold" if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
+            return Change(f"{because}: too late, it is being closed", done)
         case "hold" if incident.phase.out and incident.phase is not Phase.HELD:
             return Move("hold", because, done)
         case "hold":

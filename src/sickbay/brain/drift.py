@@ -73,7 +73,7 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, hor
             seat = nodes[node]
             return seat is None or (seat.unmanaged == 0 and _new_enough(intent, horizon))
         case Repair(node=node, rung=rung):
-            return _repaired(intent, nodes[node], rung)
+            return rung_shown(intent, nodes[node], rung)
         case Verify(nodes=wanted) | Look(nodes=wanted):
             return all(node in intent.verdicts for node in wanted)
         case StartJob(attempt=attempt):
@@ -92,7 +92,8 @@ def _new_enough(intent: Intent, horizon: float) -> bool:
     return bool(intent.sends) and horizon >= max(intent.visible_from, intent.doubt_until)
 
 
-def _repaired(intent: Intent, node: Node | None, rung: Remedy) -> bool:
+def rung_shown(intent: Intent, node: Node | None, rung: Remedy) -> bool:
+    """Whether the rung's proof is there, whoever did it."""
     was = intent.expect
     if node is None or node.incarnation is None:
         return rung is Remedy.REPLACE
@@ -120,4 +121,5 @@ def _all_ranks_seen(job: Job) -> bool:
     if job.end is not None or job.state is JobState.RUNNING:
         return True
     promised = job.claim or job.ranks
-    return len(promised) >= job.spec.least and all(job.ranks.get(node) == "running" for node in promised)
+    enough = len(promised) >= min(job.spec.least, job.spec.most)
+    return enough and all(job.ranks.get(node) == "running" for node in promised)

@@ -1,16 +1,22 @@
 """Which rung is tried next, and how it is proven."""
 
+from msgspec.structs import replace
+
 from sickbay.model.fault import RUNGS, Remedy
 from sickbay.model.fleet import Capability, Node, PastIncident
-from sickbay.model.incident import Incident
+from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.policy import Ladder, Policy, RungRule, Strikes
 
 
 def ladder_for(incident: Incident, node: Node, policy: Policy) -> Ladder:
-    for ladder in policy.ladders:
-        if ladder.match.fits(incident.fault, pool=node.pool, node=node.id):
-            return ladder
-    return Ladder()
+    found = (ladder for ladder in policy.ladders if ladder.match.fits(incident.fault, pool=node.pool, node=node.id))
+    ladder = next(found, Ladder())
+    wish = incident.kind is IncidentKind.OPERATOR and incident.remedy.disrupts
+    if not wish or any(rung.do is incident.remedy for rung in ladder.rungs):
+        return ladder
+    # What a person asks for by name is a rung, whether or not the policy would have thought of it.
+    rungs = sorted((*ladder.rungs, RungRule(do=incident.remedy)), key=lambda rung: rung.do.rank)
+    return replace(ladder, rungs=tuple(rungs))
 
 
 def strike(incident: Incident, ladder: Ladder, past: tuple[PastIncident, ...], reading: float) -> Strikes | None:

@@ -340,13 +340,20 @@ def _diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
         named = {*(call.node for call in job.calls), *ended_badly}
         suspects = tuple(sorted(node for node in job.ranks if node in named))
         chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
-        return Do(
-            Verify(nodes=chosen, level=after.level), "its nodes are checked before it restarts", after.deadline, INGEST
-        )
+        check = Verify(nodes=chosen, level=after.level)
+        also = {"avoid": _dark(intent, nodes)}
+        return Do(check, "its nodes are checked before it restarts", after.deadline, INGEST, also=also)
     if intent is not None and examined and not intent.state.over:
         return Stay(Wait(because="its nodes are checked", until=intent.seen_by))
-    dark = tuple(n for n in nodes if n not in intent.verdicts) if intent is not None and looked else ()
-    return _verdict(s, policy, tables, dark)
+    dark = _dark(intent, intent.act.nodes if intent and isinstance(intent.act, Verify) else nodes)
+    return _verdict(s, policy, tables, (*dark, *(job.avoid if examined else ())))
+
+
+def _dark(intent: Intent | None, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Nodes that a look or a check got no answer from."""
+    if intent is None:
+        return ()
+    return tuple(node for node in nodes if intent.verdicts.get(node, "could_not_run") == "could_not_run")
 
 
 def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> Decision:

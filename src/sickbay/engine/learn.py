@@ -108,6 +108,9 @@ def _outcome(draft: Draft, news: Outcome) -> None:
             answered = in_doubt(draft, answered)
         case "gone":
             answered = replace(answered, gone=True)
+        case "rejected":
+            stands_at = draft.reading(intent.clock) + intent.call_timeout
+            answered = replace(answered, not_before=Deadline(clock=intent.clock, at=stands_at))
         case "accepted" | "done":
             answered = replace(answered, visible_from=max(intent.visible_from, news.visible_from))
             if news.result == "done":

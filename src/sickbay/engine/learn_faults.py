@@ -14,7 +14,7 @@ from sickbay.model.fleet import Brake, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
 from sickbay.model.intent import Intent, Verify
 from sickbay.model.job import Job, JobState
-from sickbay.model.rows import WaitMark, key_of
+from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
 
@@ -119,8 +119,8 @@ def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_che
     if len(after.evidence) > len(incident.evidence):
         draft.tell(f"also {fault.code}: {fault.evidence or fault.because}", key_of(incident), key_of(node))
     draft.put(after)
-    if incident.phase is Phase.SUSPECT and not fault.follows:
-        count_brakes(draft, after, node)
+    if not fault.follows and not own_check:  # whatever the node's incident is about, it shows this signature too
+        count_brakes(draft, replace(after, fault=fault, remedy=fault.remedy), node)
 
 
 def open_incident(
@@ -165,6 +165,7 @@ def count_brakes(draft: Draft, incident: Incident, node: Node) -> None:
         draft.put(pressed)
         draft.waits[key] = WaitMark(until=Deadline(clock=INGEST, at=reading + rule.within.total_seconds()), urgency=3)
         if pressed.tripped_at is not None and brake.tripped_at is None:
+            draft.waits[key] = DUE_NOW  # a human is told
             draft.tell(f"brake on: {len(pressed.seen)} nodes show {brake.signature} in {scope}", key, event="brake")
 
 

@@ -6,6 +6,7 @@ from sickbay.engine.seats import turn
 from sickbay.engine.steps import due_now, first_step, interrupted, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.facts import Fact, Hung, JobSeen, Stepped, Submitted
+from sickbay.model.fleet import Capability
 from sickbay.model.job import JOB_LIFE, Call, EndReason, Job, JobState
 from sickbay.model.rows import key_of
 
@@ -40,7 +41,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     if news.end is not None and job.end is None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
         after = replace(after, end=news.end, cancelled=job.cancelled or cancelled)
-    if after.ranks.keys() - job.claim.keys() and job.state in {JobState.GATING, JobState.RUNNING}:
+    theirs = job.adopted or Capability.PLACE not in draft.can(job.spec.cluster)
+    if theirs and ranks.keys() - job.claim.keys() and job.state in {JobState.GATING, JobState.RUNNING}:
         after = _allocated(draft, fact, after)
     if after != job:
         draft.put(after)

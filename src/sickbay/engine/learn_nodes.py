@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.classify import classify
 from sickbay.brain.drift import drift
 from sickbay.engine.learn_faults import open_incident, raise_fault
+from sickbay.engine.steps import step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVanished, Observed
@@ -131,6 +132,10 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, now: Incarnation) -> Node:
     draft.put(after)
     _ranks_end(draft, after)
     if not now.same_holder(was):
+        if incident is not None and incident.phase is Phase.WATCHED:
+            # What was watched has left with its machine; the newcomer must be taken in.
+            step_incident(draft, incident, "dismiss", f"the seat is now held by {now.instance_id}", {})
+            after = draft.node(node.id) or after
         _intake(draft, fact, after, filled=True)
         after = draft.node(node.id) or after
     return after

@@ -78,30 +78,33 @@ def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
     if node is None or node.incarnation is None:
         return
     _audit(draft, news, key_of(node))
-    remedy = NODE_VERBS[news.verb]
     stays = news.verb in {"cordon", "drain"}
-    incident = draft.incident(node.incident) if node.incident else None
-    if incident is not None:
-        _join(draft, news, incident, remedy, stays=stays)
-        return
     fault = Fault(
         code=f"operator.{news.verb}",
         component="node",
         severity=Severity.INFO,
         scope=Scope.NODE,
-        remedy=remedy,
+        remedy=NODE_VERBS[news.verb],
         because=f"{news.verb} by {news.by}: {news.reason}",
         needs_human=stays,
     )
-    open_incident(draft, fact, node, fault, IncidentKind.OPERATOR, now=news.now)
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is None:
+        open_incident(draft, fact, node, fault, IncidentKind.OPERATOR, now=news.now)
+    else:
+        _join(draft, news, incident, fault)
 
 
-def _join(draft: Draft, news: Ordered, incident: Incident, remedy: Remedy, *, stays: bool) -> None:
+def _join(draft: Draft, news: Ordered, incident: Incident, wish: Fault) -> None:
     """The node is being treated already: the wish raises what is done, it never lowers it."""
-    raised = replace(incident, now=incident.now or news.now, needs_human=incident.needs_human or stays)
-    if remedy.rank > incident.remedy.rank:
+    needs_human = incident.needs_human or wish.needs_human
+    raised = replace(incident, now=incident.now or news.now, needs_human=needs_human)
+    if not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT:
+        # It was only watched: what a person asks for takes its place.
+        raised = replace(raised, remedy=wish.remedy, fault=wish, kind=IncidentKind.OPERATOR, deadline=None)
+    elif wish.remedy.rank > incident.remedy.rank:
         fault = replace(incident.fault, scope=Scope.NODE)
-        raised = replace(raised, remedy=remedy, fault=fault, kind=IncidentKind.OPERATOR)
+        raised = replace(raised, remedy=wish.remedy, fault=fault, kind=IncidentKind.OPERATOR)
     draft.put(raised)
 
 

@@ -45,6 +45,7 @@ from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import IN_FORCE, WITHHOLDING, WaitMark, key_of, kind_of
 
 LOOK_AGAIN = 60.0
+ESTIMATE_AGAIN = 300.0
 ROUNDS = 12  # decisions in one unit; a decision that never comes to rest is a defect
 
 
@@ -230,8 +231,9 @@ def _deferred(
 
 def _by_wall(draft: Draft, until: datetime | None) -> Deadline:
     """When to judge afresh: at the end of what withholds, or at the next reminder."""
-    reminder = draft.rules.policy.pace.held_reminder.total_seconds()
-    ahead = reminder if until is None else min(reminder, max(1.0, (until - draft.now).total_seconds()))
+    ahead = draft.rules.policy.pace.held_reminder.total_seconds()
+    if until is not None:  # an estimate, made anew: the watched clock may stand still meanwhile
+        ahead = min(ahead, ESTIMATE_AGAIN, max(1.0, (until - draft.now).total_seconds()))
     return Deadline(clock=INGEST, at=draft.reading(INGEST) + ahead)
 
 

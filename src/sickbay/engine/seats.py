@@ -20,6 +20,22 @@ def settle(draft: Draft) -> None:
                 draft.put(derived)
             after = derived
         _book(draft, before, after)
+    for row in list(draft.writes.values()):
+        if isinstance(row, Incident):
+            _book_repair(draft, row)
+
+
+def _book_repair(draft: Draft, incident: Incident) -> None:
+    """Apart from the seat's own count: the seat of a repair may have gone before the repair ends."""
+    begun = int(incident.phase is Phase.REPAIRING) - _was_repairing(draft, incident)
+    if begun:
+        ledger = draft.ledger(incident.pool)
+        draft.put(replace(ledger, repairing=ledger.repairing + begun))
+
+
+def _was_repairing(draft: Draft, incident: Incident) -> int:
+    before = draft.before(Incident, f"incident:{incident.id}")
+    return int(before is not None and before.phase is Phase.REPAIRING)
 
 
 def _touched(draft: Draft) -> list[NodeId]:
@@ -49,7 +65,6 @@ def _book(draft: Draft, before: Node | None, after: Node | None) -> None:
     seat = after or before
     if seat is None:
         return
-    incident = seat.incident or (before.incident if before else None)
     ledger = draft.ledger(seat.pool)
     changed = replace(
         ledger,
@@ -57,7 +72,6 @@ def _book(draft: Draft, before: Node | None, after: Node | None) -> None:
         out=ledger.out + _count(after, "out") - _count(before, "out"),
         held=ledger.held + _count(after, "held") - _count(before, "held"),
         turn=ledger.turn + (_count(after, "claimable") != _count(before, "claimable")),
-        repairing=ledger.repairing + (_repairing(draft, incident, now=True) - _repairing(draft, incident, now=False)),
     )
     size = limit_for(seat.pool, draft.rules.policy).size
     changed = replace(changed, size=size if size is not None else max(changed.size, changed.seats))
@@ -69,18 +83,10 @@ def _count(node: Node | None, what: str) -> int:
     return int(node is not None and bool(getattr(node, what)))
 
 
-def _repairing(draft: Draft, incident: str | None, *, now: bool) -> int:
-    if incident is None:
-        return 0
-    look = draft.peek if now else draft.before
-    row = look(Incident, f"incident:{incident}")
-    return int(row is not None and row.phase is Phase.REPAIRING)
-
-
 def ledger_now(draft: Draft, incident: Incident) -> Ledger:
     """The pool's ledger with what this unit has changed of the incident so far: a rung that has just failed is free."""
     ledger = draft.ledger(incident.pool)
-    freed = _repairing(draft, incident.id, now=False) - int(incident.phase is Phase.REPAIRING)
+    freed = _was_repairing(draft, incident) - int(incident.phase is Phase.REPAIRING)
     return replace(ledger, repairing=ledger.repairing - freed)
 
 

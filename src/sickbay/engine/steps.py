@@ -11,10 +11,11 @@ from sickbay.engine.seats import turn
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import AgentState, Incarnation, Node, PastIncident, Record
+from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try
 from sickbay.model.intent import Intent, IntentState, Notify, Quarantine, Release, Repair, Verify
 from sickbay.model.job import JOB_LIFE, Interruption, Job, JobState
+from sickbay.model.policy import Trigger
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 KEEP_PAST = 20
@@ -102,7 +103,8 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, A
     state = JOB_LIFE.target(changed, job.state, event)
     changed = replace(changed, state=state, wait=None)
     if state in {JobState.QUEUED, JobState.DIAGNOSING} or state.terminal:
-        changed = replace(changed, claim={})  # its ranks are gone: what it held is free
+        # Its ranks are gone: what it held is free, or will be when it has been examined.
+        changed = replace(changed, claim=_to_examine(draft, job) if state is JobState.DIAGNOSING else {})
     changed = _interrupted(draft, job, changed, event, because)
     if changed.claim.keys() != job.claim.keys():
         turn(draft, job.spec.pool)
@@ -113,6 +115,15 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, A
     draft.tell(f"{state}: {because}", f"job:{job.id}", event=event)
     draft.put(changed)
     return changed
+
+
+def _to_examine(draft: Draft, job: Job) -> dict[NodeId, tuple[int, ...]]:
+    """Nodes where a check follows the job's end: nobody may start there meanwhile. Sick ones are their incident's."""
+    follows = any(examine.on is Trigger.JOB_END for examine in draft.rules.policy.examine)
+    if not follows or Capability.CHECK not in draft.can(job.spec.cluster) or job.stop_asked or job.cancelled:
+        return {}
+    sick = {call.node for call in job.calls}
+    return {node: devices for node, devices in job.claim.items() if node not in sick}
 
 
 def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str) -> Job:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from threading import Lock
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import Any, cast
 
 from sqlalchemy import event
@@ -53,6 +53,7 @@ class Life(Noun):
     sites: dict[str, dict[str, dict[str, Any]]]  # cluster → port → what its properties say
     halt_at: int | str = 0  # the number of a point, or the name of one; 0 and "": never
     halt_by: int = signal.SIGKILL
+    ahead: float = 0.0  # of the real wall clock: where the world's time stands
     stepped: bool = True  # time and turns are given by the other side; else both are real
 
 
@@ -63,15 +64,16 @@ class Points:
     """
 
     def __init__(self, halt_at: int | str, halt_by: int) -> None:
-        self._halt_at = halt_at
+        self.halt_at = halt_at
         self._halt_by = halt_by
         self.passed = 0
 
     def pass_by(self, name: str) -> None:
         self.passed += 1
-        if self._halt_at in {self.passed, name}:
-            self._halt_at = 0
+        if self.halt_at in {self.passed, name}:
+            self.halt_at = 0
             os.kill(os.getpid(), self._halt_by)
+            sleep(0.1)  # the signal may reach another thread first: this one waits for it
 
     def watch_commits(self) -> None:
         """SQLite's commits are statements; PostgreSQL's are the driver's."""
@@ -138,11 +140,14 @@ class GivenClock:
 
 
 class RealClock:
+    def __init__(self, ahead: float) -> None:
+        self._ahead = ahead
+
     def mono(self) -> float:
         return monotonic()
 
     def wall(self) -> float:
-        return time()
+        return time() + self._ahead
 
 
 class NoticedExecutor:
@@ -158,7 +163,7 @@ class NoticedExecutor:
     def submit(
         self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
     ) -> None:
-        self._points.pass_by(f"submit:{lane.split('/')[-1]}")
+        self._points.pass_by(f"submit:{lane.rsplit('/', maxsplit=1)[-1]}")
         self._inner.submit(lane, call, timeout, done, key)
 
 
@@ -169,7 +174,7 @@ class Living:
         self._life = life
         self.points = Points(life.halt_at, life.halt_by)
         self.points.watch_commits()
-        self.clock = GivenClock() if life.stepped else RealClock()
+        self.clock = GivenClock() if life.stepped else RealClock(life.ahead)
         wire = Wire(calls, self.points)
         hands = Hands(
             sites={name: _site(wire, name, ports) for name, ports in life.sites.items()},
@@ -199,8 +204,9 @@ class Living:
                 return sum(watcher.read() for watcher in self.watchers)
             case "round":
                 return self.engine.round()
-            case "leads":
-                return self.engine.leads
+            case "arm":
+                (self.points.halt_at,) = args
+                return None
             case _:
                 raise ValueError(what)
 

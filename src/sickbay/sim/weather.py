@@ -9,13 +9,14 @@ from random import Random
 from typing import Literal, NamedTuple
 
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import NodeId
+from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Phase
+from sickbay.sim.ground import CLUSTER_CAN, ClusterRules
 from sickbay.sim.hardware import Defect
 from sickbay.sim.invariants import Broken
 from sickbay.sim.mischief import Odds
 from sickbay.sim.programme import NCCL_TAIL, OnDeath, Programme
-from sickbay.sim.simulation import Plan, Simulation
+from sickbay.sim.simulation import CLUSTER, Plan, Simulation
 from sickbay.sim.timeline import JobAct, LoseNode, Moment, Strike, happen
 
 # Failures per 1,000 node-days on Meta's two research clusters of A100 (Kokolis et al., "Revisiting Reliability in
@@ -154,6 +155,8 @@ def _fleet(rng: Random, seed: int, *, limits: bool) -> Simulation:
         cold=seed % 3 == 2,
         engines=2 if seed % 5 == 4 else 1,
         limits=limits,
+        cluster=_cluster(rng),
+        intake=rng.random() < 0.2,
     )
     sim = Simulation(plan, seed=seed)
     for number in range(rng.randint(1, 3)):
@@ -166,6 +169,13 @@ def _fleet(rng: Random, seed: int, *, limits: bool) -> Simulation:
             gpus_per_node=rng.choice([0, 1, 2]),
         )
     return sim
+
+
+def _cluster(rng: Random) -> ClusterRules:
+    """Clusters differ in what they can do; the engine asks, and must be right with any of them."""
+    lacks = {c for c in (Capability.SEAT_KEPT, Capability.PLACE) if rng.random() < 0.25}
+    blind = frozenset({Remedy.REPLACE}) if rng.random() < 0.25 else frozenset()
+    return ClusterRules(id=CLUSTER, capabilities=CLUSTER_CAN - lacks, blind_repairs=blind)
 
 
 def _mishap(rng: Random, sim: Simulation, node: NodeId) -> None:

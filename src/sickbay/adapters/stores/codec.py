@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import UnitTooLarge
+from sickbay.model.errors import UnitTooLarge, UnusableStore
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
@@ -67,7 +67,10 @@ def pack_row(key: str, row: AnyRow) -> bytes:
 
 
 def unpack_row(key: str, body: bytes) -> AnyRow:
-    row: AnyRow = _row_decoders[kind_of(key)].decode(body)
+    try:
+        row: AnyRow = _row_decoders[kind_of(key)].decode(body)
+    except msgspec.MsgspecError as error:
+        raise _unreadable(f"the row {key}", error) from error
     return row
 
 
@@ -76,14 +79,25 @@ def pack_fact(fact: Fact) -> bytes:
 
 
 def unpack_fact(seq: int, body: bytes) -> Fact:
-    fact = _fact_decoder.decode(body)
+    try:
+        fact = _fact_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise _unreadable(f"fact {seq}", error) from error
     # The object was made on the line above and nobody else has it: cheaper than building a second one.
     msgspec.structs.force_setattr(fact, "seq", seq)
     return fact
 
 
 def unpack_line(body: bytes) -> Line:
-    return _line_decoder.decode(body)
+    try:
+        return _line_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise _unreadable("a line of the story", error) from error
+
+
+def _unreadable(what: str, error: Exception) -> UnusableStore:
+    """Not an error of whoever planned with it: then a fact would be set aside, and lost, for a damaged row."""
+    return UnusableStore(f"{what} in the store cannot be read ({error}): restore the store from a backup")
 
 
 def moved(clock: WatchedClock | None, mark: Mark) -> WatchedClock:

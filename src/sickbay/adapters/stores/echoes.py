@@ -68,6 +68,8 @@ class Echoes:
             heappush(self._quiet, (echo.pulse.reading, node))
 
     def heard(self, limit: int) -> tuple[tuple[NodeId, Pulse], ...]:
+        if not self._news:  # a set that was large once is slow to walk even when it is empty
+            return ()
         return tuple((node, self._echoes[node].pulse) for node in sorted(self._news)[:limit])
 
     def silent(self, before: float, limit: int) -> tuple[tuple[NodeId, Pulse], ...]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import URL, Connection, create_engine, text
+from sqlalchemy import URL, Connection, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from sickbay.adapters.stores.database import Database
@@ -12,6 +13,11 @@ from sickbay.model.errors import BadInput, StoreError, StoreUnavailable, StoreUn
 # Locks of this application, held until the end of a transaction. Any two numbers do; these spell "sick" and a digit.
 ROWS_LOCK = 0x7369636B01
 FACTS_LOCK = 0x7369636B02
+
+# Our transactions take milliseconds and hold locks that everybody needs. A process that stands still inside one
+# (stopped, suspended with its machine, cut off) would keep its successor from the lease for as long as it stands.
+STANDSTILL_SECONDS = 5
+_stand_not_still = f"SET idle_in_transaction_session_timeout = '{STANDSTILL_SECONDS}s'"
 
 _lock = text("SELECT pg_advisory_xact_lock(:lock)")
 _lazily = text("SET LOCAL synchronous_commit = off")
@@ -45,6 +51,7 @@ class Postgres(Database):
             self._engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_size=5, max_overflow=10)
         except ImportError as error:
             raise BadInput("PostgreSQL needs its driver: pip install 'sickbay[postgres]'") from error
+        event.listen(self._engine, "connect", _on_connect)
         self._reading_engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         try:
             if readonly:
@@ -66,8 +73,7 @@ class Postgres(Database):
             connection = self._engine.connect()
         try:
             with self.told_apart():
-                if not durable and not rows:
-                    # Rows are always synced here: the server may crash and return while this process remembers them.
+                if not durable:
                     connection.execute(_lazily)
                 if facts:
                     # A number is drawn when a row is inserted, but shows when its transaction ends. Without this lock
@@ -108,3 +114,8 @@ class Postgres(Database):
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _on_connect(connection: Any, _record: object) -> None:
+    connection.execute(_stand_not_still)
+    connection.commit()  # else it would be taken back with the first transaction that is

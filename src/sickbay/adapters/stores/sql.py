@@ -35,7 +35,7 @@ from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, Incarnation, NodeId
-from sickbay.model.intent import Intent, IntentState
+from sickbay.model.intent import Intent
 from sickbay.model.rows import CURSOR, UNIT_ITEMS, AnyRow, Lease, Line, Rows, Unit, Versioned, WaitMark, tag_of
 from sickbay.ports.store import Pulse, Store, Voices
 
@@ -80,7 +80,7 @@ class SqlStore:
         marks = {subject: mark for subject, mark in unit.waits.items() if mark is not None}
         deleted = [key for key, body in packed.writes.items() if body is None]
         asked = {*unit.expect, *deleted, *(key for mark in marks.values() for key in mark.on)}
-        with self._db.writing(rows=True, durable=_sends(unit)) as connection:
+        with self._db.writing(rows=True) as connection:
             if connection.execute(self._sql.leads, {"epoch": epoch}).first() is None:
                 raise Fenced(f"epoch {epoch} does not lead")
             found = self._versions(connection, asked)
@@ -280,12 +280,6 @@ class SqlStore:
 
     def close(self) -> None:
         self._db.close()
-
-
-def _sends(unit: Unit) -> bool:
-    """Whether an effect may follow at once. What else a unit says can be decided again from the facts, which are safe;
-    and a commit that is synced takes all commits before it to the disk."""
-    return any(isinstance(row, Intent) and row.state is IntentState.SENT for row in unit.writes.values())
 
 
 def _pulses(rows: Iterable[Any]) -> tuple[tuple[NodeId, Pulse], ...]:

@@ -136,6 +136,10 @@ class Sqlite(Database):
                     f"cannot {'read' if self._readonly else 'write'} {self} ({error.orig}):"
                     " check that the directory exists and belongs to this user"
                 )
+            case sqlite3.SQLITE_BUSY:
+                return StoreUnavailable(
+                    f"{self} is locked by another process: close what else has it open (a shell, a backup)"
+                )
             case sqlite3.SQLITE_IOERR if at_commit:
                 return StoreUnknown(f"{self}: {error.orig}")
             case _:

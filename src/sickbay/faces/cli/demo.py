@@ -150,7 +150,7 @@ def _json(sim: "Simulation", incidents: "list[Incident]", job: "Job", *, healed:
         "seed": sim.seed,
         "healed": healed,
         "broken": broken or None,
-        "training_again_after": again[0] if again else None,
+        "training_again_after": round(again[0], 3) if again else None,
         "job": job_json(archive, job),
         "incidents": [incident_json(archive, incident) for incident in incidents],
         "story": [

@@ -85,6 +85,7 @@ def _simulated(
 
     from sickbay.faces.cli.sim import scenario_of
     from sickbay.knowledge.policy import digest
+    from sickbay.sim.invariants import Broken
     from sickbay.sim.scenarios import perform, stage
     from sickbay.sim.schedule import EPOCH
 
@@ -93,10 +94,13 @@ def _simulated(
         scenario = replace(scenario, policy=policy)
     length = _duration(at)
     simulation = stage(scenario, seed)
-    if length is None:
-        perform(simulation, scenario, seed)
-    else:
-        simulation.run(length.total_seconds())
+    try:
+        if length is None:
+            perform(simulation, scenario, seed)
+        else:
+            simulation.run(length.total_seconds())
+    except Broken as error:
+        click.echo(f"it broke here: {error}", err=True)  # and what led to it is what one wants to read
     return simulation.store, EPOCH, {digest(simulation.policy): simulation.policy}
 
 

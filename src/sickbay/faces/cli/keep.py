@@ -16,8 +16,12 @@ HOLDER = "keep"
 
 def refuse_existing(file: str | None) -> None:
     """Before a long run, not after it."""
-    if file is not None and Path(file).exists():
+    if file is None:
+        return
+    if Path(file).exists():
         raise BadInput(f"{file} exists: remove it, or give another name")
+    if not Path(file).absolute().parent.is_dir():
+        raise BadInput(f"{file}: there is no directory {Path(file).parent}: make it, or give another name")
 
 
 def keep(store: Store, file: str) -> None:

@@ -113,6 +113,7 @@ def _one_line(text: str) -> None:
 
 
 @click.group(
+    "sickbay",
     cls=Sickbay,
     help=ABOUT,
     epilog=EPILOG,

@@ -18,7 +18,12 @@ STATES = {
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, alone on standard output.")
 seed_option = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same run."
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default="0",
+    help="The same seed gives the same run.",
 )
 
 
@@ -65,13 +70,14 @@ def story_line(time: str, told: Told, width: int = 12) -> str:
 def print_story(story: Sequence[Told], begin: datetime | None = None) -> None:
     """With `begin` in the run's own time; without, by the wall, the date where it changes."""
     width = max((len(short(told.about)) for told in story), default=0)
+    times = max((len(since(begin, told.at)) for told in story), default=0) if begin is not None else 0
     day = ""
     for told in story:
         if begin is None and (today := told.at.strftime("%Y-%m-%d")) != day:
             day = today
             click.echo(click.style(f"{day} (UTC)", dim=True))
         time = since(begin, told.at) if begin is not None else told.at.strftime("%H:%M:%S")
-        click.echo(story_line(time, told, width))
+        click.echo(story_line(time.rjust(times), told, width))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> None:

@@ -13,6 +13,7 @@ from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_st
 
 if TYPE_CHECKING:
     from sickbay.faces.story import Told
+    from sickbay.model.rows import Line
     from sickbay.sim.report import Report, Spread
     from sickbay.sim.scenarios import Scenario
     from sickbay.sim.simulation import Simulation
@@ -86,6 +87,7 @@ def run(
 
     from sickbay.faces.cli.keep import keep as keep_file
     from sickbay.faces.cli.keep import refuse_existing
+    from sickbay.faces.story import tell
     from sickbay.sim.report import report
     from sickbay.sim.scenarios import sized
 
@@ -99,11 +101,11 @@ def run(
     came_to = report(simulation, scenario=scenario.name, broken=broken, repeat=again)
     if keep is not None:
         keep_file(simulation.store, keep)
-    story = _story(simulation)
+    lines = _lines(simulation)
     if as_json:
-        print_json(_json(came_to, story))
+        print_json(_json(came_to, tell(lines)))
     else:
-        _print(scenario, came_to, story, keep)
+        _print(scenario, came_to, tell(_important(lines)), keep)
     if broken:
         click.echo(f"broken: {' '.join(broken.split())}; repeat it with: {again}", err=True)
         leave(1)
@@ -158,12 +160,24 @@ def _progress(what: str, *, shown: bool) -> Iterator[Callable[[float], None] | N
 # --- what it came to
 
 
-def _story(simulation: "Simulation") -> "list[Told]":
-    from sickbay.faces.story import tell, weave
+def _lines(simulation: "Simulation") -> "list[Line]":
+    from sickbay.faces.story import weave
 
     rows = [f"incident:{i.id}" for i in simulation.incidents()] + [f"job:{j.id}" for j in simulation.jobs()]
     brakes = list(simulation.store.keys("brake"))
-    return tell(weave({subject: simulation.store.story(subject) for subject in [*rows, *brakes, "operator:"]}))
+    return weave({subject: simulation.store.story(subject) for subject in [*rows, *brakes, "operator:"]})
+
+
+def _important(lines: "list[Line]") -> "list[Line]":
+    """Without what is only a detail, and without a reason that is the last one again with another number in it."""
+    last: dict[tuple[str, ...], str] = {}
+    found = []
+    for line in lines:
+        gist = re.sub(r"\d+", "#", line.text)
+        if line.event in IMPORTANT and last.get(line.subjects) != gist:
+            found.append(line)
+            last[line.subjects] = gist
+    return found
 
 
 def _json(came_to: "Report", story: "list[Told]") -> dict[str, Any]:
@@ -186,10 +200,9 @@ def _print(scenario: "Scenario", came_to: "Report", story: "list[Told]", keep: s
     size = f"{came_to.nodes} nodes, policy {came_to.policy}, seed {came_to.seed}"
     click.echo(f"{size}, {span(came_to.seconds)} of virtual time")
     click.echo()
-    shown = _important(story)
-    print_story(shown[:STORY_LINES], EPOCH)
-    if len(shown) > STORY_LINES:
-        click.echo(f"… and {len(shown) - STORY_LINES} more lines: --json has them all")
+    print_story(story[:STORY_LINES], EPOCH)
+    if len(story) > STORY_LINES:
+        click.echo(f"… and {len(story) - STORY_LINES} more lines: --json has them all")
     heading("Jobs")
     table(
         ("job", "state", "attempts", "restarts spent", "effective"),
@@ -210,18 +223,6 @@ def _print(scenario: "Scenario", came_to: "Report", story: "list[Told]", keep: s
     click.echo(f"  {_counts(came_to.notifications) or 'none'}")
     if keep is not None:
         click.echo(f"\nkept in {keep}: try sickbay explain NODE|JOB|INCIDENT --store {keep}")
-
-
-def _important(story: "list[Told]") -> "list[Told]":
-    """Without what is only a detail, and without a reason that is the last one again with another number in it."""
-    last: dict[str, str] = {}
-    found = []
-    for told in story:
-        gist = re.sub(r"\d+", "#", told.text)
-        if told.event in IMPORTANT and last.get(told.about) != gist:
-            found.append(told)
-            last[told.about] = gist
-    return found
 
 
 def _spreads(title: str, stages: "dict[str, Spread]", whole: "Spread | None") -> None:

@@ -5,8 +5,10 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
@@ -15,9 +17,17 @@ from sqlalchemy.pool import NullPool
 _numbers = count(1)
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """The URL of a server that lives as long as this run. Socket paths are short, so it is not under tmp_path."""
+class PostgresRig(Protocol):
+    """What a test may do with the server itself."""
+
+    def get_uri(self) -> str: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@contextmanager
+def _server() -> Iterator[PostgresRig]:
+    """A server in a directory of its own. Socket paths are short, so it is not under tmp_path."""
     directory = Path(tempfile.mkdtemp(prefix="sickbay-pg-"))
     try:
         try:
@@ -29,10 +39,24 @@ def postgres_server() -> Iterator[str]:
             if os.environ.get("CI") == "true":
                 raise
             pytest.skip(f"PostgreSQL could not be started here: {error}")
-        yield server.get_uri()
+        yield server
         server.cleanup()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a server that lives as long as this run."""
+    with _server() as server:
+        yield server.get_uri()
+
+
+@pytest.fixture
+def postgres_rig() -> Iterator[PostgresRig]:
+    """A server of this test alone, to be stopped and started."""
+    with _server() as server:
+        yield server
 
 
 @pytest.fixture

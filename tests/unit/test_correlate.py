@@ -1,0 +1,208 @@
+"""What a fault means beside its neighbours and under the operator's rules."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from sickbay.brain.correlate import KEEP_EVIDENCE, KEEP_SIGHTINGS, absorb, bounded, correlate, judge, rule_for
+from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest, lowest
+from sickbay.model.fleet import Incarnation, IncidentId, Node, NodeId, Sighting
+from sickbay.model.incident import Incident, IncidentKind, Phase
+from sickbay.model.policy import FaultRule, Match, Policy, Repeat
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+NODE = Node(
+    id=NodeId("sim/a"), cluster="sim", pool="train",
+    incarnation=Incarnation(uid="u", instance_id="i", boot_id="b"),
+)  # fmt: skip
+
+
+def fault(code: str = "xid.31", remedy: Remedy = Remedy.RESTART_JOB, **more: Any) -> Fault:
+    fields: dict[str, Any] = {"component": "gpu", "severity": Severity.ERROR, "scope": Scope.DEVICE, "device": 0}
+    return Fault(code=code, remedy=remedy, because="table", **{**fields, **more})
+
+
+def incident(of: Fault, phase: Phase = Phase.SUSPECT, **more: Any) -> Incident:
+    fields: dict[str, Any] = {"remedy": of.remedy, "evidence": (f"{of.code}: {of.because}",)}
+    return Incident(
+        id=IncidentId("i1"), node=NODE.id, cluster="sim", pool="train", kind=IncidentKind.FAULT,
+        incarnation=NODE.incarnation, fault=of, opened_at=NOW, phase=phase, **{**fields, **more},
+    )  # fmt: skip
+
+
+def under(*rules: FaultRule) -> Policy:
+    return Policy(faults=rules)
+
+
+# --- rules
+
+
+def test_the_first_rule_that_fits_counts() -> None:
+    first = FaultRule(match=Match(fault="xid.3*"), floor=Remedy.REBOOT)
+    policy = under(FaultRule(match=Match(pool="other")), first, FaultRule(cap=Remedy.WATCH))
+    assert rule_for(fault("xid.31"), NODE, policy) is first
+    assert judge(fault("xid.31"), NODE, policy).remedy is Remedy.REBOOT
+    assert judge(fault("xid.79", Remedy.REBOOT), NODE, policy).remedy is Remedy.WATCH
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        Match(fault=("xid.31", "xid.79")), Match(component="g*"), Match(severity=(Severity.ERROR,)),
+        Match(pool="train"), Match(node="sim/a"), Match(),
+    ],
+)  # fmt: skip
+def test_each_part_of_a_match_can_fit(match: Match) -> None:
+    assert rule_for(fault(), NODE, under(FaultRule(match=match, why="it"))).why == "it"
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        Match(fault="xid.79"), Match(component="memory"), Match(severity=(Severity.FATAL,)), Match(pool="infer"),
+        Match(node="sim/b"), Match(fault="xid.31", node="sim/b"),
+    ],
+)  # fmt: skip
+def test_one_part_that_does_not_fit_is_enough(match: Match) -> None:
+    assert rule_for(fault(), NODE, under(FaultRule(match=match, why="it"))).why == ""
+
+
+REMEDIES = st.sampled_from(Remedy)
+
+
+@given(remedy=REMEDIES, floor=st.none() | REMEDIES, cap=st.none() | REMEDIES)
+def test_bounds_hold_and_the_cap_has_the_last_word(remedy: Remedy, floor: Remedy | None, cap: Remedy | None) -> None:
+    result = bounded(remedy, FaultRule(floor=floor, cap=cap))
+    if cap is not None:
+        assert result.rank <= cap.rank
+    if floor is not None and (cap is None or floor.rank <= cap.rank):
+        assert result.rank >= floor.rank
+    if floor is None and cap is None:
+        assert result is remedy
+
+
+@given(a=REMEDIES, b=REMEDIES)
+def test_the_order_of_remedies_is_by_rank(a: Remedy, b: Remedy) -> None:
+    assert {highest(a, b), lowest(a, b)} == {a, b}
+    assert lowest(a, b).rank <= highest(a, b).rank
+
+
+def test_a_rule_can_call_for_a_human_but_not_send_one_away() -> None:
+    assert judge(fault(), NODE, under(FaultRule(needs_human=True))).needs_human
+    assert judge(fault(needs_human=True), NODE, under(FaultRule())).needs_human
+
+
+# --- repeats
+
+THIRD = FaultRule(match=Match(fault="xid.31"), repeat=Repeat(times=3, within=DAY, floor=Remedy.RESET_GPU))
+
+
+def seen(*at: float, code: str = "xid.31", device: int | None = 0) -> tuple[Sighting, ...]:
+    return tuple(Sighting(code=code, device=device, at=moment) for moment in at)
+
+
+@pytest.mark.parametrize(
+    ("recent", "remedy"),
+    [
+        ((), Remedy.RESTART_JOB),
+        (seen(90_000.0), Remedy.RESTART_JOB),
+        (seen(90_000.0, 95_000.0), Remedy.RESET_GPU),
+        (seen(10_000.0, 95_000.0), Remedy.RESTART_JOB),  # the first is older than a day
+        (seen(90_000.0, 95_000.0, device=1), Remedy.RESTART_JOB),
+        (seen(90_000.0, 95_000.0, code="xid.13"), Remedy.RESTART_JOB),
+    ],
+)
+def test_the_third_on_one_device_in_a_day_blames_the_device(recent: tuple[Sighting, ...], remedy: Remedy) -> None:
+    result, kept = correlate(fault(), replace(NODE, recent=recent), under(THIRD), 100_000.0)
+    assert result.remedy is remedy
+    assert kept[-1] == Sighting(code="xid.31", device=0, at=100_000.0)
+
+
+def test_a_repeat_never_lowers_a_remedy() -> None:
+    node = replace(NODE, recent=seen(1.0, 2.0))
+    result, _ = correlate(fault(remedy=Remedy.REPLACE), node, under(THIRD), 3.0)
+    assert result.remedy is Remedy.REPLACE
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=60))
+def test_what_is_remembered_is_bounded(moments: list[float]) -> None:
+    node = NODE
+    for at in sorted(moments):
+        _, kept = correlate(fault(), node, under(THIRD), at)
+        node = replace(node, recent=kept)
+    assert len(node.recent) <= KEEP_SIGHTINGS
+
+
+# --- joining an open incident
+
+
+def test_a_further_fault_is_evidence_and_may_raise_the_remedy() -> None:
+    known = incident(fault("xid.48", Remedy.RESET_GPU))
+    after = absorb(known, fault("xid.79", Remedy.REBOOT), NODE, Policy(), 5.0)
+    assert after.remedy is Remedy.REBOOT
+    assert after.fault.code == "xid.48", "who came first leads, once it disrupts"
+    assert after.evidence[-1].startswith("xid.79")
+    milder = absorb(after, fault("xid.63", Remedy.WATCH), NODE, Policy(), 6.0)
+    assert milder.remedy is Remedy.REBOOT
+
+
+def test_a_fault_that_disrupts_takes_the_lead_from_one_that_was_only_watched() -> None:
+    after = absorb(
+        incident(fault("xid.63", Remedy.WATCH), Phase.WATCHED), fault("xid.79", Remedy.REBOOT), NODE, Policy(), 5.0
+    )
+    assert (after.fault.code, after.remedy) == ("xid.79", Remedy.REBOOT)
+
+
+def test_a_consequence_raises_nothing() -> None:
+    known = incident(fault("xid.74", Remedy.RESET_GPU))
+    after = absorb(known, fault("xid.45", Remedy.REPLACE, follows="xid.74"), NODE, Policy(), 5.0)
+    assert after.remedy is Remedy.RESET_GPU
+
+
+@pytest.mark.parametrize(
+    ("phase", "taken_back"), [(Phase.SUSPECT, True), (Phase.WATCHED, True), (Phase.DRAINED, False)]
+)
+def test_a_fault_takes_another_back_only_while_the_node_is_in_service(phase: Phase, taken_back: bool) -> None:
+    after = absorb(incident(fault("xid.163"), phase), fault("xid.162", cancels=("xid.163",)), NODE, Policy(), 5.0)
+    assert (after.order is not None) is taken_back
+
+
+@pytest.mark.parametrize("phase", [Phase.REPAIRING, Phase.VERIFYING])
+def test_a_fault_during_a_repair_fails_the_rung_if_it_disrupts(phase: Phase) -> None:
+    known = incident(fault("xid.79", Remedy.REBOOT), phase)
+    assert absorb(known, fault("xid.79", Remedy.REBOOT), NODE, Policy(), 5.0).relapse
+    assert not absorb(known, fault("xid.63", Remedy.WATCH), NODE, Policy(), 5.0).relapse
+
+
+def test_the_drivers_advice_wins_over_the_table_within_the_operators_bounds() -> None:
+    known = incident(fault("xid.48", Remedy.RESET_GPU))
+    advice = fault("xid.154", Remedy.NONE, advice=Remedy.REBOOT)
+    assert absorb(known, advice, NODE, Policy(), 5.0).remedy is Remedy.REBOOT
+    capped = under(FaultRule(cap=Remedy.RESET_GPU))
+    assert absorb(known, advice, NODE, capped, 5.0).remedy is Remedy.RESET_GPU
+
+
+FAULTS = st.builds(
+    fault, st.sampled_from(["xid.31", "xid.79", "xid.154", "node.lost"]), REMEDIES,
+    device=st.none() | st.integers(0, 7), follows=st.sampled_from(["", "xid.79"]),
+    cancels=st.sampled_from([(), ("xid.31",)]), advice=st.none() | REMEDIES, needs_human=st.booleans(),
+)  # fmt: skip
+
+
+@given(first=FAULTS, more=st.lists(FAULTS, max_size=30), phase=st.sampled_from(Phase))
+def test_whatever_joins_the_record_stays_bounded_and_is_never_forgotten_by_the_clock(
+    first: Fault, more: list[Fault], phase: Phase
+) -> None:
+    current = incident(first, phase)
+    for n, further in enumerate(more):
+        after = absorb(current, further, NODE, Policy(), float(n))
+        assert after.seen_at == n
+        assert len(after.evidence) <= KEEP_EVIDENCE
+        assert after.phase is phase
+        assert after.needs_human >= current.needs_human
+        current = after

@@ -1,0 +1,261 @@
+"""sickbay explain: why nothing happens, until when, and what would change that."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sickbay.faces.archive import Archive
+from sickbay.faces.explain import Explained, explain, state_of
+from sickbay.faces.story import weave
+from sickbay.knowledge.policy import digest, load_policy
+from sickbay.model.errors import BadInput
+from sickbay.model.fleet import AgentState, Node, NodeId
+from sickbay.model.policy import Policy, Window
+from sickbay.model.rows import Line
+from sickbay.sim.scenarios import NAMED, Scenario, perform, stage
+from sickbay.sim.schedule import EPOCH
+from sickbay.sim.simulation import Simulation
+from sickbay.sim.timeline import LoseNode, Order, Outage, Strike
+from sickbay.sim.timeline import Node as NodeAct
+
+MINUTE = timedelta(minutes=1)
+
+
+def after(minutes: float, scenario: Scenario | str, policy: Policy | None = None) -> Simulation:
+    found = NAMED[scenario] if isinstance(scenario, str) else scenario
+    sim = stage(found, policy=policy)
+    sim.run(minutes * 60)
+    return sim
+
+
+def told(sim: Simulation, name: str) -> Explained:
+    return explain(sim.store, name, {digest(sim.policy): sim.policy})
+
+
+def waits(sim: Simulation, name: str) -> dict[str, Any]:
+    found = told(sim, name).as_json()["waits_for"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_held_node_waits_for_an_operator_and_says_which_words_help() -> None:
+    sim = after(240, "cured-by-nothing")
+    (incident,) = sim.incidents()
+    answer = told(sim, "train-0000").as_json()
+    assert answer["state"] == "HELD"
+    assert answer["incident"] == incident.id
+    waiting = answer["waits_for"]
+    assert waiting["because"].startswith("an operator must act")
+    assert f"an operator: confirm, escalate or dismiss {incident.id}" in waiting["changed_by"]
+    assert waiting["then"] == "a person is reminded"
+    assert waiting["until"]["about"].startswith("2026-01-01T12:")
+    assert waiting["budget"]["held"] == 1
+
+
+def test_a_waiting_job_names_the_nodes_that_keep_it_waiting() -> None:
+    sim = after(11, "no-spare")
+    (incident,) = sim.incidents()
+    answer = told(sim, "train").as_json()
+    assert answer["state"] == "QUEUED"
+    assert answer["because"] == "needs 2 nodes of train, 1 can be claimed"
+    assert answer["waits_for"]["changed_by"] == [f"sim/train-0000 can be used again ({incident.id} REPAIRING: xid.79)"]
+    (interruption,) = answer["interruptions"]
+    assert interruption["incidents"] == [incident.id]
+    assert interruption["stages"]["first_step"] is None
+
+
+def test_a_job_that_waits_for_another_names_it() -> None:
+    from sickbay.sim.scenarios import JobPlan
+
+    jobs = (JobPlan(name="first", nodes=4), JobPlan(name="second", nodes=1, at=3 * MINUTE))
+    sim = after(5, Scenario(jobs=jobs))
+    assert "job first leaves sim/train-0000" in waits(sim, "second")["changed_by"]
+
+
+def test_a_withheld_repair_is_told_as_would_have_with_the_opening_of_its_window() -> None:
+    closed = replace(load_policy("default"), windows=(Window(start="02:00", end="04:00"),))
+    sim = after(20, "standard", closed)
+    waiting = waits(sim, "train-0000")
+    assert waiting["would"] == "repair"
+    assert waiting["because"] == "repairs wait for the window"
+    assert waiting["until"]["about"].startswith("2026-01-01T02:00")
+    assert waiting["changed_by"] == ["the policy is changed, or its window opens"]
+
+
+def test_a_pause_is_named_with_who_can_take_it_back() -> None:
+    pause = Order(at=MINUTE, verb="pause", args={"seconds": "7200"})
+    standard = NAMED["standard"]
+    sim = after(20, replace(standard, timeline=(pause, *standard.timeline)))
+    waiting = waits(sim, "train-0000")
+    assert waiting["would"] == "quarantine"
+    taken_back, ends = waiting["changed_by"]
+    assert taken_back.startswith("an operator takes back pause-")
+    assert "pause by operator" in taken_back
+    assert ends.endswith("ends at 2026-01-01 02:01:15Z")
+
+
+def test_a_braked_storm_says_that_the_brake_is_on_and_how_it_goes_off() -> None:
+    sim = after(15, "storm")
+    braked = [i for i in sim.incidents() if i.phase == "SUSPECT"]
+    assert len(braked) > 3
+    for incident in braked:
+        answer = told(sim, incident.id).as_json()
+        assert "the brake is on" in answer["waits_for"]["because"]
+        assert answer["waits_for"]["changed_by"][0] == "an operator resets the brake on xid.119 in pool:train"
+        assert told(sim, incident.node).as_json()["state"] == "SUSPECT"
+
+
+def test_a_node_in_repair_waits_for_proof_and_shows_the_budget_with_its_limits() -> None:
+    sim = after(12, "standard")
+    waiting = waits(sim, "train-0000")
+    assert waiting["because"] == "waiting for proof of reboot"
+    assert waiting["changed_by"] == ["reboot of sim/train-0000 is proven: it is seen under a new boot"]
+    budget = waiting["budget"]
+    assert (budget["out"], budget["may_be_out"], budget["repairing"], budget["may_be_repairing"]) == (1, 1, 1, 1)
+
+
+def test_a_budget_without_its_policy_claims_no_limit() -> None:
+    sim = after(12, "standard")
+    budget = explain(sim.store, "train-0000").as_json()["waits_for"]["budget"]
+    assert (budget["out"], budget["may_be_out"]) == (1, None)
+
+
+def test_a_cluster_that_hangs_is_named_and_its_deadlines_stand_still() -> None:
+    sim = after(40, "outage")
+    waiting = waits(sim, "train-0000")
+    assert any(note.startswith("cluster sim has not answered since 2026-01-01 00:11") for note in waiting["notes"])
+    assert waiting["until"]["stands_since"].startswith("2026-01-01T00:11")
+    assert any("is not known" in note for note in waiting["notes"])
+
+
+def test_what_is_over_or_well_waits_for_nothing() -> None:
+    scenario = NAMED["standard"]
+    sim = stage(scenario)
+    perform(sim, scenario, 0)
+    (incident,) = sim.incidents()
+    for name in ("train", "train-0000", incident.id):
+        assert told(sim, name).waits is None
+    assert told(sim, "train-0000").subject["state"] == "READY"
+
+
+def test_an_incidents_story_goes_from_the_first_symptom_to_the_first_new_step() -> None:
+    scenario = NAMED["standard"]
+    sim = stage(scenario)
+    perform(sim, scenario, 0)
+    (incident,) = sim.incidents()
+    events = [line.event for line in told(sim, incident.id).story]
+    assert events[0] == "opened"
+    assert {"call", "first_step", "release"} <= set(events)
+    assert "complete" not in events  # the job's end is not this incident's story
+
+
+def test_a_withdrawn_agent_leaves_its_node_unknown() -> None:
+    scenario = Scenario(timeline=(NodeAct(at=MINUTE, do="lose_agent", node="train-0002"),))
+    sim = stage(scenario)
+    sim.run_until(lambda: sim.node(NodeId("sim/train-0002")).agent is AgentState.SILENT, 600)
+    assert told(sim, "train-0002").subject["state"] == "UNKNOWN"
+
+
+def test_another_ones_cordon_is_named() -> None:
+    sim = after(5, Scenario(timeline=(NodeAct(at=MINUTE, do="others_cordon", node="train-0002"),)))
+    answer = told(sim, "train-0002").as_json()
+    assert (answer["state"], answer["schedulable"]) == ("OUT", False)
+    assert answer["waits_for"]["changed_by"] == ["maintenance takes its cordon back"]
+
+
+def test_the_keys_of_each_kind_are_the_documented_ones() -> None:
+    sim = after(12, "standard")
+    (incident,) = sim.incidents()
+    wanted = {
+        "train-0000": "id pool state schedulable boot_id instance_id devices job incident because",
+        "train": "id name state attempt restarts nodes step resumed_from diagnosis interruptions because",
+        incident.id: "id node fault remedy phase opened_at closed_at stages jobs because",
+    }
+    for name, keys in wanted.items():
+        assert set(f"{keys} story waits_for".split()) <= set(told(sim, name).as_json())
+    answer = told(sim, incident.id).as_json()
+    assert set(answer["fault"]) == {"code", "component", "severity", "evidence"}
+    assert all(set(stage) == {"phase", "entered_at", "seconds", "because"} for stage in answer["stages"])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("trian", "did you mean train"),
+        ("train-001", "train-0001"),
+        ("incident:train", "there is no node, job or incident"),
+        ("zzzzzz", "there are train-0000"),
+    ],
+)
+def test_an_unknown_name_is_one_line_with_the_closest_names(name: str, says: str) -> None:
+    sim = after(3, "standard")
+    with pytest.raises(BadInput) as refused:
+        told(sim, name)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_that_means_two_things_must_be_said_in_full() -> None:
+    standard = NAMED["standard"]
+    twin = replace(standard.jobs[0], name="sim/train-0003")
+    sim = after(3, replace(standard, jobs=(twin,), timeline=()))
+    with pytest.raises(BadInput, match=r"node:sim/train-0003 or job:sim/train-0003"):
+        told(sim, "sim/train-0003")
+    assert told(sim, "job:sim/train-0003").kind == "job"
+    assert told(sim, "node:train-0003").kind == "node"
+
+
+def test_every_open_thing_can_be_explained_at_any_moment() -> None:
+    """Whatever goes on, the answer has a reason and at least one thing that would change it."""
+    storm = NAMED["storm"]
+    more = (
+        LoseNode(at=20 * MINUTE, node="train-0001", zombie=True),
+        Outage(at=25 * MINUTE, lasts=10 * MINUTE, hangs=True),
+        Strike(at=30 * MINUTE, node="train-0002", code="xid.31"),
+    )
+    sim = stage(replace(storm, timeline=(*storm.timeline, *more)))
+    for _ in range(60):
+        sim.run(90)
+        things: list[str] = [i.id for i in sim.incidents(intake=True) if i.open]
+        things += [j.id for j in sim.jobs() if j.open]
+        for thing in things:
+            waiting = waits(sim, thing)
+            assert waiting["because"]
+            assert waiting["changed_by"], (sim.scheduler.now, thing, waiting)
+
+
+def test_the_state_of_a_node_is_the_worst_that_is_true() -> None:
+    node = after(1, "standard").node(NodeId("sim/train-0000"))
+    silent = replace(node, agent=AgentState.SILENT)
+    cases: list[tuple[Node, str]] = [
+        (node, "READY"),
+        (silent, "UNKNOWN"),
+        (replace(silent, ready=False), "LOST"),
+        (replace(node, incarnation=None), "OUT"),
+        (replace(node, cordons=("other:maintenance",)), "OUT"),
+    ]
+    assert [state_of(one, None) for one, _ in cases] == [state for _, state in cases]
+
+
+def test_lines_of_several_subjects_come_once_and_in_every_subjects_own_order() -> None:
+    def line(text: str, *subjects: str, second: int = 0) -> Line:
+        return Line(subjects=subjects, at=EPOCH + timedelta(seconds=second), text=text)
+
+    first, both, last = line("x", "a"), line("both", "b", "a"), line("y", "b", second=1)
+    other = line("z", "b")
+    woven = weave({"b": [other, both, last], "a": [first, both]})
+    assert sorted(woven, key=woven.index) == woven
+    assert woven.count(both) == 1
+    assert len(woven) == 4
+    assert woven.index(first) < woven.index(both)
+    assert woven.index(other) < woven.index(both) < woven.index(last)
+
+
+def test_an_empty_store_says_so() -> None:
+    from sickbay.adapters.stores.memory import MemoryStore
+
+    with pytest.raises(BadInput, match="this store is empty"):
+        explain(MemoryStore(), "train")
+    assert Archive(MemoryStore()).as_of is None

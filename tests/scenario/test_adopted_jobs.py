@@ -212,3 +212,63 @@ def test_adopted_and_own_jobs_in_rough_weather(seed: int) -> None:
         assert hall.job(job).state is JobState.COMPLETE, hall.why()
         assert all(i.closed and in_order(i) for i in hall.job(job).interruptions), hall.why()
     hall.rests()
+
+
+# --- what storms have taught
+
+
+@warm_and_cold
+def test_a_stop_that_was_not_taken_does_not_count_because_nothing_runs_yet(cold: bool) -> None:
+    """The job waits in the cluster's queue when a person stops it, and the cluster cannot be asked just then."""
+    hall = Hall(nodes=1, cold=cold, cluster=cluster_without(*SLURM))
+    hall.training("first", nodes=1, steps=1200)
+    waiting = hall.submit("waiting", nodes=1)
+    hall.run(MINUTE)
+    now = hall.sim.scheduler.now
+    hall.sim.mischief.outage("cluster:sim", now, now + 10 * MINUTE)
+    hall.order("stop", waiting)
+    hall.ends(waiting, JobState.STOPPED)
+    hall.run(HOUR)
+    assert hall.starts(waiting) == []
+
+
+@warm_and_cold
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.STOPPED])
+def test_a_job_that_was_over_for_us_but_not_for_its_controller_is_adopted_again(cold: bool, state: JobState) -> None:
+    """Else nodes would be repaired under it."""
+    hall = Hall(nodes=2, cold=cold)
+    job = hall.submitted_elsewhere(native_delay=200.0, native_after_stop=True, steps=20_000, max_restarts=0, nodes=1)
+    hall.run(MINUTE)
+    if state is JobState.FAILED:
+        hall.world.crash(job)
+    else:
+        hall.order("stop", job)
+    hall.ends(job, state)
+    hall.until(lambda: hall.trains(job), HOUR)
+    hall.run(30)
+    row = hall.job(job)
+    assert (row.state, row.attempt) == (JobState.RUNNING, 2)
+    assert set(row.claim) == set(hall.starts(job)[1][1])
+    hall.strike(hall.starts(job)[1][1][0], kills_ranks=False)  # the world would call a repair under it a violation
+    hall.until(lambda: hall.incidents()[-1:] != [] and not hall.incidents()[-1].open, DAY)
+
+
+def test_a_repaired_node_is_used_again_by_a_job_that_had_to_avoid_it() -> None:
+    """The only node of the pool: what was avoided for good would never start."""
+    hall = Hall(nodes=1, cluster=cluster_without(*SLURM))
+    job = hall.training(nodes=1)
+    hall.strike(hall.nodes[0])
+    hall.ends(job)
+    hall.rests()
+
+
+def test_an_attempt_that_has_not_begun_gives_way_to_one_of_others() -> None:
+    hall = Hall(nodes=2)
+    job = hall.submit(nodes=1, precheck=2)
+    hall.reaches(job, JobState.GATING)
+    assert set(hall.job(job).claim) == {hall.nodes[0]}
+    theirs = hall.submitted_elsewhere(nodes=1)
+    hall.ends(job)
+    assert hall.starts(theirs)[0][1] == (hall.nodes[0],)
+    assert hall.starts(job) == [(1, (hall.nodes[1],))]
+    assert hall.job(job).restarts == ()

@@ -484,3 +484,17 @@ def test_a_stop_during_an_outage_comes_when_the_cluster_can_be_asked_again() -> 
 
 
 DAY_OF_STEPS = int(DAY)
+
+
+def test_a_node_that_is_lost_while_its_job_stops_is_fenced_at_once() -> None:
+    """An operator's drain had asked the job to stop before; who else knows of the loss does not matter."""
+    hall = Hall(nodes=3)
+    job = hall.training(does={"on_death": OnDeath.HANG, "give_up": None})
+    lost = hall.nodes[0]
+    hall.order("drain", lost, now=True)
+    hall.reaches(job, JobState.STOPPING)
+    hall.world.lose_node(lost, zombie=True)
+    began = hall.sim.scheduler.now
+    hall.until(lambda: bool(hall.happened("fenced", lost)), HOUR)
+    assert hall.happened("fenced", lost)[0].at - began < 90, "not only when the stop's time is over"
+    hall.ends(job)

@@ -1,11 +1,15 @@
 """People act in the middle of what we do, through the cluster or through Sickbay's own verbs, in every phase."""
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 from wards import HOUR, OpenWard, Ward, in_phase
 
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import OUT, Phase
 from sickbay.model.job import JobState
+from sickbay.sim.mischief import Odds
 
 OPEN = [p for p in Phase if not p.terminal]
 SEEN_OUT = [p for p in OPEN if p in OUT and p is not Phase.QUARANTINED]  # our cordon has been seen
@@ -236,3 +240,40 @@ def test_a_wish_raises_what_is_done_and_never_lowers_it(ward: OpenWard, phase: P
     w.rests()
     assert w.rungs(node) == ["replace"]
     assert w.phase(node) == "RELEASED"
+
+
+# --- anything, at any time, in a rough world
+
+ANYTHING: dict[str, Callable[[Ward, NodeId], object]] = {
+    "uncordons": lambda w, node: w.world.operator_uncordons(node),
+    "reboots": lambda w, node: w.world.operator_reboots(node),
+    "replaces": lambda w, node: w.world.operator_replaces(node),
+    "deletes": lambda w, node: w.world.operator_deletes(node),
+    "drains": lambda w, node: w.world.operator_drains(node),
+    "dismiss": lambda w, node: w.order("dismiss", w.incident(node).id),
+    "hold": lambda w, node: w.order("hold", w.incident(node).id),
+    "cordon": lambda w, node: w.order("cordon", node),
+    "replace": lambda w, node: w.order("replace", node, now=True),
+    "loss": lambda w, node: w.world.lose_node(node),
+    "zombie": lambda w, node: w.world.lose_node(node, zombie=True),
+    "silent agent": lambda w, node: w.world.lose_agent(node),
+    "deafness": lambda w, _: w.world.go_deaf(HOUR),
+    "a second fault": lambda w, node: w.says(node, 48),
+}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_happens_in_whatever_phase_it_comes_to_rest(ward: OpenWard, seed: int) -> None:
+    chance = Random(seed)
+    w, node = in_phase(ward, chance.choice(OPEN), seed=seed, cold=seed % 3 == 0)
+    w.sim.mischief.odds = Odds.rough()
+    w.run(chance.uniform(0, 40))
+    ANYTHING[chance.choice(sorted(ANYTHING))](w, node)
+    w.run(chance.uniform(0, HOUR))
+    w.order("unpause", "")
+    w.run(2 * HOUR)
+    w.sim.mischief.odds = Odds()
+    for seat in list(w.world.seats):
+        w.world.restore_agent(seat)
+    w.rests()
+    assert all(w.phase(n) == "HELD" or w.node(n).incident is None for n in w.world.seats)

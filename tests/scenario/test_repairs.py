@@ -54,7 +54,7 @@ def test_a_node_that_nothing_cures_is_held_and_its_job_completes_elsewhere(ward:
     assert "ladder's end" in held.stages[-1].because
     assert w.job(job).state is JobState.COMPLETE
     assert len(w.told("held")) == len(w.told()) == 1
-    assert node not in w.job(job).interruptions[-1].nodes or node not in w.job(job).claim
+    assert w.job(job).attempt == 2
     assert (w.ledger().out, w.ledger().held) == (1, 1)
 
 
@@ -64,9 +64,9 @@ def test_a_rough_world_changes_the_way_but_not_the_end(ward: OpenWard, seed: int
     job = w.training()
     node = min(w.job(job).claim)
     w.sick(node, "xid.79", Remedy.REBOOT)
-    w.until(lambda: w.sim.calm() and w.job(job).state is JobState.COMPLETE)
+    w.rests()
+    assert w.job(job).state is JobState.COMPLETE
     assert w.phase(node) in {"RELEASED", "HELD"}
-    w.sim.invariants.check()
 
 
 # --- a second fault

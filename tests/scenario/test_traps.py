@@ -5,8 +5,9 @@ from msgspec.structs import replace
 from wards import HOUR, OpenWard, cluster_without, policy_with
 
 from sickbay.model.fault import Remedy
+from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
-from sickbay.model.job import JobState
+from sickbay.model.job import JobSpec, JobState
 from sickbay.model.policy import CouldNotRun
 from sickbay.sim.ground import ClusterRules
 from sickbay.sim.mischief import Odds
@@ -120,6 +121,22 @@ def test_a_reboot_that_was_only_promised_is_not_believed(ward: OpenWard) -> None
     w.rests()
     assert w.rungs(node) == ["reboot", "replace"]
     assert "not seen within its deadline" in w.incident(node).tries[0].result
+
+
+def test_a_reset_that_a_client_of_the_device_refuses_is_tried_again_a_little_later(ward: OpenWard) -> None:
+    w = ward(linked=False)
+    node = w.nodes[0]
+    foreign = JobId("somebody's shell")  # no job that anybody told us of
+    spec = JobSpec(name=foreign, cluster="sim", pool="train")
+    w.world.placing.start(foreign, 1, spec=spec, nodes={node: (0,)}, avoid=(), key="theirs")
+    w.run(40)
+    w.sick(node, "xid.48", Remedy.RESET_GPU, kills_ranks=False)
+    w.until(lambda: bool(w.happened("reset.refused", node)), HOUR)
+    w.world.owner_cancels(foreign)
+    w.rests()
+    assert len(w.happened("reset.refused", node)) == 1
+    assert w.rungs(node) == ["reset_gpu", "reset_gpu"]
+    assert w.phase(node) == "RELEASED"
 
 
 # --- checks that prove nothing

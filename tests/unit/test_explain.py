@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import Explained, explain, state_of
 from sickbay.faces.story import weave
@@ -14,7 +15,7 @@ from sickbay.model.errors import BadInput
 from sickbay.model.fleet import AgentState, Node, NodeId
 from sickbay.model.policy import Policy, Window
 from sickbay.model.rows import Line
-from sickbay.sim.scenarios import NAMED, Scenario, perform, stage
+from sickbay.sim.scenarios import NAMED, JobPlan, Scenario, perform, stage
 from sickbay.sim.schedule import EPOCH
 from sickbay.sim.simulation import Simulation
 from sickbay.sim.timeline import LoseNode, Order, Outage, Strike
@@ -67,8 +68,6 @@ def test_a_waiting_job_names_the_nodes_that_keep_it_waiting() -> None:
 
 
 def test_a_job_that_waits_for_another_names_it() -> None:
-    from sickbay.sim.scenarios import JobPlan
-
     jobs = (JobPlan(name="first", nodes=4), JobPlan(name="second", nodes=1, at=3 * MINUTE))
     sim = after(5, Scenario(jobs=jobs))
     assert "job first leaves sim/train-0000" in waits(sim, "second")["changed_by"]
@@ -254,8 +253,6 @@ def test_lines_of_several_subjects_come_once_and_in_every_subjects_own_order() -
 
 
 def test_an_empty_store_says_so() -> None:
-    from sickbay.adapters.stores.memory import MemoryStore
-
     with pytest.raises(BadInput, match="this store is empty"):
         explain(MemoryStore(), "train")
     assert Archive(MemoryStore()).as_of is None

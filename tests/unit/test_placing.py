@@ -50,7 +50,7 @@ def draft(*rows: AnyRow, policy: Policy = DEFAULT) -> Draft:
     store = MemoryStore(limits=False)
     lease = store.lease("test", 60.0)
     assert lease is not None
-    for row in (Ledger(pool="train"), *rows):
+    for row in rows:
         store.commit(Unit(writes={key_of(row): row}, expect={key_of(row): 0}), lease.epoch)
     rules = Rules(policy=policy, tables=TABLES, policy_digest="", can={"sim": frozenset()}, blind={})
     return Draft(View(store), rules, {}, NOW)
@@ -187,9 +187,25 @@ def test_nodes_that_must_not_be_used_are_named_for_clusters_that_choose() -> Non
         )
         for n, phase in ((0, Phase.DRAINED), (1, Phase.WATCHED))
     )  # fmt: skip
-    rows = (node(0), node(1), node(2, claimable=False), node(3, claimable=False), sick, watched)
-    mine = job(interruptions=interrupted(1, 2))
-    assert unusable(draft(*rows), mine) == (SEATS[0], SEATS[2])
+    rows = (
+        Ledger(pool="train", seats=5),
+        node(0, claimable=False),
+        node(1),
+        node(2, claimable=False, agent=AgentState.SILENT),
+        node(3, claimable=False, cordons=("sickbay:i9",)),
+        sick,
+        watched,
+    )
+    mine = job(interruptions=interrupted(1, 2, 3))
+    assert unusable(draft(*rows), mine) == (SEATS[0], SEATS[2]), "the cluster itself keeps off what is cordoned"
+    dark = replace(mine, avoid=(SEATS[4],))
+    assert unusable(draft(*rows), dark) == (SEATS[0], SEATS[2], SEATS[4])
+    three = replace(dark, spec=spec(nodes=3))
+    assert unusable(draft(*rows), three) == (SEATS[0], SEATS[2]), "what only did not answer is not worth a wait"
+    four = replace(dark, spec=spec(nodes=4))
+    assert unusable(draft(*rows), four) == "needs 4 nodes of train: sim/n0, sim/n2 cannot be used"
+    named = replace(dark, spec=spec(on=(SEATS[2],)))
+    assert unusable(draft(*rows), named) == "needs 1 nodes of train: sim/n0, sim/n2 cannot be used"
 
 
 def test_who_can_be_reached() -> None:

@@ -55,7 +55,7 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
     if incident.kind is IncidentKind.FAULT and asked is not Asked.RESTART_SERVICE:
         for rule, brake in fleet.brakes:
             if brake.tripped_at is not None:
-                return Deferred(f"{len(brake.seen)} nodes show {brake.signature} in {brake.scope}: the brake is on")
+                return Deferred(f"{brake.signature} on many nodes of {brake.scope}: the brake is on")
             if asked is Asked.QUARANTINE and brake.reset_at is not None and incident.seen_at <= brake.reset_at:
                 del rule
                 return Deferred("the brake was on: a fresh look must confirm it", confirm=brake)

@@ -172,7 +172,7 @@ def _remind(s: Sight, policy: Policy, event: str, text: str, because: str) -> De
 def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     if incident.fault.code != OPERATOR_CORDON and s.uncalled(s.scoped):
-        return Change(f"{incident.fault.code} is under it", call=s.uncalled(s.scoped))
+        return Change(f"it runs on what {incident.fault.code} is about", call=s.uncalled(s.scoped))
     if owner_of(incident) in node.cordons:
         if incident.cordon_as_of is None:
             return Change("our cordon is seen", {"cordon_as_of": node.as_of})
@@ -221,7 +221,7 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
     if incident.deadline is None:  # what was withheld meanwhile ran no deadline
         return Change("it drains", {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)})
     if s.uncalled(s.scoped):
-        return Change(f"{incident.fault.code} is under it", call=s.uncalled(s.scoped))
+        return Change(f"it runs on what {incident.fault.code} is about", call=s.uncalled(s.scoped))
     if not must and not node.unmanaged:
         return Move("empty", "nothing runs there any more")
     late = s.passed(incident.deadline)

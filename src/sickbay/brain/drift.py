@@ -12,6 +12,7 @@ from sickbay.model.intent import (
     Drain,
     Fence,
     Intent,
+    IntentState,
     Look,
     Notify,
     Quarantine,
@@ -114,7 +115,9 @@ def _all_ranks_gone(intent: Intent, job: Job, horizon: float) -> bool:
     """No rank is left: the cluster says that the attempt ended, or a read that must show our stop shows none."""
     if any(state == "running" for state in job.ranks.values()):
         return False
-    return (job.end is not None and bool(job.ranks)) or _new_enough(intent, horizon)
+    # A stop that was not taken keeps no start from coming, however new the read.
+    taken = intent.state is IntentState.ACCEPTED and horizon >= intent.visible_from
+    return (job.end is not None and bool(job.ranks)) or taken
 
 
 def _all_ranks_seen(job: Job) -> bool:

@@ -34,7 +34,7 @@ class JobSight:
     job: Job
     intent: Intent | None
     place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
-    unusable: Callable[[], tuple[NodeId, ...]]  # nodes of the pool that must not be used, for clusters that choose
+    unusable: Callable[[], tuple[NodeId, ...] | str]  # what a cluster that chooses is to avoid, or why it is not asked
     lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
     unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
     readings: dict[str, float]
@@ -74,7 +74,9 @@ def _queued(s: JobSight, policy: Policy) -> Decision:
     if job.adopted:
         return _rerun(s, policy)
     if Capability.PLACE not in s.can:
-        avoid = tuple(sorted({*s.unusable(), *job.avoid}))
+        avoid = s.unusable()
+        if isinstance(avoid, str):
+            return _starved(s, policy, avoid)
         act = StartJob(job=job.id, attempt=job.attempt + 1, avoid=avoid)
         chosen = {"attempt": job.attempt + 1, "deadline": None}
         return Do(act, "the cluster chooses its nodes", THEIR_QUEUE, s.cluster, "claim", chosen)
@@ -140,7 +142,10 @@ def _rerun(s: JobSight, policy: Policy) -> Decision:
     if Capability.RERUN not in s.can:
         why = "its controller did not restart it and cannot be asked to"
         return Move("fail", why, {"diagnosis": why}, _tell(job, "job_failed", f"{job.spec.name}: {why}"))
-    act = RerunJob(job=job.id, attempt=job.attempt, avoid=tuple(sorted({*s.unusable(), *job.avoid})))
+    avoid = s.unusable()
+    if isinstance(avoid, str):
+        return Stay(Wait(because=avoid, until=job.deadline))
+    act = RerunJob(job=job.id, attempt=job.attempt, avoid=avoid)
     return Do(act, "its controller did not restart it by itself", policy.resume.start_deadline, s.cluster)
 
 
@@ -235,7 +240,7 @@ def _running(s: JobSight, policy: Policy) -> Decision:
         return Move("stop", job.stop_asked)
     if job.calls:
         return _stacks(s, policy) or Move("stop", job.calls[0].because)
-    return Stay(Wait(because="training"))
+    return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
 
 
 def _stacks(s: JobSight, policy: Policy) -> Decision | None:
@@ -329,7 +334,7 @@ def _diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
         return Move("stopped", job.stop_asked or "cancelled by its owner")
     looked = intent is not None and isinstance(intent.act, Look)
     if Capability.LOOK in s.can and nodes and intent is None:
-        because = "all its nodes are looked at before it restarts"
+        because = "its nodes are looked at before it restarts"
         return Do(Look(nodes=nodes), because, policy.resume.look_deadline, INGEST)
     if intent is not None and looked and not intent.state.over:
         return Stay(Wait(because="looking at its nodes", until=intent.seen_by))

@@ -1,12 +1,14 @@
 """What clusters and ranks say of jobs."""
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from sickbay.engine.seats import turn
 from sickbay.engine.steps import due_now, first_step, interrupted, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.facts import Fact, Hung, JobSeen, Stepped, Submitted
-from sickbay.model.fleet import Capability
+from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.job import JOB_LIFE, Call, EndReason, Job, JobState
 from sickbay.model.rows import key_of
 
@@ -27,7 +29,11 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
         if news.spec is not None and news.end is None:
             _adopt(draft, fact, news)
         return
-    if job.state.terminal or news.attempt < job.attempt:
+    if job.state.terminal:
+        if job.adopted and news.native and news.attempt > job.attempt and news.end is None and news.ranks:
+            _adopt(draft, fact, news, job)  # we had given it up, or stopped it; its own controller thinks otherwise
+        return
+    if news.attempt < job.attempt:
         return
     if news.attempt > job.attempt:
         if news.native:
@@ -52,24 +58,37 @@ def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
     """The claim, where the cluster chose the nodes. One of them that must not be used fails the attempt of ours."""
     turn(draft, job.spec.pool)
     new = sorted(job.ranks.keys() - job.claim.keys())
+    _make_room(draft, fact, job, new)
     deadline = job.deadline if job.claim else None  # the wait for nodes is over
     claimed = replace(job, claim={**job.claim, **dict.fromkeys(new, ())}, deadline=deadline)
     if job.adopted or job.state is not JobState.GATING:
         return claimed
-    seats = [draft.node(node) for node in new]
+    seats = [draft.peek(Node, f"node:{node}") for node in new]  # not expected one by one: a gang may have hundreds
     bad = [seat.id for seat in seats if seat is not None and not seat.claimable]
     calls = tuple(Call(because=f"{node} was allocated but cannot be used", node=node, dated=fact.at) for node in bad)
     return replace(claimed, calls=(*job.calls, *calls)[-KEEP_CALLS:])
 
 
-def _adopt(draft: Draft, fact: Fact, news: JobSeen) -> None:
-    """A job that others submitted: its allocation is recorded as it is."""
+def _make_room(draft: Draft, fact: Fact, job: Job, nodes: Iterable[NodeId]) -> None:
+    """Others run where an attempt of ours was about to start: what has not begun gives way."""
+    taken = set(nodes)
+    for other in draft.open_jobs(job.spec.pool):
+        crossed = sorted(taken & other.claim.keys())
+        if other.id == job.id or other.state is not JobState.GATING or not crossed:
+            continue
+        call = Call(because=f"{crossed[0]} was taken by {job.id} meanwhile", node=crossed[0], dated=fact.at)
+        draft.put(replace(other, calls=(*other.calls, call)[-KEEP_CALLS:]))
+
+
+def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -> None:
+    """A job that others submitted: its allocation is recorded as it is. `before`: what we knew until it was over."""
     if news.spec is None:
         return
+    kept = {name: getattr(before, name) for name in ("interruptions", "restarts", "acts", "told")} if before else {}
     job = Job(
         id=news.job,
         spec=news.spec,
-        submitted_at=fact.at,
+        submitted_at=before.submitted_at if before else fact.at,
         adopted=True,
         state=JobState.RUNNING,
         attempt=news.attempt,
@@ -77,8 +96,10 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen) -> None:
         began_at=fact.at,
         ranks=dict(news.ranks),
         ranks_as_of=news.as_of,
+        **kept,
     )
     turn(draft, job.spec.pool)
+    _make_room(draft, fact, job, job.claim)
     due_now(draft, job)
     draft.tell(f"RUNNING: adopted as attempt {news.attempt}", key_of(job), event="adopted")
 
@@ -106,6 +127,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "deadline": None,
         "restarts": restarts,
     }
+    _make_room(draft, fact, job, news.ranks)
     step_job(draft, job, event, f"its own controller started attempt {news.attempt}", also)
 
 

@@ -7,6 +7,8 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job
 from sickbay.model.policy import PlaceBy
 
+WATCHED = 12  # nodes that a waiting job keeps an eye on; a unit has room for few rows
+
 
 def place(draft: Draft, job: Job) -> Placement | str:
     """Nodes and devices for the next attempt, or why there are none. Reads the pool's ledger: claims wait for turns."""
@@ -71,16 +73,28 @@ def _named(draft: Draft, job: Job, taken: dict[NodeId, set[int] | None]) -> Plac
     return placed
 
 
-def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...]:
-    """For clusters that choose nodes themselves: seats with an open illness, and what the last attempt met."""
+def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...] | str:
+    """What a cluster that chooses nodes itself is told to avoid, or why it is not asked yet.
+
+    Nodes with our cordon are left out: the cluster keeps off them by itself, and returns to them when they are well,
+    while a node that was named once is avoided for as long as the attempt waits.
+    """
     sick = {i.node for i in draft.find(Incident, f"open-incident:{job.spec.pool}") if i.phase is not Phase.WATCHED}
     last = job.interruptions[-1].nodes if job.interruptions else ()
-    rows = {node: draft.peek(Node, f"node:{node}") for node in last}
-    return tuple(sorted({*sick, *(node for node, row in rows.items() if row is not None and not row.claimable)}))
+    rows = {node: draft.peek(Node, f"node:{node}") for node in (*sick, *last)}
+    bad = {node for node, row in rows.items() if row is not None and not row.claimable and not row.cordons}
+    seats = draft.ledger(job.spec.pool).seats
+    least = min(job.spec.least, job.spec.most)
+    if bad & set(job.spec.on) or seats - len(bad) < least:
+        for node in sorted(bad)[:WATCHED]:
+            draft.node(node)  # our cordon on one of them is enough to ask
+        return f"needs {least} nodes of {job.spec.pool}: {', '.join(sorted(bad))} cannot be used"
+    dark = set(job.avoid)
+    return tuple(sorted(bad | dark if seats - len(bad | dark) >= least and not dark & set(job.spec.on) else bad))
 
 
 def lost(draft: Draft, job: Job) -> tuple[NodeId, ...]:
-    """Nodes with ranks of this attempt that cannot be reached. Incidents on them wake the job by their calls."""
+    """Nodes with ranks of this attempt that cannot be reached."""
     return tuple(node for node, row in _seats(draft, job) if row is None or row.incarnation is None or row.lost)
 
 
@@ -93,4 +107,6 @@ def unseen(draft: Draft, job: Job) -> tuple[NodeId, ...]:
 
 def _seats(draft: Draft, job: Job) -> list[tuple[NodeId, Node | None]]:
     running = sorted(node for node, state in job.ranks.items() if state == "running")
-    return [(node, draft.peek(Node, f"node:{node}")) for node in running]
+    # The last few are watched: that one of them is lost must wake the job, whoever else knows it already.
+    few = len(running) <= WATCHED
+    return [(node, draft.node(node) if few else draft.peek(Node, f"node:{node}")) for node in running]

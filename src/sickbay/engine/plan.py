@@ -223,7 +223,7 @@ def _deferred(
     if incident.wait is None or incident.wait.because != wait.because:
         draft.tell(f"waits ({would}): {refused.because}", key_of(incident), key_of(node), event="deferred")
     if refused.tell:
-        text = f"{node.id}: {incident.fault.code}, {shown_as or would}: {refused.because}"
+        text = f"{node.id}: {incident.fault.code} waits ({shown_as or would}): {refused.because}"
         notice = Notify(event=refused.tell, subject=key_of(incident), text=text)
         incident = _told(draft, incident, Tell(notice, refused.tell))
     return incident, wait
@@ -231,9 +231,8 @@ def _deferred(
 
 def _by_wall(draft: Draft, until: datetime | None) -> Deadline:
     """When to judge afresh: at the end of what withholds, or at the next reminder."""
-    ahead = draft.rules.policy.pace.held_reminder.total_seconds()
-    if until is not None:  # an estimate, made anew: the watched clock may stand still meanwhile
-        ahead = min(ahead, ESTIMATE_AGAIN, max(1.0, (until - draft.now).total_seconds()))
+    reminder = draft.rules.policy.pace.held_reminder.total_seconds()
+    ahead = reminder if until is None else min(reminder, max(1.0, (until - draft.now).total_seconds()))
     return Deadline(clock=INGEST, at=draft.reading(INGEST) + ahead)
 
 
@@ -309,6 +308,8 @@ def _rest(draft: Draft, thing: Incident | Job, wait: Wait | None) -> None:
     until = wait.until
     if until is not None and until.passed(draft.readings):  # somebody else's deadline: their row will wake us
         until = Deadline(clock=until.clock, at=draft.reading(until.clock) + LOOK_AGAIN)
+    if until is not None and wait.would:  # a moment on the wall: our clock, which may stand still, only estimates it
+        until = Deadline(clock=until.clock, at=min(until.at, draft.reading(until.clock) + ESTIMATE_AGAIN))
     on = {k: draft.expect.get(k, 0) for k in sorted(draft.watched)}
     draft.waits[key] = WaitMark(until=until, on=on, urgency=urgent)
 

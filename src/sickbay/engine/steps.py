@@ -66,7 +66,7 @@ def _close(draft: Draft, incident: Incident) -> None:
                 excused=False,
                 # What a repair ended, or a person vouched for, is no repeat; what merely stayed quiet may be one.
                 recent=() if by_hand or incident.phase is Phase.RELEASED else node.recent,
-                counted=node.counted or incident.phase is Phase.RELEASED,
+                counted=node.counted or incident.phase in {Phase.RELEASED, Phase.DISMISSED},
                 dismissed_at=draft.now if by_hand else node.dismissed_at,
             )
         )

@@ -1,10 +1,10 @@
 """Opens wards for scenarios. A failing scenario prints what its wards came to, with the seed."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
-from wards import OpenWard, Ward
+from tests.scenario.wards import OpenWard, Ward
 
 OPENED = pytest.StashKey[list[Ward]]()
 
@@ -22,7 +22,7 @@ def ward(request: pytest.FixtureRequest) -> OpenWard:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report: Any = yield
     if report.failed:
         for opened in item.stash.get(OPENED, []):

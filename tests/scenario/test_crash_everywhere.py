@@ -25,7 +25,7 @@ def standard(*, cold: bool, fates: dict[int, str] | None = None, calls: dict[int
         sim.mischief.force(sim.mischief.calls + n, fate)
     job = sim.submit("train", Programme(steps=300, checkpoint_every=20, load=5.0), nodes=2)
     assert sim.run_until(lambda: bool(sim.jobs()) and sim.job(job).state is JobState.RUNNING, 3600)
-    sim.world.strike(sorted(sim.job(job).claim)[0], Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    sim.world.strike(min(sim.job(job).claim), Defect(code="xid.79", cured_by=Remedy.REBOOT))
     assert sim.run_until(lambda: bool(sim.incidents()) and sim.calm(), 4 * 3600), _open(sim)
     sim.run(60)
     sim.invariants.at_rest()

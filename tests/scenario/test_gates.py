@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 import pytest
-from jobs_vocabulary import DAY, HOUR, Hall, cluster_without, policy_of, warm_and_cold
 from msgspec.structs import replace
+from tests.scenario.jobs_vocabulary import DAY, HOUR, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.knowledge.policy import load_policy
 from sickbay.model.fleet import Capability

@@ -14,7 +14,7 @@ The meaning of the words stands at the top of the tables. How they are played:
 from collections import deque
 
 import pytest
-from jobs_vocabulary import DAY, MINUTE, Hall
+from tests.scenario.jobs_vocabulary import DAY, MINUTE, Hall
 
 from sickbay.knowledge.policy import load_policy, shipped
 from sickbay.knowledge.policy_golden import GoldenRow, load_golden

@@ -3,7 +3,17 @@
 from datetime import datetime, timedelta
 
 import pytest
-from jobs_vocabulary import DAY, HOUR, MINUTE, STAGES, Hall, cluster_without, in_order, policy_of, warm_and_cold
+from tests.scenario.jobs_vocabulary import (
+    DAY,
+    HOUR,
+    MINUTE,
+    STAGES,
+    Hall,
+    cluster_without,
+    in_order,
+    policy_of,
+    warm_and_cold,
+)
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, NodeId

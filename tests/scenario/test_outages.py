@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from wards import HOUR, OpenWard, Ward, in_phase
+from tests.scenario.wards import HOUR, OpenWard, Ward, in_phase
 
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from wards import HOUR, OpenWard, in_phase, policy_with
+from tests.scenario.wards import HOUR, OpenWard, in_phase, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Withhold

@@ -42,7 +42,7 @@ TRIPPED = Brake(scope="pool:train", signature="xid.79", most=3, seen={"a": 1.0, 
 
 def fleet(**changes: Any) -> Fleet:
     whole = {"ledger": Ledger(pool="train", size=20), "brakes": (), "withholding": Withholding(), "now": NOW}
-    return Fleet(**{**whole, **changes})  # type: ignore[arg-type]
+    return Fleet(**{**whole, **changes})
 
 
 # --- the ledger

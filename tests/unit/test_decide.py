@@ -329,7 +329,7 @@ def test_needs_human_holds_wherever_it_is_asked() -> None:
     for phase in (Phase.DRAINED, Phase.VERIFYING):
         decision = decide(sight(incident(phase, needs_human=True)), POLICY)
         assert said(decision) == "hold"
-        assert decision.also == {"needs_human": False}, "once: whoever leaves HELD has decided"  # type: ignore[union-attr]
+        assert decision.also == {"needs_human": False}, "once: whoever leaves HELD has decided"
 
 
 def test_what_a_person_asks_for_by_name_is_a_rung() -> None:

@@ -44,7 +44,7 @@ def test_the_default_raises_no_doubts() -> None:
         ("faults: [{cap: watch, needs_human: true}]\n", "so nobody is asked"),
         ("ladders: [{}]\n", "waits for a person: is that meant?"),
         ("ladders: [{rungs: [{do: reboot, tries: 9}]}]\n", "9 tries of reboot"),
-        ("ladders: [{rungs: [{do: reboot, deadline: 10s}]}]\n", "not longer than pace.call_timeout (30s)"),
+        ("ladders: [{rungs: [{do: reboot, deadline: 10s}]}]\n", "not longer than pace.call_timeout (10s)"),
         ("examine: []\n", "newcomers and spares join unchecked"),
         ("examine: [{on: join, level: 2}, {on: schedule, level: 2, every: 10m}]\n", "checked without pause"),
         ("pace: {cordon_deadline: 5s}\n", "pace.cordon_deadline"),

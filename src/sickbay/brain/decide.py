@@ -279,6 +279,9 @@ def _drained(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("verify", "nothing to repair")
     if incident.healed is not None and incident.healed.rank >= wanted.rank:
         return Move("verify", f"{incident.healed} was done by others")
+    came_back = incident.fault.code == NODE_LOST and node.agent is AgentState.HEARD and node.ready
+    if came_back and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
+        return Move("verify", "the node is heard again by itself")
     if rung is None:
         return Move("hold", f"the ladder's end: {because}")
     if _must_leave(s, node, rung):

@@ -29,11 +29,11 @@ class Ingest:
 
     def take(self, facts: Sequence[Fact], pulses: Mapping[NodeId, Incarnation] | None = None) -> int:
         """Reports of agents. That they arrive at all is what moves the ingest clock."""
-        new = self._store.append(facts, [Mark(source=INGEST, at=self._clock.wall(), period=self._period)])
-        if pulses:
-            reading = _clock(self._store, INGEST).reading
+        mark = Mark(source=INGEST, at=self._clock.wall(), period=self._period)
+        if pulses:  # before the clock moves: whoever dies in between has not made anybody silent
+            reading = _clock(self._store, INGEST).heard(mark.at).reading
             self._store.hear({node: Pulse(reading=reading, incarnation=inc) for node, inc in pulses.items()})
-        return new
+        return self._store.append(facts, [mark])
 
     def tell(self, key: str, news: AnyNews) -> None:
         """One fact that is no report: a command, an outcome. It says nothing about whether agents can be heard."""

@@ -113,8 +113,11 @@ class Engine:
     def _draft(self) -> Draft:
         return Draft(self._view, self._rules, self._clocks, moment(self._clock.wall()))
 
-    def _commit(self, build: Callable[[Draft], None]) -> bool:
-        """Plan and commit one unit; a refused one is planned again from a fresh view."""
+    def _commit(self, build: Callable[[Draft], None], *, follows: bool = True) -> bool:
+        """Plan and commit one unit; a refused one is planned again from a fresh view.
+
+        What follows from facts need not wait for the disk: the next SENT does, and takes all before it along.
+        """
         for _ in range(REPLANS):
             draft = self._draft()
             build(draft)
@@ -122,7 +125,7 @@ class Engine:
             if unit.empty:
                 return False
             try:
-                version = self._store.commit(unit, self._epoch)
+                version = self._store.commit(replace(unit, follows=follows), self._epoch)
             except Conflict:
                 self._view.forget()
                 continue
@@ -248,7 +251,7 @@ class Engine:
             intent = self._view.get(key).row
             if not isinstance(intent, Intent) or not self._may_send(intent):
                 continue
-            if self._commit(partial(self._send, key=key)):
+            if self._commit(partial(self._send, key=key), follows=False):
                 sent += self._submit(key)
         return sent
 

@@ -93,6 +93,8 @@ def _outcome(draft: Draft, news: Outcome) -> None:
     intent = draft.intent(news.key)
     if intent is None or intent.state.over:
         return
+    if news.result in {"transient", "unknown"} and 0 < news.sends < intent.sends:
+        return  # about an earlier sending; a later one is under way
     if news.result == "rejected" and intent.sends > 1:
         # The first sending may be what the second is refused for: its effect is awaited, it is not sent again.
         draft.put(replace(intent, state=IntentState.UNKNOWN, blind=True, answer=news.text))

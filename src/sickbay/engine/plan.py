@@ -22,7 +22,7 @@ from sickbay.engine.steps import notify, post, stamp, step_incident, step_job, s
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import Fact, PolicyInForce
-from sickbay.model.fault import NODE_LOST, Remedy, Scope, signature
+from sickbay.model.fault import NODE_LOST, SILENCE, Remedy, Scope, signature
 from sickbay.model.fleet import AgentState, Brake, InForce, JobId, Node, NodeId, Record, Withholding
 from sickbay.model.incident import Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
@@ -481,6 +481,11 @@ def plan_brake(draft: Draft, subject: str) -> None:
         return
     rule = _brake_rule(draft, brake)
     reading = draft.reading(INGEST)
+    if (
+        brake.signature == SILENCE and brake.tripped_at is not None
+    ):  # a state, not an event: who is still lost still shows it
+        gone = (node for node in brake.seen if (row := draft.peek(Node, f"node:{node}")) is not None and row.lost)
+        brake = replace(brake, seen={**brake.seen, **dict.fromkeys(gone, reading)})
     eased = ease(brake, rule, reading)
     if eased != brake:
         draft.put(eased)

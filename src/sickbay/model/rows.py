@@ -117,6 +117,7 @@ class Unit(Noun):
     expect: dict[str, int] = {}
     waits: dict[str, WaitMark | None] = {}
     story: tuple[Line, ...] = ()
+    follows: bool = False  # from stored facts alone: a power cut may take it back, and it is planned again
 
     @property
     def items(self) -> int:

@@ -35,6 +35,9 @@ class Store(Protocol):
       UNIT_ITEMS items, UNIT_ITEMS entries in all `on` together, ITEM_BYTES for a row, UNIT_BYTES in all. Nothing else
       raises a version: a wait that is marked again does not. It returns the version that all rows it wrote now have.
     - An `on` entry for a key that the same unit writes means the version after that commit: nobody wakes itself.
+    - What was acknowledged survives the death of the process, always. It survives a power cut, too, unless the unit
+      says that it `follows`, or an append brings neither facts nor news of pulses: those may be lost together with all
+      that came after them, up to the next write that is not of this kind; never one without the others.
     - StoreUnavailable means nothing was written; StoreUnknown means it may have been. After either, whoever holds
       cached rows throws them away.
     - `append` numbers facts in order, drops those whose id it has, and writes marks and what was told of the pulses in

@@ -7,10 +7,10 @@ from sickbay.engine.execute import Hands
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import Rules
+from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import AnyNews, Fact, Outcome
 from sickbay.model.fleet import Incarnation, NodeId
-from sickbay.model.clock import WatchedClock
 from sickbay.ports.store import Store
 from sickbay.sim.flaky import Crashed, FlakyStore
 from sickbay.sim.schedule import Scheduler, SimClock

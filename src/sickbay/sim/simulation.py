@@ -123,6 +123,7 @@ class Simulation:
 
     # --- what can go wrong on our side
     def _fate(self, what: str) -> str:
+        del what
         self.points += 1
         return self.fates.pop(self.points, "")
 
@@ -150,9 +151,9 @@ class Simulation:
             self._unsaid.pop(0)
 
     def _tick(self) -> None:
-        if not self.world.agents.deaf:
-            self._unheard.append(([], {}))  # our own canary: that we can be reached at all
         self._pour()
+        if not self.world.agents.deaf and not self._unheard:
+            any(host.hear([], {}) for host in self.hosts)  # our own canary: that we can be reached at all
         for host in self.hosts:
             host.watch()
 

@@ -80,7 +80,7 @@ class SqlStore:
         marks = {subject: mark for subject, mark in unit.waits.items() if mark is not None}
         deleted = [key for key, body in packed.writes.items() if body is None]
         asked = {*unit.expect, *deleted, *(key for mark in marks.values() for key in mark.on)}
-        with self._db.writing(rows=True) as connection:
+        with self._db.writing(rows=True, durable=not unit.follows) as connection:
             if connection.execute(self._sql.leads, {"epoch": epoch}).first() is None:
                 raise Fenced(f"epoch {epoch} does not lead")
             found = self._versions(connection, asked)
@@ -212,7 +212,7 @@ class SqlStore:
     ) -> int:
         rows = [(fact.id, fact.at.timestamp(), pack_fact(fact)) for fact in facts]
         new = 0
-        with self._db.writing(rows=bool(marks), facts=bool(facts)) as connection:
+        with self._db.writing(rows=bool(marks), facts=bool(facts), durable=bool(facts or told)) as connection:
             if rows:
                 new = connection.exec_driver_sql(self._sql.append, rows).rowcount
             if marks:

@@ -122,6 +122,9 @@ def test_nodes_that_stay_lost_after_the_brake_are_repaired(ward: OpenWard) -> No
     for node in lost:
         w.world.lose_node(node)
     w.run(10 * 60)
+    w.run(6 * HOUR)  # silence is a state: while they stay lost, no quiet resets the brake
+    assert {w.phase(node) for node in lost} <= {"SUSPECT", "DRAINED"}
     w.order("brake_reset", "cluster:sim:silence")
+    w.order("brake_reset", "pool:train:silence")
     w.rests()
     assert [w.phase(node) for node in lost] == ["RELEASED"] * 4

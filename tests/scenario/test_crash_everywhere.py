@@ -56,6 +56,7 @@ def _healed(sim: Simulation) -> None:
     assert not sim.world.seat(NodeId(incident.node)).cordons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 @pytest.mark.parametrize("fate", FATES)
 def test_the_standard_incident_survives_trouble_at_every_step_of_ours(fate: str, *, cold: bool) -> None:

@@ -259,3 +259,28 @@ def test_every_record_is_in_order_and_closed_whatever_the_weather(seed: int) -> 
         assert interruption.cause
     attempts = [i.attempt for i in hall.job(job).interruptions]
     assert attempts == sorted(set(attempts)), "one record for each attempt that was lost"
+
+
+def test_a_fault_that_asks_for_nothing_does_not_join_however_it_is_dated() -> None:
+    hall = Hall(nodes=4, cluster=cluster_without(Capability.RESTART_SERVICE))
+    job = hall.training(steps=6000)
+    node = hall.starts(job)[0][1][1]
+    hall.world.cut_path(node)
+    hall.world.write_line(node, "xid.63")
+    hall.world.crash(job)
+    hall.until(lambda: hall.job(job).attempt == 2 and hall.trains(job), HOUR)
+    hall.world.open_path(node)
+    hall.run(MINUTE)
+    assert any("xid.63" in line for i in hall.incidents(node) for line in i.evidence)
+    assert [i.incidents for i in hall.job(job).interruptions] == [()]
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_a_clock_that_jumps_puts_no_stage_before_the_one_that_it_follows(jump: float) -> None:
+    hall = Hall(nodes=3)
+    job = hall.training()
+    hall.strike(hall.nodes[0])
+    hall.reaches(job, JobState.GATING)
+    hall.sim.clock.jump(jump)
+    done = hall.ends(job)
+    assert in_order(done.interruptions[0]), done.interruptions[0]

@@ -276,7 +276,7 @@ def _starting(hall: Hall, state: IntentState) -> JobId:
 
     def begun() -> bool:
         intent = hall.sim.store.load([key := f"intent:{job}.1"])[key].row
-        return intent is not None and isinstance(intent.act, StartJob) and intent.state is state  # type: ignore[union-attr]
+        return intent is not None and isinstance(intent.act, StartJob) and intent.state is state
 
     if hall.sim.plan.cold and state is IntentState.SENT:
         state = IntentState.ACCEPTED  # a cold host makes the call in the same breath

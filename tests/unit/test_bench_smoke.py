@@ -55,7 +55,7 @@ def test_a_fault_in_the_measured_fleet_is_quarantined_and_noise_is_not() -> None
         bench.populate(3)
         bench.learn([xid(0, 79, "a", at=0.0), xid(1, 43, "b", at=0.0), xid(1, 45, "c", at=0.0)])
         incidents = store.load(store.keys("incident"))
-        assert [row.row.node for row in incidents.values()] == [node_id(0)]  # type: ignore[union-attr]
+        assert [row.row.node for row in incidents.values()] == [node_id(0)]
 
 
 def test_the_load_has_batches_of_one_size_and_each_node_falls_sick_once() -> None:

@@ -130,7 +130,7 @@ def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> Non
 def test_orders_do_what_the_phase_allows(verb: str, phase: Phase, word: str) -> None:
     decision = decide(sight(incident(phase, order=Order(verb=verb, by="ann", reason="mine"))), POLICY)
     assert said(decision) == word
-    assert decision.also["order"] is None  # type: ignore[union-attr]
+    assert decision.also["order"] is None
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,24 @@ def test_every_incident_comes_to_rest_by_legal_steps(
             case Change(also=also, call=call):
                 current, asked = replace(current, **also), asked | frozenset(call)
     raise AssertionError(f"it does not come to rest in {current.phase}")
+
+
+def test_who_asks_to_hold_a_node_that_is_being_released_is_too_late() -> None:
+    boot = Incarnation(uid="u", instance_id="i", boot_id="b1")
+    fault = Fault(
+        code="xid.79", component="gpu", severity=Severity.FATAL, scope=Scope.NODE, remedy=Remedy.REBOOT, because="why"
+    )
+    closing = Incident(
+        id=IncidentId("i1"), node=SEAT, cluster="sim", pool="train", kind=IncidentKind.FAULT, incarnation=boot,
+        fault=fault, opened_at=NOW, phase=Phase.VERIFYING, closing=Phase.RELEASED,
+        order=Order(verb="hold", by="me", reason="why"),
+    )  # fmt: skip
+    s = Sight(
+        incident=closing, node=Node(id=SEAT, cluster="sim", pool="train", incarnation=boot), intent=None, scoped=(),
+        bystanders=(), called=frozenset(), training=frozenset(), past=(), readings={}, can=frozenset(Capability),
+        blind=frozenset(),
+    )  # fmt: skip
+    decision = decide(s, POLICIES["default"])
+    assert isinstance(decision, Change)
+    assert decision.also == {"order": None}
+    assert "too late" in decision.because

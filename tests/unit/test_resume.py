@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.drift import shown
 from sickbay.brain.resume import JobSight, gate_of, resume
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import load_policy, shipped
@@ -199,6 +200,40 @@ def test_only_what_is_out_of_reach_is_fenced(
         sight(stopping, stop, lost=lambda: lost, unseen=lambda: unseen, can=EVERYTHING - {Capability.FENCE})
     )
     assert not isinstance(without, Do)
+
+
+@pytest.mark.parametrize(
+    ("claim", "ranks", "least", "seen"),
+    [
+        ({A: (), B: ()}, {A: "running", B: "running"}, 2, True),
+        ({A: (), B: ()}, {A: "running"}, 2, False),
+        ({A: (), B: ()}, {A: "running", B: "gone"}, 2, False),
+        ({A: ()}, {A: "running"}, 2, False),  # the cluster shows the ranks that it places one after another
+        ({A: ()}, {A: "running"}, 1, True),
+        ({}, {}, 1, False),
+    ],
+)
+def test_a_gang_has_started_when_all_of_it_is_seen(claim: Any, ranks: Any, least: int, seen: bool) -> None:
+    start = intent(StartJob(job=JobId("train"), attempt=1), IntentState.ACCEPTED)
+    gating = job(JobState.GATING, claim=claim, ranks=ranks, spec=replace(SPEC, min_nodes=least))
+    assert shown(start, {}, gating, 100.0) is seen
+
+
+@pytest.mark.parametrize(
+    ("state", "horizon", "gone"),
+    [
+        (IntentState.PLANNED, 100.0, False),  # it was Transient: it has not been taken
+        (IntentState.UNKNOWN, 100.0, False),
+        (IntentState.ACCEPTED, 40.0, False),  # this read is older than its effect
+        (IntentState.ACCEPTED, 60.0, True),
+    ],
+)
+def test_ranks_that_were_never_seen_are_gone_only_by_a_stop_that_was_taken(
+    state: IntentState, horizon: float, gone: bool
+) -> None:
+    stop = intent(StopJob(job=JobId("train"), attempt=1), state, sends=1, visible_from=50.0)
+    assert shown(stop, {}, job(JobState.STOPPING), horizon) is gone
+    assert not shown(stop, {}, job(JobState.STOPPING, ranks={A: "running"}), horizon)
 
 
 # --- the verdict

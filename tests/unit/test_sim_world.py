@@ -177,7 +177,7 @@ def test_a_look_is_answered_after_all_that_happened_before_it() -> None:
     bench.world.write_line(bench.a, "xid.79")
     bench.checks.look("l", (bench.a, bench.b), stacks_of=None)
     bench.run(5)
-    of_a = [fact.news for fact in bench.facts if fact.news.node == bench.a]  # type: ignore[union-attr]
+    of_a = [fact.news for fact in bench.facts if fact.news.node == bench.a]
     assert [type(news) for news in of_a] == [Observed, Looked]
 
 

@@ -114,7 +114,7 @@ def drizzle(sim: Simulation, seed: int, *, every: float, jobs: list[str]) -> Non
 # --- random runs
 
 
-MENDED = 6  # how often a person comes round before we say that it never comes to rest
+MENDED = 8  # how often a person comes round before we say that it never comes to rest
 
 
 class NotCalm(Broken):
@@ -135,7 +135,7 @@ def random_run(seed: int, *, limits: bool = True) -> Simulation:
         _bad_luck(rng, sim)
     _clear_up(sim)
     for _ in range(MENDED):
-        if calm_within(sim, 2 * 86_400):
+        if calm_within(sim, 8 * 3600):
             break
         _mend_what_is_held(sim)
     else:

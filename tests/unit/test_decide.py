@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain.decide import Sight, decide, reset_domain
+from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.sight import Sight, reset_domain
 from sickbay.knowledge.policy import load_policy
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope, Severity

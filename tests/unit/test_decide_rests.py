@@ -7,8 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sickbay.brain.decide import Sight, decide
+from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Do, Move, Stay
+from sickbay.brain.sight import Sight
 from sickbay.knowledge.policy import load_policy, shipped
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy, Scope, Severity

@@ -10,10 +10,11 @@ from functools import partial
 from msgspec.structs import replace
 
 from sickbay.brain.admit import Asked, Deferred, Fleet, admit, brake_scopes, ease
-from sickbay.brain.decide import Sight, decide
+from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.drift import shown
 from sickbay.brain.resume import JobSight, resume
+from sickbay.brain.sight import Sight
 from sickbay.engine.learn import in_doubt
 from sickbay.engine.learn_nodes import look_again
 from sickbay.engine.placing import lost, place, unseen, unusable

@@ -1,0 +1,133 @@
+"""An incident from DRAINED to its proof: which rung, whether it was done, whether it helped."""
+
+from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.drift import rung_shown
+from sickbay.brain.ladder import ladder_for, next_rung, rung_rule, strike
+from sickbay.brain.sight import Sight, away, reset_domain
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.fault import NODE_LOST, Remedy, highest
+from sickbay.model.fleet import AgentState, Capability, JobId, Node
+from sickbay.model.incident import Incident, IncidentKind, Phase, Wait, proven
+from sickbay.model.intent import Intent, IntentState, Repair, Verify
+from sickbay.model.policy import CouldNotRun, Policy, RungRule, Strikes, Trigger
+
+
+def drained(s: Sight, node: Node, policy: Policy) -> Decision:
+    incident = s.incident
+    if incident.needs_human:
+        return Move("hold", f"a human must decide: {incident.fault.because}", {"needs_human": False})
+    earned = _earned(s, node, policy)
+    if earned and earned.needs_human and all(stage.phase is not Phase.HELD for stage in incident.stages):
+        return Move("hold", f"{earned.after} incidents of this hardware within {earned.within} call for a human")
+    rung, because, wanted = choose(s, node, policy)
+    if not wanted.disrupts:
+        return Move("verify", "nothing to repair")
+    if incident.healed is not None and incident.healed.rank >= wanted.rank:
+        return Move("verify", f"{incident.healed} was done by others")
+    came_back = incident.fault.code == NODE_LOST and node.agent is AgentState.HEARD and node.ready
+    if came_back and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
+        return Move("verify", "the node is heard again by itself")
+    if rung is None:
+        return Move("hold", f"the ladder's end: {because}")
+    if must_leave(s, node, rung):
+        also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
+        return Move("drain", f"{rung.do} needs the node empty", also)
+    act = Repair(node=node.id, rung=rung.do, devices=reset_domain(incident, node))
+    clock = INGEST if rung.do is Remedy.RESET_GPU else incident.cluster
+    return Do(act, because, rung.deadline, clock, "repair", {"proof": None, "healed": None, "relapse": ""})
+
+
+def choose(s: Sight, node: Node, policy: Policy) -> tuple[RungRule | None, str, Remedy]:
+    """The next rung, why it is that one, and the remedy that was wanted."""
+    incident = s.incident
+    ladder = ladder_for(incident, node, policy)
+    earned = _earned(s, node, policy)
+    first = earned.first if earned and earned.first else incident.remedy
+    wanted = highest(incident.remedy, first)
+    because = f"{incident.fault.code} asks for {incident.remedy}"
+    if earned and earned.first:
+        because += f"; {earned.after} incidents of this hardware within {earned.within} ask for {earned.first}"
+    if not wanted.disrupts:
+        return None, because, wanted
+    rung, passed = next_rung(incident, ladder, wanted, s.can, s.blind)
+    return rung, because + (f" ({'; '.join(passed)})" if passed else ""), wanted
+
+
+def _earned(s: Sight, node: Node, policy: Policy) -> Strikes | None:
+    if not s.incident.remedy.disrupts or s.incident.kind is not IncidentKind.FAULT:
+        return None
+    return strike(s.incident, ladder_for(s.incident, node, policy), s.past, s.readings.get(INGEST, 0.0))
+
+
+def must_leave(s: Sight, node: Node, rung: RungRule | None) -> tuple[JobId, ...]:
+    """Whoever the repair would hurt. A reset of one untied device hurts only its holders."""
+    one_device = rung is not None and rung.do is Remedy.RESET_GPU and reset_domain(s.incident, node)
+    return s.scoped if one_device else (*s.scoped, *s.bystanders)
+
+
+def repairing(s: Sight, node: Node) -> Decision:
+    incident, intent, rung = s.incident, s.intent, s.incident.rung
+    if intent is None or not isinstance(intent.act, Repair):
+        return Move("fail", "its intent is gone")
+    if intent.state is IntentState.SEEN:
+        if node.incarnation is None:
+            return Move("replaced", "the old instance is gone; its seat is vacant")
+        return Move("repaired", f"{rung} is proven", {"incarnation": node.incarnation})
+    if incident.healed is not None and rung is not None and incident.healed.rank >= rung.rank:
+        return Move("repaired", f"{incident.healed} was done by others")
+    if intent.state is IntentState.REJECTED:
+        if rung_shown(intent, node, intent.act.rung):
+            return Move("repaired", f"{rung} was refused, others have done it", {"incarnation": node.incarnation})
+        stands_at = _refusal_stands(s, node, intent)
+        if stands_at is not None:
+            return Stay(Wait(because=f"{rung} was refused: {intent.answer}", until=stands_at))
+        return Move("fail", f"{rung} was refused: {intent.answer}")
+    if intent.state is IntentState.EXPIRED and not intent.sent_at:
+        never = incident.tries[:-1]  # what was never carried out was not tried
+        return Move("hold", f"{rung} could not be carried out: {intent.answer}", {"tries": never})
+    if intent.state is IntentState.EXPIRED:
+        return Move("fail", f"{rung} was not seen within its deadline")
+    return Stay(Wait(because=f"waiting for proof of {rung}", until=intent.seen_by))
+
+
+def _refusal_stands(s: Sight, node: Node, intent: Intent) -> Deadline | None:
+    """When a refusal counts; None: now. It may be meant for a holder that has gone, which the cluster shows later."""
+    if intent.not_before is not None and not s.passed(intent.not_before):
+        return intent.not_before
+    if away(node) and not intent.gone and intent.seen_by is not None and not s.passed(intent.seen_by):
+        return intent.seen_by
+    return None
+
+
+def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
+    incident, intent = s.incident, s.intent
+    rule, level = _proof_wanted(incident, node, policy)
+    if incident.needs_human:
+        return Move("hold", "a human wants to decide", {"needs_human": False})
+    if incident.relapse:
+        return Move("fail", f"it is back: {incident.relapse}", {"relapse": "", "proof": None})
+    if proven(incident) and incident.incarnation == node.incarnation:
+        return Change("proven well", {"closing": Phase.RELEASED})
+    if not {Capability.CHECK, Capability.CHECK_CORDONED} <= s.can:
+        return Move("hold", "nothing here can check a cordoned node")
+    current = intent is not None and isinstance(intent.act, Verify) and intent.expect == node.incarnation
+    if intent is None or not current:
+        act = Verify(nodes=(node.id,), level=level, profile=incident.fault.component)
+        return Do(act, "proof before return", rule.verify_deadline, INGEST, also={"incarnation": node.incarnation})
+    if not intent.state.over:
+        return Stay(Wait(because=f"check level {level} is running", until=intent.seen_by))
+    verdict = intent.verdicts.get(node.id, "could_not_run") if intent.state is IntentState.SEEN else "could_not_run"
+    told = "failed" if verdict == "fail" else f"could not run ({intent.answer or intent.state})"
+    counts_as_failed = verdict == "fail" or rule.on_could_not_run is CouldNotRun.FAIL
+    if counts_as_failed and incident.remedy.disrupts:
+        return Move("fail", f"check level {level} {told}", {"proof": None})
+    return Move("hold", f"check level {level} {told}")
+
+
+def _proof_wanted(incident: Incident, node: Node, policy: Policy) -> tuple[RungRule, int]:
+    rule = rung_rule(ladder_for(incident, node, policy), incident.rung or incident.healed)
+    if incident.kind is IncidentKind.INTAKE and not incident.tries:
+        for examine in policy.examine:
+            if examine.on is Trigger.JOIN:
+                return rule, examine.level
+    return rule, rule.verify

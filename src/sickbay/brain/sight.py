@@ -1,0 +1,72 @@
+"""What an incident's decision may read, and the words that its phases share."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sickbay.brain.decision import Change, Decision, Stay, Tell
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.fault import Scope
+from sickbay.model.fleet import Capability, JobId, Node, PastIncident
+from sickbay.model.incident import Incident, Wait
+from sickbay.model.intent import Intent, Notify
+from sickbay.model.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """All that an incident's decision may read."""
+
+    incident: Incident
+    node: Node | None
+    intent: Intent | None  # the one under way, or the last one if it is over
+    scoped: tuple[JobId, ...]  # managed attempts that hold what the fault names
+    bystanders: tuple[JobId, ...]  # other managed attempts on the node
+    called: frozenset[JobId]  # of those, attempts that this incident has asked to end
+    training: frozenset[JobId]  # of those, attempts that run and that it has never asked
+    past: tuple[PastIncident, ...]
+    readings: dict[str, float]
+    can: frozenset[Capability]
+    blind: frozenset[str]
+
+    @property
+    def retry_at(self) -> Deadline | None:
+        return self.intent.seen_by if self.intent is not None else None
+
+    def passed(self, deadline: Deadline | None) -> bool:
+        return deadline is not None and deadline.passed(self.readings)
+
+    def uncalled(self, jobs: tuple[JobId, ...]) -> tuple[JobId, ...]:
+        return tuple(job for job in jobs if job not in self.called)
+
+    def within(self, clock: str, duration: timedelta) -> Deadline:
+        return Deadline(clock=clock, at=self.readings.get(clock, 0.0) + duration.total_seconds())
+
+
+def owner_of(incident: Incident) -> str:
+    return f"sickbay:{incident.id}"
+
+
+def reset_domain(incident: Incident, node: Node) -> tuple[int, ...]:
+    """The devices that a reset of the sick one touches; () means all."""
+    device = incident.fault.device
+    if node.linked or device is None or incident.fault.scope is not Scope.DEVICE:
+        return ()
+    return (device,)
+
+
+def remind(s: Sight, policy: Policy, event: str, text: str, because: str) -> Decision:
+    """Tell a human now and again at each reminder; in between, wait."""
+    incident = s.incident
+    if incident.deadline is None or s.passed(incident.deadline):
+        also = {"deadline": s.within(INGEST, policy.pace.held_reminder)}
+        notice = Notify(event=event, subject=f"incident:{incident.id}", text=text)
+        return Change("a human is told", also, Tell(notice, f"{event}:{s.readings.get(INGEST, 0.0):.0f}"))
+    return Stay(Wait(because=because, until=incident.deadline))
+
+
+def away(node: Node) -> bool:
+    return not node.ready or node.going_down is not None
+
+
+def later(deadline: Deadline, grace: timedelta) -> Deadline:
+    return Deadline(clock=deadline.clock, at=deadline.at + grace.total_seconds())

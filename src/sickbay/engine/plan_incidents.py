@@ -1,0 +1,150 @@
+"""Planning an incident: decide, ask whether it is admitted, until there is something to wait for."""
+
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from sickbay.brain.admit import Asked
+from sickbay.brain.decide import decide
+from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.sight import Sight
+from sickbay.engine.admission import ask, asked_for, deferred, told_of
+from sickbay.engine.resting import rest
+from sickbay.engine.steps import step_incident, subjects_of, tried, withdraw, write_down
+from sickbay.engine.view import Draft
+from sickbay.model.clock import INGEST
+from sickbay.model.fault import Scope
+from sickbay.model.fleet import InForce, JobId, Node, Record
+from sickbay.model.incident import Incident, Phase, Wait
+from sickbay.model.intent import (
+    Repair,
+)
+from sickbay.model.job import Call, Job, JobState
+from sickbay.model.rows import IN_FORCE, key_of
+
+ROUNDS = 12  # decisions in one unit; a decision that never comes to rest is a defect
+
+
+def plan_incident(draft: Draft, subject: str) -> None:
+    incident = draft.read(Incident, subject)
+    if incident is None or not incident.open:
+        draft.waits[subject] = None
+        return
+    draft.read(InForce, IN_FORCE)
+    first_intent = incident.intent
+    wait: Wait | None = None
+    for _ in range(ROUNDS):
+        if not incident.open:
+            break
+        draft.watched = {subject, IN_FORCE}  # a wait is on what its own decision read, not on what led up to it
+        sight = _sight(draft, incident)
+        incident, wait = _take(draft, incident, sight, decide(sight, draft.rules.policy))
+        if wait is not None:
+            break
+    else:
+        raise RuntimeError(f"{subject} does not come to rest")
+    if first_intent and first_intent != incident.intent:
+        withdraw(draft, first_intent)
+    rest(draft, incident, wait)
+
+
+def _sight(draft: Draft, incident: Incident) -> Sight:
+    node = draft.node(incident.node)
+    scoped: list[JobId] = []
+    bystanders: list[JobId] = []
+    called: set[JobId] = set()
+    training: set[JobId] = set()
+    if node is not None:
+        for job in draft.holders(node):
+            draft.job(job.id)  # from here on its row is read, expected and watched
+            whole = incident.fault.scope is not Scope.DEVICE or incident.fault.device is None
+            named = whole or job.state is JobState.GATING  # what has not begun does not begin on a sick node
+            held = job.claim[node.id]
+            (scoped if named or not held or incident.fault.device in held else bystanders).append(job.id)
+            if any(call.incident == incident.id for call in job.calls):
+                called.add(job.id)
+            if job.state is JobState.RUNNING and job.id not in incident.jobs and _was_there(draft, job, incident):
+                training.add(job.id)
+        if node.claimable and incident.phase is not Phase.WATCHED:
+            # Claims come with its version. Elsewhere nobody can claim the node, or a newcomer is none of its business;
+            # and a ledger changes so often that every needless reader of it is planned again and again.
+            draft.ledger(node.pool)
+    past = []
+    for subject in _histories(incident, node):
+        record = draft.read(Record, f"record:{subject}", watch=False)
+        past += [p for p in (record.past if record else ()) if p not in past]
+    return Sight(
+        incident=incident,
+        node=node,
+        intent=draft.intent(incident.intent),
+        scoped=tuple(scoped),
+        bystanders=tuple(bystanders),
+        called=frozenset(called),
+        training=frozenset(training),
+        past=tuple(sorted(past, key=lambda p: p.at)),
+        readings=draft.readings,
+        can=draft.can(incident.cluster),
+        blind=draft.rules.blind.get(incident.cluster, frozenset()),
+    )
+
+
+def _was_there(draft: Draft, job: Job, incident: Incident) -> bool:
+    """Whether the attempt had begun when the newest evidence came: what began later has nothing to do with it."""
+    ago = timedelta(seconds=draft.reading(INGEST) - incident.seen_at)
+    return job.began_at is not None and job.began_at <= draft.now - ago
+
+
+def _histories(incident: Incident, node: Node | None) -> list[str]:
+    return subjects_of(incident.incarnation, node, incident.fault.device)
+
+
+def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) -> tuple[Incident, Wait | None]:
+    node = sight.node
+    match decision:
+        case Move(event=event, because=because, also=also, tell=tell):
+            moved = step_incident(draft, incident, event, because, also)
+            return told_of(draft, moved, tell), None
+        case Change(because=because, also=also, tell=tell, call=call):
+            if call and node is not None:
+                refused = ask(draft, Asked.CALL, incident, node)
+                if refused is not None:
+                    return deferred(draft, incident, node, refused, "stop its job")
+                incident = _call(draft, incident, call, because, lost=node.lost)
+            changed = replace(incident, **also)
+            draft.put(changed)
+            return told_of(draft, changed, tell), None
+        case Do(act=act, event=event, also=also, because=because):
+            asked = asked_for(act)
+            if asked is not None and node is not None:
+                refused = ask(draft, asked, incident, node)
+                if refused is not None:
+                    return deferred(draft, incident, node, refused, f"{type(act).__name__.lower()}")
+            intent, number = write_down(draft, incident, decision)
+            more = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
+            if isinstance(act, Repair):
+                more["tries"] = tried(incident, act.rung, draft.now)
+            if event:
+                return step_incident(draft, incident, event, because, more), None
+            changed = replace(incident, **more)
+            draft.put(changed)
+            return changed, None
+        case Stay(wait=wait, tell=tell):
+            return told_of(draft, incident, tell), wait
+
+
+def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: str, *, lost: bool) -> Incident:
+    """Ask attempts to end. Only `resume` stops them."""
+    for job_id in jobs:
+        job = draft.job(job_id)
+        if job is None:
+            continue
+        call = Call(
+            because=f"{incident.fault.code} on {incident.node}",
+            incident=incident.id,
+            node=incident.node,
+            lost=lost,
+            dated=incident.opened_at,
+        )
+        draft.put(replace(job, calls=(*job.calls, call)[-20:]))
+        draft.tell(f"asks {job_id} to stop: {because}", key_of(incident), key_of(job), event="call")
+    return replace(incident, jobs=tuple(dict.fromkeys((*incident.jobs, *jobs))))

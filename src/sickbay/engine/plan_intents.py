@@ -1,0 +1,113 @@
+"""Planning an intent: through its doubt, until its effect is seen or its time is up."""
+
+from msgspec.structs import replace
+
+from sickbay.brain.drift import shown
+from sickbay.engine.learn import in_doubt
+from sickbay.engine.view import Draft
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.fleet import NodeId
+from sickbay.model.incident import Incident
+from sickbay.model.intent import (
+    INTENT_LIFE,
+    Drain,
+    Fence,
+    Intent,
+    IntentState,
+    Quarantine,
+    Release,
+    Repair,
+    RerunJob,
+    StartJob,
+    StopJob,
+)
+from sickbay.model.job import Job
+from sickbay.model.rows import WaitMark
+
+
+def plan_intent(draft: Draft, subject: str) -> None:
+    """Follow one intent through its doubt until its effect is seen or its time is up."""
+    intent = draft.read(Intent, subject)
+    if intent is None or intent.state.over:
+        draft.waits[subject] = None
+        return
+    while (found := _development(draft, intent)) is not None:
+        event, because = found
+        intent = replace(intent, state=INTENT_LIFE.target(intent, intent.state, event))
+        if event == "unknown":
+            intent = in_doubt(draft, intent)
+        if because and (event == "again" or not intent.answer):
+            intent = replace(intent, answer=because)
+        draft.put(intent)
+        if intent.state is IntentState.PLANNED:
+            break
+        if intent.state.over:
+            draft.waits[subject] = None
+            if intent.owner:
+                draft.tell(f"{type(intent.act).__name__}: {intent.state}", intent.owner, event="effect")
+            return
+    until = _next_look(draft, intent)
+    on = {key: draft.expect[key] for key in sorted(draft.watched)}
+    draft.waits[subject] = WaitMark(until=until, on=on, urgency=1)
+
+
+def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
+    """What has become of it since: the first that applies, or nothing."""
+    job = draft.job(intent.act.job) if isinstance(intent.act, StopJob | StartJob | RerunJob | Fence) else None
+    nodes = {node: draft.node(node) for node in _targets(intent)}
+    clock = draft.clocks.get(intent.cluster)
+    if shown(intent, nodes, job, clock.as_of if clock else 0.0):
+        return "seen", ""
+    reading = draft.reading(intent.clock)
+    wanted = not intent.owner or _still_wanted(draft, intent)
+    match intent.state:
+        case IntentState.SENT if reading >= intent.sent_at + intent.call_timeout:
+            return "unknown", "its answer was lost"
+        case IntentState.UNKNOWN | IntentState.ACCEPTED if _time_up(draft, intent):
+            return "expire", "not seen in time"
+        case IntentState.UNKNOWN if not wanted:
+            return "expire", "no longer wanted"
+        case IntentState.UNKNOWN if not intent.blind and _surely_absent(draft, intent):
+            return "again", "not there: sent again"
+        case IntentState.PLANNED if not wanted:
+            return "expire", "no longer wanted"
+        case _:
+            return None
+
+
+def _targets(intent: Intent) -> tuple[NodeId, ...]:
+    return (intent.act.node,) if isinstance(intent.act, Quarantine | Drain | Repair | Release) else ()
+
+
+def _still_wanted(draft: Draft, intent: Intent) -> bool:
+    owner = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
+    if owner is None and intent.owner.startswith("job:"):
+        owner_job = draft.read(Job, intent.owner)
+        return owner_job is not None and owner_job.intent == intent.key
+    return owner is not None and owner.intent == intent.key
+
+
+def _time_up(draft: Draft, intent: Intent) -> bool:
+    return intent.seen_by is not None and intent.seen_by.passed(draft.readings)
+
+
+def _surely_absent(draft: Draft, intent: Intent) -> bool:
+    """A read newer than the end of the call has not shown it. What agents carry out has no such read: time must do."""
+    if intent.clock == INGEST:
+        return draft.reading(INGEST) >= intent.sent_at + 2 * intent.call_timeout
+    clock = draft.clocks.get(intent.cluster)
+    return clock is not None and bool(intent.doubt_until) and clock.as_of >= intent.doubt_until
+
+
+def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
+    reading = draft.reading(intent.clock)
+    match intent.state:
+        case IntentState.PLANNED:
+            return None
+        case IntentState.SENT:
+            return Deadline(clock=intent.clock, at=intent.sent_at + intent.call_timeout)
+        case IntentState.UNKNOWN if not intent.blind:
+            soon = Deadline(clock=intent.clock, at=reading + 0.5 * intent.call_timeout)
+            return soon if intent.seen_by is None or soon.at < intent.seen_by.at else intent.seen_by
+        case _:
+            return intent.seen_by

@@ -1,0 +1,84 @@
+"""Planning a job: decide until there is something to wait for."""
+
+from functools import partial
+
+from msgspec.structs import replace
+
+from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
+from sickbay.brain.resume import JobSight, resume
+from sickbay.engine.placing import lost, place, unseen, unusable
+from sickbay.engine.resting import rest
+from sickbay.engine.steps import notify, stamp, step_job, withdraw, write_down
+from sickbay.engine.view import Draft
+from sickbay.model.fleet import InForce
+from sickbay.model.incident import Wait
+from sickbay.model.intent import (
+    StartJob,
+)
+from sickbay.model.job import Job
+from sickbay.model.rows import IN_FORCE
+
+ROUNDS = 12  # decisions in one unit; a decision that never comes to rest is a defect
+
+
+def plan_job(draft: Draft, subject: str) -> None:
+    job = draft.read(Job, subject)
+    if job is None or not job.open:
+        draft.waits[subject] = None
+        return
+    draft.read(InForce, IN_FORCE)
+    first_intent = job.intent
+    wait: Wait | None = None
+    for _ in range(ROUNDS):
+        if not job.open:
+            break
+        draft.watched = {subject, IN_FORCE}  # as for incidents
+        sight = JobSight(
+            job=job,
+            intent=draft.intent(job.intent),
+            place=partial(place, draft, job),
+            unusable=partial(unusable, draft, job),
+            lost=partial(lost, draft, job),
+            unseen=partial(unseen, draft, job),
+            readings=draft.readings,
+            can=draft.can(job.spec.cluster),
+        )
+        job, wait = _take_job(draft, job, resume(sight, draft.rules.policy, draft.rules.tables))
+        if wait is not None:
+            break
+    else:
+        raise RuntimeError(f"{subject} does not come to rest")
+    if first_intent and first_intent != job.intent:
+        withdraw(draft, first_intent)
+    rest(draft, job, wait)
+
+
+def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | None]:
+    tell: Tell | None = None
+    wait: Wait | None = None
+    match decision:
+        case Move(event=event, because=because, also=also, tell=tell):
+            job = step_job(draft, job, event, because, also)
+        case Change(also=also, tell=tell):
+            job = replace(job, **also)
+            draft.put(job)
+        case Do(event=event, because=because, also=also):
+            intent, number = write_down(draft, job, decision)
+            more = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
+            if isinstance(decision.act, StartJob):
+                more |= {"ranks": {}, "ranks_as_of": 0.0, "end": None}
+            if event:
+                job = step_job(draft, job, event, because, {"began_at": draft.now, **more})
+            else:
+                job = replace(job, **more)
+                if isinstance(decision.act, StartJob):
+                    job = stamp(job, "gated", draft.now)  # a start that claims nothing follows a gate
+                draft.put(job)
+        case Stay(wait=wait, tell=tell):
+            pass
+    if tell is not None:
+        told = notify(draft, job, tell)
+        if told != job.told:
+            job = replace(job, told=told)
+            draft.put(job)
+    return job, wait

@@ -1,0 +1,83 @@
+"""Planning brakes and seats: what time alone changes."""
+
+from fnmatch import fnmatchcase
+
+from msgspec.structs import replace
+
+from sickbay.brain.admit import ease
+from sickbay.engine.learn_nodes import look_again
+from sickbay.engine.steps import post
+from sickbay.engine.view import Draft
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.facts import Fact, PolicyInForce
+from sickbay.model.fault import SILENCE
+from sickbay.model.fleet import AgentState, Brake, Node
+from sickbay.model.intent import (
+    Notify,
+)
+from sickbay.model.policy import BrakeRule
+from sickbay.model.rows import WaitMark
+
+
+def plan_brake(draft: Draft, subject: str) -> None:
+    brake = draft.read(Brake, subject)
+    if brake is None or brake.scope.startswith("pace/"):
+        draft.waits[subject] = None
+        return
+    rule = _brake_rule(draft, brake)
+    reading = draft.reading(INGEST)
+    if (
+        brake.signature == SILENCE and brake.tripped_at is not None
+    ):  # a state, not an event: who is still lost still shows it
+        gone = (node for node in brake.seen if (row := draft.peek(Node, f"node:{node}")) is not None and row.lost)
+        brake = replace(brake, seen={**brake.seen, **dict.fromkeys(gone, reading)})
+    eased = ease(brake, rule, reading)
+    if eased != brake:
+        draft.put(eased)
+    if brake.tripped_at is not None and eased.tripped_at is None:
+        draft.tell(f"brake off: {brake.signature} in {brake.scope}", subject, event="brake")
+    if brake.tripped_at is not None and "told" not in brake.told:
+        text = f"{len(brake.seen)} nodes show {brake.signature} in {brake.scope}: nothing is quarantined for it"
+        notice = Notify(event="brake", subject=subject, text=text)
+        post(draft, notice, key=f"{subject}.{brake.tripped_at.timestamp():.0f}", cluster="", pool="")
+        draft.put(replace(eased, told=("told",)))
+    if eased.tripped_at is None and not eased.seen:
+        draft.waits[subject] = None
+        return
+    pause = min(rule.within.total_seconds(), rule.quiet.total_seconds()) / 4
+    draft.waits[subject] = WaitMark(until=Deadline(clock=INGEST, at=reading + pause), urgency=3)
+
+
+def _brake_rule(draft: Draft, brake: Brake) -> BrakeRule:
+    kind = brake.scope.split(":", 1)[0]
+    for rule in draft.rules.policy.brakes:
+        if rule.scope == kind and fnmatchcase(brake.signature, rule.signature):
+            return rule
+    return BrakeRule()
+
+
+def plan_node(draft: Draft, subject: str) -> None:
+    """A seat's own deadlines: an announced end that passed, a vacancy that nobody fills."""
+    node = draft.read(Node, subject)
+    draft.waits[subject] = None
+    if node is None:
+        return
+    unheard = node.incident is None and (not node.ready or node.agent is AgentState.SILENT)
+    announced = node.going_down is not None and not node.going_down.passed(draft.readings)
+    if announced:
+        draft.waits[subject] = WaitMark(until=node.going_down, urgency=4)
+    elif (node.going_down is not None or unheard) and node.incarnation is not None:
+        fact = Fact(id=f"{subject}.end", at=draft.now, news=PolicyInForce(policy="", knowledge=""), seq=0)
+        look_again(draft, fact, node)
+        return
+    if node.vacant_until is None or not node.vacant_until.passed(draft.readings):
+        if node.vacant_until is not None:
+            draft.waits[subject] = WaitMark(until=node.vacant_until, urgency=4)
+        return
+    text = f"{node.id}: nobody has filled this seat since its instance was replaced"
+    reading = draft.reading(node.cluster)
+    notice = Notify(event="vacancy", subject=subject, text=text)
+    post(draft, notice, key=f"{subject}.vacant.{reading:.0f}", cluster=node.cluster, pool=node.pool)
+    again = Deadline(clock=node.cluster, at=reading + draft.rules.policy.pace.held_reminder.total_seconds())
+    draft.put(replace(node, vacant_until=again))
+    draft.waits[subject] = WaitMark(until=again, urgency=4)

@@ -498,3 +498,17 @@ def test_a_node_that_is_lost_while_its_job_stops_is_fenced_at_once() -> None:
     hall.until(lambda: bool(hall.happened("fenced", lost)), HOUR)
     assert hall.happened("fenced", lost)[0].at - began < 90, "not only when the stop's time is over"
     hall.ends(job)
+
+
+@warm_and_cold
+def test_nodes_that_a_stuck_job_has_left_are_free_for_others(cold: bool) -> None:
+    hall = Hall(nodes=3, cold=cold, cluster=cluster_without(Capability.FENCE))
+    stuck = hall.training("stuck", nodes=3)
+    other = hall.submit("other", nodes=2, steps=500)
+    hall.world.lose_node(hall.nodes[0], zombie=True)
+    hall.ends(other)
+    assert set(hall.starts(other)[0][1]) == set(hall.nodes[1:])
+    assert hall.job(stuck).state is JobState.STOPPING
+    assert set(hall.job(stuck).claim) == {hall.nodes[0]}
+    hall.world.operator_reboots(hall.nodes[0])
+    hall.ends(stuck)

@@ -34,7 +34,9 @@ def drained(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("drain", f"{rung.do} needs the node empty", also)
     act = Repair(node=node.id, rung=rung.do, devices=reset_domain(incident, node))
     clock = INGEST if rung.do is Remedy.RESET_GPU else incident.cluster
-    return Do(act, because, rung.deadline, clock, "repair", {"proof": None, "healed": None, "relapse": ""})
+    fresh = {"proof": None, "healed": None, "relapse": ""}
+    told = because if rung.do is incident.remedy else f"{rung.do} now: {because}"
+    return Do(act, told, rung.deadline, clock, "repair", fresh)
 
 
 def choose(s: Sight, node: Node, policy: Policy) -> tuple[RungRule | None, str, Remedy]:

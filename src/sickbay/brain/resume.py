@@ -291,7 +291,10 @@ def _stop(s: JobSight, policy: Policy) -> Do:
 
 
 def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
-    """Neither stopped nor fenced: a human is told once, and both are tried again. Nothing starts meanwhile."""
+    """Neither stopped nor fenced: a human is told once, and both are tried again. Nothing of it starts meanwhile.
+
+    Nodes that its ranks have left are free for others: one node out of reach must not hold up all of a large job's.
+    """
     job = s.job
     why = f"cannot prove that the ranks on {', '.join(left)} are gone; a second copy would ruin the run"
     if job.deadline is None:
@@ -299,7 +302,8 @@ def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
             Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}"),
             f"job_stuck:{job.attempt}",
         )
-        return Change(why, {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}, tell)
+        held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) != "gone"}
+        return Change(why, {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}, tell)
     if s.passed(job.deadline):
         return Change("trying again", {"intent": "", "deadline": None})
     return Stay(Wait(because=why, until=job.deadline))

@@ -15,7 +15,7 @@ from sickbay.engine.plan import plan
 from sickbay.engine.seats import settle
 from sickbay.engine.view import Draft, Rules, View, moment
 from sickbay.model.clock import INGEST, Deadline, WatchedClock
-from sickbay.model.errors import Conflict, Fenced, StoreError
+from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
 from sickbay.model.fleet import Cursor, InForce
 from sickbay.model.incident import Incident
@@ -50,6 +50,12 @@ class Engine:
     def __init__(
         self, store: Store, hands: Hands, rules: Rules, executor: Executor, clock: Clock, setup: Setup
     ) -> None:
+        timeout = rules.policy.pace.call_timeout.total_seconds()
+        if setup.lease_ttl <= timeout:
+            raise BadInput(
+                f"a lease of {setup.lease_ttl:g} s does not outlast pace.call_timeout ({timeout:g} s): nothing would ever "
+                f"be sent; make the lease at least {2 * timeout + 10:g} s"
+            )
         self._store = store
         self._hands = hands
         self._rules = rules

@@ -8,6 +8,7 @@ from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.resume import JobSight, resume
 from sickbay.engine.placing import lost, place, unseen, unusable
 from sickbay.engine.resting import rest
+from sickbay.engine.seats import turn
 from sickbay.engine.steps import notify, stamp, step_job, withdraw, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import InForce
@@ -60,6 +61,8 @@ def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | N
         case Move(event=event, because=because, also=also, tell=tell):
             job = step_job(draft, job, event, because, also)
         case Change(also=also, tell=tell):
+            if also.get("claim", job.claim).keys() != job.claim.keys():
+                turn(draft, job.spec.pool)
             job = replace(job, **also)
             draft.put(job)
         case Do(event=event, because=because, also=also):

@@ -17,7 +17,7 @@ from sickbay.ports.store import Store
 
 RowType = TypeVar("RowType", bound=AnyRow)
 
-CACHE_ROWS = 300_000
+CACHE_ROWS = 1_000_000  # also keys without a row: some for each of 100,000 nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from sickbay.sim.hardware import Seat
 from sickbay.sim.programme import Attempt, Programme, SimJob
 from sickbay.sim.workload import Workload
 
+LOOK_EVERY = 60.0
+
 
 class Placing:
     """Places attempts. What the cluster's scheduler cannot place waits in its queue."""
@@ -130,6 +132,9 @@ class Placing:
             attempt.waiting = False
             attempt.nodes = {seat.id: _devices(seat, job.spec) for seat in chosen}
             self._workload.launch(job, attempt, attempt.nodes)
+        if self._queue and not self._due:  # like any scheduler, it also looks now and then without being woken
+            self._due = True
+            self._ground.scheduler.after(LOOK_EVERY, self._serve)
 
     def _find(self, spec: JobSpec, avoid: tuple[NodeId, ...]) -> list[Seat] | None:
         free = (seat for seat in self._ground.seats_of(spec.cluster, spec.pool) if seat.free and seat.id not in avoid)

@@ -210,6 +210,9 @@ class Simulation:
         mine = [i for i in found if (node is None or i.node == node) and (intake or not i.id.startswith("n"))]
         return sorted(mine, key=lambda i: i.opened_at)
 
+    def vacancies(self) -> list[NodeId]:
+        return [r.id for r in self._all("node") if isinstance(r, Node) and r.incarnation is None]
+
     def jobs(self) -> list[Job]:
         return [r for r in self._all("job") if isinstance(r, Job)]
 

@@ -243,13 +243,21 @@ def _clear_up(sim: Simulation) -> None:
 
 
 def _mend_what_is_held(sim: Simulation) -> None:
-    """A person puts another machine into each held seat and has it checked: held seats keep others waiting."""
+    """A person puts another machine into each held seat and has it checked: held seats keep others waiting.
+
+    Seats that nobody fills are given up, and with them the jobs that have become too large for what is left.
+    """
     held = [i for i in sim.incidents(intake=True) if i.phase is Phase.HELD and i.node in sim.world.seats]
     for incident in held:
         sim.world.operator_replaces(incident.node)
     sim.run(1800)
     for incident in held:
         sim.order("confirm", incident.id)
+    for node in sim.vacancies():
+        sim.order("uncordon", node)
+    for job in sim.jobs():
+        if job.open and job.spec.least > len(sim.world.seats):
+            sim.order("stop", job.id)
 
 
 def calm_within(sim: Simulation, seconds: float, tick: float = 60.0) -> bool:

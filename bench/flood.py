@@ -282,8 +282,8 @@ def run(size: Size) -> Figure:
             f" lines each), {TWICE} reports sent twice, the rest kinds that mean nothing; one Xid 79 in every"
             f" {SICK_EVERY} batches, on a node"
             " that was well. Limits and brakes are open. One thread appends, one plans and sends; both in one process"
-            " on one file; facts and sendings are synced. Latency runs from the begin of the append (or its beat, if that was"
-            " late) to the commit of the Quarantine intent."
+            " on one file; facts and sendings are synced. Latency runs from the begin of the append (or its beat, if"
+            " that was late) to the commit of the Quarantine intent."
         ),
         lines=(
             Line(f"{offered}: committed", f"{steady.rate:,.0f}/s", f"≥ {GOAL_RATE:,}/s", kept_up),

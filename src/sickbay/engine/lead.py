@@ -53,8 +53,8 @@ class Engine:
         timeout = rules.policy.pace.call_timeout.total_seconds()
         if setup.lease_ttl <= timeout:
             raise BadInput(
-                f"a lease of {setup.lease_ttl:g} s does not outlast pace.call_timeout ({timeout:g} s): nothing would ever "
-                f"be sent; make the lease at least {2 * timeout + 10:g} s"
+                f"a lease of {setup.lease_ttl:g} s does not outlast pace.call_timeout ({timeout:g} s), so nothing "
+                f"would ever be sent; make the lease at least {2 * timeout + 10:g} s"
             )
         self._store = store
         self._hands = hands

@@ -1,6 +1,7 @@
 """Planning an incident: decide, ask whether it is admitted, until there is something to wait for."""
 
 from datetime import timedelta
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -9,43 +10,27 @@ from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.sight import Sight
 from sickbay.engine.admission import ask, asked_for, deferred, told_of
-from sickbay.engine.resting import rest
-from sickbay.engine.steps import step_incident, subjects_of, tried, withdraw, write_down
+from sickbay.engine.resting import come_to_rest
+from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.fault import Scope
-from sickbay.model.fleet import InForce, JobId, Node, Record
+from sickbay.model.fleet import JobId, Node, Record
 from sickbay.model.incident import Incident, Phase, Wait
 from sickbay.model.intent import (
     Repair,
 )
 from sickbay.model.job import Call, Job, JobState
-from sickbay.model.rows import IN_FORCE, key_of
-
-ROUNDS = 12  # decisions in one unit; a decision that never comes to rest is a defect
+from sickbay.model.rows import key_of
 
 
 def plan_incident(draft: Draft, subject: str) -> None:
-    incident = draft.read(Incident, subject)
-    if incident is None or not incident.open:
-        draft.waits[subject] = None
-        return
-    draft.read(InForce, IN_FORCE)
-    first_intent = incident.intent
-    wait: Wait | None = None
-    for _ in range(ROUNDS):
-        if not incident.open:
-            break
-        draft.watched = {subject, IN_FORCE}  # a wait is on what its own decision read, not on what led up to it
-        sight = _sight(draft, incident)
-        incident, wait = _take(draft, incident, sight, decide(sight, draft.rules.policy))
-        if wait is not None:
-            break
-    else:
-        raise RuntimeError(f"{subject} does not come to rest")
-    if first_intent and first_intent != incident.intent:
-        withdraw(draft, first_intent)
-    rest(draft, incident, wait)
+    come_to_rest(draft, subject, Incident, partial(_decide_once, draft))
+
+
+def _decide_once(draft: Draft, incident: Incident) -> tuple[Incident, Wait | None]:
+    sight = _sight(draft, incident)
+    return _take(draft, incident, sight, decide(sight, draft.rules.policy))
 
 
 def _sight(draft: Draft, incident: Incident) -> Sight:

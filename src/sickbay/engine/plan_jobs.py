@@ -7,51 +7,33 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.resume import JobSight, resume
 from sickbay.engine.placing import lost, place, unseen, unusable
-from sickbay.engine.resting import rest
+from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import turn
-from sickbay.engine.steps import notify, stamp, step_job, withdraw, write_down
+from sickbay.engine.steps import notify, stamp, step_job, write_down
 from sickbay.engine.view import Draft
-from sickbay.model.fleet import InForce
 from sickbay.model.incident import Wait
 from sickbay.model.intent import (
     StartJob,
 )
 from sickbay.model.job import Job
-from sickbay.model.rows import IN_FORCE
-
-ROUNDS = 12  # decisions in one unit; a decision that never comes to rest is a defect
 
 
 def plan_job(draft: Draft, subject: str) -> None:
-    job = draft.read(Job, subject)
-    if job is None or not job.open:
-        draft.waits[subject] = None
-        return
-    draft.read(InForce, IN_FORCE)
-    first_intent = job.intent
-    wait: Wait | None = None
-    for _ in range(ROUNDS):
-        if not job.open:
-            break
-        draft.watched = {subject, IN_FORCE}  # as for incidents
-        sight = JobSight(
-            job=job,
-            intent=draft.intent(job.intent),
-            place=partial(place, draft, job),
-            unusable=partial(unusable, draft, job),
-            lost=partial(lost, draft, job),
-            unseen=partial(unseen, draft, job),
-            readings=draft.readings,
-            can=draft.can(job.spec.cluster),
-        )
-        job, wait = _take_job(draft, job, resume(sight, draft.rules.policy, draft.rules.tables))
-        if wait is not None:
-            break
-    else:
-        raise RuntimeError(f"{subject} does not come to rest")
-    if first_intent and first_intent != job.intent:
-        withdraw(draft, first_intent)
-    rest(draft, job, wait)
+    come_to_rest(draft, subject, Job, partial(_decide_once, draft))
+
+
+def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
+    sight = JobSight(
+        job=job,
+        intent=draft.intent(job.intent),
+        place=partial(place, draft, job),
+        unusable=partial(unusable, draft, job),
+        lost=partial(lost, draft, job),
+        unseen=partial(unseen, draft, job),
+        readings=draft.readings,
+        can=draft.can(job.spec.cluster),
+    )
+    return _take_job(draft, job, resume(sight, draft.rules.policy, draft.rules.tables))
 
 
 def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | None]:

@@ -1,18 +1,51 @@
 """Waiting, written down: why, until when, and on which rows."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from msgspec.structs import replace
 
+from sickbay.engine.steps import withdraw
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
+from sickbay.model.fleet import InForce
 from sickbay.model.incident import Incident, Wait
 from sickbay.model.job import Job
-from sickbay.model.rows import WaitMark, key_of
+from sickbay.model.rows import IN_FORCE, WaitMark, key_of
+
+Thing = TypeVar("Thing", Incident, Job)
 
 LOOK_AGAIN = 60.0
 ESTIMATE_AGAIN = 300.0
+ROUNDS = 12  # decisions in one unit; a decision that never comes to rest is a defect
 
 
-def rest(draft: Draft, thing: Incident | Job, wait: Wait | None) -> None:
+def come_to_rest(
+    draft: Draft, subject: str, kind: type[Thing], decide_once: Callable[[Thing], tuple[Thing, Wait | None]]
+) -> None:
+    """Decide and take the step, again and again, until the thing is over or there is something to wait for."""
+    thing = draft.read(kind, subject)
+    if thing is None or not thing.open:
+        draft.waits[subject] = None
+        return
+    draft.read(InForce, IN_FORCE)
+    first_intent = thing.intent
+    wait: Wait | None = None
+    for _ in range(ROUNDS):
+        if not thing.open:
+            break
+        draft.watched = {subject, IN_FORCE}  # a wait is on what its own decision read, not on what led up to it
+        thing, wait = decide_once(thing)
+        if wait is not None:
+            break
+    else:
+        raise RuntimeError(f"{subject} does not come to rest")
+    if first_intent and first_intent != thing.intent:
+        withdraw(draft, first_intent)
+    _rest(draft, thing, wait)
+
+
+def _rest(draft: Draft, thing: Incident | Job, wait: Wait | None) -> None:
     """Write down why nothing happens and what would change that; an unchanged wait is not written again."""
     key = key_of(thing)
     if not thing.open or wait is None:

@@ -277,3 +277,13 @@ def test_whatever_happens_in_whatever_phase_it_comes_to_rest(ward: OpenWard, see
         w.world.restore_agent(seat)
     w.rests()
     assert all(w.phase(n) == "HELD" or w.node(n).incident is None for n in w.world.seats)
+
+
+def test_a_job_that_has_not_begun_does_not_begin_on_a_node_that_a_person_cordons(ward: OpenWard) -> None:
+    w = ward(nodes=3)
+    job = w.sim.submit("late", nodes=2)
+    w.until(lambda: w.state(job) == "GATING")
+    node = min(w.job(job).claim)
+    w.order("cordon", node)
+    w.until(lambda: w.state(job) == "RUNNING")
+    assert node not in w.job(job).claim

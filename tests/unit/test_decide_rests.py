@@ -105,7 +105,8 @@ def test_every_incident_comes_to_rest_by_legal_steps(
             return
         s = Sight(
             incident=current, node=node, intent=doing, scoped=scoped, bystanders=bystanders, called=asked,
-            training=frozenset(scoped) - asked, past=past, readings={"sim": 1000.0, "ingest": 1000.0}, can=can,
+            training=frozenset(scoped) - asked, gating=frozenset(),
+            past=past, readings={"sim": 1000.0, "ingest": 1000.0}, can=can,
             blind=frozenset(),
         )  # fmt: skip
         decision = decide(s, POLICIES[policy])
@@ -144,7 +145,8 @@ def test_who_asks_to_hold_a_node_that_is_being_released_is_too_late() -> None:
     )  # fmt: skip
     s = Sight(
         incident=closing, node=Node(id=SEAT, cluster="sim", pool="train", incarnation=boot), intent=None, scoped=(),
-        bystanders=(), called=frozenset(), training=frozenset(), past=(), readings={}, can=frozenset(Capability),
+        bystanders=(), called=frozenset(), training=frozenset(), gating=frozenset(),
+        past=(), readings={}, can=frozenset(Capability),
         blind=frozenset(),
     )  # fmt: skip
     decision = decide(s, POLICIES["default"])

@@ -117,8 +117,11 @@ def _partitioned(s: Sight, node: Node, policy: Policy) -> Decision:
 
 def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
-    if incident.fault.code != OPERATOR_CORDON and s.uncalled(s.scoped):
-        return Change(f"it runs on what {incident.fault.code} is about", call=s.uncalled(s.scoped))
+    asked = s.uncalled(s.scoped)
+    if incident.fault.code == OPERATOR_CORDON:  # what runs may stay; what has not begun does not begin there
+        asked = tuple(job for job in asked if job in s.gating)
+    if asked:
+        return Change(f"it runs on what {incident.fault.code} is about", call=asked)
     if owner_of(incident) in node.cordons:
         if incident.cordon_as_of is None:
             return Change("our cordon is seen", {"cordon_as_of": node.as_of})

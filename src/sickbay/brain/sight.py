@@ -23,6 +23,7 @@ class Sight:
     bystanders: tuple[JobId, ...]  # other managed attempts on the node
     called: frozenset[JobId]  # of those, attempts that this incident has asked to end
     training: frozenset[JobId]  # of those, attempts that run and that it has never asked
+    gating: frozenset[JobId]  # of those, attempts that have not begun
     past: tuple[PastIncident, ...]
     readings: dict[str, float]
     can: frozenset[Capability]

@@ -39,6 +39,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
     bystanders: list[JobId] = []
     called: set[JobId] = set()
     training: set[JobId] = set()
+    gating: set[JobId] = set()
     if node is not None:
         for job in draft.holders(node):
             draft.job(job.id)  # from here on its row is read, expected and watched
@@ -46,6 +47,8 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
             named = whole or job.state is JobState.GATING  # what has not begun does not begin on a sick node
             held = job.claim[node.id]
             (scoped if named or not held or incident.fault.device in held else bystanders).append(job.id)
+            if job.state is JobState.GATING:
+                gating.add(job.id)
             if any(call.incident == incident.id for call in job.calls):
                 called.add(job.id)
             if job.state is JobState.RUNNING and job.id not in incident.jobs and _was_there(draft, job, incident):
@@ -66,6 +69,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
         bystanders=tuple(bystanders),
         called=frozenset(called),
         training=frozenset(training),
+        gating=frozenset(gating),
         past=tuple(sorted(past, key=lambda p: p.at)),
         readings=draft.readings,
         can=draft.can(incident.cluster),

@@ -131,6 +131,7 @@ class Placing:
                 continue
             attempt.waiting = False
             attempt.nodes = {seat.id: _devices(seat, job.spec) for seat in chosen}
+            attempt.allocated = True
             self._workload.launch(job, attempt, attempt.nodes)
         if self._queue and not self._due:  # like any scheduler, it also looks now and then without being woken
             self._due = True

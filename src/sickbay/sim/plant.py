@@ -135,7 +135,7 @@ class Plant:
         domain = seat.domain_of(devices)
         if not seat.speaking:
             raise Transient(f"the agent of {seat.id} cannot be reached")
-        for attempt in self._workload.on(seat):
+        for attempt in self._workload.holding(seat):
             held = domain & (set(attempt.nodes[seat.id]) or seat.domain_of(()))
             if held:
                 self._ground.chronicle.note("reset.refused", seat.id, attempt.id)

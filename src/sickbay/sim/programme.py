@@ -63,6 +63,7 @@ class Attempt:
     native: bool = False
     missing: tuple[NodeId, ...] = ()  # of a gang that was started in part
     waiting: bool = False  # the cluster's scheduler has no place for it yet
+    allocated: bool = False  # that scheduler chose its nodes: it says so at once, as Slurm does, before a rank runs
     avoid: tuple[NodeId, ...] = ()
     alive: dict[NodeId, None] = field(default_factory=dict)  # ordered, so that one seed gives one history
     ranks: dict[NodeId, str] = field(default_factory=dict)
@@ -120,12 +121,16 @@ class SimJob:
         gained = int((until - attempt.training_since) * self.programme.rate + 1e-6)
         return min(attempt.resumed_from + gained, self.programme.steps)
 
+    def _promised(self, attempt: Attempt) -> dict[NodeId, str]:
+        over = attempt.end is not None or attempt.halted_at is not None
+        return dict.fromkeys(attempt.nodes, "gone" if over else "running") if attempt.allocated else {}
+
     def seen(self, attempt: Attempt, as_of: float) -> JobSeen:
         return JobSeen(
             job=self.id,
             attempt=attempt.number,
             as_of=as_of,
-            ranks=dict(attempt.ranks),
+            ranks={**self._promised(attempt), **attempt.ranks},
             end=attempt.end,
             native=attempt.native,
             spec=self.spec if self.adopted else None,

@@ -53,6 +53,10 @@ class Workload:
         found = (self.jobs[job].attempts[number] for job, number in seat.holders)
         return [attempt for attempt in found if seat.id in attempt.alive]
 
+    def holding(self, seat: Seat) -> list[Attempt]:
+        """Attempts that have the seat's devices, whether or not their ranks live yet."""
+        return [self.jobs[job].attempts[number] for job, number in seat.holders]
+
     def watch_devices(self, on_exercise: Callable[[Seat, Defect], None]) -> None:
         """Calls back when a rank meets a defect of its device."""
         self._training.on_exercise = on_exercise

@@ -306,8 +306,8 @@ def test_a_leader_that_stood_still_beside_its_successor_does_nothing_when_it_wak
             old.born.stop()
     ward.until(lambda: old.stands_still, "the old leader stands still")
     taken = old.acknowledged
-    before = ward.mutations(old)
     ward.until(leading(ward, new), "the new one leads")
+    before = ward.mutations(old)  # by now whatever was on its way when it stopped has arrived
     ward.ends_well(job)
     assert ward.mutations(old) == before
     old.born.go_on()

@@ -272,3 +272,20 @@ def test_an_attempt_that_has_not_begun_gives_way_to_one_of_others() -> None:
     assert hall.starts(theirs)[0][1] == (hall.nodes[0],)
     assert hall.starts(job) == [(1, (hall.nodes[1],))]
     assert hall.job(job).restarts == ()
+
+
+def test_a_job_that_waits_for_a_node_it_was_told_to_avoid_is_asked_for_anew() -> None:
+    """The node did not answer when the job was submitted; then others took the rest of the pool for good."""
+    hall = Hall(nodes=2, cluster=cluster_without(*SLURM, Capability.RESTART_SERVICE))
+    dark, other = hall.nodes
+    job = hall.training(nodes=1, steps=5000)
+    assert hall.starts(job)[0][1] == (dark,)
+    hall.world.cut_path(dark)
+    hall.run(2 * MINUTE)
+    hall.world.operator_cordons(other)
+    hall.world.crash(job)
+    hall.run(2 * MINUTE)
+    hall.world.open_path(dark)
+    done = hall.ends(job)
+    assert hall.starts(job)[-1][1] == (dark,)
+    assert len(done.interruptions) == len(done.restarts) == 1, "that it was asked for twice costs nothing"

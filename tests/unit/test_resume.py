@@ -56,6 +56,7 @@ def sight(of: Job, last: Intent | None = None, **more: Any) -> JobSight:
     fields: dict[str, Any] = {
         "place": lambda: {A: (), B: ()},
         "unusable": lambda: (),
+        "well": lambda nodes: nodes,
         "lost": lambda: (),
         "unseen": lambda: (),
         "readings": {"sim": 1000.0, "ingest": 1000.0},

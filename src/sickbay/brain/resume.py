@@ -35,6 +35,7 @@ class JobSight:
     intent: Intent | None
     place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
     unusable: Callable[[], tuple[NodeId, ...] | str]  # what a cluster that chooses is to avoid, or why it is not asked
+    well: Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]  # which of these nodes can be claimed
     lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
     unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
     readings: dict[str, float]
@@ -167,7 +168,7 @@ def _gating(s: JobSight, policy: Policy) -> Decision:
         return Move("unclaim", "its intent is gone", {"claim": {}})
     if not intent.state.over:
         if starting and Capability.PLACE not in s.can:
-            return _in_their_queue(s, policy)
+            return _in_their_queue(s, policy, intent)
         what = "checking its nodes" if isinstance(intent.act, Verify) else "starting its ranks"
         return Stay(Wait(because=what, until=intent.seen_by))
     if isinstance(intent.act, Verify):
@@ -184,11 +185,16 @@ def _gating(s: JobSight, policy: Policy) -> Decision:
             return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
 
 
-def _in_their_queue(s: JobSight, policy: Policy) -> Decision:
+def _in_their_queue(s: JobSight, policy: Policy, intent: Intent) -> Decision:
     """The time to start runs from the allocation; before it, waiting is the cluster's business and costs nothing."""
     job = s.job
     if not job.claim:
-        return _starved(s, policy, "waits in the cluster's own queue")
+        well = s.well(intent.act.avoid) if isinstance(intent.act, StartJob) else ()
+        again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
+        if well and s.passed(again):  # what was named once is avoided for as long as the attempt waits
+            return Move("stop", f"asked for anew: {', '.join(well)} can be used again", {"deadline": None})
+        waits = _starved(s, policy, "waits in the cluster's own queue")
+        return Stay(Wait(because=waits.wait.because, until=again)) if well and isinstance(waits, Stay) else waits
     if job.deadline is None:
         return Change("its nodes are allocated", {"deadline": s.within(s.cluster, policy.resume.start_deadline)})
     if s.passed(job.deadline):
@@ -371,7 +377,8 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     checked = s.intent.verdicts if s.intent is not None and isinstance(s.intent.act, Verify) else {}
     failed = tuple(node for node, verdict in checked.items() if verdict == "fail")
     reason = job.end.reason if job.end is not None else None
-    preempted = reason is EndReason.PREEMPTED and not job.calls  # nobody's fault: it costs nothing
+    unplaced = not job.ranks and Capability.PLACE not in s.can
+    preempted = (reason is EndReason.PREEMPTED or unplaced) and not job.calls  # nobody's fault: it costs nothing
     late = _learned_late(job)
     blamed = any(call.node for call in job.calls) or bool(failed or late) or reason is EndReason.NODE_LOST
     reading = s.readings.get(s.cluster, 0.0)
@@ -380,6 +387,8 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     because = job.calls[0].because if job.calls else (f"it ended: {job.end.reason}" if job.end else "it ended")
     if failed:
         because = f"{', '.join(failed)} failed its check"
+    elif unplaced:
+        because = "the cluster had not placed it yet"
     elif late and not job.calls:
         because = f"its nodes fell sick: {', '.join(late)}"
     fail = ""

@@ -93,6 +93,15 @@ def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...] | str:
     return tuple(sorted(bad | dark if seats - len(bad | dark) >= least and not dark & set(job.spec.on) else bad))
 
 
+def well(draft: Draft, job: Job, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Which of these can be claimed now."""
+    if not nodes:
+        return ()
+    draft.ledger(job.spec.pool)  # what can be claimed changes with its version
+    rows = {node: draft.peek(Node, f"node:{node}") for node in nodes}
+    return tuple(node for node, row in rows.items() if row is not None and row.claimable)
+
+
 def lost(draft: Draft, job: Job) -> tuple[NodeId, ...]:
     """Nodes with ranks of this attempt that cannot be reached."""
     return tuple(node for node, row in _seats(draft, job) if row is None or row.incarnation is None or row.lost)

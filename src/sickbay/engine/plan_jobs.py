@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.resume import JobSight, resume
-from sickbay.engine.placing import lost, place, unseen, unusable
+from sickbay.engine.placing import lost, place, unseen, unusable, well
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import turn
 from sickbay.engine.steps import notify, stamp, step_job, write_down
@@ -28,6 +28,7 @@ def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
         intent=draft.intent(job.intent),
         place=partial(place, draft, job),
         unusable=partial(unusable, draft, job),
+        well=partial(well, draft, job),
         lost=partial(lost, draft, job),
         unseen=partial(unseen, draft, job),
         readings=draft.readings,

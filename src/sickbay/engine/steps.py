@@ -130,8 +130,8 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
     """Stamp the stages of the interruption that this step belongs to; open one where an attempt is lost."""
     match event:
         case "stop" | "ended" if before.state in {JobState.RUNNING, JobState.GATING}:
-            if after.stop_asked or after.cancelled:
-                return after  # a person wanted it: nobody lost anything
+            if after.stop_asked or after.cancelled or not (before.claim or before.ranks):
+                return after  # a person wanted it, or it had no nodes yet: nobody lost anything
             after = replace(after, interruptions=interrupted(draft, before, because))
             return stamp(after, "stopped", draft.now) if event == "ended" else after
         case "ended":

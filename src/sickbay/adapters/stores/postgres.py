@@ -18,6 +18,9 @@ FACTS_LOCK = 0x7369636B02
 # (stopped, suspended with its machine, cut off) would keep its successor from the lease for as long as it stands.
 STANDSTILL_SECONDS = 5
 _stand_not_still = f"SET idle_in_transaction_session_timeout = '{STANDSTILL_SECONDS}s'"
+# One that stops between two messages of a statement is not idle to the server; since PostgreSQL 17 that ends, too.
+_end_at_last = f"SET transaction_timeout = '{2 * STANDSTILL_SECONDS}s'"
+TRANSACTION_TIMEOUT_SINCE = 170_000
 
 _lock = text("SELECT pg_advisory_xact_lock(:lock)")
 _lazily = text("SET LOCAL synchronous_commit = off")
@@ -118,4 +121,6 @@ class Postgres(Database):
 
 def _on_connect(connection: Any, _record: object) -> None:
     connection.execute(_stand_not_still)
+    if connection.info.server_version >= TRANSACTION_TIMEOUT_SINCE:
+        connection.execute(_end_at_last)
     connection.commit()  # else it would be taken back with the first transaction that is

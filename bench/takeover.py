@@ -9,10 +9,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from bench.figure import Figure, Line, Size, in_words
-from bench.rig import Bench, RealClock, xid
+from bench.rig import Bench, RealClock, open_policy, xid
 from sickbay.adapters.stores.sql import open_store
 from sickbay.engine.lead import Setup
 
@@ -53,7 +56,11 @@ def hold(url: str, ttl: float) -> None:
 
 
 def _engine(url: str, holder: str, ttl: float) -> Bench:
-    return Bench.over(open_store(url), RealClock(), setup=Setup(holder=holder, lease_ttl=ttl, strict=True))
+    policy = open_policy()
+    policy = replace(
+        policy, pace=replace(policy.pace, call_timeout=timedelta(seconds=ttl / 4))
+    )  # a lease outlasts calls
+    return Bench.over(open_store(url), RealClock(), policy, Setup(holder=holder, lease_ttl=ttl, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

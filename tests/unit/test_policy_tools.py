@@ -165,3 +165,9 @@ def test_diff_exits_0_when_same_and_1_when_not() -> None:
     changed = {change["path"]: change for change in json.loads(result.stdout)}
     assert changed["resume.start_deadline"]["b"] == 1800.0
     assert "resume.max_restarts: 3 in default, 2 in hyperpod" in run("diff", "default", "hyperpod").stdout
+
+
+@pytest.mark.parametrize(("trigger", "more"), [("fault", ""), ("schedule", ", every: 1d")])
+def test_lint_names_checks_that_nobody_starts_yet(trigger: str, more: str) -> None:
+    found = lint(parse_policy(f"extends: default\nexamine: [{{on: {trigger}, level: 1{more}}}]\n", "p.yaml"), None)
+    assert any(f"nothing is checked on {trigger} yet" in line for line in found), found

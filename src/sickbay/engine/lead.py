@@ -21,7 +21,7 @@ from sickbay.model.fleet import Cursor, InForce
 from sickbay.model.incident import Incident
 from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, StartJob
 from sickbay.model.job import Job
-from sickbay.model.rows import CURSOR, IN_FORCE, WaitMark
+from sickbay.model.rows import CURSOR, IN_FORCE, Unit, WaitMark
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
@@ -48,8 +48,16 @@ class Engine:
     """Facts in, decisions out. `round` may be interrupted anywhere: the next one, here or elsewhere, goes on."""
 
     def __init__(
-        self, store: Store, hands: Hands, rules: Rules, executor: Executor, clock: Clock, setup: Setup
+        self,
+        store: Store,
+        hands: Hands,
+        rules: Rules,
+        executor: Executor,
+        clock: Clock,
+        setup: Setup,
+        committed: Callable[[Unit], None] | None = None,
     ) -> None:
+        """`committed` hears of every unit after its commit; it must be quick and may not fail."""
         timeout = rules.policy.pace.call_timeout.total_seconds()
         if setup.lease_ttl <= timeout:
             raise BadInput(
@@ -62,6 +70,7 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._setup = setup
+        self._committed = committed
         self._view = View(store)
         self._clocks: Mapping[str, WatchedClock] = {}
         self._epoch = 0
@@ -136,6 +145,8 @@ class Engine:
                 self._view.forget()
                 continue
             self._view.wrote(unit, version)
+            if self._committed is not None:
+                self._committed(unit)
             return True
         raise Conflict("a unit was refused again and again")
 

@@ -23,6 +23,8 @@ from sickbay.model.facts import (
     ResetDone,
     Stepped,
     Submitted,
+    TokenIssued,
+    TokenRevoked,
 )
 from sickbay.model.fleet import InForce
 from sickbay.model.intent import INTENT_LIFE, Intent, IntentState
@@ -60,6 +62,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             _outcome(draft, news)
         case Ordered():
             learn_orders.ordered(draft, fact, news)
+        case TokenIssued() | TokenRevoked():
+            learn_orders.credential(draft, fact, news)
         case PolicyInForce():
             draft.put(InForce(policy=news.policy, knowledge=news.knowledge))
             draft.tell(f"policy {news.policy}, knowledge {news.knowledge} in force", IN_FORCE, event="policy")

@@ -8,9 +8,9 @@ from sickbay.brain.admit import released
 from sickbay.engine.learn_faults import open_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import Fact, Ordered
+from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
-from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Withhold, Withholding
+from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
 from sickbay.model.incident import Incident, IncidentKind, Order
 from sickbay.model.job import Job
 from sickbay.model.rows import WITHHOLDING, key_of
@@ -41,6 +41,18 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             _reset_brake(draft, news)
         case _:
             draft.tell(f"{news.by} asked for {news.verb!r}, which is not known", "operator:", event="refused")
+
+
+def credential(draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked) -> None:
+    """Tokens come and go as facts: any replica can ask for one, and the story says who did."""
+    if isinstance(news, TokenIssued):
+        row = Token(hash=news.hash, name=news.name, role=news.role, by=news.by, issued_at=fact.at, node=news.node)
+        draft.put(row)
+        draft.tell(f"{news.by}: token {news.name!r} for the role {news.role}", "operator:", event="order")
+        return
+    for row in draft.find(Token, f"token:{news.name}"):
+        draft.drop(key_of(row))
+        draft.tell(f"{news.by}: token {news.name!r} revoked", "operator:", event="order")
 
 
 def _audit(draft: Draft, news: Ordered, *subjects: str) -> None:

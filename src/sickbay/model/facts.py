@@ -68,7 +68,9 @@ class JobSeen(News, tag="job_seen"):
     job: JobId
     attempt: int
     as_of: float
-    ranks: dict[NodeId, str] = {}  # running | gone
+    # running | gone. A cluster that chooses nodes itself lists them as running from the allocation on: there is no word
+    # for "starting", and a node that is not listed is not claimed.
+    ranks: dict[NodeId, str] = {}
     end: End | None = None
     native: bool = False  # begun by the job's own controller, not by us
     spec: JobSpec | None = None  # of a job that others submitted
@@ -107,6 +109,7 @@ class Looked(News, tag="looked"):
     look: str
     node: NodeId
     incarnation: Incarnation
+    text: str = ""  # what its ranks were doing, where stacks were asked for
 
 
 class ResetDone(News, tag="reset_done"):
@@ -141,6 +144,21 @@ class Submitted(News, tag="submitted"):
     spec: JobSpec
 
 
+class TokenIssued(News, tag="token_issued"):
+    """A credential came into being. Only its hash is ever stored."""
+
+    hash: str  # SHA-256 of the secret, in hex
+    name: str
+    role: str  # viewer | operator | agent
+    by: str
+    node: NodeId | None = None  # an agent's: the only node that it may report for
+
+
+class TokenRevoked(News, tag="token_revoked"):
+    name: str
+    by: str
+
+
 class PolicyInForce(News, tag="policy_in_force"):
     policy: str
     knowledge: str
@@ -148,7 +166,7 @@ class PolicyInForce(News, tag="policy_in_force"):
 
 AnyNews = (
     Observed | AgentSilent | AgentHeard | NodeSeen | NodeVanished | JobSeen | Stepped | Hung | Checked | Looked
-    | ResetDone | Outcome | Ordered | Submitted | PolicyInForce
+    | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked | PolicyInForce
 )  # fmt: skip
 
 

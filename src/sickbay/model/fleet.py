@@ -26,6 +26,7 @@ class Capability(StrEnum):
     LOOK = "look"
     PLACE = "place"  # start(job) takes chosen nodes; without it, nodes to avoid
     RERUN = "rerun"
+    LOGS = "logs"  # the output of a job's ranks can be read
     SEAT_KEPT = "seat_kept"  # a replaced instance takes the same seat
 
 
@@ -180,6 +181,17 @@ class Withholding(Noun):
     """All stored rows of `pause` and `exclude`; one item, read by every admission."""
 
     rows: tuple[Withhold, ...] = ()
+
+
+class Token(Noun):
+    """A credential. The secret itself is known to its owner only."""
+
+    hash: str
+    name: str
+    role: str  # viewer | operator | agent
+    by: str
+    issued_at: datetime
+    node: NodeId | None = None
 
 
 class InForce(Noun):

@@ -34,6 +34,15 @@ class EndReason(StrEnum):
     UNKNOWN = "unknown"
 
 
+class LogRule(Noun):
+    """A line that a job's log must show: by when it first appears, and how often from then on. Else the job hangs."""
+
+    name: str
+    pattern: str  # a regular expression, searched in each line
+    starts_within: float | None = None  # seconds from the start of the rank
+    recurs_within: float | None = None  # seconds from one match to the next
+
+
 class JobSpec(Noun):
     name: str
     cluster: str
@@ -46,6 +55,12 @@ class JobSpec(Noun):
     precheck: int | None = None  # level, 0 for none; None: from policy
     reports_steps: bool = True
     command: tuple[str, ...] = ()
+    ranks_per_node: int = 1  # processes on each node; a launcher such as torchrun is one
+    env: dict[str, str] = {}
+    cwd: str = ""
+    checkpoint: str = ""  # the directory that its attempts share
+    stall_after: float | None = None  # seconds without a heartbeat, after the first one; None: from policy, 0: never
+    log_rules: tuple[LogRule, ...] = ()
 
     @property
     def least(self) -> int:

@@ -143,6 +143,7 @@ class ResumeRule(Strict):
     look_deadline: timedelta = timedelta(seconds=2)
     start_deadline: timedelta = timedelta(minutes=10)
     stop_deadline: timedelta = timedelta(minutes=2)
+    stall_after: timedelta = timedelta(minutes=15)  # without a heartbeat, after the first one; 0: never called hung
     native_grace: timedelta = timedelta(minutes=1)  # how long a native controller may take to restart its own job
     why: str = ""
 

@@ -4,14 +4,26 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from sickbay.model.clock import Deadline, WatchedClock
-from sickbay.model.fleet import Brake, Cursor, InForce, Ledger, Node, Record, Voice, Withholding
+from sickbay.model.fleet import Brake, Cursor, InForce, Ledger, Node, Record, Token, Voice, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Job
 from sickbay.model.noun import Noun
 
 AnyRow = (
-    Node | Incident | Job | Intent | Ledger | Brake | Record | Voice | Withholding | InForce | Cursor | WatchedClock
+    Node
+    | Incident
+    | Job
+    | Intent
+    | Ledger
+    | Brake
+    | Record
+    | Voice
+    | Withholding
+    | InForce
+    | Cursor
+    | WatchedClock
+    | Token
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -27,6 +39,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "inforce": InForce,
     "cursor": Cursor,
     "clock": WatchedClock,
+    "token": Token,
 }
 
 WITHHOLDING = "withholding:"
@@ -58,6 +71,8 @@ def key_of(row: AnyRow) -> str:
             return IN_FORCE
         case Cursor():
             return CURSOR
+        case Token():
+            return f"token:{row.hash}"
         case WatchedClock():
             return f"clock:{row.source}"
 
@@ -79,6 +94,8 @@ def tag_of(row: AnyRow) -> str:
             return f"open-job:{row.spec.pool}"
         case Intent() if row.state is IntentState.PLANNED:
             return "planned"
+        case Token():
+            return f"token:{row.name}"
         case _:
             return ""
 

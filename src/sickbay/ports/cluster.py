@@ -40,6 +40,14 @@ class Snapshot(Noun):
     jobs: tuple[JobSeen, ...] = ()
 
 
+class Log(Noun):
+    """A piece of one rank's output. `next` goes on from there; `over`: the rank has ended and nothing more comes."""
+
+    text: str
+    next: int
+    over: bool = False
+
+
 class Cluster(Protocol):
     """Contract, besides what each method says:
 
@@ -99,4 +107,11 @@ class Cluster(Protocol):
 
     def stop(self, job: JobId, attempt: int, *, key: str) -> Accepted:
         """Stops this attempt's ranks, no other attempt's. Gone if none is left."""
+        ...
+
+    def logs(self, job: JobId, attempt: int, rank: int, *, after: int = 0, limit: int = 65_536) -> Log:
+        """What a rank wrote, from byte `after` of its output on; what was rotated away is skipped. Gone: no such rank.
+
+        Needs Capability.LOGS; a negative `after` counts from the end.
+        """
         ...

@@ -8,6 +8,7 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.noun import Noun
 from sickbay.model.rows import Lease, Line, Rows, Unit
+from sickbay.ports.mail import Mail
 
 
 class Pulse(Noun):
@@ -24,7 +25,7 @@ class Voices(Noun):
     heard: tuple[tuple[NodeId, Pulse], ...] = ()  # new, back after silence, or under another incarnation
 
 
-class Store(Protocol):
+class Store(Mail, Protocol):
     """Rows under keys with versions, units, numbered facts, pulses, a story, and a lease.
 
     Contract (proved by `sickbay.testing.store_contract` for every adapter):

@@ -1,0 +1,1 @@
+"""Who runs the engine, and what faces may ask of it."""

@@ -1,0 +1,146 @@
+"""The desk: all that faces may ask of a controller. What changes anything becomes a fact; the engine does the rest."""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from sickbay.engine.ingest import Ingest
+from sickbay.engine.reception import Reception
+from sickbay.hosts.changes import Changes
+from sickbay.model.errors import BadInput
+from sickbay.model.facts import AnyNews, Ordered, Submitted, TokenIssued, TokenRevoked
+from sickbay.model.fleet import Capability, Cursor, JobId, NodeId, Token
+from sickbay.model.job import Job, JobSpec
+from sickbay.model.noun import Noun
+from sickbay.model.policy import Policy
+from sickbay.model.protocol import Poll, Reply, Report
+from sickbay.model.rows import CURSOR
+from sickbay.ports.clock import Clock
+from sickbay.ports.cluster import Cluster, Log
+from sickbay.ports.store import Store
+
+ROLES = ("viewer", "operator", "agent")
+LEARNED_WITHIN = 10.0  # seconds that a person waits until what was asked is known to the engine
+
+
+class Breakage(Noun):
+    """What `inject` breaks: exactly one of xid, line, defect."""
+
+    xid: int | None = None
+    line: str = ""
+    defect: str = ""
+    device: int = 0
+    cured_by: str = "reboot"  # reset | reboot | replace | nothing
+
+
+class Breakable(Protocol):
+    """A cluster whose hardware can be broken on purpose."""
+
+    def inject(self, node: NodeId, breakage: Breakage) -> str:
+        """Returns what was done, in words. Raises BadInput."""
+        ...
+
+
+class Desk:
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        policies: Mapping[str, Policy],
+        clusters: Mapping[str, Cluster],
+        clock: Clock,
+        wake: Callable[[], None],
+        breakable: Breakable | None = None,
+    ) -> None:
+        self.store = store
+        self.policy = policy
+        self.policies = policies  # by digest, for `explain`
+        self.clusters = clusters
+        self.breakable = breakable
+        self.changes = Changes()
+        self._clock = clock
+        self._wake = wake
+        self._ingest = Ingest(store, clock)
+        self._reception = Reception(store, clock)
+
+    # --- commands of people
+    def _tell(self, key: str, news: AnyNews) -> None:
+        self._ingest.tell(key, news)
+        self._wake()
+
+    def order(self, news: Ordered, key: str) -> None:
+        """An operator's command; `key` makes a second sending of it harmless. Returns when the engine knows of it."""
+        self._tell(f"order/{key}", news)
+        self.learned()
+
+    def submit(self, spec: JobSpec, key: str) -> Job:
+        job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:5]}")
+        if spec.stall_after is None:
+            spec = replace(spec, stall_after=self.policy.resume.stall_after.total_seconds())
+        self._tell(f"submit/{key}", Submitted(job=job, spec=spec))
+        self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
+        found = self._job(job)
+        if found is None:
+            raise TimeoutError("the job is noted, but the engine has not taken it up yet; 'sickbay jobs' will show it")
+        return found
+
+    def _job(self, job: JobId) -> Job | None:
+        row = self.store.load([f"job:{job}"])[f"job:{job}"].row
+        return row if isinstance(row, Job) else None
+
+    def learned(self) -> bool:
+        """Wait until every fact that is stored now has been learned. False: the engine is busy, or away."""
+
+        def all_read() -> bool:
+            row = self.store.load([CURSOR])[CURSOR].row
+            return not self.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=1)
+
+        return self.changes.wait(all_read, LEARNED_WITHIN)
+
+    # --- agents
+    def receive(self, report: Report) -> Reply:
+        reply = self._reception.receive(report)
+        if report.items:
+            self._wake()
+        return reply
+
+    def commands(self, poll: Poll) -> Reply:
+        """At once: what waits for this agent that it does not have yet. Whoever holds the poll asks again."""
+        return self._reception.commands(poll)
+
+    # --- credentials
+    def issue(self, name: str, role: str, by: str, node: NodeId | None = None, secret: str = "") -> str:
+        """A new token; its secret is told here once and stored nowhere."""
+        if role not in ROLES:
+            raise BadInput(f"there is no role {role!r}: write {', '.join(ROLES)}")
+        secret = secret or secrets.token_urlsafe(24)
+        digest = hash_of(secret)
+        self._tell(f"token/{digest}", TokenIssued(hash=digest, name=name, role=role, by=by, node=node))
+        self.changes.wait(lambda: self.who(secret) is not None, LEARNED_WITHIN)
+        return secret
+
+    def revoke(self, name: str, by: str) -> None:
+        self._tell(f"revoke/{name}/{secrets.token_hex(8)}", TokenRevoked(name=name, by=by))
+        self.learned()
+
+    def who(self, secret: str) -> Token | None:
+        row = self.store.load([key := f"token:{hash_of(secret)}"])[key].row
+        return row if isinstance(row, Token) else None
+
+    # --- what ranks wrote
+    def logs(self, job: Job, attempt: int, rank: int, after: int, limit: int) -> Log:
+        cluster = self.clusters.get(job.spec.cluster)
+        if cluster is None or Capability.LOGS not in cluster.capabilities:
+            raise BadInput(f"the logs of {job.spec.cluster} cannot be read from here")
+        return cluster.logs(job.id, attempt, rank, after=after, limit=limit)
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.wall(), UTC)
+
+
+def hash_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,5 +1,52 @@
 """The only module that chooses adapters."""
 
-from sickbay.adapters.stores.sql import open_store
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["open_store"]
+from sickbay.adapters.stores.sql import open_store
+from sickbay.engine.execute import Hands, Site
+from sickbay.engine.view import Rules
+from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.policy import digest
+from sickbay.model.policy import Policy
+from sickbay.ports.breakable import Breakable
+from sickbay.ports.store import Store
+
+__all__ = ["Fleet", "local_fleet", "open_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a controller looks after."""
+
+    hands: Hands
+    rules: Rules
+    pauses: Mapping[str, Callable[[float], None]]  # per cluster: wait so long, or less if something changed there
+    breakable: Breakable | None = None
+
+
+def local_fleet(root: Path, store: Store, policy: Policy, posted: Callable[[], None]) -> Fleet:
+    """The local cluster under `root`; `posted` hears when a command waits for an agent."""
+    # Here, so that whoever only opens a store does not load a cluster.
+    from sickbay.adapters.checks.agents import AgentChecks
+    from sickbay.adapters.clusters.local.breakages import LocalBreakages
+    from sickbay.adapters.clusters.local.cluster import LocalCluster
+    from sickbay.adapters.clusters.local.machines import LocalMachines
+    from sickbay.adapters.machines.agents import AgentMachines
+    from sickbay.adapters.machines.channels import Channels
+    from sickbay.adapters.notifiers.log import LogNotifier
+
+    cluster = LocalCluster(root)
+    channels = {"local": LocalMachines(root), "agent": AgentMachines(store, posted)}
+    checks = AgentChecks(store, posted)
+    site = Site(cluster=cluster, machines=Channels(channels, policy.channels), checks=checks)
+    hands = Hands(sites={cluster.id: site}, notifiers={"log": LogNotifier()})
+    rules = Rules(
+        policy=policy,
+        tables=load_tables(),
+        policy_digest=digest(policy),
+        can={cluster.id: site.capabilities},
+        blind={cluster.id: site.blind},
+    )
+    return Fleet(hands=hands, rules=rules, pauses={cluster.id: cluster.wait}, breakable=LocalBreakages(cluster))

@@ -10,8 +10,8 @@ from sickbay.adapters.stores.postgres import Postgres
 from sickbay.adapters.stores.schema import NEWEST
 from sickbay.adapters.stores.sql import SqlStore, open_store
 from sickbay.model.errors import Fenced, StoreUnavailable, StoreUnknown, UnusableStore
-from sickbay.testing.store_facts import eventually
-from sickbay.testing.store_nouns import fact, node, writes
+from sickbay.testing.store_facts import N, eventually
+from sickbay.testing.store_nouns import command, fact, node, writes
 from sickbay.testing.store_rows import A
 
 
@@ -61,6 +61,15 @@ def test_any_replica_appends_and_the_leader_reads_it(replicas: tuple[SqlStore, S
     assert other.append([fact("a")]) == 1
     assert leader.append([fact("a"), fact("b")]) == 1
     assert [each.id for each in leader.facts(0)] == ["a", "b"]
+
+
+def test_a_command_that_one_replica_posts_is_handed_out_by_the_other(replicas: tuple[SqlStore, SqlStore]) -> None:
+    leader, other = replicas
+    leader.post([command("a"), command("b")])
+    other.post([command("a"), command("c")])
+    assert [each.id for each in other.mail(N)] == ["a", "b", "c"]
+    other.strike(["a", "b"])
+    assert [each.id for each in leader.mail(N)] == ["c"]
 
 
 def test_a_fact_does_not_pass_one_that_is_still_being_written(

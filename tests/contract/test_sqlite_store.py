@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.model.errors import BadInput, UnusableStore
 from sickbay.model.fleet import Ledger
 from sickbay.model.rows import Unit
-from sickbay.testing.store_nouns import fact, line, node, pulse, writes
+from sickbay.testing.store_nouns import command, fact, line, node, pulse, writes
 from sickbay.testing.store_rows import A, B
 
 COMMITS_FOR_EVER = """
@@ -27,7 +28,7 @@ from itertools import count
 from sickbay.adapters.stores.sql import open_store
 from sickbay.model.fleet import Ledger
 from sickbay.model.rows import Unit
-from sickbay.testing.store_nouns import fact, line
+from sickbay.testing.store_nouns import command, fact, line
 store = open_store(sys.argv[1])
 epoch = store.lease("child", 60.0).epoch
 for turn in count(1):
@@ -106,6 +107,23 @@ def test_whoever_only_reads_takes_no_lock_and_sees_what_was_committed(url: str) 
     assert "opened for reading only" in one_line(caught)
     reader.close()
     store.close()
+
+
+def test_a_file_of_the_first_schema_is_brought_up_to_date_and_loses_nothing(url: str, tmp_path: Path) -> None:
+    store = open_store(url)
+    store.append([fact("a")])
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("DROP TABLE letters")
+        connection.execute("UPDATE meta SET schema_version = 1")
+        connection.commit()
+    again = open_store(url)
+    assert [each.id for each in again.facts(0)] == ["a"]
+    again.post([command("look")])
+    assert list(again.mail(command("look").node)) == [command("look")]
+    again.close()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        assert connection.execute("SELECT schema_version FROM meta").fetchall() == [(NEWEST,)]
 
 
 def test_a_leader_that_died_does_not_keep_the_lease_from_the_next(url: str) -> None:

@@ -1,17 +1,181 @@
 """Where agents are received: their reports become facts, and commands that wait for them go back with the reply."""
 
-from sickbay.model.protocol import Poll, Reply, Report
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from threading import Lock
+
+from msgspec.structs import replace
+
+from sickbay.engine.ingest import Ingest
+from sickbay.engine.view import moment
+from sickbay.model.errors import BadInput, StoreError
+from sickbay.model.facts import AnyNews, Checked, Fact, Looked, Observed, Outcome, ResetDone
+from sickbay.model.fleet import Incarnation, Node, NodeId
+from sickbay.model.protocol import PROTO, Answered, Command, Item, Poll, Reply, Report, RunCheck, RunReset, fact_id
 from sickbay.ports.clock import Clock
 from sickbay.ports.store import Store
 
+AT_ONCE = 20  # commands that ride on one reply
+
 
 class Reception:
+    """Reports that arrive while another is being stored are stored together: many reports, one commit."""
+
     def __init__(self, store: Store, clock: Clock, report_every: float = 5.0, poll_for: float = 20.0) -> None:
-        raise NotImplementedError
+        self._store = store
+        self._clock = clock
+        self._report_every = report_every
+        self._poll_for = poll_for
+        self._ingest = Ingest(store, clock, period=2 * report_every)
+        self._present: dict[NodeId, Incarnation] = {}  # whose voice counted last: a cache, asked again when it differs
+        self._mutex = Lock()
+        self._committing = Lock()
+        self._batch = _Batch()
 
     def receive(self, report: Report) -> Reply:
         """Stores what is new and acknowledges it; the reply carries commands. Raises BadInput, StoreError."""
-        raise NotImplementedError
+        _refuse(report.proto)
+        last = _in_order(report)
+        answers = [item.news for item in report.items if isinstance(item.news, Answered)]
+        answered = {answer.command for answer in answers}
+        asked = {command.id: command for command in self._store.mail(report.node, limit=AT_ONCE + len(answered))}
+        facts = list(self._facts(report, asked))
+        alive = self._alive(report)
+        self._keep(facts, {} if alive is None else {report.node: alive})
+        # Struck only after the facts are stored: whoever dies in between hears the answer again.
+        self._strike(answered & asked.keys())
+        return self._reply([command for command in asked.values() if command.id not in answered], ack=last)
 
     def commands(self, poll: Poll) -> Reply:
-        raise NotImplementedError
+        """What waits for this agent that it does not have yet."""
+        _refuse(poll.proto)
+        # Those that it has must not hide the others.
+        waiting = self._store.mail(poll.node, limit=AT_ONCE + len(poll.has))
+        return self._reply([command for command in waiting if command.id not in poll.has])
+
+    # --- facts
+    def _facts(self, report: Report, asked: Mapping[str, Command]) -> Iterator[Fact]:
+        received = self._clock.wall()
+        for item in report.items:
+            at = moment(received - max(0.0, report.mono_now - item.mono))
+            if isinstance(item.news, Answered):
+                command = asked.get(item.news.command)
+                news = _refused(item.news, command, report) if command is not None else None
+                if news is not None:
+                    # One id for all tellings: an agent that forgot what it had answered may answer again.
+                    yield Fact(id=f"answered/{item.news.command}", at=at, news=news)
+            else:
+                yield Fact(id=fact_id(report, item), at=at, news=_signed(item, report))
+
+    def _alive(self, report: Report) -> Incarnation | None:
+        """Whose sign of life a report is. What was spooled under a boot that has ended is none."""
+        incarnation = report.incarnation
+        known = self._present.get(report.node)
+        if known == incarnation:
+            return known  # the very same value: stores tell at a glance that nothing has changed
+        key = f"node:{report.node}"
+        row = self._store.load([key])[key].row
+        if isinstance(row, Node) and row.incarnation != incarnation and report.boot_id == row.previous_boot:
+            return None
+        self._present[report.node] = incarnation
+        return incarnation
+
+    def _keep(self, facts: Sequence[Fact], pulses: Mapping[NodeId, Incarnation]) -> None:
+        """Into the open batch; whoever may commit next commits all that has gathered meanwhile."""
+        with self._mutex:
+            batch = self._batch
+            batch.add(facts, pulses)
+        with self._committing:
+            with self._mutex:
+                mine = batch is self._batch
+                if mine:
+                    self._batch = _Batch()
+            if mine:
+                batch.error = self._commit(batch.facts, batch.pulses)
+        if batch.error is None:
+            return
+        if batch.reports == 1:
+            raise batch.error
+        # Somebody else's facts may be what the store refuses: nobody answers for others.
+        with self._committing:
+            alone = self._commit(facts, pulses)
+        if alone is not None:
+            raise alone
+
+    def _commit(self, facts: Sequence[Fact], pulses: Mapping[NodeId, Incarnation]) -> StoreError | None:
+        try:
+            self._ingest.take(facts, pulses)
+        except StoreError as error:
+            return error
+        return None
+
+    # --- commands
+    def _reply(self, commands: Sequence[Command], ack: int = 0) -> Reply:
+        """What is still wanted goes along, with the time that is left to it; what is not is struck."""
+        now = moment(self._clock.wall())
+        fresh, stale = [], []
+        for command in commands:
+            left = command.expires_after - max(0.0, (now - command.posted_at).total_seconds())
+            if left > 0:
+                fresh.append(replace(command, expires_after=left))
+            else:
+                stale.append(command.id)
+        self._strike(stale)
+        return Reply(ack=ack, commands=tuple(fresh[:AT_ONCE]), report_every=self._report_every, poll_for=self._poll_for)
+
+    def _strike(self, ids: Collection[str]) -> None:
+        if ids:
+            self._store.strike(ids)
+
+
+class _Batch:
+    """Reports that are stored together."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self.pulses: dict[NodeId, Incarnation] = {}
+        self.reports = 0
+        self.error: StoreError | None = None
+
+    def add(self, facts: Sequence[Fact], pulses: Mapping[NodeId, Incarnation]) -> None:
+        self.facts.extend(facts)
+        self.pulses.update(pulses)
+        self.reports += 1
+
+
+def _refuse(proto: int) -> None:
+    if proto != PROTO:
+        raise BadInput(f"protocol {proto} is not spoken here: install an agent that speaks protocol {PROTO}")
+
+
+def _in_order(report: Report) -> int:
+    """The last seq of a report whose items have no gaps."""
+    for seq, item in enumerate(report.items, start=report.first_seq):
+        if item.seq != seq:
+            raise BadInput(f"item {item.seq} follows where {seq} must: send the items in order, none left out")
+    return report.first_seq + len(report.items) - 1
+
+
+def _signed(item: Item, report: Report) -> AnyNews:
+    """An agent speaks for its own node and incarnation only."""
+    news = item.news
+    assert not isinstance(news, Answered)
+    if isinstance(news, Observed | Checked | Looked | ResetDone):
+        return replace(news, node=report.node, incarnation=report.incarnation)
+    return news
+
+
+def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | None:
+    """What an answer means that brings no result of its own."""
+    if answer.result == "done":
+        return None
+    match command.order:
+        case RunReset(key=key):
+            return Outcome(key=key, result="rejected", sends=0, text=answer.text or f"the agent says {answer.result}")
+        case RunCheck(check=check, level=level):
+            because = answer.text or f"the agent says {answer.result}"
+            return Checked(
+                check=check, node=report.node, verdict="could_not_run", incarnation=report.incarnation,
+                level=level, because=because,
+            )  # fmt: skip
+        case _:
+            return None

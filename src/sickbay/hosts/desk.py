@@ -4,7 +4,6 @@ import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -15,34 +14,16 @@ from sickbay.model.errors import BadInput
 from sickbay.model.facts import AnyNews, Ordered, Submitted, TokenIssued, TokenRevoked
 from sickbay.model.fleet import Capability, Cursor, JobId, NodeId, Token
 from sickbay.model.job import Job, JobSpec
-from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.model.protocol import Poll, Reply, Report
 from sickbay.model.rows import CURSOR
+from sickbay.ports.breakable import Breakable
 from sickbay.ports.clock import Clock
 from sickbay.ports.cluster import Cluster, Log
 from sickbay.ports.store import Store
 
 ROLES = ("viewer", "operator", "agent")
 LEARNED_WITHIN = 10.0  # seconds that a person waits until what was asked is known to the engine
-
-
-class Breakage(Noun):
-    """What `inject` breaks: exactly one of xid, line, defect."""
-
-    xid: int | None = None
-    line: str = ""
-    defect: str = ""
-    device: int = 0
-    cured_by: str = "reboot"  # reset | reboot | replace | nothing
-
-
-class Breakable(Protocol):
-    """A cluster whose hardware can be broken on purpose."""
-
-    def inject(self, node: NodeId, breakage: Breakage) -> str:
-        """Returns what was done, in words. Raises BadInput."""
-        ...
 
 
 class Desk:
@@ -54,6 +35,7 @@ class Desk:
         clusters: Mapping[str, Cluster],
         clock: Clock,
         wake: Callable[[], None],
+        changes: Changes,
         breakable: Breakable | None = None,
     ) -> None:
         self.store = store
@@ -61,11 +43,12 @@ class Desk:
         self.policies = policies  # by digest, for `explain`
         self.clusters = clusters
         self.breakable = breakable
-        self.changes = Changes()
+        self.changes = changes
         self._clock = clock
         self._wake = wake
         self._ingest = Ingest(store, clock)
-        self._reception = Reception(store, clock)
+        # Six reports may be missed before an agent counts as silent.
+        self._reception = Reception(store, clock, report_every=policy.silence.agent.total_seconds() / 6)
 
     # --- commands of people
     def _tell(self, key: str, news: AnyNews) -> None:

@@ -84,6 +84,8 @@ class Stepped(News, tag="stepped"):
     attempt: int
     step: int
     resumed_from: int | None = None
+    skipped: tuple[str, ...] = ()  # newer checkpoints that could not be used, each with its reason
+    loss: float | None = None
 
 
 class Hung(News, tag="hung"):

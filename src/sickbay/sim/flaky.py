@@ -1,11 +1,12 @@
 """A store between the engine and the real one that fails as told: before, after, or in its answer; and crashes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from sickbay.model.errors import StoreUnavailable, StoreUnknown
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import NodeId
+from sickbay.model.protocol import Command
 from sickbay.model.rows import Lease, Line, Rows, Unit
 from sickbay.ports.store import Pulse, Store, Voices
 
@@ -45,6 +46,23 @@ class FlakyStore:
         if not facts and not told:  # a crash around a mere mark is a crash between two steps
             return self._store.append(facts, marks, told)
         return self._around("append", lambda: self._store.append(facts, marks, told))
+
+    def post(self, commands: Sequence[Command]) -> None:
+        def write() -> int:
+            self._store.post(commands)
+            return len(commands)
+
+        self._around("post", write)
+
+    def mail(self, node: NodeId, limit: int = 20) -> Sequence[Command]:
+        return self._store.mail(node, limit)
+
+    def strike(self, ids: Collection[str]) -> None:
+        def write() -> int:
+            self._store.strike(ids)
+            return len(ids)
+
+        self._around("strike", write)
 
     def load(self, keys: Iterable[str]) -> Rows:
         return self._store.load(keys)

@@ -26,7 +26,8 @@ from sickbay.testing.store_facts import (
     N,
     PulsesContract,
 )
-from sickbay.testing.store_nouns import fact, line, node, pulse, writes
+from sickbay.testing.store_mail import MailContract
+from sickbay.testing.store_nouns import command, fact, line, node, pulse, writes
 from sickbay.testing.store_rows import A, B, RowsContract, StoryContract, UnitsContract, WaitsContract
 
 
@@ -40,6 +41,7 @@ class StoreContract(
     PulsesContract,
     LeaseContract,
     AgeContract,
+    MailContract,
 ):
     """Every sentence of the port's contract. The fixture `store` gives an empty store to each test."""
 
@@ -68,6 +70,8 @@ class DurableContract:
         )
         store.append([fact("f")], [Mark(source="ingest", at=1.0, period=1.0)])
         store.hear({N: pulse(1.0)})
+        store.post([command("kept"), command("struck"), command("kept, too")])
+        store.strike(["struck"])
         before = (dict(store.load([A, "clock:ingest"])), list(store.facts(0)), store.voices(0.0))
         again = reopen()
         assert (dict(again.load([A, "clock:ingest"])), list(again.facts(0)), again.voices(0.0)) == before
@@ -76,6 +80,7 @@ class DurableContract:
         assert dict(again.next_deadlines()) == {"ingest": 5.0}
         assert list(again.due({})) == []
         assert again.append([fact("f")]) == 0
+        assert list(again.mail(N)) == [command("kept"), command("kept, too")]
 
     def test_neither_a_version_nor_an_epoch_nor_a_number_returns_after_it_was_opened_again(
         self, store: Store, epoch: int, reopen: Callable[[], Store]

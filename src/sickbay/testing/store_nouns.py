@@ -8,6 +8,7 @@ from sickbay.model.fleet import Incarnation, IncidentId, JobId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.intent import Intent, IntentState, Notify
 from sickbay.model.job import Job, JobSpec, JobState
+from sickbay.model.protocol import Command, RunLook
 from sickbay.model.rows import AnyRow, Line, Unit, key_of
 from sickbay.ports.store import Pulse
 
@@ -75,6 +76,17 @@ def intent(key: str, state: IntentState = IntentState.PLANNED, *, owner: str = "
 
 def fact(name: str, *, at: datetime = NOON, text: str = "") -> Fact:
     return Fact(id=name, at=at, news=Observed(node=NodeId("c/a"), kind="xid", fields={"xid": 79}, text=text))
+
+
+def command(name: str, node_name: str = "a", *, at: datetime = NOON) -> Command:
+    return Command(
+        id=name,
+        node=NodeId(f"c/{node_name}"),
+        order=RunLook(look=name),
+        posted_at=at,
+        expires_after=5.0,
+        expect=incarnation(),
+    )
 
 
 def line(text: str, *subjects: str, at: datetime = NOON) -> Line:

@@ -14,7 +14,14 @@ def forget(database: Database, sql: Statements, *, planned: int, before: datetim
     """Removes what is older than `before`, facts only up to the number `planned`; returns how many."""
     limits = {"before": before.timestamp(), "limit": AT_ONCE}
     # Lines before rows: a line is kept for the sake of an open row, never the other way round.
-    return _facts(database, sql, planned, limits) + _lines(database, sql, limits) + _rows(database, sql, limits)
+    rows = _facts(database, sql, planned, limits) + _lines(database, sql, limits) + _rows(database, sql, limits)
+    return rows + _letters(database, sql, limits)
+
+
+def _letters(database: Database, sql: Statements, limits: Mapping[str, Any]) -> int:
+    # In one go: there are a few for each node at most, because they are struck when they are answered.
+    with database.writing(facts=True) as connection:
+        return connection.execute(sql.forget_letters, {"before": limits["before"]}).rowcount
 
 
 def _facts(database: Database, sql: Statements, planned: int, limits: Mapping[str, Any]) -> int:

@@ -15,6 +15,7 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
+from sickbay.model.protocol import Command
 from sickbay.model.rows import ITEM_BYTES, KINDS, UNIT_BYTES, UNIT_ITEMS, AnyRow, Line, Unit, Versioned, kind_of
 
 NO_ROW = Versioned(row=None, version=0)
@@ -25,6 +26,7 @@ _row_decoders: Mapping[str, msgspec.json.Decoder[Any]] = {
 }
 _fact_decoder = msgspec.json.Decoder(Fact)
 _line_decoder = msgspec.json.Decoder(Line)
+_letter_decoder = msgspec.json.Decoder(Command)
 
 
 class Packed(NamedTuple):
@@ -93,6 +95,17 @@ def unpack_line(body: bytes) -> Line:
         return _line_decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise _unreadable("a line of the story", error) from error
+
+
+def pack_letter(command: Command) -> bytes:
+    return _encode(command)
+
+
+def unpack_letter(body: bytes) -> Command:
+    try:
+        return _letter_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise _unreadable("a command for an agent", error) from error
 
 
 def _unreadable(what: str, error: Exception) -> UnusableStore:

@@ -8,7 +8,7 @@ year of a large fleet can be simulated.
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from threading import RLock
@@ -22,8 +22,10 @@ from sickbay.adapters.stores.codec import (
     opened,
     pack,
     pack_fact,
+    pack_letter,
     pack_row,
     unpack_fact,
+    unpack_letter,
     unpack_row,
 )
 from sickbay.adapters.stores.echoes import Echoes
@@ -33,6 +35,7 @@ from sickbay.model.errors import Conflict, Fenced
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, NodeId
 from sickbay.model.intent import Intent
+from sickbay.model.protocol import Command
 from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, Versioned, kind_of, tag_of
 from sickbay.ports.store import Pulse, Voices
 
@@ -57,6 +60,7 @@ class MemoryStore:
         self._fact_ids: set[str] = set()
         self._seq = 0
         self._lines: defaultdict[str, list[Line]] = defaultdict(list)
+        self._letters: dict[str, Command] = {}
         self._epoch = 0
         self._holder: str | None = None
         self._held_until = 0.0
@@ -193,6 +197,23 @@ class MemoryStore:
         with self._lock:
             return Voices(silent=self._echoes.silent(before, limit), heard=self._echoes.heard(limit))
 
+    # --- mail
+
+    def post(self, commands: Sequence[Command]) -> None:
+        posted = [unpack_letter(pack_letter(each)) for each in commands] if self._limits else commands
+        with self._lock:
+            for command in posted:
+                self._letters.setdefault(command.id, command)
+
+    def mail(self, node: NodeId, limit: int = 20) -> Sequence[Command]:
+        with self._lock:
+            return [command for command in self._letters.values() if command.node == node][:limit]
+
+    def strike(self, ids: Collection[str]) -> None:
+        with self._lock:
+            for each in ids:
+                self._letters.pop(each, None)
+
     # --- the story, the lease, and age
 
     def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
@@ -218,7 +239,13 @@ class MemoryStore:
 
     def forget(self, before: datetime) -> int:
         with self._lock:
-            return self._forget_facts(before) + self._forget_lines(before) + self._forget_rows(before)
+            rows = self._forget_facts(before) + self._forget_lines(before) + self._forget_rows(before)
+            return rows + self._forget_letters(before)
+
+    def _forget_letters(self, before: datetime) -> int:
+        old = [id_ for id_, command in self._letters.items() if command.posted_at < before]
+        self.strike(old)
+        return len(old)
 
     def _forget_facts(self, before: datetime) -> int:
         cursor = self._rows.get(CURSOR, NO_ROW).row

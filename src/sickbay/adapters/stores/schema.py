@@ -60,6 +60,13 @@ STEPS: Mapping[int, tuple[str, ...]] = {
         "CREATE TABLE lease (epoch BIGINT NOT NULL, holder {text}, until DOUBLE PRECISION NOT NULL)",
         "INSERT INTO lease (epoch, holder, until) VALUES (0, NULL, 0)",
     ),
+    2: (
+        (
+            "CREATE TABLE letters (seq {numbered}, id {text} NOT NULL UNIQUE, node {text} NOT NULL,"
+            " at DOUBLE PRECISION NOT NULL, body {bytes} NOT NULL)"
+        ),
+        "CREATE INDEX letters_by_node ON letters (node, seq)",
+    ),
 }
 
 NEWEST = max(STEPS)

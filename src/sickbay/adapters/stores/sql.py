@@ -4,7 +4,7 @@ Its cost follows what changed, not how many rows there are: waits are found thro
 marked in the commit that makes them due.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from sickbay.adapters.stores.codec import (
     opened,
     pack,
     pack_fact,
+    pack_letter,
     pack_row,
     unpack_fact,
+    unpack_letter,
     unpack_line,
     unpack_row,
 )
@@ -36,6 +38,7 @@ from sickbay.model.errors import BadInput, Conflict, Fenced
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, Incarnation, NodeId
 from sickbay.model.intent import Intent
+from sickbay.model.protocol import Command
 from sickbay.model.rows import CURSOR, UNIT_ITEMS, AnyRow, Lease, Line, Rows, Unit, Versioned, WaitMark, tag_of
 from sickbay.ports.store import Pulse, Store, Voices
 
@@ -255,6 +258,31 @@ class SqlStore:
             silent = connection.execute(self._sql.silent, {"before": before, "limit": limit}).all()
             heard = connection.execute(self._sql.heard, {"limit": limit}).all()
         return Voices(silent=_pulses(silent), heard=_pulses(heard))
+
+    # --- mail
+
+    def post(self, commands: Sequence[Command]) -> None:
+        if not commands:
+            return
+        letters = [
+            {"id": each.id, "node": each.node, "at": each.posted_at.timestamp(), "body": pack_letter(each)}
+            for each in commands
+        ]
+        # Those who write letters come one after the other, so that two replicas never wait in a circle.
+        with self._db.writing(facts=True) as connection:
+            connection.execute(self._sql.post, letters)
+
+    def mail(self, node: NodeId, limit: int = 20) -> Sequence[Command]:
+        with self._db.reading() as connection:
+            bodies = connection.execute(self._sql.mail, {"node": node, "limit": limit}).scalars().all()
+        return [unpack_letter(body) for body in bodies]
+
+    def strike(self, ids: Collection[str]) -> None:
+        if not ids:
+            return
+        # Not durable: a letter that a power cut brings back is one that its agent has written down as done.
+        with self._db.writing(facts=True, durable=False) as connection:
+            connection.execute(self._sql.strike, {"keys": self._db.many(ids)})
 
     # --- the story, the lease, and age
 

@@ -76,7 +76,12 @@ _WORDS: Mapping[str, str] = {
         " WHERE holder IS NULL OR holder = :holder OR until <= {now} RETURNING epoch"
     ),
     "resign": "UPDATE lease SET holder = NULL WHERE holder = :holder",
+    # --- mail
+    "post": ("INSERT INTO letters (id, node, at, body) VALUES (:id, :node, :at, :body) ON CONFLICT (id) DO NOTHING"),
+    "mail": "SELECT body FROM letters WHERE node = :node ORDER BY seq LIMIT :limit",
+    "strike": "DELETE FROM letters WHERE id {in_keys}",
     # --- age
+    "forget_letters": "DELETE FROM letters WHERE at < :before",
     "old_facts": (
         "SELECT seq FROM facts WHERE seq > :after AND seq <= :planned AND at < :before ORDER BY seq LIMIT :limit"
     ),
@@ -128,6 +133,10 @@ class Statements(NamedTuple):
     story: TextClause
     lease: TextClause
     resign: TextClause
+    post: TextClause
+    mail: TextClause
+    strike: TextClause
+    forget_letters: TextClause
     old_facts: TextClause
     forget_fact: TextClause
     old_lines: TextClause

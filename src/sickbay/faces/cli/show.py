@@ -31,6 +31,17 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+_CONTROL = {
+    code: "�" for code in [*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+}
+_CONTROL |= {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
+
+
+def clean(text: str) -> str:
+    """On one line, and without what a terminal would obey: kernel lines and reasons come from anywhere."""
+    return text.translate(_CONTROL)
+
+
 def leave(code: int) -> NoReturn:
     raise click.exceptions.Exit(code)
 
@@ -64,7 +75,7 @@ def since(begin: datetime, at: datetime) -> str:
 
 def story_line(time: str, told: Told, width: int = 12) -> str:
     what = click.style(f"{told.what:<8}", fg=COLOURS.get(told.what))
-    return f"{click.style(time, dim=True)}  {what} {short(told.about):<{width}} {told.text}"
+    return f"{click.style(time, dim=True)}  {what} {short(told.about):<{width}} {clean(told.text)}"
 
 
 def print_story(story: Sequence[Told], begin: datetime | None = None) -> None:

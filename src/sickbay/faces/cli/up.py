@@ -1,147 +1,212 @@
-"""sickbay up: a simulated fleet that breaks and heals while one watches."""
+"""sickbay up and down: a controller and a small cluster of real processes on this machine."""
 
-import select
+import contextlib
+import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sickbay.faces.cli.show import leave, quiet, seed_option, since, story_line
+from sickbay.faces.cli.show import leave
 
 if TYPE_CHECKING:
-    from sickbay.faces.story import Told
-    from sickbay.sim.simulation import Simulation
+    from sickbay.faces.service import Wish
+    from sickbay.model.policy import Policy
 
-FRAME = 0.125  # seconds of real time between two pictures
-SPEED = 60.0
-WITHOUT_TERMINAL = 60.0
-A_FAULT_EVERY = 400.0  # virtual seconds
-SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
+DEMO_STEPS = 600
+state_option = click.option(
+    "--state", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+    help="Where everything is kept (default: $SICKBAY_STATE, else ~/.local/state/sickbay).",
+)  # fmt: skip
+NEXT = """
+Now try, in another terminal:
+  sickbay top                                     the fleet, live
+  sickbay nodes                                   every node and why it is as it is
+  sickbay explain {job}                      the whole story of the job
+  sickbay logs {job} --follow                what its rank 0 writes
+  sickbay inject node-1 --defect ecc_uncorrectable --cured-by replace
+  sickbay submit --name mine --nodes 2 --wait -- python train.py
+  sickbay down                                    end everything
+"""
 
 
 @click.command("up")
-@click.option("--nodes", metavar="N", type=click.IntRange(4, 2000), default=24, show_default="24", help="How many.")
+@click.option("--nodes", metavar="N", type=click.IntRange(1, 256), help="How many nodes (default: as before, else 4).")
+@click.option("--gpus", metavar="G", type=click.IntRange(0, 16), help="Virtual GPUs of each (default: 2).")
 @click.option(
-    "--speed", metavar="X", type=click.FloatRange(1, 3600), default=SPEED, show_default="60",
-    help="Virtual seconds in each second.",
-)  # fmt: skip
-@click.option(
-    "--for", "seconds", metavar="SECONDS", type=click.FloatRange(min=0.1), help="End by itself after so long."
+    "--port", metavar="P", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free."
 )
-@seed_option
-def up(nodes: int, speed: float, seconds: float | None, seed: int) -> None:
-    """Watch a simulated fleet break and heal, live; q ends it.
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen.")
+@state_option
+@click.option(
+    "--policy", "policy", metavar="NAME|FILE", default="default", show_default=True, help="What is done when."
+)
+@click.option("--demo", is_flag=True, help="Run a job, break a GPU under it, and tell the story as it happens.")
+@click.option("--detach", is_flag=True, help="Return when it runs; 'sickbay down' ends it.")
+def up(
+    nodes: int | None, gpus: int | None, port: int, host: str, state: Path | None, policy: str, demo: bool, detach: bool
+) -> None:
+    """Start a controller and a small cluster of real processes on this machine.
 
-    Three jobs train on most of the nodes. Every few seconds something breaks, with the causes that Meta has published
-    for Llama 3, and the real engine does what the default policy says. Off a terminal it prints plain lines instead.
+    Each node is a process tree with an agent and virtual GPUs that can be broken (sickbay inject). Ctrl-C ends
+    everything; a controller that is ended or killed otherwise leaves the nodes and their jobs running, and the next
+    'sickbay up' finds them again.
+
+    \b
+    Examples:
+      sickbay up --demo              a first look: one fault from symptom to cure
+      sickbay up --nodes 8 --detach  in the background
+      sickbay down                   end it
     """
-    quiet()
-    live = sys.stdout.isatty()
-    fleet = Fleet(nodes=nodes, seed=seed, speed=speed)
-    end = seconds if seconds is not None else None if live else WITHOUT_TERMINAL
-    try:
-        (_watch if live else _plain)(fleet, end)
-    except KeyboardInterrupt:
-        pass
-    except AssertionError as error:
-        click.echo(f"broken: {' '.join(str(error).split())}; repeat it with: {fleet.repeat}", err=True)
-        leave(1)
+    from sickbay.faces.service import Wish, default_state, refuse_open_door
+    from sickbay.knowledge.policy import load_policy
 
-
-class Fleet:
-    """The simulation behind the picture, and the ticker of what happened in it."""
-
-    def __init__(self, *, nodes: int, seed: int, speed: float) -> None:
-        from msgspec.structs import replace
-
-        from sickbay.sim.scenarios import Scenario, fleet_jobs, stage
-        from sickbay.sim.weather import drizzle
-
-        jobs = tuple(
-            replace(job, checkpoint_every=300, load=timedelta(minutes=1), reports_every=timedelta(seconds=20))
-            for job in fleet_jobs(nodes)
-        )
-        self.sim: Simulation = stage(Scenario(name="up", nodes=nodes, jobs=jobs), seed)
-        self.speed, self.seed = speed, seed
-        self.repeat = f"sickbay up --nodes {nodes} --seed {seed} --speed {speed:g}"
-        self._read: dict[str, int] = {}
-        self._over: set[str] = set()
-        drizzle(self.sim, seed, every=A_FAULT_EVERY, jobs=[job.name for job in jobs])
-
-    def advance(self, seconds: float) -> None:
-        self.sim.run(seconds * self.speed)
-
-    def news(self) -> "list[Told]":
-        """What was told since the last time."""
-        from sickbay.faces.story import tell, weave
-
-        fresh = {}
-        rows = [(f"incident:{i.id}", i.open) for i in self.sim.incidents()]
-        rows += [(f"job:{j.id}", j.open) for j in self.sim.jobs()]
-        for key, still_open in rows:
-            if key in self._over:
-                continue
-            lines = self.sim.store.story(key, 1000)
-            fresh[key] = lines[self._read.get(key, 0) :]
-            self._read[key] = len(lines)
-            if not still_open:
-                self._over.add(key)
-        return tell([line for line in weave(fresh) if line.event not in SMALL])
-
-
-def _pace(fleet: Fleet, end: float | None, stop: Callable[[], bool]) -> Iterator[None]:
-    """One frame after the other, by the wall; a machine that is too slow makes the fleet slower, never jumpy."""
-    begin = time.monotonic()
-    while not stop() and (end is None or time.monotonic() - begin < end):
-        frame = time.monotonic()
-        fleet.advance(FRAME)
-        yield
-        time.sleep(max(0.0, FRAME - (time.monotonic() - frame)))
-
-
-def _plain(fleet: Fleet, end: float | None) -> None:
-    from sickbay.sim.schedule import EPOCH
-
-    for _ in _pace(fleet, end, lambda: False):
-        for told in fleet.news():
-            click.echo(story_line(since(EPOCH, told.at), told))
-
-
-def _watch(fleet: Fleet, end: float | None) -> None:
-    from rich.console import Console
-    from rich.live import Live
-
-    from sickbay.faces.cli.picture import picture
-
-    console = Console()
-    ticker: list[Told] = []
-    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
-        for _ in _pace(fleet, end, lambda: pressed() in {"q", "Q", "\x03"}):
-            ticker = [*ticker, *fleet.news()][-200:]
-            live.update(picture(fleet.sim, ticker, console.size, fleet.speed), refresh=True)
-
-
-@contextmanager
-def _keys() -> Iterator[Callable[[], str]]:
-    """What was typed, without waiting for a line's end; the terminal is put back as it was."""
-    if not sys.stdin.isatty():
-        yield lambda: ""
+    refuse_open_door(host, secured=False)
+    place = (state or default_state()).absolute()
+    rules = load_policy(policy)
+    if detach:
+        _in_the_background(place)
         return
-    import termios
-    import tty
+    _serve(Wish(state=place, nodes=nodes, gpus=gpus, host=host, port=port), rules, demo=demo)
 
-    before = termios.tcgetattr(sys.stdin)
 
-    def pressed() -> str:
-        ready, _, _ = select.select([sys.stdin], [], [], 0)
-        return sys.stdin.read(1) if ready else ""
+def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
+    from sickbay.faces.cli.client import remember
+    from sickbay.faces.cli.showcase import Showcase, Ticker
+    from sickbay.faces.service import Service
+
+    service = Service(wish, policy)
+    ended = _Signals()
+    service.start(lambda text: click.echo(f"{text}; the state is in {wish.state}"))
+    remember(service.url, service.token)
+    click.echo(f"serving on {service.url}, policy {policy.name}")
+    job = "JOB"
+    try:
+        if demo:
+            showcase = Showcase(service.desk, steps=DEMO_STEPS)
+            showcase.run(to_the_end=False)
+            job = showcase.job.id if showcase.job is not None else job
+        click.echo(NEXT.format(job=job))
+        ticker = Ticker(service.desk)
+        trouble = ""
+        while not ended.wait(0.2):
+            ticker.print()
+            if service.trouble != trouble:
+                trouble = service.trouble
+                click.echo(f"in trouble: {trouble}" if trouble else "well again", err=True)
+    except KeyboardInterrupt:
+        ended.by = signal.SIGINT
+    all_of_it = ended.by == signal.SIGINT
+    click.echo("ending the nodes and the controller …" if all_of_it else "the controller ends; the nodes go on")
+    service.stop(cluster=all_of_it)
+    if all_of_it:
+        from sickbay.faces.cli.client import forget
+
+        forget(service.url)
+
+
+class _Signals:
+    """Ctrl-C ends everything; SIGTERM (an upgrade, a stop by the system) ends only the controller."""
+
+    def __init__(self) -> None:
+        self.by: int = 0
+        self._event = threading.Event()
+        signal.signal(signal.SIGTERM, self._told)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _told(self, number: int, frame: object) -> None:
+        del frame
+        self.by = number
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+
+def _in_the_background(state: Path) -> None:
+    """The same command again without --detach, in a session of its own; we leave when it answers."""
+    import subprocess
+
+    state.mkdir(parents=True, exist_ok=True)
+    output = state / "up.log"
+    command = [sys.executable, "-m", "sickbay", *(word for word in sys.argv[1:] if word != "--detach")]
+    with output.open("wb") as out:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # noqa: S603 - our own command line
+    record = state / "controller.json"
+    before = time.monotonic()
+    while not (record.exists() and _pid_in(record) == child.pid):
+        if child.poll() is not None:
+            click.echo(output.read_text().strip().splitlines()[-1] if output.stat().st_size else "it ended", err=True)
+            leave(child.returncode or 1)
+        if time.monotonic() - before > 60:
+            click.echo(f"it has not begun to serve within a minute: see {output}", err=True)
+            leave(1)
+        time.sleep(0.05)
+    import json
+
+    click.echo(f"serving on {json.loads(record.read_text())['url']}, in the background; 'sickbay down' ends it")
+
+
+def _pid_in(record: Path) -> int:
+    import json
+
+    with contextlib.suppress(ValueError, OSError, KeyError):
+        return int(json.loads(record.read_text())["pid"])
+    return 0
+
+
+@click.command("down")
+@state_option
+def down(state: Path | None) -> None:
+    """End the controller and every node of this state, with all that runs there.
+
+    Nothing is lost: the next 'sickbay up' starts the nodes anew and puts unfinished jobs back to work.
+    """
+    import json
+
+    from sickbay.adapters.clusters.local.room import Room
+    from sickbay.faces.cli.client import forget
+    from sickbay.faces.service import default_state
+
+    place = (state or default_state()).absolute()
+    record = place / "controller.json"
+    url = ""
+    with contextlib.suppress(ValueError, OSError):
+        url = json.loads(record.read_text()).get("url", "")
+    if not (place / "sickbay.db").exists():
+        click.echo(f"nothing runs here: {place} has no state of a cluster (give another with --state)", err=True)
+        leave(1)
+    pid = _pid_in(record)
+    if pid and _is_controller(pid):
+        os.kill(pid, signal.SIGTERM)
+        _wait(lambda: not _is_controller(pid), 30.0) or os.kill(pid, signal.SIGKILL)
+    ended = Room(place / "local").down()
+    record.unlink(missing_ok=True)
+    if url:
+        forget(url)
+    click.echo(f"down: the controller and {ended} nodes have ended")
+
+
+def _is_controller(pid: int) -> bool:
+    """Not merely any process that got the number since."""
+    import psutil
 
     try:
-        tty.setcbreak(sys.stdin)
-        yield pressed
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and "sickbay" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True

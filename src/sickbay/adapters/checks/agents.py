@@ -1,0 +1,68 @@
+"""Checks and looks that agents carry out: each is a command that waits in the post office for its node."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from sickbay.model.errors import StoreError, StoreUnavailable, Transient, Unknown
+from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
+from sickbay.model.protocol import Command, RunCheck, RunLook
+from sickbay.ports.clock import Clock
+from sickbay.ports.cluster import Accepted
+from sickbay.ports.mail import Mail
+
+# Seconds in which a check must have begun. Longer than an agent takes to come back, shorter than anybody waits for
+# its verdict: a check that begins after that would disturb a node that is in use again.
+BEGINS_WITHIN = {1: 60.0, 2: 120.0, 3: 300.0, 4: 600.0}
+LOOK_WITHIN = 10.0
+
+
+def _nobody() -> None:
+    pass
+
+
+class AgentChecks:
+    """`notify` wakes whoever holds polls of agents. Posting is the call; everything else arrives as facts."""
+
+    def __init__(self, mail: Mail, clock: Clock, notify: Callable[[], None] = _nobody) -> None:
+        self._mail = mail
+        self._clock = clock
+        self._notify = notify
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.CHECK, Capability.CHECK_CORDONED, Capability.LOOK})
+
+    def start(
+        self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str
+    ) -> Accepted:  # fmt: skip
+        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        order = RunCheck(check=check, level=level, profile=profile)
+        within = BEGINS_WITHIN[min(max(level, 1), max(BEGINS_WITHIN))]
+        return self._post(
+            [
+                Command(
+                    id=f"{check}/{node}", node=node, order=order, posted_at=now, expires_after=within, expect=expect
+                )
+                for node, expect in nodes.items()
+            ]
+        )
+
+    def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
+        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        order = RunLook(look=look, stacks_of=stacks_of)
+        return self._post(
+            [
+                Command(id=f"{look}/{node}", node=node, order=order, posted_at=now, expires_after=LOOK_WITHIN)
+                for node in nodes
+            ]
+        )
+
+    def _post(self, commands: Sequence[Command]) -> Accepted:
+        try:
+            self._mail.post(commands)
+        except StoreUnavailable as error:
+            raise Transient(f"the command could not be posted: {error}") from error
+        except StoreError as error:
+            raise Unknown(f"the command may have been posted: {error}") from error
+        self._notify()
+        return Accepted()

@@ -1,0 +1,149 @@
+"""What `sickbay up --demo` and `sickbay demo` show: a job trains, a GPU breaks under it, and it trains again."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+import click
+
+from sickbay.faces.archive import Archive
+from sickbay.faces.cli.show import heading, span, story_line, table
+from sickbay.faces.story import tell
+from sickbay.hosts.desk import Desk
+from sickbay.model.fleet import NodeId
+from sickbay.model.incident import Incident, Phase
+from sickbay.model.job import Job, JobSpec
+from sickbay.ports.breakable import Breakage
+from sickbay.sim.report import incident_seconds, interruption_seconds, training_again
+
+SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
+READY_WITHIN, HEALED_WITHIN = 60.0, 180.0
+BREAK_AT = 25  # the step: two checkpoints are written by then
+MEANINGS = {
+    "detected": "the first symptom",
+    "stopped": "all ranks gone",
+    "diagnosed": "its nodes looked at, the cause named",
+    "placed": "nodes claimed for the next attempt",
+    "gated": "those nodes passed their check",
+    "started": "all ranks seen running",
+    "first_step": "the first new training step",
+}
+
+
+class Ticker:
+    """Prints what happens, line by line, as it is committed."""
+
+    def __init__(self, desk: Desk, *, everything: bool = False) -> None:
+        self._changes = desk.changes
+        self._seen = desk.changes.seq
+        self._everything = everything
+
+    def print(self) -> None:
+        news = self._changes.since(self._seen)
+        self._seen = self._changes.seq if news is None else news[-1].seq if news else self._seen
+        lines = [change.line for change in news or () if change.line is not None]
+        for told in tell([line for line in lines if self._everything or line.event not in SMALL]):
+            if told.about.partition(":")[0] in {"node", "job", "incident", "brake"}:
+                click.echo(story_line(local(told.at), told))
+
+
+def local(at: datetime) -> str:
+    return at.astimezone().strftime("%H:%M:%S.%f")[:-4]
+
+
+class Showcase:
+    def __init__(self, desk: Desk, *, steps: int) -> None:
+        self._desk = desk
+        self._steps = steps
+        self._ticker = Ticker(desk)
+        self.job: Job | None = None
+
+    def run(self, *, to_the_end: bool) -> bool:
+        """Whether everything healed. `to_the_end`: the job completes, too."""
+        if not self._until(self._nodes_ready, READY_WITHIN):
+            click.echo("the nodes did not come up in time: 'sickbay nodes' says why", err=True)
+            return False
+        job = self._desk.submit(self._spec(), f"demo-{time.time_ns()}")
+        self._say(f"job {job.id} is submitted: 2 nodes, a checkpoint every 10 steps")
+        if not self._until(lambda: (self._now(job).step or 0) >= BREAK_AT, READY_WITHIN):
+            click.echo("the job did not begin to train: 'sickbay jobs' says why", err=True)
+            return False
+        sick = self._break(self._now(job))
+        healed = self._until(lambda: self._healed(self._now(job), sick), HEALED_WITHIN)
+        if healed and to_the_end:
+            healed = self._until(lambda: not self._now(job).open, HEALED_WITHIN)
+            healed = healed and self._now(job).state == "COMPLETE"
+        self.job = self._now(job)
+        self._sum_up(self.job, sick)
+        return healed
+
+    def _spec(self) -> JobSpec:
+        command = (sys.executable, "-m", "sickbay.train.sample", "--steps", str(self._steps))
+        return JobSpec(name="demo", cluster="local", pool="default", nodes=2, command=command)
+
+    def _break(self, job: Job) -> NodeId:
+        sick = max(job.claim)
+        click.echo()
+        self._say(f"now GPU 0 of {sick} falls off the bus at step {job.step} (Xid 79; only a reboot cures it)")
+        if self._desk.breakable is not None:
+            self._desk.breakable.inject(sick, Breakage(xid=79, cured_by="reboot"))
+        return sick
+
+    # --- what is so
+    def _archive(self) -> Archive:
+        return Archive(self._desk.store, self._desk.policies)
+
+    def _nodes_ready(self) -> bool:
+        nodes = self._archive().nodes()
+        return bool(nodes) and all(node.claimable for node in nodes)
+
+    def _now(self, job: Job) -> Job:
+        return self._archive().job(job.id) or job
+
+    def _incidents(self, job: Job) -> Iterator[Incident]:
+        for name in dict.fromkeys(i for lost in job.interruptions for i in lost.incidents):
+            if (incident := self._archive().incident(name)) is not None:
+                yield incident
+
+    def _healed(self, job: Job, sick: NodeId) -> bool:
+        lost = job.interruptions[-1] if job.interruptions else None
+        if lost is None or "first_step" not in lost.stages:
+            return False
+        return any(i.node == sick and i.phase is Phase.RELEASED for i in self._incidents(job))
+
+    # --- telling it
+    def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._ticker.print()
+            if condition():
+                self._ticker.print()
+                return True
+            self._desk.changes.wait(condition, 0.1)
+        return False
+
+    def _say(self, text: str) -> None:
+        click.echo(f"{click.style(local(self._desk.now()), dim=True)}  {click.style(text, bold=True)}")
+
+    def _sum_up(self, job: Job, sick: NodeId) -> None:
+        for lost in job.interruptions:
+            heading(f"The job's interruption (attempt {lost.attempt}: {lost.cause})")
+            for name, took in interruption_seconds(lost).items():
+                click.echo(f"  {name:<10}  {span(took):>9}  {click.style(MEANINGS[name], dim=True)}")
+        for incident in self._incidents(job):
+            heading(f"The node's incident ({incident.id}, {incident.node}, {incident.fault.code})")
+            table(("phase", "took"), [(phase, span(took)) for phase, took in incident_seconds(incident).items()])
+        click.echo()
+        again = [seconds for lost in job.interruptions if (seconds := training_again(lost)) is not None]
+        for seconds in again:
+            resumed = f", resumed from step {job.resumed_from}" if job.resumed_from is not None else ""
+            click.echo(click.style(f"training again after {seconds:.1f} s{resumed}", bold=True, fg="green"))
+        if not again:
+            click.echo(
+                click.style(f"not training again: {job.state}, {job.diagnosis or 'see sickbay explain'}", fg="red")
+            )
+        for incident in self._incidents(job):
+            if incident.node == sick:
+                whole = (incident.closed_at - incident.opened_at).total_seconds() if incident.closed_at else None
+                click.echo(f"{incident.node}: {incident.phase} after {span(whole)}; job {job.id}: {job.state}")

@@ -1,0 +1,149 @@
+"""Everything of one `sickbay up`: the store, the controller, the API that serves it, and the local cluster."""
+
+import http.client
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from sickbay.adapters.clusters.local.room import Room
+from sickbay.adapters.executors.threads import ThreadExecutor
+from sickbay.faces.api.app import app
+from sickbay.faces.api.server import Server
+from sickbay.hosts.changes import Changes
+from sickbay.hosts.clock import SystemClock
+from sickbay.hosts.controller import Controller
+from sickbay.hosts.desk import Desk
+from sickbay.model.errors import BadInput
+from sickbay.model.fleet import NodeId
+from sickbay.model.policy import Policy
+from sickbay.wiring import local_fleet, open_store
+
+CLUSTER = "local"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Wish(NamedTuple):
+    """What `sickbay up` was asked for. None: as it was, or the default."""
+
+    state: Path
+    nodes: int | None = None
+    gpus: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    boot_takes: float = 1.0
+
+
+class Service:
+    """Start once, stop once. The cluster outlives it unless it is taken down with it."""
+
+    def __init__(self, wish: Wish, policy: Policy) -> None:
+        self.state = wish.state
+        self._wish = wish
+        _private(wish.state)
+        self._logging = _log_to(wish.state / "controller.log")
+        self.room = Room(wish.state / "local")
+        self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
+        try:
+            self.room.create(CLUSTER, nodes=wish.nodes, gpus=wish.gpus, boot_takes=wish.boot_takes)
+            changes = Changes()
+            fleet = local_fleet(self.room.root, self._store, policy, changes.poke)
+            self._executor = ThreadExecutor(workers_per_lane=8)
+            self._controller = Controller(self._store, fleet, self._executor, SystemClock(), changes)
+            self._server = Server(app(self.desk), wish.host, wish.port)
+        except BaseException:
+            self._store.close()
+            raise
+        self.url = self._server.url
+        self.token = ""
+
+    @property
+    def desk(self) -> Desk:
+        return self._controller.desk
+
+    @property
+    def trouble(self) -> str:
+        return self._controller.trouble
+
+    def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        self._server.start()
+        self._controller.start(self._canary)
+        self.token = self._credential("operator", "operator", self.state / "operator.token")
+        for seat in self.room.seats():
+            node = NodeId(f"{CLUSTER}/{seat}")
+            self._credential(f"agent of {node}", "agent", self.room.token_file(seat), node)
+        self.room.url(self.url)
+        record = {"pid": os.getpid(), "url": self.url}
+        (self.state / "controller.json").write_text(json.dumps(record))
+        started = self.room.power_on()
+        progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
+
+    def _credential(self, name: str, role: str, file: Path, node: NodeId | None = None) -> str:
+        """The secret in the file, known to the store: made once, found again after a restart."""
+        secret = file.read_text().strip() if file.exists() else ""
+        if not secret:
+            secret = secrets.token_urlsafe(24)
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w") as out:
+                out.write(secret)
+        if self.desk.who(secret) is None:
+            self.desk.issue(name, role, "sickbay up", node, secret)
+        return secret
+
+    def _canary(self) -> bool:
+        """The way of a report: through the network and the server."""
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=5.0)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def stop(self, *, cluster: bool) -> None:
+        """`cluster`: the nodes end, too. Otherwise they go on, and the next controller finds them."""
+        self._controller.stop()
+        self._server.stop()
+        self._executor.close(within=5.0)
+        if cluster:
+            self.room.down()
+        self._store.close()
+        (self.state / "controller.json").unlink(missing_ok=True)
+        logging.getLogger("sickbay").removeHandler(self._logging)
+        self._logging.close()
+
+
+def refuse_open_door(host: str, *, secured: bool) -> None:
+    """Anybody who can reach us could end every job: beyond this machine only with TLS, so that tokens stay secret."""
+    if host not in LOOPBACK and not secured:
+        raise BadInput(f"--host {host} can be reached from other machines: give --cert and --key, or use 127.0.0.1")
+
+
+def default_state() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(os.environ.get("SICKBAY_STATE") or Path(home) / "sickbay")
+
+
+def _private(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise BadInput(f"the state directory {directory} cannot be used ({error.strerror}): give another with --state") from None
+
+
+def _log_to(file: Path) -> logging.Handler:
+    handler = RotatingFileHandler(file, maxBytes=8 << 20, backupCount=3, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("sickbay")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return handler

@@ -1,0 +1,144 @@
+"""The controller: one process that reads clusters, runs the engine and keeps its clocks, on a few threads."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sickbay.engine.ingest import Ingest, Watcher
+from sickbay.engine.lead import Engine, Setup
+from sickbay.hosts.changes import Changes
+from sickbay.hosts.desk import Desk
+from sickbay.model.errors import StoreError
+from sickbay.model.facts import Outcome
+from sickbay.ports.clock import Clock
+from sickbay.ports.executor import Executor
+from sickbay.ports.store import Store
+from sickbay.wiring import Fleet
+
+log = logging.getLogger("sickbay.controller")
+
+AT_LEAST = 0.25  # seconds between two rounds when nothing wakes the engine: what falls due is not met later than this
+CANARY = 1.0  # seconds between two proofs that we can be heard
+TIDY = 3600.0
+AGAIN = 1.0  # after the store could not be used
+LEASE = 30.0
+
+
+class _Waking:
+    """An executor whose outcomes wake the engine at once."""
+
+    def __init__(self, inner: Executor, wake: Callable[[], None]) -> None:
+        self._inner = inner
+        self._wake = wake
+
+    def room(self, lane: str) -> bool:
+        return self._inner.room(lane)
+
+    def submit(
+        self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
+    ) -> None:
+        def told(outcome: Outcome) -> None:
+            done(outcome)
+            self._wake()
+
+        self._inner.submit(lane, call, timeout, told, key)
+
+
+class Controller:
+    """`desk` is for faces; `canary` must prove, by being called, that reports can reach us. Start once, stop once."""
+
+    def __init__(
+        self, store: Store, fleet: Fleet, executor: Executor, clock: Clock, changes: Changes, holder: str = ""
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._awake = threading.Event()
+        self._threads: list[threading.Thread] = []
+        clusters = {name: site.cluster for name, site in fleet.hands.sites.items()}
+        policy = fleet.rules.policy
+        policies = {fleet.rules.policy_digest: policy}
+        self.desk = Desk(store, policy, policies, clusters, clock, self._awake.set, changes, fleet.breakable)
+        setup = Setup(holder=holder or f"controller-{os.getpid()}", lease_ttl=LEASE)
+        waking = _Waking(executor, self._awake.set)
+        self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, changes.committed)
+        self._trouble = ""
+
+    @property
+    def leads(self) -> bool:
+        return self._engine.leads
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing goes on, in one line; empty while all is well."""
+        return self._trouble
+
+    def start(self, canary: Callable[[], bool]) -> None:
+        """`canary`: goes the way of a report, through whatever serves us; False when it did not arrive."""
+        self._spawn("engine", self._run_engine)
+        self._spawn("canary", lambda: self._run_canary(canary))
+        for name in self._fleet.hands.sites:
+            self._spawn(f"watch {name}", lambda name=name: self._run_watcher(name))  # type: ignore[misc]
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._awake.set()
+        for thread in self._threads:
+            thread.join(timeout=15.0)
+
+    def _spawn(self, name: str, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """A loop outlives a store that cannot be used for a while (a full disk), and says so once."""
+        try:
+            yield
+        except StoreError as error:
+            if str(error) != self._trouble:
+                log.warning("%s: %s", what, error)
+            self._trouble = str(error)
+            self._stopping.wait(AGAIN)
+        except Exception:
+            log.exception("%s failed; it goes on", what)
+            self._stopping.wait(AGAIN)
+
+    def _run_engine(self) -> None:
+        renew, tidy = 0.0, time.monotonic() + TIDY
+        while not self._stopping.is_set():
+            with self._guarded("the engine"):
+                if time.monotonic() >= renew:
+                    self._engine.lead()
+                    renew = time.monotonic() + LEASE / 4
+                self._awake.clear()
+                done = self._engine.round()
+                self._trouble = ""
+                if time.monotonic() >= tidy:
+                    tidy = time.monotonic() + TIDY
+                    self._engine.tidy()
+                if not done:
+                    self._awake.wait(AT_LEAST)
+
+    def _run_watcher(self, name: str) -> None:
+        cluster = self._fleet.hands.sites[name].cluster
+        watcher = Watcher(self._store, cluster, self._clock)
+        pause = self._fleet.pauses[name]
+        while not self._stopping.is_set():
+            with self._guarded(f"reading {name}"):
+                if watcher.read():
+                    self._awake.set()
+                pause(cluster.period)
+
+    def _run_canary(self, canary: Callable[[], bool]) -> None:
+        """Our own voice moves the ingest clock: with few agents, or none, silence must still be measured."""
+        ingest = Ingest(self._store, self._clock)
+        while not self._stopping.wait(CANARY):
+            with self._guarded("the canary"):
+                if canary():
+                    ingest.take([])

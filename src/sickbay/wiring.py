@@ -11,6 +11,7 @@ from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import digest
 from sickbay.model.policy import Policy
 from sickbay.ports.breakable import Breakable
+from sickbay.ports.machines import Machines
 from sickbay.ports.store import Store
 
 __all__ = ["Fleet", "local_fleet", "open_store"]
@@ -22,7 +23,7 @@ class Fleet:
 
     hands: Hands
     rules: Rules
-    pauses: Mapping[str, Callable[[float], None]]  # per cluster: wait so long, or less if something changed there
+    pauses: Mapping[str, Callable[[float], object]]  # per cluster: wait so long, or less if something changed there
     breakable: Breakable | None = None
 
 
@@ -38,7 +39,7 @@ def local_fleet(root: Path, store: Store, policy: Policy, posted: Callable[[], N
     from sickbay.adapters.notifiers.log import LogNotifier
 
     cluster = LocalCluster(root)
-    channels = {"local": LocalMachines(root), "agent": AgentMachines(store, posted)}
+    channels: dict[str, Machines] = {"local": LocalMachines(root), "agent": AgentMachines(store, posted)}
     checks = AgentChecks(store, posted)
     site = Site(cluster=cluster, machines=Channels(channels, policy.channels), checks=checks)
     hands = Hands(sites={cluster.id: site}, notifiers={"log": LogNotifier()})

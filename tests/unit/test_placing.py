@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.admit import limit_for
-from sickbay.brain.resume import Placement
+from sickbay.brain.job_sight import Placement
 from sickbay.engine.placing import lost, place, unseen, unusable
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.drift import shown
-from sickbay.brain.resume import JobSight, gate_of, resume
+from sickbay.brain.gate import gate_of
+from sickbay.brain.job_sight import JobSight
+from sickbay.brain.resume import resume
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import load_policy, shipped
 from sickbay.model.clock import Deadline

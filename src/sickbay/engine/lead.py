@@ -333,7 +333,7 @@ class Engine:
 
 def _wanted(draft: Draft, intent: Intent) -> bool:
     """Whether its owner still waits for exactly this intent."""
-    if not intent.owner:
+    if not intent.owner or intent.owner.startswith("checkup:"):
         return True
     owner = (
         draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else draft.read(Job, intent.owner)

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from sickbay.engine import learn_faults, learn_jobs, learn_nodes, learn_orders
+from sickbay.engine import learn_faults, learn_jobs, learn_nodes, learn_orders, patrol
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import (
@@ -66,6 +66,7 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_orders.credential(draft, fact, news)
         case PolicyInForce():
             draft.put(InForce(policy=news.policy, knowledge=news.knowledge))
+            patrol.begin_walk(draft)
             draft.tell(f"policy {news.policy}, knowledge {news.knowledge} in force", IN_FORCE, event="policy")
 
 

@@ -5,6 +5,8 @@ from msgspec.structs import replace
 from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.classify import classify
 from sickbay.brain.correlate import absorb, correlate, judge
+from sickbay.engine import patrol
+from sickbay.engine.checkups import answered
 from sickbay.engine.steps import due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
@@ -200,7 +202,9 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
     intent = draft.intent(news.check)
     answers = intent is not None and isinstance(intent.act, Verify) and not intent.state.over
     if intent is not None and answers and news.node not in intent.verdicts:
-        draft.put(replace(intent, verdicts={**intent.verdicts, news.node: news.verdict}))
+        draft.put(answered(intent, news))
+    free = replace(node, checking="" if node.checking == news.check else node.checking)
+    node = _put_if_changed(draft, node, patrol.passed(draft, free, news))
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and intent is not None and incident.intent == news.check:
         if news.verdict == "pass" and answers:
@@ -213,6 +217,12 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
         _raise_by_verdict(draft, fact, node, news)
     if news.verdict == "fail":
         _link_examined(draft, intent, node.id)
+
+
+def _put_if_changed(draft: Draft, before: Node, after: Node) -> Node:
+    if after != before:
+        draft.put(after)
+    return after
 
 
 def _link_examined(draft: Draft, intent: Intent | None, node: NodeId) -> None:

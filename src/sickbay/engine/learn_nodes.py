@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.classify import classify
 from sickbay.brain.drift import drift
+from sickbay.engine import patrol
 from sickbay.engine.learn_faults import open_incident, raise_fault
 from sickbay.engine.steps import step_incident
 from sickbay.engine.view import Draft
@@ -66,6 +67,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     )
     node = _voice(draft, node)
     draft.put(node)
+    patrol.wake(draft, node)
     draft.tell(f"seen first as {news.incarnation.instance_id}", key_of(node), event="joined")
     if news.first_connection and news.busy:
         _remember(draft, news.incarnation)
@@ -126,12 +128,15 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, now: Incarnation) -> Node:
         agent=AgentState.NONE,  # not heard yet under this boot
         silent_at=None,
         recent=node.recent if now.same_holder(was) else (),
+        checking="",  # it ended with the boot
+        check_due=node.check_due if now.same_holder(was) else None,
     )
     what = "rebooted" if now.same_holder(was) else f"now held by {now.instance_id}"
     draft.tell(f"{what} (boot {now.boot_id})", key_of(node), event="incarnation")
     draft.put(after)
     _ranks_end(draft, after)
     if not now.same_holder(was):
+        patrol.wake(draft, after)
         if incident is not None and incident.phase is Phase.WATCHED:
             # What was watched has left with its machine; the newcomer must be taken in.
             step_incident(draft, incident, "dismiss", f"the seat is now held by {now.instance_id}", {})
@@ -178,7 +183,8 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
     if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
         patience = draft.rules.policy.pace.vacancy.total_seconds()
         until = Deadline(clock=node.cluster, at=draft.reading(node.cluster) + patience)
-        draft.put(replace(node, incarnation=None, vacant_until=until, as_of=news.as_of, cordons=(), ready=False))
+        gone = replace(node, incarnation=None, checking="", check_due=None)
+        draft.put(replace(gone, vacant_until=until, as_of=news.as_of, cordons=(), ready=False))
         draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
         draft.tell("its seat is vacant", key_of(node), event="vacant")
         return

@@ -5,6 +5,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.admit import released
+from sickbay.engine import checkups
 from sickbay.engine.learn_faults import open_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
@@ -39,6 +40,8 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             _withhold(draft, fact, news)
         case "brake_reset":
             _reset_brake(draft, news)
+        case "check":
+            checkups.ordered(draft, fact, news)
         case _:
             draft.tell(f"{news.by} asked for {news.verb!r}, which is not known", "operator:", event="refused")
 

@@ -1,6 +1,6 @@
 """Where a job's next attempt may run."""
 
-from sickbay.brain.resume import Placement
+from sickbay.brain.job_sight import Placement
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident, Phase
@@ -67,7 +67,9 @@ def _named(draft: Draft, job: Job, taken: dict[NodeId, set[int] | None]) -> Plac
         node = draft.peek(Node, f"node:{name}")
         devices = _free(node, job, taken) if node is not None and node.claimable else None
         if node is None or devices is None:
-            why = "is not known" if node is None else "cannot be claimed" if not node.claimable else "is taken"
+            why = "is not known" if node is None else "is taken"
+            if node is not None and not node.claimable:
+                why = f"is being checked ({node.checking})" if node.checking else "cannot be claimed"
             return f"{name} {why}"
         placed[name] = devices
     return placed
@@ -81,7 +83,8 @@ def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...] | str:
     """
     sick = {i.node for i in draft.find(Incident, f"open-incident:{job.spec.pool}") if i.phase is not Phase.WATCHED}
     last = job.interruptions[-1].nodes if job.interruptions else ()
-    rows = {node: draft.peek(Node, f"node:{node}") for node in (*sick, *last)}
+    checked = [node.id for node in draft.find(Node, f"checking:{job.spec.pool}")]
+    rows = {node: draft.peek(Node, f"node:{node}") for node in (*sick, *last, *checked)}
     bad = {node for node, row in rows.items() if row is not None and not row.claimable and not row.cordons}
     seats = draft.ledger(job.spec.pool).seats
     least = min(job.spec.least, job.spec.most)

@@ -1,5 +1,9 @@
 """Planning: one subject, one unit. Pure in what the draft reads: the same rows give the same unit."""
 
+from functools import partial
+
+from sickbay.engine.checkups import plan_checkup
+from sickbay.engine.patrol import WALK, plan_patrol, walk
 from sickbay.engine.plan_incidents import plan_incident
 from sickbay.engine.plan_intents import plan_intent
 from sickbay.engine.plan_jobs import plan_job
@@ -22,6 +26,10 @@ def plan(draft: Draft, subject: str) -> None:
             plan_brake(draft, subject)
         case "node":
             plan_node(draft, subject)
+        case "patrol":
+            plan_patrol(draft, subject)
+        case "checkup":
+            (walk if subject == WALK else partial(plan_checkup, subject=subject))(draft)
         case _:
             draft.waits[subject] = None
     settle(draft)

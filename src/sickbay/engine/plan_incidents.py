@@ -9,6 +9,7 @@ from sickbay.brain.admit import Asked
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.sight import Sight
+from sickbay.engine import patrol
 from sickbay.engine.admission import ask, asked_for, deferred, told_of
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
@@ -21,6 +22,7 @@ from sickbay.model.intent import (
     Repair,
 )
 from sickbay.model.job import Call, Job, JobState
+from sickbay.model.policy import Trigger
 from sickbay.model.rows import key_of
 
 
@@ -92,6 +94,8 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
     match decision:
         case Move(event=event, because=because, also=also, tell=tell):
             moved = step_incident(draft, incident, event, because, also)
+            if moved.phase is Phase.WATCHED and node is not None:
+                patrol.wake(draft, node, Trigger.FAULT)
             return told_of(draft, moved, tell), None
         case Change(because=because, also=also, tell=tell, call=call):
             if call and node is not None:

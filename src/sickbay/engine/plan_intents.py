@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from sickbay.brain.drift import shown
+from sickbay.engine import checkups
 from sickbay.engine.learn import in_doubt
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
@@ -30,6 +31,8 @@ def plan_intent(draft: Draft, subject: str) -> None:
     intent = draft.read(Intent, subject)
     if intent is None or intent.state.over:
         draft.waits[subject] = None
+        if intent is not None and intent.owner.startswith("checkup:"):  # refused, mostly
+            checkups.ended(draft, intent)
         return
     while (found := _development(draft, intent)) is not None:
         event, because = found
@@ -45,6 +48,8 @@ def plan_intent(draft: Draft, subject: str) -> None:
             draft.waits[subject] = None
             if intent.owner:
                 draft.tell(f"{type(intent.act).__name__}: {intent.state}", intent.owner, event="effect")
+            if intent.owner.startswith("checkup:"):
+                checkups.ended(draft, intent)
             return
     until = _next_look(draft, intent)
     on = {key: draft.expect[key] for key in sorted(draft.watched)}
@@ -80,6 +85,8 @@ def _targets(intent: Intent) -> tuple[NodeId, ...]:
 
 
 def _still_wanted(draft: Draft, intent: Intent) -> bool:
+    if intent.owner.startswith("checkup:"):
+        return True  # it lets nodes go only when its checks are over
     owner = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
     if owner is None and intent.owner.startswith("job:"):
         owner_job = draft.read(Job, intent.owner)

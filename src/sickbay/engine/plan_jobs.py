@@ -5,7 +5,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
-from sickbay.brain.resume import JobSight, resume
+from sickbay.brain.job_sight import JobSight
+from sickbay.brain.resume import resume
 from sickbay.engine.placing import lost, place, unseen, unusable, well
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import turn

@@ -57,7 +57,8 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     out = node.counted and (node.incarnation is None or ours or node.others_cordon or node.lost)
     speaks = node.agent is AgentState.HEARD or (node.agent is AgentState.NONE and Capability.LOOK not in can)
     healthy = phase is None or phase is Phase.WATCHED or node.excused
-    claimable = node.incarnation is not None and node.ready and speaks and healthy and not node.cordons
+    free = not node.cordons and not node.checking
+    claimable = node.incarnation is not None and node.ready and speaks and healthy and free
     return replace(node, out=out, held=ours and phase is Phase.HELD, claimable=claimable)
 
 

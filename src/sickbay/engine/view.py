@@ -68,6 +68,12 @@ class View:
             self._found[tag] = keys
         return keys
 
+    def keys(self, kind: str, after: str, limit: int) -> Sequence[str]:
+        """A page of the keys of one kind as the store has them, with their rows fetched."""
+        found = self._store.keys(kind, after=after, limit=limit)
+        self.fetch(found)
+        return found
+
     def wrote(self, unit: Unit, version: int) -> None:
         for key, row in unit.writes.items():
             before = self._rows.get(key)
@@ -130,6 +136,10 @@ class Draft:
     def find(self, kind: type[RowType], tag: str) -> list[RowType]:
         rows = (self.peek(kind, key) for key in self._view.find(tag))
         return [row for row in rows if row is not None]
+
+    def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
+        """A page of the rows of one kind that were there before this unit, in order."""
+        return self._view.keys(kind, after, limit)
 
     def unread(self, reads: int) -> None:
         """Take back all reads after the first so many: nothing followed from them, so nothing depends on them."""

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from urllib.parse import urlsplit
 from sickbay.adapters.clusters.local.room import Room
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.faces.api.app import app
-from sickbay.faces.api.server import Server
+from sickbay.faces.api.bell import Bell
+from sickbay.faces.api.server import served
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
@@ -24,7 +26,8 @@ from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
 from sickbay.wiring import local_fleet, open_store
 
-CLUSTER = "local"
+CLUSTER, POOL = "local", "default"
+NODES, GPUS = 4, 2
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -50,17 +53,25 @@ class Service:
         self.room = Room(wish.state / "local")
         self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
         try:
-            self.room.create(CLUSTER, nodes=wish.nodes, gpus=wish.gpus, boot_takes=wish.boot_takes)
-            changes = Changes()
-            fleet = local_fleet(self.room.root, self._store, policy, changes.poke)
+            self._furnish()
+            mail = Bell()
+            fleet = local_fleet(self.room.root, self._store, policy, mail.ring)
             self._executor = ThreadExecutor(workers_per_lane=8)
-            self._controller = Controller(self._store, fleet, self._executor, SystemClock(), changes)
-            self._server = Server(app(self.desk), wish.host, wish.port)
+            self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
+            api = app(self.desk, leads=lambda: self._controller.leads, mail=mail)
+            self._serving = ExitStack()
+            self.url = self._serving.enter_context(served(api, wish.host, wish.port)).url
         except BaseException:
             self._store.close()
             raise
-        self.url = self._server.url
         self.token = ""
+
+    def _furnish(self) -> None:
+        """As many nodes as asked for, or as there are, or a few."""
+        there = self.room.names() if self.room.exists() else ()
+        gpus = self._wish.gpus if self._wish.gpus is not None else self.room.seat(there[0]).gpus if there else GPUS
+        nodes = self._wish.nodes or len(there) or NODES
+        self.room.create(CLUSTER, nodes, gpus, POOL, boot_takes=self._wish.boot_takes)
 
     @property
     def desk(self) -> Desk:
@@ -71,12 +82,11 @@ class Service:
         return self._controller.trouble
 
     def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        self._server.start()
         self._controller.start(self._canary)
         self.token = self._credential("operator", "operator", self.state / "operator.token")
-        for seat in self.room.seats():
+        for seat in self.room.names():
             node = NodeId(f"{CLUSTER}/{seat}")
-            self._credential(f"agent of {node}", "agent", self.room.token_file(seat), node)
+            self._credential(f"agent of {node}", "agent", self.room.paths(seat).token, node)
         self.room.url(self.url)
         record = {"pid": os.getpid(), "url": self.url}
         (self.state / "controller.json").write_text(json.dumps(record))
@@ -110,7 +120,7 @@ class Service:
     def stop(self, *, cluster: bool) -> None:
         """`cluster`: the nodes end, too. Otherwise they go on, and the next controller finds them."""
         self._controller.stop()
-        self._server.stop()
+        self._serving.close()
         self._executor.close(within=5.0)
         if cluster:
             self.room.down()
@@ -136,7 +146,9 @@ def _private(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
     except OSError as error:
-        raise BadInput(f"the state directory {directory} cannot be used ({error.strerror}): give another with --state") from None
+        raise BadInput(
+            f"the state directory {directory} cannot be used ({error.strerror}): give another with --state"
+        ) from None
 
 
 def _log_to(file: Path) -> logging.Handler:

@@ -39,11 +39,6 @@ class Changes:
                     self._add(kind=kind, id=key.partition(":")[2], gone=row is None)
             for line in unit.story:
                 self._add(line=line)
-        self.poke()
-
-    def poke(self) -> None:
-        """Whoever waits looks again: something changed that is no row (a command was posted)."""
-        with self._more:
             self._more.notify_all()
             watchers = list(self._watchers)
         for wake in watchers:

@@ -6,6 +6,7 @@ a second delivery of it harmless.
 
 from datetime import datetime
 
+from sickbay.model.checkup import Tested
 from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
 from sickbay.model.job import End, JobSpec
 from sickbay.model.noun import Noun
@@ -103,6 +104,7 @@ class Checked(News, tag="checked"):
     incarnation: Incarnation
     level: int = 0
     because: str = ""
+    tests: tuple[Tested, ...] = ()
 
 
 class Looked(News, tag="looked"):

@@ -85,6 +85,8 @@ class Node(Noun):
     excused: bool = False  # an exclusion covers its open incident: it may be claimed all the same
     counted: bool = True  # part of its pool's size (a newcomer is not, until it is released)
     vacant_until: Deadline | None = None
+    checking: str = ""  # the check of an idle node that runs here: it is nobody's to claim until that is over
+    check_due: float | None = None  # reading of ingest from which the schedule wants it checked
     # Derived by the unit that writes the row, so that ledger and free list change with their cause:
     out: bool = False
     held: bool = False

@@ -3,6 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
+from sickbay.model.checkup import Finding
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
@@ -97,7 +98,7 @@ class IntentState(StrEnum):
 
 class Intent(Noun):
     key: str  # names the effect for ever: sending it twice has one effect
-    owner: str  # row key of the incident or job it is done for ("" for the outbox)
+    owner: str  # row key of the incident, job or checkup it is done for ("" for the outbox)
     cluster: str
     pool: str
     act: AnyAct
@@ -118,6 +119,7 @@ class Intent(Noun):
     answer: str = ""
     gone: bool = False  # REJECTED because the target is not there any more
     verdicts: dict[NodeId, str] = {}  # what a check or a look has answered so far
+    found: dict[NodeId, Finding] = {}  # a check's verdicts with their reasons, where it has few nodes
     digest: str = ""
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
+from sickbay.model.checkup import Checkup
 from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.fleet import Brake, Cursor, InForce, Ledger, Node, Record, Token, Voice, Withholding
 from sickbay.model.incident import Incident
@@ -24,6 +25,7 @@ AnyRow = (
     | Cursor
     | WatchedClock
     | Token
+    | Checkup
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -40,6 +42,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "cursor": Cursor,
     "clock": WatchedClock,
     "token": Token,
+    "checkup": Checkup,
 }
 
 WITHHOLDING = "withholding:"
@@ -53,7 +56,7 @@ UNIT_BYTES = 4_000_000
 
 def key_of(row: AnyRow) -> str:
     match row:
-        case Node() | Incident() | Job():
+        case Node() | Incident() | Job() | Checkup():
             return f"{type(row).__name__.lower()}:{row.id}"
         case Intent():
             return f"intent:{row.key}"
@@ -88,6 +91,8 @@ def tag_of(row: AnyRow) -> str:
             return f"claimable:{row.pool}"
         case Node() if row.vacant_until is not None:
             return f"vacant:{row.pool}"
+        case Node() if row.checking:
+            return f"checking:{row.pool}"
         case Incident() if row.open:
             return f"open-incident:{row.pool}"
         case Job() if row.open:

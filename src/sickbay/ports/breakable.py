@@ -13,7 +13,7 @@ class Breakage(Noun):
     line: str = ""
     defect: str = ""
     device: int = 0
-    cured_by: str = "reboot"  # reset | reboot | replace | nothing
+    cured_by: str = ""  # reset | reboot | replace | nothing; empty: what the defect is cured by in practice
 
 
 class Breakable(Protocol):

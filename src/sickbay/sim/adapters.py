@@ -6,7 +6,7 @@ from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import JobSpec
-from sickbay.ports.cluster import Accepted, Deltas, Lost, Snapshot
+from sickbay.ports.cluster import Accepted, Deltas, Log, Lost, Snapshot
 from sickbay.sim.ground import ClusterRules
 from sickbay.sim.hardware import Power, Seat
 from sickbay.sim.mischief import Call
@@ -174,6 +174,9 @@ class SimCluster(_Channel):
             blind="stop_job" in self.blind,
             shows_after=self._world.ground.rules.stop_takes * 4 / 3,
         )
+
+    def logs(self, job: JobId, attempt: int, rank: int, *, after: int = 0, limit: int = 65_536) -> Log:
+        raise Rejected("simulated ranks write nothing: the cluster has no logs")
 
 
 class SimMachines(_Channel):

@@ -6,7 +6,7 @@ from sickbay.brain.admit import limit_for
 from sickbay.engine.plan import plan
 from sickbay.engine.view import Draft, View, moment
 from sickbay.model.clock import INGEST, WatchedClock
-from sickbay.model.fleet import Ledger, Node, NodeId
+from sickbay.model.fleet import Capability, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
@@ -133,12 +133,26 @@ class Invariants:
             counts = (sum(r.counted for r in mine), sum(r.out for r in mine), sum(r.held for r in mine), repairing)
             if counts != (ledger.seats, ledger.out, ledger.held, ledger.repairing):
                 raise self._broken(f"the ledger of {pool} says {ledger}, the rows say {counts}")
+        self._checks(rows)
         claimed: dict[tuple[str, int], str] = {}
         for job in self._sim.jobs():
             for node, devices in job.claim.items() if job.open else ():
                 for device in devices or range(self._sim.plan.gpus):
                     if claimed.setdefault((node, device), job.id) != job.id:
                         raise self._broken(f"{node} device {device} is claimed twice")
+
+    def _checks(self, rows: list[Node]) -> None:
+        """Whoever is held by a check is held by one that runs, and by nobody else."""
+        held = {row.id: row.checking for row in rows if row.checking}
+        intents = self._sim.store.load(f"intent:{key}" for key in held.values())
+        for node, key in held.items():
+            intent = intents[f"intent:{key}"].row
+            if not isinstance(intent, Intent) or intent.state.over:
+                raise self._broken(f"{node} is held by {key}, which is over")
+        claims = {node: job.id for job in self._sim.jobs() if job.open for node in job.claim}
+        places = Capability.PLACE in self._sim.plan.cluster.capabilities  # elsewhere a claim is what the cluster did
+        for node in held.keys() & claims.keys() if places else ():
+            raise self._broken(f"{node} is checked by {held[node]} while {claims[node]} has it")
 
     def incremental_law(self) -> None:
         """Forgetting what is dirty and planning the whole fleet yields no intent that was not taken or scheduled."""

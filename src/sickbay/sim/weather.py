@@ -8,9 +8,13 @@ from datetime import timedelta
 from random import Random
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
+from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Phase
+from sickbay.model.policy import Examine, Policy, Trigger
 from sickbay.sim.ground import CLUSTER_CAN, ClusterRules
 from sickbay.sim.hardware import Defect
 from sickbay.sim.invariants import Broken
@@ -124,15 +128,17 @@ class NotCalm(Broken):
 def random_run(seed: int, *, limits: bool = True) -> Simulation:
     """A run that the seed alone decides, to its end: whatever it does, every invariant must hold.
 
-    A third of them have a cold host, a fifth two engines. Raises Broken (an AssertionError) with the reason.
+    A third of them have a cold host, a fifth two engines, a quarter checks on order and a seventh on schedule. Raises Broken (an AssertionError) with the reason.
     """
-    rng = Random(seed)
+    rng, checks = Random(seed), Random(-seed)
     sim = _fleet(rng, seed, limits=limits)
     for _ in range(rng.randint(1, 6)):
         sim.run(rng.uniform(10, 1500))
         if sim.world.seats:
             _mishap(rng, sim, rng.choice(list(sim.world.seats)))
         _bad_luck(rng, sim)
+        if seed % 4 == 1:
+            _check_up(checks, sim)
     _clear_up(sim)
     for _ in range(MENDED):
         if calm_within(sim, 8 * 3600):
@@ -158,7 +164,7 @@ def _fleet(rng: Random, seed: int, *, limits: bool) -> Simulation:
         cluster=_cluster(rng),
         intake=rng.random() < 0.2,
     )
-    sim = Simulation(plan, seed=seed)
+    sim = Simulation(plan, seed=seed, policy=_scheduled(load_policy("default")) if seed % 7 == 3 else None)
     for number in range(rng.randint(1, 3)):
         programme = Programme(steps=rng.randint(500, 6000), checkpoint_every=200, on_death=rng.choice(list(OnDeath)))
         sim.submit(
@@ -169,6 +175,20 @@ def _fleet(rng: Random, seed: int, *, limits: bool) -> Simulation:
             gpus_per_node=rng.choice([0, 1, 2]),
         )
     return sim
+
+
+def _scheduled(policy: Policy) -> Policy:
+    """Nodes are checked now and then, and when their fault is only watched."""
+    often = Examine(on=Trigger.SCHEDULE, level=1, every=timedelta(minutes=20), deadline=timedelta(minutes=5))
+    return replace(policy, examine=(*policy.examine, often, Examine(on=Trigger.FAULT, level=2)))
+
+
+def _check_up(rng: Random, sim: Simulation) -> None:
+    """Somebody has idle nodes checked."""
+    if rng.random() < 0.5:
+        sim.order("check", "", all="1", level=rng.choice("123"))
+    elif sim.world.seats:
+        sim.order("check", rng.choice(list(sim.world.seats)), level=rng.choice("123"))
 
 
 def _cluster(rng: Random) -> ClusterRules:

@@ -1,12 +1,12 @@
 """Checks and looks that agents carry out: each is a command that waits in the post office for its node."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from sickbay.model.errors import StoreError, StoreUnavailable, Transient, Unknown
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.protocol import Command, RunCheck, RunLook
-from sickbay.ports.clock import Clock
 from sickbay.ports.cluster import Accepted
 from sickbay.ports.mail import Mail
 
@@ -23,9 +23,9 @@ def _nobody() -> None:
 class AgentChecks:
     """`notify` wakes whoever holds polls of agents. Posting is the call; everything else arrives as facts."""
 
-    def __init__(self, mail: Mail, clock: Clock, notify: Callable[[], None] = _nobody) -> None:
+    def __init__(self, mail: Mail, notify: Callable[[], None] = _nobody, wall: Callable[[], float] = time.time) -> None:
         self._mail = mail
-        self._clock = clock
+        self._wall = wall
         self._notify = notify
 
     @property
@@ -35,7 +35,7 @@ class AgentChecks:
     def start(
         self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str
     ) -> Accepted:  # fmt: skip
-        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        now = datetime.fromtimestamp(self._wall(), UTC)
         order = RunCheck(check=check, level=level, profile=profile)
         within = BEGINS_WITHIN[min(max(level, 1), max(BEGINS_WITHIN))]
         return self._post(
@@ -48,7 +48,7 @@ class AgentChecks:
         )
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
-        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        now = datetime.fromtimestamp(self._wall(), UTC)
         order = RunLook(look=look, stacks_of=stacks_of)
         return self._post(
             [

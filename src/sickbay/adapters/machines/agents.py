@@ -1,5 +1,6 @@
 """Repairs that an agent carries out on its own node: the reset of devices."""
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NoReturn
@@ -7,7 +8,6 @@ from typing import NoReturn
 from sickbay.model.errors import Rejected, StoreError, StoreUnavailable, Transient, Unknown
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.protocol import Command, RunReset
-from sickbay.ports.clock import Clock
 from sickbay.ports.cluster import Accepted
 from sickbay.ports.mail import Mail
 
@@ -21,9 +21,9 @@ def _nobody() -> None:
 class AgentMachines:
     """Only `reset`. The agent remembers which commands it has begun, so one key has one effect."""
 
-    def __init__(self, mail: Mail, clock: Clock, notify: Callable[[], None] = _nobody) -> None:
+    def __init__(self, mail: Mail, notify: Callable[[], None] = _nobody, wall: Callable[[], float] = time.time) -> None:
         self._mail = mail
-        self._clock = clock
+        self._wall = wall
         self._notify = notify
 
     @property
@@ -39,7 +39,7 @@ class AgentMachines:
             id=f"{key}/{node}",
             node=node,
             order=RunReset(key=key, devices=devices),
-            posted_at=datetime.fromtimestamp(self._clock.wall(), UTC),
+            posted_at=datetime.fromtimestamp(self._wall(), UTC),
             expires_after=BEGINS_WITHIN,
             expect=expect,
         )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sickbay.model.checkup import Checkup
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import UnitTooLarge, UnusableStore
 from sickbay.model.facts import Fact, Mark
@@ -127,7 +128,7 @@ def moved(clock: WatchedClock | None, mark: Mark) -> WatchedClock:
 def ended_at(row: AnyRow) -> datetime | None:
     """When the life that a row tells was over. None: it is open, or it holds present state and does not age."""
     match row:
-        case Incident() | Job() if not row.open:
+        case Incident() | Job() | Checkup() if not row.open:
             return row.closed_at
         case Intent() if row.state.over:
             return row.planned_at
@@ -137,4 +138,4 @@ def ended_at(row: AnyRow) -> datetime | None:
 
 def opened(row: AnyRow) -> bool:
     """Whether a row tells a life that goes on: what was told of it and done for it is kept, whatever its age."""
-    return isinstance(row, Incident | Job) and row.open
+    return isinstance(row, Incident | Job | Checkup) and row.open

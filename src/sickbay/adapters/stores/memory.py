@@ -276,7 +276,7 @@ class MemoryStore:
 
     def _forget_rows(self, before: datetime) -> int:
         old = []
-        for kind in ("incident", "job", "intent"):
+        for kind in ("incident", "job", "checkup", "intent"):
             for key in self._kinds[kind].items if kind in self._kinds else ():
                 row = self._rows[key].row
                 if row is None or (end := ended_at(row)) is None or end >= before:

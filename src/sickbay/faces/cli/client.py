@@ -208,7 +208,8 @@ Opened = list[http.client.HTTPConnection]
 
 
 def _events(lines: http.client.HTTPResponse) -> Iterator[Event]:
-    name, last, data = "message", "", []
+    name, last = "message", ""
+    data: list[str] = []
     yield Event("", "", {})  # the stream is open: what changes from here on will be told
     while raw := lines.readline():
         line = raw.decode("utf-8", "replace").rstrip("\r\n")

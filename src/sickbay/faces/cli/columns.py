@@ -1,9 +1,10 @@
 """Lists and cards for people: columns that line up within the terminal's width, one object as a few short lines."""
 
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -110,9 +111,6 @@ def say(text: str) -> None:
 
 def hint(*lines: str) -> None:
     """What to try next; only for people, so only on a terminal."""
-    if click.get_text_stream("stdout").isatty():
+    if sys.stdout.isatty():
         for line in lines:
             click.echo(click.style(line, dim=True), err=True)
-
-
-Json = dict[str, Any]

@@ -1,22 +1,30 @@
 """sickbay explain NODE|JOB|INCIDENT."""
 
-import itertools
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.show import STATES, as_json, heading, print_json, print_story, quiet, seed_option, span
+from sickbay.faces.cli.names import complete_anything
+from sickbay.faces.cli.show import (
+    STATES,
+    as_json,
+    budget_words,
+    clean,
+    heading,
+    print_json,
+    print_story,
+    quiet,
+    seed_option,
+    span,
+    told_of,
+)
+from sickbay.faces.cli.stages import print_interruptions
 from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from sickbay.faces.archive import Budget, Estimate
-    from sickbay.faces.explain import Explained
-    from sickbay.faces.waits import Waiting
     from sickbay.model.policy import Policy
     from sickbay.ports.store import Store
 
@@ -24,9 +32,11 @@ STORY_LINES = 200
 
 
 @click.command("explain")
-@click.argument("name", metavar="NODE|JOB|INCIDENT")
-@click.option("--store", metavar="FILE|URL", help="A store: a SQLite file or a URL. It is only read.")
-@click.option("--sim", metavar="NAME|FILE", help="A simulation instead of a store.")
+@click.argument("name", metavar="NODE|JOB|INCIDENT", shell_complete=complete_anything)
+@click.option(
+    "--store", metavar="FILE|URL", help="A store instead of the server: a SQLite file or a URL. It is only read."
+)
+@click.option("--sim", metavar="NAME|FILE", help="A simulation instead of the server.")
 @seed_option
 @click.option("--at", metavar="DURATION", help="With --sim: stop it so long after its beginning, such as 12m30s.")
 @click.option(
@@ -39,25 +49,40 @@ def explain(
     """Why a node, a job or an incident is as it is: its story, what it waits for, and what would change that.
 
     \b
+    sickbay explain node-0
     sickbay explain train-0000 --sim standard --at 12m
     sickbay explain train --store demo.db
     """
+    if store is not None and sim is not None:
+        raise BadInput("say where to look: write --store FILE (or a URL), or --sim NAME, one of them, or none")
+    if at is not None and sim is None:
+        raise BadInput("--at stops a simulation: write --sim NAME with it, or leave it out")
+    if policy is not None and store is None and sim is None:
+        raise BadInput("--policy is for --store and --sim: the server knows the policy in force, leave it out")
+    explained, begin = _served(name) if store is None and sim is None else _read(name, store, sim, seed, at, policy)
+    if as_json:
+        print_json(explained)
+    else:
+        _print(explained, begin)
+
+
+def _served(name: str) -> "tuple[dict[str, Any], datetime | None]":
+    from sickbay.faces.cli.client import connect
+
+    return connect().get("/v1/explain", name=name), None
+
+
+def _read(
+    name: str, store: str | None, sim: str | None, seed: int, at: str | None, policy: str | None
+) -> "tuple[dict[str, Any], datetime | None]":
     from sickbay.faces.explain import explain as explain_it
 
     quiet()
-    if (store is None) == (sim is None):
-        raise BadInput("say where to look: write --store FILE (or a URL), or --sim NAME, one of them")
-    if at is not None and sim is None:
-        raise BadInput("--at stops a simulation: write --sim NAME with it, or leave it out")
     opened, begin, policies = _simulated(sim, seed, at, policy) if sim is not None else _stored(str(store), policy)
     try:
-        explained = explain_it(opened, name, policies)
+        return explain_it(opened, name, policies).as_json(), begin
     finally:
         opened.close()
-    if as_json:
-        print_json(explained.as_json())
-    else:
-        _print(explained, begin)
 
 
 def _stored(where: str, policy: str | None) -> "tuple[Store, datetime | None, Mapping[str, Policy]]":
@@ -116,21 +141,21 @@ def _duration(text: str | None) -> timedelta | None:
 # --- in words
 
 
-def _print(explained: "Explained", begin: "datetime | None") -> None:
-    subject = explained.subject
-    headline = {"node": _node, "job": _job, "incident": _incident}[explained.kind]
-    headline(subject)
+def _print(explained: dict[str, Any], begin: datetime | None) -> None:
+    kind, story = explained["kind"], [told_of(line) for line in explained["story"]]
+    {"node": _node, "job": _job, "incident": _incident}[kind](explained)
     heading("Story")
-    print_story(explained.story[-STORY_LINES:], begin)
-    if len(explained.story) > STORY_LINES:
-        click.echo(f"(the last {STORY_LINES} of {len(explained.story)} lines: --json has them all)")
-    if explained.kind == "job":
-        _interruptions(subject["interruptions"])
+    print_story(story[-STORY_LINES:], begin)
+    if len(story) > STORY_LINES:
+        click.echo(f"(the last {STORY_LINES} of {len(story)} lines: --json has them all)")
+    if kind == "job" and explained["interruptions"]:
+        heading("Interruptions")
+        print_interruptions(explained["interruptions"])
     heading("Waits for")
-    if explained.waits is None:
-        click.echo("  nothing: it is fit for work" if explained.kind == "node" else "  nothing: it is over")
+    if explained["waits_for"] is None:
+        click.echo("  nothing: it is fit for work" if kind == "node" else "  nothing: it is over")
     else:
-        _waits(explained.waits, explained.as_of)
+        _waits(explained["waits_for"], explained["as_of"])
 
 
 def _node(node: dict[str, Any]) -> None:
@@ -139,7 +164,7 @@ def _node(node: dict[str, Any]) -> None:
     work = f", runs {', '.join(node['jobs'])}" if node["jobs"] else ""
     click.echo(f"node {node['id']} (pool {node['pool']}): {state}{incident}{work}")
     if node["because"]:
-        click.echo(f"  {node['because']}")
+        click.echo(f"  {clean(node['because'])}")
     click.echo(
         f"  instance {node['instance_id'] or 'none'}, boot {node['boot_id'] or 'none'}, "
         f"{len(node['devices'])} devices" + (f", cordoned by {', '.join(node['cordons'])}" if node["cordons"] else "")
@@ -152,7 +177,7 @@ def _job(job: dict[str, Any]) -> None:
         f"{job['restarts']} restarts spent"
     )
     if job["because"]:
-        click.echo(f"  {job['because']}")
+        click.echo(f"  {clean(job['because'])}")
     if job["nodes"]:
         click.echo(f"  on {', '.join(job['nodes'])}")
     if job["step"] is not None:
@@ -165,57 +190,29 @@ def _incident(incident: dict[str, Any]) -> None:
     click.echo(f"incident {incident['id']} on {incident['node']}: {click.style(incident['phase'], bold=True)}")
     click.echo(f"  {fault['code']} ({fault['component']}, {fault['severity']}), asks for {incident['remedy']}")
     for evidence in fault["evidence"]:
-        click.echo(f"  evidence: {evidence}")
+        click.echo(f"  evidence: {clean(evidence)}")
     for one in incident["tries"]:
-        click.echo(f"  tried: {one['rung']}, {one['result']}")
+        click.echo(f"  tried: {one['rung']}, {clean(one['result'])}")
 
 
-def _interruptions(interruptions: list[dict[str, Any]]) -> None:
-    from datetime import datetime
-
-    if interruptions:
-        heading("Interruptions")
-    for one in interruptions:
-        again = one["training_again_after"]
-        end = f"training again after {again:.0f} s" if again is not None else "not training again"
-        incidents = f" ({', '.join(one['incidents'])})" if one["incidents"] else ""
-        click.echo(f"  attempt {one['attempt']}: {one['cause']}{incidents}: {end}")
-        reached = [(name, datetime.fromisoformat(at)) for name, at in one["stages"].items() if at is not None]
-        took = [
-            f"{name} {span((at - before).total_seconds())}" for (_, before), (name, at) in itertools.pairwise(reached)
-        ]
-        if took:
-            click.echo(f"    {', '.join(took)}")
-
-
-def _waits(waits: "Waiting", as_of: "datetime | None") -> None:
-    click.echo(f"  {waits.because}")
-    if waits.would:
-        click.echo(f"  would have: {waits.would}")
-    if waits.until is not None:
-        click.echo(f"  until {_until(waits.until, as_of)}{f': then {waits.then}' if waits.then else ''}")
-    for note in waits.notes:
-        click.echo(f"  {note}")
-    if waits.changed_by:
+def _waits(waits: dict[str, Any], as_of: str | None) -> None:
+    click.echo(f"  {clean(waits['because'])}")
+    if waits["would"]:
+        click.echo(f"  would have: {waits['would']}")
+    if waits["until"] is not None:
+        click.echo(f"  until {_until(waits['until'], as_of)}{f': then {then}' if (then := waits['then']) else ''}")
+    for note in waits["notes"]:
+        click.echo(f"  {clean(note)}")
+    if waits["changed_by"]:
         click.echo("What would change that:")
-        for change in waits.changed_by:
-            click.echo(f"  - {change}")
-    if waits.budget is not None:
-        click.echo(f"Budget: {_budget(waits.budget)}")
+        for change in waits["changed_by"]:
+            click.echo(f"  - {clean(change)}")
+    if waits["budget"] is not None:
+        click.echo(f"Budget: {budget_words(waits['budget'])}")
 
 
-def _until(until: "Estimate", as_of: "datetime | None") -> str:
-    left = (until.at - as_of).total_seconds() if as_of is not None else 0.0
-    stands = f", not counting now: {until.clock} is not heard" if until.stands_since is not None else ""
-    return f"about {until.at:%Y-%m-%d %H:%M:%S} UTC (in {span(left)}{stands})"
-
-
-def _budget(budget: "Budget") -> str:
-    out = f"{budget.out} of {budget.may_be_out}" if budget.may_be_out is not None else str(budget.out)
-    repairing = (
-        f"{budget.repairing} of {budget.may_be_repairing}"
-        if budget.may_be_repairing is not None
-        else str(budget.repairing)
-    )
-    held = f", {budget.held} held for a person" if budget.held else ""
-    return f"pool {budget.pool} has {budget.size} seats; {out} out of service, {repairing} in repair{held}"
+def _until(until: dict[str, Any], as_of: str | None) -> str:
+    at = datetime.fromisoformat(until["about"])
+    left = (at - datetime.fromisoformat(as_of)).total_seconds() if as_of is not None else 0.0
+    stands = f", not counting now: {until['clock']} is not heard" if until["stands_since"] is not None else ""
+    return f"about {at:%Y-%m-%d %H:%M:%S} UTC (in {span(left)}{stands})"

@@ -15,18 +15,55 @@ from sickbay.model.errors import BadInput, StoreUnavailable, StoreUnknown, Unusa
 DONE, NO, WRONG_USE, CANNOT_REACH, INTERRUPTED = 0, 1, 2, 3, 130
 
 
+HERE, JOBS, NODES, SAFETY, TRY = "On this machine", "Jobs", "Nodes", "Safety and access", "Policy and simulation"
+
+
 class Where(NamedTuple):
     module: str
     name: str
     about: str
+    section: str = HERE
+
+
+def _at(module: str, name: str, about: str, section: str = HERE) -> Where:
+    return Where(f"sickbay.faces.cli.{module}", name, about, section)
 
 
 COMMANDS = {
-    "demo": Where("sickbay.faces.cli.demo", "demo", "One fault from its first symptom to the next training step."),
-    "up": Where("sickbay.faces.cli.up", "up", "Watch a simulated fleet break and heal, live."),
-    "sim": Where("sickbay.faces.cli.sim", "sim", "Run a scenario on the real engine in virtual time."),
-    "explain": Where("sickbay.faces.cli.explain", "explain", "Why a node, job or incident is as it is."),
-    "policy": Where("sickbay.faces.cli.policy", "policy", "Show, check and compare policies."),
+    "demo": _at("demo", "demo", "One fault from its first symptom to the next training step."),
+    "up": _at("up", "up", "A controller and a small cluster on this machine."),
+    "down": _at("up", "down", "End them, and everything that runs there."),
+    "top": _at("top", "top", "The fleet, live; q ends it."),
+    "submit": _at("submit", "submit", "Submit a training job that shall finish.", JOBS),
+    "jobs": _at("jobs", "jobs", "All jobs.", JOBS),
+    "job": _at("jobs", "job", "One job, with its interruptions.", JOBS),
+    "logs": _at("logs", "logs", "What a rank wrote; --follow across attempts.", JOBS),
+    "stop": _at("jobs", "stop", "Stop a job for good.", JOBS),
+    "nodes": _at("nodes", "nodes", "All nodes, and why one is not at work.", NODES),
+    "node": _at("nodes", "node", "One node.", NODES),
+    "incidents": _at("incidents", "incidents", "The illnesses of nodes.", NODES),
+    "incident": _at("incidents", "incident", "One incident, with the time of every stage.", NODES),
+    "explain": _at("explain", "explain", "Why a node, job or incident is as it is.", NODES),
+    "check": _at("checks", "check", "Exercise the hardware of idle nodes now.", NODES),
+    "inject": _at("inject", "inject", "Break a virtual device, to see what happens.", NODES),
+    "cordon": _at("nodes", "cordon", "Keep new work off a node.", NODES),
+    "uncordon": _at("nodes", "uncordon", "Give a node back on your own word.", NODES),
+    "drain": _at("nodes", "drain", "Take a node out of service.", NODES),
+    "reset": _at("nodes", "reset", "Reset its GPUs.", NODES),
+    "reboot": _at("nodes", "reboot", "Reboot it once its jobs are off.", NODES),
+    "replace": _at("nodes", "replace", "Give its seat to another machine.", NODES),
+    "confirm": _at("incidents", "confirm", "A held repair is done: check the node.", NODES),
+    "hold": _at("incidents", "hold", "Keep a node out until a person decides.", NODES),
+    "dismiss": _at("incidents", "dismiss", "Close an incident on your own word.", NODES),
+    "escalate": _at("incidents", "escalate", "Go one rung up.", NODES),
+    "pause": _at("safety", "pause", "Do nothing to any node for a while.", SAFETY),
+    "unpause": _at("safety", "unpause", "End the pause.", SAFETY),
+    "brake": _at("safety", "brake", "Show and reset the brakes.", SAFETY),
+    "exclude": _at("safety", "exclude", "Leave some faults or nodes alone.", SAFETY),
+    "token": _at("tokens", "token", "Who may ask, and who may act.", SAFETY),
+    "sim": _at("sim", "sim", "Run a scenario on the real engine in virtual time.", TRY),
+    "policy": _at("policy", "policy", "Show, check and compare policies.", TRY),
+    "completion": _at("completion", "completion", "Completion of commands and names in your shell.", TRY),
 }
 
 ABOUT = """Sickbay keeps GPU clusters training: it finds a sick node, takes it out of service, repairs it, proves that
@@ -34,14 +71,19 @@ it is well, and puts the interrupted job back to work.
 
 \b
 Begin here:
-  sickbay demo                        one fault, line by line
-  sickbay up                          a fleet that breaks and heals (q ends it)
-  sickbay sim list                    what can be simulated
-  sickbay demo --keep demo.db && sickbay explain train --store demo.db
+  sickbay up                                       a cluster on this machine
+  sickbay submit --name first --nodes 2 -- CMD …   a training job
+  sickbay inject node-0 --xid 79                   break a GPU under it
+  sickbay explain node-0                           what happened, and why
+  sickbay demo                                     all that by itself
 """
 EPILOG = """\b
+The server is SICKBAY_URL (default http://127.0.0.1:8080), the credential SICKBAY_TOKEN or what 'sickbay up' left.
 Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 cannot reach.
 --json prints JSON alone on standard output. 'sickbay COMMAND --help' tells more."""
+
+
+LONGEST = max(map(len, COMMANDS))
 
 
 class Sickbay(click.Group):
@@ -64,14 +106,16 @@ class Sickbay(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            guess = f"did you mean '{close[0]}'? " if close else ""
-            ctx.fail(f"there is no command {args[0]!r}: {guess}(known: {', '.join(COMMANDS)})")
+            guess = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(COMMANDS)}"
+            ctx.fail(f"there is no command {args[0]!r}: {guess}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, where.about) for name, where in COMMANDS.items()])
+        for section in dict.fromkeys(where.section for where in COMMANDS.values()):
+            with formatter.section(section):
+                mine = [(name, where.about) for name, where in COMMANDS.items() if where.section == section]
+                formatter.write_dl([(name.ljust(LONGEST), about) for name, about in mine])
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         extra["standalone_mode"] = False
@@ -82,7 +126,7 @@ class Sickbay(click.Group):
             sys.exit(WRONG_USE)
         except click.ClickException as error:
             _one_line(error.format_message())
-            sys.exit(WRONG_USE)
+            sys.exit(CANNOT_REACH if error.exit_code == CANNOT_REACH else WRONG_USE)
         except (BadInput, UnusableStore) as error:
             _one_line(str(error))
             sys.exit(WRONG_USE)
@@ -123,5 +167,7 @@ def _one_line(text: str) -> None:
 @click.version_option(__version__, prog_name="sickbay", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

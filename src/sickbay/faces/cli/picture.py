@@ -1,7 +1,12 @@
-"""The picture of a fleet on a terminal: nodes as a grid, jobs, open incidents, the budget, and a ticker."""
+"""The picture of a fleet on a terminal: nodes as a grid, jobs, open incidents, the budget, and a ticker.
+
+It is drawn from what GET /v1/fleet answers, and from the lines of the story that came since.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
 
 from rich.console import ConsoleDimensions, Group, RenderableType
 from rich.layout import Layout
@@ -9,16 +14,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from sickbay.faces.archive import Archive
-from sickbay.faces.cli.show import COLOURS, STATES, since, span
-from sickbay.faces.explain import state_of
+from sickbay.faces.cli.columns import PAINT
+from sickbay.faces.cli.show import COLOURS, STATES, clean, span
+from sickbay.faces.cli.stages import OVER
 from sickbay.faces.story import Told, short
-from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, IncidentKind
-from sickbay.model.job import Job, JobState
-from sickbay.sim.schedule import EPOCH
-from sickbay.sim.simulation import POOL, Simulation
 
+Fleet = dict[str, Any]
 WIDE = 120
 CELL = 6  # columns of one node in the grid
 LETTERS = {
@@ -26,45 +27,62 @@ LETTERS = {
 }  # fmt: skip
 
 
-def picture(sim: Simulation, ticker: Sequence[Told], size: ConsoleDimensions, speed: float) -> Layout:
-    archive = Archive(sim.store, {sim.rules.policy_digest: sim.policy})
-    nodes = archive.nodes()
-    incidents: dict[str, Incident] = {i.id: i for i in sim.incidents(intake=True) if i.open}
-    jobs = sorted(sim.jobs(), key=lambda job: job.id)
-    grid = _grid(nodes, incidents, {n for job in jobs for n in job.claim}, size.width - 4)
-    shown = [i for i in incidents.values() if i.kind is not IncidentKind.INTAKE]
+def picture(fleet: Fleet, ticker: Sequence[Told], size: ConsoleDimensions, *, head: str, trouble: str = "") -> Layout:
+    """As large as the terminal. `head` says whose fleet it is; `trouble`, why this is not the present."""
+    grid = _grid(fleet, size.width - 4)
+    jobs, incidents = _shown_jobs(fleet), _shown_incidents(fleet)
     wide = size.width >= WIDE
     upper = min(grid.count, max(3, size.height // 3)) + 3
-    middle = max(len(jobs) + 3, 6 if wide else 0)
+    most = max(3, size.height // 4)
+    rows = min(max(1, len(jobs)), most)
     lines = Layout(name="ticker")
-    head = Layout(_header(sim, speed), size=1)
-    fleet = Layout(Panel(grid.shown(upper - 3), title="nodes", border_style="dim"), size=upper)
-    budget = Layout(_budget(archive, nodes, incidents), size=1)
-    job_panel = Layout(Panel(_jobs(jobs), title="jobs", border_style="dim"))
-    room = middle - 3
-    incident_panel = Layout(Panel(_incidents(shown, room, wide=wide), title="open incidents", border_style="dim"))
+    first = Layout(_header(head, trouble), size=1)
+    nodes = Layout(_panel("nodes", grid.shown(upper - 3)), size=upper)
+    budget = Layout(_budget(fleet), size=1)
     whole = Layout()
     if wide:
+        middle = max(rows + 3, 6)
         both = Layout(size=middle)
-        both.split_row(job_panel, incident_panel)
-        whole.split_column(head, fleet, budget, both, lines)
+        both.split_row(
+            Layout(_panel("jobs", _jobs(jobs, rows))),
+            Layout(_panel("open incidents", _incidents(incidents, middle - 3, headed=True))),
+        )
+        whole.split_column(first, nodes, budget, both, lines)
         left = size.height - 2 - upper - middle - 2
     else:
-        job_panel.size = len(jobs) + 3
-        incident_panel.size = 5
-        whole.split_column(head, fleet, budget, job_panel, incident_panel, lines)
-        left = size.height - 2 - upper - job_panel.size - incident_panel.size - 2
-        incident_panel.update(Panel(_incidents(shown, 3, wide=wide), title="open incidents", border_style="dim"))
-    lines.update(Panel(_ticker(ticker, max(1, left)), title="what happened", border_style="dim"))
+        job_panel = Layout(_panel("jobs", _jobs(jobs, rows)), size=rows + 3)
+        incident_panel = Layout(_panel("open incidents", _incidents(incidents, 3, headed=False)), size=5)
+        whole.split_column(first, nodes, budget, job_panel, incident_panel, lines)
+        left = size.height - 2 - upper - rows - 3 - 5 - 2
+    lines.update(_panel("what happened", _ticker(ticker, max(1, left))))
     return whole
 
 
-def _header(sim: Simulation, speed: float) -> Text:
-    return Text.assemble(
-        ("sickbay ", "bold"), (since(EPOCH, sim.world.ground.stamp(sim.scheduler.now)), "cyan"),
-        (f"  simulated at {speed:g}×, seed {sim.seed}, policy {sim.policy.name}", "dim"), "   q ends it",
-        no_wrap=True, overflow="ellipsis",
-    )  # fmt: skip
+def plain(fleet: Fleet, width: int, *, head: str) -> Group:
+    """Everything, one below the other, as long as it is."""
+    grid = _grid(fleet, width - 4)
+    jobs, incidents = _shown_jobs(fleet), _shown_incidents(fleet)
+    return Group(
+        _header(head, "", keys=False),
+        _panel("nodes", grid.shown(grid.count)),
+        _budget(fleet),
+        _panel("jobs", _jobs(jobs, len(jobs))),
+        _panel("open incidents", _incidents(incidents, len(incidents), headed=True)),
+    )
+
+
+def _panel(title: str, inside: RenderableType) -> Panel:
+    return Panel(inside, title=title, border_style="dim")
+
+
+def _header(head: str, trouble: str, *, keys: bool = True) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append("sickbay ", style="bold")
+    if trouble:
+        text.append(clean(trouble), style="bold red")
+    else:
+        text.append(clean(head), style="cyan")
+    return text.append("   q ends it") if keys else text
 
 
 class _Grid:
@@ -72,23 +90,26 @@ class _Grid:
         self.count, self._rows, self._legend = len(rows), rows, legend
 
     def shown(self, room: int) -> RenderableType:
-        return Group(*self._rows[:room], self._legend)
+        if len(self._rows) <= room:
+            return Group(*self._rows, self._legend)
+        more = Text(f"… and {len(self._rows) - room + 1} more rows", style="dim")
+        return Group(*self._rows[: room - 1], more, self._legend)
 
 
-def _grid(nodes: list[Node], incidents: dict[str, Incident], busy: set[str], width: int) -> _Grid:
+def _grid(fleet: Fleet, width: int) -> _Grid:
     """A cell is the node's number and a sign in the colour of its state; the number of one that works is bright."""
     rows: list[Text] = []
     counts: Counter[str] = Counter()
     each = max(1, width // CELL)
-    for place, node in enumerate(nodes):
-        state = state_of(node, incidents.get(node.incident or ""))
+    for place, node in enumerate(fleet["nodes"]):
+        state = node["state"]
         counts[state] += 1
         if place % each == 0:
             rows.append(Text(no_wrap=True))
-        style = STATES[state]
-        name = node.name.rpartition("-")[2][-4:]
-        rows[-1].append(f"{name:>4}", style="" if node.id in busy else "dim")
-        rows[-1].append(LETTERS[state], style=f"bold {style}" if state != "READY" else style)
+        style = STATES.get(state, "")
+        name = node["id"].rpartition("/")[2].rpartition("-")[2][-4:]
+        rows[-1].append(f"{name:>4}", style="" if node["job"] else "dim")
+        rows[-1].append(LETTERS.get(state, "?"), style=f"bold {style}" if state != "READY" else style)
         rows[-1].append(" ")
     legend = Text(no_wrap=True, overflow="ellipsis")
     for state, sign in LETTERS.items():
@@ -97,31 +118,43 @@ def _grid(nodes: list[Node], incidents: dict[str, Incident], busy: set[str], wid
             f" {state.lower()} {counts[state]}  " if counts[state] else f" {state.lower()}  ",
             style="" if counts[state] else "dim",
         )
-    return _Grid(rows, legend)
+    return _Grid(rows or [Text("none yet", style="dim")], legend)
 
 
-def _budget(archive: Archive, nodes: list[Node], incidents: dict[str, Incident]) -> Text:
-    budget = archive.budget(nodes[0].pool if nodes else POOL)
-    full = budget.may_be_out is not None and budget.out >= budget.may_be_out
-    waiting = sum(1 for i in incidents.values() if i.phase == "SUSPECT")
+def _budget(fleet: Fleet) -> Text:
+    """What may be lacking, and whatever keeps the machinery from acting."""
     text = Text(" budget: ", no_wrap=True, overflow="ellipsis")
-    text.append(f"{budget.out} of {budget.may_be_out} seats out", style="yellow" if full else "")
-    text.append(f", {budget.repairing} of {budget.may_be_repairing} repairs, {budget.held} held")
+    budgets = fleet["budgets"]
+    for number, budget in enumerate(budgets):
+        full = budget["may_be_out"] is not None and budget["out"] >= budget["may_be_out"]
+        pool = f"{budget['pool']} " if len(budgets) > 1 else ""
+        text.append("; " if number else "")
+        text.append(f"{pool}{_of(budget['out'], budget['may_be_out'])} seats out", style="yellow" if full else "")
+        text.append(f", {_of(budget['repairing'], budget['may_be_repairing'])} repairs, {budget['held']} held")
+    waiting = sum(1 for incident in fleet["incidents"] if incident["phase"] == "SUSPECT")
     if waiting:
         text.append(f", {waiting} waiting for their turn", style="yellow")
-    brakes = [f"{b.signature} in {b.scope}" for b in archive.brakes() if b.tripped_at is not None]
-    if brakes:
+    if fleet["brakes"]:
+        brakes = [f"{brake['signature']} in {brake['scope']}" for brake in fleet["brakes"]]
         text.append(f", brake on: {', '.join(brakes)}", style="bold red")
+    for row in fleet["withheld"]:
+        if str(row["id"]).startswith("pause"):
+            text.append(f", {clean(row['because'])}", style="bold yellow")
     return text
 
 
-_JOB_COLOURS = {
-    JobState.RUNNING: "green", JobState.COMPLETE: "green", JobState.FAILED: "bold red", JobState.STOPPED: "red",
-    JobState.GATING: "cyan", JobState.QUEUED: "yellow", JobState.STOPPING: "yellow", JobState.DIAGNOSING: "yellow",
-}  # fmt: skip
+def _of(value: int, limit: int | None) -> str:
+    return f"{value} of {limit}" if limit is not None else str(value)
 
 
-def _jobs(jobs: list[Job]) -> Table:
+def _shown_jobs(fleet: Fleet) -> list[dict[str, Any]]:
+    """Those that are open first; each kind as the server orders it, the newest first."""
+    return sorted(fleet["jobs"], key=lambda job: job["state"] in OVER)
+
+
+def _jobs(jobs: Sequence[dict[str, Any]], room: int) -> RenderableType:
+    if not jobs:
+        return Text("none yet: sickbay submit --name first --nodes 1 -- CMD …", style="dim")
     table = Table(box=None, expand=True, pad_edge=False, header_style="dim")
     table.add_column("job", no_wrap=True)
     table.add_column("state", no_wrap=True, width=10)
@@ -129,58 +162,66 @@ def _jobs(jobs: list[Job]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("back after", justify="right", no_wrap=True)
     table.add_column("because", ratio=1, no_wrap=True, overflow="ellipsis")
-    for job in jobs:
-        nodes = len(job.claim) or job.spec.most
-        because = job.wait.because if job.wait and job.state is not JobState.RUNNING else job.diagnosis
+    fit = jobs if len(jobs) <= room else jobs[: room - 1]
+    for job in fit:
+        because = clean(job["because"] or "") if job["state"] != "RUNNING" else ""
         table.add_row(
-            job.id,
-            Text(job.state, style=_JOB_COLOURS[job.state]),
-            str(nodes),
-            str(job.attempt),
-            str(job.step or 0),
+            job["id"],
+            Text(job["state"], style=PAINT.get(job["state"], "")),
+            str(len(job["nodes"]) or "–"),
+            str(job["attempt"]),
+            str(job["step"] if job["step"] is not None else "–"),
             _last_back(job),
-            because,
+            Text(because),
         )
+    if len(fit) < len(jobs):
+        table.add_row("…", f"{len(jobs) - len(fit)} more")
     return table
 
 
-def _last_back(job: Job) -> str:
-    for one in reversed(job.interruptions):
-        first, last = one.stages.get("detected"), one.stages.get("first_step")
-        if first is not None and last is not None:
-            return span((last - first).total_seconds())
+def _last_back(job: dict[str, Any]) -> str:
+    for one in reversed(job["interruptions"]):
+        if one["training_again_after"] is not None:
+            return span(one["training_again_after"])
     return "–"
 
 
-def _incidents(incidents: list[Incident], room: int, *, wide: bool) -> RenderableType:
+def _shown_incidents(fleet: Fleet) -> list[dict[str, Any]]:
+    return [i for i in fleet["incidents"] if i["incident_kind"] != "intake" or i["phase"] == "HELD"]
+
+
+def _incidents(incidents: Sequence[dict[str, Any]], room: int, *, headed: bool) -> RenderableType:
     if not incidents:
         return Text("none", style="dim")
-    table = Table(box=None, expand=True, pad_edge=False, show_header=wide, header_style="dim")
+    table = Table(box=None, expand=True, pad_edge=False, show_header=headed, header_style="dim")
     for name in ("id", "node", "fault", "phase"):
         table.add_column(name, no_wrap=True)
     table.add_column("because", ratio=1, no_wrap=True, overflow="ellipsis")
-    newest = incidents if len(incidents) <= room else incidents[: room - 1]
-    for incident in newest:
-        because = incident.wait.because if incident.wait else incident.fault.because
-        colour = (
-            STATES["HELD"] if incident.phase == "HELD" else STATES["SUSPECT" if incident.phase == "SUSPECT" else "OUT"]
-        )
+    fit = incidents if len(incidents) <= room else incidents[: room - 1]
+    for incident in fit:
+        colour = STATES.get(incident["phase"], STATES["OUT"])  # HELD and SUSPECT have their own
         table.add_row(
-            incident.id,
-            incident.node.rpartition("/")[2],
-            incident.fault.code,
-            Text(incident.phase, style=colour),
-            because,
+            incident["id"],
+            incident["node"].rpartition("/")[2],
+            incident["fault"]["code"],
+            Text(incident["phase"], style=colour),
+            Text(clean(incident["because"])),
         )
-    if len(newest) < len(incidents):
-        table.add_row("…", f"and {len(incidents) - len(newest)} more", "", "", "")
+    if len(fit) < len(incidents):
+        table.add_row("…", f"{len(incidents) - len(fit)} more")
     return table
 
 
 def _ticker(ticker: Sequence[Told], room: int) -> Text:
+    if not ticker:
+        return Text("nothing since you look", style="dim")
     text = Text(no_wrap=True, overflow="ellipsis")
     for told in ticker[-room:]:
-        text.append(f"{since(EPOCH, told.at)} ", style="dim")
+        text.append(f"{_time(told.at)} ", style="dim")
         text.append(f"{told.what:<8}", style=COLOURS[told.what])
-        text.append(f"{short(told.about):<7} {told.text}\n")
+        text.append(f"{short(told.about):<7} {clean(told.text)}\n")
     return text
+
+
+def _time(at: datetime) -> str:
+    return at.strftime("%H:%M:%S")

@@ -31,9 +31,7 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-_CONTROL = {
-    code: "�" for code in [*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-}
+_CONTROL = dict.fromkeys([*range(32), 127, *range(128, 160), *range(8234, 8239), *range(8294, 8298)], "�")
 _CONTROL |= {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
 
 
@@ -108,3 +106,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  "
 def heading(text: str) -> None:
     click.echo()
     click.echo(click.style(text, bold=True))
+
+
+def told_of(line: dict[str, Any]) -> Told:
+    """A line of the story as it comes over the wire."""
+    what = line["what"] if line["what"] in set(What) else What.SEEN
+    at = datetime.fromisoformat(line["at"])
+    return Told(at=at, what=What(what), about=line["about"], text=line["text"], event=line.get("event", ""))
+
+
+def budget_words(budget: dict[str, Any]) -> str:
+    def of(value: int, limit: int | None) -> str:
+        return f"{value} of {limit}" if limit is not None else str(value)
+
+    held = f", {budget['held']} held for a person" if budget["held"] else ""
+    return (
+        f"pool {budget['pool']} has {budget['size']} seats; {of(budget['out'], budget['may_be_out'])} out of service, "
+        f"{of(budget['repairing'], budget['may_be_repairing'])} in repair{held}"
+    )

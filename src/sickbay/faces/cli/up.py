@@ -76,7 +76,7 @@ def up(
 
 
 def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
-    from sickbay.faces.cli.client import remember
+    from sickbay.faces.cli.credentials import remember
     from sickbay.faces.cli.showcase import Showcase, Ticker
     from sickbay.faces.service import Service
 
@@ -105,7 +105,7 @@ def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
     click.echo("ending the nodes and the controller …" if all_of_it else "the controller ends; the nodes go on")
     service.stop(cluster=all_of_it)
     if all_of_it:
-        from sickbay.faces.cli.client import forget
+        from sickbay.faces.cli.credentials import forget
 
         forget(service.url)
 
@@ -170,7 +170,7 @@ def down(state: Path | None) -> None:
     import json
 
     from sickbay.adapters.clusters.local.room import Room
-    from sickbay.faces.cli.client import forget
+    from sickbay.faces.cli.credentials import forget
     from sickbay.faces.service import default_state
 
     place = (state or default_state()).absolute()
@@ -184,8 +184,12 @@ def down(state: Path | None) -> None:
     pid = _pid_in(record)
     if pid and _is_controller(pid):
         os.kill(pid, signal.SIGTERM)
-        _wait(lambda: not _is_controller(pid), 30.0) or os.kill(pid, signal.SIGKILL)
-    ended = Room(place / "local").down()
+        if not _wait(lambda: not _is_controller(pid), 30.0):
+            os.kill(pid, signal.SIGKILL)
+    room = Room(place / "local")
+    ended = len(room.names()) if room.exists() else 0
+    if ended:
+        room.down()
     record.unlink(missing_ok=True)
     if url:
         forget(url)

@@ -45,6 +45,12 @@ class Cordon(Noun):
     reason: str
 
 
+class Power(StrEnum):
+    ON = "on"  # it should run; if it does not, it has died
+    OFF = "off"  # the room was switched off: it comes back with the room, under a new boot
+    FENCED = "fenced"  # it stays down until somebody reboots or replaces it
+
+
 class Seat(Noun):
     """`boot_id` is the boot begun last; whether it runs is the lock's word, whether it is ready the status'."""
 
@@ -56,6 +62,9 @@ class Seat(Noun):
     boot_id: str
     domain: str = ""
     cordons: tuple[Cordon, ...] = ()
+    power: Power = Power.ON
+    previous: Incarnation | None = None  # whom the cluster shows until this boot is ready for the first time
+    done: tuple[str, ...] = ()  # keys of the latest changes of cordons: a second sending of one changes nothing
 
     @property
     def id(self) -> NodeId:

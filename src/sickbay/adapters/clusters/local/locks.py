@@ -1,0 +1,43 @@
+"""File locks: who holds one, and holding one ourselves."""
+
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_MAC = sys.platform == "darwin"
+_FLOCK = "@qqihh" if _MAC else "@hhqqi0q"  # struct flock of <fcntl.h>; Linux: type, whence, start, len, pid
+
+
+def holder(path: Path) -> int | None:
+    """The pid of whoever holds the record lock (fcntl.lockf) on a file; None: nobody does.
+
+    It asks without taking the lock, so it never stands in the way of a supervisor that is about to take it.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fields = (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET) if _MAC else (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, struct.pack(_FLOCK, *fields)))
+    finally:
+        os.close(handle)
+    kind, pid = (answer[3], answer[2]) if _MAC else (answer[0], answer[4])
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a lock that threads and processes share, as long as the block runs; a holder's death frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # flock, not lockf: a record lock would not keep two threads of one process apart.
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,109 @@
+"""Reads of the whole local cluster: what is there now, and what has changed since the last read."""
+
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from sickbay.adapters.clusters.local.attempts import Attempt, Attempts, Part
+from sickbay.adapters.clusters.local.processes import find
+from sickbay.adapters.clusters.local.ranks import RANK_MARK
+from sickbay.adapters.clusters.local.ring import Ring
+from sickbay.adapters.clusters.local.room import reap
+from sickbay.adapters.clusters.local.sight import Looker, Sight
+from sickbay.adapters.clusters.local.ticks import Ticks
+from sickbay.adapters.clusters.local.verdicts import Evidence, judge
+from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
+from sickbay.model.fleet import JobId, NodeId
+
+
+class Reader:
+    """Not for two threads at once. `nodes` and `jobs` are as last read, with `as_of` 0; `reached` dates them."""
+
+    def __init__(self, root: Path, cluster_id: str, keep: int) -> None:
+        self._root = root
+        self._id = cluster_id
+        self.attempts = Attempts(root)
+        self.looker = Looker(root)
+        self.ticks = Ticks.of(root)
+        self.ring = Ring(keep)
+        self.reached = 0.0
+        self.nodes: dict[NodeId, NodeSeen] = {}
+        self.jobs: dict[tuple[JobId, int], JobSeen] = {}
+        self.sights: dict[str, Sight] = {}
+
+    def read(self) -> None:
+        """Look at everything. Dated before it begins: so it shows all that was done until then."""
+        as_of = self.ticks.now()
+        reap()
+        attempts = self.attempts.all()
+        # Orders before statuses: an order is removed only after its effect is in the status.
+        pending = {attempt.name: self._pending(attempt) for attempt in attempts if attempt.closed_at is None}
+        found = {name: self.looker.look(name) for name in self.names()}
+        self.sights = {name: sight for name, sight in found.items() if sight is not None}
+        jobs = {}
+        for attempt in attempts:
+            mine = pending.get(attempt.name, frozenset())
+            evidence = Evidence(sights=self.sights, pending=mine, haunted=self._haunted, now=time.time())
+            jobs[attempt.job, attempt.attempt] = self._judged(attempt, evidence)
+        self._compare({sight.seat.id: self._seen(sight) for sight in self.sights.values()}, jobs)
+        self.reached = as_of
+
+    def names(self) -> tuple[str, ...]:
+        cluster = self.looker.cluster()
+        return cluster.seats if cluster else ()
+
+    def order_path(self, part: Part, order: str) -> Path:
+        return self._root / "seats" / part.seat / "orders" / f"{order}.json"
+
+    def _pending(self, attempt: Attempt) -> frozenset[NodeId]:
+        name = attempt.start_name
+        return frozenset(part.node for part in attempt.open if self.order_path(part, name).exists())
+
+    def _judged(self, attempt: Attempt, evidence: Evidence) -> JobSeen:
+        after, states = judge(attempt, evidence)
+        if after != attempt:
+            with self.attempts.held():
+                # Another may have written a stop meanwhile: that must not be lost.
+                now = self.attempts.get(attempt.job, attempt.attempt) or attempt
+                after, states = judge(now, evidence)
+                self.attempts.save(after, durable=False)
+        return JobSeen(job=after.job, attempt=after.attempt, as_of=0.0, ranks=states, end=after.end, cluster=self._id)
+
+    def _haunted(self, attempt: Attempt, part: Part) -> bool:
+        """A node's end takes its ranks along; where it did not, they are gone only when nothing of them lives."""
+        return bool(find(marks=[f"{RANK_MARK}={attempt.name}.{plan.rank}" for plan in part.ranks]))
+
+    def _compare(self, nodes: dict[NodeId, NodeSeen], jobs: dict[tuple[JobId, int], JobSeen]) -> None:
+        for node in self.nodes.keys() - nodes.keys():
+            self.ring.add(NodeVanished(node=node, as_of=0.0))
+        for node, seen in nodes.items():
+            if self.nodes.get(node) != seen:
+                self.ring.add(seen)
+        for key, job in jobs.items():
+            if self.jobs.get(key) != job:
+                self.ring.add(job)
+        self.nodes, self.jobs = nodes, jobs
+
+    def _seen(self, sight: Sight) -> NodeSeen:
+        seat = sight.seat
+        return NodeSeen(
+            node=seat.id,
+            cluster=self._id,
+            pool=seat.pool,
+            as_of=0.0,
+            incarnation=sight.shown,
+            domain=seat.domain,
+            devices=sight.devices,
+            linked=False,  # each virtual device can be reset alone
+            ready=sight.ready,
+            cordons=tuple(sorted(cordon.owner for cordon in seat.cordons)),
+        )
+
+    def dated(self, news: NodeSeen | NodeVanished | JobSeen) -> NodeSeen | NodeVanished | JobSeen:
+        return self.dated_node(news) if isinstance(news, NodeSeen) else replace(news, as_of=self.reached)
+
+    def dated_node(self, seen: NodeSeen) -> NodeSeen:
+        # Jobs say where they run; a node's own entry is not written anew when ranks come and go.
+        busy = any(job.ranks.get(seen.node) == "running" for job in self.jobs.values())
+        return replace(seen, as_of=self.reached, busy=busy)

@@ -1,0 +1,109 @@
+"""The agent's loop: calls each probe when something changed for it, or when its time has come."""
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sickbay.agent.commands import Commands
+from sickbay.agent.outbox import Outbox, say
+from sickbay.agent.probes import Probe
+from sickbay.agent.senses import Senses
+from sickbay.agent.watches import Watches
+from sickbay.model.facts import Observed
+
+TURN = 1.0  # seconds; a turn is never longer
+ASLEEP = 2.0  # seconds between two turns: we were stopped ourselves
+HANGS_AFTER = 30.0
+
+Wanted = Callable[[], Mapping[Path, tuple[str, int]]]
+
+
+class Loop:
+    """`wanted` lists the directories that call a probe; `asleep` is called when we find that we did not run."""
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        senses: Senses,
+        outbox: Outbox,
+        watches: Watches,
+        wanted: Wanted,
+        asleep: Callable[[float], None],
+    ) -> None:
+        self._probes = {probe.name: probe for probe in probes}
+        self._senses = senses
+        self._outbox = outbox
+        self._watches = watches
+        self._wanted = wanted
+        self._asleep = asleep
+        self._looked = dict.fromkeys(self._probes, -1e9)
+        self._called: set[str] = set(self._probes)
+        self._failed: dict[str, str] = {}
+        self._hanging: dict[str, tuple[threading.Thread, float]] = {}
+        self.ending = False
+
+    def run(self, commands: Commands, each_second: Callable[[float], None]) -> None:
+        last = second = time.monotonic()
+        while not self.ending:
+            now = time.monotonic()
+            if now - last > ASLEEP:
+                self._asleep(now)
+            last = now
+            self._look(now)
+            self._watches.want(self._wanted())
+            if now - second >= TURN:
+                second = now
+                commands.overdue(now)
+                each_second(now)
+            self._called |= self._watches.wait(self._until_next(time.monotonic()))
+
+    def _look(self, now: float) -> None:
+        for name, probe in self._probes.items():
+            since = now - self._looked[name]
+            if since >= probe.now_every or (name in self._called and since >= probe.gap):
+                self._called.discard(name)
+                self._looked[name] = now
+                self._guarded(probe, now)
+
+    def _until_next(self, now: float) -> float:
+        waits = [
+            (probe.gap if name in self._called else probe.now_every) - (now - self._looked[name])
+            for name, probe in self._probes.items()
+        ]
+        return max(0.0, min(TURN, *waits))
+
+    def _guarded(self, probe: Probe, now: float) -> None:
+        if not probe.may_hang:
+            self._try(probe, now)
+            return
+        hanging = self._hanging.get(probe.name)
+        if hanging is not None and hanging[0].is_alive():
+            if now - hanging[1] > HANGS_AFTER:
+                self._tell(probe, f"it has not come back for {HANGS_AFTER:g} s")
+            return
+        thread = threading.Thread(target=self._try, args=(probe, now), name=f"probe {probe.name}", daemon=True)
+        self._hanging[probe.name] = (thread, now)
+        thread.start()
+
+    def _try(self, probe: Probe, now: float) -> None:
+        """A probe that fails must not end the others; that it could not look is news, once."""
+        try:
+            if probe.witness:
+                self._senses.read(probe)
+            else:
+                self._outbox.put(probe.look(now))
+        except Exception as error:  # noqa: BLE001 - the loop's edge
+            if self._failed.get(probe.name) != str(error):
+                traceback.print_exc(file=sys.stderr)
+            self._tell(probe, f"{type(error).__name__}: {error}")
+        else:
+            self._failed.pop(probe.name, None)
+
+    def _tell(self, probe: Probe, why: str) -> None:
+        if self._failed.get(probe.name) != why:
+            self._failed[probe.name] = why
+            text = f"the probe {probe.name} cannot look: {why}"
+            self._outbox.put([say(Observed(node=self._outbox.voice.node, kind="probe.failed", text=text[:500]))])

@@ -1,0 +1,73 @@
+"""How a node of the local cluster carries out what it is asked for."""
+
+import time
+from collections.abc import Sequence
+
+from sickbay.adapters.clusters.local.devices import Hardware, holders
+from sickbay.adapters.clusters.local.files import Paths, Seat, Status, read
+from sickbay.agent.checks import Test, examine
+from sickbay.agent.commands import Carry, Refuse
+from sickbay.agent.senses import Senses
+from sickbay.agent.stacks import collect
+from sickbay.model.facts import Checked, Looked, ResetDone
+from sickbay.model.fault import Remedy
+from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunLook, RunReset
+
+SETTLE = 0.2  # seconds: what led to a look may take so long to reach the kernel log
+
+
+class LocalOrders:
+    def __init__(self, paths: Paths, seat: Seat, hardware: Hardware, senses: Senses, tests: Sequence[Test]) -> None:
+        self._paths = paths
+        self._seat = seat
+        self._me = seat.incarnation
+        self._hardware = hardware
+        self._senses = senses
+        self._tests = tests
+
+    @property
+    def carry(self) -> dict[type, Carry]:
+        return {RunLook: self._look, RunCheck: self._check, RunReset: self._reset}
+
+    def _status(self) -> Status | None:
+        found = read(self._paths.status, Status)
+        return found if found is not None and found.boot_id == self._seat.boot_id else None
+
+    def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
+        """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
+        assert isinstance(order, RunLook)
+        settled = time.monotonic() + SETTLE
+        text = ""
+        if order.stacks_of is not None and (status := self._status()) is not None:
+            text = collect(self._paths, self._me, status.ranks, order.stacks_of, until)
+        time.sleep(max(0.0, settled - time.monotonic()))
+        self._senses.read_through()
+        return [Looked(look=order.look, node=self._seat.id, incarnation=self._me, text=text)]
+
+    def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
+        assert isinstance(order, RunCheck)
+        with self._senses.provoked_by(order.check):
+            verdict, because, tests = examine(self._tests, order.level, until)
+        return [
+            Checked(
+                check=order.check,
+                node=self._seat.id,
+                verdict=verdict,
+                incarnation=self._me,
+                level=order.level,
+                because=because,
+                tests=tests,
+            )
+        ]
+
+    def _reset(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+        assert isinstance(order, RunReset)
+        status = self._status()
+        if status is None:
+            raise Refuse("nobody can say whether a rank holds the device: the supervisor has not spoken yet")
+        held = holders(status.ranks, order.devices)
+        if held:
+            who = ", ".join(sorted({f"rank {rank.rank} of {rank.job}" for rank in held}))
+            raise Refuse(f"held by {who}")
+        self._hardware.cure(Remedy.RESET_GPU, order.devices)
+        return [ResetDone(key=order.key, node=self._seat.id, incarnation=self._me)]

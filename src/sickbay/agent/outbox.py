@@ -1,0 +1,225 @@
+"""What an agent has to say: numbered, kept on disk, handed out in order, forgotten when it is acknowledged."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition
+
+import msgspec
+from msgspec.structs import replace
+
+from sickbay.agent.spool import Leftover, Spool, Voice, in_a_row, leftovers, read_leftover
+from sickbay.model.facts import Observed, Stepped
+from sickbay.model.protocol import Item, ItemNews
+
+MOST_ITEMS = 100_000
+MOST_BYTES = 64 << 20
+AT_ONCE = 500  # items in one report
+BYTES_AT_ONCE = 1 << 20
+ROOM = 0.1  # of the limit, that is made at once
+
+
+def say(
+    news: ItemNews, mono: float | None = None, source: str = "", source_seq: int | None = None
+) -> Item:  # fmt: skip
+    """An item that has no number yet."""
+    return Item(seq=0, mono=time.monotonic() if mono is None else mono, news=news, source=source, source_seq=source_seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Items of one run, in order and without gaps, ready to be sent."""
+
+    voice: Voice
+    first: int
+    items: tuple[bytes, ...]
+    leftover: Path | None = None
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.items) - 1
+
+    def halved(self) -> "Batch":
+        return replace_items(self, self.items[: max(1, len(self.items) // 2)])
+
+
+def replace_items(batch: Batch, items: tuple[bytes, ...]) -> Batch:
+    return Batch(voice=batch.voice, first=batch.first, items=items, leftover=batch.leftover)
+
+
+@dataclass(slots=True)
+class _Entry:
+    seq: int
+    line: bytes
+    informs: bool  # only the newest of its kind matters
+
+
+class Outbox:
+    """Any thread may put something in; one takes out."""
+
+    def __init__(
+        self, directory: Path, voice: Voice, *, most_items: int = MOST_ITEMS, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self.voice = voice
+        self._most_items = most_items
+        self._most_bytes = most_bytes
+        self._left = deque(leftovers(directory))
+        self._leftover: Leftover | None = None
+        self._spool = Spool(directory, voice)
+        self._entries: deque[_Entry] = deque()
+        self._bytes = 0
+        self._seq = 0
+        self._unsaved = 0  # how many of the last entries are not on disk
+        self._full_told = False
+        self._more = Condition()
+        self._trim_leftovers()
+
+    # --- in
+    def put(self, items: Sequence[Item]) -> None:
+        """All of these, one behind the other, on disk before anybody can send them."""
+        if not items:
+            return
+        with self._more:
+            self._append(items)
+            if len(self._entries) > self._most_items or self._bytes > self._most_bytes:
+                self._make_room()
+            self._more.notify_all()
+
+    def _append(self, items: Sequence[Item]) -> None:
+        for item in items:
+            self._seq += 1
+            line = msgspec.json.encode(replace(item, seq=self._seq))
+            self._entries.append(_Entry(self._seq, line, isinstance(item.news, Stepped)))
+            self._bytes += len(line)
+        self._unsaved += len(items)
+        self._save()
+
+    def _save(self) -> None:
+        entries = self._entries
+        fresh = [entries[n] for n in range(len(entries) - self._unsaved, len(entries))]
+        lines = b"".join(entry.line + b"\n" for entry in fresh)
+        if self._spool.append(lines, fresh[0].seq, fresh[-1].seq):
+            self._unsaved = 0
+            self._full_told = False
+        elif not self._full_told:
+            self._full_told = True
+            why = self._spool.trouble
+            self._remark("agent.not_spooled", f"reports are kept in memory only: {why}")
+
+    def _remark(self, kind: str, text: str, **fields: int) -> None:
+        news = Observed(node=self.voice.node, kind=kind, text=text, fields=dict(fields))
+        self._append([say(news)])
+
+    def _make_room(self) -> None:
+        """Old steps go first, then what is oldest; that something is missing is said."""
+        items, size = int(self._most_items * (1 - ROOM)), int(self._most_bytes * (1 - ROOM))
+        too_many, too_much = len(self._entries) - items, self._bytes - size
+        dropped = 0
+        for only_informing in (True, False):
+            kept: deque[_Entry] = deque()
+            for entry in self._entries:
+                if (too_many > 0 or too_much > 0) and (entry.informs or not only_informing):
+                    too_many -= 1
+                    too_much -= len(entry.line)
+                    self._bytes -= len(entry.line)
+                    dropped += 1
+                else:
+                    kept.append(entry)
+            self._entries = kept
+        self._unsaved = 0
+        if self._entries:
+            lines = b"".join(entry.line + b"\n" for entry in self._entries)
+            self._spool.rewrite(lines, self._entries[0].seq, self._entries[-1].seq)
+        self._remark("agent.dropped", f"{dropped} reports had no room in the spool", dropped=dropped)
+
+    def _trim_leftovers(self) -> None:
+        """Earlier runs share the limit: the oldest segments go."""
+        sizes = {path: path.stat().st_size for path in self._left}
+        over, dropped = sum(sizes.values()) - self._most_bytes, 0
+        while self._left and over > 0:
+            path = self._left.popleft()
+            over -= sizes[path]
+            dropped += 1
+            path.unlink(missing_ok=True)
+        if dropped:
+            with self._more:
+                text = f"{dropped} parts of earlier runs' spools had no room"
+                self._remark("agent.dropped", text, parts=dropped)
+
+    # --- out
+    def batch(self) -> Batch | None:
+        """What is to be sent next: earlier runs' leavings before our own. The same again until it is acknowledged."""
+        with self._more:
+            while self._leftover is None and self._left:
+                self._leftover = read_leftover(self._left[0], self.voice)
+                if self._leftover is None:
+                    self._left.popleft().unlink(missing_ok=True)
+            if self._leftover is not None:
+                row = in_a_row(self._leftover.items[:AT_ONCE])
+                lines = tuple(msgspec.json.encode(item) for item in row)
+                return Batch(self._leftover.voice, row[0].seq, _fitting(lines), self._leftover.path)
+            if not self._entries:
+                return None
+            first = self._entries[0].seq
+            lines = tuple(
+                entry.line
+                for n, entry in zip(range(min(AT_ONCE, len(self._entries))), self._entries, strict=False)
+                if entry.seq == first + n
+            )
+            return Batch(self.voice, first, _fitting(lines))
+
+    def acknowledge(self, batch: Batch, seq: int) -> None:
+        """The controller has everything of this batch up to `seq`."""
+        with self._more:
+            if batch.leftover is not None:
+                self._acknowledge_leftover(batch, seq)
+                return
+            seq = min(seq, self._seq)  # whatever it says, it cannot have what was not said
+            while self._entries and self._entries[0].seq <= seq:
+                self._bytes -= len(self._entries.popleft().line)
+            self._unsaved = min(self._unsaved, len(self._entries))
+            self._spool.forget(seq)
+
+    def _acknowledge_leftover(self, batch: Batch, seq: int) -> None:
+        found = self._leftover
+        if found is None or found.path != batch.leftover:
+            return
+        rest = tuple(item for item in found.items if item.seq > seq)
+        if rest:
+            self._leftover = Leftover(path=found.path, voice=found.voice, items=rest)
+            return
+        self._leftover = None
+        self._left.popleft().unlink(missing_ok=True)
+
+    def wait(self, until: float, wanted: Callable[[], bool]) -> None:
+        """Until there is something to send, `wanted` holds, or the monotonic clock says `until`."""
+        with self._more:
+            while not (self._entries or self._left or wanted()):
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                self._more.wait(left)
+
+    def wake(self) -> None:
+        with self._more:
+            self._more.notify_all()
+
+    def close(self) -> None:
+        with self._more:
+            self._spool.close()
+
+    @property
+    def empty(self) -> bool:
+        return not self._entries and not self._left
+
+
+def _fitting(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """As many as a report may hold, at least one."""
+    size = 0
+    for n, line in enumerate(lines):
+        size += len(line)
+        if size > BYTES_AT_ONCE and n:
+            return lines[:n]
+    return lines

@@ -1,0 +1,74 @@
+"""Reading what the watermark stands for, kernel log and devices, so that what was found is said in order."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+
+from msgspec.structs import replace
+
+from sickbay.agent.outbox import Outbox
+from sickbay.agent.probes import Probe
+from sickbay.model.facts import Observed
+from sickbay.model.protocol import Item
+
+
+class Senses:
+    """The witnesses among the probes. Whoever reads holds the lock until what was found is in the outbox."""
+
+    def __init__(self, witnesses: Sequence[Probe], outbox: Outbox) -> None:
+        self._witnesses = tuple(witnesses)
+        self._outbox = outbox
+        self._lock = Lock()
+        self._check = ""
+        self._read: dict[str, float] = dict.fromkeys((probe.name for probe in witnesses), 0.0)
+
+    @property
+    def watermark(self) -> float:
+        """The moment through which all of them have been read."""
+        return min(self._read.values(), default=0.0)
+
+    def still(self) -> Lock:
+        """While this is held nobody reads, and all that was read is in the outbox."""
+        return self._lock
+
+    def read(self, probe: Probe) -> None:
+        with self._lock:
+            self._look(probe, whole=False)
+
+    def read_through(self) -> None:
+        """All of them, through now. Raises what a probe raises: what could not be read was not looked at."""
+        with self._lock:
+            self._look_through()
+
+    @contextmanager
+    def provoked_by(self, check: str) -> Iterator[None]:
+        """What is found from now on is our own check's doing, as far as anybody can tell: it belongs to its verdict."""
+        with self._lock:
+            self._look_through()
+            self._check = check
+        try:
+            yield
+            self.read_through()
+        finally:
+            with self._lock:
+                self._check = ""
+
+    def _look_through(self) -> None:
+        for probe in self._witnesses:
+            self._look(probe, whole=True)
+
+    def _look(self, probe: Probe, *, whole: bool) -> None:
+        now = time.monotonic()
+        found = probe.look(now)
+        if whole and probe.flush is not None:
+            found = [*found, *probe.flush(now)]
+        self._outbox.put([_marked(item, self._check) for item in found] if self._check else found)
+        self._read[probe.name] = now
+
+
+def _marked(item: Item, check: str) -> Item:
+    news = item.news
+    if not isinstance(news, Observed):
+        return item
+    return replace(item, news=replace(news, fields={**news.fields, "check": check}))

@@ -1,0 +1,106 @@
+"""A job whose attempt ended badly: DIAGNOSING. Who is to blame, whether it may restart, and what that costs."""
+
+from sickbay.brain.decision import Decision, Do, Move, Stay
+from sickbay.brain.diagnose import diagnose
+from sickbay.brain.job_sight import JobSight, tell
+from sickbay.model.clock import INGEST
+from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.incident import Wait
+from sickbay.model.intent import Intent, Look, Verify
+from sickbay.model.job import EndReason, Job
+from sickbay.model.policy import OnNoFault, Policy, Trigger, WhichNodes
+from sickbay.model.tables import Tables
+
+
+def diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
+    job, intent = s.job, s.intent
+    blamed = {call.node for call in job.calls if call.incident}  # known to be sick: a repair may have begun there
+    nodes = tuple(sorted(set(job.ranks) - blamed))
+    if job.stop_asked or job.cancelled:
+        return Move("stopped", job.stop_asked or "cancelled by its owner")
+    looked = intent is not None and isinstance(intent.act, Look)
+    if Capability.LOOK in s.can and nodes and intent is None:
+        because = "its nodes are looked at before it restarts"
+        return Do(Look(nodes=nodes), because, policy.resume.look_deadline, INGEST)
+    if intent is not None and looked and not intent.state.over:
+        return Stay(Wait(because="looking at its nodes", until=intent.seen_by))
+    examined = intent is not None and isinstance(intent.act, Verify)
+    after = next((e for e in policy.examine if e.on is Trigger.JOB_END), None)
+    if after is not None and nodes and not examined and Capability.CHECK in s.can:
+        ended_badly = set(job.end.exit_codes) if job.end else set()
+        named = {*(call.node for call in job.calls), *ended_badly}
+        suspects = tuple(sorted(node for node in job.ranks if node in named))
+        chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
+        check = Verify(nodes=chosen, level=after.level)
+        also = {"avoid": _dark(intent, nodes)}
+        return Do(check, "its nodes are checked before it restarts", after.deadline, INGEST, also=also)
+    if intent is not None and examined and not intent.state.over:
+        return Stay(Wait(because="its nodes are checked", until=intent.seen_by))
+    dark = _dark(intent, intent.act.nodes if intent and isinstance(intent.act, Verify) else nodes)
+    return _verdict(s, policy, tables, (*dark, *(job.avoid if examined else ())))
+
+
+def _dark(intent: Intent | None, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Nodes that a look or a check got no answer from."""
+    if intent is None:
+        return ()
+    return tuple(node for node in nodes if intent.verdicts.get(node, "could_not_run") == "could_not_run")
+
+
+def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> Decision:
+    """Who is to blame, whether it may restart, and what that costs."""
+    job, rule = s.job, policy.resume
+    checked = s.intent.verdicts if s.intent is not None and isinstance(s.intent.act, Verify) else {}
+    failed = tuple(node for node, verdict in checked.items() if verdict == "fail")
+    reason = job.end.reason if job.end is not None else None
+    unplaced = not job.ranks and Capability.PLACE not in s.can
+    preempted = (reason is EndReason.PREEMPTED or unplaced) and not job.calls  # nobody's fault: it costs nothing
+    late = _learned_late(job)
+    blamed = any(call.node for call in job.calls) or bool(failed or late) or reason is EndReason.NODE_LOST
+    reading = s.readings.get(s.cluster, 0.0)
+    spent = tuple(at for at in job.restarts if at > reading - rule.window.total_seconds())
+    lost = sum(1 for i in job.interruptions if i.at > reading - rule.window.total_seconds())
+    because = job.calls[0].because if job.calls else (f"it ended: {job.end.reason}" if job.end else "it ended")
+    if failed:
+        because = f"{', '.join(failed)} failed its check"
+    elif unplaced:
+        because = "the cluster had not placed it yet"
+    elif late and not job.calls:
+        because = f"its nodes fell sick: {', '.join(late)}"
+    fail = ""
+    if lost >= rule.max_interruptions:
+        fail = f"{lost} interruptions within {rule.window}"
+    if not blamed and not preempted and not fail:
+        fail, because = _no_fault(job, policy, tables, because)
+    if not fail and not preempted and (not blamed or rule.faults_count):
+        most = job.spec.max_restarts if job.spec.max_restarts is not None else rule.max_restarts
+        if len(spent) >= most:
+            fail = f"{because}; {len(spent)} of {most} restarts are spent"
+        spent = (*spent, reading)
+    also: dict[str, object] = {"diagnosis": fail or because, "deadline": None}
+    if fail:
+        return Move("fail", fail, also, tell(job, "job_failed", f"{job.spec.name}: {fail}"))
+    also |= {"restarts": spent, "avoid": tuple(sorted({*dark})), "calls": (), "gates": 0}
+    return Move("requeue", because, also)
+
+
+def _learned_late(job: Job) -> tuple[str, ...]:
+    """Incidents of its nodes that were learned of after it had ended, and are dated before that."""
+    last = job.interruptions[-1] if job.interruptions else None
+    return last.incidents if last is not None and last.attempt == job.attempt and not last.closed else ()
+
+
+def _no_fault(job: Job, policy: Policy, tables: Tables, because: str) -> tuple[str, str]:
+    """No node is to blame: (why it must not restart, or ""; what is told)."""
+    rule = policy.resume
+    codes = set(job.end.exit_codes.values()) if job.end else set()
+    if rule.exit_codes and codes and not codes & set(rule.exit_codes):
+        return f"exit code {min(codes)} is not one that is restarted", because
+    if rule.on_no_fault is OnNoFault.FAIL:
+        return f"{because}, and no node is to blame", because
+    found = diagnose(job.end.tail, tables.diagnosis) if job.end else None
+    if found is not None:
+        told = f"{found.because}: {found.line}"
+        stop = rule.on_no_fault is OnNoFault.DIAGNOSE and not found.restart
+        return (told if stop else ""), told
+    return "", f"{because}, no node is to blame and its log does not say why"

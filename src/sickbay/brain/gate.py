@@ -1,0 +1,179 @@
+"""A job before its attempt runs: QUEUED until it has nodes, GATING until all of them passed and it started."""
+
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.job_sight import JobSight, Placement, tell
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.incident import Wait
+from sickbay.model.intent import Intent, IntentState, RerunJob, StartJob, Verify
+from sickbay.model.job import Job
+from sickbay.model.policy import Examine, Policy, Trigger
+
+# The most that a check of each level may take (HyperPod's manual: 45 to 90 minutes for level 4).
+CHECKS_TAKE = {1: timedelta(minutes=5), 2: timedelta(minutes=15), 3: timedelta(hours=1), 4: timedelta(hours=2)}
+THEIR_QUEUE = timedelta(days=365)  # a cluster that chooses nodes has a queue of its own, which is no failure to start
+REFUSED = timedelta(seconds=30)  # a refused start is tried again when newer reads may have told why
+
+
+def queued(s: JobSight, policy: Policy) -> Decision:
+    job = s.job
+    if job.stop_asked:
+        return Move("stopped", job.stop_asked)
+    if job.adopted:
+        return _rerun(s, policy)
+    if Capability.PLACE not in s.can:
+        avoid = s.unusable()
+        if isinstance(avoid, str):
+            return _starved(s, policy, avoid)
+        act = StartJob(job=job.id, attempt=job.attempt + 1, avoid=avoid)
+        chosen = {"attempt": job.attempt + 1, "deadline": None}
+        return Do(act, "the cluster chooses its nodes", THEIR_QUEUE, s.cluster, "claim", chosen)
+    placed = s.place()
+    if isinstance(placed, str):
+        return _starved(s, policy, placed)
+    gate = gate_of(job, policy)
+    also: dict[str, object] = {"claim": placed, "deadline": None}
+    if gate is None or Capability.CHECK not in s.can:
+        return _start(s, policy, placed, "claim", also)
+    act_gate = Verify(nodes=tuple(sorted(placed)), level=gate.level)
+    return Do(act_gate, f"no rank starts before level {gate.level} has passed", gate.deadline, INGEST, "claim", also)
+
+
+def gate_of(job: Job, policy: Policy) -> Examine | None:
+    if job.spec.precheck == 0:
+        return None
+    rule = next((e for e in policy.examine if e.on is Trigger.BEFORE_START), None)
+    level = job.spec.precheck
+    if level is None or (rule is not None and rule.level == level):
+        return rule
+    asked = rule or Examine(on=Trigger.BEFORE_START, level=level)
+    # The policy's deadline is for its own level: a job that asks for a longer check must be able to pass it.
+    longer = asked.deadline if level < asked.level else max(asked.deadline, CHECKS_TAKE[min(level, max(CHECKS_TAKE))])
+    return replace(asked, level=level, deadline=longer)
+
+
+def _start(
+    s: JobSight, policy: Policy, placed: Placement, event: str = "", also: dict[str, object] | None = None
+) -> Do:
+    attempt = s.job.attempt + 1
+    act = StartJob(job=s.job.id, attempt=attempt, nodes=placed)
+    because = f"on {len(placed)} nodes" if s.job.attempt == 0 else f"attempt {attempt}, from its last good checkpoint"
+    changes = {**(also or {}), "attempt": attempt}
+    return Do(act, because, policy.resume.start_deadline, s.cluster, event, changes)
+
+
+def _starved(s: JobSight, policy: Policy, why: str) -> Decision:
+    """Waiting for nodes spends no restart; a human hears of it now and then."""
+    job = s.job
+    if job.deadline is None:
+        return Change(why, {"deadline": s.within(s.cluster, policy.pace.held_reminder)})
+    if s.passed(job.deadline):
+        also = {"deadline": s.within(s.cluster, policy.pace.held_reminder)}
+        return Change(why, also, tell(job, "job_waits", f"{job.spec.name}: {why}"))
+    return Stay(Wait(because=why, until=job.deadline))
+
+
+def _rerun(s: JobSight, policy: Policy) -> Decision:
+    """An adopted job: its own controller may restart it first; we ask only after it has had its time."""
+    job, intent = s.job, s.intent
+    if intent is not None and isinstance(intent.act, RerunJob):
+        if not intent.state.over:
+            return Stay(Wait(because="asked its controller to run it again", until=intent.seen_by))
+        if intent.gone:
+            return Move("stopped", f"its controller has it no more: {intent.answer}")
+        why = f"its controller did not run it again: {intent.answer or intent.state}"
+        return Move("fail", why, {"diagnosis": why}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
+    if job.deadline is None:
+        return Change("its controller may restart it", {"deadline": s.within(s.cluster, policy.resume.native_grace)})
+    if not s.passed(job.deadline):
+        return Stay(Wait(because="its own controller may restart it first", until=job.deadline))
+    if Capability.RERUN not in s.can:
+        why = "its controller did not restart it and cannot be asked to"
+        return Move("fail", why, {"diagnosis": why}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
+    avoid = s.unusable()
+    if isinstance(avoid, str):
+        return Stay(Wait(because=avoid, until=job.deadline))
+    act = RerunJob(job=job.id, attempt=job.attempt, avoid=avoid)
+    return Do(act, "its controller did not restart it by itself", policy.resume.start_deadline, s.cluster)
+
+
+def gating(s: JobSight, policy: Policy) -> Decision:
+    job, intent = s.job, s.intent
+    starting = intent is not None and isinstance(intent.act, StartJob) and intent.state is not IntentState.PLANNED
+    if job.stop_asked or job.calls or job.cancelled:
+        because = job.stop_asked or (job.calls[0].because if job.calls else "cancelled by its owner")
+        if starting and intent is not None and intent.state is not IntentState.REJECTED:
+            arrived = Deadline(clock=intent.clock, at=intent.sent_at + 2 * intent.call_timeout)
+            return Move("stop", because, {"deadline": arrived})
+        if job.stop_asked or job.cancelled:
+            return Move("stopped", because, {"claim": {}})
+        failed = _failed(intent)
+        if failed:
+            return _gate_failed(s, policy, f"{', '.join(failed)} did not pass the gate", failed)
+        return Move("unclaim", because, {"claim": {}, "calls": (), "deadline": None})
+    if intent is None:
+        return Move("unclaim", "its intent is gone", {"claim": {}})
+    if not intent.state.over:
+        if starting and Capability.PLACE not in s.can:
+            return _in_their_queue(s, policy, intent)
+        what = "checking its nodes" if isinstance(intent.act, Verify) else "starting its ranks"
+        return Stay(Wait(because=what, until=intent.seen_by))
+    if isinstance(intent.act, Verify):
+        bad = tuple(node for node in intent.act.nodes if intent.verdicts.get(node) != "pass")
+        if not bad:
+            return _start(s, policy, job.claim)
+        return _gate_failed(s, policy, f"{', '.join(bad)} did not pass the gate", bad)
+    match intent.state:
+        case IntentState.SEEN:
+            return Move("started", "all ranks are seen")
+        case IntentState.REJECTED:
+            return _refused(s, policy, f"the start was refused: {intent.answer}")
+        case _:
+            return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
+
+
+def _in_their_queue(s: JobSight, policy: Policy, intent: Intent) -> Decision:
+    """The time to start runs from the allocation; before it, waiting is the cluster's business and costs nothing."""
+    job = s.job
+    if not job.claim:
+        well = s.well(intent.act.avoid) if isinstance(intent.act, StartJob) else ()
+        again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
+        if well and s.passed(again):  # what was named once is avoided for as long as the attempt waits
+            return Move("stop", f"asked for anew: {', '.join(well)} can be used again", {"deadline": None})
+        waits = _starved(s, policy, "waits in the cluster's own queue")
+        return Stay(Wait(because=waits.wait.because, until=again)) if well and isinstance(waits, Stay) else waits
+    if job.deadline is None:
+        return Change("its nodes are allocated", {"deadline": s.within(s.cluster, policy.resume.start_deadline)})
+    if s.passed(job.deadline):
+        return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
+    return Stay(Wait(because="starting its ranks", until=job.deadline))
+
+
+def _failed(intent: Intent | None) -> tuple[NodeId, ...]:
+    """Nodes that a gate has found sick so far; its other nodes may not have answered yet."""
+    gate = intent is not None and isinstance(intent.act, Verify)
+    return tuple(n for n, verdict in sorted(intent.verdicts.items()) if verdict == "fail") if intent and gate else ()
+
+
+def _refused(s: JobSight, policy: Policy, why: str) -> Decision:
+    """The cluster knows something that we do not: wait for newer reads, or all goes are spent in a moment."""
+    if s.job.deadline is None:
+        return Change(why, {"deadline": s.within(s.cluster, REFUSED)})
+    if not s.passed(s.job.deadline):
+        return Stay(Wait(because=f"{why}; it is tried again", until=s.job.deadline))
+    return _gate_failed(s, policy, why, ())
+
+
+def _gate_failed(s: JobSight, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> Decision:
+    job = s.job
+    gates = job.gates + 1
+    if gates >= policy.resume.max_gates:
+        why = f"{why}; {gates} gates have failed"
+        also = {"claim": {}, "gates": gates, "diagnosis": why}
+        return Move("fail", why, also, tell(job, "job_failed", f"{job.spec.name}: {why}"))
+    avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *bad}))
+    return Move("unclaim", why, {"claim": {}, "calls": (), "gates": gates, "avoid": avoid, "deadline": None})

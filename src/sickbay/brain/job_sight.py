@@ -1,0 +1,42 @@
+"""What a job's decision may read, and the words that its states share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sickbay.brain.decision import Tell
+from sickbay.model.clock import Deadline
+from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.intent import Intent, Notify
+from sickbay.model.job import Job
+
+Placement = dict[NodeId, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSight:
+    """All that a job's decision may read."""
+
+    job: Job
+    intent: Intent | None
+    place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
+    unusable: Callable[[], tuple[NodeId, ...] | str]  # what a cluster that chooses is to avoid, or why it is not asked
+    well: Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]  # which of these nodes can be claimed
+    lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
+    unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
+    readings: dict[str, float]
+    can: frozenset[Capability]
+
+    def passed(self, deadline: Deadline | None) -> bool:
+        return deadline is not None and deadline.passed(self.readings)
+
+    def within(self, clock: str, duration: timedelta) -> Deadline:
+        return Deadline(clock=clock, at=self.readings.get(clock, 0.0) + duration.total_seconds())
+
+    @property
+    def cluster(self) -> str:
+        return self.job.spec.cluster
+
+
+def tell(job: Job, event: str, text: str) -> Tell:
+    return Tell(Notify(event=event, subject=f"job:{job.id}", text=text), f"{event}:{job.attempt}:{len(job.told)}")

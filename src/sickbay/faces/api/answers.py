@@ -1,0 +1,258 @@
+"""What the API answers, as nouns: for the OpenAPI document and for tests. The words are those of `faces.explain`.
+
+No field has a default: what is named here is always there.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from sickbay.model.noun import Noun
+
+Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC, milliseconds")]
+Seconds = float
+
+
+class Error(Noun):
+    error: Annotated[str, Meta(description="one line that says what to do")]
+
+
+class Index(Noun):
+    name: str
+    version: str
+    about: str
+    openapi: str
+    routes: dict[str, str]
+
+
+class Health(Noun):
+    status: str
+    leads: bool | None
+    version: str
+
+
+class Device(Noun):
+    index: int
+    serial: str
+
+
+class Node(Noun):
+    id: str
+    pool: str
+    state: Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
+    schedulable: bool
+    boot_id: str | None
+    instance_id: str | None
+    devices: list[Device]
+    job: str | None
+    jobs: list[str]
+    incident: str | None
+    cordons: list[str]
+    because: str
+
+
+class Stages(Noun):
+    detected: Time | None
+    stopped: Time | None
+    diagnosed: Time | None
+    placed: Time | None
+    gated: Time | None
+    started: Time | None
+    first_step: Time | None
+
+
+class Interruption(Noun):
+    attempt: int
+    cause: str
+    incidents: list[str]
+    stages: Stages
+    training_again_after: Seconds | None
+
+
+class Job(Noun):
+    id: str
+    name: str
+    state: Literal["QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED"]
+    attempt: int
+    restarts: int
+    nodes: list[str]
+    step: int | None
+    resumed_from: int | None
+    diagnosis: str
+    interruptions: list[Interruption]
+    because: str
+
+
+class FaultSeen(Noun):
+    code: str
+    component: str
+    severity: str
+    evidence: list[str]
+
+
+class PhaseEntered(Noun):
+    phase: str
+    entered_at: Time
+    seconds: Seconds | None
+    because: str
+
+
+class Tried(Noun):
+    rung: str
+    result: str
+    at: Time
+
+
+class Incident(Noun):
+    id: str
+    node: str
+    incident_kind: str
+    fault: FaultSeen
+    remedy: str
+    phase: str
+    opened_at: Time
+    closed_at: Time | None
+    stages: list[PhaseEntered]
+    tries: list[Tried]
+    jobs: list[str]
+    because: str
+
+
+class ToldLine(Noun):
+    at: Time
+    what: Literal["happened", "seen", "decided", "done"]
+    about: str
+    text: str
+    event: str
+
+
+class Explained(Noun, forbid_unknown_fields=False):
+    """The keys of its kind (node, job or incident), and these."""
+
+    kind: Literal["node", "job", "incident"]
+    id: str
+    story: list[ToldLine]
+    waits_for: dict[str, Any] | None
+    as_of: Time | None
+
+
+class LogPiece(Noun):
+    rank: int
+    attempt: int
+    text: str
+    next: Annotated[int, Meta(description="give it as `after` to read on")]
+    over: bool
+
+
+class Injected(Noun):
+    node: str
+    done: str
+
+
+class PoolBudget(Noun):
+    pool: str
+    size: int
+    out: int
+    may_be_out: int | None
+    repairing: int
+    may_be_repairing: int | None
+    held: int
+
+
+class TrippedBrake(Noun):
+    scope: str
+    signature: str
+    tripped_at: Time
+    nodes: list[str]
+
+
+class Withheld(Noun):
+    id: str
+    fault: str
+    pool: str
+    node: str
+    until: Time | None
+    by: str
+    because: str
+
+
+class Fleet(Noun):
+    nodes: list[Node]
+    jobs: list[Job]
+    incidents: list[Incident]
+    budgets: list[PoolBudget]
+    brakes: list[TrippedBrake]
+    withheld: list[Withheld]
+    as_of: Time | None
+
+
+class PolicyShown(Noun):
+    name: str
+    digest: str
+    yaml: str
+
+
+class TokenShown(Noun):
+    name: str
+    role: str
+    node: str | None
+    by: str
+    issued_at: Time
+
+
+class TokenMade(Noun):
+    name: str
+    role: str
+    token: Annotated[str, Meta(description="the secret; it is shown here once and stored nowhere")]
+
+
+class TokenGone(Noun):
+    name: str
+    revoked: bool
+
+
+class Notice(Noun):
+    at: Time
+    event: str
+    subject: str
+    text: str
+    to: str
+    state: str
+
+
+class Audited(Noun):
+    at: Time
+    text: str
+
+
+class Skipped(Noun):
+    node: str
+    because: str
+
+
+class CheckBegun(Noun):
+    check: str
+    nodes: list[str]
+    skipped: list[Skipped]
+
+
+class CheckTest(Noun):
+    name: str
+    verdict: str
+    seconds: Seconds
+    because: str
+
+
+class CheckResult(Noun):
+    node: str
+    level: int
+    verdict: str
+    tests: list[CheckTest]
+    because: str
+
+
+class CheckShown(Noun):
+    check: str
+    level: int
+    over: bool
+    results: list[CheckResult]

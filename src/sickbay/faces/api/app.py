@@ -1,0 +1,49 @@
+"""The application: the table of routes over a desk."""
+
+from collections.abc import Callable
+from itertools import groupby
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as Mounted
+
+from sickbay.faces.api.bell import Bell
+from sickbay.faces.api.credentials import Credentials
+from sickbay.faces.api.endpoint import HEADERS, Answered, Endpoint
+from sickbay.faces.api.routes import ROUTES
+from sickbay.faces.api.table import Room
+from sickbay.hosts.desk import Desk
+
+
+def app(desk: Desk, *, leads: Callable[[], bool] | None = None, mail: Bell | None = None) -> Starlette:
+    """`mail` rings when a command was posted for an agent: held polls are then answered at once, not a second later.
+
+    `app.state.close()` ends all that is held and all streams, at once and for good.
+    """
+    news = Bell()
+    room = Room(desk=desk, mail=mail or Bell(), news=news, leads=leads)
+    credentials, answered = Credentials(desk), Answered()
+    by_path = groupby(sorted(ROUTES, key=lambda route: route.path), key=lambda route: route.path)
+    mounted = [Mounted(path, Endpoint(room, list(routes), credentials, answered)) for path, routes in by_path]
+    made = Starlette(routes=mounted, exception_handlers={HTTPException: _nothing_there})
+    made.router.redirect_slashes = False
+    end = desk.changes.subscribe(news.ring)
+
+    def close() -> None:
+        end()
+        news.close()
+        room.mail.close()
+
+    made.state.room = room
+    made.state.close = close
+    return made
+
+
+async def _nothing_there(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    line = f"there is nothing at {request.url.path}: GET / says what there is"
+    headers = {name.decode(): value.decode() for name, value in HEADERS}
+    return Response(msgspec.json.encode({"error": line}), status, headers, "application/json")

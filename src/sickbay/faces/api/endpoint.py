@@ -1,0 +1,189 @@
+"""One path of the API: lets in, reads, decodes, hands over, answers."""
+
+import hashlib
+import logging
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.types import Receive, Scope, Send
+
+from sickbay.faces.api import decode
+from sickbay.faces.api.body import HungUp, Incoming, send_whole
+from sickbay.faces.api.credentials import Credentials, admit, secret_of
+from sickbay.faces.api.events import Stream
+from sickbay.faces.api.refusal import Refused, refused
+from sickbay.faces.api.table import Ask, Room, Route
+from sickbay.faces.api.threads import AGENTS, PEOPLE, on_thread
+from sickbay.model.fleet import Token
+
+log = logging.getLogger("sickbay.api")
+
+KEYS = 2000  # answered Idempotency-Keys that are remembered
+_KEY = re.compile(r"[\x21-\x7e]{1,128}")
+HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+]
+
+
+class Answered:
+    """Which Idempotency-Keys were answered lately, and for what. The facts' own ids are what makes a second sending
+    harmless; this only lets it be answered like the first, though the state has moved on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: OrderedDict[str, str] = OrderedDict()
+
+    def seen(self, key: str, what: str) -> bool:
+        """Raises Refused if the key was used for something else."""
+        with self._lock:
+            before = self._asked.get(key)
+        if before is not None and before != what:
+            raise Refused(409, "this Idempotency-Key was used for another request: choose a new one")
+        return before is not None
+
+    def note(self, key: str, what: str) -> None:
+        with self._lock:
+            self._asked[key] = what
+            while len(self._asked) > KEYS:
+                self._asked.popitem(last=False)
+
+
+class Endpoint:
+    def __init__(self, room: Room, routes: Sequence[Route], credentials: Credentials, answered: Answered) -> None:
+        self._room = room
+        self._routes: Mapping[str, Route] = {route.method: route for route in routes}
+        self._credentials = credentials
+        self._answered = answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        incoming = Incoming(receive, headers.get("content-length", ""))
+        if not headers.get("content-length", "0").strip("0") and "transfer-encoding" not in headers:
+            incoming.whole = True
+        try:
+            route = self._route(scope["method"])
+            answer = await self._answer(route, scope, headers, incoming)
+        except HungUp:
+            return
+        except Exception as error:  # noqa: BLE001 - the edge: whatever happens, the caller gets one line
+            await _refuse(send, error, incoming, scope["path"])
+            return
+        if isinstance(answer, Stream):
+            await _stream(send, answer, head=scope["method"] == "HEAD")
+        else:
+            await send_whole(send, route.status, _json_headers(), msgspec.json.encode(answer), incoming)
+
+    def _route(self, method: str) -> Route:
+        route = self._routes.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = ", ".join(sorted({*self._routes, *(["HEAD"] if "GET" in self._routes else [])}))
+            raise Refused(405, f"{method} is not for this path: it takes {allowed}", Allow=allowed)
+        return route
+
+    async def _answer(self, route: Route, scope: Scope, headers: Headers, incoming: Incoming) -> Any:
+        who = await self._who(route, headers)
+        query = _query(route, scope)
+        raw = await incoming.read(route.limit)
+        body = _body(route, headers, raw)
+        key, what = _key(route, scope, headers, raw, who)
+        given = "idempotency-key" in headers
+        ask = Ask(
+            room=self._room,
+            path=scope["path_params"],
+            query=query,
+            body=body,
+            key=key,
+            key_given=given,
+            who=who,
+            repeated=given and route.changes and self._answered.seen(key, what),
+            last_event=headers.get("last-event-id", ""),
+            gone=incoming.gone,
+        )
+        if route.held:
+            return await route.does(ask)
+        answer = await on_thread(AGENTS if route.role == "agent" else PEOPLE, route.does, ask)
+        if given and route.changes:
+            self._answered.note(key, what)
+        return answer
+
+    async def _who(self, route: Route, headers: Headers) -> Token | None:
+        if not route.role:
+            return None
+        secret = secret_of(headers.get("authorization", ""))
+        token = self._credentials.remembered(secret)
+        if token is None:
+            token = await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._credentials.who, secret)
+        return admit(token, route.role)
+
+
+def _query(route: Route, scope: Scope) -> Any:
+    try:
+        pairs = QueryParams(scope["query_string"]).multi_items()
+    except ValueError:
+        raise Refused(400, "the query cannot be read: write name=value&name=value") from None
+    decode.no_nul([*scope["path_params"].values(), *(text for pair in pairs for text in pair)])
+    return decode.query(pairs, route.query)
+
+
+def _body(route: Route, headers: Headers, raw: bytes) -> Any:
+    if route.body is None:
+        if raw.strip() not in {b"", b"{}", b"null"}:
+            raise Refused(400, "this takes no body: leave it out")
+        return None
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(
+            400,
+            f"the body must be JSON: send it with 'Content-Type: application/json'{f', not {kind}' if kind else ''}",
+        )
+    body = decode.body(raw, route.body)
+    if route.role != "agent":
+        decode.no_nul(body)
+    return body
+
+
+def _key(route: Route, scope: Scope, headers: Headers, raw: bytes, who: Token | None) -> tuple[str, str]:
+    """The key under which its facts are stored, and what it was used for. Each caller has keys of their own."""
+    given = headers.get("idempotency-key")
+    if given is None:
+        return secrets.token_hex(16), ""
+    if not _KEY.fullmatch(given):
+        raise Refused(400, "the Idempotency-Key must be 1 to 128 visible ASCII characters")
+    what = f"{route.method} {scope['path']} {scope['query_string']!r}".encode() + b"\n" + raw
+    return f"{who.name if who is not None else ''}/{given}", hashlib.sha256(what).hexdigest()
+
+
+async def _refuse(send: Send, error: Exception, incoming: Incoming, path: str) -> None:
+    refusal = refused(error)
+    if refusal is None:
+        log.error("request_failed", extra={"path": path}, exc_info=error)
+        refusal = Refused(500, "something went wrong here; the controller's log says what")
+    extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in refusal.headers.items()]
+    line = " ".join(refusal.line.split())
+    await send_whole(send, refusal.status, _json_headers() + extra, msgspec.json.encode({"error": line}), incoming)
+
+
+def _json_headers() -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", b"application/json"), *HEADERS]
+
+
+async def _stream(send: Send, stream: Stream, *, head: bool) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no"), *HEADERS]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    try:
+        if not head:
+            async for piece in stream.pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except OSError:
+        return  # the reader has hung up
+    await send({"type": "http.response.body", "body": b""})

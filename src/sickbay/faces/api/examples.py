@@ -1,0 +1,167 @@
+"""Examples of the API's objects. A test holds each against its schema."""
+
+from typing import Any
+
+NODE_PATH = {"cluster": "lab", "name": "train-0000"}
+
+NODE: dict[str, Any] = {
+    "id": "lab/train-0000",
+    "pool": "train",
+    "state": "OUT",
+    "schedulable": False,
+    "boot_id": "b-7",
+    "instance_id": "i-0a12",
+    "devices": [{"index": 0, "serial": "GPU-5d1c"}],
+    "job": None,
+    "jobs": [],
+    "incident": "i12",
+    "cordons": ["sickbay:i12"],
+    "because": "REPAIRING: waiting for a new boot",
+}
+
+JOB: dict[str, Any] = {
+    "id": "llama-3f2a1",
+    "name": "llama",
+    "state": "RUNNING",
+    "attempt": 2,
+    "restarts": 0,
+    "nodes": ["lab/train-0001", "lab/train-0002"],
+    "step": 120,
+    "resumed_from": 100,
+    "diagnosis": "",
+    "interruptions": [
+        {
+            "attempt": 1,
+            "cause": "xid.79 on lab/train-0000",
+            "incidents": ["i12"],
+            "stages": {
+                "detected": "2026-01-01T00:10:00.000Z",
+                "stopped": "2026-01-01T00:10:00.400Z",
+                "diagnosed": "2026-01-01T00:10:00.450Z",
+                "placed": "2026-01-01T00:10:00.460Z",
+                "gated": None,
+                "started": "2026-01-01T00:10:00.700Z",
+                "first_step": "2026-01-01T00:10:04.000Z",
+            },
+            "training_again_after": 4.0,
+        }
+    ],
+    "because": "",
+}
+
+INCIDENT: dict[str, Any] = {
+    "id": "i12",
+    "node": "lab/train-0000",
+    "incident_kind": "fault",
+    "fault": {
+        "code": "xid.79",
+        "component": "gpu",
+        "severity": "fatal",
+        "evidence": ["NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."],
+    },
+    "remedy": "reboot",
+    "phase": "REPAIRING",
+    "opened_at": "2026-01-01T00:10:00.000Z",
+    "closed_at": None,
+    "stages": [
+        {"phase": "SUSPECT", "entered_at": "2026-01-01T00:10:00.000Z", "seconds": 0.1, "because": "xid.79"},
+        {"phase": "REPAIRING", "entered_at": "2026-01-01T00:10:00.100Z", "seconds": 20.0, "because": "reboot"},
+    ],
+    "tries": [{"rung": "reboot", "result": "started", "at": "2026-01-01T00:10:00.100Z"}],
+    "jobs": ["llama-3f2a1"],
+    "because": "waiting for a new boot",
+}
+
+TOLD: dict[str, Any] = {
+    "at": "2026-01-01T00:10:00.100Z",
+    "what": "decided",
+    "about": "incident:i12",
+    "text": "reboots the node: xid.79 asks for reboot",
+    "event": "intent",
+}
+
+EXPLAINED: dict[str, Any] = {
+    "kind": "node",
+    **NODE,
+    "story": [TOLD],
+    "waits_for": {
+        "because": "waiting for a new boot",
+        "until": {"about": "2026-01-01T00:25:00.000Z", "clock": "lab", "stands_since": None},
+        "then": "it is given up, and the next step is decided",
+        "would": "",
+        "changed_by": ["it is seen under a new boot"],
+        "budget": None,
+        "notes": [],
+    },
+    "as_of": "2026-01-01T00:10:20.000Z",
+}
+
+BUDGET: dict[str, Any] = {
+    "pool": "train",
+    "size": 4,
+    "out": 1,
+    "may_be_out": 1,
+    "repairing": 1,
+    "may_be_repairing": 1,
+    "held": 0,
+}
+
+BRAKE: dict[str, Any] = {
+    "scope": "pool:train",
+    "signature": "xid.79",
+    "tripped_at": "2026-01-01T00:10:00.000Z",
+    "nodes": ["lab/train-0000", "lab/train-0001", "lab/train-0002"],
+}
+
+WITHHELD: dict[str, Any] = {
+    "id": "exclude-311",
+    "fault": "xid.63",
+    "pool": "*",
+    "node": "*",
+    "until": None,
+    "by": "ann",
+    "because": "exclude by ann: known, harmless",
+}
+
+FLEET: dict[str, Any] = {
+    "nodes": [NODE],
+    "jobs": [JOB],
+    "incidents": [INCIDENT],
+    "budgets": [BUDGET],
+    "brakes": [BRAKE],
+    "withheld": [WITHHELD],
+    "as_of": "2026-01-01T00:10:20.000Z",
+}
+
+REPORT: dict[str, Any] = {
+    "proto": 1,
+    "node": "lab/train-0000",
+    "uid": "u-1",
+    "instance_id": "i-0a12",
+    "boot_id": "b-7",
+    "agent_run": "r-1",
+    "first_seq": 1,
+    "mono_now": 812.4,
+    "wall_now": 1767225600.0,
+    "watermark": 812.3,
+    "items": [
+        {
+            "seq": 1,
+            "mono": 812.2,
+            "source": "kmsg",
+            "source_seq": 4711,
+            "news": {"news": "observed", "node": "lab/train-0000", "kind": "xid", "fields": {"xid": 79, "device": 0}},
+        }
+    ],
+}
+
+POLL: dict[str, Any] = {
+    "proto": 1,
+    "node": "lab/train-0000",
+    "uid": "u-1",
+    "instance_id": "i-0a12",
+    "boot_id": "b-7",
+    "has": [],
+}
+
+REPLY: dict[str, Any] = {"ack": 1}

@@ -1,0 +1,118 @@
+"""Nodes: what they are, and what a person may ask of one."""
+
+from functools import partial
+from typing import Any
+
+from sickbay.faces.api import answers, requests
+from sickbay.faces.api.examples import NODE, NODE_PATH
+from sickbay.faces.api.orders import order
+from sickbay.faces.api.refusal import Refused, missing
+from sickbay.faces.api.table import Ask, Route
+from sickbay.faces.archive import Archive
+from sickbay.faces.explain import node_json
+from sickbay.model.fleet import Node
+
+VERBS = {
+    "cordon": "Take a node out of service and leave it there",
+    "uncordon": "Put it back: ends our incident, takes our cordon away",
+    "drain": "Take it out of service and its work off it",
+    "reset": "Reset its GPUs",
+    "reboot": "Reboot it, check it, put it back",
+    "replace": "Have another machine take its seat",
+}
+
+
+def listed(ask: Ask) -> list[dict[str, Any]]:
+    nodes = ask.archive.nodes()
+    pool = ask.query.pool
+    if pool and all(node.pool != pool for node in nodes):
+        raise missing("pool", pool, (node.pool for node in nodes))
+    return [node_json(ask.archive, node) for node in nodes if pool in {"", node.pool}]
+
+
+def found(archive: Archive, cluster: str, name: str) -> Node:
+    """Raises Refused: 404, or 400 where more than one has the name."""
+    if cluster != "-":
+        node = archive.node(f"{cluster}/{name}")
+        if node is None:
+            raise missing("node", f"{cluster}/{name}", (node.id for node in archive.nodes()))
+        return node
+    nodes = archive.nodes()
+    named = [node for node in nodes if node.name == name]
+    if len(named) > 1:
+        raise Refused(400, f"{name!r} is more than one node: write {' or '.join(node.id for node in named)}")
+    if not named:
+        raise missing("node", name, (node.id for node in nodes))
+    return named[0]
+
+
+def by_name(archive: Archive, name: str) -> Node:
+    """`train-3` or `lab/train-3`. Raises Refused."""
+    cluster, slash, rest = name.partition("/")
+    return found(archive, cluster, rest) if slash else found(archive, "-", name)
+
+
+def one(ask: Ask) -> dict[str, Any]:
+    return node_json(ask.archive, found(ask.archive, ask.path["cluster"], ask.path["name"]))
+
+
+def act(ask: Ask, verb: str) -> dict[str, Any]:
+    node = found(ask.archive, ask.path["cluster"], ask.path["name"])
+    if not ask.repeated:
+        _fits(ask.archive, node, verb)
+    order(ask, verb, node.id, ask.body.reason, now=ask.body.now)
+    archive = ask.fresh()
+    return node_json(archive, archive.node(node.id) or node)
+
+
+def _fits(archive: Archive, node: Node, verb: str) -> None:
+    """Raises Refused(409) for what makes no sense now: an act that would change nothing must not look done."""
+    if node.incarnation is None and verb != "uncordon":
+        raise Refused(409, f"the seat {node.id} is vacant: there is no machine to {verb}")
+    if verb == "uncordon" and node.incarnation is not None:
+        incident = archive.incident(node.incident) if node.incident else None
+        if incident is None or not incident.open:
+            others = [owner for owner in node.cordons if not owner.startswith("sickbay:")]
+            why = (
+                f"cordoned by {', '.join(others)}, who must take it back there"
+                if others
+                else "not taken out of service by an incident"
+            )
+            raise Refused(409, f"there is nothing to uncordon: {node.id} is {why}")
+
+
+def inject(ask: Ask) -> dict[str, Any]:
+    node = found(ask.archive, ask.path["cluster"], ask.path["name"])
+    breakage = ask.body.breakage()
+    if ask.desk.breakable is None:
+        raise Refused(
+            409, f"the hardware of cluster {node.cluster} is real: faults can only be injected into virtual devices"
+        )
+    return {"node": node.id, "done": ask.desk.breakable.inject(node.id, breakage)}
+
+
+_ONE = "/v1/nodes/{cluster}/{name}"
+
+ROUTES = (
+    Route(
+        "GET", "/v1/nodes", listed, "All nodes, or those of one pool", list[answers.Node],
+        query=requests.OfPool, query_example={"pool": "train"}, answer_example=[NODE],
+    ),
+    Route(
+        "GET", _ONE, one, "One node; '-' as its cluster: whichever has it", answers.Node,
+        path_example=NODE_PATH, answer_example=NODE,
+    ),
+    *(
+        Route(
+            "POST", f"{_ONE}/{verb}", partial(act, verb=verb), about, answers.Node,
+            role="operator", body=requests.NodeAct, path_example=NODE_PATH, answer_example=NODE,
+            ask_example={"reason": "its fan is loud"},
+        )
+        for verb, about in VERBS.items()
+    ),
+    Route(
+        "POST", f"{_ONE}/inject", inject, "Break a virtual device on purpose", answers.Injected,
+        role="operator", body=requests.Inject, path_example=NODE_PATH, ask_example={"xid": 79, "cured_by": "reboot"},
+        answer_example={"node": "lab/train-0000", "done": "GPU 0 fell off the bus; a reboot cures it"},
+    ),
+)  # fmt: skip

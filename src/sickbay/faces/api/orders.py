@@ -1,0 +1,20 @@
+"""An operator's command: what was asked becomes a fact, and the answer waits until the engine knows of it."""
+
+from sickbay.faces.api.refusal import Refused
+from sickbay.faces.api.requests import reasoned
+from sickbay.faces.api.table import Ask
+from sickbay.model.facts import Ordered
+from sickbay.model.fleet import Cursor
+from sickbay.model.rows import CURSOR
+
+
+def order(
+    ask: Ask, verb: str, target: str, reason: str, *, now: bool = False, args: dict[str, str] | None = None
+) -> None:
+    """Raises Refused(503) if it is stored, but the engine is away: it will be done all the same."""
+    news = Ordered(verb=verb, target=target, by=ask.by, reason=reasoned(reason), now=now, args=args or {})
+    ask.desk.order(news, key=ask.key)
+    row = ask.desk.store.load([CURSOR])[CURSOR].row
+    unread = ask.desk.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=500)
+    if any(fact.id == f"order/{ask.key}" for fact in unread):
+        raise Refused(503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back")

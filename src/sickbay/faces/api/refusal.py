@@ -1,0 +1,65 @@
+"""Why a request is refused: a status and one line that says what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from sickbay.model.errors import (
+    BadInput,
+    EffectError,
+    Gone,
+    Rejected,
+    StoreError,
+    StoreUnknown,
+    Transient,
+    Unknown,
+    UnusableStore,
+)
+
+AGAIN = "try again in a moment"
+
+
+class Refused(Exception):  # noqa: N818 - the house names errors by what happened
+    def __init__(self, status: int, line: str, **headers: str) -> None:
+        super().__init__(line)
+        self.status = status
+        self.line = line
+        self.headers = headers
+
+
+def refused(error: Exception) -> Refused | None:
+    """What the caller is told of an error that was foreseen; None: it was not."""
+    match error:
+        case Refused():
+            return error
+        case BadInput():
+            return Refused(400, str(error))
+        case Gone():
+            return Refused(404, str(error))
+        case Rejected():
+            return Refused(409, str(error))
+        case Transient() | Unknown() | EffectError():
+            return Refused(503, f"the cluster did not answer ({error}): {AGAIN}")
+        case UnusableStore():
+            return Refused(503, f"the store cannot be used: {error}")
+        case StoreUnknown():
+            return Refused(503, f"whether it was stored is not known ({error}): send it again with the same key")
+        case StoreError():
+            return Refused(503, f"the store is not available ({error}): {AGAIN}")
+        case TimeoutError():
+            return Refused(503, str(error) or f"it took too long: {AGAIN}")
+        case _:
+            return None
+
+
+def missing(what: str, name: str, known: Iterable[str]) -> Refused:
+    """404, with what was probably meant."""
+    names = list(dict.fromkeys(known))
+    short = {one.rpartition("/")[2]: one for one in names}
+    close = get_close_matches(name.rpartition("/")[2], short, n=3, cutoff=0.5)
+    if close:
+        hint = f"did you mean {', '.join(close)}?"
+    elif names:
+        hint = f"there are {', '.join(list(short)[:3])}{' …' if len(short) > 3 else ''}"
+    else:
+        hint = "there is none at all"
+    return Refused(404, f"there is no {what} {name!r}: {hint}")

@@ -1,0 +1,165 @@
+"""What people send: bodies and queries, with their ranges."""
+
+import re
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from sickbay.faces.api.refusal import Refused
+from sickbay.faces.api.table import Asked
+from sickbay.ports.breakable import Breakage
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+DAYS = 86_400.0
+
+Name = Annotated[str, Meta(pattern=NAME, description="letters, digits, _ . - (at most 63, a letter or digit first)")]
+Reason = Annotated[str, Meta(min_length=1, max_length=1000, description="why; it goes into the audit log")]
+Limit = Annotated[int, Meta(ge=1, le=5000)]
+Level = Annotated[int, Meta(ge=1, le=4)]
+Text = Annotated[str, Meta(max_length=4096)]
+Span = Annotated[float, Meta(gt=0, le=366 * DAYS)]
+
+
+def named(name: str, what: str = "name") -> str:
+    """A pattern alone lets a line's end pass. Raises Refused."""
+    if not re.fullmatch(NAME.strip("^$"), name):
+        raise Refused(
+            400, f"{what} {name!r} cannot be used: write letters, digits, _ . - (at most 63, no sign in front)"
+        )
+    return name
+
+
+def reasoned(reason: str) -> str:
+    """Raises Refused."""
+    if not reason.strip():
+        raise Refused(400, "a reason is missing: say why, it goes into the audit log")
+    return " ".join(reason.split())
+
+
+class Act(Asked):
+    reason: Reason
+
+
+class NodeAct(Asked):
+    reason: Reason
+    now: bool = False
+
+
+class Inject(Asked):
+    """Exactly one of xid, line, defect."""
+
+    xid: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    line: Text = ""
+    defect: Annotated[str, Meta(max_length=100)] = ""
+    device: Annotated[int, Meta(ge=0, le=1023)] = 0
+    cured_by: Literal["reset", "reboot", "replace", "nothing"] = "reboot"
+
+    def breakage(self) -> Breakage:
+        given = [name for name, value in (("xid", self.xid), ("line", self.line), ("defect", self.defect)) if value]
+        if self.xid == 0:
+            given.append("xid")
+        if len(given) != 1:
+            said = " and ".join(given) if given else "nothing"
+            raise Refused(400, f"give exactly one of xid, line and defect (given: {said})")
+        return Breakage(xid=self.xid, line=self.line, defect=self.defect, device=self.device, cured_by=self.cured_by)
+
+
+class Rule(Asked):
+    name: Name
+    pattern: Annotated[str, Meta(min_length=1, max_length=1000, description="a regular expression (Python)")]
+    starts_within: Span | None = None
+    recurs_within: Span | None = None
+
+
+class Submit(Asked):
+    name: Name
+    command: Annotated[tuple[Annotated[str, Meta(max_length=32_768)], ...], Meta(min_length=1, max_length=1024)]
+    nodes: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    on: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(max_length=1000)] = ()
+    gpus_per_node: Annotated[int, Meta(ge=0, le=1024)] = 0
+    min_nodes: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    checkpoint: Text = ""
+    max_restarts: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    precheck: Annotated[int, Meta(ge=0, le=4)] | None = None
+    env: Annotated[dict[str, Annotated[str, Meta(max_length=32_768)]], Meta(max_length=1000)] = {}
+    cwd: Text = ""
+    pool: Annotated[str, Meta(max_length=200)] = ""
+    cluster: Annotated[str, Meta(max_length=200)] = ""
+    ranks_per_node: Annotated[int, Meta(ge=1, le=256)] = 1
+    stall_after: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
+    log_rules: Annotated[tuple[Rule, ...], Meta(max_length=20)] = ()
+
+
+class OfPool(Asked):
+    pool: Annotated[str, Meta(max_length=200)] = ""
+
+
+class OfState(Asked):
+    state: Literal["QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED", "open"] | (
+        None
+    ) = None
+    limit: Limit = 500
+
+
+class Which(Asked):
+    which: Literal["open", "recent", "all"] = "recent"
+    limit: Limit = 500
+
+
+class Named(Asked):
+    name: Annotated[str, Meta(min_length=1, max_length=300)]
+
+
+class Latest(Asked):
+    limit: Limit = 200
+
+
+class LogAsked(Asked):
+    rank: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    attempt: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    after: Annotated[int, Meta(ge=-(2**62), le=2**62, description="a byte; negative: from the end")] = 0
+    limit: Annotated[int, Meta(ge=1, le=1_048_576)] = 65_536
+    wait: Annotated[float, Meta(ge=0, le=20, description="seconds that it is held until there is more")] = 0.0
+
+
+class Pause(Asked):
+    reason: Reason
+    seconds: Span | None = None
+
+
+class BrakeReset(Asked):
+    reason: Reason
+    scope: Annotated[str, Meta(max_length=200)] = ""
+    signature: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Exclude(Asked):
+    reason: Reason
+    fault: Annotated[str, Meta(max_length=200)] = ""
+    pool: Annotated[str, Meta(max_length=200)] = ""
+    node: Annotated[str, Meta(max_length=200)] = ""
+    seconds: Span | None = None
+
+
+class Include(Asked):
+    reason: Annotated[str, Meta(max_length=1000)] = "not needed any more"
+
+
+class TokenAsked(Asked):
+    name: Name
+    role: Literal["viewer", "operator", "agent"]
+    node: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Check(Asked):
+    """One of node, pool, all."""
+
+    level: Level
+    node: Annotated[str, Meta(max_length=200)] = ""
+    pool: Annotated[str, Meta(max_length=200)] = ""
+    all: bool = False
+    reason: Annotated[str, Meta(max_length=1000)] = "asked for"
+
+
+class Since(Asked):
+    last_event_id: Annotated[str, Meta(max_length=100, description="as the header Last-Event-ID")] = ""

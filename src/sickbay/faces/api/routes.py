@@ -1,0 +1,16 @@
+"""The table of all routes."""
+
+from sickbay.faces.api import checks, events, fleet, held, incidents, index, jobs, nodes, safety, tokens
+
+ROUTES = (
+    *index.ROUTES,
+    *nodes.ROUTES,
+    *jobs.ROUTES,
+    *incidents.ROUTES,
+    *checks.ROUTES,
+    *fleet.ROUTES,
+    *safety.ROUTES,
+    *tokens.ROUTES,
+    *events.ROUTES,
+    *held.ROUTES,
+)

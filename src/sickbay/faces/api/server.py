@@ -1,0 +1,166 @@
+"""Serving the application over HTTP."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from sickbay.model.errors import BadInput
+
+STOP_WITHIN = 5  # seconds for what is being answered when it ends
+BACKLOG = 512
+
+
+class Served:
+    """A server that runs; `stop` may be called from any thread and from a signal handler."""
+
+    def __init__(self, server: "_Server") -> None:
+        self._server = server
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, app: Starlette, url: str, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.url = url
+        self._app = app
+        self._ready = ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the caller's business."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.close()
+        await super().shutdown(sockets)
+
+
+def serve(
+    app: Starlette,
+    host: str,
+    port: int,
+    ready: Callable[[str], None],
+    certfile: str | None = None,
+    keyfile: str | None = None,
+    *,
+    running: Callable[[Served], None] | None = None,
+) -> None:
+    """Serves on this thread until it is stopped; `ready` is told the URL once it can be reached.
+
+    `running` is given what stops it, before `ready`. Port 0 takes a free one. Raises BadInput.
+    """
+    listening = _listen(host, port)
+    try:
+        server = _make(app, listening, host, lambda: ready(server.url), certfile, keyfile)
+        if running is not None:
+            running(Served(server))
+        asyncio.run(server.serve(sockets=[listening]))
+    finally:
+        listening.close()
+
+
+@contextlib.contextmanager
+def served(
+    app: Starlette, host: str = "127.0.0.1", port: int = 0, certfile: str | None = None, keyfile: str | None = None
+) -> Iterator[Served]:
+    """Serves on a thread of its own while the block runs. Raises BadInput."""
+    listening = _listen(host, port)
+    up = threading.Event()
+    server = _make(app, listening, host, up.set, certfile, keyfile)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(server.serve(sockets=[listening])), name="sickbay api", daemon=True
+    )
+    thread.start()
+    try:
+        while not up.wait(0.05):
+            if not thread.is_alive():
+                raise BadInput(f"cannot serve on {server.url}: the log says why")
+        yield Served(server)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def _make(
+    app: Starlette,
+    listening: socket.socket,
+    host: str,
+    ready: Callable[[], None],
+    certfile: str | None,
+    keyfile: str | None,
+) -> _Server:
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=75,  # longer than agents and people pause between two requests
+        timeout_graceful_shutdown=STOP_WITHIN,
+        backlog=BACKLOG,
+        ssl_certfile=certfile,
+        ssl_keyfile=keyfile,
+    )
+    _load(config, certfile, keyfile)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"{'https' if certfile else 'http'}://{shown}:{listening.getsockname()[1]}"
+    return _Server(config, app, url, ready)
+
+
+def _load(config: uvicorn.Config, certfile: str | None, keyfile: str | None) -> None:
+    for file in (certfile, keyfile):
+        if file is not None and not Path(file).is_file():
+            raise BadInput(f"there is no file {file}: give the certificate and its key in PEM form")
+    try:
+        config.load()
+    except (ssl.SSLError, OSError) as error:
+        raise BadInput(f"the certificate {certfile} cannot be used: {error}") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65_535:
+        raise BadInput(f"port {port} cannot be: write 1 to 65535, or 0 for any that is free")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise BadInput(
+            f"host {host!r} is not known here ({error.strerror}): write an address of this machine"
+        ) from None
+    family, kind, proto, _, address = found[0]
+    listening = socket.socket(family, kind, proto)
+    try:
+        # So that a controller that was just killed can come back; a port that somebody listens on stays refused.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except PermissionError:
+        listening.close()
+        raise BadInput(f"port {port} may not be used by this user: choose one above 1023 with --port") from None
+    except OSError as error:
+        listening.close()
+        if error.errno == 98:
+            raise BadInput(f"port {port} is in use: choose another with --port") from None
+        raise BadInput(f"cannot listen on {host}:{port} ({error.strerror}): choose another with --host") from None
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,107 @@
+"""sickbay check: exercise the hardware of idle nodes now, and wait for the verdict."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sickbay.faces.cli.client import Unreachable, connect, segment
+from sickbay.faces.cli.columns import Column, columns, count, say
+from sickbay.faces.cli.names import complete_node
+from sickbay.faces.cli.show import as_json, leave, print_json, span
+from sickbay.model.errors import BadInput
+
+if TYPE_CHECKING:
+    from sickbay.faces.cli.client import Client
+
+LOOK_EVERY = 0.5
+AWAY = 600.0
+PASS = "pass"  # noqa: S105 - a verdict
+
+
+@click.command("check")
+@click.argument("node", metavar="[NODE]", required=False, shell_complete=complete_node)
+@click.option("--all", "everything", is_flag=True, help="All idle nodes at once.")
+@click.option("--pool", metavar="P", help="All idle nodes of a pool.")
+@click.option(
+    "--level", metavar="1..4", type=click.IntRange(1, 4), default=1, show_default="1",
+    help="1 takes moments, 4 exercises everything for long.",
+)  # fmt: skip
+@as_json
+def check(node: str | None, everything: bool, pool: str | None, level: int, as_json: bool) -> None:
+    """Check idle nodes and wait for the verdict; exit 1 unless all pass. A node that fails gets its incident.
+
+    \b
+    sickbay check node-0 --level 2
+    sickbay check --all
+    sickbay check --pool gpu --level 4 --json | jq -r '.[] | select(.verdict != "pass") | .node'
+    """
+    if (node is not None) + everything + (pool is not None) != 1:
+        raise BadInput("say what to check: write NODE, --all or --pool P, one of them")
+    client = connect()
+    began = client.post("/v1/checks", {"node": node, "all": everything or None, "pool": pool, "level": level})
+    for one in began["skipped"]:
+        say(f"{one['node']} is not checked: {one['because']}")
+    try:
+        results = _verdicts(client, began) if began["nodes"] else []
+    except KeyboardInterrupt:
+        say(
+            f"the check of {count(len(began['nodes']), 'node')} goes on without you: 'sickbay nodes' shows its findings"
+        )
+        raise
+    if node is not None and not results:  # nobody looked, which is not a pass
+        because = began["skipped"][0]["because"] if began["skipped"] else "it was not checked"
+        name = began["skipped"][0]["node"] if began["skipped"] else node
+        results = [{"node": name, "level": level, "verdict": "could_not_run", "tests": [], "because": because}]
+    if as_json:
+        print_json(results[0] if node is not None else results)
+    else:
+        _print(results)
+    leave(0 if results and all(one["verdict"] == PASS for one in results) else 1)
+
+
+def _verdicts(client: "Client", began: dict[str, Any]) -> list[dict[str, Any]]:
+    from sickbay.faces.cli.watch import Patience
+
+    patience = Patience(AWAY, say)
+    told: set[str] = set()
+    say(f"checking {count(len(began['nodes']), 'node')} …")
+    while True:
+        try:
+            found = client.get(f"/v1/checks/{segment(began['check'])}")
+        except Unreachable as error:
+            patience.away(error)
+            time.sleep(LOOK_EVERY)
+            continue
+        patience.back()
+        for one in found["results"]:
+            if one["node"] not in told and one["verdict"]:
+                told.add(one["node"])
+                say(f"  {one['node']}: {one['verdict']} ({len(told)} of {len(began['nodes'])})")
+        if found["over"]:
+            return _complete(found["results"], began, found["level"])
+        time.sleep(LOOK_EVERY)
+
+
+def _complete(results: list[dict[str, Any]], began: dict[str, Any], level: int) -> list[dict[str, Any]]:
+    """A node that was to be checked and has no verdict could not be checked."""
+    judged = {one["node"] for one in results}
+    silent = {"level": level, "verdict": "could_not_run", "tests": [], "because": "no verdict came"}
+    return [*results, *({"node": node, **silent} for node in began["nodes"] if node not in judged)]
+
+
+def _print(results: list[dict[str, Any]]) -> None:
+    if not results:
+        say("no node was checked: none is idle")
+        return
+    rows = []
+    for one in results:
+        bad = [f"{t['name']}: {t['because'] or t['verdict']}" for t in one["tests"] if t["verdict"] != PASS]
+        why = "; ".join(bad) or ("" if one["verdict"] == PASS else one["because"])
+        took = span(sum(t["seconds"] for t in one["tests"])) if one["tests"] else ""
+        rows.append((one["node"], one["level"], one["verdict"], len(one["tests"]), took, why))
+    columns(
+        [Column("node"), Column("level", right=True), Column("verdict"), Column("tests", right=True),
+         Column("took", right=True), Column("because", cut=True)],
+        rows,
+    )  # fmt: skip

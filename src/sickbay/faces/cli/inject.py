@@ -1,0 +1,66 @@
+"""sickbay inject NODE: break a device on purpose, to see what happens."""
+
+import click
+
+from sickbay.faces.cli.client import connect, node_path
+from sickbay.faces.cli.columns import hint
+from sickbay.faces.cli.names import complete_node
+from sickbay.faces.cli.show import as_json, clean, print_json
+from sickbay.model.errors import BadInput
+
+CURES = ("reset", "reboot", "replace", "nothing")
+
+
+@click.command("inject")
+@click.argument("node", metavar="NODE", required=False, shell_complete=complete_node)
+@click.option("--xid", metavar="N", type=click.IntRange(0, 65535), help="The defect that shows as this NVIDIA Xid.")
+@click.option("--line", metavar="TEXT", help="One line in the node's kernel log, and no more.")
+@click.option("--defect", metavar="NAME", help="A defect by its name; 'list' shows the names.")
+@click.option("--device", metavar="D", type=click.IntRange(min=0), help="Which GPU; else the first.")
+@click.option("--cured-by", type=click.Choice(CURES), help="What heals it; else what heals it by nature.")
+@as_json
+def inject(
+    node: str | None,
+    xid: int | None,
+    line: str | None,
+    defect: str | None,
+    device: int | None,
+    cured_by: str | None,
+    as_json: bool,
+) -> None:
+    """Break a virtual device of the local cluster. What follows is real: ranks die, the right repair heals it.
+
+    \b
+    sickbay inject node-0 --xid 79
+    sickbay inject node-1 --defect list
+    sickbay inject node-0 --xid 48 --device 1 --cured-by replace
+    sickbay inject node-0 --line "NVRM: Xid (PCI:0000:18:00): 13, Graphics Exception"
+    """
+    if defect == "list" or (defect is None and node == "list"):
+        _list(as_json=as_json)
+        return
+    if node is None:
+        raise BadInput("which node? write sickbay inject NODE --xid 79; 'sickbay nodes' shows them")
+    if sum(what is not None for what in (xid, line, defect)) != 1:
+        raise BadInput("say what breaks: write --xid N, --line TEXT or --defect NAME, one of them")
+    if line is not None and (cured_by is not None or device is not None):
+        raise BadInput("--line only writes a line, nothing breaks: leave --device and --cured-by out")
+    body = {"xid": xid, "line": line, "defect": defect, "device": device, "cured_by": cured_by}
+    found = connect().post(f"{node_path(node)}/inject", body)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"{found['node']}: {clean(found['done'])}")
+    hint(f"watch it: sickbay explain {found['node']}", "or live: sickbay top")
+
+
+def _list(*, as_json: bool) -> None:
+    from sickbay.adapters.clusters.local.defects import catalogue
+
+    found = [(name, about) for name, about in catalogue().items()]
+    if as_json:
+        print_json([{"name": name, "about": about} for name, about in found])
+        return
+    size = max((len(name) for name, _ in found), default=0)
+    for name, about in found:
+        click.echo(f"{click.style(name.ljust(size), bold=True)}  {clean(about)}")

@@ -1,0 +1,186 @@
+"""sickbay submit: a training job that shall finish."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sickbay.faces.cli.client import Unreachable, connect, segment
+from sickbay.faces.cli.columns import count, hint, say
+from sickbay.faces.cli.names import complete_nodes, seconds
+from sickbay.faces.cli.show import as_json, leave, print_json
+from sickbay.faces.cli.stages import OVER
+from sickbay.model.errors import BadInput
+
+if TYPE_CHECKING:
+    from sickbay.faces.cli.client import Client
+
+AWAY = 600.0  # seconds that the controller may be away while one waits for a job; the job itself goes on
+LOOK_EVERY = 5.0  # seconds, if no event says that something changed
+AT_MOST_EVERY = 0.2
+PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
+
+
+@click.command("submit", context_settings={"allow_interspersed_args": False})
+@click.option("--name", metavar="X", required=True, help="What the job is called; its id begins with it.")
+@click.option("--nodes", metavar="N", type=click.IntRange(min=1), help="On so many nodes, whichever are fit.")
+@click.option("--on", metavar="NODE,…", help="On these nodes and no others.", shell_complete=complete_nodes)
+@click.option("--gpus-per-node", metavar="G", type=click.IntRange(min=1), help="So many on each node; else all.")
+@click.option("--min-nodes", metavar="M", type=click.IntRange(min=1), help="Restart on fewer, down to so many.")
+@click.option("--ranks-per-node", metavar="R", type=click.IntRange(min=1), help="Processes on each node; else one.")
+@click.option("--checkpoint", metavar="DIR", help="The directory that all its attempts share.")
+@click.option("--max-restarts", metavar="K", type=click.IntRange(min=0), help="Else as the policy says.")
+@click.option("--precheck", type=click.Choice(list(PRECHECKS)), help="Level of the check before each start.")
+@click.option("--pool", metavar="P", help="The pool whose nodes it may use.")
+@click.option("--env", metavar="K=V", multiple=True, help="An environment variable; K alone passes yours on. Repeat.")
+@click.option("--cwd", metavar="DIR", help="Where the command starts; else this directory.")
+@click.option("--stall-after", metavar="TIME", help="Hung after so long without a heartbeat, such as 10m; none: never.")
+@click.option(
+    "--log-rule", metavar="RULE", multiple=True,
+    help="Hung unless a line appears: 'NAME=REGEX;start=5m;every=1m'. Repeat it.",
+)  # fmt: skip
+@click.option("--wait", is_flag=True, help="Stay until it is over: exit 0 COMPLETE, 1 FAILED or STOPPED.")
+@as_json
+@click.argument("command", metavar="-- CMD …", nargs=-1, type=click.UNPROCESSED)
+def submit(command: tuple[str, ...], wait: bool, as_json: bool, **options: Any) -> None:
+    """Submit a training job. It is restarted on healthy nodes until it completes, or its limits are reached.
+
+    CMD is started once for each rank, without a shell, and sees MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE,
+    LOCAL_RANK, NODE_RANK, SICKBAY_JOB_ID, SICKBAY_ATTEMPT and SICKBAY_CHECKPOINT_DIR.
+
+    \b
+    sickbay submit --name first --nodes 2 -- python train.py
+    sickbay submit --name big --nodes 4 --min-nodes 3 --checkpoint ckpt --wait -- python train.py --lr 3e-4
+    sickbay submit --name run --nodes 2 --log-rule 'loss=loss: [0-9.]+;start=5m;every=1m' -- torchrun train.py
+    """
+    client = connect()
+    job = client.post("/v1/jobs", request(command, **options))
+    if not wait:
+        if as_json:
+            print_json(job)
+        else:
+            size = options["on"].count(",") + 1 if options["on"] else options["nodes"]
+            click.echo(f"{job['id']} submitted: {count(size, 'node')}, {job['state']}")
+            hint(f"its output: sickbay logs {job['id']} --follow", f"its story: sickbay explain {job['id']}")
+        return
+    say(f"{job['id']} submitted")
+    try:
+        job = until_over(client, job)
+    except KeyboardInterrupt:
+        say(
+            f"\n{job['id']} goes on without you: 'sickbay job {job['id']}' shows it, 'sickbay stop {job['id']}' ends it"
+        )
+        raise
+    if as_json:
+        print_json(job)
+    else:
+        click.echo(f"{job['id']} {job['state']}{_why(job)}")
+    leave(0 if job["state"] == "COMPLETE" else 1)
+
+
+def _why(job: dict[str, Any]) -> str:
+    return f": {job['diagnosis'] or job['because']}" if job["diagnosis"] or job["because"] else ""
+
+
+# --- what is asked for
+
+
+def request(
+    command: tuple[str, ...],
+    *,
+    name: str,
+    nodes: int | None,
+    on: str | None,
+    precheck: str | None,
+    env: tuple[str, ...],
+    cwd: str | None,
+    checkpoint: str | None,
+    stall_after: str | None,
+    log_rule: tuple[str, ...],
+    **same: Any,
+) -> dict[str, Any]:
+    """The body of POST /v1/jobs; the server knows the defaults of what is None."""
+    if not command:
+        raise BadInput("the command is missing: write it after --, such as -- python train.py")
+    if (nodes is None) == (on is None):
+        raise BadInput("say on which nodes: write --nodes N, or --on NODE,NODE, one of them")
+    where = Path(cwd or Path.cwd()).absolute()
+    named = [one.strip() for one in on.split(",")] if on is not None else None
+    if named is not None and not all(named):
+        raise BadInput(f"--on {on!r} has a name that is empty: write NODE,NODE without spaces")
+    stall = 0.0 if stall_after in {"none", "never", "0"} else seconds("--stall-after", stall_after, plain=True)
+    return {
+        **same,
+        "name": name,
+        "nodes": nodes,
+        "on": named,
+        "precheck": PRECHECKS[precheck] if precheck is not None else None,
+        "command": list(command),
+        "env": dict(map(_variable, env)) or None,
+        "cwd": str(where),
+        "checkpoint": os.path.normpath(where / checkpoint) if checkpoint else None,
+        "stall_after": stall,
+        "log_rules": [log_rule_of(text) for text in log_rule] or None,
+    }
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name:
+        raise BadInput(f"--env {text!r} has no name: write --env NAME=VALUE")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise BadInput(f"--env {name}: it is not set here: write --env {name}=VALUE")
+    return name, os.environ[name]
+
+
+_LIMIT = re.compile(r"\A(?P<rest>.*);(?P<which>start|every)=(?P<time>[^;]*)\Z", re.DOTALL)
+
+
+def log_rule_of(text: str) -> dict[str, Any]:
+    """NAME=REGEX[;start=TIME][;every=TIME]; the limits are read from the end, for a pattern may have anything in it."""
+    how = "write --log-rule 'NAME=REGEX;start=5m;every=1m'"
+    name, equals, rest = text.partition("=")
+    limits: dict[str, float | None] = {}
+    while (found := _LIMIT.match(rest)) is not None and found["which"] not in limits:
+        limits[found["which"]] = seconds(f"--log-rule {name}, {found['which']}", found["time"], plain=True)
+        rest = found["rest"]
+    if not equals or not name or not rest:
+        raise BadInput(f"--log-rule {text!r} is not a rule: {how}")
+    if not limits:
+        raise BadInput(f"--log-rule {name} has no limit, so it would never say anything: {how}")
+    try:
+        re.compile(rest)
+    except re.error as error:
+        raise BadInput(f"--log-rule {name}: {rest!r} is not a regular expression ({error}): {how}") from None
+    return {"name": name, "pattern": rest, "starts_within": limits.get("start"), "recurs_within": limits.get("every")}
+
+
+# --- waiting
+
+
+def until_over(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
+    """Tells on standard error what happens meanwhile. Raises Unreachable when the controller stays away."""
+    import time
+
+    from sickbay.faces.cli.progress import Progress
+    from sickbay.faces.cli.watch import Patience, about, watching
+
+    progress = Progress(say)
+    patience = Patience(AWAY, say)
+    progress.show(job)
+    with watching(client, about("job", job["id"])) as watch:
+        while job["state"] not in OVER:
+            watch.wait(LOOK_EVERY if watch.heard else 1.0)
+            time.sleep(AT_MOST_EVERY)  # a burst of changes is one look
+            try:
+                job = client.get(f"/v1/jobs/{segment(job['id'])}")
+            except Unreachable as error:
+                patience.away(error)
+                continue
+            patience.back()
+            progress.show(job)
+    return job

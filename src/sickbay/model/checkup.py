@@ -1,0 +1,64 @@
+"""Checks of idle nodes that a person, the schedule or a watched fault asked for, and what a check found."""
+
+from datetime import datetime
+from hashlib import sha256
+
+from sickbay.model.fleet import NodeId
+from sickbay.model.noun import Noun
+
+
+class Tested(Noun):
+    """One test of a check: pass | fail | could_not_run."""
+
+    name: str
+    verdict: str
+    seconds: float = 0.0
+    because: str = ""
+
+
+class Finding(Noun):
+    """What a check said of one node: pass | fail | could_not_run."""
+
+    verdict: str
+    because: str = ""
+    tests: tuple[Tested, ...] = ()
+
+
+class Checkup(Noun):
+    """One request, from its order to the last verdict. Its checks are the intents `<id>.0`, `<id>.1` …, few nodes each.
+
+    While a node's check runs the node says so (`Node.checking`) and cannot be claimed.
+    """
+
+    id: str
+    level: int
+    by: str
+    reason: str
+    asked_at: datetime
+    target: NodeId | None = None  # one node; None: those of `pools`
+    pools: tuple[str, ...] = ()  # not gone through yet
+    after: str = ""  # the last row of a node that was considered in the first of them
+    listed: bool = False  # every node has been considered
+    slices: int = 0  # intents made so far
+    ended: tuple[int, ...] = ()  # of them, those that are over
+    nodes: int = 0  # that are or were checked
+    passed: int = 0
+    failed: tuple[NodeId, ...] = ()
+    unrun: tuple[NodeId, ...] = ()  # nodes whose check could not run, or never answered
+    skipped: dict[NodeId, str] = {}  # and why
+    more_skipped: int = 0  # beyond those that are named
+    closed_at: datetime | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.closed_at is None
+
+    @property
+    def intents(self) -> tuple[str, ...]:
+        """Row keys of its checks, where verdicts and findings are."""
+        return tuple(f"intent:{self.id}.{number}" for number in range(self.slices))
+
+
+def checkup_id(fact: str) -> str:
+    """The check that the order under this fact's id makes: whoever gave the order knows it beforehand."""
+    return f"check-{sha256(fact.encode()).hexdigest()[:10]}"

@@ -1,0 +1,86 @@
+"""The heartbeat: a small file that says how far this rank is. The agent of the node reads it."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from operator import index
+
+PATH = os.environ.get("SICKBAY_HEARTBEAT", "")
+MANY = 20  # reasons that are told; the rest is in LINEAGE
+
+_known: dict[str, object] = {
+    "rank": int(rank) if (rank := os.environ.get("RANK", "")).isdecimal() else 0,
+    "attempt": int(attempt) if (attempt := os.environ.get("SICKBAY_ATTEMPT", "")).isdecimal() else None,
+    "resumed_from": None,
+    "skipped": [],
+}
+# Below a launcher such as torchrun all workers of a node share one file: the first of them writes it.
+_silent = not PATH or ("TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0")
+
+
+def began(attempt: int, rank: int, resumed_from: int | None, skipped: Sequence[object]) -> None:
+    """What every heartbeat of this process says from now on."""
+    told = [str(one) for one in skipped[:MANY]]
+    if len(skipped) > MANY:
+        told.append(f"… and {len(skipped) - MANY} more")
+    _known.update(attempt=attempt, rank=rank, resumed_from=resumed_from, skipped=told)
+
+
+def heartbeat(step: int, loss: float | None = None, **more: object) -> None:
+    """Say that `step` is done. Call it once per step; outside Sickbay it does nothing.
+
+    A script with checkpoints of its own says where it began: `heartbeat(step, loss, resumed_from=40)`.
+    """
+    try:
+        step = index(step)
+    except TypeError:
+        raise TypeError(f"a step is a whole number, not {step!r}") from None
+    if _silent:
+        return
+    beat = {"step": step, "loss": None, "pid": os.getpid(), **_known, **more}
+    if loss is not None:
+        _put_loss(beat, loss)
+    try:
+        _write(json.dumps(beat, default=_plain, allow_nan=False).encode())
+    except ValueError:  # not a number, somewhere among `more`
+        _write(json.dumps({name: _finite(value) for name, value in beat.items()}, default=_plain).encode())
+
+
+def _put_loss(beat: dict[str, object], loss: float) -> None:
+    number = float(loss)  # also of a tensor
+    if math.isfinite(number):
+        beat["loss"] = number
+    else:
+        beat["loss_is"] = str(number)  # JSON has no word for it
+
+
+def _finite(value: object) -> object:
+    """Text for what JSON cannot say."""
+    try:
+        json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        return str(value)
+    return value
+
+
+def _plain(value: object) -> object:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _write(text: bytes) -> None:
+    """Whole or not at all, but not durable: it is news, and a full disk must not end a training."""
+    aside = f"{PATH}.{os.getpid()}"
+    try:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            whole = os.write(handle, text) == len(text)
+        finally:
+            os.close(handle)
+        if whole:
+            os.rename(aside, PATH)  # noqa: PTH104  # a Path costs more than the rename
+    except OSError:
+        return

@@ -1,0 +1,182 @@
+"""Files that are there whole or not at all, whenever the process or the machine dies."""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sickbay.train.errors import Unreadable
+
+CHUNK = 4 * 1024 * 1024
+# File systems that know no hard links say so in these ways.
+NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+class Sum(NamedTuple):
+    """What a file must be."""
+
+    size: int
+    sha256: str
+
+
+def sync(directory: Path) -> None:
+    """Make names durable: fsync of a file says nothing about the entry that leads to it."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.EBADF}:  # file systems whose directories cannot be synced
+            raise
+    finally:
+        os.close(handle)
+
+
+def make(directory: Path) -> None:
+    """Create the directory and what leads to it, each one durable."""
+    if directory.is_dir():
+        return
+    make(directory.parent)
+    directory.mkdir(exist_ok=True)
+    sync(directory.parent)
+
+
+def write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> Sum:
+    """Write a new file through to the disk, or leave nothing of it. One that is there already is never touched."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        try:
+            total = _write(handle, parts)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return total
+
+
+def _write(handle: int, parts: Iterable[bytes | bytearray | memoryview]) -> Sum:
+    digest, size = hashlib.sha256(), 0
+    for part in parts:
+        octets = memoryview(part)
+        for start in range(0, len(octets), CHUNK):
+            chunk = octets[start : start + CHUNK]
+            digest.update(chunk)
+            while chunk:
+                chunk = chunk[os.write(handle, chunk) :]
+        size += len(octets)
+    return Sum(size, digest.hexdigest())
+
+
+def create(path: Path, content: dict[str, Any]) -> bool:
+    """Create a sealed JSON file, whole and durable, or do nothing because it is there. True: it is ours."""
+    # By chance, not by process number: on a shared disk every container has a process 1.
+    aside = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    write(aside, [_seal(content)])
+    try:
+        ours = _place(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    if ours:
+        sync(path.parent)
+    return ours
+
+
+def _place(aside: Path, path: Path) -> bool:
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        # A network file system may have done it and lost the answer.
+        return path.exists() and aside.samefile(path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        return _claim(path) and _moved(aside, path)
+    return True
+
+
+def _claim(path: Path) -> bool:
+    """Without hard links: whoever creates the claim may rename over nothing. A death in between spends the name."""
+    try:
+        os.close(os.open(claim_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def claim_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.claim")
+
+
+def _moved(aside: Path, path: Path) -> bool:
+    aside.rename(path)
+    return True
+
+
+def _seal(content: dict[str, Any]) -> bytes:
+    """JSON with a checksum of itself: a flipped bit must not become another step."""
+    return json.dumps({**content, "seal": _checksum(content)}, indent=1).encode()
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class Damaged(ValueError):  # noqa: N818
+    """A sealed file that does not say what was written into it. The text is a reason: "is not JSON"."""
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What was sealed; None: there is no such file. Damaged, if it is not what was written; Unreadable."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not text:
+        raise Damaged("is empty")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged("is not JSON") from None
+    if not isinstance(content, dict) or content.pop("seal", None) != _checksum(content):
+        raise Damaged("does not have the checksum that it was written with")
+    return content
+
+
+def measure(path: Path) -> Sum:
+    """Of a file that somebody else has written."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return Sum(size, digest.hexdigest())
+
+
+def fault_of(path: Path, expected: Sum) -> str | None:
+    """Why a file is not what it must be, in plain words; None: it is."""
+    try:
+        size = path.stat().st_size
+        if size != expected.size:
+            return f"{path.name} is {_misfit(size, expected.size)} ({size} of {expected.size} bytes)"
+        found = measure(path)
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return f"{path.name} cannot be read back from the disk ({error.strerror})"
+        raise unreadable(path, error) from error
+    return None if found == expected else f"{path.name} is corrupt (its checksum differs)"
+
+
+def _misfit(size: int, expected: int) -> str:
+    return "torn" if size < expected else "too long"
+
+
+def unreadable(path: Path, error: OSError) -> Unreadable:
+    return Unreadable(f"cannot read {path}: {error.strerror}; nobody knows what is in it, so nothing is begun from it")

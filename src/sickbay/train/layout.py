@@ -1,0 +1,203 @@
+"""Where everything is in a checkpoint directory, and who writes it.
+
+    attempt-<n>/LINEAGE                 from which checkpoint n goes on        rank 0, exclusively, before anything else
+    attempt-<n>/step-<s>/rank-<r>.shard what rank r saved                      rank r
+    attempt-<n>/step-<s>/rank-<r>.json  size and SHA-256 of its files          rank r, when they are on the disk
+    attempt-<n>/step-<s>/rank-<r>.failed    rank r could not save               rank r, if it still can
+    attempt-<n>/step-<s>/manifest.json  the files of all ranks                 rank 0, exclusively, when all are there
+    attempt-<n>/step-<s>/removed.json   what was the manifest, of a checkpoint that is being removed
+
+A step without manifest.json is no checkpoint, whatever else is there.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from sickbay.train import disk
+
+_ATTEMPT = re.compile(r"attempt-([1-9]\d{0,17})\Z")
+_STEP = re.compile(r"step-(0|[1-9]\d{0,17})\Z")
+
+
+class Place(NamedTuple):
+    """One checkpoint, by its name."""
+
+    attempt: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"attempt-{self.attempt}/step-{self.step}"
+
+
+class Skipped(NamedTuple):
+    """A checkpoint newer than the chosen one that could not be used."""
+
+    attempt: int
+    step: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{Place(self.attempt, self.step)}: {self.why}"
+
+
+class Lineage(NamedTuple):
+    """How an attempt began. All its ranks read the same one, so all resume from the same checkpoint."""
+
+    attempt: int
+    parent: Place | None
+    world_size: int
+    skipped: tuple[Skipped, ...] = ()
+
+
+class Manifest(NamedTuple):
+    place: Place
+    world_size: int
+    files: dict[str, disk.Sum]
+    forms: dict[int, str]  # rank → how its shard is written; a rank that has none of ours is not here
+
+
+def attempt_path(root: Path, attempt: int) -> Path:
+    return root / f"attempt-{attempt}"
+
+
+def step_path(root: Path, place: Place) -> Path:
+    return attempt_path(root, place.attempt) / f"step-{place.step}"
+
+
+def lineage_path(root: Path, attempt: int) -> Path:
+    return attempt_path(root, attempt) / "LINEAGE"
+
+
+def manifest_path(root: Path, place: Place) -> Path:
+    return step_path(root, place) / "manifest.json"
+
+
+def removed_path(root: Path, place: Place) -> Path:
+    return step_path(root, place) / "removed.json"
+
+
+def shard_name(rank: int) -> str:
+    return f"rank-{rank}.shard"
+
+
+def part_path(root: Path, place: Place, rank: int) -> Path:
+    return step_path(root, place) / f"rank-{rank}.json"
+
+
+def failed_path(root: Path, place: Place, rank: int) -> Path:
+    return step_path(root, place) / f"rank-{rank}.failed"
+
+
+def attempts(root: Path) -> list[int]:
+    """Numbers of all attempts of which there is a trace, rising. A directory that does not exist has none."""
+    return _numbers(root, _ATTEMPT)
+
+
+def begun(root: Path) -> list[int]:
+    """Numbers of the attempts that have a LINEAGE, rising. The others died before they began."""
+    return [number for number in attempts(root) if lineage_path(root, number).exists()]
+
+
+def steps(root: Path, attempt: int) -> list[int]:
+    """All steps that an attempt began to save, rising."""
+    return _numbers(attempt_path(root, attempt), _STEP)
+
+
+def _numbers(directory: Path, pattern: re.Pattern[str]) -> list[int]:
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise disk.unreadable(directory, error) from error
+    return sorted(int(found[1]) for name in names if (found := pattern.match(name)))
+
+
+def read_lineage(root: Path, attempt: int) -> Lineage | None:
+    content = disk.read(lineage_path(root, attempt))
+    if content is None:
+        return None
+    with _Understanding():
+        parent = content["parent"]
+        lineage = Lineage(
+            attempt=content["attempt"],
+            parent=None if parent is None else Place(parent["attempt"], parent["step"]),
+            world_size=content["world_size"],
+            skipped=tuple(Skipped(one["attempt"], one["step"], one["why"]) for one in content["skipped"]),
+        )
+    if lineage.attempt != attempt:
+        raise disk.Damaged(f"is of attempt {lineage.attempt}")
+    if lineage.parent and lineage.parent.attempt >= attempt:  # following it would never end
+        raise disk.Damaged(f"names a parent that is not older, {lineage.parent}")
+    return lineage
+
+
+def create_lineage(root: Path, lineage: Lineage) -> bool:
+    """False: another has begun this attempt."""
+    content = {
+        "attempt": lineage.attempt,
+        "parent": lineage.parent and lineage.parent._asdict(),
+        "world_size": lineage.world_size,
+        "skipped": [one._asdict() for one in lineage.skipped],
+    }
+    return disk.create(lineage_path(root, lineage.attempt), content)
+
+
+def read_manifest(root: Path, place: Place) -> Manifest | None:
+    content = disk.read(manifest_path(root, place))
+    if content is None:
+        return None
+    with _Understanding():
+        manifest = Manifest(
+            place=Place(content["attempt"], content["step"]),
+            world_size=content["world_size"],
+            files={name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()},
+            forms={int(rank): form for rank, form in content["forms"].items()},
+        )
+    if manifest.place != place:
+        raise disk.Damaged(f"is of {manifest.place}")
+    return manifest
+
+
+def create_manifest(root: Path, manifest: Manifest) -> bool:
+    content = {
+        "attempt": manifest.place.attempt,
+        "step": manifest.place.step,
+        "world_size": manifest.world_size,
+        "files": {name: one._asdict() for name, one in sorted(manifest.files.items())},
+        "forms": {str(rank): form for rank, form in sorted(manifest.forms.items())},
+    }
+    return disk.create(manifest_path(root, manifest.place), content)
+
+
+class Part(NamedTuple):
+    """What one rank put into a checkpoint."""
+
+    files: dict[str, disk.Sum]
+    form: str | None = None
+
+
+def read_part(root: Path, place: Place, rank: int) -> Part | None:
+    content = disk.read(part_path(root, place, rank))
+    if content is None:
+        return None
+    with _Understanding():
+        files = {name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()}
+        return Part(files, content["form"])
+
+
+def create_part(root: Path, place: Place, rank: int, part: Part) -> bool:
+    content = {"files": {name: one._asdict() for name, one in sorted(part.files.items())}, "form": part.form}
+    return disk.create(part_path(root, place, rank), content)
+
+
+class _Understanding:
+    """A sealed file that another version of this code wrote may have another shape: that is damage, not a crash."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
+            raise disk.Damaged(f"has another shape than expected ({error!r})") from None

@@ -1,0 +1,57 @@
+"""`torch.distributed.checkpoint` (DCP) inside the same attempts, steps and manifests.
+
+    from sickbay import train
+    from sickbay.train import torch as sickbay_torch
+
+    sickbay_torch.load(checkpoints, state_dict)         # in place; False if there is nothing to go on from
+    sickbay_torch.save(checkpoints, step, state_dict)   # every rank; returns when the state is staged
+
+DCP reshards, so a run may go on with another number of ranks. With several ranks the process group needs a CPU backend
+(`init_process_group("cpu:gloo,cuda:nccl")`), as torch's `async_save` asks for one.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sickbay.train import disk
+from sickbay.train.checkpoints import Checkpoints
+from sickbay.train.errors import CheckpointError
+from sickbay.train.layout import Part
+
+try:
+    dcp: Any = import_module("torch.distributed.checkpoint")
+except ImportError as missing:
+    raise ImportError(f"sickbay.train.torch needs torch 2.3 or newer ({missing}): pip install torch") from None
+
+METADATA = ".metadata"  # which file holds which piece; written by rank 0, last of all
+
+
+def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, process_group: Any = None) -> None:
+    """Stage the state and let DCP write it in the background; the manifest lists the files that DCP made."""
+    directory = checkpoints.ready(step)
+    disk.make(directory)
+    written = dcp.async_save(state_dict, checkpoint_id=str(directory), process_group=process_group)
+
+    def write(there: Path) -> Part:
+        written.result()
+        return Part({path.name: disk.measure(path) for path in _files_of(there, checkpoints.rank)})
+
+    checkpoints.put(step, write)
+
+
+def load(checkpoints: Checkpoints, state_dict: dict[str, Any], *, process_group: Any = None) -> bool:
+    """Fill `state_dict` from the checkpoint that this attempt goes on from. False: there is none, begin anew."""
+    chosen = checkpoints.resumed
+    if chosen is None:
+        return False
+    if not (chosen.path / METADATA).exists():
+        raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with checkpoints.load()")
+    dcp.load(state_dict, checkpoint_id=str(chosen.path), process_group=process_group)
+    return True
+
+
+def _files_of(directory: Path, rank: int) -> list[Path]:
+    """DCP's names begin with the rank that wrote them."""
+    mine = sorted(directory.glob(f"__{rank}_*.distcp"))
+    return [*mine, directory / METADATA] if rank == 0 else mine

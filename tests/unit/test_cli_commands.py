@@ -1,0 +1,450 @@
+"""The commands against a server: what they ask, what they print, and how they end."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from tests.unit.canned import AT, Canned, fleet, incident, interruption, job, node, serving
+
+from sickbay.faces.cli.main import COMMANDS, main
+
+SICKBAY = str(Path(sys.executable).with_name("sickbay"))
+EXPLAINED = {
+    "kind": "node", **node(), "waits_for": None, "as_of": AT,
+    "story": [{"at": AT, "what": "seen", "about": "node:local/n0", "text": "it is there", "event": "seen"}],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("SICKBAY_TOKEN", "secret")
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Canned]:
+    with serving() as canned:
+        monkeypatch.setenv("SICKBAY_URL", canned.url)
+        yield canned
+
+
+def sickbay(*args: str, color: bool = False) -> Result:
+    return CliRunner().invoke(main, list(args), color=color)
+
+
+def done(*args: str) -> Result:
+    result = sickbay(*args)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+LISTS: list[tuple[tuple[str, ...], str, list[dict[str, Any]], str]] = [
+    (("nodes",), "GET /v1/nodes", [node(), node("n1", state="HELD", because="x" * 200)], "local/n1"),
+    (("jobs",), "GET /v1/jobs", [job(), job("b-2", state="QUEUED", because="waits " * 40)], "train-1a2b3"),
+    (("incidents",), "GET /v1/incidents", [incident(), incident("i13", closed_at=AT)], "i12"),
+    (("brake", "list"), "GET /v1/brakes",
+     [{"scope": "pool:gpu", "signature": "xid.79", "tripped_at": AT, "nodes": [f"local/n{n}" for n in range(40)]}],
+     "xid.79"),
+    (("exclude", "list"), "GET /v1/exclusions",
+     [{"id": "exclude-7", "fault": "xid.94", "pool": "*", "node": "*", "until": AT, "by": "ann", "because": "b " * 90}],
+     "exclude-7"),
+    (("token", "list"), "GET /v1/tokens",
+     [{"name": "ann", "role": "operator", "node": None, "by": "setup", "issued_at": AT}], "ann"),
+]  # fmt: skip
+lists = pytest.mark.parametrize(
+    ("args", "route", "rows", "shows"), LISTS, ids=lambda x: "-".join(x[:2]) if isinstance(x, tuple) else ""
+)
+
+
+@lists
+def test_a_list_is_lines_that_fit_or_the_servers_own_array(
+    server: Canned, args: tuple[str, ...], route: str, rows: list[dict[str, Any]], shows: str
+) -> None:
+    server.says(route, rows)
+    shown = done(*args)
+    assert shows in shown.stdout
+    assert len(shown.stdout.splitlines()) == len(rows) + 1
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert shown.stderr == ""
+    assert json.loads(done(*args, "--json").stdout) == rows
+
+
+@lists
+def test_an_empty_list_says_what_to_do_next_and_is_still_an_array(
+    server: Canned, args: tuple[str, ...], route: str, rows: list[dict[str, Any]], shows: str
+) -> None:
+    del rows, shows
+    server.says(route, [])
+    shown = done(*args)
+    assert shown.stdout == ""
+    assert shown.stderr.startswith("no")
+    assert done(*args, "--json").stdout == "[]\n"
+
+
+@lists
+def test_colours_are_for_terminals_only_and_never_in_json(
+    server: Canned,
+    args: tuple[str, ...],
+    route: str,
+    rows: list[dict[str, Any]],
+    shows: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del shows
+    server.says(route, rows)
+    assert "\x1b" not in sickbay(*args).stdout
+    assert "\x1b[" in sickbay(*args, color=True).stdout
+    assert "\x1b" not in sickbay(*args, "--json", color=True).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in sickbay(*args, color=True).stdout
+
+
+CARDS: list[tuple[tuple[str, ...], str, dict[str, Any], tuple[str, ...]]] = [
+    (("node", "n0"), "GET /v1/nodes/-/n0", node(incident="i12", state="OUT", because="REPAIRING: x"),
+     ("local/n0", "OUT", "i12", "REPAIRING: x", "0: s0, 1: s1")),
+    (("job", "train-1a2b3"), "GET /v1/jobs/train-1a2b3",
+     job(interruptions=[interruption("detected", "stopped", "first_step")], resumed_from=0),
+     ("RUNNING", "step 0", "training again after 6.0 s", "stopped 1.0 s", "xid.79 on local/n0 (i12)")),
+    (("incident", "i12"), "GET /v1/incidents/i12", incident(),
+     ("REPAIRING", "xid.79 (gpu, fatal)", "reboot", "NVRM: Xid 79", "SUSPECT", "0.2 s")),
+    (("explain", "n0"), "GET /v1/explain", EXPLAINED, ("node local/n0", "it is there", "nothing: it is fit for work")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "route", "row", "shows"), CARDS, ids=lambda x: x[0] if isinstance(x, tuple) else "")
+def test_one_object_is_a_card_or_the_servers_own_object(
+    server: Canned, args: tuple[str, ...], route: str, row: dict[str, Any], shows: tuple[str, ...]
+) -> None:
+    server.says(route, row)
+    shown = done(*args).stdout
+    for text in shows:
+        assert text in shown
+    assert "\x1b" not in shown
+    assert json.loads(done(*args, "--json").stdout) == row
+
+
+def test_what_a_terminal_would_obey_is_not_passed_on(server: Canned) -> None:
+    server.says("GET /v1/nodes", [node(because="\x1b]0;owned\x07\x1b[2J\nsecond line\u202e")])
+    shown = done("nodes").stdout
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "\u202e" not in shown
+    assert len(shown.splitlines()) == 2
+
+
+def test_names_are_never_cut_even_if_the_line_gets_long(server: Canned) -> None:
+    long = "a" * 63 + "-1a2b3"
+    server.says("GET /v1/jobs", [job(long)])
+    assert long in done("jobs").stdout
+
+
+def test_a_wider_terminal_shows_more_of_the_reason(server: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.says("GET /v1/nodes", [node(because="word " * 60)])
+    narrow = done("nodes").stdout
+    monkeypatch.setenv("COLUMNS", "140")
+    wide = done("nodes").stdout
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines())) <= 140
+
+
+def test_filters_are_asked_of_the_server(server: Canned) -> None:
+    server.says("GET /v1/nodes", [])
+    server.says("GET /v1/jobs", [])
+    server.says("GET /v1/incidents", [])
+    done("nodes", "--pool", "a b")
+    done("jobs", "--state", "running")
+    done("incidents", "--open")
+    done("incidents", "--all")
+    done("incidents")
+    said = [{name: value for name, value in one.query.items() if name != "limit"} for one in server.asked]
+    assert said == [{"pool": "a b"}, {"state": "RUNNING"}, {"which": "open"}, {"which": "all"}, {}]
+
+
+# --- acts
+
+
+@pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain", "reset", "reboot", "replace"])
+def test_a_persons_word_about_a_node_goes_with_its_reason(server: Canned, verb: str) -> None:
+    server.says(f"POST /v1/nodes/local/n0/{verb}", node(state="HELD", because="QUARANTINED: x", incident="o7"))
+    assert done(verb, "local/n0", "--reason", "a loud fan").stdout == "local/n0 is HELD: QUARANTINED: x\n"
+    assert json.loads(done(verb, "local/n0", "--reason", "x", "--json").stdout)["incident"] == "o7"
+    assert server.asked[0].body == {"reason": "a loud fan"}
+    missing = sickbay(verb, "local/n0")
+    assert missing.exit_code == 2
+    assert "add --reason" in missing.stderr
+    assert len(server.asked) == 2
+
+
+def test_now_is_sent_where_it_is_said(server: Canned) -> None:
+    server.says("POST /v1/nodes/-/n0/reboot", node())
+    done("reboot", "n0", "--reason", "x", "--now")
+    assert server.asked[0].body == {"reason": "x", "now": True}
+    assert sickbay("cordon", "n0", "--reason", "x", "--now").exit_code == 2
+
+
+@pytest.mark.parametrize("verb", ["confirm", "hold", "dismiss", "escalate"])
+def test_a_persons_word_about_an_incident_goes_with_its_reason(server: Canned, verb: str) -> None:
+    server.says(f"POST /v1/incidents/i12/{verb}", incident(phase="VERIFYING"))
+    assert "i12 on local/n0 is VERIFYING" in done(verb, "i12", "--reason", "swapped").stdout
+    assert server.asked[0].body == {"reason": "swapped"}
+    assert "add --reason" in sickbay(verb, "i12").stderr
+
+
+def test_stopping_needs_no_reason_but_keeps_one(server: Canned) -> None:
+    server.says("POST /v1/jobs/train-1a2b3/stop", job(state="STOPPING"))
+    assert "train-1a2b3 is STOPPING" in done("stop", "train-1a2b3").stdout
+    done("stop", "train-1a2b3", "--reason", "too slow")
+    assert [one.body["reason"] for one in server.asked] == ["stopped by its owner", "too slow"]
+
+
+@pytest.mark.parametrize(
+    ("args", "body"),
+    [
+        (("--xid", "79"), {"xid": 79}),
+        (("--xid", "48", "--device", "1", "--cured-by", "replace"), {"xid": 48, "device": 1, "cured_by": "replace"}),
+        (("--line", "NVRM: x"), {"line": "NVRM: x"}),
+        (("--defect", "gpu_off_bus", "--cured-by", "nothing"), {"defect": "gpu_off_bus", "cured_by": "nothing"}),
+    ],
+)
+def test_what_is_broken_is_sent_as_it_was_said(server: Canned, args: tuple[str, ...], body: dict[str, Any]) -> None:
+    server.says("POST /v1/nodes/-/n0/inject", {"node": "local/n0", "done": "GPU 0 is broken"})
+    assert done("inject", "n0", *args).stdout == "local/n0: GPU 0 is broken\n"
+    assert server.asked[0].body == body
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("inject", "n0"), "say what breaks"),
+        (("inject", "--xid", "79"), "which node?"),
+        (("inject", "n0", "--xid", "79", "--line", "x"), "one of them"),
+        (("inject", "n0", "--line", "x", "--cured-by", "reset"), "only writes a line"),
+        (("incidents", "--open", "--all"), "exclude each other"),
+        (("check",), "write NODE, --all or --pool P"),
+        (("check", "n0", "--all"), "one of them"),
+        (("check", "--all", "--level", "5"), "--level"),
+        (("pause",), "add --reason"),
+        (("pause", "--reason", "x", "--for", "2 hours"), "--for"),
+        (("exclude", "add", "--reason", "x"), "--fault CODE, --pool P or --node NODE"),
+        (("token", "create", "x", "--role", "agent"), "--role agent --node NODE"),
+        (("token", "create", "x", "--node", "n0"), "--role agent --node NODE"),
+        (("explain", "n0", "--policy", "default"), "leave it out"),
+        (("node", ""), "a name is missing"),
+        (("jobs", "--state", "happy"), "QUEUED"),
+        (("logs",), "Missing argument"),
+        (("completion", "tcsh"), "bash"),
+    ],
+)
+def test_wrong_use_is_one_line_and_asks_the_server_nothing(server: Canned, args: tuple[str, ...], says: str) -> None:
+    result = sickbay(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+    assert server.asked == []
+
+
+def test_the_names_of_all_defects_can_be_listed_without_a_server() -> None:
+    shown = done("inject", "--defect", "list").stdout
+    assert "gpu_off_bus" in shown
+    assert {"name", "about"} == set(json.loads(done("inject", "list", "--json").stdout)[0])
+
+
+# --- safety and access
+
+
+def test_a_pause_goes_with_its_length_and_its_reason(server: Canned) -> None:
+    server.says("POST /v1/pause", {"id": "pause-1"})
+    server.says("POST /v1/unpause", [])
+    assert done("pause", "--reason", "x", "--for", "2h").stdout == "paused for 2 h 00 m\n"
+    assert done("pause", "--reason", "x").stdout == "paused until 'sickbay unpause'\n"
+    done("unpause", "--reason", "y")
+    assert [one.body for one in server.asked] == [{"reason": "x", "seconds": 7200.0}, {"reason": "x"}, {"reason": "y"}]
+
+
+def test_a_brake_is_reset_by_its_signature_or_all_are(server: Canned) -> None:
+    still = {"scope": "pool:cpu", "signature": "silence", "tripped_at": AT, "nodes": []}
+    server.says("POST /v1/brakes/reset", [still], [])
+    assert done("brake", "reset", "xid.79", "--reason", "x").stdout == "reset; still on: silence in pool:cpu\n"
+    assert done("brake", "reset", "--reason", "x").stdout == "reset; no brake is on\n"
+    assert [one.body for one in server.asked] == [{"signature": "xid.79", "reason": "x"}, {"reason": "x"}]
+
+
+def test_exclusions_are_made_and_taken_back(server: Canned) -> None:
+    made = {"id": "exclude-7", "fault": "xid.94", "pool": "*", "node": "*", "until": AT, "by": "ann", "because": "x"}
+    server.says("POST /v1/exclusions", made)
+    server.says("DELETE /v1/exclusions/exclude-7", [])
+    said = done("exclude", "add", "--fault", "xid.94", "--for", "7d", "--reason", "x").stdout
+    assert said == "exclude-7: fault xid.94 left alone until 2026-01-01 00:10:00 UTC\n"
+    done("exclude", "remove", "exclude-7", "--reason", "fixed")
+    assert server.asked[0].body == {"fault": "xid.94", "seconds": 604800.0, "reason": "x"}
+    assert server.asked[1].query == {"reason": "fixed"}
+
+
+def test_a_new_tokens_secret_is_alone_on_standard_output(server: Canned) -> None:
+    server.says("POST /v1/tokens", {"name": "ci", "role": "viewer", "token": "s3cret"})
+    server.says("DELETE /v1/tokens/ci", {"name": "ci", "revoked": True})
+    made = done("token", "create", "ci")
+    assert made.stdout == "s3cret\n"
+    assert "shown once" in made.stderr
+    assert done("token", "revoke", "ci").stdout == "ci is revoked\n"
+    assert server.asked[0].body == {"name": "ci", "role": "viewer"}
+
+
+# --- checks
+
+
+def _result(name: str, verdict: str) -> dict[str, Any]:
+    tests = [{"name": "memory", "verdict": verdict, "seconds": 0.5, "because": "" if verdict == "pass" else "bad row"}]
+    return {"node": f"local/{name}", "level": 2, "verdict": verdict, "tests": tests, "because": ""}
+
+
+def _checks(server: Canned, *results: dict[str, Any], skipped: tuple[str, ...] = ()) -> None:
+    away = [{"node": f"local/{name}", "because": "train-1a2b3 works there"} for name in skipped]
+    server.says("POST /v1/checks", {"check": "c1", "nodes": [one["node"] for one in results], "skipped": away})
+    begun = {"check": "c1", "level": 2, "over": False, "results": []}
+    server.says("GET /v1/checks/c1", begun, {**begun, "over": True, "results": list(results)})
+
+
+def test_a_check_waits_for_its_verdict_and_a_pass_is_exit_0(server: Canned) -> None:
+    _checks(server, _result("n0", "pass"))
+    result = done("check", "n0", "--level", "2", "--json")
+    found = json.loads(result.stdout)
+    assert {"node", "level", "verdict", "tests"} <= set(found)
+    assert found["verdict"] == "pass"
+    assert server.asked[0].body == {"node": "n0", "level": 2}
+    assert len(server.of("GET", "/v1/checks/c1")) == 2
+
+
+@pytest.mark.parametrize("verdict", ["fail", "could_not_run"])
+def test_anything_but_a_pass_of_all_is_exit_1(server: Canned, verdict: str) -> None:
+    _checks(server, _result("n0", "pass"), _result("n1", verdict))
+    result = sickbay("check", "--all")
+    assert result.exit_code == 1
+    assert "memory: bad row" in result.stdout
+    assert server.asked[0].body == {"all": True, "level": 1}
+
+
+def test_busy_nodes_are_named_and_do_not_make_a_check_of_all_fail(server: Canned) -> None:
+    _checks(server, _result("n0", "pass"), skipped=("n1",))
+    result = done("check", "--pool", "gpu", "--json")
+    assert [one["node"] for one in json.loads(result.stdout)] == ["local/n0"]
+    assert "local/n1 is not checked: train-1a2b3 works there" in result.stderr
+
+
+def test_a_node_that_nobody_checked_has_not_passed(server: Canned) -> None:
+    _checks(server, skipped=("n1",))
+    result = sickbay("check", "n1", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["verdict"] == "could_not_run"
+    assert sickbay("check", "--all").exit_code == 1
+
+
+def test_a_node_without_a_verdict_at_the_end_has_not_passed(server: Canned) -> None:
+    _checks(server, _result("n0", "pass"))
+    server.says("POST /v1/checks", {"check": "c1", "nodes": ["local/n0", "local/n1"], "skipped": []})
+    result = sickbay("check", "--all", "--json")
+    assert result.exit_code == 1
+    assert {one["node"]: one["verdict"] for one in json.loads(result.stdout)} == {
+        "local/n0": "pass",
+        "local/n1": "could_not_run",
+    }
+
+
+# --- the whole
+
+
+def _leaves() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(main)
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from (((name, inner), command.commands[inner]) for inner in command.commands)
+        else:
+            yield (name,), command
+
+
+def test_every_new_command_teaches_with_an_example() -> None:
+    old = {"policy", "sim", "demo", "up", "down"}
+    for path, command in _leaves():
+        if path[0] not in old:
+            assert f"sickbay {' '.join(path)}" in (command.help or ""), path
+
+
+def test_every_list_and_object_can_be_json() -> None:
+    without = {("top",), ("logs",), ("completion",), ("up",), ("down",)}
+    for path, command in _leaves():
+        assert path in without or "--json" in {flag for p in command.params for flag in p.opts}, path
+
+
+def test_help_is_no_wider_than_it_must_be() -> None:
+    for path, _ in _leaves():
+        for line in sickbay(*path, "--help").stdout.splitlines():
+            assert len(line) <= 120, (path, line)
+
+
+def test_a_list_command_starts_without_the_engine() -> None:
+    code = (
+        "import sys, sickbay.faces.cli.nodes, sickbay.faces.cli.submit, sickbay.faces.cli.top;"
+        "print([m for m in ('sqlalchemy', 'rich', 'yaml', 'starlette', 'sickbay.engine', 'asyncio') if m in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+def test_a_reader_that_has_had_enough_is_no_traceback(server: Canned) -> None:
+    server.says("GET /v1/nodes", [node(f"n{number}") for number in range(5000)])
+    ran = subprocess.run(
+        ["bash", "-c", f"{SICKBAY} nodes | head -n 1"], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert ran.stderr == ""
+    assert ran.stdout.startswith("node")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_its_completion(shell: str) -> None:
+    script = done("completion", shell).stdout
+    assert "_SICKBAY_COMPLETE" in script
+
+
+def _completed(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {"_SICKBAY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    return subprocess.run(
+        [SICKBAY], capture_output=True, text=True, check=False, timeout=20, env={**os.environ, **given, **environment}
+    )
+
+
+def test_names_are_completed_from_the_server(server: Canned) -> None:
+    server.says("GET /v1/nodes", [node("n0"), node("n1"), node("m0")])
+    server.says("GET /v1/jobs", [job(), job("old-1", state="COMPLETE")])
+    server.says("GET /v1/incidents", [incident()])
+    assert _completed("sickbay node n").stdout.split() == ["plain,n0", "plain,n1"]
+    assert _completed("sickbay node local/m").stdout.split() == ["plain,local/m0"]
+    assert _completed("sickbay stop ").stdout.split() == ["plain,train-1a2b3"]
+    assert _completed("sickbay confirm i").stdout.split() == ["plain,i12"]
+    assert _completed("sickbay submit --on n0,n").stdout.split() == ["plain,n0,n0", "plain,n0,n1"]
+    assert "plain,incidents" in _completed("sickbay inc").stdout
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense"])
+def test_a_completion_without_a_server_is_silent(url: str) -> None:
+    ran = _completed("sickbay node n", SICKBAY_URL=url)
+    assert (ran.stdout.strip(), ran.stderr) == ("", "")
+
+
+def test_the_fleet_off_a_terminal_is_one_plain_picture(server: Canned) -> None:
+    paused = {"id": "pause-1", "by": "ann", "because": "pause by ann: works"}
+    server.says("GET /v1/fleet", fleet(withheld=[paused]))
+    shown = done("top").stdout
+    for text in ("0000■", "0001✚", "1 of 1 seats out", "train-1a2b3", "xid.79", "REPAIRING", "pause by ann"):
+        assert text in shown
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= 80

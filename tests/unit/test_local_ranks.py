@@ -1,0 +1,268 @@
+"""Ranks are real processes: how they begin, how they end, and what is left of them (nothing)."""
+
+import os
+import shlex
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.local_node import LocalNode, eventually, living
+
+from sickbay.adapters.clusters.local import processes
+from sickbay.adapters.clusters.local.files import Rank, RankState
+from sickbay.adapters.clusters.local.output import read_output
+from sickbay.model.job import LogRule
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LocalNode]:
+    with LocalNode(tmp_path) as node:
+        yield node
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def marked(rank: Rank) -> dict[int, str]:
+    return processes.find(marks=(f"SICKBAY_RANK={rank.job}.{rank.attempt}.{rank.rank}",))
+
+
+def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
+    node = LocalNode(tmp_path)
+    node.power_on(SICKBAY_TOKEN="secret", SICKBAY_TOKEN_FILE="/secret", GREETING="hello")
+    with node:
+        node.run("env", ranks=2, env={"MASTER_ADDR": "127.0.0.1", "RANK": "77"}, node_rank=3)
+        seen = dict(line.partition("=")[::2] for line in node.gone(rank=1).tail.splitlines())
+        assert seen["RANK"] == seen["LOCAL_RANK"] == seen["CUDA_VISIBLE_DEVICES"] == "1"
+        assert seen["NODE_RANK"] == "3"
+        assert seen["MASTER_ADDR"] == "127.0.0.1"
+        assert seen["GREETING"] == "hello"
+        assert (seen["SICKBAY_JOB_ID"], seen["SICKBAY_ATTEMPT"], seen["SICKBAY_BOOT"]) == ("j", "1", node.boot_id)
+        assert seen["SICKBAY_HEARTBEAT"] == str(node.run_dir(rank=1) / "heartbeat.json")
+        assert not any("secret" in value or name.startswith("SICKBAY_AGENT") for name, value in seen.items())
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9), ("kill -15 $$", -15)])
+def test_an_exit_is_told_as_it_was(node: LocalNode, script: str, code: int) -> None:
+    node.sh(f"echo out; echo err >&2; {script}")
+    rank = node.gone()
+    assert (rank.exit_code, rank.stopped, rank.why) == (code, False, "")
+    assert rank.tail == "out\nerr\n" == node.output()
+    assert rank.began_at <= rank.ended_at <= time.time()
+
+
+def test_what_the_agent_needs_is_in_the_status(node: LocalNode) -> None:
+    rule = LogRule(name="loss", pattern="loss=", recurs_within=3.0)
+    node.sh("exec sleep 1000", stall_after=4.5, log_rules=(rule,))
+    rank = node.rank()
+    assert (rank.state, rank.stall_after, rank.log_rules) == (RankState.RUNNING, 4.5, (rule,))
+    assert rank.pid in living(node.boot_id)
+    assert os.getpgid(rank.pid) == rank.pid
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (("no-such-command", "--flag"), 127, "no-such-command: command not found"),
+        (("/etc/hostname/x",), 126, "/etc/hostname/x: Not a directory"),
+        (("/etc",), 126, "/etc: Permission denied"),
+        ((), 127, "no command was given"),
+        (("echo", "nul\0byte"), 126, "embedded null byte"),
+    ],
+)
+def test_a_command_that_cannot_start_says_so_as_a_shell_would(
+    node: LocalNode, command: tuple[str, ...], code: int, words: str
+) -> None:
+    node.run(*command)
+    rank = node.gone()
+    assert rank.exit_code == code
+    assert words in rank.tail
+    assert words in rank.why
+    assert words in node.output()
+
+
+def test_a_file_that_is_no_program_cannot_be_run(node: LocalNode, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello")
+    node.run(str(text), job="plain")
+    assert node.gone("plain").exit_code == 126
+    assert "Permission denied" in node.gone("plain").tail
+    text.chmod(text.stat().st_mode | stat.S_IXUSR)
+    node.run(str(text), job="executable")
+    assert node.gone("executable").exit_code == 126
+    assert "Exec format error" in node.gone("executable").tail
+
+
+def test_a_directory_that_is_missing_is_named(node: LocalNode) -> None:
+    node.run("true", cwd="/no/such/place")
+    assert node.gone().exit_code == 126
+    assert node.gone().tail == "cd: /no/such/place: No such file or directory\n"
+
+
+def test_a_rank_runs_where_it_was_asked_to(node: LocalNode, tmp_path: Path) -> None:
+    node.sh("pwd", job="there", cwd=str(tmp_path))
+    node.sh("pwd", job="own")
+    assert node.gone("there").tail == f"{tmp_path}\n"
+    assert node.gone("own").tail == f"{node.run_dir('own')}\n"
+
+
+def test_one_that_cannot_start_does_not_hinder_the_others(node: LocalNode) -> None:
+    node.sh('[ "$RANK" = 0 ] && exit 3; exec sleep 1000', ranks=2)
+    assert node.gone(rank=0).exit_code == 3
+    assert node.rank(rank=1).state is RankState.RUNNING
+
+
+def test_a_stop_is_polite_first(node: LocalNode) -> None:
+    node.sh("trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.02; done")
+    node.says("up")
+    node.stop()
+    rank = node.gone()
+    assert (rank.exit_code, rank.stopped, rank.why) == (5, True, "it was asked to stop")
+    assert rank.tail == "up\nbye\n"
+
+
+def test_a_stop_kills_whoever_does_not_listen(node: LocalNode) -> None:
+    node.sh("trap '' TERM; echo up; while :; do sleep 0.02; done")
+    node.says("up")
+    node.stop(grace=0.3)
+    rank = node.gone()
+    assert (rank.exit_code, rank.stopped) == (-9, True)
+    assert rank.ended_at - rank.began_at >= 0.3
+
+
+def test_a_frozen_rank_dies_of_a_stop_without_ever_running_again(node: LocalNode) -> None:
+    node.sh("trap 'echo thawed' TERM CONT; echo up; while :; do sleep 0.02; done")
+    node.says("up")
+    os.killpg(node.rank().pid, signal.SIGSTOP)
+    node.stop(grace=0.2)
+    assert node.gone().exit_code == -9
+    assert "thawed" not in node.output()
+
+
+def test_a_stop_is_not_to_blame_for_a_rank_that_had_ended(node: LocalNode) -> None:
+    node.sh('[ "$RANK" = 0 ] && exit 3; exec sleep 1000', ranks=2)
+    node.gone(rank=0)
+    node.stop()
+    assert node.gone(rank=1).stopped
+    assert (node.rank(rank=0).exit_code, node.rank(rank=0).stopped) == (3, False)
+
+
+def test_a_stop_reaches_its_own_attempt_only(node: LocalNode) -> None:
+    node.sh("exec sleep 1000", job="a")
+    node.sh("exec sleep 1000", job="b")
+    node.stop("a")
+    assert node.gone("a").stopped
+    assert node.rank("b").state is RankState.RUNNING
+
+
+def test_a_start_that_comes_after_its_stop_starts_nothing(node: LocalNode, tmp_path: Path) -> None:
+    stop = node.stop()
+    eventually(lambda: node.carried_out(stop))
+    node.sh(f"touch {tmp_path}/ran; exec sleep 1000")
+    rank = node.gone()
+    assert (rank.stopped, rank.exit_code, rank.why) == (True, None, "it was stopped before it began")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_children_that_outlive_a_rank_are_ended_with_it(node: LocalNode) -> None:
+    node.sh("sleep 1000 & echo child $!; exit 0")
+    rank = node.gone()
+    assert rank.exit_code == 0
+    assert not alive(int(rank.tail.split()[1]))
+
+
+def test_children_that_left_the_process_group_are_found_by_their_mark(node: LocalNode) -> None:
+    node.sh("setsid sleep 1000 & echo up; wait")
+    node.says("up")
+    eventually(lambda: len(marked(node.rank())) >= 2)
+    os.kill(node.rank().pid, signal.SIGKILL)
+    assert node.gone().exit_code == -9
+    assert not marked(node.rank())
+
+
+def test_a_child_that_holds_the_output_open_does_not_hold_the_rank(node: LocalNode) -> None:
+    node.sh("echo last; env -i setsid sleep 300 & exit 4")
+    assert node.gone().exit_code == 4
+    assert node.gone().tail == "last\n"
+    # Without its mark nobody can know whose it is: it is ours to clean up.
+    for pid in processes.find():
+        assert pid  # nothing is asked for, nothing is found
+    for found in Path("/proc").glob("[0-9]*/cmdline"):
+        if found.read_bytes() == b"sleep\x00300\x00" and found.with_name("environ").read_bytes() == b"":
+            os.kill(int(found.parent.name), signal.SIGKILL)
+
+
+def test_orphans_that_end_while_the_rank_lives_do_not_stay_as_zombies(node: LocalNode) -> None:
+    node.sh("for i in 1 2 3 4 5; do (true &) ; done; echo up; exec sleep 1000")
+    node.says("up")
+
+    def children() -> list[str]:
+        return Path(f"/proc/{node.supervisor.pid}/task/{node.supervisor.pid}/children").read_text().split()
+
+    eventually(lambda: len(children()) == 2)  # the agent and the rank
+
+
+def test_a_hundred_thousand_lines_arrive_whole(node: LocalNode) -> None:
+    node.run(sys.executable, "-c", "for i in range(100_000): print('line', i)")
+    node.gone()
+    text, after = "", 0
+    while True:
+        piece, after = read_output(node.run_dir(), after, 1 << 20)
+        if not piece:
+            break
+        text += piece
+    assert text == "".join(f"line {i}\n" for i in range(100_000))
+
+
+@pytest.mark.slow
+def test_a_rank_that_floods_its_output_starves_nobody_and_keeps_its_last_words(node: LocalNode) -> None:
+    node.sh("yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 150000000; echo last words")
+    node.sh("exec sleep 1000", job="other")
+    asked = time.monotonic()
+    node.stop("other")
+    node.gone("other")
+    assert time.monotonic() - asked < 5
+    beats = {node.status.mono}
+    while node.rank().state is RankState.RUNNING:
+        beats.add(node.status.mono)
+        time.sleep(0.05)
+    assert max(b - a for a, b in zip(sorted(beats), sorted(beats)[1:], strict=False)) < 5
+    assert node.gone().exit_code == 0
+    assert node.gone().tail.endswith("\nlast words\n")
+    parts = list(node.run_dir().glob("output*"))
+    assert len(parts) == 4
+    assert sum(part.stat().st_size for part in parts) <= 4 * 8 * 1024 * 1024
+    assert read_output(node.run_dir(), -11)[0] == "last words\n"
+
+
+@pytest.mark.slow
+def test_fifty_ranks_cost_no_file_handle(node: LocalNode) -> None:
+    def handles() -> int:
+        return len(os.listdir(f"/proc/{node.supervisor.pid}/fd"))
+
+    node.run("true", job="first")
+    node.gone("first")
+    before = handles()
+    for i in range(10):
+        node.sh("echo $RANK; [ $RANK != 3 ] || exit 1", job=f"j{i}", ranks=4)
+        node.run("no-such-command", job=f"k{i}")
+    for i in range(10):
+        for rank in range(4):
+            node.gone(f"j{i}", rank)
+    assert handles() == before
+
+
+def test_a_shell_quoted_path_needs_no_quotes(node: LocalNode, tmp_path: Path) -> None:
+    odd = tmp_path / "a b'c"
+    odd.mkdir()
+    node.run("pwd", cwd=str(odd))
+    assert node.gone().tail.strip() == str(odd)
+    assert shlex.quote(str(odd)) != str(odd)

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help up demo test test-fast lint bench soak docs clean
+.PHONY: help up demo test test-fast lint bench soak soak-sim docs clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -15,10 +15,10 @@ $(READY): pyproject.toml requirements-dev.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt -e '.[postgres]'
 	@touch $@
 
-up: $(READY)  ## run a simulated fleet, live in the terminal (q or ctrl-c ends it)
-	@$(BIN)/sickbay up
+up: $(READY)  ## a real local cluster: a job, a fault, the cure; then it goes on serving (ctrl-c ends it)
+	@$(BIN)/sickbay up --demo
 
-demo: $(READY)  ## one fault from its symptom to its end, as plain text
+demo: $(READY)  ## the same without staying; exit 0 only if all healed
 	@$(BIN)/sickbay demo
 
 test: $(READY)  ## all tests
@@ -36,7 +36,10 @@ lint: $(READY)  ## style, types, layers
 bench: $(READY)  ## the figures, as ratios measured side by side
 	@$(BIN)/python -m bench
 
-soak: $(READY)  ## as many seeded runs as you like: make soak RUNS=100000
+soak: $(READY)  ## 200 jobs over 64 nodes of real processes, faults at random for ten minutes
+	@$(BIN)/python -m tests.local.soak $(ARGS)
+
+soak-sim: $(READY)  ## as many simulated random runs as you like: make soak-sim RUNS=100000
 	@$(BIN)/sickbay sim soak --runs $(or $(RUNS),2000)
 
 docs: $(READY)  ## regenerate the pages that are made from the code

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench import decisions, flood, memory, quiet, takeover, years
+from bench import checkpoints, decisions, flood, memory, quiet, takeover, years
 from bench.figure import FULL, QUICK, TINY, Figure, Size
 
 BENCHES: Mapping[str, Callable[[Size], Figure]] = {
@@ -19,6 +19,7 @@ BENCHES: Mapping[str, Callable[[Size], Figure]] = {
     "memory": memory.run,
     "years": years.run,
     "takeover": takeover.run,
+    "checkpoints": checkpoints.run,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "figures.md"
 HEAD = """# Figures

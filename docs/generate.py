@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from sickbay.faces.api.page import page as api_page
 from sickbay.faces.cli.main import main
 from sickbay.model.fault import RUNGS
 from sickbay.model.incident import TRANSITIONS
@@ -34,9 +35,14 @@ def lives() -> str:
 def commands() -> str:
     text = NOTE + "# Command line\n"
     for path, command in _walk(main, ("sickbay",)):
-        context = click.Context(command, info_name=" ".join(path))
+        # With the names of the command line itself: click keeps a command's help option once it was made.
+        context = click.Context(command, info_name=" ".join(path), **main.context_settings)
         text += f"\n## {' '.join(path)}\n\n```\n{command.get_help(context)}\n```\n"
     return text
+
+
+def api() -> str:
+    return NOTE + api_page()
 
 
 def _walk(command: click.Command, path: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], click.Command]]:
@@ -49,7 +55,7 @@ def _walk(command: click.Command, path: tuple[str, ...]) -> Iterable[tuple[tuple
                 yield from _walk(inner, (*path, name))
 
 
-PAGES = {"reference/lives.md": lives, "reference/cli.md": commands}
+PAGES = {"reference/lives.md": lives, "reference/cli.md": commands, "reference/api.md": api}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -5,6 +5,7 @@ a signal at the one that was asked for. What it found is JSON on stdout.
 """
 
 import json
+import logging
 import os
 import random
 import signal
@@ -94,7 +95,7 @@ def whole(directory: Path) -> tuple[int, int]:
     return (found.attempt, found.step) if found else (0, -1)
 
 
-def must(fact: bool, *story: object) -> None:  # noqa: FBT001
+def must(fact: bool, *story: object) -> None:
     if not fact:
         raise AssertionError(" ".join(map(str, story)))
 
@@ -103,8 +104,7 @@ def killed(root: Path, every: int, first: int) -> dict[str, int]:
     """kill -9 at every line of a second attempt: nothing that was committed is lost, and a third goes on from it."""
     template, directory = root / "template", root / "run"
     must(ended(live(template, 1, [10, 20, 30], keep=2)[0]) == FINE, "the first attempt")
-    deaths = 0
-    for at in range(first, 1_000_000, every):
+    for deaths, at in enumerate(range(first, 1_000_000, every)):
         copytree(template, directory)
         pid, ear = live(directory, 2, [40, 50, 60], keep=2, at=at)
         code, said = ended(pid), heard(ear)
@@ -119,7 +119,6 @@ def killed(root: Path, every: int, first: int) -> dict[str, int]:
         if code == FINE:
             return {"deaths": deaths}
         must(code == -signal.SIGKILL, "line", at, "exit", code, said)
-        deaths += 1
     raise AssertionError("it never came to an end")
 
 
@@ -185,5 +184,6 @@ def both_frozen(root: Path, pairs: int, seed: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    logging.disable()
     scenes = {"killed": killed, "frozen": frozen, "both_frozen": both_frozen}
     print(json.dumps(scenes[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))

@@ -38,7 +38,7 @@ class SimRig:
     def nodes(self) -> list[NodeId]:
         return list(self.world.seats)
 
-    def spec(self, nodes: int) -> JobSpec:
+    def spec(self, nodes: int, says: str = "") -> JobSpec:  # noqa: ARG002 - simulated ranks write nothing
         return JobSpec(name="j", cluster="c", pool="train", nodes=nodes)
 
     def cut_before(self) -> None:

@@ -44,14 +44,17 @@ def test_a_controller_that_is_killed_again_and_again_still_gets_there(four: Sick
     sick = four.reaches(job, 12)["nodes"][-1]
     had = boots(four, sick)
     four.inject(sick, xid=79, cured_by="reboot")
-    for phase in PHASES[1:]:
-        four.phase(sick, phase, 90)
+    met: set[str] = set()
+    while (phase := four.incidents(sick)[-1]["phase"] if four.incidents(sick) else "SUSPECT") != "RELEASED":
+        if phase in met:
+            four.until(lambda: four.incidents(sick)[-1]["phase"] not in met, 120, f"it leaves {phase}")
+            continue
+        met.add(phase)
         four.kill()
         four.up()
-    four.phase(sick, "RELEASED", 120)
     four.ends(job)
     assert boots(four, sick) == had + 1
-    assert four.killed == len(PHASES) - 1
+    assert four.killed >= 3
 
 
 def test_a_job_goes_on_while_no_controller_is_there_and_is_not_started_twice(four: Sickbay) -> None:

@@ -116,7 +116,8 @@ def test_a_storm_of_silence_reboots_nobody(ward: OpenWard) -> None:
     assert all(w.node(node).claimable for node in lost)
 
 
-def test_nodes_that_stay_lost_after_the_brake_are_repaired(ward: OpenWard) -> None:
+@pytest.mark.parametrize("by", ["signature", "nothing"])
+def test_nodes_that_stay_lost_after_the_brake_are_repaired(ward: OpenWard, by: str) -> None:
     w = ward(nodes=20, policy=ROOMY)
     lost = w.nodes[5:9]
     for node in lost:
@@ -124,7 +125,18 @@ def test_nodes_that_stay_lost_after_the_brake_are_repaired(ward: OpenWard) -> No
     w.run(10 * 60)
     w.run(6 * HOUR)  # silence is a state: while they stay lost, no quiet resets the brake
     assert {w.phase(node) for node in lost} <= {"SUSPECT", "DRAINED"}
-    w.order("brake_reset", "cluster:sim:silence")
-    w.order("brake_reset", "pool:train:silence")
+    w.order("brake_reset", "silence" if by == "signature" else "")
+    w.run(1)
+    assert w.brake("cluster:sim:silence").tripped_at is None
+    assert w.brake("pool:train:silence").tripped_at is None
     w.rests()
     assert [w.phase(node) for node in lost] == ["RELEASED"] * 4
+
+
+def test_resetting_a_brake_that_is_not_on_is_told_and_changes_nothing(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    w.order("brake_reset", "xid.79")
+    w.order("brake_reset", "")
+    w.run(60)
+    told = [line.text for line in w.sim.store.story("operator:")]
+    assert told == ["operator: brake_reset: no brake 'xid.79' is on", "operator: brake_reset: no brake is on"]

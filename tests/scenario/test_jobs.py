@@ -208,6 +208,8 @@ def test_without_a_fence_the_job_waits_for_proof_and_a_human_is_told_once(cold: 
     assert "cannot prove that the ranks" in hall.because(job)
     assert len(hall.told("job_stuck")) == 1
     assert zombie in hall.told("job_stuck")[0].text
+    tries = [line.text for line in hall.sim.store.story(f"job:{job}") if line.text.startswith("StopJob")]
+    assert len(tries) <= 3, "that it is tried again and again is no news"
     hall.world.operator_reboots(zombie)
     hall.ends(job)
     assert hall.happened("reboot", zombie)[0].at < hall.happened("start", f"{job}#2")[0].at

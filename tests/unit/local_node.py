@@ -66,7 +66,8 @@ class LocalNode:
         write(self.paths.seat_file, self.seat)
 
     def __enter__(self) -> Self:
-        self.power_on()
+        if not self.started:
+            self.power_on()
         eventually(lambda: self.status.ready)
         return self
 
@@ -124,6 +125,11 @@ class LocalNode:
         self.started.append(process)
         return process
 
+    def children(self) -> list[int]:
+        """Of the supervisor, its zombies included."""
+        pid = self.supervisor.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     def lose(self, *, group: bool = False) -> None:
         """kill -9."""
         (os.killpg if group else os.kill)(self.supervisor.pid, signal.SIGKILL)
@@ -145,6 +151,15 @@ class LocalNode:
 
     def carried_out(self, name: str) -> bool:
         return not (self.paths.orders / f"{name}.json").exists()
+
+    def obey(self, ask: AnyAsk, name: str = "") -> None:
+        """Order it, and wait until it is done."""
+        name = self.order(ask, name)
+        eventually(lambda: self.carried_out(name))
+
+    def next_beat(self) -> None:
+        beat = self.status.mono
+        eventually(lambda: self.status.mono > beat, patience=5.0)
 
     def starting(self, *command: str, job: str = "j", ranks: int = 1, devices: int = 1, **more: object) -> StartRanks:
         """Ranks 0…n, `devices` each, in order."""

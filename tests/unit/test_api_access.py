@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from tests.unit.api_ward import TOKENS, Caller, Clinic, clinic
 
 from sickbay.faces.api.routes import ROUTES
 from sickbay.faces.api.table import Route
-from tests.unit.api_ward import TOKENS, Caller, Clinic, clinic
 
 CLOSED = [route for route in ROUTES if route.role]
 OPEN = [route for route in ROUTES if not route.role]
@@ -45,7 +45,7 @@ def test_nobody_gets_in_without_a_token(calls: Clinic, route: Route) -> None:
 @pytest.mark.parametrize("route", CLOSED, ids=named)
 @pytest.mark.parametrize("secret", ["wrong", TOKENS["operator"] + "x", "ünknown", "-"])
 def test_nobody_gets_in_with_a_token_that_is_not_known(calls: Clinic, route: Route, secret: str) -> None:
-    headers = {"Authorization": f"Bearer {secret}".encode()}
+    headers = {b"Authorization": f"Bearer {secret}".encode()}
     response = calls.nobody.http.request(route.method, route.path, headers=headers)
     assert response.status_code == 401
     assert secret not in response.text or secret == "-"

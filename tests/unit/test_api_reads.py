@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.api_ward import Clinic, clinic
 
 from sickbay.faces.api import answers
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import explain, job_json, node_json
 from sickbay.model.fleet import NodeId
-from tests.unit.api_ward import Clinic, clinic
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,19 @@ LINES = [
     ("RuntimeError: a worker was killed by insufficient shared memory (shm)", "shm_full", False),
     ("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError", "rendezvous_timeout", True),
     ("Segmentation fault (core dumped)", "crashed", True),
+    ("Fatal Python error: Aborted", "crashed", True),
+    ("terminate called after throwing an instance of 'c10::Error'", "crashed", True),
+    ("  exitcode  : -11 (pid: 812)", "crashed", True),
+    ("  exitcode  : -9 (pid: 812)", "killed", True),
+    ("/bin/bash: line 1:  4242 Killed                  python train.py", "killed", True),
+    ("[rank1]: MemoryError", "python_oom", False),
+    ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 64.0 GiB for an array", "python_oom", False),
+    ("RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate", "python_oom", False),
+    ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 GiB.", "cuda_oom", False),
+    ("RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.", "nan_loss", False),
+    ("RuntimeError: No CUDA GPUs are available", "gpu_lost", True),
+    ("NCCL error in: x.cpp:1970, remote process exited or there was a network error", "network_unreachable", True),
+    ("RuntimeError: [tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:3721", "network_unreachable", True),
 ]  # fmt: skip
 
 
@@ -45,7 +58,7 @@ LINES = [
 def test_a_line_names_its_cause_and_whether_to_run_again(line: str, name: str, restart: bool) -> None:
     found = diagnose(f"epoch 1\n  {line}\n", RULES)
     assert found is not None
-    assert (found.name, found.restart, found.line) == (name, restart, line)
+    assert (found.name, found.restart, found.line) == (name, restart, line.strip())
     assert found.because
 
 
@@ -102,8 +115,80 @@ def test_without_rules_nothing_is_known() -> None:
     assert diagnose("Killed", ()) is None
 
 
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-6, "SIGABRT"), (137, "SIGKILL"), (139, "SIGSEGV"), (-7, "SIGBUS")],
+)
+def test_a_signal_is_named_where_the_log_says_nothing(code: int, name: str) -> None:
+    found = diagnose("step 10\nstep 11\n", RULES, [code])
+    assert found is not None
+    assert found.because.startswith(f"killed by {name}: ")
+    assert found.restart
+
+
+def test_of_several_signals_the_one_that_says_more_is_told() -> None:
+    found = diagnose("", RULES, {-15, -11})
+    assert found is not None
+    assert "SIGSEGV" in found.because
+
+
+@pytest.mark.parametrize("codes", [(), (1,), (2,), (127,), (255,), (-64,)])
+def test_an_exit_code_that_is_no_signal_says_nothing(codes: tuple[int, ...]) -> None:
+    assert diagnose("step 10", RULES, codes) is None
+
+
+TRACE = """step 11
+Traceback (most recent call last):
+  File "train.py", line 88, in <module>
+    main()
+  File "train.py", line 61, in main
+    loss = step(batch[key])
+                ~~~~~^^^^^
+KeyError: 'labels'
+"""
+
+
+@pytest.mark.parametrize(
+    ("tail", "line"),
+    [
+        (TRACE, "KeyError: 'labels'"),
+        (TRACE.replace("KeyError: 'labels'", "mylib.errors.Stop"), "mylib.errors.Stop"),
+        ("\n".join(f"[rank0]: {line}" for line in TRACE.splitlines()), "KeyError: 'labels'"),
+        (TRACE + TRACE.replace("KeyError: 'labels'", "ValueError: because of it"), "KeyError: 'labels'"),
+        ("    loss = step(batch)\nAssertionError: shapes differ\n", "AssertionError: shapes differ"),
+        ("AssertionError\n", "AssertionError"),
+    ],
+)
+def test_an_error_that_no_rule_knows_is_told_in_its_own_words_and_may_restart(tail: str, line: str) -> None:
+    found = diagnose(tail, RULES, [1])
+    assert found is not None
+    assert (found.line, found.restart) == (line, True)
+    assert found.because == "the program raised an error"
+
+
+def test_a_rule_beats_the_exception_that_came_first() -> None:
+    found = diagnose(f"{TRACE}\nOSError: [Errno 28] No space left on device", RULES, [1])
+    assert found is not None
+    assert found.name == "disk_full"
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [(-9, "SIGKILL"), (139, "SIGSEGV"), (-6, "a peer"), (-15, "a peer"), (1, "a peer")]
+)
+def test_a_rank_that_was_struck_is_why_its_peers_could_not_reach_it(code: int, told: str) -> None:
+    found = diagnose("RuntimeError: Connection closed by peer", RULES, [1, code])
+    assert found is not None
+    assert told in found.because
+
+
+def test_an_error_that_was_caught_is_not_what_a_signal_ended() -> None:
+    found = diagnose(f"{TRACE}the batch was skipped\nstep 12\n", RULES, [-9])
+    assert found is not None
+    assert "SIGKILL" in found.because
+
+
 @PATIENT
 @given(st.text())
 def test_no_log_makes_it_raise(tail: str) -> None:
-    found = diagnose(tail, RULES)
+    found = diagnose(tail, RULES, [1])
     assert found is None or found.line

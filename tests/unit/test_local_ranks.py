@@ -1,7 +1,6 @@
 """Ranks are real processes: how they begin, how they end, and what is left of them (nothing)."""
 
 import os
-import shlex
 import signal
 import stat
 import sys
@@ -14,7 +13,7 @@ from tests.unit.local_node import LocalNode, eventually, living
 
 from sickbay.adapters.clusters.local import processes
 from sickbay.adapters.clusters.local.files import Rank, RankState
-from sickbay.adapters.clusters.local.output import read_output
+from sickbay.adapters.clusters.local.output import end_of_output, read_output
 from sickbay.model.job import LogRule
 
 
@@ -32,12 +31,12 @@ def alive(pid: int) -> bool:
 
 
 def marked(rank: Rank) -> dict[int, str]:
-    return processes.find(marks=(f"SICKBAY_RANK={rank.job}.{rank.attempt}.{rank.rank}",))
+    return processes.find(marks=(f"SICKBAY_RANK={rank.job}.{rank.attempt}.{rank.rank}.{rank.boot_id}",))
 
 
 def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
     node = LocalNode(tmp_path)
-    node.power_on(SICKBAY_TOKEN="secret", SICKBAY_TOKEN_FILE="/secret", GREETING="hello")
+    node.power_on(SICKBAY_TOKEN="hunter2", SICKBAY_TOKEN_FILE="/hunter2", GREETING="hello")
     with node:
         node.run("env", ranks=2, env={"MASTER_ADDR": "127.0.0.1", "RANK": "77"}, node_rank=3)
         seen = dict(line.partition("=")[::2] for line in node.gone(rank=1).tail.splitlines())
@@ -47,7 +46,7 @@ def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
         assert seen["GREETING"] == "hello"
         assert (seen["SICKBAY_JOB_ID"], seen["SICKBAY_ATTEMPT"], seen["SICKBAY_BOOT"]) == ("j", "1", node.boot_id)
         assert seen["SICKBAY_HEARTBEAT"] == str(node.run_dir(rank=1) / "heartbeat.json")
-        assert not any("secret" in value or name.startswith("SICKBAY_AGENT") for name, value in seen.items())
+        assert not any("hunter2" in value or name.startswith("SICKBAY_AGENT") for name, value in seen.items())
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9), ("kill -15 $$", -15)])
@@ -56,7 +55,7 @@ def test_an_exit_is_told_as_it_was(node: LocalNode, script: str, code: int) -> N
     rank = node.gone()
     assert (rank.exit_code, rank.stopped, rank.why) == (code, False, "")
     assert rank.tail == "out\nerr\n" == node.output()
-    assert rank.began_at <= rank.ended_at <= time.time()
+    assert rank.began_at <= (rank.ended_at or 0.0) <= time.time()
 
 
 def test_what_the_agent_needs_is_in_the_status(node: LocalNode) -> None:
@@ -126,7 +125,7 @@ def test_a_stop_is_polite_first(node: LocalNode) -> None:
     node.stop()
     rank = node.gone()
     assert (rank.exit_code, rank.stopped, rank.why) == (5, True, "it was asked to stop")
-    assert rank.tail == "up\nbye\n"
+    assert rank.tail.endswith("bye\n")
 
 
 def test_a_stop_kills_whoever_does_not_listen(node: LocalNode) -> None:
@@ -135,7 +134,7 @@ def test_a_stop_kills_whoever_does_not_listen(node: LocalNode) -> None:
     node.stop(grace=0.3)
     rank = node.gone()
     assert (rank.exit_code, rank.stopped) == (-9, True)
-    assert rank.ended_at - rank.began_at >= 0.3
+    assert (rank.ended_at or 0.0) - rank.began_at >= 0.3
 
 
 def test_a_frozen_rank_dies_of_a_stop_without_ever_running_again(node: LocalNode) -> None:
@@ -188,26 +187,30 @@ def test_children_that_left_the_process_group_are_found_by_their_mark(node: Loca
     assert not marked(node.rank())
 
 
-def test_a_child_that_holds_the_output_open_does_not_hold_the_rank(node: LocalNode) -> None:
-    node.sh("echo last; env -i setsid sleep 300 & exit 4")
-    assert node.gone().exit_code == 4
-    assert node.gone().tail == "last\n"
-    # Without its mark nobody can know whose it is: it is ours to clean up.
-    for pid in processes.find():
-        assert pid  # nothing is asked for, nothing is found
-    for found in Path("/proc").glob("[0-9]*/cmdline"):
-        if found.read_bytes() == b"sleep\x00300\x00" and found.with_name("environ").read_bytes() == b"":
-            os.kill(int(found.parent.name), signal.SIGKILL)
+def test_the_end_of_a_rank_is_no_end_for_one_of_the_same_name_in_another_cluster(tmp_path: Path) -> None:
+    with LocalNode(tmp_path / "one") as one, LocalNode(tmp_path / "two") as two:
+        two.sh("exec sleep 1000")
+        one.sh("sleep 1000 & exit 0")
+        assert one.gone().exit_code == 0
+        assert two.rank().state is RankState.RUNNING
+        assert alive(two.rank().pid)
+
+
+def test_a_child_that_throws_its_marks_away_does_not_hold_the_rank_and_ends_with_the_node(tmp_path: Path) -> None:
+    with LocalNode(tmp_path) as node:
+        node.sh("echo last; env -i setsid sleep 1000 & exit 4")
+        assert node.gone().exit_code == 4
+        assert node.gone().tail == "last\n"
+        known = {node.status.agent_pid}
+        hidden = eventually(lambda: set(node.children()) - known).pop()
+        assert alive(hidden)
+    eventually(lambda: not alive(hidden))
 
 
 def test_orphans_that_end_while_the_rank_lives_do_not_stay_as_zombies(node: LocalNode) -> None:
     node.sh("for i in 1 2 3 4 5; do (true &) ; done; echo up; exec sleep 1000")
     node.says("up")
-
-    def children() -> list[str]:
-        return Path(f"/proc/{node.supervisor.pid}/task/{node.supervisor.pid}/children").read_text().split()
-
-    eventually(lambda: len(children()) == 2)  # the agent and the rank
+    eventually(lambda: set(node.children()) == {node.status.agent_pid, node.rank().pid})
 
 
 def test_a_hundred_thousand_lines_arrive_whole(node: LocalNode) -> None:
@@ -222,31 +225,35 @@ def test_a_hundred_thousand_lines_arrive_whole(node: LocalNode) -> None:
     assert text == "".join(f"line {i}\n" for i in range(100_000))
 
 
-@pytest.mark.slow
-def test_a_rank_that_floods_its_output_starves_nobody_and_keeps_its_last_words(node: LocalNode) -> None:
-    node.sh("yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 150000000; echo last words")
-    node.sh("exec sleep 1000", job="other")
-    asked = time.monotonic()
-    node.stop("other")
-    node.gone("other")
-    assert time.monotonic() - asked < 5
-    beats = {node.status.mono}
-    while node.rank().state is RankState.RUNNING:
-        beats.add(node.status.mono)
-        time.sleep(0.05)
-    assert max(b - a for a, b in zip(sorted(beats), sorted(beats)[1:], strict=False)) < 5
+def test_a_rank_that_floods_its_output_keeps_its_last_words_and_no_more_than_its_share_of_disk(node: LocalNode) -> None:
+    node.sh(f"yes {'a' * 63} | head -c 100000000; echo last words")
     assert node.gone().exit_code == 0
-    assert node.gone().tail.endswith("\nlast words\n")
+    assert node.gone().tail.endswith("a\nlast words\n")
     parts = list(node.run_dir().glob("output*"))
     assert len(parts) == 4
     assert sum(part.stat().st_size for part in parts) <= 4 * 8 * 1024 * 1024
-    assert read_output(node.run_dir(), -11)[0] == "last words\n"
+    assert end_of_output(node.run_dir()) == 100_000_011
+    assert read_output(node.run_dir(), -11) == ("last words\n", 100_000_011)
+
+
+@pytest.mark.slow
+def test_a_rank_that_floods_its_output_starves_nobody(node: LocalNode) -> None:
+    node.run("yes", "a" * 63, ranks=2)
+    for i in range(5):
+        asked = time.monotonic()
+        node.sh("exec sleep 1000", job=f"other{i}")
+        node.stop(f"other{i}")
+        node.gone(f"other{i}")
+        assert time.monotonic() - asked < 3
+        node.next_beat()
+    node.stop()
+    assert [node.gone(rank=rank).stopped for rank in (0, 1)] == [True, True]
 
 
 @pytest.mark.slow
 def test_fifty_ranks_cost_no_file_handle(node: LocalNode) -> None:
     def handles() -> int:
-        return len(os.listdir(f"/proc/{node.supervisor.pid}/fd"))
+        return len(list(Path(f"/proc/{node.supervisor.pid}/fd").iterdir()))
 
     node.run("true", job="first")
     node.gone("first")
@@ -258,11 +265,3 @@ def test_fifty_ranks_cost_no_file_handle(node: LocalNode) -> None:
         for rank in range(4):
             node.gone(f"j{i}", rank)
     assert handles() == before
-
-
-def test_a_shell_quoted_path_needs_no_quotes(node: LocalNode, tmp_path: Path) -> None:
-    odd = tmp_path / "a b'c"
-    odd.mkdir()
-    node.run("pwd", cwd=str(odd))
-    assert node.gone().tail.strip() == str(odd)
-    assert shlex.quote(str(odd)) != str(odd)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +101,7 @@ class _Work:
 
 
 class Commands:
-    def __init__(self, journal: Journal, outbox: Outbox, me: Incarnation, carry: dict[type, Carry]) -> None:
+    def __init__(self, journal: Journal, outbox: Outbox, me: Incarnation, carry: Mapping[type, Carry]) -> None:
         self._journal = journal
         self._outbox = outbox
         self._me = me

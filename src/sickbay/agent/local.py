@@ -111,7 +111,7 @@ class LocalAgent:
         """The first report says something of the node, not only that somebody is there."""
         try:
             self._senses.read_through()
-        except OSError as error:  # the loop tries again, and says so
+        except Exception as error:  # noqa: BLE001 - whatever it is: the loop meets it again, and says so
             print(f"agent: {error}", file=sys.stderr, flush=True)
 
     def _told_to_end(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler

@@ -53,7 +53,7 @@ class Loop:
                 self._asleep(now)
             last = now
             self._look(now)
-            self._watches.want(self._wanted())
+            self._called |= self._watches.want(self._wanted())
             if now - second >= TURN:
                 second = now
                 commands.overdue(now)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sickbay.adapters.clusters.local.devices import Hardware, holders
 from sickbay.adapters.clusters.local.files import Paths, Seat, Status, read
-from sickbay.agent.checks import Test, examine
+from sickbay.agent.checks import Exercise, examine
 from sickbay.agent.commands import Carry, Refuse
 from sickbay.agent.senses import Senses
 from sickbay.agent.stacks import collect
@@ -17,7 +17,7 @@ SETTLE = 0.2  # seconds: what led to a look may take so long to reach the kernel
 
 
 class LocalOrders:
-    def __init__(self, paths: Paths, seat: Seat, hardware: Hardware, senses: Senses, tests: Sequence[Test]) -> None:
+    def __init__(self, paths: Paths, seat: Seat, hardware: Hardware, senses: Senses, tests: Sequence[Exercise]) -> None:
         self._paths = paths
         self._seat = seat
         self._me = seat.incarnation

@@ -128,10 +128,10 @@ class Outbox:
                 else:
                     kept.append(entry)
             self._entries = kept
-        self._unsaved = 0
-        if self._entries:
-            lines = b"".join(entry.line + b"\n" for entry in self._entries)
-            self._spool.rewrite(lines, self._entries[0].seq, self._entries[-1].seq)
+        self._unsaved = min(self._unsaved, len(self._entries))
+        lines = b"".join(entry.line + b"\n" for entry in self._entries)
+        if self._entries and self._spool.rewrite(lines, self._entries[0].seq, self._entries[-1].seq):
+            self._unsaved = 0
         self._remark("agent.dropped", f"{dropped} reports had no room in the spool", dropped=dropped)
 
     def _trim_leftovers(self) -> None:

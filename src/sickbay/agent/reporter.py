@@ -74,11 +74,20 @@ class Reporter(Thread):
                 return
             if not self._outbox.empty:
                 self._ending.wait(COALESCE)
-            pause = self._turn()
+            pause = self._guarded()
             due = time.monotonic() + self.report_every
             if pause:
                 self._ending.wait(pause)
                 due = 0.0
+
+    def _guarded(self) -> float:
+        """Whatever goes wrong here, a token that is no text or an address that is none, the agent goes on trying."""
+        try:
+            return self._turn()
+        except Exception as error:  # noqa: BLE001 - the thread's edge
+            self.heard.clear()
+            self._grumbles.say(f"no report can be sent: {type(error).__name__}: {error}")
+            return self._backoff.next()
 
     def _turn(self) -> float:
         """One report. Returns how long to wait before the next try; 0: all is well."""
@@ -153,7 +162,7 @@ class Reporter(Thread):
         self._outbox.wake()
         self.join(within)
         while self.heard.is_set() and not self._outbox.empty and not self.is_alive() and time.monotonic() < until:
-            if self._turn():
+            if self._guarded():
                 return
 
 
@@ -183,7 +192,7 @@ class Poller(Thread):
                 continue
             try:
                 reply = self._line.ask(POLL, msgspec.json.encode(self._poll()), self._reporter.poll_for + 10.0)
-            except (Away, Denied, Refused):
+            except Exception:  # noqa: BLE001 - the thread's edge; the reporter says what is wrong with the line
                 self._ending.wait(self._backoff.next())
                 continue
             self._backoff.reset()

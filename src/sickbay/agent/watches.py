@@ -34,22 +34,28 @@ class Watches:
         """A byte written here wakes the loop (signals do)."""
         return self._ringer
 
-    def want(self, wanted: Mapping[Path, tuple[str, int]]) -> None:
-        """Watch exactly these directories: for whom, and for which events."""
+    def want(self, wanted: Mapping[Path, tuple[str, int]]) -> set[str]:
+        """Watch exactly these directories: for whom, and for which events.
+
+        Returns for whom a watch is new: what happened before it began has called nobody.
+        """
         self._wanted = dict(wanted)
         for path in self._paths.keys() - wanted.keys():
             self._drop(path)
-        self._add(path for path in wanted if path not in self._paths)
+        return self._add([path for path in wanted if path not in self._paths])
 
-    def _add(self, paths: Iterable[Path]) -> None:
+    def _add(self, paths: Iterable[Path]) -> set[str]:
+        new: set[str] = set()
         if self._handle is None:
-            return
+            return new
         for path in paths:
             name, mask = self._wanted[path]
             descriptor = self._libc.inotify_add_watch(self._handle, os.fsencode(path), mask)
             if descriptor >= 0:
                 self._paths[path] = (descriptor, name)
                 self._names.setdefault(descriptor, set()).add(name)
+                new.add(name)
+        return new
 
     def _drop(self, path: Path) -> None:
         descriptor, _ = self._paths.pop(path)

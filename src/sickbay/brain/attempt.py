@@ -88,13 +88,22 @@ def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
     if job.deadline is None:
         tell = Tell(
             Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}"),
-            f"job_stuck:{job.attempt}",
+            _stuck_name(job),
         )
         held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) != "gone"}
         return Change(why, {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}, tell)
     if s.passed(job.deadline):
         return Change("trying again", {"intent": "", "deadline": None})
     return Stay(Wait(because=why, until=job.deadline))
+
+
+def _stuck_name(job: Job) -> str:
+    return f"job_stuck:{job.attempt}"
+
+
+def stuck(job: Job) -> bool:
+    """Whether a human knows already that it can neither be stopped nor fenced: each further try is no news."""
+    return _stuck_name(job) in job.told
 
 
 def _nothing_left(s: JobSight, policy: Policy) -> Decision:

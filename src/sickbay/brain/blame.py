@@ -1,7 +1,7 @@
 """A job whose attempt ended badly: DIAGNOSING. Who is to blame, whether it may restart, and what that costs."""
 
 from sickbay.brain.decision import Decision, Do, Move, Stay
-from sickbay.brain.diagnose import diagnose
+from sickbay.brain.diagnose import SHELL, diagnose, signal_of
 from sickbay.brain.job_sight import JobSight, tell
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
@@ -94,13 +94,14 @@ def _no_fault(job: Job, policy: Policy, tables: Tables, because: str) -> tuple[s
     """No node is to blame: (why it must not restart, or ""; what is told)."""
     rule = policy.resume
     codes = set(job.end.exit_codes.values()) if job.end else set()
-    if rule.exit_codes and codes and not codes & set(rule.exit_codes):
+    told = codes | {SHELL + signal_of(code) for code in codes if code < 0}  # a policy counts as a shell does
+    if rule.exit_codes and codes and not told & set(rule.exit_codes):
         return f"exit code {min(codes)} is not one that is restarted", because
     if rule.on_no_fault is OnNoFault.FAIL:
         return f"{because}, and no node is to blame", because
-    found = diagnose(job.end.tail, tables.diagnosis) if job.end else None
+    found = diagnose(job.end.tail, tables.diagnosis, codes) if job.end else None
     if found is not None:
-        told = f"{found.because}: {found.line}"
+        why = f"{found.because}: {found.line}"
         stop = rule.on_no_fault is OnNoFault.DIAGNOSE and not found.restart
-        return (told if stop else ""), told
+        return (why if stop else ""), why
     return "", f"{because}, no node is to blame and its log does not say why"

@@ -1,5 +1,7 @@
 """An incident from DRAINED to its proof: which rung, whether it was done, whether it helped."""
 
+from msgspec.structs import replace
+
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.drift import rung_shown
 from sickbay.brain.ladder import ladder_for, next_rung, rung_rule, strike
@@ -131,5 +133,5 @@ def _proof_wanted(incident: Incident, node: Node, policy: Policy) -> tuple[RungR
     if incident.kind is IncidentKind.INTAKE and not incident.tries:
         for examine in policy.examine:
             if examine.on is Trigger.JOIN:
-                return rule, examine.level
+                return replace(rule, verify_deadline=examine.deadline), examine.level
     return rule, rule.verify

@@ -56,6 +56,7 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_jobs.submitted(draft, fact, news)
         case Looked():
             _answered(draft, news.look, news.node, "looked")
+            learn_jobs.looked(draft, news)
         case ResetDone():
             _answered(draft, news.key, news.node, "reset")
         case Outcome():

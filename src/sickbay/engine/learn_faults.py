@@ -203,8 +203,7 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
     answers = intent is not None and isinstance(intent.act, Verify) and not intent.state.over
     if intent is not None and answers and news.node not in intent.verdicts:
         draft.put(answered(intent, news))
-    free = replace(node, checking="" if node.checking == news.check else node.checking)
-    node = _put_if_changed(draft, node, patrol.passed(draft, free, news))
+    node = _seat_checked(draft, node, news, intent)
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and intent is not None and incident.intent == news.check:
         if news.verdict == "pass" and answers:
@@ -219,8 +218,13 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
         _link_examined(draft, intent, node.id)
 
 
-def _put_if_changed(draft: Draft, before: Node, after: Node) -> Node:
-    if after != before:
+def _seat_checked(draft: Draft, node: Node, news: Checked, intent: Intent | None) -> Node:
+    """The node after its verdict: free again if it was held for this check, and due for the next one later."""
+    after = replace(node, checking="" if node.checking == news.check else node.checking)
+    level = intent.act.level if intent is not None and isinstance(intent.act, Verify) else news.level
+    if news.verdict == "pass":
+        after = patrol.passed(draft, after, level)
+    if after != node:
         draft.put(after)
     return after
 

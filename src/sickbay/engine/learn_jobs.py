@@ -4,23 +4,34 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from sickbay.brain.decision import Tell
+from sickbay.brain.submission import refusal
 from sickbay.engine.seats import turn
-from sickbay.engine.steps import due_now, first_step, interrupted, step_job
+from sickbay.engine.steps import REPEATED_TELLS, due_now, first_step, interrupted, notify, step_job
 from sickbay.engine.view import Draft
-from sickbay.model.facts import Fact, Hung, JobSeen, Stepped, Submitted
+from sickbay.model.facts import Fact, Hung, JobSeen, Looked, Stepped, Submitted
 from sickbay.model.fleet import Capability, Node, NodeId
+from sickbay.model.intent import Look, Notify
 from sickbay.model.job import JOB_LIFE, Call, EndReason, Job, JobState
 from sickbay.model.rows import key_of
 
 KEEP_CALLS = 20
+STACKS = 20_000  # characters from one node
+SKIPPED, SKIPPED_WORDS = 10, 300  # checkpoints that a line names, and characters of each
 
 
 def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if draft.job(news.job) is not None:
         return
     job = Job(id=news.job, spec=news.spec, submitted_at=fact.at)
-    due_now(draft, job)
     draft.tell(f"QUEUED: submitted as {news.spec.name}", key_of(job), event="submitted")
+    wrong = refusal(news.spec, draft.rules.can)
+    if wrong:
+        job = step_job(draft, job, "fail", wrong, {"diagnosis": wrong})
+        notice = Notify(event="job_failed", subject=key_of(job), text=f"{news.spec.name}: {wrong}")
+        draft.put(replace(job, told=notify(draft, job, Tell(notice, "job_failed"))))
+    else:
+        due_now(draft, job)
 
 
 def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
@@ -124,6 +135,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "began_at": fact.at,
         "calls": (),
         "end": news.end,
+        "resumed_from": None,
         "deadline": None,
         "restarts": restarts,
     }
@@ -140,15 +152,42 @@ def _spent(draft: Draft, job: Job) -> tuple[float, ...]:
 
 def stepped(draft: Draft, fact: Fact, news: Stepped) -> None:
     job = draft.job(news.job)
-    if job is None or job.state.terminal or news.attempt != job.attempt:
+    if job is None or news.attempt != job.attempt:
         return
-    after = replace(job, step=news.step)
-    if news.resumed_from is not None:
-        after = replace(after, resumed_from=news.resumed_from)
+    if job.state.terminal:  # its last steps may be told after its cluster has told its end
+        if news.step > (job.step or 0):
+            draft.put(_resumed(draft, replace(job, step=news.step), news))
+        return
+    after = _resumed(draft, replace(job, step=news.step), news)
     if job.state is JobState.RUNNING and job.interruptions and not job.interruptions[-1].closed:
         after = first_step(after, fact.at)
         draft.tell(f"training again at step {news.step}", key_of(job), event="first_step")
     draft.put(after)
+
+
+def _resumed(draft: Draft, job: Job, news: Stepped) -> Job:
+    """Where an attempt took up, told once for each, with the checkpoints that could not be used."""
+    if news.resumed_from is not None:
+        job = replace(job, resumed_from=news.resumed_from)
+    once = f"resumed:{news.attempt}"
+    if once in job.told or not (news.resumed_from or news.skipped):
+        return job
+    where = f"resumes at step {news.resumed_from}" if news.resumed_from is not None else "begins anew"
+    skipped = "; ".join(why[:SKIPPED_WORDS] for why in news.skipped[:SKIPPED])
+    more = f" and {len(news.skipped) - SKIPPED} more" if len(news.skipped) > SKIPPED else ""
+    told = f"; newer checkpoints were skipped: {skipped}{more}" if skipped else ""
+    draft.tell(f"attempt {news.attempt} {where}{told}", key_of(job), event="resumed")
+    return replace(job, told=(*job.told, once)[-REPEATED_TELLS:])
+
+
+def looked(draft: Draft, news: Looked) -> None:
+    """What the ranks of a hung job were doing is told in the job's story: after the stop nobody can ask again."""
+    intent = draft.intent(news.look)
+    job = intent.act.stacks_of if intent is not None and isinstance(intent.act, Look) else None
+    if job is not None and news.text:
+        more = f"\n… {len(news.text) - STACKS} more characters" if len(news.text) > STACKS else ""
+        text = f"what its ranks on {news.node} were doing:\n{news.text[:STACKS]}{more}"
+        draft.tell(text, f"job:{job}", event="stacks")
 
 
 def hung(draft: Draft, fact: Fact, news: Hung) -> None:

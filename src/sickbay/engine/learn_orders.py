@@ -23,6 +23,7 @@ NODE_VERBS = {
     "reboot": Remedy.REBOOT,
     "replace": Remedy.REPLACE,
 }
+RESET_AT_ONCE = 8  # brakes; each has its line in a unit that has room for few
 INCIDENT_VERBS = ("confirm", "hold", "dismiss", "escalate")
 
 
@@ -147,7 +148,15 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
 
 
 def _reset_brake(draft: Draft, news: Ordered) -> None:
-    brake = draft.read(Brake, f"brake:{news.target}")
-    if brake is not None and brake.tripped_at is not None:
+    """One brake by its name; all of a signature, since a storm trips its pool's and its cluster's; or all."""
+    on = [brake for key in draft.keys("brake") if (brake := draft.peek(Brake, key)) and brake.tripped_at is not None]
+    wanted = [b for b in on if news.target in {"", b.signature, key_of(b).removeprefix("brake:")}]
+    for brake in wanted[:RESET_AT_ONCE]:
         draft.put(released(brake, draft.reading(INGEST)))
         _audit(draft, news, key_of(brake))
+    if len(wanted) > RESET_AT_ONCE:
+        text = f"{len(wanted) - RESET_AT_ONCE} more brakes are on: reset them again"
+        draft.tell(text, "operator:", event="refused")
+    if not wanted:
+        what = f"no brake {news.target!r} is on" if news.target else "no brake is on"
+        draft.tell(f"{news.by}: brake_reset: {what}", "operator:", event="refused")

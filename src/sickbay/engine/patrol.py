@@ -13,7 +13,6 @@ from sickbay.engine.checkups import begin, why_not
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import Checked
 from sickbay.model.fleet import Capability, Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Job, JobState
@@ -67,10 +66,10 @@ def wake(draft: Draft, node: Node, trigger: Trigger = Trigger.SCHEDULE) -> None:
         draft.waits[f"patrol:{node.id}"] = _after(draft, 0.0)
 
 
-def passed(draft: Draft, node: Node, news: Checked) -> Node:
-    """The node after a check of any kind: one that is at least as deep as the schedule's puts its next one off."""
+def passed(draft: Draft, node: Node, level: int) -> Node:
+    """The node after a check of any kind that it passed: one as deep as the schedule's puts its next one off."""
     rule = rule_of(draft.rules.policy, Trigger.SCHEDULE)
-    if rule is None or rule.every is None or news.verdict != "pass" or news.level < rule.level:
+    if rule is None or rule.every is None or level < rule.level:
         return node
     interval = rule.every.total_seconds() * (1 + SPREAD * phase(node))
     return replace(node, check_due=draft.reading(INGEST) + interval)

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from sickbay.brain.attempt import stuck
 from sickbay.brain.drift import shown
 from sickbay.engine import checkups
 from sickbay.engine.learn import in_doubt
@@ -46,7 +47,7 @@ def plan_intent(draft: Draft, subject: str) -> None:
             break
         if intent.state.over:
             draft.waits[subject] = None
-            if intent.owner:
+            if intent.owner and not _no_news(draft, intent):
                 draft.tell(f"{type(intent.act).__name__}: {intent.state}", intent.owner, event="effect")
             if intent.owner.startswith("checkup:"):
                 checkups.ended(draft, intent)
@@ -54,6 +55,12 @@ def plan_intent(draft: Draft, subject: str) -> None:
     until = _next_look(draft, intent)
     on = {key: draft.expect[key] for key in sorted(draft.watched)}
     draft.waits[subject] = WaitMark(until=until, on=on, urgency=1)
+
+
+def _no_news(draft: Draft, intent: Intent) -> bool:
+    """One more try to end what can neither be stopped nor fenced came to nothing."""
+    job = draft.job(intent.act.job) if isinstance(intent.act, StopJob | Fence) else None
+    return job is not None and stuck(job) and intent.state is not IntentState.SEEN
 
 
 def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
@@ -116,5 +123,14 @@ def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
         case IntentState.UNKNOWN if not intent.blind:
             soon = Deadline(clock=intent.clock, at=reading + 0.5 * intent.call_timeout)
             return soon if intent.seen_by is None or soon.at < intent.seen_by.at else intent.seen_by
+        case IntentState.ACCEPTED if (clock := draft.clocks.get(intent.cluster)) and clock.as_of < intent.visible_from:
+            # A read that shows the effect may be older than the one that must show it, and then nothing changes any
+            # more: only a further read tells, and reads wake nobody.
+            soon = Deadline(clock=intent.cluster, at=draft.reading(intent.cluster) + clock.period)
+            return (
+                soon
+                if intent.seen_by is None or intent.seen_by.clock != soon.clock
+                else min(soon, intent.seen_by, key=lambda deadline: deadline.at)
+            )
         case _:
             return intent.seen_by

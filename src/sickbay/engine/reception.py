@@ -55,13 +55,14 @@ class Reception:
     # --- facts
     def _facts(self, report: Report, asked: Mapping[str, Command]) -> Iterator[Fact]:
         received = self._clock.wall()
+        open_still = dict(asked)
         for item in report.items:
             at = moment(received - max(0.0, report.mono_now - item.mono))
             if isinstance(item.news, Answered):
-                command = asked.get(item.news.command)
+                # The first answer counts: an agent that died over its answer may add that it does not know.
+                command = open_still.pop(item.news.command, None)
                 news = _refused(item.news, command, report) if command is not None else None
                 if news is not None:
-                    # One id for all tellings: an agent that forgot what it had answered may answer again.
                     yield Fact(id=f"answered/{item.news.command}", at=at, news=news)
             else:
                 yield Fact(id=fact_id(report, item), at=at, news=_signed(item, report))

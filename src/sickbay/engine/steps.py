@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sickbay.brain.attempt import stuck
 from sickbay.brain.decision import Do, Tell
 from sickbay.engine.seats import turn
 from sickbay.engine.view import Draft
@@ -13,7 +14,17 @@ from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try
-from sickbay.model.intent import Intent, IntentState, Notify, Quarantine, Release, Repair, Verify
+from sickbay.model.intent import (
+    Fence,
+    Intent,
+    IntentState,
+    Notify,
+    Quarantine,
+    Release,
+    Repair,
+    StopJob,
+    Verify,
+)
 from sickbay.model.job import JOB_LIFE, Interruption, Job, JobState
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
@@ -225,7 +236,8 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
     subjects = [key_of(owner)]
     if isinstance(owner, Incident):
         subjects.append(f"node:{owner.node}")
-    draft.tell(f"{_name(do)}: {do.because}", *subjects, event="intent")
+    if not (isinstance(do.act, StopJob | Fence) and isinstance(owner, Job) and stuck(owner)):
+        draft.tell(f"{_name(do)}: {do.because}", *subjects, event="intent")
     return intent, number
 
 

@@ -12,7 +12,7 @@ from sickbay.faces.story import Told, tell, weave
 from sickbay.faces.waits import Waiting, incident_waits, job_waits, node_waits, why_not
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
-from sickbay.model.job import Interruption, Job
+from sickbay.model.job import Interruption, Job, JobState
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.model.rows import Line
@@ -191,8 +191,21 @@ def job_json(archive: Archive, job: Job) -> dict[str, Any]:
         "resumed_from": job.resumed_from,
         "diagnosis": job.diagnosis,
         "interruptions": [interruption_json(one) for one in job.interruptions],
-        "because": (job.wait.because if job.open and job.wait else job.diagnosis or job.stop_asked),
+        "because": _why_job(job),
     }
+
+
+def _why_job(job: Job) -> str:
+    """Of a job that is over the reason of its end: an earlier diagnosis is that of an interruption."""
+    match job.state:
+        case JobState.COMPLETE:
+            return ""
+        case JobState.STOPPED:
+            return job.stop_asked or "cancelled by its owner"
+        case JobState.FAILED:
+            return job.diagnosis
+        case _:
+            return job.wait.because if job.wait else ""
 
 
 def interruption_json(one: Interruption) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 
 from sickbay.model.noun import Noun
 from sickbay.model.rows import Line, Unit, kind_of
@@ -58,7 +59,8 @@ class Changes:
             first = self._ring[0].seq if self._ring else self._seq + 1
             if seq > self._seq or seq < first - 1:
                 return None
-            return [change for change in self._ring if change.seq > seq]
+            newest = takewhile(lambda change: change.seq > seq, reversed(self._ring))
+            return list(newest)[::-1]
 
     def wait(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Until it holds, looked at after each commit; False: it did not in time."""

@@ -61,7 +61,7 @@ class Desk:
         self.learned()
 
     def submit(self, spec: JobSpec, key: str) -> Job:
-        job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:5]}")
+        job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
         if spec.stall_after is None:
             spec = replace(spec, stall_after=self.policy.resume.stall_after.total_seconds())
         self._tell(f"submit/{key}", Submitted(job=job, spec=spec))
@@ -77,12 +77,14 @@ class Desk:
 
     def learned(self) -> bool:
         """Wait until every fact that is stored now has been learned. False: the engine is busy, or away."""
+        last = self._read_up_to()
+        while page := self.store.facts(after=last):
+            last = page[-1].seq
+        return self.changes.wait(lambda: self._read_up_to() >= last, LEARNED_WITHIN)
 
-        def all_read() -> bool:
-            row = self.store.load([CURSOR])[CURSOR].row
-            return not self.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=1)
-
-        return self.changes.wait(all_read, LEARNED_WITHIN)
+    def _read_up_to(self) -> int:
+        row = self.store.load([CURSOR])[CURSOR].row
+        return row.at if isinstance(row, Cursor) else 0
 
     # --- agents
     def receive(self, report: Report) -> Reply:

@@ -29,7 +29,7 @@ from sickbay.model.policy import (
 HELD = "held"  # the event that says: this waits for a person
 ANYTHING = Match()
 # Pauses of nothing are allowed: they mean "do not wait".
-_MAY_BE_ZERO = frozenset({"settle", "native_grace"})
+_MAY_BE_ZERO = frozenset({"settle", "native_grace", "stall_after"})
 _CLOCK = re.compile(r"^(?:[01]\d|2[0-3]):[0-5]\d$|^24:00$")
 
 

@@ -223,7 +223,6 @@ class Pace(Strict):
     watch_for: timedelta = timedelta(hours=1)
     held_reminder: timedelta = timedelta(hours=12)
     vacancy: timedelta = timedelta(hours=1)
-    intake_deadline: timedelta = timedelta(minutes=30)
     drain: Literal["evict", "wait", "force"] = "evict"  # of work that Sickbay does not manage
     bystanders: Literal["wait", "stop"] = "wait"  # managed attempts on a sick node that do not hold what is sick
 

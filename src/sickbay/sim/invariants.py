@@ -149,8 +149,10 @@ class Invariants:
             intent = intents[f"intent:{key}"].row
             if not isinstance(intent, Intent) or intent.state.over:
                 raise self._broken(f"{node} is held by {key}, which is over")
-        claims = {node: job.id for job in self._sim.jobs() if job.open for node in job.claim}
-        places = Capability.PLACE in self._sim.plan.cluster.capabilities  # elsewhere a claim is what the cluster did
+        # What others place is claimed as it is, wherever that may be.
+        ours = [job for job in self._sim.jobs() if job.open and not job.adopted]
+        claims = {node: job.id for job in ours for node in job.claim}
+        places = Capability.PLACE in self._sim.plan.cluster.capabilities
         for node in held.keys() & claims.keys() if places else ():
             raise self._broken(f"{node} is checked by {held[node]} while {claims[node]} has it")
 

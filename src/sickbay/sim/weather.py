@@ -128,7 +128,8 @@ class NotCalm(Broken):
 def random_run(seed: int, *, limits: bool = True) -> Simulation:
     """A run that the seed alone decides, to its end: whatever it does, every invariant must hold.
 
-    A third of them have a cold host, a fifth two engines, a quarter checks on order and a seventh on schedule. Raises Broken (an AssertionError) with the reason.
+    A third of them have a cold host, a fifth two engines, a quarter checks on order, a seventh checks on schedule.
+    Raises Broken (an AssertionError) with the reason.
     """
     rng, checks = Random(seed), Random(-seed)
     sim = _fleet(rng, seed, limits=limits)

@@ -17,7 +17,7 @@ from sickbay.model.intent import IntentState
 from sickbay.model.job import JobState
 from sickbay.model.rows import CURSOR, Unit, Versioned, WaitMark
 from sickbay.ports.store import Store
-from sickbay.testing.store_nouns import LATER, NOON, fact, incident, intent, job, line, node, pulse, writes
+from sickbay.testing.store_nouns import LATER, NOON, checkup, fact, incident, intent, job, line, node, pulse, writes
 
 N, M = NodeId("c/a"), NodeId("c/b")
 CLOCK = "clock:ingest"
@@ -288,7 +288,7 @@ class AgeContract:
         store.append([fact("c")])
         assert [each.id for each in store.facts(last)] == ["c"]
 
-    def test_forgets_closed_incidents_closed_jobs_and_ended_intents(self, store: Store, epoch: int) -> None:
+    def test_forgets_closed_incidents_jobs_and_checkups_and_ended_intents(self, store: Store, epoch: int) -> None:
         rows = (
             incident("old", Phase.RELEASED, closed_at=NOON),
             incident("new", Phase.RELEASED, closed_at=LATER),
@@ -298,13 +298,17 @@ class AgeContract:
             intent("old", IntentState.SEEN, owner="incident:old"),
             intent("of-open", IntentState.SEEN, owner="incident:open"),
             intent("planned", IntentState.PLANNED, owner="incident:old"),
+            checkup("old", closed_at=NOON),
+            checkup("open"),
+            intent("of-open-checkup", IntentState.SEEN, owner="checkup:open"),
             node("a"),
         )
         store.commit(writes(*rows), epoch)
-        assert store.forget(self._between()) == 3
+        assert store.forget(self._between()) == 4
+        assert list(store.keys("checkup")) == ["checkup:open"]
         assert list(store.keys("incident")) == ["incident:new", "incident:open"]
         assert list(store.keys("job")) == ["job:open"]
-        assert list(store.keys("intent")) == ["intent:of-open", "intent:planned"]
+        assert list(store.keys("intent")) == ["intent:of-open", "intent:of-open-checkup", "intent:planned"]
         assert list(store.keys("node")) == ["node:c/a"]
         assert store.forget(self._between()) == 0
 

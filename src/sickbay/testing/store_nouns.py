@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+from sickbay.model.checkup import Checkup
 from sickbay.model.facts import Fact, Observed
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import Incarnation, IncidentId, JobId, Node, NodeId
@@ -56,6 +57,10 @@ def job(name: str, state: JobState = JobState.QUEUED, *, closed_at: datetime | N
         claim={NodeId("c/a"): (0, 1)},
         closed_at=closed_at,
     )
+
+
+def checkup(name: str, *, closed_at: datetime | None = None) -> Checkup:
+    return Checkup(id=name, level=2, by="b", reason="r", asked_at=NOON, closed_at=closed_at)
 
 
 def intent(key: str, state: IntentState = IntentState.PLANNED, *, owner: str = "") -> Intent:

@@ -195,9 +195,17 @@ class Checkpoints:
         try:
             self._save(place, write)
         except Exception as error:  # noqa: BLE001  # it is raised again in the thread that trains
-            self._error = _named(place, error)
+            self._error = self._reason(place, error)
             with suppress(OSError):
                 failed_path(self.directory, place, self.rank).touch()
+
+    def _reason(self, place: Place, error: Exception) -> Exception:
+        """A later attempt may have removed what we were writing: then that is the reason, not a missing file."""
+        try:
+            self._fenced()
+        except CheckpointError as reason:
+            return reason
+        return _named(place, error)
 
     def _save(self, place: Place, write: Callable[[Path], Part]) -> None:
         self._fenced()
@@ -251,6 +259,7 @@ class Checkpoints:
             raise CheckpointError(f"rank {rank} could not save its shard of {place}; its own error says why")
         if self._giving_up.is_set():
             raise CheckpointError(f"this script failed before rank {rank} had saved its shard of {place}")
+        self._fenced()  # a later attempt may also have removed what had arrived
         if time.monotonic() > deadline:
             raise CheckpointError(f"rank {rank} did not save its shard of {place} within {self.patience:g} s")
 

@@ -1,7 +1,7 @@
 """A small training job that shows how `sickbay.train` is used: python -m sickbay.train.sample --steps 200
 
-It fits a line to noisy points with plain gradient descent, each rank on its own part of the data, and writes a
-checkpoint now and then. There is nothing in it but the standard library.
+It fits a line to noisy points with plain gradient descent, the same on every rank, and writes a checkpoint now and
+then. There is nothing in it but the standard library.
 """
 
 import argparse
@@ -17,11 +17,11 @@ def main() -> None:
     checkpoints = train.Checkpoints()
     state = {"step": 0, "slope": 0.0, "offset": 0.0}
     if checkpoints.resumed is not None:
-        state = json.loads(checkpoints.load())
+        state = json.loads(checkpoints.load(rank=0))  # the same on all ranks, so any number of them can go on
         print(f"rank {checkpoints.rank}: resuming at step {state['step']}", flush=True)
     while state["step"] < asked.steps:
         step = int(state["step"]) + 1
-        loss = _descend(state, seed=step * 1000 + checkpoints.rank)
+        loss = _descend(state, seed=step)
         state["step"] = step
         train.heartbeat(step, loss=loss)
         if step % asked.every == 0:

@@ -90,9 +90,9 @@ class _Taking:
         if isinstance(value, bytes):
             return ["b", self.part(value)]
         if isinstance(value, bytearray | memoryview):
-            return ["b", self.part(bytes(value))]
+            return ["b", self.octets(memoryview(value), path)]
         if isinstance(value, array) and value.typecode != "u":
-            return ["a", value.typecode, self.part(value.tobytes())]
+            return ["a", value.typecode, self.octets(memoryview(value), path)]
         if self.torch is not None and isinstance(value, self.torch.Tensor):
             return self.tensor(value, path)
         if self.numpy is not None and isinstance(value, self.numpy.ndarray | self.numpy.generic):
@@ -105,6 +105,15 @@ class _Taking:
     def part(self, octets: Buffer) -> int:
         self.parts.append(octets)
         return len(self.parts) - 1
+
+    def octets(self, value: memoryview, path: str) -> int:
+        host = self.reuse.get(path)
+        if not (isinstance(host, bytearray) and len(host) == value.nbytes and value.contiguous):
+            host = bytearray(value.tobytes())
+        elif host:
+            host[:] = value.cast("B")
+        self.kept[path] = host
+        return self.part(host)
 
     def ndarray(self, value: Any, path: str) -> Any:
         if value.dtype.hasobject or value.dtype.names:

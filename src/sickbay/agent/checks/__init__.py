@@ -1,4 +1,4 @@
-"""What exercises a node's hardware, by level. A new check is one more `Test` in the list of a place."""
+"""What exercises a node's hardware, by level. A new check is one more `Exercise` in the list of a place."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ class CouldNotRun(Exception):  # noqa: N818 - a verdict, not a mistake
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class Exercise:
     """`run` exercises something, not beyond a monotonic moment, and says what is wrong, if anything is."""
 
     name: str
@@ -22,7 +22,7 @@ class Test:
     run: Callable[[float], str]
 
 
-def examine(tests: Sequence[Test], level: int, until: float) -> tuple[str, str, tuple[Tested, ...]]:
+def examine(tests: Sequence[Exercise], level: int, until: float) -> tuple[str, str, tuple[Tested, ...]]:
     """All tests up to a level, so that all that is wrong is known: the verdict, why, and each by itself."""
     results = tuple(_run(test, until) for test in tests if test.level <= level)
     if not results:
@@ -34,7 +34,7 @@ def examine(tests: Sequence[Test], level: int, until: float) -> tuple[str, str, 
     return PASS, "", results
 
 
-def _run(test: Test, until: float) -> Tested:
+def _run(test: Exercise, until: float) -> Tested:
     began = time.monotonic()
     if began >= until:
         verdict, because = COULD_NOT_RUN, "no time was left for it"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from sickbay.adapters.clusters.local.devices import Hardware
-from sickbay.agent.checks import CouldNotRun, Test
+from sickbay.agent.checks import CouldNotRun, Exercise
 
 # name, level, seconds of work: a check of level 1 takes 0.15 s, of level 4 about 5 s
 WORK = (("compute", 1, 0.15), ("memory", 2, 0.45), ("stress", 3, 1.4), ("burn_in", 4, 3.0))
@@ -13,10 +13,10 @@ BLOCK = bytes(range(256)) * 4096
 DIGEST = hashlib.sha256(BLOCK).digest()
 
 
-def virtual_tests(hardware: Hardware, gpus: int, boot_id: str) -> list[Test]:
+def virtual_tests(hardware: Hardware, gpus: int, boot_id: str) -> list[Exercise]:
     return [
-        Test("devices", 1, lambda _: _all_there(hardware, gpus)),
-        *(Test(name, level, _working(hardware, level, seconds, boot_id)) for name, level, seconds in WORK),
+        Exercise("devices", 1, lambda _: _all_there(hardware, gpus)),
+        *(Exercise(name, level, _working(hardware, level, seconds, boot_id)) for name, level, seconds in WORK),
     ]
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 from sickbay.agent.probes.log_file import LogFile
 from sickbay.model.job import LogRule
 
+CHUNKS = 8  # of output in one turn: a rank that writes without end does not keep the agent from everything else
 TEXT = 4096  # characters of a line that are searched
 SEARCH_TAKES = 0.25  # seconds; a pattern that needs longer would keep the agent from everything else
 
@@ -73,9 +74,12 @@ class OutputWatch:
         self.rules = [RuleWatch(rule, began) for rule in rules]
 
     def read(self, now: float) -> None:
-        for _, text in self._file.lines():
-            for watch in self.rules:
-                watch.read(text, now)
+        for _ in range(CHUNKS):
+            for _, text in self._file.lines():
+                for watch in self.rules:
+                    watch.read(text, now)
+            if not self.behind:
+                return
 
     @property
     def behind(self) -> bool:

@@ -1,13 +1,14 @@
 """From bytes to nouns, strictly; what does not fit gives one line that says what to write instead."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect as mi
 
+from sickbay.faces.api.plain import in_words
 from sickbay.faces.api.refusal import Refused
 from sickbay.model.noun import Noun
 
@@ -79,8 +80,9 @@ def _line(said: str, kind: type[Noun], what: str = "field") -> str:
         return _missing(found["field"], _place(found["at"]), what)
     found = _OTHER.match(said)
     assert found is not None
-    place = _path(found["at"] or "$")
-    return f"{place or 'the body'}: {_one_line(found['what'])}"
+    at = found["at"] or "$"
+    leaf = [] if found["key"] else _types_at(kind, at)
+    return f"{_path(at) or 'the body'}: {in_words(_one_line(found['what']), leaf)}"
 
 
 def _missing(name: str, place: str, what: str) -> str:
@@ -91,16 +93,32 @@ def _missing(name: str, place: str, what: str) -> str:
 
 def _fields_at(kind: type[Noun], at: str) -> list[str]:
     """The names that the object at this path may have; none where it cannot be told."""
-    here: Iterable[mi.Type] = [mi.type_info(kind)]
+    return [f.encode_name for one in _types_at(kind, at) if isinstance(one, mi.StructType) for f in one.fields]
+
+
+def _types_at(kind: type[Noun], at: str) -> list[mi.Type]:
+    here: list[mi.Type] = [mi.type_info(kind)]
     for step in re.findall(r"\.([\w-]+)|\[(?:\.\.\.|\d+)\]", at.removeprefix("$")):
         here = [inner for one in here for inner in _inside(one, step)]
-    return [f.encode_name for one in here if isinstance(one, mi.StructType) for f in one.fields]
+    return [inner for one in here for inner in _plain(one)]
+
+
+def _plain(kind: mi.Type) -> list[mi.Type]:
+    match kind:
+        case mi.UnionType():
+            return [inner for one in kind.types for inner in _plain(one)]
+        case mi.Metadata():
+            return _plain(kind.type)
+        case _:
+            return [kind]
 
 
 def _inside(kind: mi.Type, step: str) -> list[mi.Type]:
     match kind:
         case mi.UnionType():
             return [inner for one in kind.types for inner in _inside(one, step)]
+        case mi.Metadata():
+            return _inside(kind.type, step)
         case mi.StructType():
             return [f.type for f in kind.fields if f.encode_name == step]
         case mi.VarTupleType() | mi.ListType():

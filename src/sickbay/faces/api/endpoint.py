@@ -96,7 +96,7 @@ class Endpoint:
         raw = await incoming.read(route.limit)
         body = _body(route, headers, raw)
         key, what = _key(route, scope, headers, raw, who)
-        given = "idempotency-key" in headers
+        given = route.changes and "idempotency-key" in headers
         ask = Ask(
             room=self._room,
             path=scope["path_params"],
@@ -105,14 +105,14 @@ class Endpoint:
             key=key,
             key_given=given,
             who=who,
-            repeated=given and route.changes and self._answered.seen(key, what),
+            repeated=given and self._answered.seen(key, what),
             last_event=headers.get("last-event-id", ""),
             gone=incoming.gone,
         )
         if route.held:
             return await route.does(ask)
         answer = await on_thread(AGENTS if route.role == "agent" else PEOPLE, route.does, ask)
-        if given and route.changes:
+        if given:
             self._answered.note(key, what)
         return answer
 
@@ -155,6 +155,8 @@ def _body(route: Route, headers: Headers, raw: bytes) -> Any:
 def _key(route: Route, scope: Scope, headers: Headers, raw: bytes, who: Token | None) -> tuple[str, str]:
     """The key under which its facts are stored, and what it was used for. Each caller has keys of their own."""
     given = headers.get("idempotency-key")
+    if not route.changes:
+        return "", ""
     if given is None:
         return secrets.token_hex(16), ""
     if not _KEY.fullmatch(given):

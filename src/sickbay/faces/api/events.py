@@ -45,11 +45,13 @@ async def _pieces(ask: Ask) -> AsyncIterator[bytes]:
             at = changes.seq
             yield _event(changes, at, "reset", {})
         elif fresh:
-            yield b"".join(_shown(changes, change) for change in fresh)
             at = fresh[-1].seq
+            yield b"".join(_shown(changes, change) for change in fresh)
+            if any(change.kind == "token" for change in fresh) and not await on_thread(PEOPLE, _still, ask):
+                return  # this reader's token was revoked
         elif loop.time() - said >= COMMENT_EVERY:
-            if ask.who is not None and not await on_thread(PEOPLE, _still, ask):
-                return  # the token was revoked
+            if not await on_thread(PEOPLE, _still, ask):
+                return
             yield b": still here\n\n"
         else:
             await bell.wait(heard, LOOK)

@@ -7,6 +7,8 @@ from sickbay.model.facts import Ordered
 from sickbay.model.fleet import Cursor
 from sickbay.model.rows import CURSOR
 
+MOST = 500  # unread facts that are looked through: an engine that is further behind has not read this one
+
 
 def order(
     ask: Ask, verb: str, target: str, reason: str, *, now: bool = False, args: dict[str, str] | None = None
@@ -15,6 +17,6 @@ def order(
     news = Ordered(verb=verb, target=target, by=ask.by, reason=reasoned(reason), now=now, args=args or {})
     ask.desk.order(news, key=ask.key)
     row = ask.desk.store.load([CURSOR])[CURSOR].row
-    unread = ask.desk.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=500)
-    if any(fact.id == f"order/{ask.key}" for fact in unread):
+    unread = ask.desk.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=MOST)
+    if len(unread) == MOST or any(fact.id == f"order/{ask.key}" for fact in unread):
         raise Refused(503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back")

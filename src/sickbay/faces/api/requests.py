@@ -17,7 +17,7 @@ Reason = Annotated[str, Meta(min_length=1, max_length=1000, description="why; it
 Limit = Annotated[int, Meta(ge=1, le=5000)]
 Level = Annotated[int, Meta(ge=1, le=4)]
 Text = Annotated[str, Meta(max_length=4096)]
-Span = Annotated[float, Meta(gt=0, le=366 * DAYS)]
+Span = Annotated[float, Meta(ge=1, le=366 * DAYS, description="seconds")]
 
 
 def named(name: str, what: str = "name") -> str:
@@ -52,7 +52,7 @@ class Inject(Asked):
     line: Text = ""
     defect: Annotated[str, Meta(max_length=100)] = ""
     device: Annotated[int, Meta(ge=0, le=1023)] = 0
-    cured_by: Literal["reset", "reboot", "replace", "nothing"] = "reboot"
+    cured_by: Literal["", "reset", "reboot", "replace", "nothing"] = ""
 
     def breakage(self) -> Breakage:
         given = [name for name, value in (("xid", self.xid), ("line", self.line), ("defect", self.defect)) if value]

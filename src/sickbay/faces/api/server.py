@@ -66,14 +66,11 @@ def serve(
 
     `running` is given what stops it, before `ready`. Port 0 takes a free one. Raises BadInput.
     """
-    listening = _listen(host, port)
-    try:
+    with _listen(host, port) as listening:
         server = _make(app, listening, host, lambda: ready(server.url), certfile, keyfile)
         if running is not None:
             running(Served(server))
         asyncio.run(server.serve(sockets=[listening]))
-    finally:
-        listening.close()
 
 
 @contextlib.contextmanager
@@ -81,22 +78,21 @@ def served(
     app: Starlette, host: str = "127.0.0.1", port: int = 0, certfile: str | None = None, keyfile: str | None = None
 ) -> Iterator[Served]:
     """Serves on a thread of its own while the block runs. Raises BadInput."""
-    listening = _listen(host, port)
     up = threading.Event()
-    server = _make(app, listening, host, up.set, certfile, keyfile)
-    thread = threading.Thread(
-        target=lambda: asyncio.run(server.serve(sockets=[listening])), name="sickbay api", daemon=True
-    )
-    thread.start()
-    try:
-        while not up.wait(0.05):
-            if not thread.is_alive():
-                raise BadInput(f"cannot serve on {server.url}: the log says why")
-        yield Served(server)
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
+    with _listen(host, port) as listening:
+        server = _make(app, listening, host, up.set, certfile, keyfile)
+        thread = threading.Thread(
+            target=lambda: asyncio.run(server.serve(sockets=[listening])), name="sickbay api", daemon=True
+        )
+        thread.start()
+        try:
+            while not up.wait(0.05):
+                if not thread.is_alive():
+                    raise BadInput(f"cannot serve on {server.url}: the log says why")
+            yield Served(server)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def _make(

@@ -8,7 +8,7 @@ from sickbay.faces.cli.client import connect, segment
 from sickbay.faces.cli.columns import Column, card, columns, count, hint, say, short_node, some
 from sickbay.faces.cli.names import complete_job, complete_running, reason_option
 from sickbay.faces.cli.show import as_json, clean, print_json
-from sickbay.faces.cli.stages import print_interruptions
+from sickbay.faces.cli.stages import print_interruptions, why
 
 MOST = 5000  # that the server gives at once
 STATES = ("QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED")
@@ -41,7 +41,7 @@ def jobs(state: str | None, as_json: bool) -> None:
         [Column("job"), Column("state"), Column("attempt", right=True), Column("step", right=True), Column("nodes"),
          Column("because", cut=True)],
         [
-            (job["id"], job["state"], job["attempt"], job["step"], some(job["nodes"], 2), job["because"])
+            (job["id"], job["state"], job["attempt"], job["step"], some(job["nodes"], 2), why(job))
             for job in found
         ],
     )  # fmt: skip
@@ -69,8 +69,8 @@ def print_job(job: dict[str, Any]) -> None:
         f"job {job['id']}",
         job["state"],
         [
-            ("because", job["because"]),
-            ("diagnosis", job["diagnosis"] if job["diagnosis"] != job["because"] else ""),
+            ("because", why(job)),
+            ("diagnosis", job["diagnosis"] if job["diagnosis"] != why(job) and job["state"] != "COMPLETE" else ""),
             ("attempt", job["attempt"] or "none yet"),
             ("restarts", job["restarts"] or ""),
             ("nodes", ", ".join(short_node(name) for name in job["nodes"])),
@@ -97,5 +97,4 @@ def stop(job: str, reason: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    because = f": {found['because']}" if found["because"] else ""
-    click.echo(f"{found['id']} is {found['state']}{clean(because)}")
+    click.echo(f"{found['id']} is {found['state']}{clean(f': {said}') if (said := why(found)) else ''}")

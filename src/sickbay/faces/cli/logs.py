@@ -8,7 +8,7 @@ import click
 from sickbay.faces.cli.client import Refused, Unreachable, connect, segment
 from sickbay.faces.cli.columns import say
 from sickbay.faces.cli.names import complete_job
-from sickbay.faces.cli.stages import OVER
+from sickbay.faces.cli.stages import OVER, why
 
 if TYPE_CHECKING:
     from sickbay.faces.cli.client import Client
@@ -120,7 +120,7 @@ class Reader:
                     done = job["attempt"]
                     self.read(done, follow=True, told=done > 1)
                 elif job["state"] in OVER:
-                    say(f"{self._job} is over: {job['state']}{f': {why}' if (why := job['because']) else ''}")
+                    say(f"{self._job} is over: {job['state']}{f': {said}' if (said := why(job)) else ''}")
                     return
                 else:
                     watch.wait(NEXT_LOOK)

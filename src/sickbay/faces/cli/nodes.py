@@ -8,7 +8,7 @@ import click
 from sickbay.faces.cli.client import connect, node_path
 from sickbay.faces.cli.columns import Column, card, columns, count, hint, say
 from sickbay.faces.cli.names import complete_node, reason, reason_option
-from sickbay.faces.cli.show import as_json, print_json
+from sickbay.faces.cli.show import as_json, clean, print_json
 
 node_argument = click.argument("node", metavar="NODE", shell_complete=complete_node)
 
@@ -45,7 +45,7 @@ def nodes(pool: str | None, as_json: bool) -> None:
                 len(node["devices"]),
                 node["job"] or "",
                 node["incident"] or "",
-                node["because"],
+                reason_of(node),
             )
             for node in found
         ],
@@ -77,7 +77,7 @@ def print_node(node: dict[str, Any]) -> None:
         f"node {node['id']}",
         node["state"],
         [
-            ("because", node["because"]),
+            ("because", reason_of(node)),
             ("pool", node["pool"]),
             ("schedulable", "yes" if node["schedulable"] else "no"),
             ("jobs", ", ".join(node.get("jobs") or [])),
@@ -90,14 +90,18 @@ def print_node(node: dict[str, Any]) -> None:
     )
 
 
+def reason_of(node: dict[str, Any]) -> str:
+    """Without the phase in front where it is the state's own word."""
+    return str(node["because"]).removeprefix(f"{node['state']}: ")
+
+
 def _act(verb: str, node: str, why: str, *, now: bool | None, example: str, as_json: bool) -> None:
     body = {"reason": reason(why, example), **({"now": True} if now else {})}
     found = connect().post(f"{node_path(node)}/{verb}", body)
     if as_json:
         print_json(found)
         return
-    because = f": {found['because']}" if found["because"] else ""
-    click.echo(f"{found['id']} is {found['state']}{because}")
+    click.echo(f"{found['id']} is {found['state']}{clean(f': {said}') if (said := reason_of(found)) else ''}")
     if found["incident"]:
         hint(f"watch it: sickbay explain {found['incident']}")
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sickbay.faces.cli.columns import PAINT
 from sickbay.faces.cli.show import COLOURS, STATES, clean, span
-from sickbay.faces.cli.stages import OVER
+from sickbay.faces.cli.stages import OVER, why
 from sickbay.faces.story import Told, short
 
 Fleet = dict[str, Any]
@@ -164,7 +164,7 @@ def _jobs(jobs: Sequence[dict[str, Any]], room: int) -> RenderableType:
     table.add_column("because", ratio=1, no_wrap=True, overflow="ellipsis")
     fit = jobs if len(jobs) <= room else jobs[: room - 1]
     for job in fit:
-        because = clean(job["because"] or "") if job["state"] != "RUNNING" else ""
+        because = clean(why(job)) if job["state"] != "RUNNING" else ""
         table.add_row(
             job["id"],
             Text(job["state"], style=PAINT.get(job["state"], "")),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sickbay.faces.cli.show import span
-from sickbay.faces.cli.stages import OVER, reached
+from sickbay.faces.cli.stages import OVER, reached, why
 
 STEP_EVERY = 10.0  # seconds between two lines that tell a step
 
@@ -48,13 +48,13 @@ class Progress:
         return f"  {stage}{took}{whole}"
 
     def _states(self, job: dict[str, Any]) -> None:
-        state, because = job["state"], job["because"] or ""
+        state, because = job["state"], why(job)
         waits = state in {"QUEUED", "GATING"} or state in OVER
         if (state, job["attempt"]) != (self._state, self._attempt) or (waits and because != self._because):
             attempt = f", attempt {job['attempt']}" if job["attempt"] else ""
             where = f" on {', '.join(job['nodes'])}" if state == "RUNNING" and job["nodes"] else ""
-            why = f": {because}" if because and state != "RUNNING" else ""
-            self._tell(f"{state}{attempt}{where}{why}")
+            reason = f": {because}" if because and state != "RUNNING" else ""
+            self._tell(f"{state}{attempt}{where}{reason}")
         self._state, self._because, self._attempt = state, because, job["attempt"]
 
     def _steps(self, job: dict[str, Any]) -> None:

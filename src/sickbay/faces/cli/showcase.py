@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 import click
+from msgspec.structs import replace
 
 from sickbay.faces.archive import Archive
 from sickbay.faces.cli.show import heading, span, story_line, table
@@ -14,10 +15,12 @@ from sickbay.hosts.desk import Desk
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobSpec
+from sickbay.model.rows import Line
 from sickbay.ports.breakable import Breakage
 from sickbay.sim.report import incident_seconds, interruption_seconds, training_again
 
 SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
+AS_USUAL = frozenset({"opened", "quarantine", "empty", "verify"})  # what every newcomer goes through
 READY_WITHIN, HEALED_WITHIN = 60.0, 180.0
 BREAK_AT = 25  # the step: two checkpoints are written by then
 MEANINGS = {
@@ -43,9 +46,26 @@ class Ticker:
         news = self._changes.since(self._seen)
         self._seen = self._changes.seq if news is None else news[-1].seq if news else self._seen
         lines = [change.line for change in news or () if change.line is not None]
-        for told in tell([line for line in lines if self._everything or line.event not in SMALL]):
+        for told in tell([_welcomed(line) for line in lines if self._everything or not _small(line)]):
             if told.about.partition(":")[0] in {"node", "job", "incident", "brake"}:
                 click.echo(story_line(local(told.at), told))
+
+
+def _small(line: Line) -> bool:
+    return line.event in SMALL or (_intake(line) and line.event in AS_USUAL)
+
+
+def _welcomed(line: Line) -> Line:
+    """A newcomer's intake is told of the node: its incident is nothing that a person would look up."""
+    nodes = [subject for subject in line.subjects if subject.startswith("node:")]
+    if not _intake(line) or not nodes:
+        return line
+    text = "new here: checked, and fit for work" if line.event == "release" else line.text
+    return replace(line, subjects=(nodes[0], *line.subjects), text=text)
+
+
+def _intake(line: Line) -> bool:
+    return bool(line.subjects) and line.subjects[0].startswith("incident:n")  # n: a newcomer's, by the engine
 
 
 def local(at: datetime) -> str:

@@ -24,9 +24,24 @@ def durations(interruption: dict[str, Any]) -> list[tuple[str, float]]:
     ]
 
 
-def in_words(interruption: dict[str, Any]) -> str:
+def end_of(interruption: dict[str, Any]) -> str:
+    """A job that reports no steps is back when all its ranks run."""
     again = interruption.get("training_again_after")
-    end = f"training again after {again:.1f} s" if again is not None else "not training again"
+    if again is not None:
+        return f"training again after {again:.1f} s"
+    times = dict(reached(interruption))
+    if "detected" in times and "started" in times:
+        return f"running again after {(times['started'] - times['detected']).total_seconds():.1f} s"
+    return "not running again"
+
+
+def why(job: dict[str, Any]) -> str:
+    """One that is complete needs no reason; what it once stumbled over is in its interruptions."""
+    return "" if job["state"] == "COMPLETE" else str(job["because"] or job["diagnosis"])
+
+
+def in_words(interruption: dict[str, Any]) -> str:
+    end = end_of(interruption)
     incidents = f" ({', '.join(interruption['incidents'])})" if interruption["incidents"] else ""
     return clean(f"attempt {interruption['attempt']}: {interruption['cause']}{incidents}: {end}")
 

@@ -10,8 +10,8 @@ import click
 from sickbay.faces.cli.client import Unreachable, connect, segment
 from sickbay.faces.cli.columns import count, hint, say
 from sickbay.faces.cli.names import complete_nodes, seconds
-from sickbay.faces.cli.show import as_json, leave, print_json
-from sickbay.faces.cli.stages import OVER
+from sickbay.faces.cli.show import as_json, clean, leave, print_json
+from sickbay.faces.cli.stages import OVER, why
 from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
@@ -76,12 +76,8 @@ def submit(command: tuple[str, ...], wait: bool, as_json: bool, **options: Any) 
     if as_json:
         print_json(job)
     else:
-        click.echo(f"{job['id']} {job['state']}{_why(job)}")
+        click.echo(f"{job['id']} {job['state']}{clean(f': {said}') if (said := why(job)) else ''}")
     leave(0 if job["state"] == "COMPLETE" else 1)
-
-
-def _why(job: dict[str, Any]) -> str:
-    return f": {job['diagnosis'] or job['because']}" if job["diagnosis"] or job["because"] else ""
 
 
 # --- what is asked for

@@ -3,7 +3,7 @@
 import click
 
 from sickbay.faces.cli.client import connect, segment
-from sickbay.faces.cli.columns import Column, clock, columns, say
+from sickbay.faces.cli.columns import Column, ago, columns, say
 from sickbay.faces.cli.names import complete_node
 from sickbay.faces.cli.show import as_json, print_json
 from sickbay.model.errors import BadInput
@@ -57,8 +57,8 @@ def list_tokens(as_json: bool) -> None:
         say("no tokens: sickbay token create NAME --role viewer")
     else:
         columns(
-            [Column("name"), Column("role"), Column("node"), Column("given by"), Column("at")],
-            [(t["name"], t["role"], t["node"] or "", t["by"], clock(t["issued_at"])) for t in found],
+            [Column("name"), Column("role"), Column("node"), Column("given by"), Column("since", right=True)],
+            [(t["name"], t["role"], t["node"] or "", t["by"], ago(t["issued_at"])) for t in found],
         )
 
 

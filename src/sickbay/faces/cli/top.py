@@ -69,10 +69,10 @@ class View:
 
     def hear(self, events: "list[Event]") -> None:
         for event in events:
-            if event.name == "told" and event.data.get("event") not in SMALL:
-                self.ticker.append(told_of(event.data))
-            elif event.name != "told":
+            if event.name != "told":
                 self._stale = True
+            elif event.data and event.data.get("event") not in SMALL:
+                self.ticker.append(told_of(event.data))
         del self.ticker[:-TICKER]
 
     def refresh(self) -> None:

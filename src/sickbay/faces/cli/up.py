@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -23,16 +24,15 @@ state_option = click.option(
     "--state", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Where everything is kept (default: $SICKBAY_STATE, else ~/.local/state/sickbay).",
 )  # fmt: skip
-NEXT = """
-Now try, in another terminal:
-  sickbay top                                     the fleet, live
-  sickbay nodes                                   every node and why it is as it is
-  sickbay explain {job}                      the whole story of the job
-  sickbay logs {job} --follow                what its rank 0 writes
-  sickbay inject node-1 --defect ecc_uncorrectable --cured-by replace
-  sickbay submit --name mine --nodes 2 --wait -- python train.py
-  sickbay down                                    end everything
-"""
+NEXT = (
+    ("top", "the fleet, live"),
+    ("nodes", "every node, and why it is as it is"),
+    ("explain {job}", "the whole story of the job"),
+    ("logs {job} --follow", "what its rank 0 writes"),
+    ("inject node-1 --defect ecc_uncorrectable", "break something else; --defect list shows what"),
+    ("submit --name mine --nodes 2 --wait -- {python} -m sickbay.train.sample", "a job of your own"),
+    ("down", "end everything"),
+)
 
 
 @click.command("up")
@@ -69,6 +69,7 @@ def up(
     refuse_open_door(host, secured=False)
     place = (state or default_state()).absolute()
     rules = load_policy(policy)
+    _refuse_a_second(place)
     if detach:
         _in_the_background(place)
         return
@@ -85,13 +86,14 @@ def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
     service.start(lambda text: click.echo(f"{text}; the state is in {wish.state}"))
     remember(service.url, service.token)
     click.echo(f"serving on {service.url}, policy {policy.name}")
-    job = "JOB"
+    _elsewhere(service.url)
+    job = ""
     try:
         if demo:
             showcase = Showcase(service.desk, steps=DEMO_STEPS)
             showcase.run(to_the_end=False)
             job = showcase.job.id if showcase.job is not None else job
-        click.echo(NEXT.format(job=job))
+        _next_steps(job)
         ticker = Ticker(service.desk)
         trouble = ""
         while not ended.wait(0.2):
@@ -108,6 +110,40 @@ def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
         from sickbay.faces.cli.credentials import forget
 
         forget(service.url)
+
+
+def _refuse_a_second(state: Path) -> None:
+    """The store's own lock decides; this only says it in a newcomer's words."""
+    from sickbay.model.errors import BadInput
+
+    pid = _pid_in(state / "controller.json")
+    if pid and _is_controller(pid):
+        raise BadInput(
+            f"a controller serves {state} already (process {pid}): look with 'sickbay nodes', end it with "
+            "'sickbay down', or start another with --state DIR --port P"
+        )
+
+
+def _elsewhere(url: str) -> None:
+    """Other commands look at the default address: whoever serves elsewhere must tell them."""
+    from sickbay.faces.cli.client import DEFAULT_URL
+
+    if url != DEFAULT_URL and os.environ.get("SICKBAY_URL", "").rstrip("/") != url:
+        click.echo(f"  not the usual address; for other commands:  export SICKBAY_URL={url}")
+
+
+def _next_steps(job: str) -> None:
+    """What to try. What is about a job is left out where there is none."""
+    ours = Path(shutil.which("python") or "/").parent == Path(sys.executable).parent
+    python = "python" if ours else sys.executable
+    known = [
+        (f"sickbay {line.format(job=job, python=python)}", what) for line, what in NEXT if job or "{job}" not in line
+    ]
+    width = max(len(line) for line, _ in known if len(line) < 60)
+    click.echo("\nNow try, in another terminal:")
+    for line, what in known:
+        click.echo(f"  {line:<{width}}  {click.style(what, dim=True)}")
+    click.echo()
 
 
 class _Signals:
@@ -149,7 +185,9 @@ def _in_the_background(state: Path) -> None:
         time.sleep(0.05)
     import json
 
-    click.echo(f"serving on {json.loads(record.read_text())['url']}, in the background; 'sickbay down' ends it")
+    url = json.loads(record.read_text())["url"]
+    click.echo(f"serving on {url}, in the background; 'sickbay down' ends it")
+    _elsewhere(url)
 
 
 def _pid_in(record: Path) -> int:
@@ -182,18 +220,21 @@ def down(state: Path | None) -> None:
         click.echo(f"nothing runs here: {place} has no state of a cluster (give another with --state)", err=True)
         leave(1)
     pid = _pid_in(record)
-    if pid and _is_controller(pid):
+    serving = bool(pid) and _is_controller(pid)
+    if serving:
         os.kill(pid, signal.SIGTERM)
         if not _wait(lambda: not _is_controller(pid), 30.0):
             os.kill(pid, signal.SIGKILL)
     room = Room(place / "local")
-    ended = len(room.names()) if room.exists() else 0
-    if ended:
-        room.down()
+    living = sum(room.alive(name) for name in room.names()) if room.exists() else 0
+    if room.exists():
+        room.down()  # also where no supervisor lives: one that died may have left its ranks behind
     record.unlink(missing_ok=True)
     if url:
         forget(url)
-    click.echo(f"down: the controller and {ended} nodes have ended")
+    ended = [*(["the controller"] if serving else []), *([f"{living} nodes"] if living else [])]
+    said = f"down: {' and '.join(ended)} ended" if ended else "nothing was running"
+    click.echo(f"{said}; the next 'sickbay up' goes on from {place}")
 
 
 def _is_controller(pid: int) -> bool:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 
 from sickbay.adapters.clusters.local import processes
+from sickbay.adapters.clusters.local.complaints import complain
 from sickbay.adapters.clusters.local.files import BOOT_MARK, Paths, Seat
 
 AGENT_MARK = "SICKBAY_AGENT_RUN"  # in the environment of an agent and all that it starts
@@ -58,13 +59,13 @@ class AgentProcess:
             )
         except (OSError, subprocess.SubprocessError) as error:
             # A node without an agent is a node whose agent is silent: the controller sees to that.
-            print(f"the agent could not be started: {error}", file=sys.stderr, flush=True)
+            complain(f"the agent could not be started: {error}")
 
     def turn(self) -> bool:
         """True: it has ended since the last turn."""
         if self._process is None or self._process.poll() is None:
             return False
-        print(f"the agent ended with exit code {self._process.returncode}", file=sys.stderr, flush=True)
+        complain(f"the agent ended with exit code {self._process.returncode}")
         self._process = None
         return True
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from sickbay.adapters.clusters.local.complaints import complain
 from sickbay.adapters.clusters.local.files import BOOT_MARK, Paths, Seat, read
 from sickbay.adapters.clusters.local.supervisor import Supervisor
 
@@ -63,5 +64,5 @@ def _lock(alive: Path) -> int | None:
 
 
 def _refuse(code: int, text: str) -> int:
-    print(text, file=sys.stderr, flush=True)
+    complain(text)
     return code

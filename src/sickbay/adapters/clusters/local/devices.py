@@ -81,6 +81,8 @@ class Hardware:
     def ensure(self, gpus: int) -> Devices:
         """The devices; new ones where there are none yet."""
         with self._locked():
+            for torn in self._file.parent.glob(f".{self._file.name}.*"):
+                torn.unlink(missing_ok=True)  # left by somebody who was killed while writing, as we hold the lock now
             there = read(self._file, Devices)
             if there is None:
                 there = create(gpus)
@@ -118,7 +120,7 @@ class Hardware:
                 for device in now.devices
             )
             if shaken != now.devices:
-                write(self._file, replace(now, devices=shaken), durable=False)
+                write(self._file, replace(now, devices=shaken))
 
     def cure(self, remedy: Remedy, devices: Iterable[int] = ()) -> tuple[Defect, ...]:
         """What this remedy takes away: all of it, or, where devices are named, theirs only. Returns what it cured."""

@@ -34,14 +34,21 @@ def adopt_orphans() -> None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def orphans(known: Iterable[int]) -> tuple[int, ...]:
+    """Our children, dead or alive, that we have not started ourselves."""
+    mine = set(known)
+    try:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split()
+    except OSError:
+        return ()
+    return tuple(int(pid) for pid in children if int(pid) not in mine)
+
+
 def bury_orphans(known: Iterable[int]) -> None:
     """Reap adopted children that have ended; those in `known` are left to whoever started them."""
-    mine = set(known)
-    with suppress(OSError):
-        for word in Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split():
-            if int(word) not in mine:
-                with suppress(ChildProcessError):
-                    os.waitpid(int(word), os.WNOHANG)
+    for pid in orphans(known):
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def has_ended(pid: int) -> bool:

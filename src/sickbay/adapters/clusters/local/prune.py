@@ -26,13 +26,13 @@ def prune(room: Room, attempts: Attempts) -> None:
                 attempts.forget(attempt)
         listed = {attempt.name for attempt in attempts.all()}
     for name in room.names():
-        with room.held(name) as seat:
-            paths = room.paths(name)
-            instances = paths.seat / "instances"
-            _keep(instances.iterdir(), INSTANCES, spare={seat.instance_id})
-            _keep(instances.glob("*/runs/*"), RUNS, spare=listed)
-            _keep(instances.glob("*/boots/*"), BOOTS, spare={seat.boot_id})
-            _keep(paths.repairs.glob("*.json"), REPAIRS, spare=set())
+        # Without holding the seat, which a repair may do for long: what has just come is the newest and stays.
+        seat, paths = room.seat(name), room.paths(name)
+        instances = paths.seat / "instances"
+        _keep(instances.iterdir(), INSTANCES, spare={seat.instance_id})
+        _keep(instances.glob("*/runs/*"), RUNS, spare=listed)
+        _keep(instances.glob("*/boots/*"), BOOTS, spare={seat.boot_id})
+        _keep(paths.repairs.glob("*.json"), REPAIRS, spare=set())
 
 
 def _keep(paths: Iterable[Path], most: int, spare: set[str]) -> None:

@@ -21,7 +21,9 @@ from sickbay.adapters.clusters.local.files import BOOT_MARK, Paths, Rank, RankPl
 from sickbay.adapters.clusters.local.output import Capture
 from sickbay.model.fleet import JobId
 
-RANK_MARK = "SICKBAY_RANK"  # <job>.<attempt>.<rank>, in the environment of everything that a rank starts
+# <job>.<attempt>.<rank>.<boot>, in the environment of everything that a rank starts; with the boot, because another
+# cluster on this machine may well have a job of the same name.
+RANK_MARK = "SICKBAY_RANK"
 SECRETS = ("SICKBAY_TOKEN", "SICKBAY_AGENT")  # variables of the supervisor and its agent that are none of a job's
 
 NOT_FOUND = 127
@@ -264,7 +266,7 @@ class Ranks:
 
 
 def _mark(rank: Rank) -> str:
-    return f"{rank.job}.{rank.attempt}.{rank.rank}"
+    return f"{rank.job}.{rank.attempt}.{rank.rank}.{rank.boot_id}"
 
 
 def _same(one: Rank, other: Rank) -> bool:

@@ -12,9 +12,16 @@ from sickbay.adapters.clusters.local.ring import Ring
 from sickbay.adapters.clusters.local.room import reap
 from sickbay.adapters.clusters.local.sight import Looker, Sight
 from sickbay.adapters.clusters.local.ticks import Ticks
-from sickbay.adapters.clusters.local.verdicts import Evidence, judge
+from sickbay.adapters.clusters.local.verdicts import Evidence, boot_lasts, judge
 from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
 from sickbay.model.fleet import JobId, NodeId
+
+_BLINK = 0.01  # seconds between two looks: a program that just begins shows its environment a moment later
+
+
+def marks(attempt: Attempt, part: Part) -> list[str]:
+    """What everything that the part's ranks have started carries in its environment."""
+    return [f"{RANK_MARK}={attempt.name}.{plan.rank}.{part.boot_id}" for plan in part.ranks]
 
 
 class Reader:
@@ -31,6 +38,7 @@ class Reader:
         self.nodes: dict[NodeId, NodeSeen] = {}
         self.jobs: dict[tuple[JobId, int], JobSeen] = {}
         self.sights: dict[str, Sight] = {}
+        self._busy: set[NodeId] = set()
 
     def read(self) -> None:
         """Look at everything. Dated before it begins: so it shows all that was done until then."""
@@ -41,10 +49,15 @@ class Reader:
         pending = {attempt.name: self._pending(attempt) for attempt in attempts if attempt.closed_at is None}
         found = {name: self.looker.look(name) for name in self.names()}
         self.sights = {name: sight for name, sight in found.items() if sight is not None}
+        ghosts = self._ghosts(attempts)
         jobs = {}
         for attempt in attempts:
-            mine = pending.get(attempt.name, frozenset())
-            evidence = Evidence(sights=self.sights, pending=mine, haunted=self._haunted, now=time.time())
+            evidence = Evidence(
+                sights=self.sights,
+                pending=pending.get(attempt.name, frozenset()),
+                haunted=lambda attempt, part: not ghosts.isdisjoint(marks(attempt, part)),
+                now=time.time(),
+            )
             jobs[attempt.job, attempt.attempt] = self._judged(attempt, evidence)
         self._compare({sight.seat.id: self._seen(sight) for sight in self.sights.values()}, jobs)
         self.reached = as_of
@@ -70,9 +83,20 @@ class Reader:
                 self.attempts.save(after, durable=False)
         return JobSeen(job=after.job, attempt=after.attempt, as_of=0.0, ranks=states, end=after.end, cluster=self._id)
 
-    def _haunted(self, attempt: Attempt, part: Part) -> bool:
-        """A node's end takes its ranks along; where it did not, they are gone only when nothing of them lives."""
-        return bool(find(marks=[f"{RANK_MARK}={attempt.name}.{plan.rank}" for plan in part.ranks]))
+    def _ghosts(self, attempts: list[Attempt]) -> set[str]:
+        """Marks of what outlives its boot. A node's end takes its ranks along, but not always all that they started."""
+        wanted = [
+            mark
+            for attempt in attempts
+            for part in attempt.open
+            if not boot_lasts(part, self.sights.get(part.seat))
+            for mark in marks(attempt, part)
+        ]
+        if not wanted:
+            return set()
+        living = set(find(marks=wanted).values())
+        time.sleep(_BLINK)
+        return living | set(find(marks=wanted).values())
 
     def _compare(self, nodes: dict[NodeId, NodeSeen], jobs: dict[tuple[JobId, int], JobSeen]) -> None:
         for node in self.nodes.keys() - nodes.keys():
@@ -84,6 +108,7 @@ class Reader:
             if self.jobs.get(key) != job:
                 self.ring.add(job)
         self.nodes, self.jobs = nodes, jobs
+        self._busy = {node for job in jobs.values() for node, state in job.ranks.items() if state == "running"}
 
     def _seen(self, sight: Sight) -> NodeSeen:
         seat = sight.seat
@@ -105,5 +130,4 @@ class Reader:
 
     def dated_node(self, seen: NodeSeen) -> NodeSeen:
         # Jobs say where they run; a node's own entry is not written anew when ranks come and go.
-        busy = any(job.ranks.get(seen.node) == "running" for job in self.jobs.values())
-        return replace(seen, as_of=self.reached, busy=busy)
+        return replace(seen, as_of=self.reached, busy=seen.node in self._busy)

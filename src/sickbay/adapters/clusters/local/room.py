@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -18,11 +18,13 @@ from sickbay.adapters.clusters.local.files import BOOT_MARK, ClusterFile, Paths,
 from sickbay.adapters.clusters.local.locks import held, holder
 from sickbay.adapters.clusters.local.processes import find, kill
 from sickbay.model.errors import BadInput, Gone, Unknown
+from sickbay.model.fault import Remedy
 
 SUPERVISOR = "sickbay.adapters.clusters.local.supervisor"
 POLITE = 8.0  # seconds: a supervisor gives its ranks five of them
 LOG_SIZE = 1 << 20
 _LOOK = 0.02  # seconds between two looks at what is ending
+_SHOWS_WITHIN = 1.0  # seconds
 _KILL_WITHIN = 30.0  # seconds; what does not die of SIGKILL hangs in the kernel
 # Of whoever switches the room on: not for the machines in it.
 _PRIVATE = ("SICKBAY_TOKEN", "SICKBAY_RANK", "SICKBAY_JOB_ID", "SICKBAY_ATTEMPT", "SICKBAY_HEARTBEAT", BOOT_MARK)
@@ -181,6 +183,7 @@ class Room:
             following = replace(seat, power=Power.ON)
             if spent:
                 kill_boots({seat.boot_id})
+                Hardware(self.paths(name), seat.instance_id).cure(Remedy.REBOOT)  # whoever boots it
                 following = replace(following, previous=seat.incarnation, boot_id=new_boot())
             if following != seat:
                 self.save(following)
@@ -215,6 +218,8 @@ class Room:
                 close_fds=True,
             )
         _children[child.pid] = child
+        # The kernel shows a new program's environment a moment after it began: whoever comes next must find the mark.
+        _until(lambda: child.pid in find(marks=[mark]) or child.poll() is not None, within=_SHOWS_WITHIN)
 
     def kill_boot(self, boot_id: str) -> None:
         """End everything that carries this boot's mark, at once. Returns when nothing of it is left."""
@@ -234,9 +239,7 @@ class Room:
         for pid in self._supervisors():
             kill([pid], signal.SIGTERM)
             kill([pid], signal.SIGCONT)
-        deadline = time.monotonic() + within
-        while time.monotonic() < deadline and any(self.alive(name) for name in names):
-            time.sleep(_LOOK)
+        _until(lambda: not any(self.alive(name) for name in names), within=within)
         kill_boots({boot for name in names for boot in self._boots(name)}, first=self._supervisors())
         reap()
 
@@ -262,10 +265,16 @@ def kill_boots(boots: Iterable[str], first: Iterable[int] = ()) -> None:
         empty = 0 if found else empty + 1
         kill(sorted(found, key=lambda pid: (pid not in leaders, pid)))
         reap()
-        if found:
-            if time.monotonic() > deadline:
-                raise Unknown(f"processes {sorted(found)} do not die of SIGKILL")
-            time.sleep(_LOOK)
+        if found and time.monotonic() > deadline:
+            raise Unknown(f"processes {sorted(found)} do not die of SIGKILL")
+        if empty < 2:
+            time.sleep(_LOOK)  # also between two empty looks: a program that just begins shows its mark a moment later
+
+
+def _until(condition: Callable[[], bool], within: float) -> None:
+    deadline = time.monotonic() + within
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(_LOOK)
 
 
 def reap() -> None:

@@ -3,11 +3,12 @@
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from sickbay.adapters.clusters.local.files import (
+    BOOT_MARK,
     STALE,
     ClusterFile,
     Devices,
@@ -19,6 +20,7 @@ from sickbay.adapters.clusters.local.files import (
     read,
 )
 from sickbay.adapters.clusters.local.locks import holder
+from sickbay.adapters.clusters.local.processes import find
 from sickbay.model.errors import Rejected
 from sickbay.model.fleet import Device, Incarnation, JobId
 
@@ -60,9 +62,9 @@ class Sight:
     seat: Seat
     pid: int | None  # of the supervisor, by its lock
     status: Status | None
-    devices: tuple[Device, ...]
     fresh: bool  # the last beat is not old
     came_up: bool  # this boot has been ready
+    devices: tuple[Device, ...] = ()  # of the instance that is shown
 
     @property
     def begun(self) -> bool:
@@ -91,7 +93,11 @@ class Sight:
     def must_be(self, expect: Incarnation | None) -> None:
         """Refuse where another is meant. Of a machine that does not run nobody knows the boot: its holder decides."""
         now = self.seat.incarnation
-        if expect is None or now == expect or (not self.runs and now.same_holder(expect)):
+        if expect is None or now == expect:
+            return
+        # A supervisor that was started a moment ago has no lock yet, only its mark.
+        runs = self.runs or (not self.alive and bool(find(marks=[f"{BOOT_MARK}={now.boot_id}"])))
+        if not runs and now.same_holder(expect):
             return
         what = "boot" if now.same_holder(expect) else "instance"
         theirs, ours = (expect.boot_id, now.boot_id) if what == "boot" else (expect.instance_id, now.instance_id)
@@ -125,32 +131,45 @@ class Looker:
         self._seats = Cache(Seat)
         self._statuses = Cache(Status)
         self._devices = Cache(Devices)
-        self._paths: dict[str, Paths] = {}
+        # Built once: making paths would cost more than looking at what they name.
+        self._files: dict[str, tuple[Path, Path, Path]] = {}
+        self._hardware: dict[tuple[str, str], Path] = {}
+        self._file = root / "cluster.json"
         self._came_up: dict[str, str] = {}  # seat → the boot that was ready
 
     def cluster(self) -> ClusterFile | None:
-        return self._clusters.get(self._root / "cluster.json")
+        return self._clusters.get(self._file)
 
     def look(self, name: str) -> Sight | None:
-        paths = self._paths.setdefault(name, Paths(self._root, name))
+        seat_file, alive, status_file = self._files_of(name)
         while True:
-            seat = self._seats.get(paths.seat_file)
+            seat = self._seats.get(seat_file)
             if seat is None:
                 return None
             # The lock first: a supervisor that ends writes its last status before it lets go.
-            pid = holder(paths.alive)
-            status = self._statuses.get(paths.status)
-            if self._seats.get(paths.seat_file) is seat:
+            pid = holder(alive)
+            status = self._statuses.get(status_file)
+            if self._seats.get(seat_file) is seat:
                 break  # else a reboot went on under our eyes, and these do not belong together
-        hardware = self._devices.get(paths.devices(seat.instance_id))
-        fresh = status is not None and time.monotonic() - status.mono < STALE
         if status is not None and status.ready and status.boot_id == seat.boot_id:
             self._came_up[name] = seat.boot_id
-        return Sight(
+        sight = Sight(
             seat=seat,
             pid=pid,
             status=status,
-            devices=hardware.as_seen() if hardware else (),
-            fresh=fresh,
+            fresh=status is not None and time.monotonic() - status.mono < STALE,
             came_up=self._came_up.get(name) == seat.boot_id,
         )
+        hardware = self._devices.get(self._devices_of(name, sight.shown.instance_id))
+        return replace(sight, devices=hardware.as_seen()) if hardware else sight
+
+    def _files_of(self, name: str) -> tuple[Path, Path, Path]:
+        if name not in self._files:
+            paths = Paths(self._root, name)
+            self._files[name] = (paths.seat_file, paths.alive, paths.status)
+        return self._files[name]
+
+    def _devices_of(self, name: str, instance_id: str) -> Path:
+        if (name, instance_id) not in self._hardware:
+            self._hardware[name, instance_id] = Paths(self._root, name).devices(instance_id)
+        return self._hardware[name, instance_id]

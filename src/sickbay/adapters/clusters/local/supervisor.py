@@ -7,7 +7,6 @@ It holds the lock on `alive` as long as it lives, starts the agent and the ranks
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ from msgspec.structs import replace
 
 from sickbay.adapters.clusters.local import processes
 from sickbay.adapters.clusters.local.agent_process import AgentProcess
+from sickbay.adapters.clusters.local.complaints import complain
 from sickbay.adapters.clusters.local.devices import SYMPTOMS_AFTER, Hardware, blame, hit
 from sickbay.adapters.clusters.local.files import (
     BEAT,
@@ -108,10 +108,21 @@ class Supervisor:
         self._selector.register(fifo, selectors.EVENT_READ, lambda: self._on_wake(fifo))
         self._hardware.ensure(seat.gpus)
         self._hardware.begin_boot(seat.boot_id)
-        before = read(paths.status, Status)
         now = time.time()
-        self._ranks.remember(_ended(rank, now) for rank in (before.ranks if before else ()))
+        self._ranks.remember(_ended(rank, now) for rank in self._last_words())
         self._say(time.monotonic())
+
+    def _last_words(self) -> tuple[Rank, ...]:
+        """What the boot before us said of its ranks."""
+        for torn in self._paths.seat.glob(f".{self._paths.status.name}.*"):
+            torn.unlink(missing_ok=True)  # it was killed while it wrote; nobody but us writes these
+        try:
+            before = read(self._paths.status, Status)
+        except msgspec.MsgspecError as error:
+            # Beats are not forced to disk, so a power cut can tear the file. A node must boot all the same.
+            complain(f"what the last boot said is lost: {error}")
+            return ()
+        return before.ranks if before else ()
 
     def _on_wake(self, fifo: int) -> None:
         _empty(fifo)
@@ -146,20 +157,21 @@ class Supervisor:
                 order.unlink(missing_ok=True)
 
     def _obey(self) -> list[Path]:
+        """Returns the orders that need not stay."""
         self._woken = False
         handled = []
         for path in sorted(self._paths.orders.glob("[!.]*.json")):
-            handled.append(path)
-            if path.stem in self._done:
-                continue
             try:
-                ask = read(path, AnyAsk)  # type: ignore[arg-type] # a union is a type to msgspec
+                ask = read(path, AnyAsk) if path.stem not in self._done else None  # type: ignore[arg-type]
+                if ask is not None and ask.boot_id == self._seat.boot_id:
+                    self._carry_out(ask)
             except msgspec.MsgspecError as error:
-                _complain(f"the order {path.name} cannot be understood and is dropped: {error}")
+                complain(f"the order {path.name} cannot be understood and is dropped: {error}")
+            except OSError as error:
+                complain(f"the order {path.name} cannot be carried out and is tried again: {error}")
                 continue
             self._done[path.stem] = None
-            if ask is not None and ask.boot_id == self._seat.boot_id:
-                self._carry_out(ask)
+            handled.append(path)
         for old in list(self._done)[:-KEEP_ORDERS]:
             del self._done[old]
         return handled
@@ -196,7 +208,10 @@ class Supervisor:
     def _strike(self, defect: Defect, met: Iterable[Rank]) -> None:
         first = next(iter(met), None)
         pid = first.pid if first else 0
-        self._hardware.show(defect, self._seat.boot_id, pid=pid, name=processes.name_of(pid))
+        try:
+            self._hardware.show(defect, self._seat.boot_id, pid=pid, name=processes.name_of(pid))
+        except OSError as error:
+            complain(f"the kernel log cannot be written: {error}")
         if defect.kills:
             for rank in hit(defect, self._ranks.running):
                 self._ranks.kill(rank, blame(defect))
@@ -237,7 +252,7 @@ class Supervisor:
         except OSError as error:
             if str(error) != self._complained:
                 self._complained = str(error)
-                _complain(f"the status cannot be written: {error}")
+                complain(f"the status cannot be written: {error}")
             return False
         if self._changed:
             self._changed = False
@@ -248,6 +263,7 @@ class Supervisor:
         self._ready = False
         self._ranks.end()
         self._agent.end()
+        processes.kill(processes.orphans(self._ranks.pids))  # what has thrown its marks away, and so was not found
         self._changed = True
         self._say(time.monotonic())
 
@@ -258,10 +274,6 @@ def _empty(handle: int) -> None:
             pass
     except BlockingIOError:
         pass
-
-
-def _complain(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _ended(rank: Rank, now: float) -> Rank:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from sickbay.adapters.clusters.local.files import read, write
@@ -20,26 +21,29 @@ class Ticks:
     further.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(
+        self, file: Path, wall: Callable[[], float] = time.time, mono: Callable[[], float] = time.monotonic
+    ) -> None:
         self._file = file
+        self._mono = mono
         self._lock = threading.Lock()
         self._ceiling = read(file, float) or 0.0
-        self._last = max(time.time(), self._ceiling)
-        self._offset = self._last - time.monotonic()
+        self._last = max(wall(), self._ceiling)
+        self._offset = self._last - mono()
 
     @classmethod
     def of(cls, root: Path) -> "Ticks":
         """All adapters of one room in one process share one: their readings are compared with one another."""
         file = root.absolute() / "as_of.json"
         with _all_lock:
-            if file not in _all or not file.parent.exists():
+            if file not in _all:
                 _all[file] = cls(file)
             return _all[file]
 
     def now(self) -> float:
         """A reading, later than every reading before."""
         with self._lock:
-            reading = max(self._offset + time.monotonic(), self._last + _STEP)
+            reading = max(self._offset + self._mono(), self._last + _STEP)
             if reading >= self._ceiling:
                 write(self._file, reading + AHEAD)
                 self._ceiling = reading + AHEAD

@@ -50,7 +50,7 @@ def _state(attempt: Attempt, part: Part, evidence: Evidence) -> str:
     sight = evidence.sights.get(part.seat)
     if sight is None:
         return "gone"
-    if not _boot_lasts(part, sight):
+    if not boot_lasts(part, sight):
         return "running" if evidence.haunted(attempt, part) else "gone"
     ranks = sight.ranks(attempt.job, attempt.attempt, part.boot_id)
     if any(rank.state is RankState.RUNNING for rank in ranks):
@@ -62,8 +62,9 @@ def _state(attempt: Attempt, part: Part, evidence: Evidence) -> str:
     return ""
 
 
-def _boot_lasts(part: Part, sight: Sight) -> bool:
-    return sight.alive and sight.seat.boot_id == part.boot_id
+def boot_lasts(part: Part, sight: Sight | None) -> bool:
+    """The node is still in the boot in which it was asked."""
+    return sight is not None and sight.alive and sight.seat.boot_id == part.boot_id
 
 
 def _over(attempt: Attempt, part: Part, evidence: Evidence) -> Over:
@@ -71,8 +72,7 @@ def _over(attempt: Attempt, part: Part, evidence: Evidence) -> Over:
     ranks = sight.ranks(attempt.job, attempt.attempt, part.boot_id) if sight else ()
     whole = len(ranks) == len(part.ranks) and all(rank.exit_code is not None for rank in ranks)
     stopped = any(rank.stopped for rank in ranks) and not attempt.stop  # by its node, which was shut down
-    lasts = sight is not None and _boot_lasts(part, sight)
-    return Over(ranks=ranks, lost=not lasts and (not whole or stopped))
+    return Over(ranks=ranks, lost=not boot_lasts(part, sight) and (not whole or stopped))
 
 
 def _end(attempt: Attempt, evidence: Evidence) -> End | None:
@@ -83,16 +83,17 @@ def _end(attempt: Attempt, evidence: Evidence) -> End | None:
         key=lambda each: each[0],
     )
     lost = any(over.lost for over in attempt.over.values())
-    if bad:
-        codes: dict[str, int] = {}
-        for _, node, rank in bad:
-            codes.setdefault(str(node), rank.exit_code or 0)
-        tails = (rank.tail for _, _, rank in bad)
-        others = (rank.tail for _, rank in ranks)
-        tail = next(filter(None, tails), "") or next(filter(None, others), "")
-        return End(reason=EndReason.FAILED, at=_moment(bad[0][0]), exit_codes=codes, tail=tail[-TAIL:])
+    codes: dict[str, int] = {}
+    for _, node, rank in bad:
+        if rank.exit_code is not None:
+            codes.setdefault(str(node), rank.exit_code)
+    tail = _any_tail([(node, rank) for _, node, rank in bad]) or _any_tail(ranks)
+    if codes:
+        return End(reason=EndReason.FAILED, at=_moment(bad[0][0]), exit_codes=codes, tail=tail)
     if lost and not attempt.stop:
-        return End(reason=EndReason.NODE_LOST, at=_moment(evidence.now), tail=_any_tail(ranks))
+        return End(reason=EndReason.NODE_LOST, at=_moment(evidence.now), tail=tail)
+    if bad and not attempt.stop:  # nobody knows how it ended, but not that it ended well
+        return End(reason=EndReason.UNKNOWN, at=_moment(bad[0][0]), tail=tail)
     if attempt.open:
         return None
     last = _moment(max((rank.ended_at or 0.0 for _, rank in ranks), default=0.0) or evidence.now)
@@ -115,7 +116,7 @@ def _known(attempt: Attempt, evidence: Evidence) -> Iterator[tuple[NodeId, Rank]
 
 
 def _bad(rank: Rank) -> bool:
-    return rank.state is RankState.GONE and not rank.stopped and rank.exit_code not in {None, 0}
+    return rank.state is RankState.GONE and not rank.stopped and rank.exit_code != 0
 
 
 def _any_tail(ranks: list[tuple[NodeId, Rank]]) -> str:

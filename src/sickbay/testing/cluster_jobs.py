@@ -1,0 +1,163 @@
+"""The Cluster port's contract on attempts of jobs and on what their ranks write."""
+
+from contextlib import suppress
+
+import pytest
+
+from sickbay.model.errors import Gone, Rejected
+from sickbay.model.fleet import Capability, JobId, NodeId
+from sickbay.testing.cluster_rig import JOB, SENDINGS, ClusterRig, attempts, need, run_job, send, start, where
+
+
+class JobContract:
+    """Attempts start as one gang and stop as one."""
+
+    @pytest.mark.parametrize("how", SENDINGS)
+    def test_an_attempt_started_twice_is_one_gang(self, rig: ClusterRig, how: str) -> None:
+        send(rig, how, lambda: start(rig))
+        rig.wait(lambda: len(where(rig)) == 2)
+        rig.settle()
+        assert list(attempts(rig)) == [1]
+        assert len(where(rig)) == 2
+        assert sum(found.busy for found in rig.cluster.snapshot().nodes) == 2
+
+    def test_a_start_goes_where_it_was_told(self, rig: ClusterRig) -> None:
+        need(rig, Capability.PLACE)
+        assert set(run_job(rig)) == set(rig.nodes()[:2])
+
+    def test_an_attempt_begun_under_one_key_is_refused_to_another(self, rig: ClusterRig) -> None:
+        run_job(rig)
+        with pytest.raises(Rejected):
+            start(rig, "another key")
+        rig.settle()
+        assert list(attempts(rig)) == [1]
+        assert len(where(rig)) == 2
+
+    def test_a_start_on_a_node_that_others_keep_to_themselves_is_refused(self, rig: ClusterRig) -> None:
+        need(rig, Capability.PLACE)
+        rig.cluster.cordon(rig.nodes()[1], owner="other:person", reason="r", key="c1", expect=None)
+        with pytest.raises(Rejected):
+            start(rig)
+        rig.settle()
+        assert not attempts(rig)
+        assert not any(found.busy for found in rig.cluster.snapshot().nodes)
+
+    def test_a_start_on_a_node_that_is_not_there_is_refused_as_a_whole(self, rig: ClusterRig) -> None:
+        need(rig, Capability.PLACE)
+        nodes = dict.fromkeys((rig.nodes()[0], NodeId(f"{rig.cluster.id}/nobody")), ())
+        with pytest.raises(Rejected):
+            rig.cluster.start(JOB, 1, spec=rig.spec(2), nodes=nodes, avoid=(), key="start-1")
+        rig.settle()
+        assert not attempts(rig)
+        assert not any(found.busy for found in rig.cluster.snapshot().nodes)
+
+    def test_a_start_that_was_stopped_does_not_come_back_with_its_key(self, rig: ClusterRig) -> None:
+        run_job(rig)
+        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.wait(lambda: not where(rig) and attempts(rig)[1].end is not None)
+        with suppress(Rejected):
+            start(rig)
+        rig.settle()
+        assert not where(rig)
+
+    def test_a_start_avoids_what_it_was_told(self, rig: ClusterRig) -> None:
+        if Capability.PLACE in rig.cluster.capabilities:
+            pytest.skip("this cluster is told where to start")
+        avoid = tuple(rig.nodes()[:2])
+        rig.cluster.start(JOB, 1, spec=rig.spec(2), nodes={}, avoid=avoid, key="start-1")
+        rig.wait(lambda: len(where(rig)) == 2)
+        assert not set(where(rig)) & set(avoid)
+
+    @pytest.mark.parametrize("how", SENDINGS)
+    def test_a_stop_sent_twice_ends_the_attempt(self, rig: ClusterRig, how: str) -> None:
+        run_job(rig)
+        send(rig, how, lambda: rig.cluster.stop(JOB, 1, key="stop-1"))
+        rig.wait(lambda: not where(rig))
+        rig.settle()
+        assert attempts(rig)[1].end is not None
+        assert not any(found.busy for found in rig.cluster.snapshot().nodes)
+
+    def test_a_stop_stops_only_its_own_attempt(self, rig: ClusterRig) -> None:
+        run_job(rig)
+        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.wait(lambda: not where(rig) and attempts(rig)[1].end is not None)
+        start(rig, "start-2", attempt=2)
+        rig.wait(lambda: len(where(rig, 2)) == 2)
+        with suppress(Gone):
+            rig.cluster.stop(JOB, 1, key="stop-1")
+        with pytest.raises(Gone):
+            rig.cluster.stop(JOB, 1, key="a late stop of the first")
+        rig.settle()
+        assert len(where(rig, 2)) == 2
+
+    def test_a_stop_of_one_job_leaves_another_alone(self, rig: ClusterRig) -> None:
+        second = JobId("contract-second")
+        run_job(rig, on=1)
+        place = Capability.PLACE in rig.cluster.capabilities
+        nodes = {rig.nodes()[1]: ()} if place else {}
+        rig.cluster.start(second, 1, spec=rig.spec(1), nodes=nodes, avoid=(), key="start-second")
+        rig.wait(lambda: len(where(rig, 1, second)) == 1)
+        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.wait(lambda: not where(rig))
+        rig.settle()
+        assert len(where(rig, 1, second)) == 1
+
+    def test_a_stop_of_what_never_was_is_gone(self, rig: ClusterRig) -> None:
+        with pytest.raises(Gone):
+            rig.cluster.stop(JOB, 1, key="stop-1")
+
+
+class LogContract:
+    """What a rank writes can be read while it runs and afterwards, from any place on."""
+
+    TEXT = "first line\nzweite Zeile: äöü\nthe last line\n"
+
+    def _run(self, rig: ClusterRig) -> None:
+        need(rig, Capability.LOGS)
+        place = Capability.PLACE in rig.cluster.capabilities
+        nodes = dict.fromkeys(rig.nodes()[:2], ()) if place else {}
+        rig.cluster.start(JOB, 1, spec=rig.spec(2, says=self.TEXT), nodes=nodes, avoid=(), key="start-1")
+        rig.wait(lambda: all(rig.cluster.logs(JOB, 1, rank).text == self.TEXT for rank in (0, 1)))
+
+    def test_what_a_rank_has_written_is_read_once_and_the_rest_later(self, rig: ClusterRig) -> None:
+        self._run(rig)
+        whole = rig.cluster.logs(JOB, 1, 0)
+        rest = rig.cluster.logs(JOB, 1, 0, after=whole.next)
+        assert (rest.text, rest.next) == ("", whole.next)
+        assert not whole.over
+        assert not rest.over
+
+    def test_small_pieces_make_the_whole(self, rig: ClusterRig) -> None:
+        self._run(rig)
+        text, at = "", 0
+        for _ in range(len(self.TEXT.encode())):
+            piece = rig.cluster.logs(JOB, 1, 1, after=at, limit=7)
+            text, at = text + piece.text, piece.next
+        assert text == self.TEXT
+
+    def test_a_negative_place_counts_from_the_end(self, rig: ClusterRig) -> None:
+        self._run(rig)
+        assert rig.cluster.logs(JOB, 1, 0, after=-len("the last line\n")).text == "the last line\n"
+        assert rig.cluster.logs(JOB, 1, 0, after=-1_000_000).text == self.TEXT
+
+    def test_the_output_is_over_only_when_the_rank_has_ended(self, rig: ClusterRig) -> None:
+        self._run(rig)
+        assert not rig.cluster.logs(JOB, 1, 0).over
+        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.wait(lambda: rig.cluster.logs(JOB, 1, 0).over)
+        assert not where(rig) or rig.nodes()[0] not in where(rig)
+        assert rig.cluster.logs(JOB, 1, 0).text == self.TEXT
+        assert not rig.cluster.logs(JOB, 1, 0, limit=8).over  # there is more to read
+
+    @pytest.mark.parametrize(("attempt", "rank"), [(1, 2), (2, 0)])
+    def test_the_output_of_a_rank_that_never_was_is_gone(self, rig: ClusterRig, attempt: int, rank: int) -> None:
+        self._run(rig)
+        with pytest.raises(Gone):
+            rig.cluster.logs(JOB, attempt, rank)
+
+    def test_a_cluster_without_logs_says_so(self, rig: ClusterRig) -> None:
+        if Capability.LOGS in rig.cluster.capabilities:
+            pytest.skip("this cluster has logs")
+        run_job(rig)
+        with pytest.raises(Rejected):
+            rig.cluster.logs(JOB, 1, 0)

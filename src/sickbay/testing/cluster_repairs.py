@@ -1,0 +1,165 @@
+"""The Machines port's contract."""
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from sickbay.model.errors import Rejected
+from sickbay.model.facts import ResetDone
+from sickbay.model.fleet import Capability, Incarnation, NodeId
+from sickbay.ports.cluster import Accepted
+from sickbay.testing.cluster_rig import (
+    JOB,
+    SENDINGS,
+    ClusterRig,
+    attempts,
+    holder,
+    need,
+    run_job,
+    seen,
+    send,
+    stranger,
+    where,
+)
+
+
+class RepairContract:
+    """Repairs are done to one incarnation, once for each key."""
+
+    @pytest.mark.parametrize("how", SENDINGS)
+    def test_a_reboot_sent_twice_boots_once(self, rig: ClusterRig, how: str) -> None:
+        need(rig, Capability.REBOOT)
+        node = rig.nodes()[0]
+        old, boots = holder(rig, node), set[str]()
+
+        def changed() -> bool:
+            now = holder(rig, node)
+            boots.add(now.boot_id)
+            return now.boot_id != old.boot_id
+
+        send(rig, how, lambda: rig.machines.reboot(node, key="b1", expect=old))
+        rig.wait(changed)
+        with suppress(Rejected):
+            rig.machines.reboot(node, key="b1", expect=old)
+        rig.settle()
+        changed()
+        assert len(boots) == 2
+        assert holder(rig, node).same_holder(old)
+
+    @pytest.mark.parametrize("how", SENDINGS)
+    def test_a_replacement_sent_twice_brings_one_machine(self, rig: ClusterRig, how: str) -> None:
+        need(rig, Capability.REPLACE)
+        if "replace" in rig.machines.blind:
+            pytest.skip("this adapter's replace is blind")
+        before = {found.node: found.incarnation.instance_id for found in rig.cluster.snapshot().nodes}
+        node = rig.nodes()[0]
+        old = holder(rig, node)
+        send(rig, how, lambda: rig.machines.replace(node, key="r1", expect=old))
+        rig.settle()
+        after = {found.node: found.incarnation.instance_id for found in rig.cluster.snapshot().nodes}
+        assert len(after) == len(before)
+        assert len(set(after.values()) - set(before.values())) == 1
+        assert old.instance_id not in after.values()
+        assert (node in after) is (Capability.SEAT_KEPT in rig.cluster.capabilities)
+
+    @pytest.mark.parametrize("how", SENDINGS)
+    def test_a_reset_sent_twice_is_confirmed_and_boots_nothing(self, rig: ClusterRig, how: str) -> None:
+        need(rig, Capability.RESET_GPU)
+        node = rig.nodes()[0]
+        old = holder(rig, node)
+        send(rig, how, lambda: rig.machines.reset(node, (0,), key="s1", expect=old))
+        done = ResetDone(key="s1", node=node, incarnation=old)
+        rig.wait(lambda: any(fact.news == done for fact in rig.facts))
+        rig.settle()
+        assert len({fact.id for fact in rig.facts if isinstance(fact.news, ResetDone)}) == 1
+        assert holder(rig, node) == old
+
+    def test_a_reset_under_a_rank_is_refused(self, rig: ClusterRig) -> None:
+        need(rig, Capability.RESET_GPU)
+        node = run_job(rig)[0]
+        with pytest.raises(Rejected):
+            rig.machines.reset(node, (0,), key="s1", expect=holder(rig, node))
+        rig.settle()
+        assert node in where(rig)
+
+    @pytest.mark.parametrize("repair", ["restart_service", "reset_gpu", "reboot", "replace"])
+    def test_a_repair_of_another_incarnation_is_refused_and_changes_nothing(self, rig: ClusterRig, repair: str) -> None:
+        need(rig, Capability(repair))
+        node = rig.nodes()[0]
+        old = holder(rig, node)
+        with pytest.raises(Rejected):
+            _repair(rig, repair, node, stranger(old))
+        rig.settle()
+        assert holder(rig, node) == old
+        assert not [fact for fact in rig.facts if isinstance(fact.news, ResetDone)]
+
+    @pytest.mark.parametrize("how", SENDINGS)
+    def test_after_a_fence_nothing_runs_there(self, rig: ClusterRig, how: str) -> None:
+        need(rig, Capability.FENCE)
+        node = run_job(rig)[0]
+        rig.cluster.stop(JOB, 1, key="stop-1")
+        send(rig, how, lambda: rig.machines.fence(node, key="f1"))
+        assert rig.machines.fence(node, key="f1").done
+        rig.wait(lambda: node not in where(rig))
+
+    def test_a_late_fence_leaves_the_next_boot_alone(self, rig: ClusterRig) -> None:
+        need(rig, Capability.FENCE, Capability.REBOOT)
+        node, down = self._fenced(rig)
+        rig.machines.reboot(node, key="b1", expect=down)
+        rig.wait(lambda: self._ready(rig, node))
+        new = holder(rig, node)
+        assert rig.machines.fence(node, key="f1").done
+        rig.settle()
+        assert self._ready(rig, node)
+        assert holder(rig, node) == new
+
+    def test_of_a_machine_that_does_not_run_the_holder_decides(self, rig: ClusterRig) -> None:
+        need(rig, Capability.FENCE, Capability.REBOOT)
+        node, down = self._fenced(rig)
+        other = msgspec.structs.replace(down, instance_id="an instance that never was")
+        with pytest.raises(Rejected):
+            rig.machines.reboot(node, key="b1", expect=other)
+        rig.machines.reboot(node, key="b2", expect=stranger(down))
+        rig.wait(lambda: self._ready(rig, node))
+        assert holder(rig, node).same_holder(down)
+        assert holder(rig, node) != down
+
+    def _fenced(self, rig: ClusterRig) -> tuple[NodeId, Incarnation]:
+        node = run_job(rig)[0]
+        rig.settle()  # a machine on which nothing runs yet may be left alone
+        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.machines.fence(node, key="f1")
+        rig.wait(lambda: not self._ready(rig, node))
+        return node, holder(rig, node)
+
+    def _ready(self, rig: ClusterRig, node: NodeId) -> bool:
+        found = seen(rig, node)
+        return found is not None and found.ready
+
+    def test_a_reboot_ends_what_ran_there(self, rig: ClusterRig) -> None:
+        need(rig, Capability.REBOOT)
+        node = run_job(rig)[0]
+        rig.machines.reboot(node, key="b1", expect=holder(rig, node))
+        rig.wait(lambda: node not in where(rig) and attempts(rig)[1].end is not None)
+        rig.wait(lambda: self._ready(rig, node))
+        rig.settle()
+        assert node not in where(rig)
+
+    @pytest.mark.parametrize("repair", ["restart_service", "reboot", "replace"])
+    def test_a_repair_of_a_node_that_is_not_there_is_refused(self, rig: ClusterRig, repair: str) -> None:
+        need(rig, Capability(repair))
+        with pytest.raises(Rejected):
+            _repair(rig, repair, NodeId(f"{rig.cluster.id}/nobody"), holder(rig, rig.nodes()[0]))
+
+
+def _repair(rig: ClusterRig, repair: str, node: NodeId, expect: Incarnation) -> Accepted:
+    match repair:
+        case "restart_service":
+            return rig.machines.restart_service(node, key="k", expect=expect)
+        case "reset_gpu":
+            return rig.machines.reset(node, (), key="k", expect=expect)
+        case "reboot":
+            return rig.machines.reboot(node, key="k", expect=expect)
+        case _:
+            return rig.machines.replace(node, key="k", expect=expect)

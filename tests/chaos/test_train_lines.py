@@ -1,0 +1,46 @@
+"""kill -9 and SIGSTOP between any two lines of `sickbay.train`, in real processes."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+LIVES = Path(__file__).with_name("train_lives.py")
+
+
+def scene(name: str, disk: Path, *numbers: int) -> dict[str, int]:
+    with tempfile.TemporaryDirectory(dir=disk) as directory:
+        command = [sys.executable, str(LIVES), name, directory, *map(str, numbers)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    told: dict[str, int] = json.loads(ran.stdout)
+    return told
+
+
+def test_a_death_at_many_lines_of_a_save_loses_nothing_that_was_committed(quick_disk: Path) -> None:
+    assert scene("killed", quick_disk, 41, 1)["deaths"] > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_death_at_every_line_of_a_save_loses_nothing_that_was_committed(first: int, quick_disk: Path) -> None:
+    assert scene("killed", quick_disk, 2, first)["deaths"] > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 4])
+def test_what_stood_still_at_any_line_cannot_reach_the_lineage_of_those_who_began_meanwhile(
+    first: int, quick_disk: Path
+) -> None:
+    told = scene("frozen", quick_disk, 6, first)
+    assert told["stops"] > 500
+    assert told["late"] > 20  # some did commit after the others had begun; nobody followed them
+
+
+@pytest.mark.slow
+def test_what_an_attempt_began_from_is_never_removed_by_one_that_was_about_to(quick_disk: Path) -> None:
+    told = scene("both_frozen", quick_disk, 300, 20261116)
+    assert told["from_old"] > 50

@@ -1,0 +1,131 @@
+"""The OpenAPI document says what the API does: its examples fit, and whatever it allows gets no server error."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from tests.unit.api_ward import TOKENS, Clinic, clinic
+
+from sickbay.faces.api.openapi import document, operation_id
+from sickbay.faces.api.routes import ROUTES
+from sickbay.faces.api.table import Route
+
+SECRET = {"": "", "viewer": TOKENS["viewer"], "operator": TOKENS["operator"], "agent": TOKENS["agent"]}
+
+
+@pytest.fixture(scope="module")
+def calls() -> Iterator[Clinic]:
+    with clinic(after=1800.0) as made:
+        yield made
+
+
+def named(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+def operation(route: Route) -> dict[str, Any]:
+    found: dict[str, Any] = document()["paths"][route.path][route.method.lower()]
+    return found
+
+
+def validate(schema: dict[str, Any], value: Any) -> None:
+    whole = {**schema, "components": document()["components"]}
+    jsonschema_rs.validator_for(whole, validate_formats=True).validate(value)
+
+
+def test_the_document_served_is_the_one_made_from_the_table(calls: Clinic) -> None:
+    assert calls.nobody.get("/openapi.json").json() == msgspec.json.decode(msgspec.json.encode(document()))
+
+
+def test_every_operation_has_a_name_of_its_own() -> None:
+    names = [operation_id(route) for route in ROUTES]
+    assert len(set(names)) == len(names)
+
+
+def test_every_object_is_described_under_a_short_name() -> None:
+    """Two nouns of one name would be told apart by their module, which is nobody's business."""
+    assert all(re.fullmatch(r"[A-Za-z]+", name) for name in document()["components"]["schemas"])
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=named)
+def test_every_route_has_examples_that_fit_their_schemas(route: Route) -> None:
+    told = operation(route)
+    assert route.summary
+    assert re.findall(r"\{(\w+)\}", route.path) == list(route.path_example)
+    answer = told["responses"][str(route.status)]["content"][route.media]
+    assert answer["example"] is not None
+    validate(answer["schema"], answer["example"])
+    if route.body is not None:
+        asked = told["requestBody"]["content"]["application/json"]
+        validate(asked["schema"], asked["example"])
+    for parameter in told["parameters"]:
+        if "example" in parameter:
+            validate(parameter["schema"], parameter["example"])
+    for code, refusal in told["responses"].items():
+        if code != str(route.status):
+            content = refusal["content"]["application/json"]
+            validate(content["schema"], content["example"])
+
+
+def translated(value: Any, calls: Clinic) -> Any:
+    """The examples' names are those of another fleet; here they are ours."""
+    (incident, *_) = calls.viewer.get("/v1/incidents").json()
+    words = {"lab/": "sim/", "llama-3f2a1": "qwen", "i12": incident["id"]}
+    if isinstance(value, str):
+        for old, new in words.items():
+            value = value.replace(old, new)
+        return "sim" if value == "lab" else value
+    if isinstance(value, dict):
+        return {name: translated(inner, calls) for name, inner in value.items()}
+    return [translated(inner, calls) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.media == "application/json"], ids=named)
+def test_every_example_is_accepted_by_its_route_and_answered_as_promised(calls: Clinic, route: Route) -> None:
+    if route.path == "/v1/agent/poll":
+        calls.ward.post("look-1")  # else it would be held
+    path = route.path
+    for name, value in route.path_example.items():
+        path = path.replace(f"{{{name}}}", translated(value, calls))
+    response = httpx.request(
+        route.method,
+        calls.url + path,
+        params=translated(dict(route.query_example), calls),
+        json=translated(route.ask_example, calls) if route.body is not None else None,
+        headers={"Authorization": f"Bearer {SECRET[route.role]}"} if route.role else {},
+        timeout=30.0,
+    )
+    told = operation(route)["responses"]
+    assert str(response.status_code) in told, response.text
+    assert response.status_code not in {400, 401, 403, 413, 503}, response.text
+    validate(told[str(response.status_code)]["content"]["application/json"]["schema"], response.json())
+
+
+# --- whatever the document allows, and what it does not
+
+SCHEMA = schemathesis.openapi.from_dict(document()).exclude(path="/v1/events")  # a stream has no end
+
+
+@pytest.mark.slow
+@SCHEMA.parametrize()
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+def test_nothing_that_is_sent_makes_a_server_error(case: schemathesis.Case[Any], calls: Clinic) -> None:
+    role = next(r.role for r in ROUTES if r.path == case.operation.path and r.method == case.operation.method.upper())
+    headers = {"Authorization": f"Bearer {SECRET[role]}"} if role else {}
+    response = case.call(base_url=calls.url, headers=headers)
+    case.validate_response(
+        response,
+        checks=[not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance],
+    )

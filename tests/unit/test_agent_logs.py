@@ -1,0 +1,175 @@
+"""Reading the kernel log as it grows: every line that means something, once, whatever happens to the file."""
+
+import os
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.agent_rig import XID_63, XID_79
+
+from sickbay.adapters.clusters.local.devices import bus, device_at
+from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.log_file import LONGEST, LogFile
+from sickbay.model.facts import Observed
+from sickbay.model.fleet import NodeId
+from sickbay.model.protocol import Item
+
+NODE = NodeId("c/n1")
+
+
+def append(path: Path, data: str | bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def read_all(file: LogFile) -> list[str]:
+    found = [text for _, text in file.lines()]
+    while file.behind:
+        found += [text for _, text in file.lines()]
+    return found
+
+
+def numbers(items: list[Item]) -> list[tuple[int | str, int]]:
+    assert all(isinstance(item.news, Observed) for item in items)
+    return [(item.news.fields["number"], item.news.count) for item in items if isinstance(item.news, Observed)]
+
+
+def kernel_log(path: Path, place: Place | None = None) -> KernelLog:
+    return KernelLog(path, NODE, place or Place(boot_id="b"), device_at)
+
+
+def test_a_line_is_read_when_its_newline_has_come(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = LogFile(path)
+    assert not read_all(file)  # there is none yet
+    append(path, "one\ntw")
+    assert list(file.lines()) == [(0, "one")]
+    append(path, "o")
+    assert not read_all(file)
+    append(path, "\nthree\n")
+    assert list(file.lines()) == [(4, "two"), (8, "three")]
+    file.close()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(alphabet="aö€\r\x00 b", max_size=40), max_size=20), st.lists(st.integers(1, 30), max_size=30))
+def test_however_the_bytes_arrive_the_lines_are_the_same(lines: list[str], pieces: list[int]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "log"
+        data = "".join(f"{line}\n" for line in lines).encode()
+        file, found, at = LogFile(path), list[tuple[int, str]](), 0
+        for size in (*pieces, len(data)):
+            append(path, data[at : at + size])
+            at += size
+            found += file.lines()
+        file.close()
+        assert [text for _, text in found] == lines
+        for offset, text in found:
+            assert data[offset:].startswith(text.encode() + b"\n")
+
+
+def test_a_file_that_is_cut_off_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, "one\ntwo\n")
+    file = LogFile(path)
+    read_all(file)
+    path.write_text("new\n")
+    assert read_all(file) == ["new"]
+    assert file.generation == 1
+    file.close()
+
+
+def test_what_was_written_before_a_file_was_moved_away_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, "one\n")
+    file = LogFile(path)
+    read_all(file)
+    append(path, "two\n")
+    path.rename(tmp_path / "log.1")
+    append(tmp_path / "log.1", "three\n")
+    assert read_all(file) == ["two", "three"]
+    append(path, "four\n")
+    assert read_all(file) == ["four"]
+    file.close()
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = LogFile(path)
+    for _ in range(20):
+        append(path, LONGEST * "x")
+        assert not read_all(file)
+        assert len(file._partial) <= LONGEST
+    append(path, "end\nnext\n")
+    assert read_all(file) == ["next"]
+    file.close()
+
+
+def test_only_what_the_driver_says_is_reported_with_its_device_and_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    append(path, f"[ 1.0] Linux version\n[ 2.0] {XID_79}\n[ 3.0] python: Xid 79 is bad\n")
+    log = kernel_log(path)
+    (item,) = log.look(10.0)
+    assert isinstance(item.news, Observed)
+    assert (item.news.kind, item.news.fields["number"], item.news.fields["device"]) == ("xid", 79, 0)
+    assert (item.source, item.source_seq, item.mono) == ("kmsg", 21, 10.0)
+    log.close()
+
+
+def test_every_virtual_device_is_found_at_its_address() -> None:
+    assert [device_at(bus(n)) for n in range(20)] == list(range(20))
+
+
+def test_the_next_run_goes_on_where_the_last_one_was_and_names_lines_alike(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    append(path, f"{XID_79}\n{XID_63}\n")
+    first, second = kernel_log(path), kernel_log(path)
+    assert [item.source_seq for item in first.look(1.0)] == [item.source_seq for item in second.look(2.0)]
+    later = kernel_log(path, first.place)
+    append(path, f"{XID_79}\n")
+    assert [item.source_seq for item in later.look(3.0)] == [len(XID_79) + len(XID_63) + 2]
+    for log in (first, second, later):
+        log.close()
+
+
+def test_a_flood_is_told_at_once_and_then_as_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    log = kernel_log(path)
+    append(path, 10_000 * f"{XID_79}\n")
+    assert numbers(log.look(1.0)) == [(79, 1)]
+    append(path, 500 * f"{XID_79}\n" + f"{XID_63}\n")
+    assert numbers(log.look(1.5)) == [(63, 1)]
+    assert numbers(log.look(2.1)) == [(79, 10_499)]
+    append(path, f"{XID_79}\n")
+    assert numbers(log.look(2.2)) == []
+    assert numbers(log.flush(2.3)) == [(79, 1)]  # a look is answered with all that is known
+    assert numbers(log.flush(2.4)) == []
+    log.close()
+
+
+def test_what_is_held_back_is_read_again_by_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    append(path, 5 * f"{XID_79}\n")
+    log = kernel_log(path)
+    assert numbers(log.look(1.0)) == [(79, 1)]
+    after = kernel_log(path, log.place)  # killed before the rest was told
+    assert sum(count for _, count in numbers([*after.look(9.0), *after.flush(9.0)])) == 4
+    log.close()
+    after.close()
+
+
+def test_a_log_that_began_anew_gives_its_lines_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    append(path, f"{XID_79}\n")
+    log = kernel_log(path)
+    (before,) = log.look(1.0)
+    os.truncate(path, 0)
+    assert not log.look(3.0)
+    append(path, f"{XID_79}\n")
+    (after,) = log.look(9.0)
+    assert (before.source_seq, after.source_seq) == (0, 0)
+    assert before.source != after.source
+    assert log.place.generation == 1
+    log.close()

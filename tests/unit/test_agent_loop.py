@@ -1,0 +1,145 @@
+"""The loop: probes are called when something changed or their time has come, and one that fails harms no other."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.unit.agent_rig import until
+
+from sickbay.agent.commands import Commands, Journal
+from sickbay.agent.loop import Loop
+from sickbay.agent.outbox import Outbox
+from sickbay.agent.probes import Probe
+from sickbay.agent.senses import Senses
+from sickbay.agent.spool import Voice
+from sickbay.agent.watches import CLOSED, MODIFIED, MOVED_TO, Watches
+from sickbay.model.facts import Observed
+from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.model.protocol import Item
+
+ME = Incarnation(uid="u", instance_id="i", boot_id="b")
+
+
+class Counted:
+    """A probe that counts its looks."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.trouble = ""
+        self.block: threading.Event | None = None
+
+    def look(self, now: float) -> Sequence[Item]:
+        assert now
+        self.looks += 1
+        if self.block is not None:
+            self.block.wait(20)
+        if self.trouble:
+            raise ValueError(self.trouble)
+        return []
+
+
+@contextmanager
+def looping(root: Path, probes: list[Probe], watched: dict[Path, tuple[str, int]] | None = None) -> Iterator[Outbox]:
+    outbox = Outbox(root / "spool", Voice(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
+    watches = Watches()
+    senses = Senses([probe for probe in probes if probe.witness], outbox)
+    loop = Loop(probes, senses, outbox, watches, wanted=lambda: watched or {}, asleep=lambda _: None)
+    commands = Commands(Journal(root / "commands"), outbox, ME, {})
+    thread = threading.Thread(target=loop.run, args=(commands, lambda _: None))
+    thread.start()
+    try:
+        yield outbox
+    finally:
+        loop.ending = True
+        watches.ring()
+        thread.join(10)
+        watches.close()
+        outbox.close()
+
+
+def told(outbox: Outbox) -> list[str]:
+    news = [msgspec.json.decode(entry.line, type=Item).news for entry in list(outbox._entries)]
+    return [one.text for one in news if isinstance(one, Observed)]
+
+
+def test_a_probe_looks_when_its_time_has_come(tmp_path: Path) -> None:
+    often, seldom = Counted(), Counted()
+    probes = [Probe("often", often.look, period=0.02), Probe("seldom", seldom.look, period=1000.0)]
+    with looping(tmp_path, probes):
+        until(lambda: often.looks > 10)
+    assert seldom.looks == 1
+
+
+@pytest.mark.parametrize("there_already", [True, False])
+def test_a_probe_is_called_when_something_changes(tmp_path: Path, there_already: bool) -> None:
+    probe, directory = Counted(), tmp_path / "watched"
+    if there_already:
+        directory.mkdir()
+    watched = {directory: ("p", MODIFIED | MOVED_TO)}
+    with looping(tmp_path, [Probe("p", probe.look, period=1000.0)], watched):
+        until(lambda: probe.looks)
+        directory.mkdir(exist_ok=True)
+        before = probe.looks
+        (directory / "file").write_text("x")
+        until(lambda: probe.looks > before)
+
+
+def test_a_probe_that_is_called_without_end_keeps_its_gap(tmp_path: Path) -> None:
+    probe = Counted()
+    with looping(tmp_path, [Probe("p", probe.look, period=1000.0, gap=0.2)], {tmp_path: ("p", CLOSED)}):
+        until(lambda: probe.looks)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            (tmp_path / "file").write_text("x")
+    assert probe.looks <= 5
+
+
+def test_a_restless_probe_looks_often(tmp_path: Path) -> None:
+    probe = Counted()
+    with looping(tmp_path, [Probe("p", probe.look, period=1000.0, restless=lambda: True)]):
+        until(lambda: probe.looks > 3)
+
+
+def test_a_probe_that_fails_is_told_once_and_harms_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad, good = Counted(), Counted()
+    bad.trouble = "no driver"
+    probes = [Probe("bad", bad.look, period=0.02, witness=True), Probe("good", good.look, period=0.02)]
+    with looping(tmp_path, probes) as outbox:
+        until(lambda: bad.looks > 5 and good.looks > 5)
+        assert told(outbox) == ["the probe bad cannot look: ValueError: no driver"]
+        bad.trouble = ""
+        seen = bad.looks
+        until(lambda: bad.looks > seen + 1)
+        bad.trouble = "no driver"
+        until(lambda: len(told(outbox)) == 2)
+    assert "no driver" in capsys.readouterr().err
+
+
+def test_a_probe_that_hangs_keeps_nobody_waiting_and_is_not_begun_twice(tmp_path: Path) -> None:
+    hangs, good = Counted(), Counted()
+    hangs.block = threading.Event()
+    probes = [Probe("hangs", hangs.look, period=0.02, may_hang=True), Probe("good", good.look, period=0.02)]
+    with looping(tmp_path, probes):
+        until(lambda: good.looks > 10)
+        assert hangs.looks == 1
+        hangs.block.set()
+        until(lambda: hangs.looks > 3)
+
+
+def test_the_watermark_is_that_of_the_witness_that_is_behind(tmp_path: Path) -> None:
+    fine, broken = Counted(), Counted()
+    outbox = Outbox(tmp_path, Voice(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
+    senses = Senses([Probe("a", fine.look, 1.0, witness=True), Probe("b", broken.look, 1.0, witness=True)], outbox)
+    senses.read_through()
+    reached = senses.watermark
+    assert reached > 0
+    broken.trouble = "x"
+    with pytest.raises(ValueError, match="x"):
+        senses.read_through()
+    assert senses.watermark == pytest.approx(reached, abs=0.05)
+    assert fine.looks == 2
+    outbox.close()

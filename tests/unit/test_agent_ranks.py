@@ -1,0 +1,209 @@
+"""Do ranks make progress: heartbeats, stalls, log rules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sickbay.adapters.clusters.local.files import Paths, Rank, RankState, Seat, Status, write
+from sickbay.agent.probes.ranks import RankWatch
+from sickbay.model.facts import Hung, Observed, Stepped
+from sickbay.model.fleet import JobId
+from sickbay.model.job import LogRule
+from sickbay.model.protocol import ItemNews
+
+JOB = JobId("j")
+SEAT = Seat(name="n1", cluster="c", pool="p", gpus=1, instance_id="i", boot_id="b")
+
+
+class Room:
+    """A node whose supervisor and ranks are played by the test."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = Paths(root, "n1")
+        self.watch = RankWatch(self.paths, SEAT.id, SEAT.incarnation)
+        self._beats = 0
+
+    def ranks(self, *ranks: Rank) -> None:
+        status = Status(boot_id="b", instance_id="i", pid=1, mono=0.0, ready=True, ranks=ranks)
+        write(self.paths.status, status, durable=False)
+
+    def run(self, rank: int = 0, attempt: int = 1) -> Path:
+        run = self.paths.run("i", JOB, attempt, rank)
+        run.mkdir(parents=True, exist_ok=True)
+        return run
+
+    def beat(self, step: Any, rank: int = 0, attempt: int = 1, **more: Any) -> None:
+        write(self.run(rank, attempt) / "heartbeat.json", {"step": step, **more}, durable=False)
+
+    def look(self, now: float) -> list[ItemNews]:
+        return [item.news for item in self.watch.look(now)]
+
+    def steps(self, now: float) -> list[int]:
+        return [news.step for news in self.look(now) if isinstance(news, Stepped)]
+
+    def hangs(self, now: float) -> list[str]:
+        return [news.because for news in self.look(now) if isinstance(news, Hung)]
+
+
+def rank(number: int = 0, attempt: int = 1, **more: Any) -> Rank:
+    return Rank(**{"job": JOB, "attempt": attempt, "rank": number, "boot_id": "b", "pid": 1, **more})
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+def test_the_first_step_is_told_at_once_and_later_ones_once_a_second(room: Room) -> None:
+    room.ranks(rank())
+    assert room.steps(10.0) == []
+    room.beat(41, resumed_from=40, skipped=["attempt-1/step-41: torn"], loss=0.5)
+    (first,) = room.look(10.1)
+    assert first == Stepped(
+        job=JOB, attempt=1, step=41, resumed_from=40, skipped=("attempt-1/step-41: torn",), loss=0.5
+    )
+    room.beat(42)
+    assert room.steps(10.2) == []
+    room.beat(43)
+    assert room.steps(11.2) == [43]
+    assert room.steps(19.0) == []
+
+
+def test_the_last_step_is_told_when_the_rank_ends(room: Room) -> None:
+    room.ranks(rank())
+    room.beat(1)
+    assert room.steps(1.0) == [1]
+    room.beat(9)
+    room.ranks(rank(state=RankState.GONE))
+    assert room.steps(1.1) == [9]
+    assert room.steps(1.2) == []
+
+
+def test_an_attempt_of_another_boot_is_nobodys_business(room: Room) -> None:
+    room.ranks(rank(boot_id="older", stall_after=1.0))
+    room.beat(5)
+    assert room.look(1.0) == []
+    assert room.look(99.0) == []
+
+
+def test_rank_0_speaks_for_the_job_or_the_lowest_beside_it_that_can(room: Room) -> None:
+    room.ranks(rank(0), rank(1), rank(2))
+    room.beat(7, rank=2)
+    room.beat(8, rank=1)
+    assert room.steps(1.0) == [8]
+    room.beat(9, rank=0)
+    assert room.steps(3.0) == [9]
+
+
+def test_a_node_without_rank_0_tells_no_steps_but_stalls(room: Room) -> None:
+    room.ranks(rank(3, stall_after=5.0))
+    room.beat(7, rank=3)
+    assert room.look(1.0) == []
+    (because,) = room.hangs(6.5)
+    assert because == "rank 3 on c/n1: no step after 7 for 5 s"
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "null", '{"step": "x"}', '{"step": true}', '{"step": 1.5}', "\x00"])
+def test_a_heartbeat_that_makes_no_sense_is_ignored(room: Room, body: str) -> None:
+    room.ranks(rank())
+    (room.run() / "heartbeat.json").write_text(body)
+    assert room.look(1.0) == []
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), "bad", None])
+def test_a_loss_that_is_no_number_is_left_out(room: Room, loss: Any) -> None:
+    room.ranks(rank())
+    (room.run() / "heartbeat.json").write_text(
+        json.dumps({"step": 3, "loss": loss, "skipped": "x", "resumed_from": "y"})
+    )
+    assert room.look(1.0) == [Stepped(job=JOB, attempt=1, step=3)]
+
+
+def test_a_rank_that_stalls_is_called_hung_once(room: Room) -> None:
+    room.ranks(rank(stall_after=10.0))
+    assert room.hangs(500.0) == []  # nothing counts before the first step
+    room.beat(1)
+    assert room.hangs(501.0) == []
+    room.beat(1, loss=1.0)  # the same step is no progress
+    assert room.hangs(511.5) == ["rank 0 on c/n1: no step after 1 for 10 s"]
+    assert room.hangs(600.0) == []
+
+
+def test_every_rank_is_watched(room: Room) -> None:
+    room.ranks(rank(0, stall_after=10.0), rank(1, stall_after=10.0))
+    room.beat(1, rank=0)
+    room.beat(1, rank=1)
+    room.look(0.0)
+    room.beat(2, rank=0)
+    room.look(9.0)
+    assert room.hangs(10.5) == ["rank 1 on c/n1: no step after 1 for 10 s"]
+
+
+def test_the_next_attempt_may_hang_too(room: Room) -> None:
+    for attempt in (1, 2):
+        room.ranks(rank(attempt=attempt, stall_after=10.0))
+        room.beat(1, attempt=attempt)
+        room.look(100.0 * attempt)
+        assert len(room.hangs(100.0 * attempt + 11.0)) == 1
+
+
+def test_our_own_pause_counts_against_nobody(room: Room) -> None:
+    rule = LogRule(name="loss", pattern="loss", starts_within=10.0)
+    room.ranks(rank(stall_after=10.0, log_rules=(rule,)))
+    room.beat(1)
+    room.look(1.0)
+    room.watch.restart(300.0)
+    assert room.hangs(300.0) == []
+    assert room.hangs(309.0) == []
+    assert len(room.hangs(311.0)) == 1
+    room.watch.close()
+
+
+def test_a_log_rule_wants_its_line_by_a_time_and_again(room: Room) -> None:
+    rule = LogRule(name="loss", pattern=r"loss=\d", starts_within=10.0, recurs_within=5.0)
+    room.ranks(rank(log_rules=(rule,)))
+    output = room.run() / "output"
+    output.write_text("starting\n")
+    assert room.watch.look(0.0) == []
+    assert room.watch.restless
+    append(output, "loss=3\n")
+    assert room.hangs(9.0) == []
+    append(output, "nothing new\n")
+    assert room.hangs(13.0) == []
+    assert room.hangs(14.5) == ["rank 0 on c/n1: log rule 'loss': no line matched for 5 s"]
+    room.watch.close()
+
+
+def test_a_log_rule_whose_line_never_comes_is_a_hang(room: Room) -> None:
+    rule = LogRule(name="ready", pattern="ready", starts_within=10.0)
+    room.ranks(rank(log_rules=(rule,)))
+    room.look(0.0)
+    assert room.hangs(10.5) == ["rank 0 on c/n1: log rule 'ready': no line matched within 10 s of the start"]
+    room.watch.close()
+
+
+def test_a_line_that_came_once_is_enough_where_nothing_must_recur(room: Room) -> None:
+    rule = LogRule(name="ready", pattern="ready", starts_within=10.0)
+    room.ranks(rank(log_rules=(rule,)))
+    append(room.run() / "output", "ready\n")
+    room.look(1.0)
+    assert room.hangs(1000.0) == []
+    room.watch.close()
+
+
+@pytest.mark.parametrize("pattern", ["(", "(a+)+$"])
+def test_a_pattern_that_cannot_be_used_is_said_once_and_never_a_hang(room: Room, pattern: str) -> None:
+    room.ranks(rank(log_rules=(LogRule(name="bad", pattern=pattern, starts_within=1.0),)))
+    append(room.run() / "output", 40 * "a" + "!\n")
+    (said,) = room.look(0.0)
+    assert isinstance(said, Observed)
+    assert said.text.startswith("log rule 'bad': its pattern")
+    assert room.look(50.0) == []
+    room.watch.close()
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)

@@ -1,0 +1,298 @@
+"""Where agents are received: reports become facts once, and commands ride on the replies."""
+
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.agent_rig import until
+
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.engine.reception import Reception
+from sickbay.model.clock import INGEST
+from sickbay.model.errors import BadInput, StoreUnavailable
+from sickbay.model.facts import Checked, Fact, Looked, Observed, Outcome, Stepped
+from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
+from sickbay.model.protocol import (
+    Answered,
+    AnyOrder,
+    Command,
+    Item,
+    ItemNews,
+    Poll,
+    Report,
+    RunCheck,
+    RunLook,
+    RunReset,
+)
+from sickbay.model.rows import Unit
+
+NODE = NodeId("c/n1")
+ME = Incarnation(uid="u", instance_id="i", boot_id="b2")
+START = 1_700_000_000.0
+XID = Observed(node=NODE, kind="xid", fields={"number": 79}, text="fell off the bus")
+
+
+class HandClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def wall(self) -> float:
+        return self.now
+
+    def mono(self) -> float:
+        return self.now
+
+
+class Door:
+    def __init__(self, store: Any = None) -> None:
+        self.store = store or MemoryStore()
+        self.clock = HandClock()
+        self.reception = Reception(self.store, self.clock)
+
+    def facts(self) -> Sequence[Fact]:
+        return self.store.facts(after=0, limit=1000)
+
+    def post(self, order: AnyOrder, name: str = "k/c/n1", expires_after: float = 30.0) -> None:
+        at = datetime.fromtimestamp(self.clock.now, UTC)
+        self.store.post([Command(id=name, node=NODE, order=order, posted_at=at, expires_after=expires_after)])
+
+
+def report(*news: ItemNews, first: int = 1, **more: Any) -> Report:
+    items = tuple(Item(seq=first + n, mono=100.0, news=one) for n, one in enumerate(news))
+    given = {"mono_now": 100.0, "wall_now": 0.0, "watermark": 100.0, "agent_run": "r", "boot_id": "b2", **more}
+    return Report(proto=1, node=NODE, uid="u", instance_id="i", first_seq=first, items=items, **given)
+
+
+def poll(*has: str, proto: int = 1) -> Poll:
+    return Poll(proto=proto, node=NODE, uid="u", instance_id="i", boot_id="b2", has=has)
+
+
+def test_acknowledges_what_is_stored_and_stores_it_once() -> None:
+    door = Door()
+    first = door.reception.receive(report(XID, XID, first=5))
+    again = door.reception.receive(report(XID, XID, first=5))
+    assert (first.ack, again.ack) == (6, 6)
+    assert [fact.id for fact in door.facts()] == ["b2/r/main/5", "b2/r/main/6"]
+
+
+def test_a_line_that_two_runs_of_an_agent_read_is_one_fact() -> None:
+    door = Door()
+    for run in ("r1", "r2"):
+        said = report(XID, agent_run=run)
+        numbered = tuple(replace(item, source="kmsg", source_seq=640) for item in said.items)
+        door.reception.receive(replace(said, items=numbered))
+    assert [fact.id for fact in door.facts()] == ["b2/kmsg/640"]
+
+
+def test_an_item_is_dated_by_how_long_ago_it_was_and_never_by_the_nodes_wall_clock() -> None:
+    door = Door()
+    door.reception.receive(report(XID, mono_now=107.5, wall_now=5e12))
+    ahead = report(XID, first=2, mono_now=90.0)  # its clock cannot be right: it happened now at the latest
+    door.reception.receive(ahead)
+    assert [fact.at.timestamp() for fact in door.facts()] == [START - 7.5, START]
+
+
+def test_an_agent_speaks_for_its_own_node_and_incarnation_only() -> None:
+    door = Door()
+    stranger = Incarnation(uid="x", instance_id="x", boot_id="x")
+    door.reception.receive(report(Looked(look="l", node=NodeId("c/other"), incarnation=stranger), XID))
+    for fact in door.facts():
+        assert isinstance(fact.news, Looked | Observed)
+        assert (fact.news.node, fact.news.incarnation) == (NODE, ME)
+
+
+@pytest.mark.parametrize("seqs", [(1, 3), (2, 3), (1, 1), (2, 1)])
+def test_refuses_items_with_gaps(seqs: tuple[int, ...]) -> None:
+    door = Door()
+    items = tuple(Item(seq=seq, mono=0.0, news=XID) for seq in seqs)
+    with pytest.raises(BadInput, match="in order, none left out"):
+        door.reception.receive(replace(report(), items=items))
+    assert not door.facts()
+
+
+def test_refuses_a_protocol_that_it_does_not_know() -> None:
+    door = Door()
+    with pytest.raises(BadInput, match="speaks protocol 1"):
+        door.reception.receive(replace(report(XID), proto=2))
+    with pytest.raises(BadInput, match="speaks protocol 1"):
+        door.reception.commands(poll(proto=0))
+
+
+def test_a_report_without_items_is_a_sign_of_life_and_moves_the_clock() -> None:
+    door = Door()
+    door.reception.receive(report())
+    door.clock.now += 5.0
+    assert door.reception.receive(report()).ack == 0
+    heard = door.store.voices(before=-1.0).heard
+    assert [(node, pulse.incarnation, pulse.reading) for node, pulse in heard] == [(NODE, ME, 5.0)]
+    clock = door.store.load([f"clock:{INGEST}"])[f"clock:{INGEST}"].row
+    assert clock is not None
+    assert not door.facts()
+
+
+def test_what_was_spooled_under_an_ended_boot_is_no_sign_of_life() -> None:
+    door = Door()
+    lease = door.store.lease("t", 60.0)
+    seat = Node(id=NODE, cluster="c", pool="p", incarnation=ME, previous_boot="b1")
+    door.store.commit(Unit(writes={f"node:{NODE}": seat}, expect={}), lease.epoch)
+    door.reception.receive(report())
+    door.reception.receive(report(XID, boot_id="b1", agent_run="old"))
+    assert [pulse.incarnation.boot_id for _, pulse in door.store.voices(before=-1.0).heard] == ["b2"]
+    assert [fact.id for fact in door.facts()] == ["b1/old/main/1"]
+
+
+def test_commands_ride_on_replies_with_the_time_that_is_left_to_them() -> None:
+    door = Door()
+    door.post(RunLook(look="k"))
+    door.clock.now += 12.0
+    for reply in (door.reception.receive(report()), door.reception.commands(poll())):
+        assert [(command.id, command.expires_after) for command in reply.commands] == [("k/c/n1", 18.0)]
+    assert not door.reception.commands(poll("k/c/n1")).commands
+
+
+def test_a_wall_clock_that_jumps_back_gives_no_command_more_time() -> None:
+    door = Door()
+    door.post(RunLook(look="k"))
+    door.clock.now -= 3600.0
+    assert door.reception.commands(poll()).commands[0].expires_after == 30.0
+
+
+def test_a_command_that_nobody_took_in_time_is_struck() -> None:
+    door = Door()
+    door.post(RunCheck(check="k", level=1))
+    door.clock.now += 31.0
+    assert not door.reception.receive(report()).commands
+    assert not door.store.mail(NODE)
+    assert not door.facts()  # nobody knows anything: the engine's own deadline speaks
+
+
+def test_those_that_an_agent_has_do_not_hide_the_others() -> None:
+    door = Door()
+    for n in range(30):
+        door.post(RunLook(look=str(n)), name=f"{n:02d}")
+    has = tuple(f"{n:02d}" for n in range(25))
+    assert [command.id for command in door.reception.commands(poll(*has)).commands] == ["25", "26", "27", "28", "29"]
+
+
+def test_an_answer_strikes_its_command_and_leaves_no_fact_when_it_was_carried_out() -> None:
+    door = Door()
+    door.post(RunCheck(check="k", level=2))
+    verdict = Checked(check="k", node=NODE, verdict="pass", incarnation=ME, level=2)
+    door.reception.receive(report(verdict, Answered(command="k/c/n1", result="done")))
+    assert [type(fact.news) for fact in door.facts()] == [Checked]
+    assert not door.store.mail(NODE)
+
+
+@pytest.mark.parametrize("result", ["refused", "unknown"])
+def test_a_reset_that_was_not_surely_done_is_a_late_refusal(result: str) -> None:
+    door = Door()
+    door.post(RunReset(key="k"))
+    door.reception.receive(report(Answered(command="k/c/n1", result=result, text="held by rank 0")))
+    (fact,) = door.facts()
+    assert fact.news == Outcome(key="k", result="rejected", sends=0, text="held by rank 0")
+    assert not door.store.mail(NODE)
+
+
+@pytest.mark.parametrize("result", ["refused", "unknown"])
+def test_a_check_that_was_not_carried_out_could_not_run(result: str) -> None:
+    door = Door()
+    door.post(RunCheck(check="k", level=3))
+    door.reception.receive(report(Answered(command="k/c/n1", result=result, text="another incarnation")))
+    (fact,) = door.facts()
+    assert fact.news == Checked(
+        check="k", node=NODE, verdict="could_not_run", incarnation=ME, level=3, because="another incarnation"
+    )
+
+
+def test_a_refused_look_says_nothing_at_all() -> None:
+    door = Door()
+    door.post(RunLook(look="k"))
+    door.reception.receive(report(Answered(command="k/c/n1", result="refused")))
+    assert not door.facts()
+    assert not door.store.mail(NODE)
+
+
+def test_only_the_first_answer_counts() -> None:
+    door = Door()
+    door.post(RunCheck(check="k", level=1))
+    done, unsure = Answered(command="k/c/n1", result="done"), Answered(command="k/c/n1", result="unknown")
+    door.reception.receive(report(done, unsure))
+    door.reception.receive(report(unsure, first=3))
+    assert not door.facts()
+
+
+def test_a_refusal_that_comes_after_the_commands_time_still_counts() -> None:
+    door = Door()
+    door.post(RunReset(key="k"))
+    door.clock.now += 31.0
+    door.reception.receive(report(Answered(command="k/c/n1", result="refused", text="its time is over")))
+    assert [type(fact.news) for fact in door.facts()] == [Outcome]
+
+
+class Balking(MemoryStore):
+    """A store that does not take facts with a certain text, and counts its appends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.appends = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def append(self, facts: Sequence[Fact], *rest: Any, **more: Any) -> int:
+        self.gate.wait(10)
+        self.appends += 1
+        if any(isinstance(fact.news, Observed) and fact.news.text == "poison" for fact in facts):
+            raise StoreUnavailable("not this one")
+        return super().append(facts, *rest, **more)
+
+
+def test_nothing_is_acknowledged_or_struck_that_was_not_stored() -> None:
+    door = Door(Balking())
+    door.post(RunLook(look="k"))
+    poison = replace(XID, text="poison")
+    with pytest.raises(StoreUnavailable):
+        door.reception.receive(report(poison, Answered(command="k/c/n1", result="done")))
+    assert [command.id for command in door.store.mail(NODE)] == ["k/c/n1"]
+
+
+def gathered(poison: int | None) -> tuple[Balking, dict[int, Any]]:
+    """Twenty reports while the store is busy with the first of them."""
+    store = Balking()
+    door = Door(store)
+    results: dict[int, Any] = {}
+
+    def one(n: int) -> None:
+        news = replace(XID, text="poison") if n == poison else Stepped(job=JobId("j"), attempt=1, step=n)
+        try:
+            results[n] = door.reception.receive(replace(report(news, agent_run=f"r{n}"), node=NodeId(f"c/n{n}"))).ack
+        except StoreUnavailable as error:
+            results[n] = error
+
+    store.gate.clear()
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    until(lambda: door.reception._batch.reports == 19)
+    store.gate.set()
+    for thread in threads:
+        thread.join()
+    return store, results
+
+
+def test_reports_that_arrive_together_are_stored_together() -> None:
+    store, results = gathered(poison=None)
+    assert set(results.values()) == {1}
+    assert len(store.facts(after=0)) == 20
+    assert store.appends == 2
+
+
+def test_nobody_answers_for_what_others_report() -> None:
+    store, results = gathered(poison=7)
+    assert isinstance(results.pop(7), StoreUnavailable)
+    assert set(results.values()) == {1}
+    assert len(store.facts(after=0)) == 19

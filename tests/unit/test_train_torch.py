@@ -1,0 +1,129 @@
+"""The bridge to torch.distributed.checkpoint."""
+
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sickbay import train
+
+WHY = "torch is not installed here: sickbay.train.torch was not tried with it"
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed here")
+def test_without_torch_the_import_error_is_one_clear_line() -> None:
+    code = "import sickbay.train.torch"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    said = ran.stderr.splitlines()
+    assert (
+        said[-1]
+        == "ImportError: sickbay.train.torch needs torch 2.3 or newer (No module named 'torch'): pip install torch"
+    )
+    assert "During handling" not in ran.stderr
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason=WHY)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own making
+def test_a_dcp_checkpoint_is_listed_verified_and_loaded(torch: Any, tmp_path: Path) -> None:
+    from sickbay.train import torch as bridge
+
+    with train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1) as first:
+        state = {"weights": torch.arange(1000.0), "step": 5}
+        assert bridge.load(first, state) is False
+        bridge.save(first, 5, state)
+        first.wait()
+        state["weights"] += 1
+        bridge.save(first, 6, state)
+    with train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1) as second:
+        state = {"weights": torch.zeros(1000), "step": 0}
+        assert bridge.load(second, state) is True
+        assert torch.equal(state["weights"], torch.arange(1000.0) + 1)
+    data = next((tmp_path / "attempt-1" / "step-6").glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:-1])
+    found = train.latest_valid(tmp_path)
+    assert (found.step, len(found.skipped)) == (5, 1)
+    assert "is torn" in found.skipped[0].why
+
+
+RANK = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from sickbay import train
+from sickbay.train import torch as bridge
+directory, rank, world, attempt, port = sys.argv[1], *map(int, sys.argv[2:])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+mesh = init_device_mesh("cpu", (world,))
+whole = torch.arange(24.0)
+share = DTensor.from_local(torch.zeros(24 // world), mesh, [Shard(0)])
+checkpoints = train.Checkpoints(directory, attempt=attempt, rank=rank, world_size=world, patience=60)
+state = {"weights": share}
+if bridge.load(checkpoints, state):
+    mine = whole[rank * 24 // world:(rank + 1) * 24 // world] + checkpoints.resumed.step
+    assert torch.equal(state["weights"].to_local(), mine), (state, mine)
+first = checkpoints.resumed.step + 1 if checkpoints.resumed else 1
+for step in (first, first + 1):
+    local = whole[rank * 24 // world:(rank + 1) * 24 // world] + step
+    bridge.save(checkpoints, step, {"weights": DTensor.from_local(local, mesh, [Shard(0)])})
+checkpoints.wait()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+def test_a_run_with_another_number_of_ranks_goes_on_from_a_dcp_checkpoint(tmp_path: Path) -> None:
+    for attempt, world in ((1, 2), (2, 3), (3, 1)):
+        port = _free_port()
+        numbers = [[str(number) for number in (rank, world, attempt, port)] for rank in range(world)]
+        gang = [subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), *those]) for those in numbers]
+        try:
+            assert [rank.wait(120) for rank in gang] == [0] * world
+        finally:
+            for rank in gang:
+                rank.kill()
+                rank.wait()
+    found = train.latest_valid(tmp_path)
+    assert (found.attempt, found.step, found.world_size, found.skipped) == (3, 6, 1, ())
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_every_kind_come_back(torch: Any, tmp_path: Path) -> None:
+    places = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    state = {
+        f"{kind}-{place}": torch.arange(24, device=place).reshape(4, 6).to(getattr(torch, kind)).t()
+        for kind in ("float32", "bfloat16", "float16", "int64", "uint8", "bool", "complex64")
+        for place in places
+    } | {"empty": torch.empty(0, 3), "scalar": torch.tensor(2.5), "grad": torch.nn.Parameter(torch.ones(3))}
+    with train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1) as first:
+        for step in (1, 2):
+            first.save(step, state)
+    with train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1) as second:
+        back = second.load()
+    for name, value in state.items():
+        assert back[name].dtype == value.dtype, name
+        assert torch.equal(back[name], value.detach().cpu()), name
+
+
+def test_a_tensor_that_is_not_plain_memory_is_refused(torch: Any, tmp_path: Path) -> None:
+    with (
+        train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1) as checkpoints,
+        pytest.raises(TypeError, match="not plain memory"),
+    ):
+        checkpoints.save(1, {"sparse": torch.eye(3).to_sparse()})

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help up demo test test-fast lint bench soak soak-sim docs clean
+.PHONY: help up demo test test-fast lint bench soak soak-sim docs pictures clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -44,6 +44,9 @@ soak-sim: $(READY)  ## as many simulated random runs as you like: make soak-sim 
 
 docs: $(READY)  ## regenerate the pages that are made from the code
 	@$(BIN)/python docs/generate.py
+
+pictures: $(READY)  ## draw the pictures of the documents anew, from a real run
+	@$(BIN)/python docs/picture.py
 
 clean:  ## remove what the other targets made
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,7 +3,7 @@
 Run it:
     sickbay up --detach
     sickbay submit --name first --nodes 2 --wait -- python examples/01_first_job.py
-    sickbay logs first-1a2b3 --rank 1
+    sickbay logs first-1a2b3c4d --rank 1
 
 (The job's id is printed by `submit`; yours ends differently.)
 

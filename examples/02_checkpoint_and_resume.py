@@ -3,7 +3,7 @@
 Run it:
     sickbay up --detach
     sickbay submit --name resume --nodes 2 --wait -- python examples/02_checkpoint_and_resume.py
-    sickbay explain resume-1a2b3
+    sickbay explain resume-1a2b3c4d
 
 The first attempt kills its own rank 1 at step 35, as the kernel does when memory is short. Both ranks had saved step
 30; the second attempt finds it and begins at step 31. Of a script, Sickbay needs three lines:

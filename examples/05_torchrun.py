@@ -3,7 +3,7 @@
 Run it:
     sickbay up --detach
     sickbay submit --name torch --nodes 2 --wait -- sh examples/05_torchrun.sh
-    sickbay explain torch-1a2b3
+    sickbay explain torch-1a2b3c4d
 
 The job's command is torchrun itself, once on each node (see 05_torchrun.sh); it starts the workers, which run this
 file. It trains a small model on the CPU (gloo), so it runs without a GPU too. To see it survive, break a node while it

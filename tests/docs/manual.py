@@ -1,6 +1,6 @@
 """Somebody who follows a manual to the letter: a home of its own, a shell, and the commands as they are written.
 
-What a manual cannot know is put in as a reader would: the ids that Sickbay gave (`first-1a2b3` stands for the newest
+What a manual cannot know is put in as a reader would: the ids that Sickbay gave (`first-1a2b3c4d` stands for the newest
 job named first, `i12` for the newest incident), and a port that is free.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[2]
-JOB = re.compile(r"\b([a-z]+)-1a2b3\b")
+JOB = re.compile(r"\b([a-z]+)-1a2b3c4d\b")
 INCIDENT = re.compile(r"\bi12\b")
 NO_IS_AN_ANSWER = ("sickbay policy diff",)  # exit code 1: they differ
 PATIENCE = 120.0  # seconds for one command

@@ -108,10 +108,11 @@ class _Taking:
 
     def octets(self, value: memoryview, path: str) -> int:
         host = self.reuse.get(path)
-        if not (isinstance(host, bytearray) and len(host) == value.nbytes and value.contiguous):
-            host = bytearray(value.tobytes())
-        elif host:
-            host[:] = value.cast("B")
+        if not (isinstance(host, bytearray) and len(host) == value.nbytes):
+            host = bytearray(value.nbytes)
+        if host:
+            # Through a view: assigning to a slice of a bytearray would copy twice.
+            memoryview(host)[:] = value.cast("B") if value.contiguous else value.tobytes()
         self.kept[path] = host
         return self.part(host)
 

@@ -22,6 +22,7 @@ from sickbay.sim.report import incident_seconds, interruption_seconds, training_
 SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
 AS_USUAL = frozenset({"opened", "quarantine", "empty", "verify"})  # what every newcomer goes through
 READY_WITHIN, HEALED_WITHIN = 60.0, 180.0
+WIDTH = 14  # of a name: demo-1a2b3c4d and the like
 BREAK_AT = 25  # the step: two checkpoints are written by then
 MEANINGS = {
     "detected": "the first symptom",
@@ -48,7 +49,7 @@ class Ticker:
         lines = [change.line for change in news or () if change.line is not None]
         for told in tell([_welcomed(line) for line in lines if self._everything or not _small(line)]):
             if told.about.partition(":")[0] in {"node", "job", "incident", "brake"}:
-                click.echo(story_line(local(told.at), told))
+                click.echo(story_line(local(told.at), told, WIDTH))
 
 
 def _small(line: Line) -> bool:

@@ -2,9 +2,14 @@
 
     <root>/cluster.json              the cluster: its seats                                    written by the room
     <root>/wake                      a FIFO; a byte in it says "something changed, read again"  read by the controller
+    <root>/attempts/<job>.<n>.json   attempts: their layout, their stop, how they ended        the controller's side
+    <root>/as_of.json                a ceiling over every `as_of` given out                    the controller's side
+    <root>/checkpoints/<job>/        where a job that names no directory keeps its checkpoints  the job
     <root>/seats/<name>/
         seat.json                    who holds the seat, its cordons                           the controller's side
         alive                        locked (fcntl.lockf) by the supervisor as long as it lives
+        seat.lock                    held (flock) by whoever changes seat.json or starts a boot
+        supervisor.log               what the supervisor and its agent print
         wake                         a FIFO that wakes the supervisor
         orders/<id>.json             what the supervisor is asked to do, in the order of their names
         status.json                  what the supervisor says of itself and its ranks          the supervisor

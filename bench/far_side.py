@@ -7,7 +7,7 @@ from sickbay.model.facts import Outcome
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import JobSpec
-from sickbay.ports.cluster import Accepted, Deltas, Lost, Snapshot
+from sickbay.ports.cluster import Accepted, Deltas, Log, Lost, Snapshot
 
 CLUSTER = "bench"
 
@@ -55,6 +55,10 @@ class FarCluster(_Willing):
     def rerun(self, job: JobId, attempt: int, *, avoid: tuple[NodeId, ...], key: str) -> Accepted:
         del job, attempt, avoid, key
         return Accepted()
+
+    def logs(self, job: JobId, attempt: int, rank: int, *, after: int = 0, limit: int = 65_536) -> Log:
+        del job, attempt, rank, limit
+        return Log(text="", next=after, over=True)
 
     def stop(self, job: JobId, attempt: int, *, key: str) -> Accepted:
         del job, attempt, key

@@ -40,7 +40,7 @@ def local_fleet(root: Path, store: Store, policy: Policy, posted: Callable[[], N
 
     cluster = LocalCluster(root)
     channels: dict[str, Machines] = {"local": LocalMachines(root), "agent": AgentMachines(store, posted)}
-    checks = AgentChecks(store, posted)
+    checks = AgentChecks(store, posted, settle=policy.resume.settle.total_seconds())
     site = Site(cluster=cluster, machines=Channels(channels, policy.channels), checks=checks)
     hands = Hands(sites={cluster.id: site}, notifiers={"log": LogNotifier()})
     rules = Rules(

@@ -25,10 +25,10 @@ NO_IS_AN_ANSWER = ("sickbay policy diff",)  # exit code 1: they differ
 PATIENCE = 120.0  # seconds for one command
 
 
-def in_blocks(page: Path) -> list[str]:
-    """The commands of a page: what begins with sickbay in its blocks of shell, lines that go on put together."""
+def in_blocks(page: Path) -> list[list[str]]:
+    """The commands of a page, block by block: what begins with sickbay, lines that go on put together."""
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in _commands(block.replace("\\\n", " "))]
+    return [commands for block in blocks if (commands := _commands(block.replace("\\\n", " ")))]
 
 
 def at_the_head(example: Path) -> list[str]:
@@ -45,8 +45,9 @@ def _commands(block: str) -> list[str]:
 
 
 class Reader:
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, where: Path = ROOT) -> None:
         self.home = home
+        self._where = where
         home.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
@@ -73,10 +74,10 @@ class Reader:
             self.ready()
         return ran.stdout
 
-    def run(self, line: str, *, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    def run(self, line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["sh", "-c", line],
-            cwd=cwd,
+            cwd=self._where,
             env=self._env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -123,13 +124,19 @@ class Reader:
     # --- leaving
     def calm(self) -> None:
         """Whatever a page left behind is over: jobs stopped, incidents closed, nodes ready."""
-        self.run("sickbay unpause --reason tidy; sickbay brake reset --all --reason tidy")
+        self.run("sickbay unpause --reason tidy; sickbay brake reset --reason tidy")
+        for row in self.ask("exclude list"):
+            self.run(f"sickbay exclude remove {row['id']} --reason tidy")
         for job in self.ask("jobs"):
             if job["state"] not in {"COMPLETE", "FAILED", "STOPPED"}:
                 self.run(f"sickbay stop {job['id']} --reason tidy")
+        self.until(self._tidied)
+
+    def _tidied(self) -> bool:
         for one in self.ask("incidents --open"):
             self.run(f"sickbay dismiss {one['id']} --reason tidy")
-        self.ready()
+        nodes = self.ask("nodes")
+        return all(node["state"] == "READY" and not node["job"] for node in nodes)
 
     def leave(self) -> None:
         self.run("sickbay down")
@@ -148,9 +155,9 @@ class Reader:
 
 
 @contextmanager
-def reading(home: Path) -> Iterator[Reader]:
-    """A reader who leaves nothing behind."""
-    reader = Reader(home)
+def reading(home: Path, where: Path = ROOT) -> Iterator[Reader]:
+    """A reader who leaves nothing behind. `where`: the directory that commands are given in."""
+    reader = Reader(home, where)
     try:
         yield reader
     finally:

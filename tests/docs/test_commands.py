@@ -1,47 +1,128 @@
-"""Every command in the documents runs."""
+"""Every command in the documents runs, in its order; where a page needs a cluster, on real processes."""
 
 import re
-import shlex
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.docs.manual import ROOT, Reader, in_blocks, reading
 
-ROOT = Path(__file__).parents[2]
-NO_IS_AN_ANSWER = {"sickbay policy diff"}  # exit code 1: they differ
+DOCS = ROOT / "docs"
+ALONE = re.compile(r"sickbay (policy|sim|explain .*--sim|--help)\b")  # needs no cluster, and is quick
+PAGES = [page for page in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))] if in_blocks(page)]
+QUICK = [page for page in PAGES if all(ALONE.match(line) for block in in_blocks(page) for line in block)]
+LIVE = [page for page in PAGES if page not in QUICK]
+RUNBOOKS = [page for page in sorted((DOCS / "runbooks").glob("*.md")) if in_blocks(page)]
+
+LINE = "--line 'NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.'"
 
 
-def _commands(page: Path) -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.startswith("sickbay ")]
+def _held(reader: Reader) -> None:
+    reader.follow("sickbay cordon node-3 --reason scene")
+    reader.until(lambda: reader.incident("node-3")["phase"] == "HELD")
 
 
-PAGES = {
-    page: commands
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    if (commands := _commands(page))
+def _no_budget(reader: Reader) -> None:
+    reader.follow("sickbay cordon node-0 --reason scene")
+    reader.until(lambda: reader.incident("node-0")["phase"] == "HELD")
+    reader.follow(f"sickbay inject node-1 {LINE}")
+    reader.until(lambda: any("may lack" in one["because"] for one in reader.ask("incidents --open")))
+
+
+def _braked(reader: Reader) -> None:
+    for number in (1, 2, 3):
+        reader.follow(f"sickbay inject node-{number} {LINE}")
+    reader.until(lambda: reader.ask("brake list"))
+
+
+def _paused(reader: Reader) -> None:
+    reader.follow("sickbay pause --for 1h --reason scene")
+    reader.follow(f"sickbay inject node-1 {LINE}")
+    reader.until(lambda: reader.ask("incidents --open"))
+
+
+def _failed(reader: Reader) -> None:
+    reader.follow("sickbay submit --name train --nodes 1 -- python -c 'import no_such_module'")
+    reader.until(lambda: reader.job("train")["state"] == "FAILED")
+
+
+def _starved(reader: Reader) -> None:
+    _held(reader)
+    reader.follow("sickbay submit --name train --nodes 4 -- python -m sickbay.train.sample --steps 20")
+    reader.until(lambda: reader.job("train")["state"] == "QUEUED" and reader.job("train")["because"])
+
+
+def _trains(reader: Reader) -> None:
+    reader.follow("sickbay submit --name train --nodes 2 -- python -m sickbay.train.sample --steps 5000")
+    reader.until(lambda: reader.job("train")["state"] == "RUNNING")
+
+
+# What must be so for a runbook's commands to make sense; the others need nothing but a cluster.
+SCENES: dict[str, Callable[[Reader], None]] = {
+    "held": _held,
+    "release_failed": _held,
+    "budget": _no_budget,
+    "brake": _braked,
+    "withheld": _paused,
+    "job_failed": _failed,
+    "job_waits": _starved,
+    "job_stuck": _trains,
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.fixture(scope="session")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """A cluster that the pages of this run share."""
+    home = tmp_path_factory.mktemp("ward")
+    with reading(home, home) as reader:
+        reader.follow("sickbay up --detach --gpus 1")
+        yield reader
+
+
+@pytest.mark.parametrize("page", QUICK, ids=lambda page: page.name)
 def test_the_commands_of_a_page_run_in_their_order(page: Path, tmp_path: Path) -> None:
-    for command in PAGES[page]:
-        ran = subprocess.run(
-            [str(Path(sys.executable).parent / "sickbay"), *shlex.split(command)[1:]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        fine = {0, 1} if any(command.startswith(known) for known in NO_IS_AN_ANSWER) else {0}
-        assert ran.returncode in fine, f"{command}: exit {ran.returncode}\n{ran.stderr}"
+    reader = Reader(tmp_path, tmp_path)
+    for command in (line for block in in_blocks(page) for line in block):
+        reader.follow(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", LIVE, ids=lambda page: page.name)
+def test_the_commands_of_a_page_run_on_real_processes(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    commands = [line for block in in_blocks(page) for line in block]
+    if any(line.startswith("sickbay up") for line in commands):  # a page that starts its own ends it, too
+        assert commands[-1] == "sickbay down"
+        with reading(tmp_path / "home", tmp_path) as reader:
+            for command in commands:
+                reader.follow(command)
+            assert not reader.processes()
+        return
+    reader = request.getfixturevalue("ward")
+    for command in commands:
+        reader.follow(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUNBOOKS, ids=lambda page: page.name)
+def test_what_a_runbook_tells_to_do_can_be_done(page: Path, ward: Reader) -> None:
+    for block in in_blocks(page):  # each is one way out of the same scene
+        ward.calm()
+        SCENES.get(page.stem, lambda _: None)(ward)
+        for command in block:
+            ward.follow(command)
+    ward.calm()
 
 
 def test_the_readme_names_only_targets_that_the_makefile_has() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\bmake ([a-z-]+)", page.read_text(encoding="utf-8")):
-            assert target in targets, f"{page.name} names make {target}"
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
+        for target in re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert "".join(target) in targets, f"{page.name} names make {''.join(target)}"
+
+
+def test_the_picture_in_the_readme_shows_a_run_that_healed() -> None:
+    picture = (DOCS / "pictures" / "demo.svg").read_text(encoding="utf-8").replace("&#160;", " ")
+    for words in ("$ sickbay demo", "falls off the bus", "training again after", "RELEASED", "COMPLETE"):
+        assert words in picture, f"{words!r} is not in docs/pictures/demo.svg: run `make pictures`"

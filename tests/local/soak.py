@@ -77,6 +77,7 @@ class Soak:
         nodes = self.rng.choices((1, 2, 4), (60, 30, 10))[0]
         number = len(self.expected)
         more: dict[str, Any] = {"name": f"soak{number}", "nodes": nodes, "max_restarts": 50}
+        words: tuple[str, ...]
         match kind:
             case "train":
                 words = (*SAMPLE, "--steps", str(self.rng.randint(20, 120)), "--every", "5", "--step-seconds", "0.1")

@@ -2,10 +2,11 @@
 
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.rig import QUICK, Sickbay, running
+from tests.local.rig import Sickbay, running
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +62,8 @@ def test_a_rank_sees_what_torchrun_would_tell_it(four: Sickbay) -> None:
 
 
 @pytest.fixture
-def impatient(tmp_path: Path) -> Sickbay:  # type: ignore[misc]
-    yield from running(tmp_path / "state", nodes=3, policy=QUICK)  # type: ignore[misc]
+def impatient(tmp_path: Path) -> Iterator[Sickbay]:
+    yield from running(tmp_path / "state", nodes=3)
 
 
 def test_a_frozen_rank_is_a_hang_its_stacks_are_kept_and_the_job_goes_on(impatient: Sickbay) -> None:
@@ -90,7 +91,6 @@ def test_a_torn_checkpoint_is_passed_over_and_the_story_says_so(four: Sickbay) -
     checkpoints = four.state / "checkpoints"
     job = four.train(300, checkpoint=str(checkpoints))
     sick = four.reaches(job, 35)["nodes"][-1]
-    newest = max(checkpoints.glob("attempt-1/step-*/manifest.json"), key=lambda m: int(m.parent.name[5:]))
     for manifest in checkpoints.glob("attempt-1/step-*/manifest.json"):
         if int(manifest.parent.name[5:]) > 20:
             shard = manifest.parent / "rank-1.shard"
@@ -98,7 +98,6 @@ def test_a_torn_checkpoint_is_passed_over_and_the_story_says_so(four: Sickbay) -
     four.inject(sick, xid=79, cured_by="reboot")
     four.reaches(job, 1)
     done = four.ends(job)
-    assert newest.exists()
     assert done["resumed_from"] is not None
     assert any("skipped" in line for line in four.story(job)), four.story(job)
 

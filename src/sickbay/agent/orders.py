@@ -13,8 +13,6 @@ from sickbay.model.facts import Checked, Looked, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunLook, RunReset
 
-SETTLE = 0.2  # seconds: what led to a look may take so long to reach the kernel log
-
 
 class LocalOrders:
     def __init__(self, paths: Paths, seat: Seat, hardware: Hardware, senses: Senses, tests: Sequence[Exercise]) -> None:
@@ -36,7 +34,7 @@ class LocalOrders:
     def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
         assert isinstance(order, RunLook)
-        settled = time.monotonic() + SETTLE
+        settled = time.monotonic() + order.settle
         text = ""
         if order.stacks_of is not None and (status := self._status()) is not None:
             text = collect(self._paths, self._me, status.ranks, order.stacks_of, until)

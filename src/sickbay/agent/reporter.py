@@ -151,6 +151,7 @@ class Reporter(Thread):
                 "mono_now": time.monotonic(),
                 "wall_now": time.time(),
                 "watermark": self._watermark(),
+                "ended": voice.incarnation != self._outbox.voice.incarnation,
                 "items": [msgspec.Raw(item) for item in items],
             }
         )

@@ -51,8 +51,8 @@ def _announced(draft: Draft, node: Node, news: Observed) -> None:
 
 def _of_an_ended_boot(node: Node, news: Observed) -> bool:
     """A boot that we have not heard of is a new one: its first report comes before its pulse has been judged."""
-    if news.incarnation is None or node.incarnation is None:
-        return news.last_words
+    if news.ended or news.incarnation is None or node.incarnation is None:
+        return news.ended or news.last_words
     newer = news.incarnation.same_holder(node.incarnation) and news.incarnation.boot_id != node.previous_boot
     return news.last_words or not newer
 

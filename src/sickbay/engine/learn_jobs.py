@@ -150,9 +150,14 @@ def _spent(draft: Draft, job: Job) -> tuple[float, ...]:
     return (*(at for at in job.restarts if at > since), reading)
 
 
+def _runs_there(job: Job, node: NodeId | None) -> bool:
+    """An agent speaks of what runs on its own node, and of nothing else."""
+    return node is None or node in job.claim or node in job.ranks
+
+
 def stepped(draft: Draft, fact: Fact, news: Stepped) -> None:
     job = draft.job(news.job)
-    if job is None or news.attempt != job.attempt:
+    if job is None or news.attempt != job.attempt or not _runs_there(job, news.node):
         return
     if job.state.terminal:  # its last steps may be told after its cluster has told its end
         if news.step > (job.step or 0):
@@ -193,6 +198,8 @@ def looked(draft: Draft, news: Looked) -> None:
 def hung(draft: Draft, fact: Fact, news: Hung) -> None:
     job = draft.job(news.job)
     if job is None or job.state is not JobState.RUNNING or news.attempt != job.attempt:
+        return
+    if not _runs_there(job, news.node):
         return
     call = Call(because=f"hung: {news.because}", dated=fact.at)
     draft.put(replace(job, calls=(*job.calls, call)[-KEEP_CALLS:]))

@@ -69,6 +69,8 @@ class Reception:
 
     def _alive(self, report: Report) -> Incarnation | None:
         """Whose sign of life a report is. What was spooled under a boot that has ended is none."""
+        if report.ended:
+            return None
         incarnation = report.incarnation
         known = self._present.get(report.node)
         if known == incarnation:
@@ -160,9 +162,11 @@ def _signed(item: Item, report: Report) -> AnyNews:
     """An agent speaks for its own node and incarnation only."""
     news = item.news
     assert not isinstance(news, Answered)
-    if isinstance(news, Observed | Checked | Looked | ResetDone):
+    if isinstance(news, Observed):
+        return replace(news, node=report.node, incarnation=report.incarnation, ended=news.ended or report.ended)
+    if isinstance(news, Checked | Looked | ResetDone):
         return replace(news, node=report.node, incarnation=report.incarnation)
-    return news
+    return replace(news, node=report.node)
 
 
 def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | None:

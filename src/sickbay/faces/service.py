@@ -1,5 +1,6 @@
 """Everything of one `sickbay up`: the store, the controller, the API that serves it, and the local cluster."""
 
+import fcntl
 import http.client
 import json
 import logging
@@ -9,14 +10,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
+from sickbay.adapters.clusters.local.locks import holder
 from sickbay.adapters.clusters.local.room import Room
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.faces.api.app import app
 from sickbay.faces.api.bell import Bell
-from sickbay.faces.api.server import served
+from sickbay.faces.api.server import refuse_taken, served
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
@@ -27,6 +29,7 @@ from sickbay.model.policy import Policy
 from sickbay.wiring import local_fleet, open_store
 
 CLUSTER, POOL = "local", "default"
+LOCK = "controller.lock"
 NODES, GPUS = 4, 2
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -48,10 +51,16 @@ class Service:
     def __init__(self, wish: Wish, policy: Policy) -> None:
         self.state = wish.state
         self._wish = wish
+        refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
         _private(wish.state)
+        self._alone = _alone(wish.state)
         self._logging = _log_to(wish.state / "controller.log")
         self.room = Room(wish.state / "local")
-        self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
+        try:
+            self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
+        except BaseException:
+            self._alone.close()
+            raise
         try:
             self._furnish()
             mail = Bell()
@@ -63,6 +72,7 @@ class Service:
             self.url = self._serving.enter_context(served(api, wish.host, wish.port)).url
         except BaseException:
             self._store.close()
+            self._alone.close()
             raise
         self.token = ""
 
@@ -128,12 +138,43 @@ class Service:
         (self.state / "controller.json").unlink(missing_ok=True)
         logging.getLogger("sickbay").removeHandler(self._logging)
         self._logging.close()
+        self._alone.close()
 
 
 def refuse_open_door(host: str, *, secured: bool) -> None:
     """Anybody who can reach us could end every job: beyond this machine only with TLS, so that tokens stay secret."""
     if host not in LOOPBACK and not secured:
-        raise BadInput(f"--host {host} can be reached from other machines: give --cert and --key, or use 127.0.0.1")
+        raise BadInput(
+            f"--host {host} can be reached from other machines, where tokens would not stay secret: use 127.0.0.1"
+        )
+
+
+def serving(state: Path) -> int:
+    """The process whose controller has this state, as long as it lives; 0: none has."""
+    return holder(state / LOCK) or 0
+
+
+def refuse_second(state: Path, pid: int) -> NoReturn:
+    raise BadInput(
+        f"a controller serves {state} already (process {pid or 'unknown'}): look with 'sickbay nodes', end it with "
+        "'sickbay down', or start another with --state DIR --port P"
+    )
+
+
+def _alone(state: Path) -> IO[str]:
+    """A lock that dies with us and says who we are, from the first moment on. A number in a file could do neither: it
+    would outlive us, and then mean some other process.
+    """
+    try:
+        file = (state / LOCK).open("a", encoding="ascii")
+    except OSError as error:
+        raise _unusable(state, error) from None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        refuse_second(state, serving(state))
+    return file
 
 
 def default_state() -> Path:
@@ -146,9 +187,11 @@ def _private(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
     except OSError as error:
-        raise BadInput(
-            f"the state directory {directory} cannot be used ({error.strerror}): give another with --state"
-        ) from None
+        raise _unusable(directory, error) from None
+
+
+def _unusable(directory: Path, error: OSError) -> BadInput:
+    return BadInput(f"the state directory {directory} cannot be used ({error.strerror}): give another with --state")
 
 
 def _log_to(file: Path) -> logging.Handler:

@@ -23,17 +23,10 @@ def lint(policy: Policy, capabilities: frozenset[Capability] | None) -> list[str
         *(line for n, limit in enumerate(policy.limits) for line in _limit(limit, f"limits[{n}]")),
         *_brakes(policy),
         *_pace(policy),
-        *_not_in_force(policy),
     ]
     if capabilities is not None:
         found += _lacking(policy, capabilities)
     return found
-
-
-def _not_in_force(policy: Policy) -> Iterator[str]:
-    """What can be written and does nothing yet: whoever relies on it must know."""
-    if policy.channels:
-        yield "channels: not in force yet: each pool's own machines do each rung"
 
 
 def _faults(policy: Policy) -> Iterator[str]:

@@ -24,6 +24,7 @@ class Observed(News, tag="observed"):
     fields: dict[str, str | int] = {}
     text: str = ""
     incarnation: Incarnation | None = None
+    ended: bool = False  # the agent that said it knows that this boot has ended since
     last_words: bool = False  # read under a boot that has ended (spooled, or from that boot's journal)
     count: int = 1
 
@@ -87,12 +88,14 @@ class Stepped(News, tag="stepped"):
     resumed_from: int | None = None
     skipped: tuple[str, ...] = ()  # newer checkpoints that could not be used, each with its reason
     loss: float | None = None
+    node: NodeId | None = None  # whose agent says so
 
 
 class Hung(News, tag="hung"):
     job: JobId
     attempt: int
     because: str
+    node: NodeId | None = None  # whose agent says so
 
 
 class Checked(News, tag="checked"):

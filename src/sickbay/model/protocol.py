@@ -48,6 +48,7 @@ class Report(Noun):
     wall_now: float  # evidence only
     watermark: float  # kernel log and devices have been read through this moment of the agent's monotonic clock
     stream: str = "main"
+    ended: bool = False  # spooled under a boot that has ended: history, and no sign of life
     items: tuple[Item, ...] = ()
 
     @property
@@ -79,10 +80,11 @@ class RunCheck(Order, tag="check"):
 
 
 class RunLook(Order, tag="look"):
-    """Read kernel log and devices through now, say what was found, then `Looked`; with `stacks_of` what its ranks do."""
+    """Read kernel log and devices through now, say what was found, then `Looked`; `stacks_of`: with ranks' stacks."""
 
     look: str
     stacks_of: JobId | None = None
+    settle: float = 0.2  # seconds: what led to the look may take so long to reach the kernel log
 
 
 class RunReset(Order, tag="reset"):

@@ -23,7 +23,14 @@ def _nobody() -> None:
 class AgentChecks:
     """`notify` wakes whoever holds polls of agents. Posting is the call; everything else arrives as facts."""
 
-    def __init__(self, mail: Mail, notify: Callable[[], None] = _nobody, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        mail: Mail,
+        notify: Callable[[], None] = _nobody,
+        wall: Callable[[], float] = time.time,
+        settle: float = 0.2,
+    ) -> None:
+        self._settle = settle
         self._mail = mail
         self._wall = wall
         self._notify = notify
@@ -49,7 +56,7 @@ class AgentChecks:
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
         now = datetime.fromtimestamp(self._wall(), UTC)
-        order = RunLook(look=look, stacks_of=stacks_of)
+        order = RunLook(look=look, stacks_of=stacks_of, settle=self._settle)
         return self._post(
             [
                 Command(id=f"{look}/{node}", node=node, order=order, posted_at=now, expires_after=LOOK_WITHIN)

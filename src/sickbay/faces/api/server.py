@@ -95,6 +95,11 @@ def served(
             thread.join()
 
 
+def refuse_taken(host: str, port: int) -> None:
+    """Raises BadInput for a place where nobody could serve now, before anything else is done."""
+    _listen(host, port).close()
+
+
 def _make(
     app: Starlette,
     listening: socket.socket,

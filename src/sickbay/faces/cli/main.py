@@ -139,6 +139,10 @@ class Sickbay(click.Group):
             # Whoever read us has had enough (`| head`); without this Python would complain while it closes stdout.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(NO)
+        except OSError as error:
+            # A full disk, a directory without permission: nothing that a list of our own calls would explain.
+            _one_line(f"{error.filename or 'this machine'}: {error.strerror or error}")
+            sys.exit(WRONG_USE)
         sys.exit(code if isinstance(code, int) else DONE)
 
 

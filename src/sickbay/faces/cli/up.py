@@ -113,15 +113,11 @@ def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
 
 
 def _refuse_a_second(state: Path) -> None:
-    """The store's own lock decides; this only says it in a newcomer's words."""
-    from sickbay.model.errors import BadInput
+    """Before anything is touched. Of two that start at the same moment the lock lets one go on."""
+    from sickbay.faces.service import refuse_second, serving
 
-    pid = _pid_in(state / "controller.json")
-    if pid and _is_controller(pid):
-        raise BadInput(
-            f"a controller serves {state} already (process {pid}): look with 'sickbay nodes', end it with "
-            "'sickbay down', or start another with --state DIR --port P"
-        )
+    if pid := serving(state):
+        refuse_second(state, pid)
 
 
 def _elsewhere(url: str) -> None:
@@ -209,43 +205,39 @@ def down(state: Path | None) -> None:
 
     from sickbay.adapters.clusters.local.room import Room
     from sickbay.faces.cli.credentials import forget
-    from sickbay.faces.service import default_state
+    from sickbay.faces.service import default_state, serving
 
     place = (state or default_state()).absolute()
     record = place / "controller.json"
     url = ""
     with contextlib.suppress(ValueError, OSError):
         url = json.loads(record.read_text()).get("url", "")
-    if not (place / "sickbay.db").exists():
+    room = Room(place / "local")
+    # The nodes may run though the database was lost or moved away.
+    if not (place / "sickbay.db").exists() and not room.exists():
         click.echo(f"nothing runs here: {place} has no state of a cluster (give another with --state)", err=True)
         leave(1)
-    pid = _pid_in(record)
-    serving = bool(pid) and _is_controller(pid)
-    if serving:
-        os.kill(pid, signal.SIGTERM)
-        if not _wait(lambda: not _is_controller(pid), 30.0):
-            os.kill(pid, signal.SIGKILL)
-    room = Room(place / "local")
+    pid = serving(place)
+    if pid:
+        _end(pid, lambda: serving(place) != pid)
     living = sum(room.alive(name) for name in room.names()) if room.exists() else 0
     if room.exists():
         room.down()  # also where no supervisor lives: one that died may have left its ranks behind
     record.unlink(missing_ok=True)
     if url:
         forget(url)
-    ended = [*(["the controller"] if serving else []), *([f"{living} nodes"] if living else [])]
+    ended = [*(["the controller"] if pid else []), *([f"{living} nodes"] if living else [])]
     said = f"down: {' and '.join(ended)} ended" if ended else "nothing was running"
     click.echo(f"{said}; the next 'sickbay up' goes on from {place}")
 
 
-def _is_controller(pid: int) -> bool:
-    """Not merely any process that got the number since."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and "sickbay" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+def _end(pid: int, gone: Callable[[], bool]) -> None:
+    """The controller first: it would take what ends next for an illness."""
+    for how, seconds in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, how)
+        if _wait(gone, seconds):
+            return
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:

@@ -146,6 +146,9 @@ class LocalCluster:
         """Break the virtual hardware of a node, in its present boot."""
         name = self._name(node)
         with changing(), self._room.held(name) as seat:
+            device = breakage.defect.device if breakage.defect is not None else None
+            if device is not None and device >= seat.gpus:
+                raise Rejected(f"{node} has no GPU {device}: {_gpus(seat.gpus)}")
             if not self._room.alive(name):
                 raise Rejected(f"node {node} is down: nothing can be broken there now")
             paths = self._room.paths(name)
@@ -210,3 +213,7 @@ class LocalCluster:
             directory = self._room.paths(part.seat).run(part.instance_id, job, number, rank)
             return directory, ended or part.node in attempt.over
         raise Gone(f"attempt {attempt.name} has no rank {rank}")
+
+
+def _gpus(number: int) -> str:
+    return f"write 0 to {number - 1}" if number > 1 else "it has GPU 0 only" if number else "it has none"

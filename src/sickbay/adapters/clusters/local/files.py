@@ -278,9 +278,20 @@ def write(path: Path, thing: object, *, durable: bool = True) -> None:
             if durable:
                 os.fsync(file.fileno())
         Path(aside).rename(path)
+        if durable:
+            _sync(path.parent)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+
+
+def _sync(directory: Path) -> None:
+    """The name is on the disk as well as the content."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def wake(fifo: Path) -> bool:

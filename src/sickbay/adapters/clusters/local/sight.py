@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import msgspec
+
 from sickbay.adapters.clusters.local.files import (
     BOOT_MARK,
     STALE,
@@ -44,7 +46,11 @@ class Cache(Generic[Thing]):
         known = self._known.get(path)
         if known is not None and known[0] == stamp:
             return known[1]
-        thing = read(path, self._kind)  # newer than the stamp at worst: then the next look reads it again
+        try:
+            thing = read(path, self._kind)  # newer than the stamp at worst: then the next look reads it again
+        except msgspec.DecodeError:
+            # A beat that a power cut has torn. Its supervisor is gone with the power: nobody says anything there.
+            return None
         if thing is not None:
             self._known[path] = (stamp, thing)
         return thing

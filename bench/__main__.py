@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench import checkpoints, decisions, flood, memory, quiet, takeover, years
+from bench import checkpoints, decisions, flood, lines, memory, quiet, reports, resumes, takeover, years
 from bench.figure import FULL, QUICK, TINY, Figure, Size
 
 BENCHES: Mapping[str, Callable[[Size], Figure]] = {
@@ -20,6 +20,9 @@ BENCHES: Mapping[str, Callable[[Size], Figure]] = {
     "years": years.run,
     "takeover": takeover.run,
     "checkpoints": checkpoints.run,
+    "resumes": resumes.run,
+    "lines": lines.run,
+    "reports": reports.run,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "figures.md"
 HEAD = """# Figures

@@ -8,9 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.local.rig import Sickbay
+
 from bench.figure import Figure, Line, Size, in_words
 from bench.local import LADDER, OPEN, kernel_log, until, up, wall
-from tests.local.rig import Sickbay
+from bench.rig import busy
 
 GOAL = 1.0
 STAGES = ("detected", "stopped", "diagnosed", "placed", "gated", "started", "first_step")
@@ -120,6 +122,7 @@ def _lines(name: str, outages: Sequence[Outage], goal: float | None) -> list[Lin
 
 def run(size: Size) -> Figure:
     rounds = size.pick(full=12, quick=2, tiny=1)
+    then = busy()
     spare, none = measure(GANG + 2, rounds), measure(GANG, rounds)
     return Figure(
         title="Fault → first new training step, on real processes",
@@ -132,9 +135,10 @@ def run(size: Size) -> Figure:
         ),
         lines=(*_lines("a warm spare", spare, GOAL), *_lines("no spare", none, None)),
         notes=(
+            then,
             f"Medians of {rounds} faults each; stages are seconds after the fault (and after the stage before).",
-            f"{GANG + 2} nodes with a spare, {GANG} without. Without one the job waits until its node has been rebooted"
-            " (a boot takes 1 s here), checked at level 2 and released.",
+            f"{GANG + 2} nodes with a spare, {GANG} without.",
+            "Without a spare the job waits until its node was rebooted (1 s here), checked at level 2 and released.",
             "The default policy, but without limits, brakes and strikes: here every round is a fault of the same code.",
         ),
     )

@@ -1,5 +1,6 @@
 """What every figure stands on: a fleet that the real engine has learned through facts and pulses, over a real store."""
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,11 @@ class StillClock:
 
     def mono(self) -> float:
         return 1_000.0
+
+
+def busy() -> str:
+    """What else the machine had to do, for a note under a figure."""
+    return f"{os.getloadavg()[0]:.1f} processes were running on average when this one began."
 
 
 @contextmanager

@@ -17,7 +17,7 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
 def test_every_link_between_the_documents_leads_somewhere() -> None:
     import re
 
-    for page in [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]:
+    for page in [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md"), *(DOCS.parent / "examples").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
@@ -27,5 +27,6 @@ def test_every_file_named_in_the_architecture_exists() -> None:
 
     source = DOCS.parent / "src" / "sickbay"
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:model|ports|brain|engine|knowledge|sim|testing|faces)/[\w/]+\.py)`", text):
+    layers = "model|ports|brain|engine|knowledge|sim|testing|faces|hosts|agent|adapters|train"
+    for name in re.findall(rf"`((?:{layers})/[\w/.]+)`", text):
         assert (source / name).exists(), f"{name} is named in docs/architecture.md but is not there"

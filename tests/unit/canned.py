@@ -51,6 +51,12 @@ class Canned:
         return [one for one in self.asked if (one.method, one.path) == (method, path)]
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client may leave before it is answered; that is no news."""
+        del request, client_address
+
+
 def _handler(canned: Canned) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def _do(self) -> None:
@@ -83,7 +89,7 @@ def _handler(canned: Canned) -> type[BaseHTTPRequestHandler]:
 @contextmanager
 def serving(port: int = 0) -> Iterator[Canned]:
     canned = Canned()
-    server = ThreadingHTTPServer(("127.0.0.1", port), _handler(canned))
+    server = _Server(("127.0.0.1", port), _handler(canned))
     server.daemon_threads = True
     canned.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.02))

@@ -1,5 +1,6 @@
 """Every figure can be measured. Nothing here is timed: the numbers of a tiny run mean nothing."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,18 +11,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.__main__ import BENCHES, main, page, told
 from bench.figure import TINY, Figure, Line, percentile
 from bench.flood import BATCH, load
+from bench.resumes import STAGES
 from bench.rig import Bench, node_id, open_policy, store_of, xid
 
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import AgentState, Ledger, Node
 
+ON_REAL_PROCESSES = ("resumes", "lines", "reports")
+POSITIVE = re.compile(r"(?=[\d.,]*[1-9])\d[\d,]*(\.\d+)?(e[+-]\d+)?")
 
-@pytest.mark.parametrize("name", [name for name in BENCHES if name != "takeover"])
+
+@pytest.mark.parametrize("name", [name for name in BENCHES if name not in {"takeover", *ON_REAL_PROCESSES}])
 def test_a_tiny_run_of_each_figure_gives_a_line_for_all_that_it_promises(name: str) -> None:
     figure = BENCHES[name](TINY)
     assert figure.title
     assert figure.lines
     assert all(line.value for line in figure.lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_REAL_PROCESSES)
+def test_figures_on_real_processes_come_out_and_are_positive(name: str) -> None:
+    figure = BENCHES[name](TINY)
+    assert figure.title
+    assert figure.lines
+    assert [line for line in figure.lines if POSITIVE.match(line.value) is None] == []
+    if name == "resumes":
+        promised = {f"{case}: {stage}" for case in ("a warm spare", "no spare") for stage in STAGES}
+        assert promised <= {line.what for line in figure.lines}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from sickbay.model.errors import BadInput
 from sickbay.sim.invariants import Broken, Invariants
 from sickbay.sim.scenario_file import load_scenario, parse_scenario
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
 
 
 def sickbay(*args: str) -> Result:

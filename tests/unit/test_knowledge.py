@@ -32,6 +32,7 @@ def test_all_numbers_of_the_catalogue_and_of_the_driver_header_are_there() -> No
     assert len(TABLES.sxids) == 257
     assert set(TABLES.faults) == {
         "node.lost", "agent.lost", "cluster.partition", "check.failed", "check.could_not_run", "operator", "intake",
+            "gpu.missing",
     }  # fmt: skip
 
 

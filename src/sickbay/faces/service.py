@@ -67,7 +67,8 @@ class Service:
             fleet = local_fleet(self.room.root, self._store, policy, mail.ring)
             self._executor = ThreadExecutor(workers_per_lane=8)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
-            api = app(self.desk, leads=lambda: self._controller.leads, mail=mail)
+            controller = self._controller
+            api = app(self.desk, leads=lambda: controller.leads, mail=mail, trouble=lambda: controller.trouble)
             self._serving = ExitStack()
             self.url = self._serving.enter_context(served(api, wish.host, wish.port)).url
         except BaseException:
@@ -151,7 +152,10 @@ def refuse_open_door(host: str, *, secured: bool) -> None:
 
 def serving(state: Path) -> int:
     """The process whose controller has this state, as long as it lives; 0: none has."""
-    return holder(state / LOCK) or 0
+    try:
+        return holder(state / LOCK) or 0
+    except NotADirectoryError:  # a file is in the way: nobody can serve there
+        return 0
 
 
 def refuse_second(state: Path, pid: int) -> NoReturn:

@@ -66,7 +66,12 @@ class Controller:
         setup = Setup(holder=holder or f"controller-{os.getpid()}", lease_ttl=LEASE)
         waking = _Waking(executor, self._awake.set)
         self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, changes.committed)
-        self._trouble = ""
+        self._troubles: dict[str, str] = {}
+        silence = policy.silence.agent.total_seconds()
+        # As agents report: an outage that would not be counted for them must not be counted for our own voice, or all
+        # of them would be silent the moment it ends.
+        self._canary_every = min(CANARY, silence / 6)
+        self._canary_period = silence / 3
 
     @property
     def leads(self) -> bool:
@@ -74,8 +79,10 @@ class Controller:
 
     @property
     def trouble(self) -> str:
-        """Why nothing goes on, in one line; empty while all is well."""
-        return self._trouble
+        """Why nothing goes on, in one line; empty while all is well. Each loop answers for itself: one that has nothing
+        to write knows nothing of a disk that is full.
+        """
+        return next(iter(list(self._troubles.values())), "")
 
     def start(self, canary: Callable[[], bool]) -> None:
         """`canary`: goes the way of a report, through whatever serves us; False when it did not arrive."""
@@ -101,13 +108,17 @@ class Controller:
         try:
             yield
         except StoreError as error:
-            if str(error) != self._trouble:
+            if str(error) != self._troubles.get(what):
                 log.warning("%s: %s", what, error)
-            self._trouble = str(error)
+            self._troubles[what] = str(error)
             self._stopping.wait(AGAIN)
-        except Exception:
+        except Exception as error:
             log.exception("%s failed; it goes on", what)
+            self._troubles[what] = f"{what} failed ({type(error).__name__}: {error}): the log says where"
             self._stopping.wait(AGAIN)
+        else:
+            if self._troubles.pop(what, None) is not None:
+                log.info("%s: well again", what)
 
     def _run_engine(self) -> None:
         renew, tidy = 0.0, time.monotonic() + TIDY
@@ -118,7 +129,6 @@ class Controller:
                     renew = time.monotonic() + LEASE / 4
                 self._awake.clear()
                 done = self._engine.round()
-                self._trouble = ""
                 if time.monotonic() >= tidy:
                     tidy = time.monotonic() + TIDY
                     self._engine.tidy()
@@ -137,8 +147,8 @@ class Controller:
 
     def _run_canary(self, canary: Callable[[], bool]) -> None:
         """Our own voice moves the ingest clock: with few agents, or none, silence must still be measured."""
-        ingest = Ingest(self._store, self._clock)
-        while not self._stopping.wait(CANARY):
+        ingest = Ingest(self._store, self._clock, period=self._canary_period)
+        while not self._stopping.wait(self._canary_every):
             with self._guarded("the canary"):
                 if canary():
                     ingest.take([])

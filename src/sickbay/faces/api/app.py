@@ -18,13 +18,19 @@ from sickbay.faces.api.table import Room
 from sickbay.hosts.desk import Desk
 
 
-def app(desk: Desk, *, leads: Callable[[], bool] | None = None, mail: Bell | None = None) -> Starlette:
+def app(
+    desk: Desk,
+    *,
+    leads: Callable[[], bool] | None = None,
+    mail: Bell | None = None,
+    trouble: Callable[[], str] | None = None,
+) -> Starlette:
     """`mail` rings when a command was posted for an agent: held polls are then answered at once, not a second later.
 
     `app.state.close()` ends all that is held and all streams, at once and for good.
     """
     news = Bell()
-    room = Room(desk=desk, mail=mail or Bell(), news=news, leads=leads)
+    room = Room(desk=desk, mail=mail or Bell(), news=news, leads=leads, trouble=trouble)
     credentials, answered = Credentials(desk), Answered()
     by_path = groupby(sorted(ROUTES, key=lambda route: route.path), key=lambda route: route.path)
     mounted = [Mounted(path, Endpoint(room, list(routes), credentials, answered)) for path, routes in by_path]

@@ -8,8 +8,10 @@ from sickbay.faces.api.table import Ask, Route
 
 
 def health(ask: Ask) -> dict[str, Any]:
-    leads = ask.room.leads
-    return {"status": "ok", "leads": leads() if leads is not None else None, "version": sickbay.__version__}
+    """It can be reached, so 200 even in trouble. What the trouble is names files of this machine: not for everybody."""
+    leads, trouble = ask.room.leads, ask.room.trouble
+    status = "in trouble" if trouble is not None and trouble() else "ok"
+    return {"status": status, "leads": leads() if leads is not None else None, "version": sickbay.__version__}
 
 
 def index(ask: Ask) -> dict[str, Any]:

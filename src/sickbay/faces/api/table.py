@@ -34,6 +34,7 @@ class Room:
     mail: Bell  # rings when a command was posted for an agent
     news: Bell  # rings after each commit
     leads: Callable[[], bool] | None = None
+    trouble: Callable[[], str] | None = None  # why nothing goes on; empty while all is well
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,9 @@ Thing = TypeVar("Thing")
 class Cache(Generic[Thing]):
     """Files of one kind. A file is replaced as a whole, so a new one has another inode or another time."""
 
-    def __init__(self, kind: type[Thing]) -> None:
+    def __init__(self, kind: type[Thing], *, may_be_torn: bool = False) -> None:
         self._kind = kind
+        self._may_be_torn = may_be_torn
         self._known: dict[Path, tuple[tuple[int, int, int], Thing]] = {}
 
     def get(self, path: Path) -> Thing | None:
@@ -49,7 +50,8 @@ class Cache(Generic[Thing]):
         try:
             thing = read(path, self._kind)  # newer than the stamp at worst: then the next look reads it again
         except msgspec.DecodeError:
-            # A beat that a power cut has torn. Its supervisor is gone with the power: nobody says anything there.
+            if not self._may_be_torn:
+                raise
             return None
         if thing is not None:
             self._known[path] = (stamp, thing)
@@ -135,7 +137,8 @@ class Looker:
         self._root = root
         self._clusters = Cache(ClusterFile)
         self._seats = Cache(Seat)
-        self._statuses = Cache(Status)
+        # A beat does not wait for the disk. What a power cut has torn is of a supervisor that went with the power.
+        self._statuses = Cache(Status, may_be_torn=True)
         self._devices = Cache(Devices)
         # Built once: making paths would cost more than looking at what they name.
         self._files: dict[str, tuple[Path, Path, Path]] = {}

@@ -1,0 +1,43 @@
+"""What somebody who starts and ends a cluster is told."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.docs.manual import reading
+
+pytestmark = pytest.mark.slow
+
+
+def test_whoever_serves_elsewhere_says_where_and_a_second_one_says_what_to_do(tmp_path: Path) -> None:
+    with reading(tmp_path / "home") as reader:
+        first = reader.run("SICKBAY_URL= sickbay up --detach --nodes 1 --port 0")
+        assert first.returncode == 0, first.stderr
+        address = re.search(r"serving on (\S+),", first.stdout)[1]
+        assert f"export SICKBAY_URL={address}\n" in first.stdout
+        assert reader.run(f"SICKBAY_URL={address} sickbay nodes").returncode == 0
+        second = reader.run("sickbay up --detach --port 0")
+        assert second.returncode == 2
+        assert len(second.stderr.splitlines()) == 1
+        assert "already" in second.stderr
+        assert "sickbay down" in second.stderr
+
+
+def test_down_says_what_ended_and_a_second_time_that_nothing_ran(tmp_path: Path) -> None:
+    with reading(tmp_path / "home") as reader:
+        assert reader.run("sickbay down").returncode == 1  # there is no state at all
+        reader.run("sickbay up --detach --nodes 2 --port 0")
+        assert "the controller and 2 nodes ended" in reader.run("sickbay down").stdout
+        again = reader.run("sickbay down")
+        assert again.returncode == 0
+        assert "nothing was running" in again.stdout
+
+
+def test_a_newcomer_is_told_of_by_its_nodes_name_and_not_by_its_incidents(tmp_path: Path) -> None:
+    with reading(tmp_path / "home") as reader:
+        said = reader.run("timeout --signal INT 20 sickbay up --nodes 1 --port 0 2>&1").stdout
+    assert re.search(r"done +node-0 +new here: checked, and fit for work", said), said
+    assert not re.search(r" n\d+ ", said), said
+    assert "sickbay submit --name mine" in said
+    assert "{job}" not in said
+    assert "ending the nodes" in said

@@ -66,7 +66,7 @@ def page(figures: Sequence[Figure], where: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHES)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="smaller fleets, under a minute: for a first look")
+    parser.add_argument("--quick", action="store_true", help="smaller fleets, a few minutes in all: for a first look")
     parser.add_argument("--tiny", action="store_true", help="only shows that everything runs; the numbers mean nothing")
     parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name} (all figures, full size)")
     asked = parser.parse_args(arguments)

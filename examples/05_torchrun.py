@@ -11,6 +11,7 @@ trains: `sickbay inject node-0 --xid 79`.
 """
 
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -23,14 +24,16 @@ STEPS, EVERY = 60, 10
 
 
 def main() -> None:
-    # A CPU backend is needed even on GPUs: checkpoints are written in the background while the GPU trains on.
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo")  # on GPUs: "cpu:gloo,cuda:nccl"
+    # Checkpoints are written in the background while training goes on: their messages need a group of their own, on the
+    # CPU, or they would meet those of the gradients and both would wait for ever.
+    saving = dist.new_group(backend="gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     with train.Checkpoints() as checkpoints:
         state = {"model": model.module.state_dict(), "step": torch.zeros(1)}
-        if sickbay_torch.load(checkpoints, state):
+        if sickbay_torch.load(checkpoints, state, process_group=saving):
             model.module.load_state_dict(state["model"])
         begin = int(state["step"].item())
         print(f"rank {dist.get_rank()}: begins after step {begin}", flush=True)
@@ -42,10 +45,11 @@ def main() -> None:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+            time.sleep(0.1)  # a model of this size would be done before anybody could break a node
             train.heartbeat(step, loss=float(loss))
             if step % EVERY == 0:
                 now = {"model": model.module.state_dict(), "step": torch.tensor([float(step)])}
-                sickbay_torch.save(checkpoints, step, now)
+                sickbay_torch.save(checkpoints, step, now, process_group=saving)
         print(f"rank {dist.get_rank()}: done, loss {float(loss):.4f}, world {os.environ['WORLD_SIZE']}", flush=True)
     dist.destroy_process_group()
 

@@ -26,6 +26,10 @@ silence:
 SAMPLE = (sys.executable, "-m", "sickbay.train.sample")
 
 
+class NotNowError(AssertionError):
+    """What was asked does not fit the present state."""
+
+
 class Sickbay:
     """One state directory and the controller on it, which may be killed and started again."""
 
@@ -100,6 +104,8 @@ class Sickbay:
     def post(self, path: str, **body: Any) -> Any:
         assert self._http is not None
         answer = self._http.post(path, json=body)
+        if answer.status_code == httpx.codes.CONFLICT:
+            raise NotNowError(answer.text)
         assert answer.status_code < 300, f"{path}: {answer.status_code} {answer.text}"
         return answer.json()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import psutil
-from tests.local.rig import QUICK, SAMPLE, Sickbay
+from tests.local.rig import QUICK, SAMPLE, NotNowError, Sickbay
 
 # A soak breaks more in ten minutes than a fleet does in months: the brake would rightly stop everything.
 POLICY = f"""{QUICK}
@@ -68,7 +68,7 @@ class Soak:
         """A controller that is just being started again cannot answer: that is no failure of what it looks after."""
         try:
             act()
-        except (httpx.HTTPError, ProcessLookupError):
+        except (httpx.HTTPError, ProcessLookupError, NotNowError):
             self.broke["(not answered)"] += 1
 
     # --- what people do

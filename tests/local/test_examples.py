@@ -1,7 +1,6 @@
 """The examples run by what their heads say, on real processes."""
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,16 +64,32 @@ def test_04_an_own_policy_only_recommends_for_one_fault_and_repairs_another(read
     assert [one["rung"] for one in reader.incident("node-1")["tries"]] == ["reboot"]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None and os.environ.get("SICKBAY_NEED_TORCH") != "true",
-    reason="torch is not installed: pip install torch",
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
 )
+
+
+@needs_torch
 def test_05_torchrun_trains_across_two_nodes(reader: Reader) -> None:
     follow(reader, "05_torchrun.py")
     job = reader.job("torch")
-    assert job["state"] == "COMPLETE"
+    assert (job["state"], job["attempt"]) == ("COMPLETE", 1)
     reader.until(lambda: reader.job("torch")["step"] == 60, 10)
     assert "world 2" in reader.follow(f"sickbay logs {job['id']}")
+
+
+@needs_torch
+def test_05_torchrun_goes_on_at_its_checkpoint_when_a_node_breaks(reader: Reader) -> None:
+    up, submit, *_ = at_the_head(EXAMPLES / "05_torchrun.py")
+    reader.follow(up)
+    reader.follow(submit.replace("--wait ", ""))
+    reader.until(lambda: (reader.job("torch")["step"] or 0) >= 25, 90)
+    reader.follow(f"sickbay inject {reader.job('torch')['nodes'][0]} --xid 79 --cured-by reboot")
+    reader.until(lambda: reader.job("torch")["state"] in {"COMPLETE", "FAILED"}, 120)
+    job = reader.job("torch")
+    assert (job["state"], job["attempt"]) == ("COMPLETE", 2), reader.follow(f"sickbay explain {job['id']}")
+    assert job["resumed_from"] >= 10
+    assert job["resumed_from"] % 10 == 0
 
 
 def test_every_example_has_its_line_in_the_list_and_is_numbered_without_gaps() -> None:

@@ -61,7 +61,9 @@ def _start(
 ) -> Do:
     attempt = s.job.attempt + 1
     act = StartJob(job=s.job.id, attempt=attempt, nodes=placed)
-    because = f"on {len(placed)} nodes" if s.job.attempt == 0 else f"attempt {attempt}, from its last good checkpoint"
+    because = f"on {len(placed)} nodes" if s.job.attempt == 0 else f"attempt {attempt}"
+    if s.job.attempt and s.job.step is not None:  # it reports steps, so it knows of checkpoints
+        because = f"{because}, from its last good checkpoint"
     changes = {**(also or {}), "attempt": attempt}
     return Do(act, because, policy.resume.start_deadline, s.cluster, event, changes)
 

@@ -110,11 +110,18 @@ def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check
 def _says_nothing_new(incident: Incident, found: Fault) -> bool:
     line = f"{found.code}: {found.evidence or found.because}"
     busy = incident.phase in {Phase.REPAIRING, Phase.VERIFYING}
-    return line in incident.evidence and not busy and found.advice is None
+    return line in incident.evidence and not busy and found.advice is None and not incident.as_good_as_over
 
 
 def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_check: bool) -> None:
     reading = draft.reading(INGEST)
+    if incident.as_good_as_over and fault.remedy.disrupts and not fault.follows and not own_check:
+        if incident.sequel is None:
+            draft.tell(f"{fault.code} again while it closes", key_of(incident), key_of(node), event="joined")
+        worse = incident.sequel is None or fault.remedy.rank > incident.sequel.remedy.rank
+        draft.put(replace(incident, sequel=fault if worse else incident.sequel, seen_at=reading))
+        count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
+        return
     after = absorb(incident, fault, node, draft.rules.policy, reading)
     if own_check:  # what our own check provokes belongs to its verdict
         after = replace(after, relapse=incident.relapse)
@@ -126,11 +133,12 @@ def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_che
 
 
 def open_incident(
-    draft: Draft, fact: Fact, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False
+    draft: Draft, fact: Fact, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False, name: str = ""
 ) -> Incident:
     prefix = {IncidentKind.FAULT: "i", IncidentKind.INTAKE: "n", IncidentKind.OPERATOR: "o"}[kind]
+    numbered = f"{prefix}{fact.seq}" if fact.seq else f"{prefix}-{node.name}-{draft.reading(INGEST):.0f}"
     incident = Incident(
-        id=IncidentId(f"{prefix}{fact.seq}" if fact.seq else f"{prefix}-{node.name}-{draft.reading(INGEST):.0f}"),
+        id=IncidentId(name or numbered),
         node=node.id,
         cluster=node.cluster,
         pool=node.pool,

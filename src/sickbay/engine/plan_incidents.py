@@ -11,13 +11,15 @@ from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.sight import Sight
 from sickbay.engine import patrol
 from sickbay.engine.admission import ask, asked_for, deferred, told_of
+from sickbay.engine.learn_faults import open_incident
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.fault import Scope
+from sickbay.model.facts import Fact, PolicyInForce
+from sickbay.model.fault import Fault, Scope
 from sickbay.model.fleet import JobId, Node, Record
-from sickbay.model.incident import Incident, Phase, Wait
+from sickbay.model.incident import Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     Repair,
 )
@@ -28,6 +30,19 @@ from sickbay.model.rows import key_of
 
 def plan_incident(draft: Draft, subject: str) -> None:
     come_to_rest(draft, subject, Incident, partial(_decide_once, draft))
+    ended = draft.peek(Incident, subject)
+    if ended is not None and not ended.open and ended.sequel is not None:
+        _go_on(draft, ended, ended.sequel)
+
+
+def _go_on(draft: Draft, ended: Incident, fault: Fault) -> None:
+    """What was seen while an incident closed is not over with it: the node goes from the one into the next."""
+    draft.put(replace(ended, sequel=None))
+    node = draft.node(ended.node)
+    if node is None or node.incident is not None or node.incarnation != ended.incarnation:
+        return
+    fact = Fact(id=f"{ended.id}.sequel", at=draft.now, news=PolicyInForce(policy="", knowledge=""))
+    open_incident(draft, fact, node, fault, IncidentKind.FAULT, name=f"{ended.id}.2")
 
 
 def _decide_once(draft: Draft, incident: Incident) -> tuple[Incident, Wait | None]:

@@ -137,7 +137,12 @@ class Archive:
     def _named(self, name: str) -> list[str]:
         exact = [f"{kind}:{name}" for kind in SUBJECTS]
         found = [key for key in exact if self._store.load([key])[key].row is not None]
-        return found or [key for key in self._keys("node") if key.rpartition("/")[2] == name]
+        return found or [key for key in self._keys("node") if key.rpartition("/")[2] == name] or self._newest(name)
+
+    def _newest(self, name: str) -> list[str]:
+        """Of several jobs of one name people mean the last that was submitted."""
+        jobs = [job for key in self._keys("job") if (job := self._row(Job, key)) is not None and job.spec.name == name]
+        return [f"job:{job.id}" for job in sorted(jobs, key=lambda job: job.submitted_at)[-1:]]
 
     def _only(self, asked: str, found: list[str], name: str) -> str:
         if len(found) == 1:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
@@ -31,6 +32,7 @@ from sickbay.wiring import local_fleet, open_store
 CLUSTER, POOL = "local", "default"
 LOCK = "controller.lock"
 NODES, GPUS = 4, 2
+COME_UP = 15.0  # seconds that nodes that were switched off are given
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -93,16 +95,32 @@ class Service:
         return self._controller.trouble
 
     def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        self.room.url(self.url)
+        # Who was here before is started before anybody looks: a node that was switched off is not one that fails.
+        started = self._wake_known()
         self._controller.start(self._canary)
         self.token = self._credential("operator", "operator", self.state / "operator.token")
         for seat in self.room.names():
             node = NodeId(f"{CLUSTER}/{seat}")
             self._credential(f"agent of {node}", "agent", self.room.paths(seat).token, node)
-        self.room.url(self.url)
         record = {"pid": os.getpid(), "url": self.url}
         (self.state / "controller.json").write_text(json.dumps(record))
-        started = self.room.power_on()
+        started += self.room.power_on()
         progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
+
+    def _wake_known(self) -> tuple[str, ...]:
+        """Only where every agent can be believed at once: a token is known when the engine has learned of it."""
+        tokens = [self.room.paths(seat).token for seat in self.room.names()]
+        if not all(file.exists() and self.desk.who(file.read_text().strip()) for file in tokens):
+            return ()
+        started = self.room.power_on()
+        cluster, until = self.desk.clusters[CLUSTER], time.monotonic() + COME_UP
+        while started and time.monotonic() < until:
+            up = {seen.node for seen in cluster.snapshot().nodes if seen.ready}
+            if all(NodeId(f"{CLUSTER}/{seat}") in up for seat in started):
+                break
+            time.sleep(0.05)
+        return started
 
     def _credential(self, name: str, role: str, file: Path, node: NodeId | None = None) -> str:
         """The secret in the file, known to the store: made once, found again after a restart."""
@@ -198,8 +216,13 @@ def _unusable(directory: Path, error: OSError) -> BadInput:
     return BadInput(f"the state directory {directory} cannot be used ({error.strerror}): give another with --state")
 
 
+class _LogFile(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
+        """A line that the disk does not take is lost: a page about each would only bury what is wrong."""
+
+
 def _log_to(file: Path) -> logging.Handler:
-    handler = RotatingFileHandler(file, maxBytes=8 << 20, backupCount=3, delay=True)
+    handler = _LogFile(file, maxBytes=8 << 20, backupCount=3, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger = logging.getLogger("sickbay")
     logger.addHandler(handler)

@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.desk import Desk
-from sickbay.model.errors import StoreError
+from sickbay.model.errors import EffectError, StoreError
 from sickbay.model.facts import Outcome
 from sickbay.ports.clock import Clock
+from sickbay.ports.cluster import Cluster, Deltas, Lost, Snapshot
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
 from sickbay.wiring import Fleet
@@ -25,6 +27,8 @@ CANARY = 1.0  # seconds between two proofs that we can be heard
 TIDY = 3600.0
 AGAIN = 1.0  # after the store could not be used
 LEASE = 30.0
+
+Read = TypeVar("Read")
 
 
 class _Waking:
@@ -45,6 +49,32 @@ class _Waking:
             self._wake()
 
         self._inner.submit(lane, call, timeout, told, key)
+
+
+class _Telling:
+    """A cluster that remembers why its last read failed: a watcher only waits, and somebody must say for what."""
+
+    def __init__(self, inner: Cluster) -> None:
+        self._inner = inner
+        self.trouble = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def watch(self, cursor: str | None) -> Deltas | Lost:
+        return self._told(lambda: self._inner.watch(cursor))
+
+    def snapshot(self) -> Snapshot:
+        return self._told(self._inner.snapshot)
+
+    def _told(self, read: Callable[[], Read]) -> Read:
+        try:
+            found = read()
+        except EffectError as error:
+            self.trouble = str(error)
+            raise
+        self.trouble = ""
+        return found
 
 
 class Controller:
@@ -108,17 +138,23 @@ class Controller:
         try:
             yield
         except StoreError as error:
-            if str(error) != self._troubles.get(what):
-                log.warning("%s: %s", what, error)
-            self._troubles[what] = str(error)
+            self._note(what, str(error))
             self._stopping.wait(AGAIN)
         except Exception as error:
             log.exception("%s failed; it goes on", what)
             self._troubles[what] = f"{what} failed ({type(error).__name__}: {error}): the log says where"
             self._stopping.wait(AGAIN)
         else:
-            if self._troubles.pop(what, None) is not None:
-                log.info("%s: well again", what)
+            self._note(what, "")
+
+    def _note(self, what: str, trouble: str) -> None:
+        before = self._troubles.get(what, "")
+        if trouble:
+            self._troubles[what] = trouble
+        else:
+            self._troubles.pop(what, None)
+        if trouble != before:
+            log.warning("%s: %s", what, trouble or "well again")
 
     def _run_engine(self) -> None:
         renew, tidy = 0.0, time.monotonic() + TIDY
@@ -137,12 +173,14 @@ class Controller:
 
     def _run_watcher(self, name: str) -> None:
         cluster = self._fleet.hands.sites[name].cluster
-        watcher = Watcher(self._store, cluster, self._clock)
+        telling = _Telling(cluster)
+        watcher = Watcher(self._store, cast("Cluster", telling), self._clock)
         pause = self._fleet.pauses[name]
         while not self._stopping.is_set():
             with self._guarded(f"reading {name}"):
                 if watcher.read():
                     self._awake.set()
+                self._note(f"cluster {name}", telling.trouble)
                 pause(cluster.period)
 
     def _run_canary(self, canary: Callable[[], bool]) -> None:

@@ -106,6 +106,7 @@ class Incident(Noun):
     order: Order | None = None
     now: bool = False  # an operator's --now: no windows, no waiting
     closing: Phase | None = None  # what it becomes when our cordon is seen gone
+    sequel: Fault | None = None  # seen while it closes: it opens the next incident
     deadline: Deadline | None = None  # of the phase
     wait: Wait | None = None
     stages: tuple[Stage, ...] = ()
@@ -117,6 +118,12 @@ class Incident(Noun):
     @property
     def open(self) -> bool:
         return not self.phase.terminal
+
+    @property
+    def as_good_as_over(self) -> bool:
+        """What is seen from now on is news: the node was proven well, or a person has vouched for it."""
+        dismissed = self.order is not None and self.order.verb in {"dismiss", "uncordon"}
+        return self.closing is not None or dismissed
 
     @property
     def rung(self) -> Remedy | None:

@@ -120,7 +120,8 @@ class SimCluster(_Channel):
                 self._world.ground.show(seat)
                 self._world.placing.wake()
 
-        return self._mutate("release", key, node, effect, blind="release" in self.blind)
+        # A cluster that promises less than it shows: a read may show the effect before it must.
+        return self._mutate("release", key, node, effect, blind="release" in self.blind, shows_after=self.period)
 
     def drain(self, node: NodeId, *, how: str, key: str, expect: Incarnation | None) -> Accepted:
         def effect() -> None:

@@ -6,10 +6,11 @@
     sickbay_torch.load(checkpoints, state_dict)         # in place; False if there is nothing to go on from
     sickbay_torch.save(checkpoints, step, state_dict)   # every rank; returns when the state is staged
 
-DCP reshards, so a run may go on with another number of ranks. With several ranks the process group needs a CPU backend
-(`init_process_group("cpu:gloo,cuda:nccl")`), as torch's `async_save` asks for one.
+DCP reshards, so a run may go on with another number of ranks. With several ranks saving has a process group of its own
+on gloo, made at the first save: it writes in the background, and one group must not be used by two threads at once.
 """
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,21 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
     """Stage the state and let DCP write it in the background; the manifest lists the files that DCP made."""
     directory = checkpoints.ready(step)
     disk.make(directory)
-    written = dcp.async_save(state_dict, checkpoint_id=str(directory), process_group=process_group)
+    group = process_group if process_group is not None else _own_group()
+    written = dcp.async_save(state_dict, checkpoint_id=str(directory), process_group=group)
 
     def write(there: Path) -> Part:
         written.result()
         return Part({path.name: disk.measure(path) for path in _files_of(there, checkpoints.rank)})
 
     checkpoints.put(step, write)
+
+
+@cache
+def _own_group() -> Any:
+    """Every rank saves, so every rank comes here: making a group is collective. None: there is one rank."""
+    dist: Any = import_module("torch.distributed")
+    return dist.new_group(backend="gloo") if dist.is_available() and dist.is_initialized() else None
 
 
 def load(checkpoints: Checkpoints, state_dict: dict[str, Any], *, process_group: Any = None) -> bool:

@@ -31,10 +31,15 @@ def listed(ask: Ask) -> list[dict[str, Any]]:
 
 
 def found(ask: Ask, ident: str) -> Job:
+    """By its id, or the newest of that name."""
     job = ask.fresh().job(ident)
-    if job is None:
-        raise missing("job", ident, (one.id for one in all_of(ask, Job, "job")))
-    return job
+    if job is not None:
+        return job
+    jobs = all_of(ask, Job, "job")
+    named = [one for one in jobs if one.spec.name == ident]
+    if not named:
+        raise missing("job", ident, (one.id for one in jobs))
+    return max(named, key=lambda one: one.submitted_at)
 
 
 def one(ask: Ask) -> dict[str, Any]:

@@ -97,14 +97,17 @@ def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
         ticker = Ticker(service.desk)
         trouble = ""
         while not ended.wait(0.2):
-            ticker.print()
-            if service.trouble != trouble:
-                trouble = service.trouble
-                click.echo(f"in trouble: {trouble}" if trouble else "well again", err=True)
+            # Whoever read this has gone, or the disk that takes it is full: that ends no controller.
+            with contextlib.suppress(OSError):
+                ticker.print()
+                if service.trouble != trouble:
+                    trouble = service.trouble
+                    click.echo(f"in trouble: {trouble}" if trouble else "well again", err=True)
     except KeyboardInterrupt:
         ended.by = signal.SIGINT
     all_of_it = ended.by == signal.SIGINT
-    click.echo("ending the nodes and the controller …" if all_of_it else "the controller ends; the nodes go on")
+    with contextlib.suppress(OSError):
+        click.echo("ending the nodes and the controller …" if all_of_it else "the controller ends; the nodes go on")
     service.stop(cluster=all_of_it)
     if all_of_it:
         from sickbay.faces.cli.credentials import forget
@@ -236,6 +239,7 @@ def _end(pid: int, gone: Callable[[], bool]) -> None:
     for how, seconds in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, how)
+            os.kill(pid, signal.SIGCONT)  # one that Ctrl-Z put to sleep would not hear it
         if _wait(gone, seconds):
             return
 

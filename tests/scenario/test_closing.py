@@ -1,0 +1,50 @@
+"""A fault that is seen while an incident closes is news, and must not be closed with it."""
+
+import pytest
+from tests.scenario.wards import Ward
+
+from sickbay.model.fault import Remedy
+from sickbay.model.incident import Phase
+
+
+def test_a_fault_between_the_proof_and_the_release_opens_the_next_incident() -> None:
+    ward = Ward()
+    node = ward.nodes[0]
+    ward.sick(node, "xid.79", Remedy.REBOOT)
+    ward.reaches(node, Phase.VERIFYING)
+    ward.until(lambda: ward.incident(node).closing is not None)
+    first = ward.incident(node).id
+    ward.says(node, 79)
+    ward.until(lambda: ward.incident(node).id != first)
+    assert ward.incident(node).id == f"{first}.2"
+    assert not ward.node(node).claimable
+    ward.rests()
+    assert [i.phase for i in ward.incidents(node)] == [Phase.RELEASED, Phase.RELEASED]
+    assert ward.node(node).claimable
+
+
+@pytest.mark.parametrize("when", ["with the order", "after the order"])
+def test_a_fault_after_a_person_dismissed_the_last_one_opens_the_next(when: str) -> None:
+    ward = Ward()
+    node = ward.nodes[0]
+    ward.sick(node, "xid.79", Remedy.REBOOT)
+    incident = ward.reaches(node, Phase.QUARANTINED)
+    ward.order("dismiss", incident.id)
+    if when == "after the order":
+        ward.until(lambda: ward.incident(node).closing is not None)
+    ward.says(node, 79)
+    ward.rests()
+    phases = [i.phase for i in ward.incidents(node)]
+    assert phases[0] is Phase.DISMISSED
+    assert phases[1:] == [Phase.RELEASED]
+
+
+def test_what_merely_follows_from_the_old_fault_opens_nothing() -> None:
+    ward = Ward()
+    node = ward.nodes[0]
+    ward.sick(node, "xid.79", Remedy.REBOOT)
+    ward.reaches(node, Phase.VERIFYING)
+    ward.until(lambda: ward.incident(node).closing is not None)
+    ward.says(node, 31)
+    ward.rests()
+    assert [i.phase for i in ward.incidents(node) if i.remedy.disrupts] == [Phase.RELEASED]

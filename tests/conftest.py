@@ -71,3 +71,32 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     with engine.connect() as connection:
         connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
     engine.dispose()
+
+
+# What the fast tier (make test-fast) leaves out besides tests that are marked one by one: whatever starts processes by
+# the dozen, databases, or thousands of runs.
+SLOW_PLACES = (
+    "chaos/",
+    "docs/",
+    "local/",
+    "contract/test_local_cluster.py",
+    "contract/test_postgres_store.py",
+    "contract/test_stores_agree.py",
+    "scenario/test_crash_everywhere.py",
+    "scenario/test_seeded_runs.py",
+    "unit/test_api_acts.py",
+    "unit/test_api_wire.py",
+    "unit/test_bench_smoke.py",
+    "unit/test_cli_submit.py",
+    "unit/test_local_ranks.py",
+    "unit/test_local_room.py",
+    "unit/test_local_supervisor.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SLOW_PLACES):
+            item.add_marker(pytest.mark.slow)

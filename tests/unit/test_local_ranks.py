@@ -198,7 +198,9 @@ def test_the_end_of_a_rank_is_no_end_for_one_of_the_same_name_in_another_cluster
 
 def test_a_child_that_throws_its_marks_away_does_not_hold_the_rank_and_ends_with_the_node(tmp_path: Path) -> None:
     with LocalNode(tmp_path) as node:
-        node.sh("echo last; env -i setsid sleep 1000 & exit 4")
+        # The rank ends only when its child has got away: whoever is caught before that ends with it.
+        away = "env -i setsid sh -c 'echo away > away; exec sleep 1000' & until [ -s away ]; do sleep 0.01; done"
+        node.sh(f"echo last; {away}; exit 4")
         assert node.gone().exit_code == 4
         assert node.gone().tail == "last\n"
         known = {node.status.agent_pid}
@@ -264,4 +266,5 @@ def test_fifty_ranks_cost_no_file_handle(node: LocalNode) -> None:
     for i in range(10):
         for rank in range(4):
             node.gone(f"j{i}", rank)
-    assert handles() == before
+        node.gone(f"k{i}")
+    eventually(lambda: handles() == before)

@@ -25,8 +25,8 @@ class Backoff:
     def __init__(self) -> None:
         self._pause = SOONEST
 
-    def next(self) -> float:
-        pause = self._pause
+    def next(self, latest: float = LATEST) -> float:
+        pause = min(self._pause, latest)
         self._pause = min(LATEST, 2 * pause)
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
@@ -87,7 +87,7 @@ class Reporter(Thread):
         except Exception as error:  # noqa: BLE001 - the thread's edge
             self.heard.clear()
             self._grumbles.say(f"no report can be sent: {type(error).__name__}: {error}")
-            return self._backoff.next()
+            return self._backoff.next(self.report_every)
 
     def _turn(self) -> float:
         """One report. Returns how long to wait before the next try; 0: all is well."""
@@ -99,7 +99,7 @@ class Reporter(Thread):
         except Away as error:
             self.heard.clear()
             self._grumbles.say(f"the controller cannot be reached: {error}")
-            return self._backoff.next()
+            return self._backoff.next(self.report_every)
         except Denied as error:
             self.heard.clear()
             self._grumbles.say(f"the controller does not accept our token: {error}")

@@ -124,7 +124,7 @@ class Sqlite(Database):
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         match code:
             case sqlite3.SQLITE_FULL:
-                return UnusableStore(f"the disk of {self} is full: nothing was written; make room and start again")
+                return UnusableStore(f"the disk of {self} is full: nothing was written; make room, and it goes on")
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
                 return UnusableStore(
                     f"{self} is damaged or no SQLite file ({error.orig}): restore it from a backup or move it away"

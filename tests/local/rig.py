@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -33,9 +34,13 @@ class NotNowError(AssertionError):
 class Sickbay:
     """One state directory and the controller on it, which may be killed and started again."""
 
-    def __init__(self, state: Path, *, nodes: int = 4, gpus: int = 2, policy: str = QUICK) -> None:
+    def __init__(
+        self, state: Path, *, nodes: int = 4, gpus: int = 2, policy: str = QUICK, trusts: Path | None = None
+    ) -> None:
         self.state = state
         self.nodes_wanted = nodes
+        self._trusts: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(trusts)) if trusts else True
+        self.url = ""
         self.gpus = gpus
         state.mkdir(parents=True, exist_ok=True)
         self._policy = state / "policy.yaml"
@@ -62,7 +67,10 @@ class Sickbay:
         token = (self.state / "operator.token").read_text()
         if self._http is not None:
             self._http.close()
-        self._http = httpx.Client(base_url=told["url"], headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        self.url = told["url"]
+        self._http = httpx.Client(
+            base_url=self.url, verify=self._trusts, headers={"Authorization": f"Bearer {token}"}, timeout=30
+        )
 
     def _serves(self, record: Path) -> bool:
         assert self._controller is not None

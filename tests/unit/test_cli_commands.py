@@ -186,7 +186,10 @@ def test_filters_are_asked_of_the_server(server: Canned) -> None:
 @pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain", "reset", "reboot", "replace"])
 def test_a_persons_word_about_a_node_goes_with_its_reason(server: Canned, verb: str) -> None:
     server.says(f"POST /v1/nodes/local/n0/{verb}", node(state="HELD", because="QUARANTINED: x", incident="o7"))
-    assert done(verb, "local/n0", "--reason", "a loud fan").stdout == "local/n0 is HELD: QUARANTINED: x\n"
+    assert (
+        done(verb, "local/n0", "--reason", "a loud fan").stdout
+        == f"{verb} of local/n0 is asked for; it is HELD now (QUARANTINED: x)\n"
+    )
     assert json.loads(done(verb, "local/n0", "--reason", "x", "--json").stdout)["incident"] == "o7"
     assert server.asked[0].body == {"reason": "a loud fan"}
     missing = sickbay(verb, "local/n0")

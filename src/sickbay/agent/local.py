@@ -153,7 +153,7 @@ class LocalAgent:
             token = self._paths.token.read_text(encoding="ascii").strip()
         except FileNotFoundError:
             token = ""
-        return Address(url=cluster.controller, token=token)
+        return Address(url=cluster.controller, token=token, ca=cluster.ca)
 
     def _poll(self) -> Poll:
         me = self._seat.incarnation

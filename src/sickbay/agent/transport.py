@@ -18,6 +18,7 @@ LONGEST = 4 << 20  # bytes of an answer
 class Address(NamedTuple):
     url: str
     token: str
+    ca: str = ""
 
 
 class Away(Exception):  # noqa: N818 - a state, not a mistake
@@ -79,8 +80,11 @@ class Line:
         if not parts.hostname:
             raise Away(f"there is no controller to report to (its address reads {address.url!r})")
         if parts.scheme == "https":
+            trusted = ssl.create_default_context()
+            if address.ca:
+                trusted.load_verify_locations(address.ca)
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout, context=ssl.create_default_context()
+                parts.hostname, parts.port, timeout=timeout, context=trusted
             )
         else:
             connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -45,6 +46,8 @@ class Wish(NamedTuple):
     host: str = "127.0.0.1"
     port: int = 8080
     boot_takes: float = 1.0
+    cert: str | None = None
+    key: str | None = None
 
 
 class Service:
@@ -72,7 +75,7 @@ class Service:
             controller = self._controller
             api = app(self.desk, leads=lambda: controller.leads, mail=mail, trouble=lambda: controller.trouble)
             self._serving = ExitStack()
-            self.url = self._serving.enter_context(served(api, wish.host, wish.port)).url
+            self.url = self._serving.enter_context(served(api, wish.host, wish.port, wish.cert, wish.key)).url
         except BaseException:
             self._store.close()
             self._alone.close()
@@ -95,7 +98,7 @@ class Service:
         return self._controller.trouble
 
     def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        self.room.url(self.url)
+        self.room.url(self.url, self._wish.cert or "")
         # Who was here before is started before anybody looks: a node that was switched off is not one that fails.
         started = self._wake_known()
         self._controller.start(self._canary)
@@ -137,7 +140,14 @@ class Service:
     def _canary(self) -> bool:
         """The way of a report: through the network and the server."""
         address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=5.0)
+        host = address.hostname or "127.0.0.1"
+        if address.scheme == "https":  # ourselves: whoever answers on our own port need not prove who it is
+            trusting = ssl._create_unverified_context()  # noqa: S323, SLF001 - said above
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, address.port, timeout=5.0, context=trusting
+            )
+        else:
+            connection = http.client.HTTPConnection(host, address.port, timeout=5.0)
         try:
             connection.request("GET", "/healthz")
             return connection.getresponse().status == http.HTTPStatus.OK
@@ -164,7 +174,8 @@ def refuse_open_door(host: str, *, secured: bool) -> None:
     """Anybody who can reach us could end every job: beyond this machine only with TLS, so that tokens stay secret."""
     if host not in LOOPBACK and not secured:
         raise BadInput(
-            f"--host {host} can be reached from other machines, where tokens would not stay secret: use 127.0.0.1"
+            f"--host {host} can be reached from other machines, where tokens would not stay secret: "
+            "give --cert and --key, or use 127.0.0.1"
         )
 
 

@@ -101,7 +101,9 @@ def _act(verb: str, node: str, why: str, *, now: bool | None, example: str, as_j
     if as_json:
         print_json(found)
         return
-    click.echo(f"{found['id']} is {found['state']}{clean(f': {said}') if (said := reason_of(found)) else ''}")
+    # What is asked for takes a moment: what is shown is how things stand now.
+    said = f" ({reason_of(found)})" if reason_of(found) else ""
+    click.echo(clean(f"{verb} of {found['id']} is asked for; it is {found['state']} now{said}"))
     if found["incident"]:
         hint(f"watch it: sickbay explain {found['incident']}")
 

@@ -42,6 +42,8 @@ NEXT = (
     "--port", metavar="P", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free."
 )
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--cert", metavar="FILE", help="Serve TLS with this certificate (PEM); needed beyond this machine.")
+@click.option("--key", metavar="FILE", help="Its private key (PEM).")
 @state_option
 @click.option(
     "--policy", "policy", metavar="NAME|FILE", default="default", show_default=True, help="What is done when."
@@ -49,7 +51,16 @@ NEXT = (
 @click.option("--demo", is_flag=True, help="Run a job, break a GPU under it, and tell the story as it happens.")
 @click.option("--detach", is_flag=True, help="Return when it runs; 'sickbay down' ends it.")
 def up(
-    nodes: int | None, gpus: int | None, port: int, host: str, state: Path | None, policy: str, demo: bool, detach: bool
+    nodes: int | None,
+    gpus: int | None,
+    port: int,
+    host: str,
+    cert: str | None,
+    key: str | None,
+    state: Path | None,
+    policy: str,
+    demo: bool,
+    detach: bool,
 ) -> None:
     """Start a controller and a small cluster of real processes on this machine.
 
@@ -66,14 +77,18 @@ def up(
     from sickbay.faces.service import Wish, default_state, refuse_open_door
     from sickbay.knowledge.policy import load_policy
 
-    refuse_open_door(host, secured=False)
+    if (cert is None) is not (key is None):
+        raise click.UsageError("--cert and --key go together: give both files")
+    refuse_open_door(host, secured=cert is not None)
     place = (state or default_state()).absolute()
     rules = load_policy(policy)
     _refuse_a_second(place)
     if detach:
         _in_the_background(place)
         return
-    _serve(Wish(state=place, nodes=nodes, gpus=gpus, host=host, port=port), rules, demo=demo)
+    files = [str(Path(file).absolute()) if file is not None else None for file in (cert, key)]
+    wish = Wish(state=place, nodes=nodes, gpus=gpus, host=host, port=port, cert=files[0], key=files[1])
+    _serve(wish, rules, demo=demo)
 
 
 def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:

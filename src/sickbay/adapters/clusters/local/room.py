@@ -64,8 +64,8 @@ class Room:
             for name in names[len(listed) :]:
                 self._furnish(name, cluster_id, gpus, pool)
             # The list comes last: a seat that is not in it does not exist, whatever lies in its directory.
-            controller = there.controller if there else ""
-            whole = ClusterFile(id=cluster_id, seats=names, controller=controller, boot_takes=boot_takes)
+            controller, ca = (there.controller, there.ca) if there else ("", "")
+            whole = ClusterFile(id=cluster_id, seats=names, controller=controller, ca=ca, boot_takes=boot_takes)
             if whole != there:
                 write(self._file, whole)
 
@@ -137,12 +137,12 @@ class Room:
         """Only while it is held."""
         write(self.paths(seat.name).seat_file, seat)
 
-    def url(self, url: str) -> None:
-        """Where agents report to."""
+    def url(self, url: str, ca: str = "") -> None:
+        """Where agents report to, and the certificate that they trust besides those of the system."""
         with held(self.root / "room.lock"):
             there = self.file()
-            if there.controller != url:
-                write(self._file, replace(there, controller=url))
+            if (there.controller, there.ca) != (url, ca):
+                write(self._file, replace(there, controller=url, ca=ca))
 
     def token(self, name: str, secret: str) -> None:
         """The credential of the agent on a seat."""

@@ -134,7 +134,8 @@ class Reader:
 
     def _tidied(self) -> bool:
         for one in self.ask("incidents --open"):
-            self.run(f"sickbay dismiss {one['id']} --reason tidy")
+            if one["phase"] not in {"REPAIRING", "VERIFYING"}:  # a repair under way would happen in the next scene
+                self.run(f"sickbay dismiss {one['id']} --reason tidy")
         nodes = self.ask("nodes")
         return all(node["state"] == "READY" and not node["job"] for node in nodes)
 

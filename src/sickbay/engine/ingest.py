@@ -72,6 +72,7 @@ class Watcher:
         self._cluster = cluster
         self._clock = clock
         self._slices: Iterator[tuple[list[Fact], Mark]] | None = None
+        self.trouble = ""  # why the cluster could not be read the last time
 
     def read(self) -> int:
         """One read. A cluster that cannot be read moves no clock: nothing runs out meanwhile. Returns new facts."""
@@ -80,11 +81,13 @@ class Watcher:
         known = _clock(self._store, self._cluster.id)
         try:
             found = self._cluster.watch(known.cursor)
+            self.trouble = ""
             if isinstance(found, Lost):
                 self._slices = self._compare(first=known.cursor is None)
                 return self._next_slice(self._slices)
-        except EffectError:
+        except EffectError as error:
             self._slices = None
+            self.trouble = str(error)
             return 0
         return self._deltas(found)
 

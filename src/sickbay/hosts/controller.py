@@ -6,16 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
 
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.desk import Desk
-from sickbay.model.errors import EffectError, StoreError
+from sickbay.model.errors import StoreError
 from sickbay.model.facts import Outcome
 from sickbay.ports.clock import Clock
-from sickbay.ports.cluster import Cluster, Deltas, Lost, Snapshot
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
 from sickbay.wiring import Fleet
@@ -27,8 +25,6 @@ CANARY = 1.0  # seconds between two proofs that we can be heard
 TIDY = 3600.0
 AGAIN = 1.0  # after the store could not be used
 LEASE = 30.0
-
-Read = TypeVar("Read")
 
 
 class _Waking:
@@ -49,32 +45,6 @@ class _Waking:
             self._wake()
 
         self._inner.submit(lane, call, timeout, told, key)
-
-
-class _Telling:
-    """A cluster that remembers why its last read failed: a watcher only waits, and somebody must say for what."""
-
-    def __init__(self, inner: Cluster) -> None:
-        self._inner = inner
-        self.trouble = ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def watch(self, cursor: str | None) -> Deltas | Lost:
-        return self._told(lambda: self._inner.watch(cursor))
-
-    def snapshot(self) -> Snapshot:
-        return self._told(self._inner.snapshot)
-
-    def _told(self, read: Callable[[], Read]) -> Read:
-        try:
-            found = read()
-        except EffectError as error:
-            self.trouble = str(error)
-            raise
-        self.trouble = ""
-        return found
 
 
 class Controller:
@@ -173,14 +143,13 @@ class Controller:
 
     def _run_watcher(self, name: str) -> None:
         cluster = self._fleet.hands.sites[name].cluster
-        telling = _Telling(cluster)
-        watcher = Watcher(self._store, cast("Cluster", telling), self._clock)
+        watcher = Watcher(self._store, cluster, self._clock)
         pause = self._fleet.pauses[name]
         while not self._stopping.is_set():
             with self._guarded(f"reading {name}"):
                 if watcher.read():
                     self._awake.set()
-                self._note(f"cluster {name}", telling.trouble)
+                self._note(f"cluster {name}", watcher.trouble)
                 pause(cluster.period)
 
     def _run_canary(self, canary: Callable[[], bool]) -> None:

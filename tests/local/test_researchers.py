@@ -89,17 +89,17 @@ def test_a_job_whose_log_falls_silent_is_hung_by_its_own_rule(impatient: Sickbay
 
 def test_a_torn_checkpoint_is_passed_over_and_the_story_says_so(four: Sickbay) -> None:
     checkpoints = four.state / "checkpoints"
-    job = four.train(300, checkpoint=str(checkpoints))
-    sick = four.reaches(job, 35)["nodes"][-1]
-    for manifest in checkpoints.glob("attempt-1/step-*/manifest.json"):
-        if int(manifest.parent.name[5:]) > 20:
-            shard = manifest.parent / "rank-1.shard"
-            shard.write_bytes(shard.read_bytes()[:3])
-    four.inject(sick, xid=79, cured_by="reboot")
-    four.reaches(job, 1)
+    job = four.train(200, every=50, checkpoint=str(checkpoints))
+    newest = checkpoints / "attempt-1" / "step-100"
+    four.until((newest / "manifest.json").exists, 60, "its second checkpoint is there")
+    shard = newest / "rank-0.shard"  # 50 steps are left until the next one
+    shard.write_bytes(shard.read_bytes()[:3])
+    four.inject(four.job(job)["nodes"][-1], xid=79, cured_by="reboot")
     done = four.ends(job)
-    assert done["resumed_from"] is not None
-    assert any("skipped" in line for line in four.story(job)), four.story(job)
+    assert done["resumed_from"] == 50
+    (told,) = [line for line in four.story(job) if "skipped" in line]
+    assert "attempt-1/step-100" in told
+    assert "torn" in told
 
 
 def test_a_person_stops_a_job_at_any_moment(four: Sickbay) -> None:

@@ -16,8 +16,8 @@ import psutil
 
 from sickbay.adapters.clusters.local.files import Paths, Rank, Status, read
 
-# Silence is noticed within seconds, and a call whose caller was killed is doubted no longer than need be: so that a test
-# need not wait for half a minute.
+# Silence is noticed within seconds, and a call whose caller was killed is not doubted longer than need be: so that a
+# test need not wait for half a minute.
 QUICK = """\
 extends: default
 pace:

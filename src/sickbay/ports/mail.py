@@ -1,10 +1,12 @@
 """The Mail port: commands for agents, kept until they are answered."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from sickbay.model.errors import StoreError, StoreUnavailable, Transient, Unknown
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Command
+from sickbay.ports.cluster import Accepted
 
 
 class Mail(Protocol):
@@ -21,3 +23,15 @@ class Mail(Protocol):
     def strike(self, ids: Collection[str]) -> None:
         """These are answered, or nobody wants them any more."""
         ...
+
+
+def send(mail: Mail, commands: Sequence[Command], notify: Callable[[], None]) -> Accepted:
+    """Posting is the whole call of an adapter that works through agents; in a store's doubt it is in doubt, too."""
+    try:
+        mail.post(commands)
+    except StoreUnavailable as error:
+        raise Transient(f"the command could not be posted: {error}") from error
+    except StoreError as error:
+        raise Unknown(f"the command may have been posted: {error}") from error
+    notify()
+    return Accepted()

@@ -1,14 +1,13 @@
 """Checks and looks that agents carry out: each is a command that waits in the post office for its node."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from sickbay.model.errors import StoreError, StoreUnavailable, Transient, Unknown
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.protocol import Command, RunCheck, RunLook
 from sickbay.ports.cluster import Accepted
-from sickbay.ports.mail import Mail
+from sickbay.ports.mail import Mail, send
 
 # Seconds in which a check must have begun. Longer than an agent takes to come back, shorter than anybody waits for
 # its verdict: a check that begins after that would disturb a node that is in use again.
@@ -45,31 +44,25 @@ class AgentChecks:
         now = datetime.fromtimestamp(self._wall(), UTC)
         order = RunCheck(check=check, level=level, profile=profile)
         within = BEGINS_WITHIN[min(max(level, 1), max(BEGINS_WITHIN))]
-        return self._post(
+        return send(
+            self._mail,
             [
                 Command(
                     id=f"{check}/{node}", node=node, order=order, posted_at=now, expires_after=within, expect=expect
                 )
                 for node, expect in nodes.items()
-            ]
+            ],
+            self._notify,
         )
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
         now = datetime.fromtimestamp(self._wall(), UTC)
         order = RunLook(look=look, stacks_of=stacks_of, settle=self._settle)
-        return self._post(
+        return send(
+            self._mail,
             [
                 Command(id=f"{look}/{node}", node=node, order=order, posted_at=now, expires_after=LOOK_WITHIN)
                 for node in nodes
-            ]
+            ],
+            self._notify,
         )
-
-    def _post(self, commands: Sequence[Command]) -> Accepted:
-        try:
-            self._mail.post(commands)
-        except StoreUnavailable as error:
-            raise Transient(f"the command could not be posted: {error}") from error
-        except StoreError as error:
-            raise Unknown(f"the command may have been posted: {error}") from error
-        self._notify()
-        return Accepted()

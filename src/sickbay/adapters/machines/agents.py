@@ -5,11 +5,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from sickbay.model.errors import Rejected, StoreError, StoreUnavailable, Transient, Unknown
+from sickbay.model.errors import Rejected
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.protocol import Command, RunReset
 from sickbay.ports.cluster import Accepted
-from sickbay.ports.mail import Mail
+from sickbay.ports.mail import Mail, send
 
 BEGINS_WITHIN = 60.0  # seconds; a reset that begins after the engine gave it up would hit the next rung's work
 
@@ -43,14 +43,7 @@ class AgentMachines:
             expires_after=BEGINS_WITHIN,
             expect=expect,
         )
-        try:
-            self._mail.post([command])
-        except StoreUnavailable as error:
-            raise Transient(f"the command could not be posted: {error}") from error
-        except StoreError as error:
-            raise Unknown(f"the command may have been posted: {error}") from error
-        self._notify()
-        return Accepted()
+        return send(self._mail, [command], self._notify)
 
     def restart_service(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:  # noqa: ARG002 - the port's
         _cannot("restart itself")

@@ -145,7 +145,7 @@ def uncordon(node: str, reason: str, as_json: bool) -> None:
 @now_option
 @as_json
 def drain(node: str, reason: str, now: bool, as_json: bool) -> None:
-    """Take a node out of service; its jobs go on elsewhere, and it returns after a passed check.
+    """Take a node out of service; its jobs go on elsewhere, and it is held until a person gives it back.
 
     \b
     sickbay drain node-0 --reason "a new power supply"

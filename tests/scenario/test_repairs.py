@@ -228,10 +228,10 @@ def test_what_follows_an_earlier_xid_is_not_a_second_illness(ward: OpenWard) -> 
 def test_repeats_on_one_gpu_blame_the_gpu_and_on_others_they_do_not(ward: OpenWard) -> None:
     w = ward()
     for device in range(3):
-        w.says(w.nodes[1], 31, device=device)
+        w.says(w.nodes[1], 94, device=device)
         w.run(30)
     for _ in range(3):
-        w.says(w.nodes[0], 31)
+        w.says(w.nodes[0], 94)
         w.run(30)
     w.rests()
     assert [i.phase for i in w.incidents(w.nodes[1])] == ["DISMISSED"]
@@ -243,12 +243,47 @@ def test_repeats_count_for_as_long_as_the_policy_says_also_after_each_was_let_go
     w = ward()
     node = w.nodes[0]
     for _ in range(2):
-        w.says(node, 31)
+        w.says(node, 94)
         w.run(2 * HOUR)
         assert w.phase(node) == "DISMISSED"
-    w.says(node, 31)
+    w.says(node, 94)
     w.rests()
     assert w.rungs(node) == ["reset_gpu"]
+
+
+def test_one_programs_bug_is_never_blamed_on_the_gpu(ward: OpenWard) -> None:
+    w = ward()
+    for _ in range(5):
+        w.says(w.nodes[0], 31)
+        w.run(30)
+    w.rests()
+    assert w.rungs(w.nodes[0]) == []
+
+
+def test_a_sighting_says_under_which_job_it_was(ward: OpenWard) -> None:
+    w = ward()
+    job = w.training()
+    node = next(iter(w.job(job).claim))
+    w.says(node, 31)
+    w.until(lambda: bool(w.node(node).recent))
+    assert [seen.job for seen in w.node(node).recent] == [job]
+
+
+def test_a_line_from_before_the_check_that_ended_the_last_incident_does_nothing(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    w.sick(node)
+    w.rests()
+    proven = w.node(node).proven_at
+    assert proven is not None
+    w.run(2 * HOUR)
+    w.world.observe(node, "xid", {"number": 79, "device": 0}, "read again", ago=3 * HOUR)
+    w.rests()
+    assert len(w.incidents(node)) == 1
+    assert "history only" in w.story(node)
+    w.world.observe(node, "xid", {"number": 79, "device": 0}, "new", ago=HOUR)
+    w.rests()
+    assert len(w.incidents(node)) == 2
 
 
 # --- history follows the hardware

@@ -123,6 +123,20 @@ def test_the_third_on_one_device_in_a_day_blames_the_device(recent: tuple[Sighti
     assert kept[-1] == Sighting(code="xid.31", device=0, at=100_000.0)
 
 
+@pytest.mark.parametrize(
+    ("jobs", "remedy"),
+    [(("a", "a", "a"), Remedy.RESTART_JOB), (("", "", ""), Remedy.RESTART_JOB), (("a", "a", "b"), Remedy.RESET_GPU)],
+)
+def test_one_program_that_fails_again_and_again_does_not_blame_the_device(
+    jobs: tuple[str, str, str], remedy: Remedy
+) -> None:
+    rule = FaultRule(repeat=Repeat(times=3, within=DAY, jobs=2, floor=Remedy.RESET_GPU))
+    recent = tuple(Sighting(code="xid.31", device=0, at=float(n), job=job) for n, job in enumerate(jobs[:2]))
+    result, kept = correlate(fault(), replace(NODE, recent=recent), under(rule), 3.0, jobs[2])
+    assert result.remedy is remedy
+    assert kept[-1].job == jobs[2]
+
+
 def test_a_repeat_never_lowers_a_remedy() -> None:
     node = replace(NODE, recent=seen(1.0, 2.0))
     result, _ = correlate(fault(remedy=Remedy.REPLACE), node, under(THIRD), 3.0)

@@ -34,17 +34,21 @@ def judge(fault: Fault, node: Node, policy: Policy) -> Fault:
     )
 
 
-def correlate(fault: Fault, node: Node, policy: Policy, reading: float) -> tuple[Fault, tuple[Sighting, ...]]:
+def correlate(
+    fault: Fault, node: Node, policy: Policy, reading: float, job: str = ""
+) -> tuple[Fault, tuple[Sighting, ...]]:
     """Repeats on one device within the rule's time raise the remedy. Returns what to remember, too."""
     repeat = rule_for(fault, node, policy).repeat
-    kept = (*node.recent, Sighting(code=fault.code, device=fault.device, at=reading))[-KEEP_SIGHTINGS:]
+    kept = (*node.recent, Sighting(code=fault.code, device=fault.device, at=reading, job=job))[-KEEP_SIGHTINGS:]
     if repeat is None:
         return fault, kept
     since = reading - repeat.within.total_seconds()
-    times = sum(1 for s in kept if (s.code, s.device) == (fault.code, fault.device) and s.at >= since)
-    if times < repeat.times or fault.remedy.rank >= repeat.floor.rank:
+    same = [s for s in kept if (s.code, s.device) == (fault.code, fault.device) and s.at >= since]
+    jobs = {s.job for s in same}
+    if len(same) < repeat.times or len(jobs) < repeat.jobs or fault.remedy.rank >= repeat.floor.rank:
         return fault, kept
-    because = f"{fault.because}; {times} times within {repeat.within}"
+    under = f" under {len(jobs)} jobs" if repeat.jobs > 1 else ""
+    because = f"{fault.because}; {len(same)} times within {repeat.within}{under}"
     return replace(fault, remedy=repeat.floor, because=because), kept
 
 

@@ -38,6 +38,10 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
         return
     if node.dismissed_at is not None and fact.at <= node.dismissed_at <= draft.now:
         return  # an operator vouched for it since; one in the future is that of a clock that has jumped
+    if node.proven_at is not None and fact.at <= node.proven_at <= draft.now:
+        # What an agent reads comes in order, so this is an old line that was read again: a log file tells no boot.
+        draft.tell(f"{found.code} from before the last check passed: history only", key_of(node), event="stale")
+        return
     raise_fault(draft, fact, node, found, own_check="check" in news.fields)
     _dated_by_boot(draft, news, ended=ended)
 
@@ -90,7 +94,8 @@ def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check
     known = draft.incident(node.incident) if node.incident else None
     if known is not None and reading - known.seen_at < SAME_AGAIN and _says_nothing_new(known, found):
         return
-    fault, recent = correlate(judge(found, node, policy), node, policy, reading)
+    job = next((job.id for job in draft.holders(node)), "")
+    fault, recent = correlate(judge(found, node, policy), node, policy, reading, job)
     if recent != node.recent and (fault.remedy is not Remedy.NONE or fault.follows):
         node = replace(node, recent=recent)
         draft.put(node)
@@ -215,7 +220,7 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and intent is not None and incident.intent == news.check:
         if news.verdict == "pass" and answers:
-            proof = Proven(check=news.check, incarnation=news.incarnation, repairs=len(incident.tries))
+            proof = Proven(check=news.check, incarnation=news.incarnation, repairs=len(incident.tries), at=fact.at)
             draft.put(replace(incident, proof=proof))
         elif news.verdict == "fail" and not incident.remedy.disrupts:
             _raise_by_verdict(draft, fact, node, news)

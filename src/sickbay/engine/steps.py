@@ -79,6 +79,9 @@ def _close(draft: Draft, incident: Incident) -> None:
                 recent=() if by_hand or incident.phase is Phase.RELEASED else node.recent,
                 counted=node.counted or incident.phase in {Phase.RELEASED, Phase.DISMISSED},
                 dismissed_at=draft.now if by_hand else node.dismissed_at,
+                proven_at=incident.proof.at
+                if incident.phase is Phase.RELEASED and incident.proof is not None
+                else node.proven_at,
             )
         )
         if not node.ready or node.agent is AgentState.SILENT:  # dismissed while it cannot be heard: look again soon

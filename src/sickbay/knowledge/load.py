@@ -26,6 +26,8 @@ Known = TypeVar("Known", bound=Meaning)
 MEANING = ("remedy", "severity", "scope", "component", "class", "because", "source")
 XID_POSITIONS = ("nvidia_immediate", "nvidia_investigatory", "nvsentinel", "gpud", "eks_nma", "hyperpod_or_other")
 SXID_POSITIONS = ("driver_a100_lr10", "driver_h100_ls10", "gpud", "nvsentinel", "imbue", "suggested_action")
+# The engine's own, GPUs and what ties them, the rest of the machine, what DCGM says.
+FAULTS = ("faults.csv", "faults_gpu.csv", "faults_host.csv", "faults_dcgm.csv")
 DIAGNOSIS = ("name", "rank", "pattern", "restart", "because", "source")
 
 
@@ -46,11 +48,21 @@ def _shipped() -> Tables:
         Tables(
             xids=read_xids(_text("xid.csv")),
             sxids=read_sxids(_text("sxid.csv")),
-            faults=read_faults(_text("faults.csv")),
+            faults=_faults(),
             diagnosis=read_diagnosis(_text("diagnosis.csv")),
             digest="",
         )
     )
+
+
+def _faults() -> dict[str, FaultRow]:
+    rows: dict[str, FaultRow] = {}
+    for name in FAULTS:
+        for code, row in read_faults(_text(name), name).items():
+            if code in rows:
+                raise BadInput(f"{name}: {code} is in another file already; keep one row")
+            rows[code] = row
+    return rows
 
 
 def _text(name: str) -> str:

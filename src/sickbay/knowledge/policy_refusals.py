@@ -93,6 +93,10 @@ def _fault_rule(rule: FaultRule, at: Path) -> Iterator[Refusal]:
         return
     if rule.repeat.times < 2:
         yield Refusal((*at, "repeat", "times"), "must be 2 or more; for the first sighting write 'floor' in the rule")
+    if not 1 <= rule.repeat.jobs <= rule.repeat.times:
+        yield Refusal(
+            (*at, "repeat", "jobs"), f"must be from 1 to 'times' ({rule.repeat.times}): each sighting is of one job"
+        )
     if rule.cap and rule.repeat.floor.rank > rule.cap.rank:
         text = f"floor {rule.repeat.floor} is above the rule's cap {rule.cap}: lower it or raise the cap"
         yield Refusal((*at, "repeat", "floor"), text)

@@ -17,6 +17,7 @@ class Tested(Noun):
     verdict: str
     seconds: float = 0.0
     because: str = ""
+    figures: dict[str, float] = {}  # what it measured, by name with its unit: `h2d_gbps`, `gpu.0.temperature`
 
 
 class Finding(Noun):

@@ -58,6 +58,7 @@ class Sighting(Noun):
     code: str
     device: int | None
     at: float  # reading of the ingest clock
+    job: str = ""  # the managed job that held the node then
 
 
 class Node(Noun):
@@ -82,6 +83,7 @@ class Node(Noun):
     incident: IncidentId | None = None
     recent: tuple[Sighting, ...] = ()
     dismissed_at: datetime | None = None  # an operator's own proof: older evidence opens nothing
+    proven_at: datetime | None = None  # the check that ended its last incident: older evidence was part of that one
     excused: bool = False  # an exclusion covers its open incident: it may be claimed all the same
     counted: bool = True  # part of its pool's size (a newcomer is not, until it is released)
     vacant_until: Deadline | None = None

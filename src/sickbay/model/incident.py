@@ -64,6 +64,7 @@ class Proven(Noun):
     check: str
     incarnation: Incarnation
     repairs: int  # how many tries had been made when it passed: newer than the last repair, or worthless
+    at: datetime | None = None
 
 
 class Order(Noun):

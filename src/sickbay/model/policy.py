@@ -46,6 +46,7 @@ class Repeat(Strict):
     times: int
     within: timedelta
     floor: Remedy
+    jobs: int = 1  # seen under so many different jobs: one program's bug is not the device's
 
 
 class FaultRule(Strict):

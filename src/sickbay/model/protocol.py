@@ -21,7 +21,17 @@ class Answered(News, tag="answered"):
     text: str = ""
 
 
-ItemNews = Observed | Checked | Looked | ResetDone | Stepped | Hung | Answered
+class Measured(News, tag="measured"):
+    """What was measured at one moment, by the series' name (`gpu.0.temperature`, `cpu.busy`).
+
+    History for charts, no fact: nothing is decided by it, and it is the first to go where there is no room.
+    """
+
+    values: dict[str, float]
+    node: NodeId = NodeId("")
+
+
+ItemNews = Observed | Checked | Looked | ResetDone | Stepped | Hung | Answered | Measured
 
 
 class Item(Noun):
@@ -94,7 +104,27 @@ class RunReset(Order, tag="reset"):
     devices: tuple[int, ...] = ()
 
 
-AnyOrder = RunCheck | RunLook | RunReset
+class RunReboot(Order, tag="reboot"):
+    """Reboot this machine, politely. There is no result but a new boot id; refused where the agent may not."""
+
+    key: str
+    reason: str = ""
+
+
+class RunCollect(Order, tag="collect"):
+    """Gather what a person would ask for (logs, `nvidia-smi -q`, versions) into one file on the node; answers where."""
+
+    key: str
+
+
+class RunInject(Order, tag="inject"):
+    """Write one line, dated now, into the log file that the agent watches: a fire drill that every part takes for real."""
+
+    key: str
+    line: str
+
+
+AnyOrder = RunCheck | RunLook | RunReset | RunReboot | RunCollect | RunInject
 
 
 class Command(Noun):

@@ -56,18 +56,20 @@ class Agents:
             self._deliver([], self.voices)
 
     # --- reports
-    def observe(self, seat: Seat, kind: str, fields: Mapping[str, str | int], text: str, source: str = "kmsg") -> None:
-        """A line is written on the node now; its agent reports it soon."""
+    def observe(
+        self, seat: Seat, kind: str, fields: Mapping[str, str | int], text: str, source: str = "kmsg", ago: float = 0.0
+    ) -> None:
+        """A line, dated so many seconds ago, is written on the node now; its agent reports it soon."""
         seat.seq += 1
         news = Observed(node=seat.id, kind=kind, fields=dict(fields), text=text, incarnation=seat.incarnation)
         self._ground.chronicle.note(f"line.{kind}", seat.id, text)
-        self.say(seat, news, f"{seat.incarnation.boot_id}:{source}:{seat.seq}")
+        self.say(seat, news, f"{seat.incarnation.boot_id}:{source}:{seat.seq}", ago)
 
-    def say(self, seat: Seat, news: AnyNews, fact_id: str) -> None:
+    def say(self, seat: Seat, news: AnyNews, fact_id: str, ago: float = 0.0) -> None:
         """Puts one thing into the node's outbox and sends it, soon, late or twice."""
-        now = self._ground.now
+        then = self._ground.now - ago
         item = Item(
-            fact=Fact(id=fact_id, at=self._ground.stamp(now), news=news), boot_id=seat.incarnation.boot_id, at=now
+            fact=Fact(id=fact_id, at=self._ground.stamp(then), news=news), boot_id=seat.incarnation.boot_id, at=then
         )
         seat.outbox.append(item)
         self._waiting[seat.id] = seat

@@ -128,8 +128,8 @@ class World:
         """A line without a defect behind it."""
         self.plant.write_line(self.seat(node), code, device)
 
-    def observe(self, node: NodeId, kind: str, fields: dict[str, str | int], text: str = "") -> None:
-        self.agents.observe(self.seat(node), kind, fields, text, "agent")
+    def observe(self, node: NodeId, kind: str, fields: dict[str, str | int], text: str = "", ago: float = 0.0) -> None:
+        self.agents.observe(self.seat(node), kind, fields, text, "agent", ago)
 
     def lose_node(self, node: NodeId, *, zombie: bool = False, back_by: Remedy = Remedy.REBOOT) -> None:
         self.plant.lose_node(self.seat(node), zombie=zombie, back_by=back_by)

@@ -27,7 +27,14 @@ SIGNALS = {
     15: ("SIGTERM", "somebody asked it to end"),
 }
 
-_RANK = re.compile(r"^\[(?:default|rank)\d+\]:\s?")
+# What launchers and log collectors put before each line of a rank: torchrun, srun -l, pdsh, Open MPI, Ray, Docker, CRI.
+_PREFIX = re.compile(
+    r"\[(?:default|rank|worker-?)\d+\]:\s?|\[\d+,\d+\]<std(?:err|out)>:\s?|\([\w.:\s-]{1,80}\bpid=\d+[^)]{0,80}\)\s"
+    r"|\d{1,5}:\s|[\w.-]{1,64}(?:-|\d)\s{0,3}[|:]\s"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12}\s(?:std(?:err|out) [FP]\s)?"
+    r"|(?:-\s|\[)?(?:ERROR|CRITICAL|WARNING|INFO|FATAL)\b[\]:]?\s(?:-\s)?"
+)
+PREFIXES = 4  # one on top of another
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
 _LOOKS_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)(?:: .*)?$")
@@ -54,14 +61,25 @@ def _by_rules(tail: str, rules: Sequence[DiagnosisRule]) -> tuple[int, Diagnosis
     follows from it. On one line the rule that stands first in the table.
     """
     lines = [line.strip()[:LINE_LIMIT] for line in tail.splitlines()]
+    said = [bare(line) for line in lines]
     for rank in sorted({rule.rank for rule in rules}):
         peers = [rule for rule in rules if rule.rank == rank]
-        for line in lines:
+        for line, words in zip(lines, said, strict=True):
             for rule in peers:
-                if _compiled(rule.pattern).search(line):
+                if _compiled(rule.pattern).search(words):
                     found = Diagnosis(name=rule.name, line=line, because=rule.because, restart=rule.restart)
                     return rank, found
     return 0, None
+
+
+def bare(line: str) -> str:
+    """A line without what launchers put before it. Leading blanks stay where nothing else stood: code is indented."""
+    for _ in range(PREFIXES):
+        found = _PREFIX.match(line)
+        if found is None:
+            break
+        line = line[found.end() :]
+    return line
 
 
 @cache
@@ -94,7 +112,7 @@ def _by_exception(tail: str) -> Diagnosis | None:
 
 
 def _raised(tail: str) -> Iterator[str]:
-    lines = [_RANK.sub("", line).rstrip()[:LINE_LIMIT] for line in tail.splitlines()]
+    lines = [bare(line).rstrip()[:LINE_LIMIT] for line in tail.splitlines()]
     inside = False
     for line in lines:
         if line.startswith(_TRACEBACK):

@@ -12,6 +12,7 @@ from sickbay.knowledge.policy import digest
 from sickbay.model.policy import Policy
 from sickbay.ports.breakable import Breakable
 from sickbay.ports.machines import Machines
+from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
 __all__ = ["Fleet", "local_fleet", "open_store"]
@@ -25,6 +26,7 @@ class Fleet:
     rules: Rules
     pauses: Mapping[str, Callable[[float], object]]  # per cluster: wait so long, or less if something changed there
     breakable: Breakable | None = None
+    metrics: Metrics | None = None
 
 
 def local_fleet(root: Path, store: Store, policy: Policy, posted: Callable[[], None]) -> Fleet:
@@ -36,6 +38,7 @@ def local_fleet(root: Path, store: Store, policy: Policy, posted: Callable[[], N
     from sickbay.adapters.clusters.local.machines import LocalMachines
     from sickbay.adapters.machines.agents import AgentMachines
     from sickbay.adapters.machines.channels import Channels
+    from sickbay.adapters.metrics.rings import RingMetrics
     from sickbay.adapters.notifiers.log import LogNotifier
 
     cluster = LocalCluster(root)
@@ -50,4 +53,10 @@ def local_fleet(root: Path, store: Store, policy: Policy, posted: Callable[[], N
         can={cluster.id: site.capabilities},
         blind={cluster.id: site.blind},
     )
-    return Fleet(hands=hands, rules=rules, pauses={cluster.id: cluster.wait}, breakable=LocalBreakages(cluster))
+    return Fleet(
+        hands=hands,
+        rules=rules,
+        pauses={cluster.id: cluster.wait},
+        breakable=LocalBreakages(cluster),
+        metrics=RingMetrics(root / "metrics"),
+    )

@@ -4,11 +4,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 from msgspec.structs import replace
 
+from sickbay.adapters.metrics.rings import RingMetrics
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.api.app import app
 from sickbay.faces.api.bell import Bell
@@ -88,6 +91,7 @@ class Ward:
 
     def __init__(self, scenario: Scenario, after: float, store: type[HeardStore] = HeardStore) -> None:
         self.changes = Changes()
+        self._files = TemporaryDirectory()
         kept = store(self.changes)
         self.sim = stage(scenario, store=kept)
         kept.time = lambda: self.sim.scheduler.now
@@ -107,6 +111,7 @@ class Ward:
             self._woken.set,
             self.changes,
             self.tinker,
+            RingMetrics(Path(self._files.name)),
         )
         self.app = app(self.desk, leads=lambda: True, mail=self.mail)
         self._thread = threading.Thread(target=self._drive, name="engine of the ward")
@@ -137,6 +142,7 @@ class Ward:
         self._stopping.set()
         self._thread.join()
         self.app.state.close()
+        self._files.cleanup()
 
 
 # train-0000 is held for a person; two jobs train, one is over.

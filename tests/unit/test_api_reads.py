@@ -1,6 +1,7 @@
 """What the API shows is what `faces.explain` says, in the shapes that the table promises."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -188,3 +189,28 @@ def test_a_list_of_many_nodes_and_jobs_reads_each_row_once() -> None:
         assert len(rows) == len(set(rows))
         assert len(loads) < 20
         assert NodeId("sim/train-0000") in {key.partition(":")[2] for key in rows}
+
+
+def test_what_was_measured_is_listed_and_drawn(calls: Clinic) -> None:
+    kept = calls.ward.desk.metrics
+    assert kept is not None
+    now = datetime.now(UTC)
+    kept.record(NodeId("sim/train-0003"), now, {"gpu.0.temperature": 61.0, "cpu.busy": 12.5})
+    shown = ok(calls, "/v1/nodes/-/train-0003/metrics", answers.Series)
+    assert (shown["node"], shown["series"], shown["points"]) == (
+        "sim/train-0003", ["cpu.busy", "gpu.0.temperature"], [],
+    )  # fmt: skip
+
+
+def test_prometheus_reads_the_newest_values_and_how_the_fleet_is(calls: Clinic) -> None:
+    kept = calls.ward.desk.metrics
+    assert kept is not None
+    kept.record(NodeId("sim/train-0003"), datetime.now(UTC), {"gpu.0.temperature": 61.0, "cpu.busy": 12.5})
+    response = calls.viewer.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = response.text.splitlines()
+    assert 'sickbay_gpu_temperature{node="sim/train-0003",gpu="0"} 61' in lines
+    assert 'sickbay_cpu_busy{node="sim/train-0003"} 12.5' in lines
+    assert 'sickbay_nodes{pool="train",state="READY"} 7' in lines
+    assert any(line.startswith("sickbay_incidents_open{") and 'class="' in line for line in lines)

@@ -1,7 +1,7 @@
 """Where agents are received: reports become facts once, and commands ride on the replies."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from sickbay.model.protocol import (
     Command,
     Item,
     ItemNews,
+    Measured,
     Poll,
     Report,
     RunCheck,
@@ -28,6 +29,7 @@ from sickbay.model.protocol import (
     RunReset,
 )
 from sickbay.model.rows import Unit
+from sickbay.ports.metrics import Point
 
 NODE = NodeId("c/n1")
 ME = Incarnation(uid="u", instance_id="i", boot_id="b2")
@@ -296,3 +298,31 @@ def test_nobody_answers_for_what_others_report() -> None:
     assert isinstance(results.pop(7), StoreUnavailable)
     assert set(results.values()) == {1}
     assert len(store.facts(after=0)) == 19
+
+
+class Kept:
+    """A Metrics port that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[NodeId, datetime, dict[str, float]]] = []
+
+    def record(self, node: NodeId, at: datetime, values: Mapping[str, float]) -> None:
+        self.values.append((node, at, dict(values)))
+
+    def series(self, node: NodeId) -> Sequence[str]:
+        raise NotImplementedError
+
+    def read(self, node: NodeId, series: str, since: datetime, until: datetime) -> Sequence[Point]:
+        raise NotImplementedError
+
+    def latest(self) -> Mapping[NodeId, tuple[datetime, Mapping[str, float]]]:
+        raise NotImplementedError
+
+
+def test_what_was_measured_is_dated_and_kept_beside_the_facts() -> None:
+    door, kept = Door(), Kept()
+    door.reception = Reception(door.store, door.clock, metrics=kept)
+    reply = door.reception.receive(report(Measured(values={"cpu.busy": 1.0}), XID, mono_now=130.0))
+    assert reply.ack == 2
+    assert [type(fact.news) for fact in door.facts()] == [Observed]
+    assert kept.values == [(NODE, datetime.fromtimestamp(START - 30.0, UTC), {"cpu.busy": 1.0})]

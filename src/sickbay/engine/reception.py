@@ -10,8 +10,22 @@ from sickbay.engine.view import moment
 from sickbay.model.errors import BadInput, StoreError
 from sickbay.model.facts import AnyNews, Checked, Fact, Looked, Observed, Outcome, ResetDone
 from sickbay.model.fleet import Incarnation, Node, NodeId
-from sickbay.model.protocol import PROTO, Answered, Command, Item, Poll, Reply, Report, RunCheck, RunReset, fact_id
+from sickbay.model.protocol import (
+    PROTO,
+    Answered,
+    Command,
+    Item,
+    Measured,
+    Poll,
+    Reply,
+    Report,
+    RunCheck,
+    RunReboot,
+    RunReset,
+    fact_id,
+)
 from sickbay.ports.clock import Clock
+from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
 AT_ONCE = 20  # commands that ride on one reply
@@ -20,8 +34,16 @@ AT_ONCE = 20  # commands that ride on one reply
 class Reception:
     """Reports that arrive while another is being stored are stored together: many reports, one commit."""
 
-    def __init__(self, store: Store, clock: Clock, report_every: float = 5.0, poll_for: float = 20.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        report_every: float = 5.0,
+        poll_for: float = 20.0,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._store = store
+        self._metrics = metrics
         self._clock = clock
         self._report_every = report_every
         self._poll_for = poll_for
@@ -41,6 +63,7 @@ class Reception:
         facts = list(self._facts(report, asked))
         alive = self._alive(report)
         self._keep(facts, {} if alive is None else {report.node: alive})
+        self._measure(report)
         # Struck only after the facts are stored: whoever dies in between hears the answer again.
         self._strike(answered & asked.keys())
         return self._reply([command for command in asked.values() if command.id not in answered], ack=last)
@@ -58,6 +81,8 @@ class Reception:
         open_still = dict(asked)
         for item in report.items:
             at = moment(received - max(0.0, report.mono_now - item.mono))
+            if isinstance(item.news, Measured):
+                continue
             if isinstance(item.news, Answered):
                 # The first answer counts: an agent that died over its answer may add that it does not know.
                 command = open_still.pop(item.news.command, None)
@@ -66,6 +91,16 @@ class Reception:
                     yield Fact(id=f"answered/{item.news.command}", at=at, news=news)
             else:
                 yield Fact(id=fact_id(report, item), at=at, news=_signed(item, report))
+
+    def _measure(self, report: Report) -> None:
+        """What was measured is history beside the facts: a second delivery weighs a little more in a mean, no more."""
+        if self._metrics is None:
+            return
+        received = self._clock.wall()
+        for item in report.items:
+            if isinstance(item.news, Measured):
+                at = moment(received - max(0.0, report.mono_now - item.mono))
+                self._metrics.record(report.node, at, item.news.values)
 
     def _alive(self, report: Report) -> Incarnation | None:
         """Whose sign of life a report is. What was spooled under a boot that has ended is none."""
@@ -161,7 +196,7 @@ def _in_order(report: Report) -> int:
 def _signed(item: Item, report: Report) -> AnyNews:
     """An agent speaks for its own node and incarnation only."""
     news = item.news
-    assert not isinstance(news, Answered)
+    assert not isinstance(news, Answered | Measured)
     if isinstance(news, Observed):
         return replace(news, node=report.node, incarnation=report.incarnation, ended=news.ended or report.ended)
     if isinstance(news, Checked | Looked | ResetDone):
@@ -174,7 +209,7 @@ def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | No
     if answer.result == "done":
         return None
     match command.order:
-        case RunReset(key=key):
+        case RunReset(key=key) | RunReboot(key=key):
             return Outcome(key=key, result="rejected", sends=0, text=answer.text or f"the agent says {answer.result}")
         case RunCheck(check=check, level=level):
             because = answer.text or f"the agent says {answer.result}"

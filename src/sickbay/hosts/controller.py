@@ -62,7 +62,9 @@ class Controller:
         clusters = {name: site.cluster for name, site in fleet.hands.sites.items()}
         policy = fleet.rules.policy
         policies = {fleet.rules.policy_digest: policy}
-        self.desk = Desk(store, policy, policies, clusters, clock, self._awake.set, changes, fleet.breakable)
+        self.desk = Desk(
+            store, policy, policies, clusters, clock, self._awake.set, changes, fleet.breakable, fleet.metrics
+        )
         setup = Setup(holder=holder or f"controller-{os.getpid()}", lease_ttl=LEASE)
         waking = _Waking(executor, self._awake.set)
         self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, changes.committed)

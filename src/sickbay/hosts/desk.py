@@ -20,6 +20,7 @@ from sickbay.model.rows import CURSOR
 from sickbay.ports.breakable import Breakable
 from sickbay.ports.clock import Clock
 from sickbay.ports.cluster import Cluster, Log
+from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
 ROLES = ("viewer", "operator", "agent")
@@ -37,18 +38,22 @@ class Desk:
         wake: Callable[[], None],
         changes: Changes,
         breakable: Breakable | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.store = store
         self.policy = policy
         self.policies = policies  # by digest, for `explain`
         self.clusters = clusters
         self.breakable = breakable
+        self.metrics = metrics
         self.changes = changes
         self._clock = clock
         self._wake = wake
         self._ingest = Ingest(store, clock)
         # Six reports may be missed before an agent counts as silent.
-        self._reception = Reception(store, clock, report_every=policy.silence.agent.total_seconds() / 6)
+        self._reception = Reception(
+            store, clock, report_every=policy.silence.agent.total_seconds() / 6, metrics=metrics
+        )
 
     # --- commands of people
     def _tell(self, key: str, news: AnyNews) -> None:

@@ -51,6 +51,18 @@ class Node(Noun):
     because: str
 
 
+class Point(Noun):
+    at: Time
+    mean: float
+    highest: float
+
+
+class Series(Noun):
+    node: str
+    series: list[str]
+    points: list[Point]
+
+
 class Stages(Noun):
     detected: Time | None
     stopped: Time | None

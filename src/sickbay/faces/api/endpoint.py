@@ -18,7 +18,7 @@ from sickbay.faces.api.body import HungUp, Incoming, send_whole
 from sickbay.faces.api.credentials import Credentials, admit, secret_of
 from sickbay.faces.api.events import Stream
 from sickbay.faces.api.refusal import Refused, refused
-from sickbay.faces.api.table import Ask, Room, Route
+from sickbay.faces.api.table import Ask, Page, Room, Route
 from sickbay.faces.api.threads import AGENTS, PEOPLE, on_thread
 from sickbay.model.fleet import Token
 
@@ -80,8 +80,10 @@ class Endpoint:
             return
         if isinstance(answer, Stream):
             await _stream(send, answer, head=scope["method"] == "HEAD")
+        elif isinstance(answer, Page):
+            await send_whole(send, route.status, _headers(answer.media), answer.text.encode(), incoming)
         else:
-            await send_whole(send, route.status, _json_headers(), msgspec.json.encode(answer), incoming)
+            await send_whole(send, route.status, _headers("application/json"), msgspec.json.encode(answer), incoming)
 
     def _route(self, method: str) -> Route:
         route = self._routes.get("GET" if method == "HEAD" else method)
@@ -172,11 +174,13 @@ async def _refuse(send: Send, error: Exception, incoming: Incoming, path: str) -
         refusal = Refused(500, "something went wrong here; the controller's log says what")
     extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in refusal.headers.items()]
     line = " ".join(refusal.line.split())
-    await send_whole(send, refusal.status, _json_headers() + extra, msgspec.json.encode({"error": line}), incoming)
+    await send_whole(
+        send, refusal.status, _headers("application/json") + extra, msgspec.json.encode({"error": line}), incoming
+    )
 
 
-def _json_headers() -> list[tuple[bytes, bytes]]:
-    return [(b"content-type", b"application/json"), *HEADERS]
+def _headers(media: str) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", media.encode("ascii")), *HEADERS]
 
 
 async def _stream(send: Send, stream: Stream, *, head: bool) -> None:

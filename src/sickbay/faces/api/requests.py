@@ -90,6 +90,11 @@ class Submit(Asked):
     log_rules: Annotated[tuple[Rule, ...], Meta(max_length=20)] = ()
 
 
+class OfSeries(Asked):
+    series: Annotated[str, Meta(max_length=60, description="its name; empty: only the names are listed")] = ""
+    hours: Annotated[float, Meta(gt=0, le=31 * 24, description="how far back")] = 1.0
+
+
 class OfPool(Asked):
     pool: Annotated[str, Meta(max_length=200)] = ""
 

@@ -69,6 +69,14 @@ class Ask:
         return Archive(cast(Store, Reading(self.desk.store)), self.desk.policies)
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer that is no JSON."""
+
+    text: str
+    media: str
+
+
 Handler = Callable[[Ask], Any]  # sync: run on a thread; async: held, and never blocks
 
 

@@ -1,0 +1,93 @@
+"""Measured series of nodes: for charts, and as a page that Prometheus reads."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from sickbay.brain.classify import monitor_class
+from sickbay.faces.api import answers, requests
+from sickbay.faces.api.examples import NODE_PATH
+from sickbay.faces.api.nodes import found
+from sickbay.faces.api.rows import all_of
+from sickbay.faces.api.table import Ask, Page, Route
+from sickbay.faces.explain import iso, node_json
+from sickbay.model.incident import Incident
+from sickbay.model.job import Job
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def series(ask: Ask) -> dict[str, Any]:
+    node, kept = found(ask.archive, ask.path["cluster"], ask.path["name"]), ask.desk.metrics
+    now = ask.desk.now()
+    since = now - timedelta(hours=ask.query.hours)
+    points = kept.read(node.id, ask.query.series, since, now) if kept is not None and ask.query.series else ()
+    return {
+        "node": node.id,
+        "series": list(kept.series(node.id)) if kept is not None else [],
+        "points": [{"at": iso(point.at), "mean": point.mean, "highest": point.highest} for point in points],
+    }
+
+
+def page(ask: Ask) -> Page:
+    """Everything that was measured last, and how the fleet is."""
+    samples: dict[str, list[str]] = {}
+    for name, labels, value in (*_fleet(ask), *_measured(ask)):
+        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        samples.setdefault(name, []).append(f"{name}{{{inside}}} {value:.10g}")
+    lines = [line for name in sorted(samples) for line in (f"# TYPE {name} gauge", *samples[name])]
+    return Page("\n".join([*lines, ""]), TEXT)
+
+
+def _fleet(ask: Ask) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    archive = ask.archive
+    states = Counter((node.pool, node_json(archive, node)["state"]) for node in archive.nodes())
+    for (pool, state), count in sorted(states.items()):
+        yield "sickbay_nodes", {"pool": pool, "state": state}, count
+    incidents = Counter(
+        (one.pool, one.fault.code, monitor_class(one.fault), one.phase.value)
+        for one in all_of(ask, Incident, "incident")
+        if one.open
+    )
+    for (pool, code, word, phase), count in sorted(incidents.items()):
+        yield "sickbay_incidents_open", {"pool": pool, "fault": code, "class": word, "phase": phase}, count
+    jobs = Counter(job.state.value for job in all_of(ask, Job, "job") if job.open)
+    for state, count in sorted(jobs.items()):
+        yield "sickbay_jobs_open", {"state": state}, count
+
+
+def _measured(ask: Ask) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """`gpu.0.temperature` is the temperature of the gpu 0, `cpu.busy` how busy the cpu is."""
+    latest = ask.desk.metrics.latest() if ask.desk.metrics is not None else {}
+    for node, (_, values) in sorted(latest.items()):
+        for name, value in values.items():
+            family, *rest = name.split(".")
+            which = {family: ".".join(rest[:-1])} if len(rest) > 1 else {}
+            yield _word(f"sickbay_{family}_{rest[-1] if rest else 'value'}"), {"node": node, **which}, value
+
+
+def _word(name: str) -> str:
+    return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+ROUTES = (
+    Route(
+        "GET", "/v1/nodes/{cluster}/{name}/metrics", series, "What was measured on a node, for charts", answers.Series,
+        query=requests.OfSeries, query_example={"series": "gpu.0.temperature", "hours": "1"}, path_example=NODE_PATH,
+        answer_example={
+            "node": "lab/train-0000",
+            "series": ["gpu.0.temperature"],
+            "points": [{"at": "2026-03-01T00:00:00.000Z", "mean": 61.0, "highest": 63.0}],
+        },
+    ),
+    Route(
+        "GET", "/metrics", page, "The newest values of all nodes and the fleet's state, for Prometheus", str,
+        media="text/plain",
+        answer_example='# TYPE sickbay_nodes gauge\nsickbay_nodes{pool="train",state="READY"} 8\n',
+    ),
+)  # fmt: skip

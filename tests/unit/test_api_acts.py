@@ -1,13 +1,16 @@
 """What operators ask for: done once, told in the audit log with who and why, refused where it makes no sense."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.agent_rig import until
 from tests.unit.api_ward import NODE, QUIET, Clinic, clinic
 
 from sickbay.faces.api import answers
+from sickbay.model.protocol import AnyOrder, Command, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
 
 
@@ -250,6 +253,67 @@ def test_an_engine_that_is_away_is_503_and_the_order_is_done_when_it_is_back(cal
     calls.ward.asleep = False
     calls.ward.pass_time(1.0)
     assert audit(calls)[0] == "operator: cordon: while you sleep"
+
+
+def answering(calls: Clinic, result: str, text: str) -> Callable[[], list[AnyOrder]]:
+    """An agent that polls until it is asked something and answers; call what is returned to hear what it was asked."""
+    asked: list[AnyOrder] = []
+
+    def run() -> None:
+        head = {"proto": 1, "node": NODE, "uid": "u", "instance_id": "i", "boot_id": "b"}
+        until(lambda: bool(waiting()))
+        (command,) = waiting()
+        asked.append(command.order)
+        news = {"news": "answered", "command": command.id, "result": result, "text": text}
+        item = {"seq": 1, "mono": 1.0, "news": news}
+        stamps = {"agent_run": command.id, "first_seq": 1, "mono_now": 1.0, "wall_now": 0.0, "watermark": 1.0}
+        reply = calls.agent.post("/v1/agent/report", {**head, **stamps, "items": [item]})
+        assert reply.status_code == 200, reply.text
+
+    def waiting() -> list[Command]:
+        return [c for c in calls.ward.sim.store.mail(NODE) if isinstance(c.order, RunInject | RunCollect)]
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def joined() -> list[AnyOrder]:
+        thread.join()
+        return asked
+
+    return joined
+
+
+def test_a_drill_is_written_by_the_nodes_agent_and_audited(calls: Clinic) -> None:
+    joined = answering(calls, "done", "written")
+    body = {"xid": 73, "log": True, "reason": "fire drill"}
+    response = calls.operator.post("/v1/nodes/-/train-0000/inject", body)
+    (order,) = joined()
+    assert response.status_code == 200, response.text
+    assert isinstance(order, RunInject)
+    assert "NVRM: Xid (PCI:0000:ff:1f): 73," in order.line
+    assert response.json()["done"] == f"wrote: {order.line}"
+    assert "operator: inject: fire drill" in audit(calls)
+
+
+def test_what_the_agent_refuses_is_refused_with_its_words(calls: Clinic) -> None:
+    joined = answering(calls, "refused", "this node does not allow it")
+    response = calls.operator.post("/v1/nodes/-/train-0000/inject", {"line": "x", "log": True, "reason": "drill"})
+    joined()
+    assert response.status_code == 409
+    assert "this node does not allow it" in response.json()["error"]
+
+
+def test_a_bundle_is_gathered_and_its_place_is_told(calls: Clinic) -> None:
+    joined = answering(calls, "done", "/var/lib/sickbay/bundles/b.tar.gz")
+    response = calls.operator.post("/v1/nodes/-/train-0000/collect", {"reason": "for support"})
+    assert [type(order) for order in joined()] == [RunCollect]
+    assert "b.tar.gz" in response.json()["done"]
+
+
+def test_a_drill_without_a_reason_asks_nobody(calls: Clinic) -> None:
+    response = calls.operator.post("/v1/nodes/-/train-0000/inject", {"xid": 73, "log": True})
+    assert response.status_code == 400
+    assert "a reason is missing" in response.json()["error"]
 
 
 def test_a_site_with_real_hardware_refuses_to_break_it(calls: Clinic) -> None:

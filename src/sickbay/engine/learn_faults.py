@@ -10,7 +10,7 @@ from sickbay.engine.checkups import answered
 from sickbay.engine.steps import due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import Checked, Fact, Observed
+from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Observed
 from sickbay.model.fault import Fault, Remedy, signature
 from sickbay.model.fleet import Brake, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
@@ -29,6 +29,9 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
     if news.kind == "node.going_down":
         if not ended:
             _announced(draft, node, news)
+        return
+    if news.kind == AGENT_ANSWERED:
+        draft.tell(f"its agent: {news.fields.get('result')}: {news.text}", key_of(node), event="agent")
         return
     found = classify(news, draft.rules.tables)
     if found is None:

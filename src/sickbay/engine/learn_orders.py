@@ -41,6 +41,10 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             _withhold(draft, fact, news)
         case "brake_reset":
             _reset_brake(draft, news)
+        case "inject" | "collect":  # carried out by the node's agent, which is asked by whoever took the order
+            node = draft.node(NodeId(news.target))
+            if node is not None:
+                _audit(draft, news, key_of(node))
         case "check":
             checkups.ordered(draft, fact, news)
         case _:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sickbay.engine.ingest import Ingest
 from sickbay.engine.view import moment
 from sickbay.model.errors import BadInput, StoreError
-from sickbay.model.facts import AnyNews, Checked, Fact, Looked, Observed, Outcome, ResetDone
+from sickbay.model.facts import AGENT_ANSWERED, AnyNews, Checked, Fact, Looked, Observed, Outcome, ResetDone
 from sickbay.model.fleet import Incarnation, Node, NodeId
 from sickbay.model.protocol import (
     PROTO,
@@ -20,6 +20,8 @@ from sickbay.model.protocol import (
     Reply,
     Report,
     RunCheck,
+    RunCollect,
+    RunInject,
     RunReboot,
     RunReset,
     fact_id,
@@ -205,10 +207,14 @@ def _signed(item: Item, report: Report) -> AnyNews:
 
 
 def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | None:
-    """What an answer means that brings no result of its own."""
-    if answer.result == "done":
-        return None
+    """What an answer means that brings no result of its own: a refusal, or the words of one who was asked something."""
     match command.order:
+        case RunInject() | RunCollect() as order:
+            word = "inject" if isinstance(order, RunInject) else "collect"
+            fields: dict[str, str | int] = {"result": answer.result}
+            return Observed(node=report.node, kind=AGENT_ANSWERED, fields=fields, text=f"{word}: {answer.text}")
+        case _ if answer.result == "done":
+            return None
         case RunReset(key=key) | RunReboot(key=key):
             return Outcome(key=key, result="rejected", sends=0, text=answer.text or f"the agent says {answer.result}")
         case RunCheck(check=check, level=level):

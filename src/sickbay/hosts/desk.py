@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from sickbay.engine.ingest import Ingest
 from sickbay.engine.reception import Reception
+from sickbay.engine.view import moment
 from sickbay.hosts.changes import Changes
 from sickbay.model.errors import BadInput
-from sickbay.model.facts import AnyNews, Ordered, Submitted, TokenIssued, TokenRevoked
-from sickbay.model.fleet import Capability, Cursor, JobId, NodeId, Token
+from sickbay.model.facts import AnyNews, Observed, Ordered, Submitted, TokenIssued, TokenRevoked
+from sickbay.model.fleet import Capability, Cursor, JobId, Node, NodeId, Token
 from sickbay.model.job import Job, JobSpec
 from sickbay.model.policy import Policy
-from sickbay.model.protocol import Poll, Reply, Report
+from sickbay.model.protocol import AnyOrder, Command, Poll, Reply, Report
 from sickbay.model.rows import CURSOR
 from sickbay.ports.breakable import Breakable
 from sickbay.ports.clock import Clock
@@ -101,6 +102,30 @@ class Desk:
     def commands(self, poll: Poll) -> Reply:
         """At once: what waits for this agent that it does not have yet. Whoever holds the poll asks again."""
         return self._reception.commands(poll)
+
+    def ask_agent(
+        self, node: Node, order: AnyOrder, *, key: str, within: float, notify: Callable[[], None]
+    ) -> Observed | None:
+        """Have a node's agent do something for a person, and wait for its answer. None: it has not answered in time."""
+        posted = moment(self._clock.wall())
+        command = Command(
+            id=key, node=node.id, order=order, posted_at=posted, expires_after=within, expect=node.incarnation
+        )
+        last = self._read_up_to()
+        self.store.post([command])
+        notify()
+        found: list[Observed] = []
+
+        def answered() -> bool:
+            nonlocal last
+            while page := self.store.facts(after=last):
+                last = page[-1].seq
+                told = [fact.news for fact in page if fact.id == f"answered/{key}"]
+                found.extend(news for news in told if isinstance(news, Observed))
+            return bool(found)
+
+        self.changes.wait(answered, within)
+        return found[0] if found else None
 
     # --- credentials
     def issue(self, name: str, role: str, by: str, node: NodeId | None = None, secret: str = "") -> str:

@@ -16,6 +16,9 @@ class News(Noun, tag_field="news"):
     """What a fact says."""
 
 
+AGENT_ANSWERED = "agent.answered"  # what became of something that a person asked of a node's agent
+
+
 class Observed(News, tag="observed"):
     """One fact from a probe: whoever reads a source parses it; `text` is evidence only."""
 

@@ -1,4 +1,4 @@
-"""Repairs that an agent carries out on its own node: the reset of devices."""
+"""Repairs that an agent carries out on its own node: the reset of devices and, where it may, a reboot."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from sickbay.model.errors import Rejected
 from sickbay.model.fleet import Capability, Incarnation, NodeId
-from sickbay.model.protocol import Command, RunReset
+from sickbay.model.protocol import AnyOrder, Command, RunReboot, RunReset
 from sickbay.ports.cluster import Accepted
 from sickbay.ports.mail import Mail, send
 
@@ -19,26 +19,37 @@ def _nobody() -> None:
 
 
 class AgentMachines:
-    """Only `reset`. The agent remembers which commands it has begun, so one key has one effect."""
+    """The agent remembers which commands it has begun, so one key has one effect. `reboots`: agents here may reboot."""
 
-    def __init__(self, mail: Mail, notify: Callable[[], None] = _nobody, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        mail: Mail,
+        notify: Callable[[], None] = _nobody,
+        wall: Callable[[], float] = time.time,
+        *,
+        reboots: bool = False,
+    ) -> None:
         self._mail = mail
+        self._reboots = reboots
         self._wall = wall
         self._notify = notify
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.RESET_GPU})
+        return frozenset({Capability.RESET_GPU, *((Capability.REBOOT,) if self._reboots else ())})
 
     @property
     def blind(self) -> frozenset[str]:
         return frozenset()
 
     def reset(self, node: NodeId, devices: tuple[int, ...], *, key: str, expect: Incarnation) -> Accepted:
+        return self._send(node, RunReset(key=key, devices=devices), key, expect)
+
+    def _send(self, node: NodeId, order: AnyOrder, key: str, expect: Incarnation) -> Accepted:
         command = Command(
             id=f"{key}/{node}",
             node=node,
-            order=RunReset(key=key, devices=devices),
+            order=order,
             posted_at=datetime.fromtimestamp(self._wall(), UTC),
             expires_after=BEGINS_WITHIN,
             expect=expect,
@@ -48,8 +59,10 @@ class AgentMachines:
     def restart_service(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:  # noqa: ARG002 - the port's
         _cannot("restart itself")
 
-    def reboot(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:  # noqa: ARG002 - the port's
-        _cannot("reboot its machine")
+    def reboot(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
+        if not self._reboots:
+            _cannot("reboot its machine here")
+        return self._send(node, RunReboot(key=key, reason=key), key, expect)
 
     def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:  # noqa: ARG002 - the port's
         _cannot("replace its machine")

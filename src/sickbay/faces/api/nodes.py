@@ -11,6 +11,8 @@ from sickbay.faces.api.table import Ask, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import node_json
 from sickbay.model.fleet import Node
+from sickbay.model.protocol import AnyOrder, RunCollect, RunInject
+from sickbay.ports.breakable import Breakage
 
 VERBS = {
     "cordon": "Take a node out of service and leave it there",
@@ -20,6 +22,9 @@ VERBS = {
     "reboot": "Reboot it, check it, put it back",
     "replace": "Have another machine take its seat",
 }
+ANSWERS, COLLECTS = 15.0, 180.0  # seconds that an agent is given
+# No node has a GPU there: the line names none that could be looked at.
+DRILL = "NVRM: Xid (PCI:0000:ff:1f): {number}, pid='<unknown>', name=<unknown>, written by an operator as a drill"
 
 
 def listed(ask: Ask) -> list[dict[str, Any]]:
@@ -84,11 +89,39 @@ def _fits(archive: Archive, node: Node, verb: str) -> None:
 def inject(ask: Ask) -> dict[str, Any]:
     node = found(ask.archive, ask.path["cluster"], ask.path["name"])
     breakage = ask.body.breakage()
+    if ask.body.log:
+        return _drill(ask, node, breakage)
     if ask.desk.breakable is None:
         raise Refused(
-            409, f"the hardware of cluster {node.cluster} is real: faults can only be injected into virtual devices"
+            409,
+            f"the hardware of cluster {node.cluster} is real and is not broken on purpose: "
+            "with log=true its agent writes a line that says so (sickbay inject NODE --xid N --log)",
         )
     return {"node": node.id, "done": ask.desk.breakable.inject(node.id, breakage)}
+
+
+def _drill(ask: Ask, node: Node, wanted: Breakage) -> dict[str, Any]:
+    """One dated line in the log that the node's agent watches; all that follows is real."""
+    if wanted.defect:
+        raise Refused(400, "a defect is for virtual devices: give xid or line")
+    line = wanted.line or DRILL.format(number=wanted.xid)
+    return _by_agent(ask, node, "inject", RunInject(key=ask.key, line=line), f"wrote: {line}")
+
+
+def collect(ask: Ask) -> dict[str, Any]:
+    node = found(ask.archive, ask.path["cluster"], ask.path["name"])
+    return _by_agent(ask, node, "collect", RunCollect(key=ask.key), "", COLLECTS)
+
+
+def _by_agent(ask: Ask, node: Node, verb: str, what: AnyOrder, done: str, within: float = ANSWERS) -> dict[str, Any]:
+    """Audited before it is asked for. Raises Refused where the agent refuses or does not answer."""
+    order(ask, verb, node.id, ask.body.reason)
+    answer = ask.desk.ask_agent(node, what, key=f"{verb}/{ask.key}", within=within, notify=ask.room.mail.ring)
+    if answer is None:
+        raise Refused(504, f"the agent of {node.id} has not answered: 'sickbay explain {node.id}' shows what it did")
+    if answer.fields.get("result") != "done":
+        raise Refused(409, f"the agent of {node.id} answers {answer.text}")
+    return {"node": node.id, "done": done or answer.text}
 
 
 _ONE = "/v1/nodes/{cluster}/{name}"
@@ -114,5 +147,11 @@ ROUTES = (
         "POST", f"{_ONE}/inject", inject, "Break a virtual device on purpose", answers.Injected,
         role="operator", body=requests.Inject, path_example=NODE_PATH, ask_example={"xid": 79, "cured_by": "reboot"},
         answer_example={"node": "lab/train-0000", "done": "GPU 0 fell off the bus; a reboot cures it"},
+    ),
+    Route(
+        "POST", f"{_ONE}/collect", collect, "Have the node's agent gather what a support engineer asks for",
+        answers.Injected, role="operator", body=requests.Act, path_example=NODE_PATH,
+        ask_example={"reason": "for the vendor's support"},
+        answer_example={"node": "lab/train-0000", "done": "/var/lib/sickbay/bundles/20260301T000000Z.tar.gz, 1.2 MB"},
     ),
 )  # fmt: skip

@@ -46,13 +46,15 @@ class NodeAct(Asked):
 
 
 class Inject(Asked):
-    """Exactly one of xid, line, defect."""
+    """Exactly one of xid, line, defect. `log`: the node's agent writes the line into the log file that it watches."""
 
     xid: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     line: Text = ""
     defect: Annotated[str, Meta(max_length=100)] = ""
     device: Annotated[int, Meta(ge=0, le=1023)] = 0
     cured_by: Literal["", "reset", "reboot", "replace", "nothing"] = ""
+    log: bool = False
+    reason: Annotated[str, Meta(max_length=1000, description="why; asked for where a real node is involved")] = ""
 
     def breakage(self) -> Breakage:
         given = [name for name, value in (("xid", self.xid), ("line", self.line), ("defect", self.defect)) if value]

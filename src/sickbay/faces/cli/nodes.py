@@ -9,6 +9,9 @@ from sickbay.faces.cli.client import connect, node_path
 from sickbay.faces.cli.columns import Column, card, columns, count, hint, say
 from sickbay.faces.cli.names import complete_node, reason, reason_option
 from sickbay.faces.cli.show import as_json, clean, print_json
+from sickbay.model.errors import BadInput
+
+COLLECTS = 200.0  # seconds
 
 node_argument = click.argument("node", metavar="NODE", shell_complete=complete_node)
 
@@ -56,19 +59,36 @@ def nodes(pool: str | None, as_json: bool) -> None:
 
 @click.command("node")
 @node_argument
+@click.option("--collect", is_flag=True, help="Have its agent gather logs and device states into one file there.")
+@reason_option
 @as_json
-def node(node: str, as_json: bool) -> None:
+def node(node: str, collect: bool, reason: str, as_json: bool) -> None:
     """One node: what it is, what works there, and why it is as it is.
 
     \b
     sickbay node node-0
+    sickbay node gpu-17 --collect --reason "for the vendor's support"
     """
+    if collect:
+        _collect(node, reason, as_json=as_json)
+        return
+    if reason:
+        raise BadInput("--reason belongs to --collect: add it, or leave the reason out")
     found = connect().get(node_path(node))
     if as_json:
         print_json(found)
     else:
         print_node(found)
         hint(f"its story: sickbay explain {found['id']}")
+
+
+def _collect(node: str, why: str, *, as_json: bool) -> None:
+    say(f"the agent of {node} gathers what there is; this takes up to three minutes …")
+    found = connect(timeout=COLLECTS).post(f"{node_path(node)}/collect", {"reason": reason(why, "for support")})
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{found['node']}: {clean(found['done'])}")
 
 
 def print_node(node: dict[str, Any]) -> None:

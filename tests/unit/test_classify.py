@@ -65,6 +65,32 @@ def test_advice_in_any_other_xid_is_not_the_drivers() -> None:
     assert fault_of("xid", number=43, advice="reboot").advice is None
 
 
+@pytest.mark.parametrize(
+    ("resolution", "severity"), [("none", "info"), ("watch", "warning"), ("reset_gpu", "error"), ("reboot", "error")]
+)
+def test_the_registers_of_the_line_refine_the_row(resolution: str, severity: str) -> None:
+    fault = fault_of("xid", number=149, resolution=resolution, why="NETIR says so")
+    assert (fault.remedy, fault.severity, fault.code) == (resolution, severity, "xid.149")
+    assert fault.because.endswith("; here NETIR says so")
+
+
+def test_a_resolution_that_disrupts_makes_a_mild_row_an_error() -> None:
+    fault = fault_of("xid", number=94, resolution="reset_gpu")
+    assert (fault.remedy, fault.severity) == (Remedy.RESET_GPU, Severity.ERROR)
+
+
+@pytest.mark.parametrize("nonsense", ["dance", "", 7])
+def test_a_resolution_in_unknown_words_changes_nothing(nonsense: str | int) -> None:
+    assert fault_of("xid", number=149, resolution=nonsense) == fault_of("xid", number=149)
+
+
+def test_the_operators_word_on_an_xid_outranks_its_registers() -> None:
+    ours = apply_overrides(TABLES, "- {code: xid.149, remedy: replace, because: bad trays}", name="site")
+    fault = classify(observed("xid", number=149, resolution="watch"), ours)
+    assert fault is not None
+    assert (fault.remedy, fault.because) == (Remedy.REPLACE, "bad trays")
+
+
 def test_an_xid_that_no_table_has_is_watched() -> None:
     fault = fault_of("xid", number=999)
     assert (fault.code, fault.severity, fault.remedy) == ("xid.999", "warning", "watch")
@@ -159,7 +185,8 @@ def test_a_fault_in_the_eks_monitors_words(kind: str, fields: dict[str, str | in
 # The first text that hypothesis draws in a process takes seconds on a busy machine; that says nothing about us.
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 FIELDS = st.dictionaries(
-    st.sampled_from(["number", "device", "follows", "advice", "severity", "link"]), st.text() | st.integers()
+    st.sampled_from(["number", "device", "follows", "advice", "severity", "link", "resolution", "why"]),
+    st.text() | st.integers(),
 )
 
 

@@ -29,11 +29,29 @@ def _xid(seen: Observed, tables: Tables) -> Fault:
     fault = _fault(row, seen)
     follows = _whole(seen, "follows")
     fault = replace(fault, follows="" if follows is None else f"xid.{follows}")
-    return _advised(fault, seen) if number == ADVISER else fault
+    if number == ADVISER:
+        return _advised(fault, seen)
+    return fault if row.overridden else _resolved(fault, seen)
+
+
+def _resolved(fault: Fault, seen: Observed) -> Fault:
+    """What the registers of this very line ask for outranks the row, which knows the number only."""
+    remedy = _remedy(seen, "resolution")
+    if remedy is None:
+        return fault
+    because = f"{fault.because}; here {seen.fields.get('why', 'its registers say so')}"
+    if remedy is fault.remedy:
+        return replace(fault, because=because)
+    severity = fault.severity
+    if not remedy.disrupts:
+        severity = Severity.INFO if remedy is Remedy.NONE else Severity.WARNING
+    elif severity not in {Severity.ERROR, Severity.FATAL}:
+        severity = Severity.ERROR
+    return replace(fault, remedy=remedy, severity=severity, because=because)
 
 
 def _advised(fault: Fault, seen: Observed) -> Fault:
-    advice = next((remedy for remedy in Remedy if remedy == seen.fields.get("advice")), None)
+    advice = _remedy(seen, "advice")
     if advice is not None:
         return replace(fault, advice=advice)
     # The driver wants something, in words that we do not know: that is not the same as wanting nothing.
@@ -66,6 +84,10 @@ def _fault(row: Meaning, seen: Observed | None = None) -> Fault:
         because=row.because, cancels=row.cancels,
         evidence=seen.text if seen else "", device=_whole(seen, "device") if seen else None,
     )  # fmt: skip
+
+
+def _remedy(seen: Observed, field: str) -> Remedy | None:
+    return next((remedy for remedy in Remedy if remedy == seen.fields.get(field)), None)
 
 
 def _whole(seen: Observed, field: str) -> int | None:

@@ -1,0 +1,93 @@
+"""`dcgmi diag`, levels 2 to 4, where DCGM is: pass, fail with the reason and the GPU, or could not run."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sickbay.agent.checks import CouldNotRun, Exercise
+from sickbay.agent.dcgmi import Run, run_dcgmi
+from sickbay.knowledge.dcgm import COULD_NOT_RUN, UNREACHABLE
+from sickbay.knowledge.documents.dcgm_diag import DcgmDiag
+from sickbay.knowledge.documents.dcgm_trial import FAIL, PASS, SKIP
+from sickbay.model.sign import Sign
+
+# Seconds that DCGM may take: on eight GPUs about two minutes, half an hour, an hour and a half, and room for more.
+WITHIN = {2: 900.0, 3: 3600.0, 4: 10_800.0}
+SAID = 300
+
+
+def dcgm_tests(run: Run = run_dcgmi) -> list[Exercise]:
+    return [Exercise(f"dcgm_{level}", level, _diag(run, level, seconds)) for level, seconds in WITHIN.items()]
+
+
+def _diag(run: Run, level: int, seconds: float) -> Callable[[float], str]:
+    def exercise(until: float) -> str:
+        left = min(seconds, until - time.monotonic())
+        ran = run(("diag", "-r", str(level), "-j"), left)
+        if ran.code is None:
+            raise CouldNotRun(f"dcgmi diag -r {level} did not end within {left:.0f} s")
+        return judged(ran.text, ran.code)
+
+    return exercise
+
+
+def judged(text: str, code: int) -> str:
+    """What is wrong, by what dcgmi printed; empty if all that ran has passed. Raises `CouldNotRun`."""
+    diag = DcgmDiag()
+    signs = _read(diag, text)
+    if diag.failures:
+        return "; ".join(dict.fromkeys(_reason(sign) for sign in diag.failures))[:900]
+    unable = [sign for sign in signs if sign.kind in {COULD_NOT_RUN, UNREACHABLE}]
+    if unable:
+        raise CouldNotRun(unable[0].text or unable[0].kind)
+    passed, skipped, failed = (diag.results.get(status, 0) for status in (PASS, SKIP, FAIL))
+    hardware = passed - _software_passed(text)
+    if hardware <= 0:
+        why = f"{skipped} tests were skipped" if skipped else "it printed no result of a test of the hardware"
+        raise CouldNotRun(f"{why}: {' '.join(text.split())[:SAID]}" if not skipped else why)
+    if code != 0 and not failed:
+        raise CouldNotRun(f"dcgmi ended with code {code} though no test failed")
+    return ""
+
+
+def _read(diag: DcgmDiag, text: str) -> list[Sign]:
+    value = _document(text)
+    if value is not None:
+        return list(diag.value(1, value))
+    found = [sign for number, line in enumerate(text.splitlines(), 1) for sign in diag.read(number, line)]
+    return [*found, *diag.end()]
+
+
+def _reason(sign: Sign) -> str:
+    device = sign.fields.get("device")
+    where = "" if device is None else f" on GPU {device}"
+    return f"{sign.kind}{where} ({sign.text})"
+
+
+def _software_passed(text: str) -> int:
+    """Tests of the software alone prove nothing about a GPU."""
+    value = _document(text)
+    body = (value.get("DCGM Diagnostic") or value.get("DCGM GPU Diagnostic")) if isinstance(value, dict) else None
+    if not isinstance(body, dict):
+        return 0
+    software = DcgmDiag()
+    groups = body.get("test_categories")
+    kept = (
+        [group for group in groups if isinstance(group, dict) and group.get("category") == "Deployment"]
+        if isinstance(groups, list)
+        else []
+    )
+    list(software.value(1, {"DCGM Diagnostic": {"test_categories": kept}}))
+    return software.results.get(PASS, 0)
+
+
+def _document(text: str) -> Any:
+    """dcgmi may say something before its JSON, or nothing else at all."""
+    at = text.find("{")
+    if at < 0:
+        return None
+    try:
+        return json.JSONDecoder().raw_decode(text, at)[0]
+    except (ValueError, RecursionError):
+        return None

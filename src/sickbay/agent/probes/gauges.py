@@ -1,0 +1,103 @@
+"""What the machine is doing, in numbers, for charts: processors, memory, disks, network."""
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from sickbay.agent.probes.machine import meminfo, word
+
+SECTOR = 512  # bytes, whatever the disk's own are
+IB_WORD = 4  # bytes that one count of port_xmit_data stands for
+
+
+class Gauges:
+    """Rates are since the call before: the first call has none."""
+
+    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), places: tuple[str, ...] = ("/",)) -> None:
+        self._sys = sys
+        self._proc = proc
+        self._places = places
+        self._before: dict[str, tuple[float, float]] = {}
+        self._cpu: tuple[float, float] | None = None
+
+    def values(self, now: float | None = None) -> Mapping[str, float]:
+        now = time.monotonic() if now is None else now
+        return {**self._processors(), **self._memory(), **self._space(), **self._disks(now), **self._network(now)}
+
+    def _processors(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        fields = word(self._proc / "stat").partition("\n")[0].split()[1:]
+        if len(fields) >= 5 and all(field.isdigit() for field in fields):
+            numbers = [float(field) for field in fields[:8]]
+            total, idle = sum(numbers), numbers[3] + numbers[4]
+            if self._cpu is not None and total > self._cpu[0]:
+                found["cpu.busy"] = 100 * (1 - (idle - self._cpu[1]) / (total - self._cpu[0]))
+            self._cpu = (total, idle)
+        with suppress(ValueError, IndexError):
+            found["cpu.load"] = float(word(self._proc / "loadavg").split()[0])
+        return found
+
+    def _memory(self) -> dict[str, float]:
+        table = meminfo(self._proc)
+        total, left = table.get("MemTotal", 0), table.get("MemAvailable")
+        if not total or left is None:
+            return {}
+        swap = table.get("SwapTotal", 0) - table.get("SwapFree", 0)
+        return {"memory.used_percent": 100 * (1 - left / total), "memory.swap_mib": swap / 1024}
+
+    def _space(self) -> dict[str, float]:
+        found = {}
+        for place in self._places:
+            with suppress(OSError):
+                there = os.statvfs(place)
+                if there.f_blocks:
+                    name = place.strip("/").replace("/", "_").replace(".", "_") or "root"
+                    found[f"disk.{name}.used_percent"] = 100 * (1 - there.f_bavail / there.f_blocks)
+        return found
+
+    def _disks(self, now: float) -> dict[str, float]:
+        read = written = 0.0
+        for path in self._sys.glob("block/*/stat"):
+            fields = word(path).split()
+            if len(fields) > 6 and (path.parent / "device").exists():  # what is behind mappers is counted there already
+                read += float(fields[2]) * SECTOR
+                written += float(fields[6]) * SECTOR
+        return {
+            **self._rate("disk.read_bytes_per_second", read, now),
+            **self._rate("disk.write_bytes_per_second", written, now),
+        }
+
+    def _network(self, now: float) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for path in self._sys.glob("class/net/*/statistics"):
+            if (path.parent / "device").exists():
+                found |= self._both(f"net.{_plain(path.parent.name)}", path / "rx_bytes", path / "tx_bytes", now, 1)
+        for path in self._sys.glob("class/infiniband/*/ports/*"):
+            name = f"ib.{_plain(path.parts[-3])}"
+            if (path / "counters" / "port_rcv_data").exists():
+                inside = path / "counters"
+                found |= self._both(name, inside / "port_rcv_data", inside / "port_xmit_data", now, IB_WORD)
+            else:
+                inside = path / "hw_counters"
+                found |= self._both(name, inside / "rx_bytes", inside / "tx_bytes", now, 1)
+        return found
+
+    def _both(self, name: str, received: Path, sent: Path, now: float, unit: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for way, path in (("rx", received), ("tx", sent)):
+            if (text := word(path)).isdigit():
+                found |= self._rate(f"{name}.{way}_bytes_per_second", float(text) * unit, now)
+        return found
+
+    def _rate(self, name: str, total: float, now: float) -> dict[str, float]:
+        before = self._before.get(name)
+        self._before[name] = (now, total)
+        if before is None or now <= before[0] or total < before[1]:
+            return {}
+        return {name: (total - before[1]) / (now - before[0])}
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "_")

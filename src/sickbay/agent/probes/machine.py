@@ -1,0 +1,197 @@
+"""The machine around the GPUs, from /sys and /proc: ports, lanes, memory, space, clock, tasks that hang."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from sickbay.model.sign import Sign
+
+NARROW = ("0x0200", "0x0207", "0x0108")  # PCI classes whose lanes are compared: Ethernet, InfiniBand, NVMe
+NVSWITCH = "0x0680"
+NVIDIA = "0x10de"
+LEAST_FREE = 0.03  # of a file system
+LEAST_FREE_BYTES = 10 << 30  # a large disk may be nearly full and have plenty
+LEAST_MEMORY = 0.02
+LOW_FOR = 60.0  # seconds
+UNSYNCHRONISED_FOR = 600.0
+HUNG_FOR = 120.0  # as the kernel's own hung_task_timeout_secs
+ASKS = 5.0  # seconds that systemctl is given
+_UNSYNC = 0x40
+
+
+class Machine:
+    """`sys` and `proc` are /sys and /proc, or recordings of them."""
+
+    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), places: tuple[str, ...] = ("/",)) -> None:
+        self._sys = sys
+        self._proc = proc
+        self._places = places
+        self._active: set[Path] = set()
+        self._carried: set[str] = set()
+        self._low_since: float | None = None
+        self._unsynchronised_since: float | None = None
+        self._synchronised = False
+        self._waiting: dict[tuple[int, str], tuple[float, str]] = {}
+
+    # --- network
+    def ports(self, now: float) -> Iterator[Sign]:  # noqa: ARG002 - a Look
+        """An InfiniBand or EFA port that was active and is not. One that never was has no cable: no fault."""
+        for path in self._sys.glob("class/infiniband/*/ports/*/state"):
+            state = word(path)
+            if state.startswith("4"):
+                self._active.add(path)
+            elif path in self._active and state:
+                device, port = path.parts[-4], path.parts[-2]
+                text = f"port {port} of {device} was active and is {state.partition(':')[2].strip() or state}"
+                yield Sign(kind="ib.link_down", fields={"interface": device, "port": port}, text=text)
+
+    def carriers(self, now: float) -> Iterator[Sign]:  # noqa: ARG002 - a Look
+        """A network card that had a carrier and has none. One that somebody switched off cannot be asked."""
+        for path in self._sys.glob("class/net/*/carrier"):
+            name = path.parts[-2]
+            if not (path.parent / "device").exists():  # bridges, tunnels, the loopback
+                continue
+            if (carrier := word(path)) == "1":
+                self._carried.add(name)
+            elif carrier == "0" and name in self._carried:
+                yield Sign(kind="net.link_down", fields={"interface": name}, text=f"{name} had a carrier and has none")
+
+    # --- PCIe
+    def lanes(self, now: float) -> Iterator[Sign]:  # noqa: ARG002 - a Look
+        for path in self._sys.glob("bus/pci/devices/*/current_link_width"):
+            device = path.parent
+            if not word(device / "class").startswith(NARROW):
+                continue
+            has, could = word(path), word(device / "max_link_width")
+            if has.isdigit() and could.isdigit() and 0 < int(has) < int(could) < 255:
+                text = f"{device.name} runs on {has} of {could} PCIe lanes"
+                yield Sign(kind="pcie.link_narrow", fields={"pci": device.name}, text=text)
+
+    def fabric_manager(self, now: float) -> Iterator[Sign]:  # noqa: ARG002 - a Look
+        """Only where there is an NVSwitch to manage."""
+        switches = [
+            path.parent for path in self._sys.glob("bus/pci/devices/*/vendor")
+            if word(path) == NVIDIA and word(path.parent / "class").startswith(NVSWITCH)
+        ]  # fmt: skip
+        if not switches:
+            return
+        state = service_state("nvidia-fabricmanager")
+        if state in {"inactive", "failed"}:
+            text = f"nvidia-fabricmanager is {state}, and there are {len(switches)} NVSwitches"
+            yield Sign(kind="fabric_manager.down", text=text)
+
+    # --- memory, space, time
+    def memory(self, now: float) -> Iterator[Sign]:
+        table = meminfo(self._proc)
+        total, left = table.get("MemTotal", 0), table.get("MemAvailable")
+        if not total or left is None or left / total >= LEAST_MEMORY:
+            self._low_since = None
+            return
+        self._low_since = now if self._low_since is None else self._low_since
+        if now - self._low_since >= LOW_FOR:
+            text = f"{left >> 10} MiB of {total >> 10} MiB are available"
+            yield Sign(kind="os.low_memory", text=text)
+
+    def space(self, now: float) -> Iterator[Sign]:  # noqa: ARG002 - a Look
+        """Local file systems only: one over the network may hang, and has its own probe."""
+        for place in self._places:
+            with suppress(OSError):
+                found = os.statvfs(place)
+                free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+                if size and free < LEAST_FREE_BYTES and free / size < LEAST_FREE:
+                    text = f"{place} has {free >> 20} MiB of {size >> 20} MiB left"
+                    yield Sign(kind="fs.full", fields={"mount": place}, text=text)
+                elif found.f_files and found.f_favail / found.f_files < LEAST_FREE / 3:
+                    yield Sign(kind="fs.full", fields={"mount": place}, text=f"{place} can hold no more files")
+
+    def clock(self, now: float, unsynchronised: Callable[[], bool | None] | None = None) -> Iterator[Sign]:
+        """The kernel's clock was disciplined and is not any more. One that never was is a matter of taste."""
+        state = (unsynchronised or clock_unsynchronised)()
+        if not state:
+            self._synchronised = self._synchronised or state is False
+            self._unsynchronised_since = None
+            return
+        since = self._unsynchronised_since = now if self._unsynchronised_since is None else self._unsynchronised_since
+        if self._synchronised and now - since >= UNSYNCHRONISED_FOR:
+            yield Sign(kind="os.clock_unsynchronised", text="the clock was synchronised and is not any more")
+
+    # --- tasks
+    def hung(self, now: float) -> Iterator[Sign]:
+        """Processes that have waited in the kernel for longer than any device takes."""
+        waiting: dict[tuple[int, str], tuple[float, str]] = {}
+        for path in self._proc.glob("[0-9]*/stat"):
+            found = stat_of(path)
+            if found is None or found[1] != "D":
+                continue
+            name, _, started = found
+            key = (int(path.parent.name), started)
+            waiting[key] = self._waiting.get(key, (now, name))
+        self._waiting = waiting
+        for (pid, _), (since, name) in waiting.items():
+            if now - since >= HUNG_FOR:
+                text = f"{name} (pid {pid}) has waited in the kernel for more than {HUNG_FOR:.0f} s"
+                yield Sign(kind="os.hung_task", fields={"pid": pid, "name": name}, text=text)
+
+
+def word(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:  # a card that is switched off answers with an error
+        return ""
+
+
+def meminfo(proc: Path) -> dict[str, int]:
+    """KiB by name."""
+    found = {}
+    for line in word(proc / "meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        number = rest.split()[:1]
+        if number and number[0].isdigit():
+            found[name] = int(number[0])
+    return found
+
+
+def stat_of(path: Path) -> tuple[str, str, str] | None:
+    """A process: its name, its state's letter, and when it was started."""
+    text = word(path)
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    if len(fields) < 20:
+        return None
+    return head.partition("(")[2], fields[0], fields[19]
+
+
+def service_state(name: str) -> str:
+    """As systemctl says it; empty where it cannot be asked."""
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed words
+            ["systemctl", "is-active", name], capture_output=True, text=True, timeout=ASKS, check=False  # noqa: S607 - where the system has it
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+class _Timex(ctypes.Structure):
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("room", ctypes.c_byte * 256),
+    )
+
+
+def clock_unsynchronised() -> bool | None:
+    """What the kernel itself says of its clock; None where it cannot be asked."""
+    try:
+        state = _Timex()
+        answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
+    except (AttributeError, OSError):
+        return None
+    return None if answer < 0 else bool(state.status & _UNSYNC)

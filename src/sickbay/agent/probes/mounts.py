@@ -1,0 +1,75 @@
+"""File systems over the network: does each still answer? Whoever asks one that does not hangs, so a thread asks."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sickbay.model.sign import Sign
+
+REMOTE = ("nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "wekafs", "cifs", "smb3", "9p", "glusterfs")
+STALLED_AFTER = 30.0  # seconds; a failover of FSx or of an NFS server takes less
+MOST = 64
+
+
+@dataclass(slots=True)
+class _Asked:
+    thread: threading.Thread
+    since: float
+    failed: list[str] = field(default_factory=list)
+
+
+class Mounts:
+    """`named` are always asked; others where their kind lives on another machine. One thread each, never two."""
+
+    def __init__(self, named: tuple[str, ...] = (), table: Path = Path("/proc/self/mounts")) -> None:
+        self._named = named
+        self._table = table
+        self._asked: dict[str, _Asked] = {}
+
+    def look(self, now: float) -> Iterator[Sign]:
+        for place in self._places():
+            asked = self._asked.get(place)
+            if asked is not None and asked.thread.is_alive():
+                if now - asked.since >= STALLED_AFTER:
+                    text = f"{place} has not answered for more than {STALLED_AFTER:.0f} s"
+                    yield Sign(kind="fs.stalled", fields={"mount": place}, text=text)
+                continue
+            if asked is not None and asked.failed:
+                yield Sign(kind="fs.io_error", fields={"mount": place}, text=f"{place}: {asked.failed[0]}")
+            failed: list[str] = []
+            thread = threading.Thread(target=_ask, args=(place, failed), name=f"asks {place}", daemon=True)
+            self._asked[place] = _Asked(thread, now, failed)
+            thread.start()
+
+    def _places(self) -> list[str]:
+        try:
+            lines = self._table.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        remote = [
+            parts[1].encode().decode("unicode_escape", errors="replace")
+            for line in lines
+            if len(parts := line.split(" ")) > 2 and (parts[2] in REMOTE or parts[2].startswith("fuse."))
+        ]
+        return list(dict.fromkeys((*self._named, *remote)))[:MOST]
+
+    def settle(self, seconds: float) -> None:
+        """Wait until those that were asked have answered: for a single look."""
+        until = time.monotonic() + seconds
+        for asked in self._asked.values():
+            asked.thread.join(max(0.0, until - time.monotonic()))
+
+
+def _ask(place: str, failed: list[str]) -> None:
+    """Not only what a client remembers: the first entry has to be fetched."""
+    try:
+        os.statvfs(place)
+        with os.scandir(place) as entries:
+            next(iter(entries), None)
+    except PermissionError:
+        return  # it answers
+    except OSError as error:
+        failed.append(error.strerror or str(error))

@@ -1,0 +1,192 @@
+"""What DCGM's numbers and sentences mean: its error codes, tests, watches, policies and fields as tables.
+
+DCGM breaks its sentences in the middle of words to fit a box, so sentences are compared without spaces.
+"""
+
+import csv
+import io
+import re
+from functools import cache
+from importlib.resources import files
+
+from sickbay.model.noun import Noun
+from sickbay.model.sign import Fields
+
+NOTHING = "-"  # in a table: DCGM says it, and it is no fault
+XID, SXID = "xid", "sxid"
+UNREACHABLE, COULD_NOT_RUN = "dcgm.unreachable", "dcgm.could_not_run"
+# What says nothing about the hardware: a test that ends with one of these has neither passed nor failed.
+NO_VERDICT = frozenset({UNREACHABLE, COULD_NOT_RUN, "dcgm.config", "gpu.persistence_off", "dcgm.imex"})
+LONGEST = 20_000  # characters of one message; DCGM's own limit is below
+PIECES = 256  # messages in one cell
+
+_GPU = re.compile(r"gpu(?:id)?:?(\d{1,3})", re.ASCII)
+_SWITCH = re.compile(r"nvswitch(?:physicalid)?(\d{1,4})", re.ASCII)
+_LINK = re.compile(r"link(\d{1,3})|port(\d{1,3})", re.ASCII)
+_NUMBER = {XID: re.compile(r"xid:?(?:error)?:?(\d{1,5})", re.ASCII), SXID: re.compile(r"sxid:?(\d{1,6})", re.ASCII)}
+_NEXT = re.compile(r",(?=gpu\d)", re.ASCII)
+_SPACE = re.compile(r"\s+")
+
+
+class Known(Noun):
+    """One thing that DCGM says. `words`: alternatives, each a row of pieces that follow one another."""
+
+    code: str
+    words: tuple[tuple[str, ...], ...] = ()
+    name: str = ""
+    severity: str = ""
+
+
+class Field(Noun):
+    """A field of DCGM and where it goes in a `GpuReading`; `kind` says how its value is written."""
+
+    id: int
+    name: str
+    short: str  # the head of its column in `dcgmi dmon`
+    reading: str
+    kind: str
+
+
+class Told(Noun):
+    """A message read: a kind and fields as a Sign has them."""
+
+    kind: str
+    fields: Fields = {}
+
+
+def squeezed(text: str) -> str:
+    return _SPACE.sub("", text[:LONGEST]).lower()
+
+
+def said(pieces: tuple[str, ...], text: str) -> bool:
+    """Do these stand in a squeezed text, in this order?"""
+    at = 0
+    for piece in pieces:
+        at = text.find(piece, at)
+        if at < 0:
+            return False
+        at += len(piece)
+    return True
+
+
+def table(name: str) -> list[dict[str, str]]:
+    text = files("sickbay.knowledge").joinpath("data", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+
+
+@cache
+def errors() -> tuple[tuple[Known, ...], dict[int, Known]]:
+    """All rows in the order in which sentences are compared, and those that have a number."""
+    rows, numbered = [], {}
+    for row in table("dcgm_errors.csv"):
+        known = Known(code=row["code"], words=_words(row["words"]), name=row["name"], severity=row["severity"])
+        rows.append(known)
+        if row["id"]:
+            numbered[int(row["id"])] = known
+    return tuple(rows), numbered
+
+
+@cache
+def tests() -> dict[str, str]:
+    return {row["test"]: row["code"] for row in table("dcgm_tests.csv")}
+
+
+@cache
+def categories() -> dict[int, str]:
+    return {int(row["id"]): row["code"] for row in table("dcgm_categories.csv")}
+
+
+@cache
+def systems() -> dict[str, tuple[str, str]]:
+    """A watched system → what its failure means, what its warning means."""
+    return {row["system"]: (row["failure"], row["warning"]) for row in table("dcgm_health.csv")}
+
+
+@cache
+def policies() -> tuple[Known, ...]:
+    rows = table("dcgm_policy.csv")
+    return tuple(Known(code=row["code"], words=_words(row["words"]), name=row["condition"]) for row in rows)
+
+
+@cache
+def fields() -> tuple[Field, ...]:
+    return tuple(
+        Field(id=int(row["id"]), name=row["name"], short=row["short"], reading=row["reading"], kind=row["kind"])
+        for row in table("dcgm_fields.csv")
+    )
+
+
+def _words(text: str) -> tuple[tuple[str, ...], ...]:
+    alternatives = (tuple(filter(None, map(squeezed, words.split("*")))) for words in text.split("|"))
+    return tuple(filter(None, alternatives))
+
+
+def code_of_test(name: str) -> str:
+    """What it means that this test failed and nothing says why."""
+    return tests().get(_plain(name), "dcgm.diag_failed")
+
+
+def known_test(name: str) -> bool:
+    return _plain(name) in tests()
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", " ")
+
+
+def messages(text: str, number: int | None = None, category: int | None = None) -> list[Told]:
+    """What one message of DCGM says; several stand in one where it ran out of room. Empty: not known."""
+    found: list[Told] = []
+    for piece in _NEXT.split(squeezed(text), maxsplit=PIECES):
+        told = _message(piece, number, category)
+        if told is not None and told not in found:
+            found.append(told)
+    return found
+
+
+def _message(text: str, number: int | None, category: int | None) -> Told | None:
+    rows, numbered = errors()
+    # Sentences first: one number stands for several causes (an error of CUDA is a busy GPU, or one that is lost).
+    known = next((row for row in rows if row.code and any(said(words, text) for words in row.words)), None)
+    code = known.code if known is not None else ""
+    if not code and number is not None and number in numbered:
+        code = numbered[number].code
+    if not code and category is not None:
+        code = categories().get(category, "")
+    if not code or code == NOTHING:
+        return None
+    return told_as(code, text)
+
+
+def told_as(code: str, text: str) -> Told | None:
+    """A code of the tables with what a squeezed sentence names; None if a number that it needs is not there."""
+    fields: Fields = {}
+    kind, _, fixed = code.partition(":")
+    if kind in _NUMBER:
+        number = fixed or (found[1] if (found := _NUMBER[kind].search(text)) else "")
+        if not number or int(number) == 0:
+            return None
+        fields["number"] = int(number)
+        if kind == SXID:
+            fields["severity"] = "fatal"
+    if gpu := _GPU.search(text):
+        fields["device"] = int(gpu[1])
+    if kind.startswith(("nvlink.", "dcgm.nvswitch")):
+        if switch := _SWITCH.search(text):
+            fields["switch"] = int(switch[1])
+        if link := _LINK.search(text):
+            fields["link"] = int(link[1] or link[2])
+    return Told(kind=kind, fields=fields)
+
+
+def cells(line: str) -> list[str] | None:
+    """The cells of a row in a box, as they are padded; None if it is no row. A paste may have lost its last border."""
+    text = line.strip()
+    if len(text) < 3 or text[0] != "|" or "|" not in text[1:-1]:
+        return None
+    return text[1:].removesuffix("|").split("|")
+
+
+def ruler(line: str) -> bool:
+    text = line.strip()
+    return len(text) > 2 and text[0] == "+" and set(text) <= set("+-=")

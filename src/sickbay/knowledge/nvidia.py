@@ -1,0 +1,192 @@
+"""What NVIDIA's kernel modules say, without what stands before it.
+
+Only a text that begins with the driver's own words is read. Formats: NVIDIA's open kernel modules of all branches, and
+logs of the closed ones as people pasted them (see data/SOURCES.md).
+"""
+
+import csv
+import io
+import re
+from functools import cache
+from importlib.resources import files
+
+from sickbay.brain.classify import ADVISER
+from sickbay.knowledge.registers import NVLINK5, decode
+from sickbay.model.errors import BadInput
+from sickbay.model.fault import Remedy
+from sickbay.model.sign import Fields, Sign
+
+# Every body that means something contains one of these.
+ANCHORS: tuple[str, ...] = ("NVRM", "SXid", "nvidia-nv", "nvidia-uvm", "nvidia-modeset", "nvidia ", "nvidia:")
+WORDINGS = "nvidia_wordings.csv"
+LINKED = frozenset({74, 136, 155, *NVLINK5})
+
+# What the driver wants done (Xid 154), in the words of all branches. "Drain P2P" asks for the end of the work that
+# talks to peers, which is what restarting the job does; "Drain and Reset" lets work end first, as every reset of ours.
+ADVICE: dict[str, Remedy] = {
+    "none": Remedy.NONE,
+    "no action": Remedy.NONE,
+    "gpu reset required": Remedy.RESET_GPU,
+    "gpu reset": Remedy.RESET_GPU,
+    "reset": Remedy.RESET_GPU,
+    "pf flr": Remedy.RESET_GPU,
+    "bus reset": Remedy.RESET_GPU,
+    "gpu bus reset": Remedy.RESET_GPU,
+    "gpu reset bus": Remedy.RESET_GPU,
+    "gpu bus reset required": Remedy.RESET_GPU,
+    "node reboot required": Remedy.REBOOT,
+    "node reboot": Remedy.REBOOT,
+    "os reboot": Remedy.REBOOT,
+    "os reboot required": Remedy.REBOOT,
+    "reboot": Remedy.REBOOT,
+    "reboot required": Remedy.REBOOT,
+    "drain p2p": Remedy.RESTART_JOB,
+    "drain and reset": Remedy.RESET_GPU,
+    "drain & reset": Remedy.RESET_GPU,
+}
+# The numbers stand for the same in every branch; where the words are cut off they are enough.
+ADVICE_NUMBERS = (
+    Remedy.NONE, Remedy.RESET_GPU, Remedy.REBOOT, Remedy.RESTART_JOB, Remedy.RESET_GPU, Remedy.RESET_GPU,
+)  # fmt: skip
+
+_BDF = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+_XID = re.compile(
+    rf"NVRM:\s*(?:GPU\d{{1,3}}\s+)?Xid\s*\(\s*(?:PCI:)?\s*(?P<pci>{_BDF}|[0-9a-fA-F]{{2,4}}:[0-9a-fA-F]{{2}})"
+    r"(?:[\s,]+GPU-I:\s?(?P<mig>\d{1,2}))?(?:[\s,]+GPU-CI:\s?\d{1,2})?\s*\)\s*:?\s*(?P<number>\d{1,5})"
+    r"(?:\s*$|\s*[,;:]\s*|\s+(?=[A-Z0-9!<(\[]|pid=|name=|channel|intr))(?P<rest>.*)",
+    re.ASCII | re.DOTALL,
+)
+_SXID = re.compile(
+    rf"(?:NVRM:\s*)?(?:nvidia-)?(?i:nvswitch)-?(?P<switch>\d{{0,3}})\s*:?\s*SXid\s*\(\s*(?:PCI:)?\s*(?P<pci>{_BDF})\s*\)\s*:?\s*"
+    r"(?P<number>\d{1,5})(?:\s*$|\s*[,;:]\s*|\s+(?=[A-Z]))(?P<rest>.*)",
+    re.ASCII | re.DOTALL,
+)
+_PROCESS = re.compile(
+    r"pid=['\"]?(?P<pid>\d{1,10}|<unknown>|unknown|-?)['\"]?(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|\s*$)", re.ASCII
+)
+_FOLLOWS = re.compile(r"\bcaused by previous Xid (\d{1,5})\s*\.?$", re.ASCII)
+_ADVISES = re.compile(
+    r"recovery action changed\s+(?:from\s+\S+\s*(?:\([^)]{0,60}\)\s*)?)?to\s+(?:0x)?(?P<n>[0-9a-fA-F]{1,4})?\s*"
+    r"(?:\(\s*(?P<words>[^)]{1,60}?)\s*\)?)?\s*\.?$",
+    re.ASCII,
+)
+_LINK = re.compile(r"\blink:? (\d{1,3})(?![\d.])", re.ASCII | re.IGNORECASE)
+_SEVERITY = re.compile(r"(Fatal|Non-?fatal)(?:\s*[,:]|\s*$|\s)", re.ASCII | re.IGNORECASE)
+_DETAIL = re.compile(r"Severity \d|Data \{|Severity:|Engine instance", re.ASCII)
+_PLACE = re.compile(r"\(GPC (\d{1,3}), TPC (\d{1,3})", re.ASCII)
+_RESET = re.compile(r"\b(?:D-)?RST: Yes\b", re.ASCII)
+_ANY_PCI = re.compile(rf"\b{_BDF}(?![0-9a-fA-F]|:[0-9a-fA-F])", re.ASCII)
+_START = re.compile(
+    r"NVRM:|nvidia(?:-(?:nvlink|nvswitch\d*|modeset|uvm|drm))?[: ]|(?:nvidia-)?(?i:nvswitch)-?\d*\s*:", re.ASCII
+)
+
+_QUOTED = re.compile(r"""(?:["`]|'[,;)\]])[\s,;)\]}\\]*$|\|\s*$""")  # a string in a program, a cell of a table
+_NVRM = r"NVRM:\s*(?:GPU\d{1,3}\s+)?"
+_AT = rf"(?:GPU (?:at )?(?:PCI:)?{_BDF}:?\s*)?"
+# Shorthands of the patterns in data/nvidia_wordings.csv.
+SHORTHANDS = {"%nvrm%": _NVRM, "%at%": _AT, "%pci%": _BDF}
+_ABOUT = re.compile(rf"{_NVRM}The NVIDIA GPU (?P<pci>{_BDF})", re.ASCII)
+
+
+def match(body: str) -> Sign | None:
+    """What the driver said; None if it is not the driver's, is chatter, or is only a detail of the line before."""
+    if not _START.match(body) or _QUOTED.search(body):
+        return None
+    if xid := _XID.match(body):
+        return Sign(kind="xid", fields=_xid_fields(xid))
+    if sxid := _SXID.match(body):
+        # An event is one headline and up to two lines of detail under the same number: events are counted, not lines.
+        return None if _DETAIL.match(sxid["rest"]) else Sign(kind="sxid", fields=_sxid_fields(sxid))
+    for kind, wording in wordings():
+        if wording.match(body):
+            found = _ANY_PCI.search(body)
+            return Sign(kind=kind, fields={"pci": found[0].lower()} if found else {})
+    return None
+
+
+@cache
+def wordings() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Faults that have no number: the sign's kind, and how the driver's words begin. The first that fits counts."""
+    return read_wordings(files("sickbay.knowledge").joinpath("data", WORDINGS).read_text(encoding="utf-8"))
+
+
+def read_wordings(text: str, name: str = WORDINGS) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    if reader.fieldnames != ["code", "pattern", "source"]:
+        raise BadInput(f"{name} line 1: write code,pattern,source")
+    rows: list[tuple[str, re.Pattern[str]]] = []
+    try:
+        for row in reader:
+            pattern = row["pattern"] or ""
+            for short, long in SHORTHANDS.items():
+                pattern = pattern.replace(short, long)
+            if not row["code"] or not any(anchor.strip() in pattern for anchor in ANCHORS):
+                raise BadInput(
+                    f"{name} line {reader.line_num}: write a code, and a pattern with one of {ANCHORS} in it"
+                )
+            rows.append((row["code"], re.compile(pattern, re.DOTALL)))
+    except (csv.Error, re.error) as error:
+        raise BadInput(f"{name} line {reader.line_num}: no regular expression in CSV ({error})") from error
+    return tuple(rows)
+
+
+def about(body: str) -> str:
+    """The GPU that the following lines of this message speak of."""
+    found = _ABOUT.match(body)
+    return found["pci"].lower() if found else ""
+
+
+def _xid_fields(line: re.Match[str]) -> Fields:
+    number, rest = int(line["number"]), line["rest"]
+    fields: Fields = {"number": number, "pci": line["pci"].lower()}
+    if line["mig"]:
+        fields["mig"] = int(line["mig"])
+    if process := _PROCESS.match(rest):
+        if process["pid"].isdigit():
+            fields["pid"] = int(process["pid"])
+        name = (process["name"] or "").strip()
+        if name and name != "<unknown>":
+            fields["name"] = name
+        rest = rest[process.end() :]  # a process chooses its name: what follows is read without it
+    if follows := _FOLLOWS.search(rest):
+        fields["follows"] = int(follows[1])
+    if number == ADVISER and (advice := advice_of(rest)) is not None:
+        fields["advice"] = advice.value
+    if number in LINKED and (link := _LINK.search(rest)):
+        fields["link"] = int(link[1])
+    if number == 13 and (place := _PLACE.search(rest)):
+        fields["gpc"], fields["tpc"] = int(place[1]), int(place[2])
+    return fields | decode(number, rest) | _said(number, rest)
+
+
+def _said(number: int, rest: str) -> Fields:
+    """What the words of the line ask for beyond what its number means."""
+    if number == 94 and _RESET.search(rest):
+        return {"resolution": Remedy.RESET_GPU.value, "why": "the driver says that this one needs a reset"}
+    if number == 119 and "GSP_INIT_DONE" in rest:
+        return {"resolution": Remedy.REBOOT.value, "why": "its firmware did not start at all"}
+    return {}
+
+
+def advice_of(text: str) -> Remedy | None:
+    """What Xid 154 asks for; None if it is in words that are not known."""
+    found = _ADVISES.search(text)
+    if not found:
+        return None
+    if found["words"]:
+        words = " ".join(found["words"].lower().split())
+        return ADVICE.get(words)
+    number = int(found["n"], 16) if found["n"] else len(ADVICE_NUMBERS)
+    return ADVICE_NUMBERS[number] if number < len(ADVICE_NUMBERS) else None
+
+
+def _sxid_fields(line: re.Match[str]) -> Fields:
+    rest = line["rest"]
+    fields: Fields = {"number": int(line["number"]), "pci": line["pci"].lower()}
+    if line["switch"]:
+        fields["switch"] = int(line["switch"])
+    if severity := _SEVERITY.match(rest):
+        fields["severity"] = severity[1].replace("-", "").lower()
+    if link := _LINK.search(rest):
+        fields["link"] = int(link[1])
+    return fields

@@ -220,3 +220,49 @@ def test_whatever_joins_the_record_stays_bounded_and_is_never_forgotten_by_the_c
         assert after.phase is phase
         assert after.needs_human >= current.needs_human
         current = after
+
+
+# --- the root cause among a burst
+
+
+def of(code: str, remedy: Remedy, severity: Severity = Severity.ERROR, device: int | None = 0) -> Fault:
+    return fault(code, remedy, severity=severity, device=device)
+
+
+DBE = of("xid.48", Remedy.RESET_GPU, Severity.FATAL)
+REMAP = of("xid.63", Remedy.WATCH, Severity.WARNING)
+CONTAINED = of("xid.94", Remedy.RESTART_JOB)
+SWITCH = of("sxid.12028", Remedy.RESET_GPU, Severity.FATAL, device=None)
+LINK = of("xid.74", Remedy.RESET_GPU, device=3)
+
+
+@pytest.mark.parametrize(("first", "then"), [(REMAP, DBE), (CONTAINED, DBE), (LINK, SWITCH)])
+def test_the_root_cause_leads_though_it_was_learned_later(first: Fault, then: Fault) -> None:
+    after = absorb(incident(first), then, NODE, Policy(), 1.0)
+    assert after.fault.code == then.code
+    assert after.remedy is then.remedy
+
+
+@pytest.mark.parametrize(("first", "then"), [(DBE, REMAP), (DBE, CONTAINED), (SWITCH, LINK)])
+def test_what_the_root_cause_brings_is_evidence_and_no_more(first: Fault, then: Fault) -> None:
+    after = absorb(incident(first), then, NODE, Policy(), 1.0)
+    assert (after.fault.code, after.remedy) == (first.code, first.remedy)
+    assert len(after.evidence) == 2
+
+
+def test_a_consequence_asks_for_nothing_beyond_its_cause() -> None:
+    replaced = of("xid.74", Remedy.REPLACE, device=3)  # as a policy may want it
+    assert absorb(incident(SWITCH), replaced, NODE, Policy(), 1.0).remedy is Remedy.RESET_GPU
+    assert absorb(incident(of("sxid.1", Remedy.WATCH, Severity.WARNING)), replaced, NODE, Policy(), 1.0).remedy is (
+        Remedy.REPLACE
+    )
+
+
+def test_two_gpus_are_two_illnesses() -> None:
+    other = of("xid.63", Remedy.REBOOT, device=5)
+    assert absorb(incident(DBE), other, NODE, Policy(), 1.0).remedy is Remedy.REBOOT
+
+
+def test_a_consequence_after_the_repair_began_is_a_relapse() -> None:
+    repairing = incident(SWITCH, Phase.VERIFYING)
+    assert absorb(repairing, LINK, NODE, Policy(), 1.0).relapse

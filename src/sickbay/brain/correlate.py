@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from sickbay.model.fault import Fault, Remedy, highest, lowest
+from sickbay.brain.causes import CAUSES, GPU, Cause, fits
+from sickbay.model.fault import Fault, Remedy, Severity, highest, lowest
 from sickbay.model.fleet import Node, Sighting
 from sickbay.model.incident import Incident, Order, Phase
 from sickbay.model.policy import FaultRule, Policy
@@ -64,10 +65,34 @@ def absorb(incident: Incident, fault: Fault, node: Node, policy: Policy, reading
     if fault.advice is not None:
         return _advised(after, fault.advice, node, policy)
     if fault.remedy.disrupts and incident.phase in {Phase.REPAIRING, Phase.VERIFYING}:
-        after = replace(after, relapse=line)
+        return _raised(replace(after, relapse=line), fault)
+    if brings(incident.fault, fault):
+        return after  # the burst that the root cause brings with it
+    return _raised(after, fault)
+
+
+def brings(cause: Fault, effect: Fault, *, late: bool = False) -> bool:
+    """Whether the second is a consequence of the first. `late`: the cause was learned after its consequence."""
+    return any(_fits(row, cause, effect) for row in CAUSES if not (late and row.before))
+
+
+def _fits(row: Cause, cause: Fault, effect: Fault) -> bool:
+    if row.same == GPU and None not in {cause.device, effect.device} and cause.device != effect.device:
+        return False
+    grave = cause.severity in {Severity.ERROR, Severity.FATAL}
+    other = cause.code != effect.code
+    return other and (grave or not row.grave) and fits(cause.code, row.codes) and fits(effect.code, row.brings)
+
+
+def _raised(incident: Incident, fault: Fault) -> Incident:
+    """The root cause leads, whenever it is learned; the remedy is the strongest that anything asks for."""
+    roots = not incident.tries and fault.remedy.disrupts and brings(fault, incident.fault, late=True)
+    after = incident
     if fault.remedy.rank > incident.remedy.rank:
-        leads = fault if not incident.remedy.disrupts else incident.fault
-        after = replace(after, remedy=fault.remedy, fault=leads)
+        leads = fault if roots or not incident.remedy.disrupts else incident.fault
+        after = replace(incident, remedy=fault.remedy, fault=leads)
+    elif roots:
+        after = replace(incident, fault=fault)
     return replace(after, needs_human=incident.needs_human or fault.needs_human)
 
 

@@ -1,0 +1,47 @@
+"""NVLink: the state of each link and what it counts, for cards that have any."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sickbay.model.gpu import Link
+
+MOST_LINKS = 36
+LINK_COUNT = 91  # field id
+REPLAY, RECOVERY, CRC_FLIT, CRC_DATA, ECC_DATA = range(5)  # nvmlNvLinkErrorCounter_t
+LINK_RECOVERIES = 215  # field id, by link: what the fifth generation counts instead
+
+
+class Asked(Protocol):
+    def ask(self, name: str, *args: Any) -> Any: ...
+    def fields(self, wanted: Sequence[int | tuple[int, int]]) -> list[int | float | None]: ...
+
+
+def links_of(card: Asked) -> tuple[Link, ...]:
+    """Empty: the card has none, or the driver shows none (a PCIe card, one passed through to a virtual machine)."""
+    count = card.fields([LINK_COUNT])[0]
+    most = MOST_LINKS if count is None else min(int(count), MOST_LINKS)
+    found: list[Link] = []
+    for number in range(most):
+        state = card.ask("nvmlDeviceGetNvLinkState", number)
+        if state is None:
+            if count is None:
+                break  # links are numbered without gaps
+            continue
+        found.append(_link(card, number, up=bool(state)))
+    return tuple(found)
+
+
+def _link(card: Asked, number: int, *, up: bool) -> Link:
+    def errors(counter: int) -> int | None:
+        value: int | None = card.ask("nvmlDeviceGetNvLinkErrorCounter", number, counter)
+        return value
+
+    recoveries = errors(RECOVERY)
+    if recoveries is None:
+        newer = card.fields([(LINK_RECOVERIES, number)])[0]
+        recoveries = None if newer is None else int(newer)
+    crc = [value for value in (errors(CRC_FLIT), errors(CRC_DATA)) if value is not None]
+    return Link(
+        number=number, up=up, replays=errors(REPLAY), recoveries=recoveries, crc_errors=sum(crc) if crc else None,
+        ecc_errors=errors(ECC_DATA),
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""What the agent and its NVML child say to one another: one JSON object a line, each way."""
+
+from enum import StrEnum
+
+from sickbay.model.gpu import GpuReading
+from sickbay.model.noun import Noun
+
+
+class Wish(StrEnum):
+    READ = "read"  # everything
+    METRICS = "metrics"  # the few values that are worth a chart
+    ALIVE = "alive"  # answered by a thread that never calls NVML
+
+
+class Ask(Noun):
+    wish: Wish
+    number: int
+
+
+class Lack(StrEnum):
+    """Why NVML cannot be had."""
+
+    MODULE = "module"  # nvidia-ml-py is not installed here
+    LIBRARY = "library"  # libnvidia-ml.so.1 is not there
+    DRIVER = "driver"  # the kernel module is not loaded, or does not answer
+    MISMATCH = "mismatch"  # library and kernel module are of different versions
+    OTHER = "other"
+
+
+class Said(Noun, tag_field="said"):
+    """What the child says."""
+
+
+class Ready(Said, tag="ready"):
+    driver: str
+
+
+class Absent(Said, tag="absent"):
+    """NVML could not be had; the child ends."""
+
+    lack: Lack
+    why: str
+
+
+class At(Said, tag="at"):
+    """The device that is asked next: if nothing follows, it is the one that hangs."""
+
+    device: int
+    pci: str = ""
+
+
+class Read(Said, tag="read"):
+    reading: GpuReading
+
+
+class Values(Said, tag="values"):
+    values: dict[str, float]
+
+
+class Done(Said, tag="done"):
+    """All of `number` has been said."""
+
+    number: int
+
+
+class Failed(Said, tag="failed"):
+    """NVML as a whole refused (not one device)."""
+
+    number: int
+    why: str
+
+
+class Alive(Said, tag="alive"):
+    number: int
+    since: float  # seconds for which one call of NVML has not returned
+
+
+class Happened(Said, tag="happened"):
+    """An event that NVML told by itself. `kind` as a Sign has it: xid, gpu.ecc_uncorrected."""
+
+    kind: str
+    number: int | None = None
+    device: int | None = None
+    pci: str = ""
+    uuid: str = ""
+    mig: int | None = None
+    count: int = 1
+
+
+AnySaid = Ready | Absent | At | Read | Values | Done | Failed | Alive | Happened

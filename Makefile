@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help up demo test test-fast lint bench soak soak-sim docs pictures clean
+.PHONY: help up demo test test-fast lint bench gpu-test soak soak-sim docs pictures clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -35,6 +35,10 @@ lint: $(READY)  ## style, types, layers
 
 bench: $(READY)  ## the figures, as ratios measured side by side
 	@$(BIN)/python -m bench
+
+gpu-test: $(READY)  ## on a machine with an NVIDIA GPU: the real thing
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[nvidia]'
+	@$(BIN)/pytest -q -m gpu tests/gpu
 
 soak: $(READY)  ## 200 jobs over 64 nodes of real processes, faults at random for ten minutes
 	@$(BIN)/python -m tests.local.soak $(ARGS)

@@ -29,8 +29,10 @@ class Fleet:
     metrics: Metrics | None = None
 
 
-def local_fleet(root: Path, store: Store, policy: Policy, posted: Callable[[], None]) -> Fleet:
-    """The local cluster under `root`; `posted` hears when a command waits for an agent."""
+def local_fleet(
+    root: Path, store: Store, policy: Policy, posted: Callable[[], None], knowledge: Path | None = None
+) -> Fleet:
+    """The local cluster under `root`; `posted` hears when a command waits for an agent; `knowledge`: own rows."""
     # Here, so that whoever only opens a store does not load a cluster.
     from sickbay.adapters.checks.agents import AgentChecks
     from sickbay.adapters.clusters.local.breakages import LocalBreakages
@@ -48,7 +50,7 @@ def local_fleet(root: Path, store: Store, policy: Policy, posted: Callable[[], N
     hands = Hands(sites={cluster.id: site}, notifiers={"log": LogNotifier()})
     rules = Rules(
         policy=policy,
-        tables=load_tables(),
+        tables=load_tables(knowledge),
         policy_digest=digest(policy),
         can={cluster.id: site.capabilities},
         blind={cluster.id: site.blind},

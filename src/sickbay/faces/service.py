@@ -48,6 +48,7 @@ class Wish(NamedTuple):
     boot_takes: float = 1.0
     cert: str | None = None
     key: str | None = None
+    knowledge: Path | None = None  # the operator's own rows over the shipped tables
 
 
 class Service:
@@ -69,7 +70,7 @@ class Service:
         try:
             self._furnish()
             mail = Bell()
-            fleet = local_fleet(self.room.root, self._store, policy, mail.ring)
+            fleet = local_fleet(self.room.root, self._store, policy, mail.ring, wish.knowledge)
             self._executor = ThreadExecutor(workers_per_lane=8)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
             controller = self._controller

@@ -48,6 +48,12 @@ NEXT = (
 @click.option(
     "--policy", "policy", metavar="NAME|FILE", default="default", show_default=True, help="What is done when."
 )
+@click.option(
+    "--knowledge",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Your own meaning of faults, over the shipped one.",
+)
 @click.option("--demo", is_flag=True, help="Run a job, break a GPU under it, and tell the story as it happens.")
 @click.option("--detach", is_flag=True, help="Return when it runs; 'sickbay down' ends it.")
 def up(
@@ -59,6 +65,7 @@ def up(
     key: str | None,
     state: Path | None,
     policy: str,
+    knowledge: Path | None,
     demo: bool,
     detach: bool,
 ) -> None:
@@ -75,6 +82,7 @@ def up(
       sickbay down                   end it
     """
     from sickbay.faces.service import Wish, default_state, refuse_open_door
+    from sickbay.knowledge.load import load_tables
     from sickbay.knowledge.policy import load_policy
 
     if (cert is None) is not (key is None):
@@ -82,12 +90,15 @@ def up(
     refuse_open_door(host, secured=cert is not None)
     place = (state or default_state()).absolute()
     rules = load_policy(policy)
+    load_tables(knowledge)  # what is wrong in it is said now, and nothing is begun
     _refuse_a_second(place)
     if detach:
         _in_the_background(place)
         return
     files = [str(Path(file).absolute()) if file is not None else None for file in (cert, key)]
-    wish = Wish(state=place, nodes=nodes, gpus=gpus, host=host, port=port, cert=files[0], key=files[1])
+    wish = Wish(
+        state=place, nodes=nodes, gpus=gpus, host=host, port=port, cert=files[0], key=files[1], knowledge=knowledge
+    )
     _serve(wish, rules, demo=demo)
 
 

@@ -239,7 +239,7 @@ def _pace(one: GpuReading) -> Iterator[Sign]:
 
 
 def _heat(one: GpuReading) -> Iterator[Sign]:
-    limit = one.slowdown_at if one.slowdown_at is not None else LIMITS["hot"].at
+    limit = one.slowdown_at or LIMITS["hot"].at  # none at all where a card says 0
     if one.temperature is not None and one.temperature >= limit:
         yield _sign("gpu.hot", one, f"{one.temperature:g} °C, limit {limit:g} °C")
     elif one.memory_limit_at is not None and (one.temperature_memory or 0) >= one.memory_limit_at:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from sickbay.brain.classify import monitor_class_of
-from sickbay.knowledge.overrides import apply_overrides
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.tables import DiagnosisRule, FaultRow, Meaning, SxidRow, Tables, XidRow
@@ -35,6 +34,8 @@ def load_tables(overrides: Path | None = None) -> Tables:
     """The shipped tables, with the operator's file laid over them if there is one."""
     if overrides is None:
         return _shipped()
+    from sickbay.knowledge.overrides import apply_overrides  # here: an agent has no overrides, and needs no YAML
+
     try:
         text = overrides.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

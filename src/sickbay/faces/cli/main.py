@@ -34,6 +34,8 @@ COMMANDS = {
     "up": _at("up", "up", "A controller and a small cluster on this machine."),
     "down": _at("up", "down", "End them, and everything that runs there."),
     "top": _at("top", "top", "The fleet, live; q ends it."),
+    "diagnose": _at("diagnose", "diagnose", "Name what is wrong in a log or a paste."),
+    "agent": _at("agent", "agent", "Watch this machine and report to a controller."),
     "submit": _at("submit", "submit", "Submit a training job that shall finish.", JOBS),
     "jobs": _at("jobs", "jobs", "All jobs.", JOBS),
     "job": _at("jobs", "job", "One job, with its interruptions.", JOBS),
@@ -63,6 +65,7 @@ COMMANDS = {
     "token": _at("tokens", "token", "Who may ask, and who may act.", SAFETY),
     "sim": _at("sim", "sim", "Run a scenario on the real engine in virtual time.", TRY),
     "policy": _at("policy", "policy", "Show, check and compare policies.", TRY),
+    "knowledge": _at("knowledge", "knowledge", "What a fault means, and who says so.", TRY),
     "completion": _at("completion", "completion", "Completion of commands and names in your shell.", TRY),
 }
 
@@ -76,6 +79,12 @@ Begin here:
   sickbay inject node-0 --xid 79                   break a GPU under it
   sickbay explain node-0                           what happened, and why
   sickbay demo                                     all that by itself
+
+\b
+Without any cluster:
+  dmesg | sickbay diagnose -                       what is wrong in a log, and what to do
+  sickbay check --level 1                          exercise this machine's hardware
+  sickbay agent --once                             everything that can be seen here now
 """
 EPILOG = """\b
 The server is SICKBAY_URL (default http://127.0.0.1:8080), the credential SICKBAY_TOKEN or what 'sickbay up' left.

@@ -1,0 +1,282 @@
+"""What AMD's tools print: `rocm-smi` (tables, `--showrasinfo`, retired pages, JSON), `amd-smi` (text, box, JSON)."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from sickbay.model.sign import Fields, Sign
+
+LINE = 1000
+CARDS = 512
+CORRECTED = 1000  # ours, as for NVIDIA's cards: a sound one shows few
+
+_CARD = re.compile(r"(?:GPU|card)\[?(\d{1,3})\]?", re.ASCII)
+_OPENING = re.compile(r"\s*GPU: (\d{1,3})\s*", re.ASCII)
+_ROCM_CARD = re.compile(r"GPU\[(\d{1,3})\]\s*:\s*(.*)", re.ASCII)
+# The second number is what could not be corrected, in every version: some print the headings the wrong way round.
+_RAS = re.compile(r"\s*([A-Z][A-Z0-9_]{1,20})\s+[A-Z][A-Z_ ]{1,20}?\s+(\d{1,18})\s+(\d{1,18})\s*", re.ASCII)
+_PAGE = re.compile(r"(?:.{0,20}:\s)?\s*0x[0-9a-f]+[\s:]+0x[0-9a-f]+[\s:]+(\w{1,12})\s*", re.IGNORECASE | re.ASCII)
+_KEY = re.compile(r"(\s*)([A-Z][A-Z0-9_]{1,60}):\s*(.*)", re.ASCII)
+_BOX = re.compile(
+    r"\|\s*([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s[^|]{1,60}\|"
+    r"\s*(?:N/A|\d{1,3} ?%)\s+(?:N/A|\d{1,3} ?.C)\s+(\d{1,12})\s",
+    re.IGNORECASE | re.ASCII,
+)
+# A paste may lack the line that ends it: what looks like none of its lines is another text.
+_ROCM_LINE = re.compile(r"\s*$|\s{2}|\t|[=_*-]{4}|GPU[ \[]|\d{1,3}\s|Device|Node|\(DID|WARNING|ERROR|Expected integer")
+# A card that does not answer: its readings fail with an error, and its row has nothing. One that sleeps has no errors.
+_COMPLAINT = re.compile(r"ERROR:\s*(?:\d{1,4}\s+)?GPU\[(\d{1,3})\]", re.ASCII)
+_SILENT = re.compile(r"(\d{1,3})\s+N/A\s+N/A\s.{0,80}\bunknown\b", re.ASCII)
+_HELD_BY_HEAT = ("prochot", "socket_thermal", "vr_thermal", "hbm_thermal")
+_EVENTS = {
+    "vmfault": "amd.page_fault", "thermal_throttle": "amd.throttled", "gpu_pre_reset": "amd.gpu_reset",
+    "ring_hang": "amd.ring_timeout",
+}  # fmt: skip
+_PAGES = {"pending": "pending", "p": "pending", "unreservable": "stuck", "f": "stuck", "un_res": "stuck"}
+# What a count means, from how many on, and in which words.
+_MEANING: tuple[tuple[str, int, str, str], ...] = (
+    ("memory_lost", 1, "amd.ecc_uncorrected", "uncorrectable memory errors"),
+    ("unit_lost", 1, "amd.ras_uncorrected", "uncorrectable errors in a unit of the chip"),
+    ("deferred", 1, "amd.ecc_deferred", "deferred memory errors"),
+    ("corrected", CORRECTED, "amd.ecc_corrected", "corrected errors"),
+    ("pending", 1, "amd.bad_pages_pending", "bad pages wait to be retired"),
+    ("stuck", 1, "amd.bad_pages_pending", "bad pages cannot be retired while in use"),
+    ("xgmi", 1, "amd.xgmi_error", "XGMI errors since the last look"),
+    ("heat", 1, "amd.throttled", "clocks held down by heat"),
+)
+
+
+class Card:
+    """One GPU while it is read."""
+
+    def __init__(self, index: int | None, pci: str = "") -> None:
+        self.index, self.pci = index, pci
+        self.counts: dict[str, int] = {}
+        self.lines: dict[str, int] = {}
+        self.events: list[tuple[str, int]] = []
+
+    def add(self, name: str, count: int, line: int) -> None:
+        if count > 0:
+            self.counts[name] = self.counts.get(name, 0) + count
+            self.lines.setdefault(name, line)
+
+    def signs(self) -> Iterator[Sign]:
+        counts = dict(self.counts)
+        # The total is told beside its parts.
+        if whole := counts.get("whole_lost", 0):
+            counts["memory_lost"] = counts.get("memory_lost", 0) or max(0, whole - counts.get("unit_lost", 0))
+            self.lines.setdefault("memory_lost", self.lines["whole_lost"])
+        fields: Fields = {"device": self.index} if self.index is not None else {}
+        fields |= {"pci": self.pci.lower()} if self.pci else {}
+        who = f"AMD GPU {self.pci if self.index is None else self.index}"
+        for name, least, kind, words in _MEANING:
+            if (count := counts.get(name, 0)) >= least:
+                text = f"{who}: {count} {words}" if name != "heat" else f"{who}: {words}"
+                yield Sign(kind=kind, fields=fields, text=text, line=self.lines[name], count=count)
+        for kind, line in self.events:
+            yield Sign(kind=kind, fields=fields, text=f"{who}: told by amd-smi", line=line)
+
+
+class RocmSmi:
+    """Judged when a text is over: a total and its parts must not be told twice."""
+
+    ANCHORS: ClassVar[tuple[str, ...]] = (
+        "ROCm System Management Interface", "ROCm SMI Log", "RAS INFO", "PAGES INFO", "GPU[0]", "GPU: 0",
+        "UNCORRECTABLE_COUNT", "VIOLATION_", "AMD-SMI ", "UEC ", "AMD Instinct", "DOUBLE_ECC", '"card0"',
+        "total_uncorrectable_count", "No bad pages found",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.owns = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._cards: dict[str, Card] = {}
+        self._now: Card | None = None
+        self._form = ""  # rocm, amd, box, monitor
+        self._above: list[tuple[int, str]] = []
+        self._columns: dict[str, tuple[int, int]] = {}
+        self._blamed: set[int] = set()
+        self._asleep = False
+
+    def read(self, number: int, line: str) -> Iterable[Sign]:
+        self.owns = False
+        text = line.rstrip()
+        if len(text) > LINE:
+            return self.end()
+        if self._form and self._takes(number, text):
+            self.owns = True
+            return ()
+        said = self.end()
+        self.owns = self._begins(number, text)
+        return said
+
+    def end(self) -> tuple[Sign, ...]:
+        cards = [*self._cards.values()]
+        self._clear()
+        return tuple(sign for card in cards for sign in card.signs())
+
+    def value(self, number: int, value: Any) -> Iterable[Sign]:
+        """A JSON text of either tool."""
+        cards = _json_cards(value)
+        for index, card in cards:
+            self._card(str(index), index)
+            _from_json(self._cards[str(index)], card, number)
+        return self.end() if cards else ()
+
+    def _card(self, key: str, index: int | None, pci: str = "") -> None:
+        if key not in self._cards and len(self._cards) < CARDS:
+            self._cards[key] = Card(index, pci)
+        self._now = self._cards.get(key, self._now)
+
+    def _begins(self, number: int, text: str) -> bool:
+        if "ROCm System Management Interface" in text or "ROCm SMI Log" in text:
+            self._form = "" if "End of" in text else "rocm"
+            return True
+        if text.endswith(("RAS INFO", "PAGES INFO")) and (found := _ROCM_CARD.match(text)):
+            self._form = "rocm"
+            self._card(found[1], int(found[1]))
+            return True
+        if found := _OPENING.fullmatch(text):
+            self._form = "amd"
+            self._card(found[1], int(found[1]))
+            return True
+        if "DOUBLE_ECC" in text and text.split()[:1] == ["GPU"]:
+            self._form = "monitor"
+            ends = [(one[0], one.end()) for one in re.finditer(r"\S+", text)]
+            self._columns = {name: (ends[place - 1][1] if place else 0, end) for place, (name, end) in enumerate(ends)}
+            return True
+        if "| AMD-SMI " in text or _BOX.match(text):
+            self._form = "box"
+            return self._takes(number, text)
+        return False
+
+    def _takes(self, number: int, text: str) -> bool:
+        return {"rocm": self._rocm, "amd": self._amd, "box": self._box, "monitor": self._monitor}[self._form](
+            number, text
+        )
+
+    def _rocm(self, number: int, line: str) -> bool:
+        text = line
+        if "End of ROCm SMI Log" in text:
+            return False
+        if found := _COMPLAINT.match(text):
+            self._blamed.add(int(found[1]))
+        elif "low-power state" in text:
+            self._asleep = True
+        elif (found := _SILENT.match(text)) and int(found[1]) in self._blamed and not self._asleep:
+            self._card(found[1], int(found[1]))
+            if self._now is not None:
+                self._now.events.append(("amd.lost", number))
+        if found := _ROCM_CARD.match(text):
+            self._card(found[1], int(found[1]))
+            said = found[2].strip()
+            for words, name in (("ue: ", "memory_lost"), ("ce: ", "corrected"), ("XGMI Error count: ", "xgmi")):
+                count = said.removeprefix(words).split(" ")[0]
+                if said.startswith(words) and self._now is not None and count.isdecimal() and len(count) < 19:
+                    self._now.add(name, int(count), number)
+            text = said
+        if self._now is None:
+            return bool(_ROCM_LINE.match(text))
+        if found := _RAS.fullmatch(text):
+            self._now.add("corrected", int(found[2]), number)
+            self._now.add("memory_lost" if found[1] == "UMC" else "unit_lost", int(found[3]), number)
+        elif found := _PAGE.fullmatch(text):
+            self._now.add(_PAGES.get(found[1].lower(), "retired"), 1, number)
+        return bool(_ROCM_LINE.match(line))
+
+    def _amd(self, number: int, text: str) -> bool:
+        if not text:
+            return True
+        if found := _OPENING.fullmatch(text):
+            self._above = []
+            self._card(found[1], int(found[1]))
+            return True
+        found = _KEY.fullmatch(text)
+        if found is None or not found[1] or self._now is None:
+            return False
+        indent, key, value = len(found[1]), found[2].lower(), found[3].strip()
+        while self._above and self._above[-1][0] >= indent:
+            self._above.pop()
+        path = [*(name for _, name in self._above), key]
+        if value:
+            _keep(self._now, path, value, number)
+        elif len(self._above) < 8:
+            self._above.append((indent, key))
+        return True
+
+    def _box(self, number: int, text: str) -> bool:
+        if found := _BOX.match(text):
+            self._card(found[1], None, found[1])
+            if self._now is not None:
+                self._now.add("memory_lost", int(found[2]), number)
+        return text.strip()[:1] in {"|", "+"}
+
+    def _monitor(self, number: int, text: str) -> bool:
+        words = text.split()
+        if not words or not words[0].isdecimal() or len(words[0]) > 3:
+            return False
+        self._card(words[0], int(words[0]))
+        for column, name in (("DOUBLE_ECC", "memory_lost"), ("SINGLE_ECC", "corrected")):
+            begin, end = self._columns.get(column, (0, 0))
+            cell = text[begin:end].strip()
+            if self._now is not None and cell.isdecimal() and len(cell) < 19:
+                self._now.add(name, int(cell), number)
+        return True
+
+
+def _keep(card: Card, path: list[str], value: Any, line: int) -> None:
+    """One value of `amd-smi`, in text or JSON: paths are the same."""
+    key, part = path[-1], path[0]
+    said = str(value).strip().lower()
+    count = int(said) if said.isdecimal() and len(said) < 19 else 0
+    if part == "ecc" and key in {"total_uncorrectable_count", "uncorrectable_count"}:
+        card.add("whole_lost", count, line)
+    elif part == "ecc" and key in {"total_correctable_count", "correctable_count"}:
+        card.add("corrected", count, line)
+    elif part == "ecc" and key == "total_deferred_count":
+        card.add("deferred", count, line)
+    elif part == "ecc_blocks" and key == "uncorrectable_count":
+        card.add("memory_lost" if path[1] == "umc" else "unit_lost", count, line)
+    elif part == "throttle" and key.startswith(_HELD_BY_HEAT) and key.endswith(("_status", "_active")):
+        card.add("heat", int(said == "active"), line)
+    elif part in {"pending", "un_res"} and key == "page_address":
+        card.add(_PAGES[part], 1, line)
+    elif key == "event" and said in _EVENTS and len(card.events) < CARDS:
+        card.events.append((_EVENTS[said], line))
+
+
+def _json_cards(value: Any) -> list[tuple[int, Mapping[str, Any]]]:
+    if isinstance(value, Mapping) and isinstance(value.get("gpu_data"), list):
+        value = value["gpu_data"]
+    if isinstance(value, Mapping):  # rocm-smi
+        named = ((_CARD.fullmatch(str(key)), card) for key, card in value.items())
+        return [(int(name[1]), card) for name, card in named if name and isinstance(card, Mapping)][:CARDS]
+    cards = value if isinstance(value, list) else []
+    known = {"ecc", "ecc_blocks", "throttle", "retired", "pending", "un_res", "event"}
+    return [
+        (card["gpu"], card)
+        for card in cards[:CARDS]
+        if isinstance(card, Mapping) and isinstance(card.get("gpu"), int) and known & card.keys()
+    ]
+
+
+def _from_json(card: Card, said: Mapping[str, Any], line: int) -> None:
+    for name, value in said.items():
+        if str(name).startswith("XGMI Error count") and str(value).isdecimal():
+            card.add("xgmi", int(str(value)[:18]), line)
+        elif str(name).startswith("Retired page ") and str(value) in {"Pending", "Unreservable"}:
+            card.add(_PAGES[str(value).lower()], 1, line)
+        elif isinstance(value, list):
+            for page in value[:1000]:
+                if isinstance(page, Mapping):
+                    _keep(card, [str(name), "page_address"], page.get("page_address"), line)
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                if isinstance(inner, Mapping) and not {"value", "unit"} & inner.keys():
+                    for last, leaf in inner.items():
+                        _keep(card, [str(name), str(key).lower(), str(last)], leaf, line)
+                else:
+                    _keep(card, [str(name), str(key)], inner, line)
+        else:
+            _keep(card, [str(name)], value, line)

@@ -1,0 +1,114 @@
+"""Training and launcher logs, by the rules of diagnosis.csv."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from re import _parser as sre  # type: ignore[attr-defined]  # there is no public way to look into a pattern
+from typing import Any, ClassVar
+
+from sickbay.brain.diagnose import LINE_LIMIT
+from sickbay.knowledge.documents.talk import talks
+from sickbay.model.sign import Sign
+from sickbay.model.tables import DiagnosisRule
+
+SHORTEST = 3  # a literal below that is in every other line
+EVERYWHERE = frozenset({"loss", "exit", "error", "time", "step"})  # worth less than any other word, however long
+KEPT = 400  # of a line that proves a rule
+
+
+class Training:
+    """What the lines of a job say about its end: a sign of kind `job` for every line that a rule fits."""
+
+    ANCHORS: ClassVar[tuple[str, ...]] = ()  # by its rules: `anchors`
+
+    def __init__(self, rules: Sequence[DiagnosisRule]) -> None:
+        self._rules = [(rule.name, re.compile(rule.pattern), literals(rule.pattern)) for rule in rules]
+        self._words = sorted({word for _, _, words in self._rules for word in words})
+        self._of_digits = {word for rule in rules if _tells_digits(rule.pattern) for word in literals(rule.pattern)}
+        self._wordless = not all(words for _, _, words in self._rules)
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Words without which no rule fits. A rule that demands none is not heard in a long text."""
+        return tuple(self._words)
+
+    @property
+    def owns(self) -> bool:
+        return False
+
+    def read(self, number: int, line: str) -> Iterator[Sign]:
+        name = self.fits(line)
+        if name:
+            yield Sign(kind="job", fields={"name": name}, text=line.strip()[:KEPT], line=number)
+
+    def fits(self, line: str) -> str:
+        """The rule that stands first in the table of those that fit; empty: none does."""
+        said = line.strip()[:LINE_LIMIT]
+        low = said.lower()
+        here = {word for word in self._words if word in low}
+        if not here and not self._wordless:
+            return ""
+        indent = len(line) - len(line.lstrip())
+        for name, pattern, words in self._rules:
+            if words and here.isdisjoint(words):
+                continue
+            found = pattern.search(said)
+            if found and not talks(line, found.start() + indent, found.end() + indent):
+                return name
+        return ""
+
+    def tells_digits(self, line: str) -> bool:
+        """Whether some rule would judge this line by its digits: the same line with others may mean something else."""
+        low = line.lower()
+        return any(word in low for word in self._of_digits)
+
+    def value(self, number: int, value: Any) -> Iterable[Sign]:
+        del number, value
+        return ()
+
+    def end(self) -> Iterable[Sign]:
+        return ()
+
+
+def _tells_digits(pattern: str) -> bool:
+    return re.search(r"[0-9]", re.sub(r"\{\d*,?\d*\}", "", pattern)) is not None
+
+
+# --- which words must be in a line before a pattern can match
+
+
+@cache
+def literals(pattern: str) -> tuple[str, ...]:
+    """Words in small letters, one of which is in every text that the pattern matches; none: nothing can be said."""
+    return tuple(sorted(_of(sre.parse(pattern)) or ()))
+
+
+def _of(items: Any) -> frozenset[str] | None:
+    """The best that any part of a sequence demands: the longer its shortest word, the rarer it is."""
+    found: list[frozenset[str]] = []
+    run = ""
+    for kind, value in [*items, (None, None)]:
+        name = str(kind)
+        if name == "LITERAL" and value < 128:
+            run += chr(value).lower()
+            continue
+        if len(run) >= SHORTEST:
+            found.append(frozenset({run}))
+        run = ""
+        inner = _inside(name, value)
+        if inner:
+            found.append(inner)
+    return max(found, key=lambda words: (not words & EVERYWHERE, min(map(len, words))), default=None)
+
+
+def _inside(name: str, value: Any) -> frozenset[str] | None:
+    if name == "SUBPATTERN":
+        return _of(value[3])
+    if name == "ATOMIC_GROUP":
+        return _of(value)
+    if name in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"} and value[0] > 0:
+        return _of(value[2])
+    if name == "BRANCH":
+        words = [_of(branch) for branch in value[1]]
+        return frozenset().union(*(word for word in words if word)) if all(words) else None
+    return None

@@ -347,3 +347,10 @@ def test_two_hundred_thousand_xids_are_one_symptom_in_bounded_memory() -> None:
     stream = Stream(RULES)
     found = name_all(stream.read(flood(xid, 200_000)), load_tables())
     assert [(symptom.code, symptom.count, symptom.last_line) for symptom in found] == [("xid.31", 200_000, 200_000)]
+
+
+def test_what_a_program_prints_into_the_journal_is_not_the_kernels_word() -> None:
+    said = "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."
+    record = {"__REALTIME_TIMESTAMP": "1", "_TRANSPORT": "stdout", "SYSLOG_IDENTIFIER": "train", "MESSAGE": said}
+    assert not list(read_stream([json.dumps(record)]))
+    assert [sign.kind for sign in read_stream([json.dumps({**record, "_TRANSPORT": "kernel"})])] == ["xid"]

@@ -58,7 +58,12 @@ def from_record(record: Mapping[str, Any]) -> str | None:
     if str(record.get("_TRANSPORT", "")) == "kernel":
         return f"kernel: {said}"
     speaker = next((str(record[name]) for name in SPEAKERS if record.get(name)), "")
-    return f"{speaker}: {said}" if speaker and re.fullmatch(r"[\w./@-]{1,64}", speaker) else said
+    if not re.fullmatch(r"[\w./@-]{1,64}", speaker):
+        return said
+    if speaker == "kernel":
+        return f"kernel: {said}"
+    # With a number, as syslog has it: a bare word could be a node's name, and that node's kernel would be heard.
+    return f"{speaker}[{str(record.get('_PID', '')).strip() or 1}]: {said}"
 
 
 def _as_text(value: Any) -> str | None:

@@ -39,6 +39,10 @@ SHORTHANDS: dict[str, str] = {
         rf"mlx5_core {_PCI}(?: (?P<interface>[\w.@-]{{1,32}}))?: "
         r"(?:(?:[0-9a-f:.]{7,16}:)?\w{1,64}:\d{1,6}:\(pid \d{1,10}\): )?"
     ),
+    # Before its RDMA device has a name the EFA driver speaks of the card, afterwards of the device.
+    "%efa%": (
+        rf"(?:efa {_PCI}(?: (?P<interface>[\w.@-]{{1,32}}))?|infiniband (?P<port>(?:efa|rdmap)\w{{1,28}})): "
+    ),
     "%amd%": (
         rf"(?=amdgpu|\[drm|kfd)(?:kfd kfd: )?(?:amdgpu {_PCI}: )?(?:amdgpu: )?"
         r"(?:\[powerplay\]\s{1,8})?(?:\[drm(?::[\w.]{1,80}(?: \[amdgpu\])?)?\] )?(?:\*ERROR\* )?(?:\{\d{1,10}\} ?)?"

@@ -61,7 +61,7 @@ class _State:
         return self.mono is not None or self.wall is not None or bool(self.level)
 
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]{0,12}[A-Za-z]|\x1b\([A-Z]|\[(?:[0-9]{1,2};){0,3}[0-9]{0,2}m(?!\])")
+_COLOUR = re.compile(r"(?:\x1b|ESC)\[[0-9;?]{0,12}[A-Za-z]|\x1b\([A-Z]|\[(?:[0-9]{1,2};){0,3}[0-9]{0,2}m(?!\])")
 _HTML = {"&lt;": "<", "&gt;": ">", "&#x27;": "'", "&#39;": "'", "&quot;": '"', "&amp;": "&"}
 _CLOCK = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
 _ISO = rf"(?P<date>\d{{4}}-\d{{2}}-\d{{2}})(?P<gap>[T ])(?P<clock>{_CLOCK})\s?(?P<zone>Z|UTC|GMT|[+-]\d{{2}}:?\d{{2}})?"
@@ -75,6 +75,13 @@ _DATE = (
 _DRIVER = r"(?:NVRM|nvidia(?:-(?:nvlink|nvswitch\d*|modeset|uvm|drm|peermem))?|nvidia_\w+)"
 
 _QUOTES = re.compile(r"[\s\ufeff]*(?:>[ \t]?[ \t>]*)*")
+# `cat -n`, `nl`, `less -N` and the gutters of editors number the lines; a paste may begin with the quote of its code.
+_GUTTER = re.compile(r"\s{0,12}\d{1,7}(?:\t|\s{0,3}[|│]\s)\s*|`{1,3}(?=\[|\w{3}\s+\d|\d{4}-|NVRM|nvidia|kernel:|<\d)")
+# Monitors that print the kernel's line as it is behind a stamp of their own.
+_RELAYED = re.compile(
+    r"(?:(?:TRACE|DEBUG|INFO|WARNING|ERROR) - ){1,4}(?=\[\s{0,8}\d{1,9}\.\d{6}\])"
+    r"|\[[\w-]{1,40}\] \[[A-Z]{4,8}\] GPU-[0-9a-f-]{36}: XID: (?=NVRM: Xid)"
+)
 _ELIDED = re.compile(r"\[(?:\.{2,4}|…)\]\s*")
 _KMSG = re.compile(r"(?P<pri>\d{1,4}),(?P<seq>\d{1,19}),(?P<usec>\d{1,19}),[^;\s]{1,60};")
 _PRI = re.compile(r"<(?P<pri>\d{1,3})>")
@@ -125,7 +132,8 @@ def peel(line: str) -> Peeled:
     """The line without what stands before the message, and what that told."""
     text = _clean(line[:LONGEST])
     state = _State()
-    at = _match_end(_QUOTES, text, 0)
+    at = _match_end(_GUTTER, text, _match_end(_QUOTES, text, 0))
+    at = _match_end(_RELAYED, text, at)
     for _ in range(ROUNDS):
         after = _step(text, at, state)
         if after <= at:

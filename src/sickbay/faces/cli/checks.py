@@ -1,4 +1,4 @@
-"""sickbay check: exercise the hardware of idle nodes now, and wait for the verdict."""
+"""sickbay check: exercise hardware now and wait for the verdict, of this machine or of idle nodes of a cluster."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,21 +23,50 @@ PASS = "pass"  # noqa: S105 - a verdict
 @click.argument("node", metavar="[NODE]", required=False, shell_complete=complete_node)
 @click.option("--all", "everything", is_flag=True, help="All idle nodes at once.")
 @click.option("--pool", metavar="P", help="All idle nodes of a pool.")
+@click.option("--here", is_flag=True, help="This machine, without a controller; so it is when nothing else is named.")
 @click.option(
     "--level", metavar="1..4", type=click.IntRange(1, 4), default=1, show_default="1",
     help="1 takes moments, 4 exercises everything for long.",
 )  # fmt: skip
+@click.option(
+    "--profile", metavar="NAME", help="Here: what to prove after a fault (memory, nvlink, xid.48 …), or hyperpod."
+)
+@click.option("--only", metavar="TEST", multiple=True, help="Here: only this test, whatever its level; again for more.")
+@click.option("--gpus", metavar="N", type=click.IntRange(0, 1024), help="Here: how many GPUs there must be.")
 @as_json
-def check(node: str | None, everything: bool, pool: str | None, level: int, as_json: bool) -> None:
-    """Check idle nodes and wait for the verdict; exit 1 unless all pass. A node that fails gets its incident.
+def check(
+    node: str | None, everything: bool, pool: str | None, here: bool, level: int, profile: str | None,
+    only: tuple[str, ...], gpus: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Exercise hardware and wait for the verdict; exit 1 unless all pass.
+
+    Without a name it tests the machine it runs on and needs no controller: GPUs, links, processors, memory, disk.
+    With a name, --all or --pool the controller has idle nodes checked, and a node that fails gets its incident.
+    A test that could not run has not passed.
 
     \b
+    Level 1 takes seconds, 2 about two minutes, 3 some minutes, 4 half an hour and more.
+
+    \b
+    sickbay check --level 2
+    sickbay check --level 3 --json | jq '.tests[] | select(.verdict != "pass")'
+    sickbay check --level 3 --profile memory
     sickbay check node-0 --level 2
     sickbay check --all
     sickbay check --pool gpu --level 4 --json | jq -r '.[] | select(.verdict != "pass") | .node'
     """
-    if (node is not None) + everything + (pool is not None) != 1:
-        raise BadInput("say what to check: write NODE, --all or --pool P, one of them")
+    named = (node is not None) + everything + (pool is not None)
+    if named + here > 1:
+        raise BadInput("say what to check: write NODE, --all, --pool P or --here, one of them")
+    if not named:
+        from sickbay.faces.cli.check_here import check_here
+
+        leave(check_here(level, profile or "", only, gpus, as_json=as_json))
+    for option, given in (("--profile", profile), ("--only", only), ("--gpus", gpus)):
+        if given:
+            raise BadInput(
+                f"{option} is for a check of this machine: leave NODE, --all and --pool out, or leave it out"
+            )
     client = connect()
     began = client.post("/v1/checks", {"node": node, "all": everything or None, "pool": pool, "level": level})
     for one in began["skipped"]:

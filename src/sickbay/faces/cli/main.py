@@ -46,7 +46,7 @@ COMMANDS = {
     "incidents": _at("incidents", "incidents", "The illnesses of nodes.", NODES),
     "incident": _at("incidents", "incident", "One incident, with the time of every stage.", NODES),
     "explain": _at("explain", "explain", "Why a node, job or incident is as it is.", NODES),
-    "check": _at("checks", "check", "Exercise the hardware of idle nodes now.", NODES),
+    "check": _at("checks", "check", "Exercise this machine, or idle nodes, now.", NODES),
     "inject": _at("inject", "inject", "Break a virtual device, to see what happens.", NODES),
     "cordon": _at("nodes", "cordon", "Keep new work off a node.", NODES),
     "uncordon": _at("nodes", "uncordon", "Give a node back on your own word.", NODES),

@@ -1,0 +1,150 @@
+"""Tests that run apart, each in a process of its own: `python -m sickbay.agent.checks.apart JOB WISHES`.
+
+A GPU, a disk or a file system that hangs takes that process with it only; at the deadline it is killed, and the
+verdict says so. What it found comes back as one JSON object.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, Result
+from sickbay.agent.checks.child import Child, Ended, finish_all
+
+JOBS = {
+    "gpu.kernel": "sickbay.agent.cuda.patterns:kernel",
+    "gpu.memory_some": "sickbay.agent.cuda.patterns:memory_some",
+    "gpu.memory": "sickbay.agent.cuda.patterns:memory",
+    "gpu.matrix": "sickbay.agent.cuda.products:matrix",
+    "gpu.bandwidth": "sickbay.agent.cuda.moves:bandwidth",
+    "gpu.peers": "sickbay.agent.cuda.moves:peers",
+    "gpu.sustained": "sickbay.agent.cuda.products:sustained",
+    "gpu.nccl": "sickbay.agent.cuda.nccl:all_reduce",
+    "cpu": "sickbay.agent.checks.stress:cpu",
+    "dram": "sickbay.agent.checks.stress:dram",
+    "disk": "sickbay.agent.checks.disk:exercise",
+    "collective": "sickbay.agent.checks.collective:rank",
+}
+DEATH_SIGNAL = 1  # prctl
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    verdict: str
+    because: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+def start(job: str, wishes: Mapping[str, Any]) -> Child:
+    # Every GPU is seen, whatever this process was restricted to: they are named by their place on the bus.
+    env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return Child([sys.executable, "-m", "sickbay.agent.checks.apart", job, json.dumps(wishes)], env)
+
+
+def outcome(ended: Ended, seconds: float) -> Outcome:
+    if ended.stuck:
+        return Outcome(COULD_NOT_RUN, f"it hung in the kernel: not even a kill ended it within {ended.seconds:.0f} s")
+    if ended.code is None:
+        return Outcome(COULD_NOT_RUN, f"it did not end within {seconds:.0f} s and was killed")
+    try:
+        said = json.loads(ended.out)
+        return Outcome(said["verdict"], said["because"], said["figures"])
+    except (ValueError, KeyError, TypeError):
+        died = f"signal {-ended.code} ended it" if ended.code < 0 else f"it ended with {ended.code} and no verdict"
+        return Outcome(COULD_NOT_RUN, f"{died}: {ended.last}" if ended.last else died)
+
+
+def apart(jobs: Sequence[tuple[str, Mapping[str, Any]]], until: float) -> list[Outcome]:
+    """Side by side, each until its verdict or the deadline."""
+    began = time.monotonic()
+    children: list[Child] = []
+    try:
+        children.extend(start(job, wishes) for job, wishes in jobs)
+    except BaseException:
+        finish_all(children, 0.0)
+        raise
+    return [outcome(ended, until - began) for ended in finish_all(children, until)]
+
+
+def alone(job: str, wishes: Mapping[str, Any], until: float) -> Result:
+    """One test that is the whole exercise."""
+    return judged(apart([(job, wishes)], until)[0])
+
+
+def judged(found: Outcome) -> Result:
+    if found.verdict == COULD_NOT_RUN:
+        raise CouldNotRun(found.because, found.figures)
+    return Result(found.because, found.figures)
+
+
+def together(names: Sequence[str], found: Sequence[Outcome]) -> Result:
+    """Of several alike (`GPU 0`, `GPU 1` …): what failed, else what could not run, and all figures."""
+    figures = {
+        f"{name.lower().replace(' ', '.')}.{key}": value
+        for name, one in zip(names, found, strict=True)
+        for key, value in one.figures.items()
+    }
+    for verdict in (FAIL, COULD_NOT_RUN):
+        bad: dict[str, list[str]] = {}
+        for name, one in zip(names, found, strict=True):
+            if one.verdict == verdict:
+                bad.setdefault(one.because, []).append(name)
+        if bad:
+            because = "; ".join(_says(who, why) for why, who in bad.items())
+            return judged(Outcome(verdict, because, figures))
+    return Result("", figures)
+
+
+def _says(who: Sequence[str], why: str) -> str:
+    """`GPU 0 is used by …`, `GPU 0, GPU 3: …`."""
+    return f"{', '.join(who)}{' ' if why.startswith('is ') else ': '}{why}"
+
+
+# --- in the child
+
+
+def perform(job: str, wishes: dict[str, Any]) -> Outcome:
+    from sickbay.agent.cuda.driver import Sick
+
+    module, _, name = JOBS.get(job, job).partition(":")
+    exercise: Callable[[dict[str, Any]], Result] = getattr(importlib.import_module(module), name)
+    try:
+        result = exercise(wishes)
+    except Sick as error:
+        return Outcome(FAIL, str(error))
+    except CouldNotRun as error:
+        return Outcome(COULD_NOT_RUN, str(error), error.figures)
+    except OSError as error:
+        return Outcome(COULD_NOT_RUN, str(error))
+    return Outcome(FAIL if result.because else PASS, result.because, result.figures)
+
+
+def dies_with_its_parent() -> None:
+    """Also when the parent is killed: no test goes on for nobody."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> int:
+    dies_with_its_parent()
+    answer = os.dup(1)
+    os.dup2(2, 1)  # libraries print; the verdict is alone on its stream
+    found = perform(sys.argv[1], json.loads(sys.argv[2]))
+    said = {"verdict": found.verdict, "because": found.because, "figures": dict(found.figures)}
+    os.write(answer, json.dumps(said).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a driver's library may hang while it is unloaded, after all has been said

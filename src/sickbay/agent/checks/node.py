@@ -1,0 +1,65 @@
+"""The tests of a real node: what there is to test on the machine this runs on."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sickbay.agent.checks import Exercise, Result
+from sickbay.agent.checks.apart import alone
+from sickbay.agent.checks.dcgm import dcgm_tests
+from sickbay.agent.checks.gpus import Bench, gpu_tests
+from sickbay.agent.checks.network import network_tests
+
+STATE = Path("/var/lib/sickbay")
+ACCELERATOR = ("compute", "memory", "thermal", "pcie", "nvlink")
+
+
+def node_tests(expected_gpus: int | None = None, state_dir: Path | None = None) -> list[Exercise]:
+    """GPUs are left out where none is expected and none is on the bus; processors, memory and disk always run.
+
+    `state_dir`: the disk to test; without it that of the agent's state, or else the temporary files'.
+    """
+    bench = Bench(expected_gpus)
+    count = max(bench.here(), expected_gpus or 0)
+    tests = [*host_tests(state_dir or default_state()), *network_tests()]
+    if count:
+        tests = [*gpu_tests(bench, count), *_dcgm(), *tests]
+    return sorted(tests, key=lambda test: test.level)
+
+
+def host_tests(state_dir: Path) -> list[Exercise]:
+    def do(job: str, **wishes: Any) -> Callable[[float], Result]:
+        return lambda until: alone(job, wishes, until)
+
+    where = str(state_dir)
+    cpu, dram, disk = ("cpu",), ("dram",), ("disk",)
+    return [
+        Exercise("cpu_quick", 1, do("cpu", seconds=1.0), 30.0, cpu),
+        Exercise("disk_quick", 1, do("disk", directory=where, mib=32), 60.0, disk),
+        Exercise("cpu", 2, do("cpu", seconds=15.0), 60.0, cpu),
+        Exercise("dram", 2, do("dram", share=0.1, most_gib=4.0, seconds=20.0), 90.0, dram),
+        Exercise("disk", 2, do("disk", directory=where, mib=256), 120.0, disk),
+        Exercise("cpu_long", 3, do("cpu", seconds=60.0), 150.0, cpu, ("cpu",)),
+        Exercise("dram_long", 3, do("dram", share=0.5, most_gib=64.0, seconds=90.0), 300.0, dram, ("dram",)),
+        Exercise("disk_long", 3, do("disk", directory=where, mib=1024), 300.0, disk, ("disk",)),
+        Exercise("cpu_burn", 4, do("cpu", seconds=600.0), 700.0, cpu, ("cpu_long",)),
+    ]
+
+
+def default_state() -> Path:
+    return STATE if os.access(STATE, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def _dcgm() -> list[Exercise]:
+    """Where it is installed. A level of its diagnosis contains those below."""
+    if shutil.which("dcgmi") is None:
+        return []
+    tests = dcgm_tests()
+    return [
+        replace(test, components=ACCELERATOR, contains=tuple(one.name for one in tests if one.level < test.level))
+        for test in tests
+    ]

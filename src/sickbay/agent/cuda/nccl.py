@@ -1,0 +1,117 @@
+"""An all-reduce over all GPUs of this machine by NCCL, if its library is to be found anywhere."""
+
+import ctypes
+import ctypes.util
+import struct
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from sickbay.agent.checks import CouldNotRun, Result
+from sickbay.agent.cuda import ptx
+from sickbay.agent.cuda.driver import Cuda
+from sickbay.agent.cuda.patterns import GIB, WORD, Painter
+
+FLOAT, SUM = 7, 0
+TIMES: Final = 8
+PLACES: Final = (
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/local/cuda/lib64",
+    "/usr/local/nccl/lib", "/opt/nccl/build/lib", "/opt/nccl/lib",
+)  # fmt: skip
+# Where frameworks bring their own along.
+ENVIRONMENTS: Final = (
+    "opt/*/lib/python3*/site-packages", "opt/*/.venv/lib/python3*/site-packages",
+    "usr/local/lib/python3*/*-packages", "usr/lib/python3*/dist-packages",
+)  # fmt: skip
+
+
+def library() -> str:
+    """Where it is, or empty."""
+    for place in PLACES:
+        if (found := Path(place, "libnccl.so.2")).exists():
+            return str(found)
+    if (found_name := ctypes.util.find_library("nccl")) is not None:
+        return found_name
+    roots = [Path(entry) for entry in sys.path if entry.endswith("-packages")]
+    roots += [path for pattern in ENVIRONMENTS for path in Path("/").glob(pattern)]
+    return next((str(path) for root in roots if (path := root / "nvidia/nccl/lib/libnccl.so.2").exists()), "")
+
+
+class Nccl:
+    def __init__(self, path: str) -> None:
+        try:
+            self._lib = ctypes.CDLL(path)
+        except OSError as error:
+            raise CouldNotRun(f"{path} cannot be loaded: {error}") from error
+        self._lib.ncclGetErrorString.restype = ctypes.c_char_p
+
+    def do(self, name: str, *args: Any) -> None:
+        """NCCL has the same few errors for broken links, missing rights and wrong set-ups: none blames a GPU."""
+        code = getattr(self._lib, name)(*args)
+        if code:
+            text = (self._lib.ncclGetErrorString(code) or b"").decode(errors="replace")
+            raise CouldNotRun(f"{name}: {text or code}")
+
+
+class Ring:
+    """All GPUs, each with what it gives and what it gets."""
+
+    def __init__(self, nccl: Nccl, gpus: list[Cuda], size: int, stack: ExitStack) -> None:
+        self._nccl, self._gpus, self._size, self._stack = nccl, gpus, size, stack
+        count = len(gpus)
+        self._comms = (ctypes.c_void_p * count)()
+        nccl.do("ncclCommInitAll", self._comms, count, (ctypes.c_int * count)(*(gpu.device for gpu in gpus)))
+        self._buffers = []
+        for rank, gpu in enumerate(gpus):
+            gpu.enter()
+            sent, got = (stack.enter_context(gpu.memory(size)) for _ in range(2))
+            (word,) = struct.unpack("<I", struct.pack("<f", float(rank + 1)))
+            gpu.set_words(sent, word, size // 4)
+            self._buffers.append((sent, got))
+
+    def once(self) -> float:
+        began = time.perf_counter()
+        self._nccl.do("ncclGroupStart")
+        for gpu, comm, (sent, got) in zip(self._gpus, self._comms, self._buffers, strict=True):
+            gpu.enter()
+            self._nccl.do(
+                "ncclAllReduce", ctypes.c_void_p(sent), ctypes.c_void_p(got), ctypes.c_size_t(self._size // 4),
+                FLOAT, SUM, ctypes.c_void_p(comm), gpu.stream,
+            )  # fmt: skip
+        self._nccl.do("ncclGroupEnd")
+        for gpu in self._gpus:
+            gpu.enter()
+            gpu.wait()
+        return time.perf_counter() - began
+
+    def wrong(self) -> str:
+        """Rank r gave r + 1 everywhere, so every sum is known."""
+        ranks = len(self._gpus)
+        (word,) = struct.unpack("<Q", struct.pack("<2f", *([ranks * (ranks + 1) / 2] * 2)))
+        for rank, (gpu, (_, got)) in enumerate(zip(self._gpus, self._buffers, strict=True)):
+            gpu.enter()
+            painter = Painter(gpu, self._stack)
+            painter.verify(got, self._size, ptx.SOLID, word)
+            found = painter.finder.found()
+            if found[0]:
+                return f"rank {rank} got {found[0]} wrong sums of {self._size // WORD}, {found}"
+        return ""
+
+
+def all_reduce(wants: dict[str, Any]) -> Result:
+    path = wants.get("library") or library()
+    if not path:
+        raise CouldNotRun("libnccl.so.2 is nowhere to be found: install NCCL")
+    nccl = Nccl(path)
+    gpus = [Cuda(pci) for pci in wants["gpus"]]
+    ranks, size = len(gpus), int(wants.get("gib", 1) * GIB)
+    with ExitStack() as stack:
+        ring = Ring(nccl, gpus, size, stack)
+        ring.once()
+        best = min(ring.once() for _ in range(TIMES))
+        wrong = ring.wrong()
+    bandwidth = size / best / 1e9
+    figures = {"ranks": float(ranks), "algbw_gbps": bandwidth, "busbw_gbps": bandwidth * 2 * (ranks - 1) / ranks}
+    return Result(wrong, figures)

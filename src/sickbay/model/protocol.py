@@ -118,7 +118,7 @@ class RunCollect(Order, tag="collect"):
 
 
 class RunInject(Order, tag="inject"):
-    """Write one line, dated now, into the log file that the agent watches: a fire drill that every part takes for real."""
+    """Write one line, dated now, into the log file that the agent watches: a drill that every part takes for real."""
 
     key: str
     line: str

@@ -17,7 +17,7 @@ class Point(Noun):
 
 
 class Metrics(Protocol):
-    """Nothing is decided by what is kept here: a value that is lost is a gap in a chart. No call raises for a full disk."""
+    """Nothing is decided by what is kept here: a lost value is a gap in a chart. No call raises for a full disk."""
 
     def record(self, node: NodeId, at: datetime, values: Mapping[str, float]) -> None:
         """Values of one moment, older or newer than others; what is older than a month is dropped."""

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from tests.unit.agent_rig import XID_63, XID_79
 
 from sickbay.adapters.clusters.local.devices import bus, device_at
-from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.outbox import say
+from sickbay.agent.probes.kernel_log import BootLog, KernelLog, Place
 from sickbay.agent.probes.log_file import LONGEST, LogFile
+from sickbay.agent.probes.sums import BODIES, KINDS, Sums
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
@@ -35,7 +37,13 @@ def numbers(items: list[Item]) -> list[tuple[int | str, int]]:
 
 
 def kernel_log(path: Path, place: Place | None = None) -> KernelLog:
-    return KernelLog(path, NODE, place or Place(boot_id="b"), device_at)
+    return KernelLog([BootLog(path, place or Place(boot_id="b"))], NODE, device_at)
+
+
+def place_of(log: KernelLog) -> Place:
+    found = log.places["kmsg"]
+    assert isinstance(found, Place)
+    return found
 
 
 def test_a_line_is_read_when_its_newline_has_come(tmp_path: Path) -> None:
@@ -127,7 +135,7 @@ def test_the_next_run_goes_on_where_the_last_one_was_and_names_lines_alike(tmp_p
     append(path, f"{XID_79}\n{XID_63}\n")
     first, second = kernel_log(path), kernel_log(path)
     assert [item.source_seq for item in first.look(1.0)] == [item.source_seq for item in second.look(2.0)]
-    later = kernel_log(path, first.place)
+    later = kernel_log(path, place_of(first))
     append(path, f"{XID_79}\n")
     assert [item.source_seq for item in later.look(3.0)] == [len(XID_79) + len(XID_63) + 2]
     for log in (first, second, later):
@@ -154,7 +162,7 @@ def test_what_is_held_back_is_read_again_by_the_next_run(tmp_path: Path) -> None
     append(path, 5 * f"{XID_79}\n")
     log = kernel_log(path)
     assert numbers(log.look(1.0)) == [(79, 1)]
-    after = kernel_log(path, log.place)  # killed before the rest was told
+    after = kernel_log(path, place_of(log))  # killed before the rest was told
     assert sum(count for _, count in numbers([*after.look(9.0), *after.flush(9.0)])) == 4
     log.close()
     after.close()
@@ -171,5 +179,69 @@ def test_a_log_that_began_anew_gives_its_lines_other_names(tmp_path: Path) -> No
     (after,) = log.look(9.0)
     assert (before.source_seq, after.source_seq) == (0, 0)
     assert before.source != after.source
-    assert log.place.generation == 1
+    assert place_of(log).generation == 1
     log.close()
+
+
+# --- one event, several sources
+
+
+def seen(source: str, text: str, seq: int = 0, **fields: str | int) -> Item:
+    given = {"number": 79, "pci": "0000:18:00", **fields}
+    return say(Observed(node=NODE, kind="xid", fields=given, text=text), 1.0, source, seq)
+
+
+def counts(items: list[Item]) -> list[int]:
+    return [item.news.count for item in items if isinstance(item.news, Observed)]
+
+
+def test_the_same_event_through_every_source_is_one() -> None:
+    sums = Sums()
+    told = sums.add(seen("devkmsg", XID_79, 7), 1.0, XID_79)
+    told += sums.add(seen("journal+1", XID_79, 99), 1.01, XID_79)
+    told += sums.add(seen("text:/var/log/messages", f"Nov 16 08:00:00 h kernel: {XID_79}", 5), 3.0, XID_79)
+    told += sums.add(seen("", "NVML: Xid 79", pci="00000000:18:00.0"), 3.1)
+    told += [*sums.over(10.0), *sums.flush()]
+    assert [(item.source, count) for item, count in zip(told, counts(told), strict=True)] == [("devkmsg", 1)]
+
+
+def test_the_number_is_that_of_the_source_that_saw_most() -> None:
+    sums = Sums()
+    told = [item for n in range(3) for item in sums.add(seen("journal", XID_79, n), 1.0, XID_79)]
+    told += [item for n in range(5) for item in sums.add(seen("devkmsg", XID_79, n), 1.1, XID_79)]
+    told += sums.flush()
+    assert sum(counts(told)) == 5
+
+
+def test_other_words_of_another_source_are_no_echo() -> None:
+    sums = Sums()
+    told = sums.add(seen("devkmsg", XID_79, link=6), 1.0, XID_79)
+    told += sums.add(seen("text:/m", "another", link=9), 1.1, "NVRM: another text about the same device")
+    assert len(told) == 2
+
+
+def test_the_same_event_a_while_later_is_told_again() -> None:
+    sums = Sums()
+    assert sums.add(seen("devkmsg", XID_79), 1.0, XID_79)
+    list(sums.over(100.0))
+    assert sums.add(seen("text:/m", XID_79), 100.0, XID_79)
+
+
+def test_800_000_copies_of_29_messages_are_29_observations_with_counts() -> None:
+    sums = Sums()
+    events = [seen("devkmsg", XID_79, pci=f"0000:{n:02x}:00") for n in range(29)]
+    told = [item for n in range(80_000) for item in sums.add(events[n % 29], 1.0, "body")]
+    assert counts(told) == 29 * [1]
+    rest = [*sums.over(3.0)]
+    assert len(rest) == 29
+    assert sum(counts([*told, *rest])) == 80_000
+
+
+def test_its_memory_is_bounded() -> None:
+    sums = Sums()
+    for n in range(20_000):
+        sums.add(seen("devkmsg", XID_79, pci=f"{n:04x}:18:00"), 1.0, f"body {n}")
+        sums.add(seen("devkmsg", XID_79), 1.0, f"body {n}")
+    assert len(sums._repeats) <= KINDS
+    assert len(sums._echoes) <= KINDS
+    assert max(len(echoes.bodies) for echoes in sums._echoes.values()) <= BODIES

@@ -10,7 +10,7 @@ import pytest
 from sickbay.adapters.clusters.local.devices import Hardware
 from sickbay.adapters.clusters.local.files import Defect, Paths, Rank, Seat, Status, write
 from sickbay.agent.checks.virtual import virtual_tests
-from sickbay.agent.commands import Refuse
+from sickbay.agent.commands import Refuse, Said
 from sickbay.agent.orders import LocalOrders
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
@@ -19,7 +19,7 @@ from sickbay.agent.spool import Voice
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
-from sickbay.model.protocol import Item, RunCheck, RunLook, RunReset
+from sickbay.model.protocol import AnyOrder, Item, ItemNews, RunCheck, RunLook, RunReset
 
 SEAT = Seat(name="n1", cluster="c", pool="p", gpus=2, instance_id="i", boot_id="b")
 LATER = 1e12
@@ -48,6 +48,10 @@ class Ward:
         found, self.lines = self.lines, []
         return [say(Observed(node=SEAT.id, kind="xid", text=text)) for text in found]
 
+    def carried(self, order: AnyOrder) -> Sequence[ItemNews]:
+        told = self.orders[type(order)](order, LATER)
+        return told.news if isinstance(told, Said) else told
+
     def said(self) -> list[tuple[str, object]]:
         news = [msgspec.json.decode(entry.line, type=Item).news for entry in self.outbox._entries]
         return [(one.text, one.fields.get("check")) for one in news if isinstance(one, Observed)]
@@ -68,7 +72,7 @@ def rank(device: int) -> Rank:
 def test_a_look_lets_things_settle_and_has_said_what_it_found_before_it_answers(ward: Ward) -> None:
     ward.lines = ["a line"]
     began = time.monotonic()
-    (looked,) = ward.orders[RunLook](RunLook(look="l"), LATER)
+    (looked,) = ward.carried(RunLook(look="l"))
     assert looked == Looked(look="l", node=SEAT.id, incarnation=SEAT.incarnation)
     assert ward.read_at[-1] >= began + 0.2
     assert ward.said() == [("a line", None)]
@@ -86,7 +90,7 @@ def test_stacks_of_a_job_that_does_not_run_here_are_empty(ward: Ward) -> None:
     for boot_id in ("", "older", "b"):  # the supervisor has not spoken, spoke before this boot, lists no ranks
         if boot_id:
             ward.status(boot_id=boot_id)
-        (looked,) = ward.orders[RunLook](RunLook(look="l", stacks_of=JobId("j")), LATER)
+        (looked,) = ward.carried(RunLook(look="l", stacks_of=JobId("j")))
         assert isinstance(looked, Looked)
         assert looked.text == ""
 
@@ -102,7 +106,7 @@ def test_only_what_comes_after_a_check_began_is_its_doing(ward: Ward) -> None:
 
 def test_a_check_gives_its_verdict_with_every_test(ward: Ward) -> None:
     ward.hardware.inject(Defect(name="x", device=1, cured_by=Remedy.REBOOT))
-    (checked,) = ward.orders[RunCheck](RunCheck(check="k", level=1), LATER)
+    (checked,) = ward.carried(RunCheck(check="k", level=1))
     assert isinstance(checked, Checked)
     assert (checked.check, checked.verdict, checked.level, checked.because) == ("k", "fail", 1, "compute: x on GPU 1")
     assert [test.verdict for test in checked.tests] == ["pass", "fail"]
@@ -112,7 +116,7 @@ def test_a_reset_cures_the_devices_that_were_named(ward: Ward) -> None:
     for device in (0, 1):
         ward.hardware.inject(Defect(name="x", device=device, cured_by=Remedy.RESET_GPU))
     ward.status()
-    (done,) = ward.orders[RunReset](RunReset(key="k", devices=(1,)), LATER)
+    (done,) = ward.carried(RunReset(key="k", devices=(1,)))
     assert done == ResetDone(key="k", node=SEAT.id, incarnation=SEAT.incarnation)
     assert [defect.device for defect in ward.hardware.defects()] == [0]
     ward.orders[RunReset](RunReset(key="k2"), LATER)

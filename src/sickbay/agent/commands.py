@@ -16,14 +16,34 @@ from pathlib import Path
 import msgspec
 
 from sickbay.agent.outbox import Outbox, say
+from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation
 from sickbay.model.noun import Noun
-from sickbay.model.protocol import Answered, AnyOrder, Command, ItemNews, RunCheck, RunLook, RunReset
+from sickbay.model.protocol import (
+    Answered,
+    AnyOrder,
+    Command,
+    ItemNews,
+    RunCheck,
+    RunCollect,
+    RunInject,
+    RunLook,
+    RunReboot,
+    RunReset,
+)
 
 REMEMBERED = 500  # commands whose answer is known
 TOLD = 50  # of them, that a poll names
 AGAIN = 30.0  # seconds after which one that comes again is answered again: the answer must have been lost
-DEADLINES: dict[type, float] = {RunCheck: 7200.0, RunLook: 10.0, RunReset: 60.0}  # seconds
+DEADLINES: dict[type, float] = {
+    RunCheck: 7200.0,
+    RunLook: 10.0,
+    RunReset: 60.0,
+    RunReboot: 30.0,  # until it is begun; its result is a new boot
+    RunCollect: 180.0,
+    RunInject: 10.0,
+}  # seconds
+SAID_WITHIN = 5.0  # seconds that an act waits for its own answer to leave the machine
 LEVEL_DEADLINES = {1: 120.0, 2: 600.0, 3: 1800.0}
 
 
@@ -39,8 +59,17 @@ class Refuse(Exception):  # noqa: N818 - an answer, not a mistake
     """It was not carried out, and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """News with words for the answer, and what is done once the answer has left: a reboot ends whoever answers."""
+
+    news: Sequence[ItemNews] = ()
+    text: str = ""
+    after: Callable[[], None] | None = None
+
+
 # Carries an order out, not beyond a monotonic moment, and returns what it has to say besides the answer.
-Carry = Callable[[AnyOrder, float], Sequence[ItemNews]]
+Carry = Callable[[AnyOrder, float], Sequence[ItemNews] | Said]
 
 
 class Journal:
@@ -153,18 +182,29 @@ class Commands:
         try:
             if isinstance(command.order, RunLook):
                 self._may_begin(work)
-                news = self._carry[type(command.order)](command.order, work.until)
+                said = self._carry[type(command.order)](command.order, work.until)
             else:
-                news = self._alone(work)
+                said = self._alone(work)
         except Refuse as refusal:
             self._finish(work, (), "refused", str(refusal))
         except Exception as error:  # noqa: BLE001 - the loop's edge: whatever it is, the controller hears of it
             result = "refused" if isinstance(command.order, RunLook) else "unknown"
             self._finish(work, (), result, f"{type(error).__name__}: {error}"[:500])
         else:
-            self._finish(work, news, "done", "")
+            told = said if isinstance(said, Said) else Said(news=said)
+            if self._finish(work, told.news, "done", told.text) and told.after is not None:
+                self._afterwards(told.after)
 
-    def _alone(self, work: _Work) -> Sequence[ItemNews]:
+    def _afterwards(self, act: Callable[[], None]) -> None:
+        """With the answer gone, or after a while without: a controller that is away does not stop a repair."""
+        self._outbox.emptied(SAID_WITHIN)
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - the thread's edge; the command itself was answered
+            text = f"what a command began has failed: {type(error).__name__}: {error}"[:500]
+            self._outbox.put([say(Observed(node=self._outbox.voice.node, kind="agent.failed", text=text))])
+
+    def _alone(self, work: _Work) -> Sequence[ItemNews] | Said:
         if not self._one.acquire(timeout=max(0.0, work.at + work.command.expires_after - time.monotonic())):
             raise Refuse("another command is still being carried out")
         try:
@@ -189,12 +229,13 @@ class Commands:
         except OSError as error:
             raise Refuse(f"it could not be written down: {error.strerror or error}") from error
 
-    def _finish(self, work: _Work, news: Sequence[ItemNews], result: str, text: str) -> None:
+    def _finish(self, work: _Work, news: Sequence[ItemNews], result: str, text: str) -> bool:
         with self._lock:
             if work.over:
-                return  # answered as overdue
+                return False  # answered as overdue
             work.over = True
             self._answer(work.command, news, result, text)
+            return True
 
     def _answer(self, command: Command, news: Sequence[ItemNews], result: str, text: str) -> None:
         answer = Answered(command=command.id, result=result, text=text)

@@ -1,40 +1,26 @@
 """An agent on a node of the local cluster: what it reads, and whom it reports to.
 
-A real node differs in this module only: other probes (the kernel's own log, NVML), other tests, another address.
+A real node differs in this module only (`node.py`): other sources and probes, other tests, another address.
 """
 
-import fcntl
 import os
-import secrets
-import signal
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from sickbay.adapters.clusters.local.devices import Hardware, device_at
-from sickbay.adapters.clusters.local.files import BOOT_MARK, ClusterFile, Paths, Seat, read, write
+from sickbay.adapters.clusters.local.files import BOOT_MARK, ClusterFile, Paths, Seat, read
 from sickbay.agent.checks.virtual import virtual_tests
-from sickbay.agent.commands import Commands, Journal
-from sickbay.agent.loop import Loop
+from sickbay.agent.life import Life, Parts, alone, clock_zero, kept, machine_boot, place_file
 from sickbay.agent.orders import LocalOrders
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
-from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, Place
 from sickbay.agent.probes.ranks import RankWatch
+from sickbay.agent.probes.system_log import SystemLog, name_of
 from sickbay.agent.probes.virtual_devices import VirtualDevices
-from sickbay.agent.reporter import Poller, Reporter
-from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
-from sickbay.agent.transport import Address, Away, Line
-from sickbay.agent.watches import CLOSED, CREATED, MODIFIED, MOVED_TO, Watches
+from sickbay.agent.transport import Address, Away
+from sickbay.agent.watches import CLOSED, MOVED_TO
 from sickbay.model.errors import BadInput
-from sickbay.model.protocol import PROTO, Poll
-
-ALONE_WITHIN = 5.0  # seconds that an agent waits for the one before it to end
-LAST_WORDS = 1.0  # seconds for the last report
 
 
 def run(root: Path, seat_name: str) -> None:
@@ -47,7 +33,7 @@ def run(root: Path, seat_name: str) -> None:
     if boot != seat.boot_id:
         raise BadInput(f"boot {boot} of {seat_name} has ended: an agent lives no longer than its boot")
     state = paths.agent(seat.instance_id)
-    with _alone(state):
+    with alone(state):
         LocalAgent(paths, seat, state).run()
 
 
@@ -60,89 +46,48 @@ class LocalAgent:
         voice = Voice(
             node=seat.id,
             incarnation=me,
-            agent_run=secrets.token_hex(6),
-            machine_boot=_machine_boot(),
-            zero=time.time() - time.monotonic(),
+            agent_run=os.urandom(6).hex(),
+            machine_boot=machine_boot(),
+            zero=clock_zero(),
         )
-        self._outbox = Outbox(state / "spool", voice)
-        self._kmsg = paths.kmsg(seat.instance_id, seat.boot_id)
-        self._log = KernelLog(self._kmsg, seat.id, self._place(), device_at)
-        self._kept = self._log.place
         self._ranks = RankWatch(paths, seat.id, me)
         devices = VirtualDevices(hardware, seat.id, seat.gpus)
-        witnesses = [
-            Probe("kernel_log", self._log.look, period=1.0, gap=0.002, witness=True, flush=self._log.flush),
-            Probe("devices", devices.look, period=5.0, gap=0.1, witness=True),
-        ]
-        self._senses = Senses(witnesses, self._outbox)
-        self._watches = Watches()
-        probes = [
-            *witnesses,
-            Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless),
-        ]
-        self._loop = Loop(
-            probes, self._senses, self._outbox, self._watches, wanted=self._wanted, asleep=self._ranks.restart
-        )
         tests = virtual_tests(hardware, seat.gpus, seat.boot_id)
-        orders = LocalOrders(paths, seat, hardware, self._senses, tests)
-        self._commands = Commands(Journal(state / "commands.jsonl"), self._outbox, me, orders.carry)
-        take = self._commands.take
-        self._reporter = Reporter(self._outbox, Line(self._address), lambda: self._senses.watermark, take)
-        self._poller = Poller(self._poll, Line(self._address), self._reporter, take)
+        self._life = Life(
+            Parts(
+                outbox=Outbox(state / "spool", voice),
+                state=state,
+                log=KernelLog(self._sources(), seat.id, device_at),
+                address=self._address,
+                orders=lambda senses: LocalOrders(paths, seat, hardware, senses, tests).carry,
+                witnesses=[Probe("devices", devices.look, period=5.0, gap=0.1, witness=True)],
+                probes=[Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless)],
+                wanted=self._wanted,
+                asleep=self._ranks.restart,
+            )
+        )
 
     def run(self) -> None:
-        self._commands.recover()
-        signal.set_wakeup_fd(self._watches.ringer, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._told_to_end)
-        self._senses_first()
-        self._reporter.start()
-        self._poller.start()
-        try:
-            self._loop.run(self._commands, self._each_second)
-        finally:
-            self._poller.finish()
-            self._reporter.finish(LAST_WORDS)
-            self._keep_place()
-            self._outbox.close()
-            signal.set_wakeup_fd(-1)
+        self._life.run()
 
-    def _senses_first(self) -> None:
-        """The first report says something of the node, not only that somebody is there."""
-        try:
-            self._senses.read_through()
-        except Exception as error:  # noqa: BLE001 - whatever it is: the loop meets it again, and says so
-            print(f"agent: {error}", file=sys.stderr, flush=True)
-
-    def _told_to_end(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
-        self._loop.ending = True
+    def _sources(self) -> list[BootLog | SystemLog]:
+        """The kernel log of the boot, and, as on a real machine, a text log that outlives it."""
+        kmsg = self._paths.kmsg(self._seat.instance_id, self._seat.boot_id)
+        messages = self._paths.messages(self._seat.instance_id)
+        messages.touch(exist_ok=True)
+        began = read(kmsg.with_name("began"), float) or 0.0
+        fresh = Place(boot_id=self._seat.boot_id)
+        here = kept(self._state / place_file(SOURCE), Place) or fresh
+        # Across boots: the file is one and the same, and what is dated before this boot means nothing.
+        there = kept(self._state / place_file(name_of(messages)), Place) or fresh
+        boot = BootLog(kmsg, here if here.boot_id == fresh.boot_id else fresh)
+        return [boot, SystemLog(messages, there, began=began)]
 
     def _wanted(self) -> dict[Path, tuple[str, int]]:
         wanted = dict.fromkeys(self._ranks.directories, ("ranks", MOVED_TO | CLOSED))
-        wanted[self._kmsg.parent] = ("kernel_log", MODIFIED | CREATED | MOVED_TO)
         wanted[self._paths.seat] = ("ranks", MOVED_TO)
         wanted[self._paths.instance(self._seat.instance_id)] = ("devices", MOVED_TO)
         return wanted
-
-    # --- how far the log was read
-    def _place(self) -> Place:
-        kept = read(self._state / "kmsg.json", Place)
-        here = kept is not None and kept.boot_id == self._seat.boot_id
-        return kept if kept is not None and here else Place(boot_id=self._seat.boot_id)
-
-    def _each_second(self, now: float) -> None:  # noqa: ARG002 - what the loop gives
-        self._keep_place()
-
-    def _keep_place(self) -> None:
-        # Under the lock: a place ahead of what is in the outbox would lose lines.
-        with self._senses.still():
-            place = self._log.place
-        if place != self._kept:
-            try:
-                write(self._state / "kmsg.json", place, durable=False)
-            except OSError:
-                return  # a full disk: then the next run reads more of the log again
-            self._kept = place
 
     # --- the controller
     def _address(self) -> Address:
@@ -154,37 +99,3 @@ class LocalAgent:
         except FileNotFoundError:
             token = ""
         return Address(url=cluster.controller, token=token, ca=cluster.ca)
-
-    def _poll(self) -> Poll:
-        me = self._seat.incarnation
-        return Poll(
-            proto=PROTO, node=self._seat.id, uid=me.uid, instance_id=me.instance_id, boot_id=me.boot_id,
-            has=self._commands.has(),
-        )  # fmt: skip
-
-
-def _machine_boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-@contextmanager
-def _alone(state: Path) -> Iterator[None]:
-    """Two agents would speak for one node and carry everything out twice."""
-    state.mkdir(parents=True, exist_ok=True)
-    handle = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + ALONE_WITHIN
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise BadInput("another agent of this node is running: end it first") from None
-                time.sleep(0.02)
-        yield
-    finally:
-        os.close(handle)

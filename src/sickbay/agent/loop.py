@@ -19,6 +19,11 @@ ASLEEP = 2.0  # seconds between two turns: we were stopped ourselves
 HANGS_AFTER = 30.0
 
 Wanted = Callable[[], Mapping[Path, tuple[str, int]]]
+Handles = Callable[[], Mapping[int, str]]  # descriptors that can be read when there is something new, and for whom
+
+
+def _none() -> Mapping[int, str]:
+    return {}
 
 
 class Loop:
@@ -32,12 +37,14 @@ class Loop:
         watches: Watches,
         wanted: Wanted,
         asleep: Callable[[float], None],
+        handles: Handles = _none,
     ) -> None:
         self._probes = {probe.name: probe for probe in probes}
         self._senses = senses
         self._outbox = outbox
         self._watches = watches
         self._wanted = wanted
+        self._handles = handles
         self._asleep = asleep
         self._looked = dict.fromkeys(self._probes, -1e9)
         self._called: set[str] = set(self._probes)
@@ -54,6 +61,8 @@ class Loop:
             last = now
             self._look(now)
             self._called |= self._watches.want(self._wanted())
+            # One that has called is not listened to before it was looked at: it would call without end.
+            self._watches.listen({h: name for h, name in self._handles().items() if name not in self._called})
             if now - second >= TURN:
                 second = now
                 commands.overdue(now)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from sickbay.adapters.clusters.local.devices import Hardware, holders
 from sickbay.adapters.clusters.local.files import Paths, Seat, Status, read
 from sickbay.agent.checks import Exercise, examine
-from sickbay.agent.commands import Carry, Refuse
+from sickbay.agent.commands import Carry, Refuse, Said
+from sickbay.agent.drill import inject
 from sickbay.agent.senses import Senses
 from sickbay.agent.stacks import collect
 from sickbay.model.facts import Checked, Looked, ResetDone
 from sickbay.model.fault import Remedy
-from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunLook, RunReset
+from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunInject, RunLook, RunReset
 
 
 class LocalOrders:
@@ -25,7 +26,7 @@ class LocalOrders:
 
     @property
     def carry(self) -> dict[type, Carry]:
-        return {RunLook: self._look, RunCheck: self._check, RunReset: self._reset}
+        return {RunLook: self._look, RunCheck: self._check, RunReset: self._reset, RunInject: self._inject}
 
     def _status(self) -> Status | None:
         found = read(self._paths.status, Status)
@@ -45,7 +46,7 @@ class LocalOrders:
     def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         assert isinstance(order, RunCheck)
         with self._senses.provoked_by(order.check):
-            verdict, because, tests = examine(self._tests, order.level, until)
+            verdict, because, tests = examine(self._tests, order.level, until, order.profile)
         return [
             Checked(
                 check=order.check,
@@ -69,3 +70,8 @@ class LocalOrders:
             raise Refuse(f"held by {who}")
         self._hardware.cure(Remedy.RESET_GPU, order.devices)
         return [ResetDone(key=order.key, node=self._seat.id, incarnation=self._me)]
+
+    def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
+        assert isinstance(order, RunInject)
+        log = self._paths.messages(self._seat.instance_id)
+        return Said(text=f"written: {inject(log, order.line, self._seat.name)}")

@@ -10,8 +10,10 @@ from threading import Condition
 import msgspec
 from msgspec.structs import replace
 
-from sickbay.agent.spool import Leftover, Spool, Voice, in_a_row, leftovers, read_leftover
-from sickbay.model.facts import Observed, Stepped
+from sickbay.agent.room import CHEAP, foldings
+from sickbay.agent.room import rank as rank_of
+from sickbay.agent.spool import Leftover, Spool, Voice, faults_only, in_a_row, leftovers, read_leftover
+from sickbay.model.facts import Observed
 from sickbay.model.protocol import Item, ItemNews
 
 MOST_ITEMS = 100_000
@@ -53,7 +55,7 @@ def replace_items(batch: Batch, items: tuple[bytes, ...]) -> Batch:
 class _Entry:
     seq: int
     line: bytes
-    informs: bool  # only the newest of its kind matters
+    rank: int  # what goes first where there is no room
 
 
 class Outbox:
@@ -91,7 +93,7 @@ class Outbox:
         for item in items:
             self._seq += 1
             line = msgspec.json.encode(replace(item, seq=self._seq))
-            self._entries.append(_Entry(self._seq, line, isinstance(item.news, Stepped)))
+            self._entries.append(_Entry(self._seq, line, rank_of(item.news)))
             self._bytes += len(line)
         self._unsaved += len(items)
         self._save()
@@ -113,40 +115,67 @@ class Outbox:
         self._append([say(news)])
 
     def _make_room(self) -> None:
-        """Old steps go first, then what is oldest; that something is missing is said."""
+        """What matters least goes first, the oldest of it; faults are summed up. That something is missing is said."""
         items, size = int(self._most_items * (1 - ROOM)), int(self._most_bytes * (1 - ROOM))
-        too_many, too_much = len(self._entries) - items, self._bytes - size
-        dropped = 0
-        for only_informing in (True, False):
-            kept: deque[_Entry] = deque()
-            for entry in self._entries:
-                if (too_many > 0 or too_much > 0) and (entry.informs or not only_informing):
-                    too_many -= 1
-                    too_much -= len(entry.line)
-                    self._bytes -= len(entry.line)
-                    dropped += 1
-                else:
-                    kept.append(entry)
-            self._entries = kept
+        dropped = sum(self._drop(rank, items, size) for rank in CHEAP)
+        summed = self._fold(items, size)
         self._unsaved = min(self._unsaved, len(self._entries))
         lines = b"".join(entry.line + b"\n" for entry in self._entries)
         if self._entries and self._spool.rewrite(lines, self._entries[0].seq, self._entries[-1].seq):
             self._unsaved = 0
-        self._remark("agent.dropped", f"{dropped} reports had no room in the spool", dropped=dropped)
+        if dropped:
+            self._remark("agent.dropped", f"{dropped} reports had no room in the spool", dropped=dropped)
+        if summed:
+            text = f"{summed} faults had no room in the spool and were added to others like them"
+            self._remark("agent.summed", text, summed=summed)
+
+    def _drop(self, rank: int, items: int, size: int) -> int:
+        too_many, too_much = len(self._entries) - items, self._bytes - size
+        kept: deque[_Entry] = deque()
+        for entry in self._entries:
+            if (too_many > 0 or too_much > 0) and entry.rank == rank:
+                too_many -= 1
+                too_much -= len(entry.line)
+            else:
+                kept.append(entry)
+        return self._now(kept)
+
+    def _fold(self, items: int, size: int) -> int:
+        if len(self._entries) <= items and self._bytes <= size:
+            return 0
+        before = len(self._entries)
+        whole = [msgspec.json.decode(entry.line, type=Item) for entry in self._entries]
+        for fewer in foldings(whole):
+            self._now(deque(_Entry(item.seq, msgspec.json.encode(item), rank_of(item.news)) for item in fewer))
+            if len(self._entries) <= items and self._bytes <= size:
+                break
+        return before - len(self._entries)
+
+    def _now(self, entries: deque[_Entry]) -> int:
+        """These are left; how many are not."""
+        gone = len(self._entries) - len(entries)
+        self._entries = entries
+        self._bytes = sum(len(entry.line) for entry in entries)
+        return gone
 
     def _trim_leftovers(self) -> None:
-        """Earlier runs share the limit: the oldest segments go."""
+        """Earlier runs share the limit: what is no fault goes, oldest first; then, if need be, the oldest segments."""
         sizes = {path: path.stat().st_size for path in self._left}
-        over, dropped = sum(sizes.values()) - self._most_bytes, 0
-        while self._left and over > 0:
+        thinned = dropped = 0
+        for path in self._left:
+            if sum(sizes.values()) > self._most_bytes:
+                left = faults_only(path, self.voice)
+                thinned += left < sizes[path]
+                sizes[path] = left
+        while self._left and sum(sizes.values()) > self._most_bytes:
             path = self._left.popleft()
-            over -= sizes[path]
+            del sizes[path]
             dropped += 1
             path.unlink(missing_ok=True)
-        if dropped:
+        if thinned or dropped:
             with self._more:
-                text = f"{dropped} parts of earlier runs' spools had no room"
-                self._remark("agent.dropped", text, parts=dropped)
+                text = f"{dropped} parts of earlier runs' spools had no room, {thinned} were cut down to their faults"
+                self._remark("agent.dropped", text, parts=dropped, thinned=thinned)
 
     # --- out
     def batch(self) -> Batch | None:
@@ -181,6 +210,8 @@ class Outbox:
                 self._bytes -= len(self._entries.popleft().line)
             self._unsaved = min(self._unsaved, len(self._entries))
             self._spool.forget(seq)
+            if not self._entries:
+                self._more.notify_all()
 
     def _acknowledge_leftover(self, batch: Batch, seq: int) -> None:
         found = self._leftover
@@ -201,6 +232,17 @@ class Outbox:
                 if left <= 0:
                     return
                 self._more.wait(left)
+
+    def emptied(self, within: float) -> bool:
+        """Waits until all that was said has been acknowledged, or so many seconds. Whether it has."""
+        until = time.monotonic() + within
+        with self._more:
+            while not self.empty:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                self._more.wait(left)
+            return True
 
     def wake(self) -> None:
         with self._more:

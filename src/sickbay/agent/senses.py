@@ -14,56 +14,59 @@ from sickbay.model.protocol import Item
 
 
 class Senses:
-    """The witnesses among the probes. Whoever reads holds the lock until what was found is in the outbox."""
+    """The witnesses among the probes. Whoever reads one holds its lock until what was found is in the outbox.
+
+    Each has a lock of its own: NVML on a sick GPU answers after seconds, and the kernel log does not wait for it.
+    """
 
     def __init__(self, witnesses: Sequence[Probe], outbox: Outbox) -> None:
         self._witnesses = tuple(witnesses)
         self._outbox = outbox
-        self._lock = Lock()
-        self._check = ""
-        self._read: dict[str, float] = dict.fromkeys((probe.name for probe in witnesses), 0.0)
+        self._locks = {probe.name: Lock() for probe in witnesses}
+        self._checks = dict.fromkeys(self._locks, "")
+        self._read: dict[str, float] = dict.fromkeys(self._locks, 0.0)
 
     @property
     def watermark(self) -> float:
         """The moment through which all of them have been read."""
         return min(self._read.values(), default=0.0)
 
-    def still(self) -> Lock:
-        """While this is held nobody reads, and all that was read is in the outbox."""
-        return self._lock
+    def still(self, name: str) -> Lock:
+        """While this is held nobody reads that witness, and all that it read is in the outbox."""
+        return self._locks[name]
 
     def read(self, probe: Probe) -> None:
-        with self._lock:
+        with self._locks[probe.name]:
             self._look(probe, whole=False)
 
     def read_through(self) -> None:
         """All of them, through now. Raises what a probe raises: what could not be read was not looked at."""
-        with self._lock:
-            self._look_through()
+        for probe in self._witnesses:
+            with self._locks[probe.name]:
+                self._look(probe, whole=True)
 
     @contextmanager
     def provoked_by(self, check: str) -> Iterator[None]:
         """What is found from now on is our own check's doing, as far as anybody can tell: it belongs to its verdict."""
-        with self._lock:
-            self._look_through()
-            self._check = check
         try:
+            for probe in self._witnesses:
+                with self._locks[probe.name]:
+                    self._look(probe, whole=True)
+                    self._checks[probe.name] = check
             yield
             self.read_through()
         finally:
-            with self._lock:
-                self._check = ""
-
-    def _look_through(self) -> None:
-        for probe in self._witnesses:
-            self._look(probe, whole=True)
+            for probe in self._witnesses:
+                with self._locks[probe.name]:
+                    self._checks[probe.name] = ""
 
     def _look(self, probe: Probe, *, whole: bool) -> None:
         now = time.monotonic()
         found = probe.look(now)
         if whole and probe.flush is not None:
             found = [*found, *probe.flush(now)]
-        self._outbox.put([_marked(item, self._check) for item in found] if self._check else found)
+        check = self._checks[probe.name]
+        self._outbox.put([_marked(item, check) for item in found] if check else found)
         self._read[probe.name] = now
 
 

@@ -16,12 +16,15 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sickbay.agent.room import ALIKE, FAULT, folded, rank
+from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
 
 SEGMENT = 1 << 20  # bytes
 SUFFIX = ".jsonl"
+TEXT_FILES = ("kmsg", "text:")  # names of sources: a boot's log as a file, and a system log
 
 
 class Voice(Noun):
@@ -142,7 +145,7 @@ def leftovers(directory: Path) -> list[Path]:
         return []
 
 
-def read_leftover(path: Path, now: Voice) -> Leftover | None:
+def read_leftover(path: Path, now: Voice, *, as_written: bool = False) -> Leftover | None:
     """None: there is nothing in it. A line that was cut off, or cannot be read, is left out."""
     try:
         head, *lines = path.read_bytes().split(b"\n")
@@ -155,8 +158,25 @@ def read_leftover(path: Path, now: Voice) -> Leftover | None:
         with suppress(msgspec.MsgspecError):
             item = msgspec.json.decode(line, type=Item) if line else None
             if item is not None:
-                items.append(_on_clock(item, voice, now))
+                items.append(item if as_written else _last_word(_on_clock(item, voice, now), voice, now))
     return Leftover(path=path, voice=voice, items=tuple(items)) if items else None
+
+
+def faults_only(path: Path, now: Voice) -> int:
+    """Cuts a segment down to its faults, those that say the same summed up. How many bytes are left."""
+    found = read_leftover(path, now, as_written=True)
+    if found is None:
+        return 0
+    faults = folded((item for item in found.items if rank(item.news) == FAULT), ALIKE[0])
+    lines = [msgspec.json.encode(found.voice), *(msgspec.json.encode(item) for item in faults)]
+    data = b"\n".join(lines) + b"\n"
+    aside = path.with_suffix(".new")
+    try:
+        aside.write_bytes(data)
+        aside.rename(path)
+    except OSError:
+        return path.stat().st_size  # a full disk: then it stays as it is
+    return len(data)
 
 
 def _on_clock(item: Item, voice: Voice, now: Voice) -> Item:
@@ -164,6 +184,14 @@ def _on_clock(item: Item, voice: Voice, now: Voice) -> Item:
     if voice.machine_boot == now.machine_boot:
         return item
     return replace(item, mono=item.mono + voice.zero - now.zero)
+
+
+def _last_word(item: Item, voice: Voice, now: Voice) -> Item:
+    """What was read under a boot that has ended since. A line of a text file names no boot and is never one's last."""
+    ended = voice.incarnation.boot_id != now.incarnation.boot_id and voice.incarnation.same_holder(now.incarnation)
+    if not ended or not isinstance(item.news, Observed) or item.source.startswith(TEXT_FILES):
+        return item
+    return replace(item, news=replace(item.news, last_words=True))
 
 
 def in_a_row(items: Sequence[Item]) -> list[Item]:

@@ -1,13 +1,12 @@
-"""The line to the controller: HTTP/1.1 with one connection that is kept, standard library only."""
+"""The line to the controller: HTTP/1.1 with one connection that is kept."""
 
-import http.client
-import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
+from sickbay.agent.http1 import Connection, Garbled
 from sickbay.model.protocol import Reply
 
 REPORT = "/v1/agent/report"
@@ -38,61 +37,39 @@ class Line:
 
     def __init__(self, address: Callable[[], Address]) -> None:
         self._address = address
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: Connection | None = None
         self._token = ""
-        self._prefix = ""
 
     def ask(self, path: str, body: bytes, timeout: float) -> Reply:
         """Raises Away, Denied, Refused. What was sent may have arrived all the same."""
         kept = self._connection is not None
         try:
             return self._ask(path, body, timeout)
-        except http.client.RemoteDisconnected as error:
+        except (OSError, Garbled) as error:
             # A server may close a connection that was idle just when it is used again.
-            self.close()
-            if not kept:
-                raise Away(str(error)) from error
-        except (OSError, http.client.HTTPException) as error:
             self.close()
             if not kept or isinstance(error, TimeoutError):
                 raise Away(str(error) or type(error).__name__) from error
         try:
             return self._ask(path, body, timeout)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, Garbled) as error:
             self.close()
             raise Away(str(error) or type(error).__name__) from error
 
     def _ask(self, path: str, body: bytes, timeout: float) -> Reply:
         connection = self._connection or self._connect(timeout)
-        if connection.sock is not None:
-            connection.sock.settimeout(timeout)
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
-        connection.request("POST", self._prefix + path, body, headers)
-        response = connection.getresponse()
-        data = response.read(LONGEST)
-        if response.will_close:
+        answer = connection.post(path, body, self._token, timeout, LONGEST)
+        if answer.last:
             self.close()
-        return _answer(response.status, data, self)
+        return _answer(answer.status, answer.body, self)
 
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+    def _connect(self, timeout: float) -> Connection:
         address = self._address()
-        parts = urlsplit(address.url)
-        if not parts.hostname:
+        if not urlsplit(address.url).hostname:
             raise Away(f"there is no controller to report to (its address reads {address.url!r})")
-        if parts.scheme == "https":
-            trusted = ssl.create_default_context()
-            if address.ca:
-                trusted.load_verify_locations(address.ca)
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout, context=trusted
-            )
-        else:
-            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
         self._token = address.token
-        self._prefix = parts.path.rstrip("/")
-        connection.connect()
-        self._connection = connection
-        return connection
+        self._connection = Connection(address.url, timeout, address.ca)
+        return self._connection
 
     def close(self) -> None:
         if self._connection is not None:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-MODIFIED, CLOSED, MOVED_TO, CREATED = 0x002, 0x008, 0x080, 0x100
+MODIFIED, CLOSED, MOVED_TO, CREATED, DELETED, MOVED = 0x002, 0x008, 0x080, 0x100, 0x400, 0x800
 OFTEN = 0.05  # seconds between two looks where nobody calls
 _EVENT = struct.Struct("iIII")
 
 
 class Watches:
-    """Wakes on changes in directories and on `ring`. A directory that is not there yet is looked for often."""
+    """Wakes on changes in directories and files, on descriptors, on `ring`. What is missing is looked for often."""
 
     def __init__(self) -> None:
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -28,6 +28,7 @@ class Watches:
         self._names: dict[int, set[str]] = {}
         self._paths: dict[Path, tuple[int, str]] = {}
         self._wanted: dict[Path, tuple[str, int]] = {}
+        self._handles: dict[int, str] = {}
 
     @property
     def ringer(self) -> int:
@@ -43,6 +44,20 @@ class Watches:
         for path in self._paths.keys() - wanted.keys():
             self._drop(path)
         return self._add([path for path in wanted if path not in self._paths])
+
+    def listen(self, handles: Mapping[int, str]) -> None:
+        """Wake for exactly these descriptors, and for whom; one that was called for stays out until it was read."""
+        for handle in self._handles.keys() - handles.keys():
+            self._unlisten(handle)
+        for handle, name in handles.items():
+            if handle not in self._handles:
+                self._poll.register(handle, select.POLLIN)
+            self._handles[handle] = name
+
+    def _unlisten(self, handle: int) -> None:
+        del self._handles[handle]
+        with suppress(KeyError, OSError):
+            self._poll.unregister(handle)
 
     def _add(self, paths: Iterable[Path]) -> set[str]:
         new: set[str] = set()
@@ -73,7 +88,14 @@ class Watches:
         ready = self._poll.poll(1000 * max(0.0, min(seconds, OFTEN) if blind else seconds))
         called: set[str] = set()
         for handle, _ in ready:
-            called |= self._read_events() if handle == self._handle else self._drain()
+            if handle in self._handles:
+                called.add(self._handles[handle])
+                # Ready as long as nobody reads it, and closed ones for ever: whoever still wants it says so again.
+                self._unlisten(handle)
+            elif handle == self._bell:
+                self._drain()
+            elif handle == self._handle:
+                called |= self._read_events()
         if blind:
             self._add([path for path in self._wanted if path not in self._paths])
             called |= {name for name, _ in self._wanted.values()}
@@ -93,19 +115,19 @@ class Watches:
             if mask & 0x4000:  # the queue ran over: anything may have happened
                 return {name for name, _ in self._wanted.values()}
             called |= self._names.get(descriptor, set())
-            if mask & 0x8000:  # the directory is gone
+            if mask & (0x8000 | DELETED | MOVED):  # what was watched is gone, or has another name now
                 self._forget(descriptor)
         return called
 
     def _forget(self, descriptor: int) -> None:
-        self._names.pop(descriptor, None)
+        if self._names.pop(descriptor, None) is not None and self._handle is not None:
+            self._libc.inotify_rm_watch(self._handle, descriptor)
         for path in [path for path, (known, _) in self._paths.items() if known == descriptor]:
             del self._paths[path]
 
-    def _drain(self) -> set[str]:
+    def _drain(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._bell, 4096)
-        return set()
 
     def ring(self) -> None:
         with suppress(BlockingIOError):

@@ -7,8 +7,8 @@ import csv
 import io
 import re
 from functools import cache
-from importlib.resources import files
 
+from sickbay.knowledge.shipped import shipped
 from sickbay.model.noun import Noun
 from sickbay.model.sign import Fields
 
@@ -70,7 +70,7 @@ def said(pieces: tuple[str, ...], text: str) -> bool:
 
 
 def table(name: str) -> list[dict[str, str]]:
-    text = files("sickbay.knowledge").joinpath("data", name).read_text(encoding="utf-8")
+    text = shipped(name)
     return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
 
 

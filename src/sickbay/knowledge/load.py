@@ -1,19 +1,18 @@
 """The shipped data files → frozen tables. Every row is checked, because every row can take a node out of service."""
 
 import csv
-import hashlib
 import io
 import re
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from sickbay.brain.classify import monitor_class_of
+from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.tables import DiagnosisRule, FaultRow, Meaning, SxidRow, Tables, XidRow
@@ -67,13 +66,15 @@ def _faults() -> dict[str, FaultRow]:
 
 
 def _text(name: str) -> str:
-    return files("sickbay.knowledge").joinpath("data", name).read_text(encoding="utf-8")
+    return shipped(name)
 
 
 def sealed(tables: Tables) -> Tables:
     """With the digest of what the rows say, in an order that does not depend on the files."""
     rows = sorted(tables.meanings(), key=lambda row: row.code)
     said = msgspec.json.encode([rows, tables.diagnosis], order="sorted")
+    import hashlib  # here: it maps a library of megabytes, and who only reads a log needs none of it
+
     return msgspec.structs.replace(tables, digest=hashlib.sha256(said).hexdigest()[:12])
 
 

@@ -2,12 +2,13 @@
 
 import csv
 from functools import cache
-from importlib.resources import files
+
+from sickbay.knowledge.shipped import shipped
 
 
 @cache
 def _months() -> dict[str, int]:
-    text = files("sickbay.knowledge").joinpath("data", "months.csv").read_text(encoding="utf-8")
+    text = shipped("months.csv")
     rows = csv.DictReader(text.splitlines())
     return {name: int(row["month"]) for row in rows for name in row["names"].split()}
 

@@ -8,10 +8,10 @@ import csv
 import io
 import re
 from functools import cache
-from importlib.resources import files
 
 from sickbay.brain.classify import ADVISER
 from sickbay.knowledge.registers import NVLINK5, decode
+from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 from sickbay.model.sign import Fields, Sign
@@ -107,7 +107,7 @@ def match(body: str) -> Sign | None:
 @cache
 def wordings() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Faults that have no number: the sign's kind, and how the driver's words begin. The first that fits counts."""
-    return read_wordings(files("sickbay.knowledge").joinpath("data", WORDINGS).read_text(encoding="utf-8"))
+    return read_wordings(shipped(WORDINGS))
 
 
 def read_wordings(text: str, name: str = WORDINGS) -> tuple[tuple[str, re.Pattern[str]], ...]:

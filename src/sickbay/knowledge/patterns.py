@@ -16,9 +16,9 @@ import io
 import re
 from collections.abc import Collection, Iterator
 from functools import cache
-from importlib.resources import files
 
 from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.model.sign import Fields, Sign
@@ -40,9 +40,7 @@ SHORTHANDS: dict[str, str] = {
         r"(?:(?:[0-9a-f:.]{7,16}:)?\w{1,64}:\d{1,6}:\(pid \d{1,10}\): )?"
     ),
     # Before its RDMA device has a name the EFA driver speaks of the card, afterwards of the device.
-    "%efa%": (
-        rf"(?:efa {_PCI}(?: (?P<interface>[\w.@-]{{1,32}}))?|infiniband (?P<port>(?:efa|rdmap)\w{{1,28}})): "
-    ),
+    "%efa%": (rf"(?:efa {_PCI}(?: (?P<interface>[\w.@-]{{1,32}}))?|infiniband (?P<port>(?:efa|rdmap)\w{{1,28}})): "),
     "%amd%": (
         rf"(?=amdgpu|\[drm|kfd)(?:kfd kfd: )?(?:amdgpu {_PCI}: )?(?:amdgpu: )?"
         r"(?:\[powerplay\]\s{1,8})?(?:\[drm(?::[\w.]{1,80}(?: \[amdgpu\])?)?\] )?(?:\*ERROR\* )?(?:\{\d{1,10}\} ?)?"
@@ -223,7 +221,7 @@ def _value(name: str, text: str) -> str | int:
 
 
 def _shipped() -> Patterns:
-    text = files("sickbay.knowledge").joinpath("data", "patterns.csv").read_text(encoding="utf-8")
+    text = shipped("patterns.csv")
     # Every agent and every command that reads a log pays for this; that the rows are sound is proven by the tests.
     return Patterns([row for _, row in _rows(text, "patterns.csv")])
 

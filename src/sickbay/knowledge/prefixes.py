@@ -80,6 +80,7 @@ _GUTTER = re.compile(r"\s{0,12}\d{1,7}(?:\t|\s{0,3}[|│]\s)\s*|`{1,3}(?=\[|\w{3
 # Monitors that print the kernel's line as it is behind a stamp of their own.
 _RELAYED = re.compile(
     r"(?:(?:TRACE|DEBUG|INFO|WARNING|ERROR) - ){1,4}(?=\[\s{0,8}\d{1,9}\.\d{6}\])"
+    r"|[:#>$%~ ]{1,16}(?=\[\s{0,8}\d{1,9}\.\d{6}\])"  # a shell's prompt on a serial console
     r"|\[[\w-]{1,40}\] \[[A-Z]{4,8}\] GPU-[0-9a-f-]{36}: XID: (?=NVRM: Xid)"
 )
 _ELIDED = re.compile(r"\[(?:\.{2,4}|…)\]\s*")

@@ -11,8 +11,8 @@ import io
 import re
 from collections.abc import Iterable
 from functools import cache
-from importlib.resources import files
 
+from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, highest
 from sickbay.model.noun import Noun
@@ -78,7 +78,7 @@ class Decode(Noun):
 
 @cache
 def _shipped() -> Decode:
-    text = files("sickbay.knowledge").joinpath("data", "xid_decode.csv").read_text(encoding="utf-8")
+    text = shipped("xid_decode.csv")
     return read_decode(text)
 
 

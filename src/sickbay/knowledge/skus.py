@@ -4,10 +4,10 @@ import csv
 import io
 import re
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 
+from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 
@@ -79,4 +79,4 @@ def read_skus(text: str, name: str = "skus.csv") -> tuple[Sku, ...]:
 
 @cache
 def _shipped() -> tuple[Sku, ...]:
-    return read_skus(files("sickbay.knowledge").joinpath("data", "skus.csv").read_text(encoding="utf-8"))
+    return read_skus(shipped("skus.csv"))

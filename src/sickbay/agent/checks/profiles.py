@@ -8,8 +8,9 @@ import csv
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
+
+from sickbay.knowledge.shipped import shipped
 
 EVERYTHING = "*"
 
@@ -61,7 +62,7 @@ def _component_of(code: str) -> str:
 
 @cache
 def _table() -> dict[str, Wanted]:
-    text = files("sickbay.agent.checks").joinpath("profiles.csv").read_text(encoding="utf-8")
+    text = shipped("profiles.csv", "sickbay.agent.checks")
     table: dict[str, Wanted] = {}
     for row in csv.DictReader(text.splitlines(), strict=True):
         if row["kind"] == "set":

@@ -1,5 +1,6 @@
 """PCI addresses in all the ways that drivers, tools and logs write them, and which GPUs the bus has."""
 
+import os
 import re
 from pathlib import Path
 
@@ -26,21 +27,27 @@ def address(text: str) -> Address | None:
 def nvidia_gpus(sysfs: Path = Path("/sys")) -> tuple[str, ...]:
     """Addresses of the NVIDIA GPUs on the bus, in order, whether or not a driver answers for them."""
     found: list[str] = []
+    bus = f"{sysfs}/bus/pci/devices"
     try:
-        devices = sorted((sysfs / "bus/pci/devices").iterdir())
+        names = sorted(os.listdir(bus))  # noqa: PTH208 - hundreds, looked at every few seconds: texts are enough
     except OSError:
         return ()
-    for device in devices:
-        if _word(device / "vendor") != NVIDIA or not _word(device / "class").startswith(GPU_CLASSES):
+    for name in names:
+        device = f"{bus}/{name}"
+        if _word(f"{device}/vendor") != NVIDIA or not _word(f"{device}/class").startswith(GPU_CLASSES):
             continue
-        if (device / "driver").resolve().name == GIVEN_AWAY:
+        if Path(device, "driver").resolve().name == GIVEN_AWAY:
             continue
-        found.append(device.name)
+        found.append(name)
     return tuple(found)
 
 
-def _word(path: Path) -> str:
+def _word(path: str) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip().lower()
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(handle, 64).decode("ascii", "replace").strip().lower()
+        finally:
+            os.close(handle)
     except OSError:
         return ""

@@ -17,7 +17,7 @@ Look = Callable[[float], Sequence[Item]]  # the monotonic clock now → what is 
 class Probe:
     """`witness`: the watermark waits for it, and a look reads it through. `flush`: what it holds back to sum it up.
 
-    A witness is read under a lock that all of them share: one that can hang asks a child process, and gives up.
+    A look reads all witnesses one after the other: one that can hang asks a child process, and gives up.
     """
 
     name: str

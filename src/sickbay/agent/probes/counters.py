@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sickbay.agent.outbox import say
+from sickbay.agent.probes.machine import word
 from sickbay.knowledge.counters import CounterRule, counter_rules
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
@@ -88,9 +89,8 @@ def _name(device: Path, root: Path) -> str:
 
 def number_in(path: Path) -> int | None:
     """The number at the end of a file: plain, hexadecimal, or behind a word, as PCI's are."""
-    try:
-        text = path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
+    text = word(path)
+    if text.isdecimal():
+        return int(text) if text == "0" or text[0] != "0" else None
     found = _NUMBER.search(text)
     return int(found[0].strip(), 0) if found and not re.fullmatch(r"0\d+", found[0].strip()) else None

@@ -2,14 +2,22 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sickbay.agent.probes.machine import meminfo, word
 
+SEARCH_EVERY = 60.0  # seconds
 SECTOR = 512  # bytes, whatever the disk's own are
 IB_WORD = 4  # bytes that one count of port_xmit_data stands for
+
+
+class _There(NamedTuple):
+    since: float
+    disks: tuple[str, ...]
+    lines: tuple[tuple[str, str, str, int], ...]  # a name, files of what came and what went, bytes of one count
 
 
 class Gauges:
@@ -21,6 +29,7 @@ class Gauges:
         self._places = places
         self._before: dict[str, tuple[float, float]] = {}
         self._cpu: tuple[float, float] | None = None
+        self._found: _There | None = None
 
     def values(self, now: float | None = None) -> Mapping[str, float]:
         now = time.monotonic() if now is None else now
@@ -59,9 +68,9 @@ class Gauges:
 
     def _disks(self, now: float) -> dict[str, float]:
         read = written = 0.0
-        for path in self._sys.glob("block/*/stat"):
+        for path in self._there(now).disks:
             fields = word(path).split()
-            if len(fields) > 6 and (path.parent / "device").exists():  # what is behind mappers is counted there already
+            if len(fields) > 6:
                 read += float(fields[2]) * SECTOR
                 written += float(fields[6]) * SECTOR
         return {
@@ -71,20 +80,34 @@ class Gauges:
 
     def _network(self, now: float) -> dict[str, float]:
         found: dict[str, float] = {}
-        for path in self._sys.glob("class/net/*/statistics"):
-            if (path.parent / "device").exists():
-                found |= self._both(f"net.{_plain(path.parent.name)}", path / "rx_bytes", path / "tx_bytes", now, 1)
-        for path in self._sys.glob("class/infiniband/*/ports/*"):
-            name = f"ib.{_plain(path.parts[-3])}"
-            if (path / "counters" / "port_rcv_data").exists():
-                inside = path / "counters"
-                found |= self._both(name, inside / "port_rcv_data", inside / "port_xmit_data", now, IB_WORD)
-            else:
-                inside = path / "hw_counters"
-                found |= self._both(name, inside / "rx_bytes", inside / "tx_bytes", now, 1)
+        for name, received, sent, unit in self._there(now).lines:
+            found |= self._both(name, received, sent, now, unit)
         return found
 
-    def _both(self, name: str, received: Path, sent: Path, now: float, unit: int) -> dict[str, float]:
+    def _there(self, now: float) -> "_There":
+        """Walking through /sys costs more than all that is read there: devices come and go rarely."""
+        if self._found is None or now - self._found.since >= SEARCH_EVERY:
+            self._found = _There(now, tuple(self._find_disks()), tuple(self._find_lines()))
+        return self._found
+
+    def _find_disks(self) -> Iterator[str]:
+        for path in self._sys.glob("block/*/stat"):
+            if (path.parent / "device").exists():  # what is behind mappers is counted there already
+                yield str(path)
+
+    def _find_lines(self) -> Iterator[tuple[str, str, str, int]]:
+        for path in self._sys.glob("class/net/*/statistics"):
+            if (path.parent / "device").exists():
+                yield f"net.{_plain(path.parent.name)}", f"{path}/rx_bytes", f"{path}/tx_bytes", 1
+        for path in self._sys.glob("class/infiniband/*/ports/*"):
+            name = f"ib.{_plain(path.parts[-3])}"
+            inside = path / "counters"
+            if (inside / "port_rcv_data").exists():
+                yield name, f"{inside}/port_rcv_data", f"{inside}/port_xmit_data", IB_WORD
+            else:
+                yield name, f"{path}/hw_counters/rx_bytes", f"{path}/hw_counters/tx_bytes", 1
+
+    def _both(self, name: str, received: str, sent: str, now: float, unit: int) -> dict[str, float]:
         found: dict[str, float] = {}
         for way, path in (("rx", received), ("tx", sent)):
             if (text := word(path)).isdigit():

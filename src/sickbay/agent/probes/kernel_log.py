@@ -1,121 +1,241 @@
-"""The kernel log of a boot, as a text file."""
+"""What the kernel says, from wherever it can be read: its own ring, the journal, text files."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-
-from msgspec.structs import replace
+from typing import NamedTuple, Protocol
 
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.log_file import LogFile
-from sickbay.knowledge.kernel import ParsedLine, parse_line
+from sickbay.agent.probes.sums import Sums
+from sickbay.agent.watches import CREATED, MODIFIED, MOVED_TO
+from sickbay.knowledge.kernel import parse_line
+from sickbay.knowledge.prefixes import Peeled, peel
+from sickbay.knowledge.scanner import lines_of_interest
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
+from sickbay.model.sign import Sign
 
 SOURCE = "kmsg"
-SUM_UP = 1.0  # seconds: what repeats is told at once, and then as a number
-KINDS = 1000  # different lines that are counted at a time
 CHUNKS = 256  # in one look: one who writes faster than we read does not keep us here for ever
 TEXT = 2000  # characters of evidence
+ALIKE = 128  # different lines that need not be read twice
+TAKES = 0.5  # seconds that one look reads; what is behind waits for the next
+AGAIN = 5.0  # seconds after which a source that failed is tried again
+
+Watched = tuple[Path, int]  # and which of its changes
+
+
+class LogLine(NamedTuple):
+    """One line of a source: what it says, when it happened by our monotonic clock, and its name there."""
+
+    text: str
+    mono: float
+    source: str
+    seq: int | None
+
+
+class Source(Protocol):
+    """Where lines come from. `lines` gives what is new and returns; it raises OSError where it cannot be read."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def behind(self) -> bool:
+        """There is more to read at once."""
+        ...
+
+    def lines(self, now: float) -> Iterator[LogLine | Observed]:
+        """An `Observed` is the source's own word: lines were lost."""
+        ...
+
+    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float | None:
+        """When it happened, by our monotonic clock; None: in another boot, it means nothing now."""
+        ...
+
+    def place(self, held: int | None) -> Noun:
+        """Where the next run of the agent begins: behind all that was handed out, or at the line `held`."""
+        ...
+
+    @property
+    def handle(self) -> int | None:
+        """A descriptor that can be read when there is something new."""
+        ...
+
+    @property
+    def watched(self) -> Watched | None:
+        """A file or directory in which something changes when there is something new."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Place(Noun):
-    """How far the log was read, for the next run of the agent. To read a little again does no harm: same ids."""
+    """How far a file was read, for the next run of the agent. To read a little again does no harm: same ids."""
 
     boot_id: str
     offset: int = 0
     generation: int = 0
     inode: int = 0
+    tail: bytes = b""
 
 
-@dataclass(slots=True)
-class _Repeats:
-    until: float
-    item: Item | None = None
-    count: int = 0
+class BootLog:
+    """The kernel log of one boot as a text file of its own, which is what a node of the local cluster has."""
 
+    name = SOURCE
 
-class KernelLog:
-    """`device_at` finds the device at a PCI address."""
-
-    def __init__(self, path: Path, node: NodeId, place: Place, device_at: Callable[[str], int | None]) -> None:
-        self._file = LogFile(path, place.offset, place.generation, place.inode)
-        self._node = node
+    def __init__(self, path: Path, place: Place) -> None:
+        self._path = path
         self._boot_id = place.boot_id
-        self._device_at = device_at
-        self._repeats: dict[tuple[object, ...], _Repeats] = {}
+        self._file = LogFile(
+            path, place.offset, place.generation, place.inode, tail=place.tail, worth=lines_of_interest
+        )
 
     @property
-    def place(self) -> Place:
-        file = self._file
-        offset = min((r.item.source_seq for r in self._repeats.values() if r.item and r.item.source_seq is not None),
-                     default=file.offset)  # fmt: skip
-        return Place(boot_id=self._boot_id, offset=offset, generation=file.generation, inode=file.inode)
+    def behind(self) -> bool:
+        return self._file.behind
 
-    def look(self, now: float) -> list[Item]:
-        """All new lines that mean something. The first of a kind is told at once, its repetitions are summed up."""
-        found: list[Item] = []
-        try:
-            for _ in range(CHUNKS):
-                for at, text in self._file.lines():
-                    parsed = parse_line(text)
-                    if parsed is not None:
-                        found.extend(self._sum_up(self._item(parsed, text, at, now), parsed, now))
-                if not self._file.behind:
-                    break
-        except OSError:
-            if not found:  # else what was read is told first; the next look meets the trouble again
-                raise
-        found.extend(self._over(now))
-        return found
+    def lines(self, now: float) -> Iterator[LogLine | Observed]:
+        for at, text in self._file.lines():
+            # A file that began anew counts from 0 again: its lines must not take the names of others.
+            source = SOURCE if not self._file.generation else f"{SOURCE}+{self._file.generation}"
+            yield LogLine(text, now, source, at)
 
-    def flush(self, now: float) -> list[Item]:  # noqa: ARG002 - a Look
-        """What was held back to be summed up."""
-        held = [_told(repeats) for repeats in self._repeats.values() if repeats.item is not None]
-        self._repeats.clear()
-        return held
+    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
+        return line.mono
 
-    def _item(self, parsed: ParsedLine, text: str, at: int, now: float) -> Item:
-        fields = dict(parsed.fields)
-        device = self._device_at(str(fields.get("pci", "")))
-        if device is not None and parsed.kind == "xid":
-            fields["device"] = device
-        news = Observed(node=self._node, kind=parsed.kind, fields=fields, text=text.strip()[:TEXT])
-        # A file that began anew counts from 0 again: its lines must not take the names of others.
-        source = SOURCE if not self._file.generation else f"{SOURCE}+{self._file.generation}"
-        return say(news, now, source, at)
+    def place(self, held: int | None) -> Place:
+        return place_in(self._file, self._boot_id, held)
 
-    def _sum_up(self, item: Item, parsed: ParsedLine, now: float) -> Iterator[Item]:
-        key = (parsed.kind, *(pair for pair in sorted(parsed.fields.items()) if pair[0] not in {"pid", "name"}))
-        repeats = self._repeats.get(key)
-        if repeats is None or now >= repeats.until:
-            if repeats is not None and repeats.item is not None:
-                yield _told(repeats)
-            if len(self._repeats) < KINDS:
-                self._repeats[key] = _Repeats(until=now + SUM_UP)
-            yield item
-            return
-        if repeats.item is None:
-            repeats.item = item
-        repeats.count += 1
+    handle = None
 
-    def _over(self, now: float) -> Iterator[Item]:
-        for key, repeats in list(self._repeats.items()):
-            if now < repeats.until:
-                continue
-            del self._repeats[key]
-            if repeats.item is not None:
-                self._repeats[key] = _Repeats(until=now + SUM_UP)
-                yield _told(repeats)
+    @property
+    def watched(self) -> Watched:
+        return self._path.parent, MODIFIED | CREATED | MOVED_TO
 
     def close(self) -> None:
         self._file.close()
 
 
-def _told(repeats: _Repeats) -> Item:
-    item = repeats.item
-    assert item is not None
-    assert isinstance(item.news, Observed)
-    return replace(item, news=replace(item.news, count=repeats.count))
+def place_in(file: LogFile, boot_id: str, held: int | None) -> Place:
+    at_end = held is None or held >= file.offset
+    return Place(
+        boot_id=boot_id,
+        offset=file.offset if held is None else min(held, file.offset),
+        generation=file.generation,
+        inode=file.inode,
+        tail=file.tail if at_end else b"",
+    )
+
+
+@lru_cache(maxsize=ALIKE)
+def understood(text: str) -> tuple[Sign | None, Peeled]:
+    """What it means and what stood before it. A flood is the same few lines again and again."""
+    sign = parse_line(text)
+    return sign, peel(text) if sign is not None else Peeled(body="")
+
+
+class KernelLog:
+    """A probe over all sources. `device_at` finds the device at a PCI address.
+
+    A source that cannot be read is told once and tried again later; the others go on. Only when none can be read there
+    has been no look.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], node: NodeId, device_at: Callable[[str], int | None], sums: Sums | None = None
+    ) -> None:
+        self._sources = tuple(sources)
+        self._node = node
+        self._device_at = device_at
+        self._sums = sums or Sums()
+        self._troubles: dict[str, str] = {}
+        self._again: dict[str, float] = {}
+
+    @property
+    def places(self) -> Mapping[str, Noun]:
+        return {source.name: source.place(self._sums.held(source.name)) for source in self._sources}
+
+    @property
+    def handles(self) -> list[int]:
+        return [source.handle for source in self._sources if source.handle is not None]
+
+    @property
+    def watched(self) -> dict[Path, int]:
+        return dict(source.watched for source in self._sources if source.watched is not None)
+
+    @property
+    def behind(self) -> bool:
+        return any(source.behind for source in self._sources)
+
+    def look(self, now: float) -> list[Item]:
+        """All new lines that mean something. The first of a kind is told at once, its repetitions are summed up."""
+        found: list[Item] = []
+        errors: list[OSError] = []
+        for source in self._sources:
+            if now < self._again.get(source.name, 0.0):
+                errors.append(OSError(self._troubles[source.name]))
+                continue
+            try:
+                for item in self._read(source, now):
+                    found.append(item)  # noqa: PERF402 - what was read before an error counts
+                self._troubles.pop(source.name, None)
+            except OSError as error:
+                errors.append(error)
+                found.extend(self._failed(source, error, now))
+        if errors and len(errors) == len(self._sources) and not found:
+            raise errors[0]  # else what was read is told first; the next look meets the trouble again
+        found.extend(self._sums.over(now))
+        return found
+
+    def flush(self, now: float) -> list[Item]:  # noqa: ARG002 - a Look
+        """What was held back to be summed up."""
+        return self._sums.flush()
+
+    def _read(self, source: Source, now: float) -> Iterator[Item]:
+        until = time.monotonic() + TAKES
+        for _ in range(CHUNKS):
+            for line in source.lines(now):
+                if isinstance(line, Observed):
+                    yield say(line, now)
+                    continue
+                yield from self._meant(source, line, now)
+            if not source.behind or time.monotonic() > until:
+                return
+
+    def _meant(self, source: Source, line: LogLine, now: float) -> Iterator[Item]:
+        sign, peeled = understood(line.text)
+        if sign is None:
+            return
+        mono = source.moment(line, peeled, now)
+        if mono is not None:
+            item = self._item(sign.kind, dict(sign.fields), line._replace(mono=mono))
+            yield from self._sums.add(item, now, peeled.body)
+
+    def _item(self, kind: str, fields: dict[str, str | int], line: LogLine) -> Item:
+        device = self._device_at(str(fields["pci"])) if "pci" in fields else None
+        if device is not None and kind != "sxid":
+            fields["device"] = device
+        news = Observed(node=self._node, kind=kind, fields=fields, text=line.text.strip()[:TEXT])
+        return say(news, line.mono, line.source, line.seq)
+
+    def _failed(self, source: Source, error: OSError, now: float) -> Iterator[Item]:
+        why = str(error)
+        if len(self._sources) > 1:
+            self._again[source.name] = now + AGAIN
+        if self._troubles.get(source.name) != why:
+            self._troubles[source.name] = why
+            if len(self._sources) > 1:
+                text = f"{source.name} cannot be read: {why}"
+                print(f"agent: {text}", file=sys.stderr, flush=True)
+                yield say(Observed(node=self._node, kind="probe.failed", text=text[:500]), now)
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()

@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from sickbay.model.sign import Sign
@@ -19,6 +20,7 @@ LOW_FOR = 60.0  # seconds
 UNSYNCHRONISED_FOR = 600.0
 HUNG_FOR = 120.0  # as the kernel's own hung_task_timeout_secs
 ASKS = 5.0  # seconds that systemctl is given
+LONGEST = 1 << 16  # bytes of a file
 _UNSYNC = 0x40
 
 
@@ -29,7 +31,7 @@ class Machine:
         self._sys = sys
         self._proc = proc
         self._places = places
-        self._active: set[Path] = set()
+        self._active: set[tuple[str, str]] = set()
         self._carried: set[str] = set()
         self._low_since: float | None = None
         self._unsynchronised_since: float | None = None
@@ -39,22 +41,22 @@ class Machine:
     # --- network
     def ports(self, now: float) -> Iterator[Sign]:  # noqa: ARG002 - a Look
         """An InfiniBand or EFA port that was active and is not. One that never was has no cable: no fault."""
-        for path in self._sys.glob("class/infiniband/*/ports/*/state"):
-            state = word(path)
-            if state.startswith("4"):
-                self._active.add(path)
-            elif path in self._active and state:
-                device, port = path.parts[-4], path.parts[-2]
-                text = f"port {port} of {device} was active and is {state.partition(':')[2].strip() or state}"
-                yield Sign(kind="ib.link_down", fields={"interface": device, "port": port}, text=text)
+        for device in names(f"{self._sys}/class/infiniband"):
+            for port in names(f"{self._sys}/class/infiniband/{device}/ports"):
+                state = word(f"{self._sys}/class/infiniband/{device}/ports/{port}/state")
+                if state.startswith("4"):
+                    self._active.add((device, port))
+                elif (device, port) in self._active and state:
+                    text = f"port {port} of {device} was active and is {state.partition(':')[2].strip() or state}"
+                    yield Sign(kind="ib.link_down", fields={"interface": device, "port": port}, text=text)
 
     def carriers(self, now: float) -> Iterator[Sign]:  # noqa: ARG002 - a Look
         """A network card that had a carrier and has none. One that somebody switched off cannot be asked."""
-        for path in self._sys.glob("class/net/*/carrier"):
-            name = path.parts[-2]
-            if not (path.parent / "device").exists():  # bridges, tunnels, the loopback
+        for name in names(f"{self._sys}/class/net"):
+            card = f"{self._sys}/class/net/{name}"
+            if not os.path.exists(f"{card}/device"):  # noqa: PTH110 - bridges, tunnels, the loopback; many of them
                 continue
-            if (carrier := word(path)) == "1":
+            if (carrier := word(f"{card}/carrier")) == "1":
                 self._carried.add(name)
             elif carrier == "0" and name in self._carried:
                 yield Sign(kind="net.link_down", fields={"interface": name}, text=f"{name} had a carrier and has none")
@@ -122,13 +124,12 @@ class Machine:
     def hung(self, now: float) -> Iterator[Sign]:
         """Processes that have waited in the kernel for longer than any device takes."""
         waiting: dict[tuple[int, str], tuple[float, str]] = {}
-        for path in self._proc.glob("[0-9]*/stat"):
-            found = stat_of(path)
+        for pid in map(int, filter(str.isdecimal, names(self._proc))):
+            found = stat_of(f"{self._proc}/{pid}/stat")
             if found is None or found[1] != "D":
                 continue
             name, _, started = found
-            key = (int(path.parent.name), started)
-            waiting[key] = self._waiting.get(key, (now, name))
+            waiting[pid, started] = self._waiting.get((pid, started), (now, name))
         self._waiting = waiting
         for (pid, _), (since, name) in waiting.items():
             if now - since >= HUNG_FOR:
@@ -136,9 +137,14 @@ class Machine:
                 yield Sign(kind="os.hung_task", fields={"pid": pid, "name": name}, text=text)
 
 
-def word(path: Path) -> str:
+def word(path: Path | str) -> str:
+    """What a small file says. Without Python's layers of files: hundreds of these are read every minute."""
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.read(handle, LONGEST).decode("ascii", "replace").strip()
+        finally:
+            os.close(handle)
     except OSError:  # a card that is switched off answers with an error
         return ""
 
@@ -154,7 +160,15 @@ def meminfo(proc: Path) -> dict[str, int]:
     return found
 
 
-def stat_of(path: Path) -> tuple[str, str, str] | None:
+def names(directory: Path | str) -> list[str]:
+    """What is in it, in order; nothing where it is not there."""
+    try:
+        return sorted(os.listdir(directory))  # noqa: PTH208 - names, thousands of them, and no paths
+    except OSError:
+        return []
+
+
+def stat_of(path: Path | str) -> tuple[str, str, str] | None:
     """A process: its name, its state's letter, and when it was started."""
     text = word(path)
     head, _, tail = text.rpartition(")")
@@ -187,11 +201,16 @@ class _Timex(ctypes.Structure):
     )
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def clock_unsynchronised() -> bool | None:
     """What the kernel itself says of its clock; None where it cannot be asked."""
     try:
         state = _Timex()
-        answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
+        answer = _libc().adjtimex(ctypes.byref(state))
     except (AttributeError, OSError):
         return None
     return None if answer < 0 else bool(state.status & _UNSYNC)

@@ -19,6 +19,7 @@
         instances/<instance_id>/
             devices.json             virtual devices with their defects: hardware, so it follows the instance
             agent/                   the agent's spool and its memory of commands
+            messages                 a system log with dated lines, as /var/log/messages; it outlives boots
             boots/<boot_id>/kmsg     the kernel log of one boot
             runs/<job>.<attempt>/rank-<n>/   output (rotated), heartbeat.json, stacks.txt of one rank
 
@@ -249,6 +250,9 @@ class Paths:
 
     def agent(self, instance_id: str) -> Path:
         return self.instance(instance_id) / "agent"
+
+    def messages(self, instance_id: str) -> Path:
+        return self.instance(instance_id) / "messages"
 
     def kmsg(self, instance_id: str, boot_id: str) -> Path:
         return self.instance(instance_id) / "boots" / boot_id / "kmsg"

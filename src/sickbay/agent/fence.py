@@ -1,0 +1,189 @@
+"""Self-fencing: a node that hears neither its controller nor its cluster for too long stops taking work.
+
+Never by default. Time is the monotonic clock's, and only while we ran ourselves: an agent that was stopped has not
+listened. What is to be done is written down first, so that it is done once and a later run can undo it.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+
+import msgspec
+
+from sickbay.agent.settings import SelfFence
+from sickbay.model.noun import Noun
+
+MARK = Path("/run/sickbay/fenced")  # what is written where no command is named: others may watch for it
+COMMAND_TAKES = 120.0  # seconds
+PROBE_TAKES = 20.0
+ASK_EVERY = 30.0  # seconds between two questions to the cluster, and only while the controller is silent
+STEP = 5.0  # seconds between two turns that count at most: more, and we were asleep
+
+Run = Callable[[Sequence[str], float], int]
+Tell = Callable[[str, str], None]  # kind and text of an observation
+
+
+class Fenced(Noun):
+    """On disk. `state`: begun (the command may have run), fenced, undoing."""
+
+    state: str
+    boot_id: str
+    because: str = ""
+
+
+def run(words: Sequence[str], within: float) -> int:
+    """The exit code; 124 where it took too long, 127 where there is no such command."""
+    try:
+        return subprocess.run(  # noqa: S603 - the operator's own words, no shell
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=within,
+            check=False,
+        ).returncode  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 124
+    except OSError:
+        return 127
+
+
+def answers(url: str, within: float = PROBE_TAKES) -> bool:
+    """Whoever answers at all, and be it with a refusal, is there."""
+    import urllib.error  # here: large, and few agents fence
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=within):  # noqa: S310 - settings take http and https only
+            return True
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code < 500
+    except (OSError, ValueError):
+        return False
+
+
+class Fence:
+    """`turn` is called every second or so. What may take long, asking and fencing, runs beside the loop."""
+
+    def __init__(
+        self,
+        settings: SelfFence,
+        state: Path,
+        boot_id: str,
+        tell: Tell,
+        *,
+        run: Run = run,
+        mark: Path = MARK,
+        beside: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._file = state / "fence.json"
+        self._boot_id = boot_id
+        self._tell = tell
+        self._run = run
+        self._mark = mark
+        self._beside = beside or _in_a_thread
+        self._silent = 0.0  # seconds of our own running time without a word from anybody
+        self._last: float | None = None
+        self._asked = -1e9
+        self._busy = False
+        self._cluster_heard = False
+        self._fenced = self._read()
+
+    @property
+    def fenced(self) -> bool:
+        return self._fenced is not None
+
+    def turn(self, now: float, *, heard: bool) -> None:
+        """`heard`: the controller has answered lately."""
+        gap = 0.0 if self._last is None else now - self._last
+        self._last = now
+        if heard or self._cluster_heard:
+            self._silent, self._cluster_heard = 0.0, False
+            if self._fenced is not None and not self._busy:
+                self._go(self._unfence)
+            return
+        # A gap that is longer than a turn was no listening: a stopped machine is no reason to fence it.
+        self._silent += min(max(gap, 0.0), STEP)
+        if self._busy:
+            return
+        if now - self._asked >= ASK_EVERY:
+            self._asked = now
+            self._go(self._ask)
+        elif self._fenced is None and self._silent >= self._settings.after:
+            self._go(self._fence)
+
+    def _go(self, act: Callable[[], None]) -> None:
+        self._busy = True
+
+        def guarded() -> None:
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001 - the thread's edge
+                print(f"agent: self-fencing: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            finally:
+                self._busy = False
+
+        self._beside(guarded)
+
+    def _ask(self) -> None:
+        wants = self._settings
+        asked = bool(wants.probe) and self._run(wants.probe, PROBE_TAKES) == 0
+        self._cluster_heard = asked or (bool(wants.probe_url) and answers(wants.probe_url))
+
+    def _fence(self) -> None:
+        self._ask()  # once more: what follows stops work
+        if self._cluster_heard:
+            return
+        because = f"neither controller nor cluster was heard for {self._silent:.0f} s"
+        if not self._write(Fenced(state="begun", boot_id=self._boot_id, because=because)):
+            return  # what cannot be written down is not done: nobody could undo it
+        words = self._settings.command
+        if words:
+            code = self._run(words, COMMAND_TAKES)
+            done = f"{' '.join(words)} ended with {code}"
+        else:
+            self._mark.parent.mkdir(parents=True, exist_ok=True)
+            self._mark.write_text(f"{because}\n")
+            done = f"{self._mark} was written"
+        self._write(Fenced(state="fenced", boot_id=self._boot_id, because=because))
+        self._tell("agent.fenced", f"this node takes no more work: {because}; {done}")
+
+    def _unfence(self) -> None:
+        assert self._fenced is not None
+        self._write(Fenced(state="undoing", boot_id=self._boot_id, because=self._fenced.because))
+        words = self._settings.undo
+        code = self._run(words, COMMAND_TAKES) if words else 0
+        self._mark.unlink(missing_ok=True)
+        if code != 0:
+            self._tell("agent.fenced", f"heard again, but {' '.join(words)} ended with {code}: it is tried again")
+            return
+        self._file.unlink(missing_ok=True)
+        self._fenced = None
+        self._tell("agent.unfenced", "heard again: this node takes work as before")
+
+    def _read(self) -> Fenced | None:
+        """What an earlier run has done, or begun: either way it is to be undone when somebody is heard."""
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=Fenced)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def _write(self, fenced: Fenced) -> bool:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            aside = self._file.with_suffix(".new")
+            with aside.open("wb") as file:
+                file.write(msgspec.json.encode(fenced))
+                file.flush()
+                os.fsync(file.fileno())
+            aside.rename(self._file)
+        except OSError as error:
+            print(f"agent: self-fencing cannot be written down: {error}", file=sys.stderr, flush=True)
+            return False
+        self._fenced = fenced
+        return True
+
+
+def _in_a_thread(act: Callable[[], None]) -> None:
+    Thread(target=act, name="fence", daemon=True).start()

@@ -1,0 +1,294 @@
+"""An agent on a real machine: which sources and probes it has, who carries its orders out, whom it reports to."""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sickbay.agent.checks import Exercise
+from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot, place_file
+from sickbay.agent.node_orders import Hands, NodeOrders
+from sickbay.agent.node_probes import Where, probes_for
+from sickbay.agent.outbox import Outbox, say
+from sickbay.agent.probes.journal import NAME as JOURNAL
+from sickbay.agent.probes.journal import Journal, JournalPlace, available, last_words
+from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
+from sickbay.agent.probes.kmsg import NAME as RING
+from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
+from sickbay.agent.probes.sums import Sums
+from sickbay.agent.probes.system_log import SystemLog, name_of, usual
+from sickbay.agent.settings import AgentSettings
+from sickbay.agent.spool import Spool, Voice
+from sickbay.agent.transport import Address
+from sickbay.agent.watchdog import Watchdog
+from sickbay.knowledge.kernel import parse_line
+from sickbay.model.errors import BadInput
+from sickbay.model.facts import Observed
+from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.model.noun import Noun
+from sickbay.model.protocol import Item
+
+FEW = 500  # last words of a boot, so many at most
+
+
+class Boot(Noun):
+    """Which boot the state directory was written under."""
+
+    boot_id: str
+    uid: str
+    instance_id: str
+    zero: float = 0.0
+
+
+def run(settings: AgentSettings) -> None:
+    """Until SIGTERM. Raises BadInput."""
+    state = Path(settings.state)
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise BadInput(
+            f"state: {state} cannot be made ({error.strerror}): write a directory that may be written"
+        ) from None
+    with alone(state):
+        NodeAgent(settings).run()
+
+
+class NodeAgent:
+    def __init__(self, settings: AgentSettings, watchdog: Watchdog | None = None) -> None:
+        self._settings = settings
+        self._state = Path(settings.state)
+        self._watchdog = watchdog or Watchdog()
+        boot_id = machine_boot() or f"unknown-{secrets.token_hex(6)}"
+        me = Incarnation(uid=settings.instance_id, instance_id=settings.instance_id, boot_id=boot_id)
+        node = NodeId(settings.node)
+        self._voice = Voice(
+            node=node, incarnation=me, agent_run=secrets.token_hex(6), machine_boot=boot_id, zero=clock_zero()
+        )
+        self._last_words(me)
+        self._outbox = Outbox(self._state / "spool", self._voice)
+        self.sums = Sums()
+        sources = sources_for(settings, self._state, node, boot_id)
+        made = probes_for(Where(settings, node, self.sums))
+        self._log = KernelLog(sources, node, made.device_at or device_index(), self.sums)
+        for text in made.troubles:
+            self._tell("probe.failed", text)
+        tests = tests_for(settings)
+        text_log = next((Path(s.name.partition(":")[2]) for s in sources if isinstance(s, SystemLog)), None)
+        hands = Hands(settings=settings, node=node, me=me, tests=tests, text_log=text_log, aside=made.aside)
+        self._fence = None
+        if settings.self_fence is not None:
+            from sickbay.agent.fence import Fence
+
+            self._fence = Fence(settings.self_fence, self._state, boot_id, self._tell)
+        self._closing = made.closing
+        self._life = Life(
+            Parts(
+                outbox=self._outbox,
+                state=self._state,
+                log=self._log,
+                address=self._address,
+                orders=lambda senses: NodeOrders(hands, senses).carry,
+                witnesses=[probe for probe in made.probes if probe.witness],
+                probes=[probe for probe in made.probes if not probe.witness],
+                each_second=self._each_second,
+                ready=lambda: self._watchdog.ready(f"watching {settings.node}"),
+                ending=self._ending,
+            )
+        )
+
+    def run(self) -> None:
+        self._life.run()
+
+    def _tell(self, kind: str, text: str) -> None:
+        self._outbox.put([say(Observed(node=self._voice.node, kind=kind, text=text[:500]))])
+
+    def _each_second(self, now: float) -> None:
+        self._watchdog.alive(now)
+        if self._fence is not None:
+            self._fence.turn(now, heard=self._life.reporter.heard.is_set())
+
+    def _ending(self) -> None:
+        self._watchdog.ending()
+        for close in self._closing:
+            close()
+
+    def _address(self) -> Address:
+        token = self._settings.token
+        if self._settings.token_file:
+            try:
+                token = Path(self._settings.token_file).read_text(encoding="ascii").strip()
+            except OSError as error:
+                raise OSError(f"token_file {self._settings.token_file}: {error.strerror}") from None
+        return Address(url=self._settings.url, token=token, ca=self._settings.ca)
+
+    # --- what the kernel said when nobody listened any more
+    def _last_words(self, me: Incarnation) -> None:
+        """Into the spool, under the boot that has ended, before anything of this boot is said."""
+        file = self._state / "boot.json"
+        before = kept(file, Boot)
+        now = Boot(boot_id=me.boot_id, uid=me.uid, instance_id=me.instance_id, zero=self._voice.zero)
+        if before is not None and before.boot_id != me.boot_id and before.instance_id == me.instance_id and available():
+            ended = Incarnation(uid=before.uid, instance_id=before.instance_id, boot_id=before.boot_id)
+            ring, journal = (
+                kept(self._state / place_file(RING), KmsgPlace),
+                kept(self._state / place_file(JOURNAL), JournalPlace),
+            )
+            cursor = journal.cursor if journal is not None and journal.boot_id == before.boot_id else ""
+            stamp = ring.stamp if ring is not None and ring.boot_id == before.boot_id else 0.0
+            if cursor or stamp:  # else no agent listened then, and nobody knows what was told already
+                try:
+                    found = last_words(before.boot_id, cursor=cursor, stamp=stamp)
+                    spooled(found.lines, self._state / "spool", self._voice, ended, found.zero or before.zero)
+                except OSError as error:
+                    print(f"agent: the last words of boot {before.boot_id}: {error}", file=sys.stderr, flush=True)
+        if before is None or before.boot_id != now.boot_id:
+            keep_boot(file, now)
+
+
+def keep_boot(file: Path, boot: Boot) -> None:
+    try:
+        keep(file, boot)
+    except OSError as error:
+        print(f"agent: {file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Incarnation, zero: float) -> int:
+    """What these lines mean, as that boot's own words. How many there were."""
+    sums, device_at = Sums(), device_index()
+    items: list[Item] = []
+    for line in lines:
+        sign = parse_line(line.text)
+        if sign is None:
+            continue
+        fields = dict(sign.fields)
+        device = device_at(str(fields["pci"])) if "pci" in fields else None
+        if device is not None and sign.kind != "sxid":
+            fields["device"] = device
+        news = Observed(node=voice.node, kind=sign.kind, fields=fields, text=line.text[:2000], last_words=True)
+        items.extend(sums.add(say(news, line.mono, line.source, line.seq), 0.0, line.text))
+    items.extend(sums.flush())
+    items = items[-FEW:]
+    if items:
+        then = Voice(
+            node=voice.node, incarnation=ended, agent_run=f"{voice.agent_run}-before", machine_boot=ended.boot_id,
+            zero=zero,
+        )  # fmt: skip
+        spool = Spool(directory, then)
+        for number, item in enumerate(items, 1):
+            spool.append(encoded(item, number), number, number)
+        spool.close()
+    return len(items)
+
+
+def encoded(item: Item, seq: int) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(item, seq=seq)) + b"\n"
+
+
+# --- what there is on this machine
+
+
+def sources_for(settings: AgentSettings, state: Path, node: NodeId, boot_id: str) -> list[Source]:
+    """Those that the settings name. `auto`: the ring, or the journal where the ring may not be read, and text files."""
+    named = list(dict.fromkeys(settings.sources))
+    if "auto" in named:
+        ring = may_read(Path("/dev/kmsg"))
+        own = ["kmsg"] if ring or not available() else ["journal"]
+        at = named.index("auto")
+        named[at : at + 1] = [*own, *(str(path) for path in usual())]
+    found: list[Source] = []
+    for name in dict.fromkeys(named):
+        if name == "kmsg":
+            ring_place = kept(state / place_file(RING), KmsgPlace)
+            here = ring_place is not None and ring_place.boot_id == boot_id
+            found.append(Kmsg(node, ring_place if ring_place is not None and here else KmsgPlace(boot_id=boot_id)))
+        elif name == "journal":
+            place = kept(state / place_file(JOURNAL), JournalPlace)
+            there = place is not None and place.boot_id == boot_id
+            found.append(Journal(place if place is not None and there else JournalPlace(boot_id=boot_id)))
+        else:
+            # Across boots: the file is one and the same, and what is dated before this boot means nothing.
+            text = kept(state / place_file(name_of(Path(name))), Place) or Place(boot_id=boot_id)
+            found.append(SystemLog(Path(name), text))
+    return found
+
+
+def may_read(path: Path) -> bool:
+    try:
+        with path.open("rb", buffering=0):
+            return True
+    except OSError:
+        return False
+
+
+def device_index() -> Callable[[str], int | None]:
+    """The index of the GPU at a PCI address: drivers number GPUs in the order of their addresses."""
+    try:
+        from sickbay.agent.nvml.pci import address, nvidia_gpus
+    except ImportError:
+        return lambda _: None
+    there = sorted(where for gpu in nvidia_gpus() if (where := address(gpu)) is not None)
+    order = {where: number for number, where in enumerate(there)}
+
+    def at(text: str) -> int | None:
+        where = address(text)
+        return None if where is None else order.get(where)
+
+    return at
+
+
+def tests_for(settings: AgentSettings) -> Callable[[], Sequence[Exercise]]:
+    """Made when a check is asked for: what exercises GPUs is large, and most agents never need it."""
+
+    def tests() -> Sequence[Exercise]:
+        from sickbay.agent.checks.node import node_tests
+
+        return node_tests(expected_gpus=settings.gpus, state_dir=Path(settings.state))
+
+    return tests
+
+
+def look_once(settings: AgentSettings) -> list[Item]:
+    """All that can be seen now, without a controller and without leaving anything behind."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="sickbay-") as aside:
+        return _look_once(msgspec.structs.replace(settings, state=aside))
+
+
+def _look_once(settings: AgentSettings) -> list[Item]:
+    node, sums = NodeId(settings.node), Sums()
+    made = probes_for(Where(settings, node, sums))
+    sources = sources_for(settings, Path(settings.state), node, machine_boot())
+    log = KernelLog(sources, node, made.device_at or device_index(), sums)
+    found = [say(Observed(node=node, kind="probe.failed", text=text)) for text in made.troubles]
+    try:
+        found.extend(_read_whole(log))
+        for probe in made.probes:
+            try:
+                found.extend(probe.look(time.monotonic()))
+            except Exception as error:  # noqa: BLE001 - one that cannot look says so; the others look
+                text = f"the probe {probe.name} cannot look: {error}"
+                found.append(say(Observed(node=node, kind="probe.failed", text=text[:500])))
+        found.extend(sums.flush())
+    finally:
+        log.close()
+        for close in made.closing:
+            close()
+    return found
+
+
+def _read_whole(log: KernelLog) -> list[Item]:
+    """What is there now."""
+    found: list[Item] = []
+    try:
+        while True:
+            found.extend(log.look(time.monotonic()))
+            if not log.behind:
+                return found
+            time.sleep(0.01)
+    except OSError as error:
+        text = f"the kernel log cannot be read: {error}"
+        return [*found, say(Observed(node=NodeId(""), kind="probe.failed", text=text[:500]))]

@@ -1,0 +1,208 @@
+"""How a real machine carries out what it is asked for."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sickbay.agent.checks import Exercise, examine
+from sickbay.agent.commands import Carry, Refuse, Said
+from sickbay.agent.drill import inject
+from sickbay.agent.senses import Senses
+from sickbay.agent.settings import AgentSettings
+from sickbay.model.facts import Checked, Looked, Observed, ResetDone
+from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.model.protocol import (
+    AnyOrder,
+    ItemNews,
+    RunCheck,
+    RunCollect,
+    RunInject,
+    RunLook,
+    RunReboot,
+    RunReset,
+)
+
+LONGEST = 600.0  # seconds that any command may take
+GOING_DOWN = 600  # seconds that a machine may need to be back; big ones take ten minutes to count their memory
+PROC = Path("/proc")
+REBOOT = (("systemctl", "reboot"), ("shutdown", "-r", "now"))
+RESET = ("nvidia-smi", "--gpu-reset")
+
+
+def _nobody(why: str) -> AbstractContextManager[None]:  # noqa: ARG001 - the form of Nvml.aside
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What orders touch, so that a test can give others: commands, the tree of processes, the watched text file."""
+
+    settings: AgentSettings
+    node: NodeId
+    me: Incarnation
+    tests: Callable[[], Sequence[Exercise]]
+    text_log: Path | None = None
+    # While this is held nobody of the agent's own has a GPU open.
+    aside: Callable[[str], AbstractContextManager[None]] = _nobody
+    proc: Path = PROC
+    reset: tuple[str, ...] = RESET
+    reboots: tuple[tuple[str, ...], ...] = REBOOT
+    ours: Callable[[], Collection[int]] = field(default=lambda: (os.getpid(),))
+
+
+class NodeOrders:
+    def __init__(self, hands: Hands, senses: Senses) -> None:
+        self._hands = hands
+        self._senses = senses
+
+    @property
+    def carry(self) -> dict[type, Carry]:
+        return {
+            RunLook: self._look,
+            RunCheck: self._check,
+            RunReset: self._reset,
+            RunReboot: self._reboot,
+            RunCollect: self._collect,
+            RunInject: self._inject,
+        }
+
+    def _allowed(self, what: str) -> None:
+        if what not in self._hands.settings.allow:
+            raise Refuse(f"{what} is not allowed on this node: write allow: [{what}] in the agent's settings")
+
+    def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+        """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
+        assert isinstance(order, RunLook)
+        time.sleep(max(0.0, order.settle))
+        self._senses.read_through()
+        return [Looked(look=order.look, node=self._hands.node, incarnation=self._hands.me)]
+
+    def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
+        assert isinstance(order, RunCheck)
+        self._allowed("check")
+        with self._senses.provoked_by(order.check):
+            verdict, because, tests = examine(self._hands.tests(), order.level, until, order.profile)
+        return [
+            Checked(
+                check=order.check, node=self._hands.node, verdict=verdict, incarnation=self._hands.me,
+                level=order.level, because=because, tests=tests,
+            )
+        ]  # fmt: skip
+
+    # --- reset
+    def _reset(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
+        assert isinstance(order, RunReset)
+        self._allowed("reset")
+        if shutil.which(self._hands.reset[0]) is None:
+            raise Refuse(f"there is no {self._hands.reset[0]} here: nothing can reset a GPU")
+        with self._hands.aside("a GPU is being reset"):
+            held = holders(order.devices, self._hands.proc, self._hands.ours())
+            if held:
+                raise Refuse(f"held by {', '.join(held[:10])}{' and others' if len(held) > 10 else ''}")
+            which = ("-i", ",".join(map(str, order.devices))) if order.devices else ()
+            said = _run((*self._hands.reset, *which), until)
+        if said.returncode != 0:
+            text = (said.stdout or "").strip()[-400:]
+            if re.search(r"in use by|currently being used", text):
+                raise Refuse(f"the driver says: {text}")
+            raise Refuse(f"nvidia-smi ended with {said.returncode}: {text}")
+        return [ResetDone(key=order.key, node=self._hands.node, incarnation=self._hands.me)]
+
+    # --- reboot
+    def _reboot(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
+        assert isinstance(order, RunReboot)
+        self._allowed("reboot")
+        command = next((words for words in self._hands.reboots if shutil.which(words[0])), None)
+        if command is None:
+            raise Refuse("this machine has neither systemctl nor shutdown: nothing can reboot it from here")
+        why = order.reason or "a repair"
+        down = Observed(
+            node=self._hands.node, kind="node.going_down", fields={"seconds": GOING_DOWN}, text=f"reboot: {why}"[:500]
+        )
+
+        def reboot() -> None:
+            done = _run(command, time.monotonic() + 60)
+            if done.returncode != 0:
+                raise OSError(f"{' '.join(command)} ended with {done.returncode}: {(done.stdout or '').strip()[-300:]}")
+
+        return Said(news=[down], text=f"rebooting with {' '.join(command)}", after=reboot)
+
+    # --- collect
+    def _collect(self, order: AnyOrder, until: float) -> Said:
+        assert isinstance(order, RunCollect)
+        from sickbay.agent.bundle import collect  # here: what packs files is not for every day
+
+        found = collect(Path(self._hands.settings.state), self._hands.settings, until)
+        text = f"{found.path} ({found.size} bytes)"
+        if found.missing:
+            text += f"; not there: {', '.join(found.missing)}"
+        fields: dict[str, str | int] = {"path": str(found.path), "size": found.size, "key": order.key}
+        news = Observed(node=self._hands.node, kind="agent.collected", fields=fields, text=text[:1000])
+        return Said(news=[news], text=text[:500])
+
+    # --- inject
+    def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
+        assert isinstance(order, RunInject)
+        self._allowed("inject")
+        if self._hands.text_log is None:
+            raise Refuse("this agent watches no text log: write sources: [auto, /var/log/messages] in its settings")
+        return Said(text=f"written to {self._hands.text_log}: {inject(self._hands.text_log, order.line)}")
+
+
+# They let go by themselves when nvidia-smi asks them to; `comm` has 15 characters.
+LET_GO = frozenset({"nvidia-persiste"})
+
+
+def holders(devices: Collection[int], proc: Path = PROC, ours: Collection[int] = ()) -> list[str]:
+    """Processes that have these GPUs open, none named: any; as `name (pid 12) has /dev/nvidia0`.
+
+    The kernel's own list of open files, not the driver's: a process that only holds the device open has no context, is
+    on no list of NVML's, and keeps a reset from happening all the same.
+    """
+    wanted = {f"/dev/nvidia{device}" for device in devices}
+    found: list[str] = []
+    for entry in sorted((path for path in proc.glob("[0-9]*")), key=lambda path: int(path.name)):
+        if int(entry.name) in ours:
+            continue
+        open_here = _devices_of(entry)
+        if open_here and _name(entry) in LET_GO:
+            continue
+        hit = open_here & wanted if wanted else open_here
+        if hit:
+            found.append(f"{_name(entry)} (pid {entry.name}) has {', '.join(sorted(hit))}")
+    return found
+
+
+def _devices_of(entry: Path) -> set[str]:
+    open_here: set[str] = set()
+    with suppress(OSError):  # it has ended, or is not ours to look at
+        for link in os.scandir(entry / "fd"):
+            with suppress(OSError):
+                target = os.readlink(link.path)  # noqa: PTH115 - thousands of them, and a Path for each is not for free
+                if re.fullmatch(r"/dev/nvidia\d+", target):
+                    open_here.add(target)
+    return open_here
+
+
+def _name(entry: Path) -> str:
+    try:
+        return (entry / "comm").read_text(errors="replace").strip() or "?"
+    except OSError:
+        return "?"
+
+
+def _run(words: Sequence[str], until: float) -> "subprocess.CompletedProcess[str]":
+    """Raises TimeoutError: then nobody knows how far it came."""
+    try:
+        return subprocess.run(  # noqa: S603 - fixed words, no shell
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", timeout=min(max(0.1, until - time.monotonic()), LONGEST), check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"{words[0]} did not end in time") from None

@@ -1,0 +1,124 @@
+"""What watches a real machine besides its kernel log: a list of makers, each by itself.
+
+One that cannot be made is one clear line and a `probe.failed`; the rest keeps working.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from sickbay.agent.probes import Look, Probe
+from sickbay.agent.probes.sums import Sums
+from sickbay.agent.sampling import Sampler, Values
+from sickbay.agent.settings import AgentSettings
+from sickbay.model.fleet import NodeId
+from sickbay.model.protocol import Item
+
+GPUS_EVERY = 10.0  # seconds; NVML's own events come at once through the child's pipe and are read here
+
+
+def _nobody(why: str) -> AbstractContextManager[None]:  # noqa: ARG001 - the form of Nvml.aside
+    return nullcontext()
+
+
+class Where(NamedTuple):
+    """What a maker is given."""
+
+    settings: AgentSettings
+    node: NodeId
+    sums: Sums
+
+
+@dataclass(slots=True)
+class Made:
+    """Probes that could be made, and why others could not."""
+
+    probes: list[Probe] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    closing: list[Callable[[], None]] = field(default_factory=list)
+    values: list[Values] = field(default_factory=list)  # for charts
+    aside: Callable[[str], AbstractContextManager[None]] = _nobody
+    device_at: Callable[[str], int | None] | None = None
+    has_links: Callable[[], bool] | None = None
+
+
+Maker = Callable[[Where, Made], None]
+
+
+def gpus(where: Where, made: Made) -> None:
+    from sickbay.agent.nvml.watched import Nvml
+    from sickbay.agent.probes.gpus import Gpus
+
+    nvml = Nvml()
+    known = Path(where.settings.state) / "gpus.json"
+    found = Gpus(nvml, where.node, known, expected=where.settings.gpus)
+    look = summed(found.look, where.sums)
+    # In a thread of its own: NVML on a sick GPU answers after seconds, and the kernel log does not wait for it.
+    made.probes.append(Probe("gpus", look, period=GPUS_EVERY, gap=0.2, witness=True, may_hang=True))
+    made.values.append(found.values)
+    made.closing.append(nvml.close)
+    made.aside, made.device_at = nvml.aside, found.device_at
+
+
+def dcgm(where: Where, made: Made) -> None:
+    if not where.settings.dcgm_url and shutil.which("dcgmi") is None:
+        return  # before it is imported: what reads DCGM is large
+    from sickbay.agent.probes.dcgm import dcgm_probe
+
+    found = dcgm_probe(where.node, exporter=where.settings.dcgm_url, has_links=made.has_links)
+    if found is not None:
+        probe, watch = found
+        made.probes.append(
+            Probe(probe.name, summed(probe.look, where.sums), period=probe.period, gap=probe.gap, may_hang=True)
+        )
+        made.closing.append(watch.close)
+
+
+def host(where: Where, made: Made) -> None:
+    from sickbay.agent.probes.host import host_for
+
+    found = host_for(where.settings, where.node, where.sums)
+    made.probes.extend(found.probes)
+    made.values.append(found.values)
+
+
+def charts(where: Where, made: Made) -> None:
+    """Last: it asks what the others have measured."""
+    every = where.settings.metrics
+    if not every or not made.values:
+        return
+    exports = []
+    if where.settings.cloudwatch:
+        from sickbay.agent.emf import EmfExport
+
+        exports.append(EmfExport(where.settings.cloudwatch, where.node))
+    look = Sampler(made.values, exports).look
+    made.probes.append(Probe("charts", look, period=every, gap=every / 2, may_hang=True))
+
+
+MAKERS: Sequence[tuple[str, Maker]] = (("GPUs", gpus), ("DCGM", dcgm), ("the machine", host), ("charts", charts))
+
+
+def probes_for(where: Where, makers: Sequence[tuple[str, Maker]] = MAKERS) -> Made:
+    made = Made()
+    for name, make in makers:
+        try:
+            make(where, made)
+        except Exception as error:  # noqa: BLE001 - whatever the making of one meets must not end the others
+            text = f"{name} cannot be watched: {type(error).__name__}: {error}"
+            print(f"agent: {text}", file=sys.stderr, flush=True)
+            made.troubles.append(text)
+    return made
+
+
+def summed(look: Look, sums: Sums) -> Look:
+    """What the kernel log has told already is not told again."""
+
+    def looked(now: float) -> list[Item]:
+        return [told for item in look(now) for told in sums.add(item, now)]
+
+    return looked

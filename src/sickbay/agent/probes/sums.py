@@ -1,0 +1,158 @@
+"""Summing up: what repeats is told at once and then as a number, and what two sources tell of one event is one.
+
+One of these is shared by all sources of a node: kernel ring, journal, text files, NVML. Its memory is bounded.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from threading import Lock
+
+from msgspec.structs import replace
+
+from sickbay.model.facts import Observed
+from sickbay.model.protocol import Item
+
+SUM_UP = 1.0  # seconds: what repeats is told at once, and then as a number
+KINDS = 1000  # different events that are counted at a time
+# Seconds of silence after which an event is forgotten. A text file lags behind the kernel by seconds, and a source that
+# was away reads what it missed within a look or two.
+ECHO = 60.0
+BODIES = 64  # different texts of one event that are told apart
+LONG = 240  # characters of a text that are compared: daemons cut long lines at different places
+NOT_THE_EVENT = frozenset({"pid", "name"})  # who met it: a fault that kills a hundred ranks is one fault
+
+Key = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Repeats:
+    until: float
+    item: Item | None = None
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Echoes:
+    """How often each source has told of one event; it has happened as often as the most talkative one says."""
+
+    last: float
+    told: dict[str, int] = field(default_factory=dict)
+    most: int = 0
+    bodies: dict[int, None] = field(default_factory=dict)
+
+
+class Sums:
+    def __init__(self) -> None:
+        self._repeats: dict[Key, _Repeats] = {}
+        self._echoes: OrderedDict[Key, _Echoes] = OrderedDict()
+        self._lock = Lock()  # probes of several threads share it
+
+    def add(self, item: Item, now: float, body: str = "") -> list[Item]:
+        """What is to be told of this now. `body`: its text without any prefix; empty: it was no line of a log."""
+        news = item.news
+        if not isinstance(news, Observed):
+            return [item]
+        with self._lock:
+            if self._echoed(news, _origin(item.source), body, now):
+                return []
+            return list(self._sum_up(item, news, now))
+
+    def over(self, now: float) -> list[Item]:
+        """What has been counted long enough."""
+        with self._lock:
+            return list(self._over(now))
+
+    def _over(self, now: float) -> Iterator[Item]:
+        for key, repeats in list(self._repeats.items()):
+            if now < repeats.until:
+                continue
+            del self._repeats[key]
+            if repeats.item is not None:
+                self._repeats[key] = _Repeats(until=now + SUM_UP)
+                yield _told(repeats)
+        while self._echoes and now - next(iter(self._echoes.values())).last > ECHO:
+            self._echoes.popitem(last=False)
+
+    def flush(self) -> list[Item]:
+        """All that was held back."""
+        with self._lock:
+            held = [_told(repeats) for repeats in self._repeats.values() if repeats.item is not None]
+            self._repeats.clear()
+            return held
+
+    def held(self, source: str) -> int | None:
+        """The first of this source's lines that is counted and not told yet: whoever comes next begins there."""
+        with self._lock:
+            items = [repeats.item for repeats in self._repeats.values() if repeats.item is not None]
+        return min(
+            (item.source_seq for item in items if item.source_seq is not None and _origin(item.source) == source),
+            default=None,
+        )
+
+    # --- one event, several sources
+    def _echoed(self, news: Observed, origin: str, body: str, now: float) -> bool:
+        key = _event(news)
+        echoes = self._echoes.get(key)
+        if echoes is None:
+            echoes = self._echoes[key] = _Echoes(last=now)
+            while len(self._echoes) > KINDS:
+                self._echoes.popitem(last=False)
+        echoes.last = now
+        self._echoes.move_to_end(key)
+        count = echoes.told[origin] = echoes.told.get(origin, 0) + 1
+        text = hash(" ".join(body.split())[:LONG]) if body else None
+        # Words that nobody has said yet are no echo, whoever has said more about the same device before.
+        new_words = text is not None and text not in echoes.bodies and len(echoes.bodies) < BODIES and echoes.bodies
+        if text is not None and len(echoes.bodies) < BODIES:
+            echoes.bodies[text] = None
+        if count > echoes.most or new_words:
+            echoes.most = max(count, echoes.most)
+            return False
+        return True
+
+    # --- one source, many repetitions
+    def _sum_up(self, item: Item, news: Observed, now: float) -> Iterator[Item]:
+        key = _key(news)
+        repeats = self._repeats.get(key)
+        if repeats is None or now >= repeats.until:
+            if repeats is not None and repeats.item is not None:
+                yield _told(repeats)
+            if len(self._repeats) < KINDS or key in self._repeats:
+                self._repeats[key] = _Repeats(until=now + SUM_UP)
+            yield item
+            return
+        if repeats.item is None:
+            repeats.item = item
+        repeats.count += news.count
+
+
+def _key(news: Observed) -> Key:
+    return (news.kind, *(pair for pair in sorted(news.fields.items()) if pair[0] not in NOT_THE_EVENT))
+
+
+def _event(news: Observed) -> Key:
+    """What every source of an event knows of it: NVML has the number and the device, and no register of it."""
+    fields = news.fields
+    where = _address(str(fields["pci"])) if "pci" in fields else fields.get("uuid", fields.get("device", ""))
+    rest: tuple[object, ...] = () if where != "" else _key(news)[1:]
+    return (news.kind, fields.get("number", ""), where, fields.get("mig", ""), *rest)
+
+
+def _address(pci: str) -> str:
+    """Sources write one address in several ways: 0000:b9:00, 00000000:B9:00.0."""
+    head, _, _ = pci.lower().partition(".")
+    domain, colon, rest = head.partition(":")
+    return f"{domain.lstrip('0')}:{rest}" if colon and rest.count(":") == 1 else head
+
+
+def _origin(source: str) -> str:
+    """A source that began anew is the same source still."""
+    return source.partition("+")[0]
+
+
+def _told(repeats: _Repeats) -> Item:
+    item = repeats.item
+    assert item is not None
+    assert isinstance(item.news, Observed)
+    return replace(item, news=replace(item.news, count=repeats.count))

@@ -29,7 +29,7 @@ from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Device, NodeId
 from sickbay.model.gpu import GpuReading
-from sickbay.model.protocol import Item, Measured
+from sickbay.model.protocol import Item
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 H200 = FIXTURES / "h200"
@@ -558,13 +558,11 @@ def test_an_agent_has_a_witness_and_charts_and_can_set_nvml_aside(machine: Machi
     settings = AgentSettings(url="", node=NODE, instance_id="i-1", state=str(machine.root), metrics=5.0)
     watched = gpus_for(settings, NODE, Sums())
     try:
-        look, _, measure = watched.probes
-        assert (look.witness, look.may_hang, measure.witness, measure.period) == (True, True, False, 5.0)
-        (item,) = watched.probes[2].look(0.0)
-        assert isinstance(item.news, Measured)
-        assert item.news.values["gpu.0.power"] > 0
+        look, events = watched.probes
+        assert (look.witness, look.may_hang, events.witness) == (True, True, False)
+        assert watched.gpus.values()["gpu.0.power"] > 0
         with watched.aside("a reset"):
-            assert watched.probes[2].look(1.0) == []
+            assert watched.gpus.values() == {}
     finally:
         watched.close()
 

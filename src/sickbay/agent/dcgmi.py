@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,6 +93,8 @@ def fetch(url: str, seconds: float) -> str:
         raise OSError(f"'{url}' is no address of an exporter; write http://host:9400/metrics")
     until = time.monotonic() + seconds
     held = bytearray()
+    import urllib.request  # here: few agents read an exporter, and it brings megabytes along
+
     with urllib.request.urlopen(url, timeout=seconds) as answer:  # noqa: S310 - http only, see above
         while len(held) < PAGE:
             if time.monotonic() > until:

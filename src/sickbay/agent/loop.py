@@ -15,6 +15,7 @@ from sickbay.agent.watches import Watches
 from sickbay.model.facts import Observed
 
 TURN = 1.0  # seconds; a turn is never longer
+SLACK = 0.1  # seconds, or a tenth of its period, that a probe may look early, so that one turn serves several
 ASLEEP = 2.0  # seconds between two turns: we were stopped ourselves
 HANGS_AFTER = 30.0
 
@@ -24,6 +25,11 @@ Handles = Callable[[], Mapping[int, str]]  # descriptors that can be read when t
 
 def _none() -> Mapping[int, str]:
     return {}
+
+
+def _due(probe: Probe) -> float:
+    every = probe.now_every
+    return every - min(SLACK, every / 10)
 
 
 class Loop:
@@ -72,7 +78,7 @@ class Loop:
     def _look(self, now: float) -> None:
         for name, probe in self._probes.items():
             since = now - self._looked[name]
-            if since >= probe.now_every or (name in self._called and since >= probe.gap):
+            if since >= _due(probe) or (name in self._called and since >= probe.gap):
                 self._called.discard(name)
                 self._looked[name] = now
                 self._guarded(probe, now)

@@ -1,6 +1,6 @@
 """An agent on a real machine: which sources and probes it has, who carries its orders out, whom it reports to."""
 
-import secrets
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -61,11 +61,11 @@ class NodeAgent:
         self._settings = settings
         self._state = Path(settings.state)
         self._watchdog = watchdog or Watchdog()
-        boot_id = machine_boot() or f"unknown-{secrets.token_hex(6)}"
+        boot_id = machine_boot() or f"unknown-{os.urandom(6).hex()}"
         me = Incarnation(uid=settings.instance_id, instance_id=settings.instance_id, boot_id=boot_id)
         node = NodeId(settings.node)
         self._voice = Voice(
-            node=node, incarnation=me, agent_run=secrets.token_hex(6), machine_boot=boot_id, zero=clock_zero()
+            node=node, incarnation=me, agent_run=os.urandom(6).hex(), machine_boot=boot_id, zero=clock_zero()
         )
         self._last_words(me)
         self._outbox = Outbox(self._state / "spool", self._voice)

@@ -4,11 +4,11 @@ One that cannot be made is one clear line and a `probe.failed`; the rest keeps w
 """
 
 import shutil
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from sickbay.agent.probes import Look, Probe
@@ -17,8 +17,6 @@ from sickbay.agent.sampling import Sampler, Values
 from sickbay.agent.settings import AgentSettings
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
-
-GPUS_EVERY = 10.0  # seconds; NVML's own events come at once through the child's pipe and are read here
 
 
 def _nobody(why: str) -> AbstractContextManager[None]:  # noqa: ARG001 - the form of Nvml.aside
@@ -50,21 +48,18 @@ Maker = Callable[[Where, Made], None]
 
 
 def gpus(where: Where, made: Made) -> None:
-    from sickbay.agent.nvml.watched import Nvml
-    from sickbay.agent.probes.gpus import Gpus
+    from sickbay.agent.probes.gpus import gpus_for
 
-    nvml = Nvml()
-    known = Path(where.settings.state) / "gpus.json"
-    found = Gpus(nvml, where.node, known, expected=where.settings.gpus)
-    look = summed(found.look, where.sums)
-    # In a thread of its own: NVML on a sick GPU answers after seconds, and the kernel log does not wait for it.
-    made.probes.append(Probe("gpus", look, period=GPUS_EVERY, gap=0.2, witness=True, may_hang=True))
-    made.values.append(found.values)
-    made.closing.append(nvml.close)
-    made.aside, made.device_at = nvml.aside, found.device_at
+    found = gpus_for(where.settings, where.node, where.sums)
+    made.probes.extend(found.probes)
+    made.values.append(found.gpus.values)
+    made.closing.append(found.close)
+    made.aside, made.device_at, made.has_links = found.aside, found.gpus.device_at, found.gpus.has_links
 
 
 def dcgm(where: Where, made: Made) -> None:
+    if not where.settings.dcgm_url and shutil.which("dcgmi") is None:
+        return  # its readers are large: most machines never need them
     if not where.settings.dcgm_url and shutil.which("dcgmi") is None:
         return  # before it is imported: what reads DCGM is large
     from sickbay.agent.probes.dcgm import dcgm_probe

@@ -1,7 +1,6 @@
 """Checks of idle nodes that a person, the schedule or a watched fault asked for, and what a check found."""
 
 from datetime import datetime
-from hashlib import sha256
 from typing import ClassVar
 
 from sickbay.model.fleet import NodeId
@@ -65,4 +64,6 @@ class Checkup(Noun):
 
 def checkup_id(fact: str) -> str:
     """The check that the order under this fact's id makes: whoever gave the order knows it beforehand."""
+    from hashlib import sha256  # here: every agent imports this module, and none needs a hash
+
     return f"check-{sha256(fact.encode()).hexdigest()[:10]}"

@@ -62,7 +62,7 @@ def _component_of(code: str) -> str:
 
 @cache
 def _table() -> dict[str, Wanted]:
-    text = shipped("profiles.csv", "sickbay.agent.checks")
+    text = shipped("profiles.csv", "sickbay.agent.checks", "")
     table: dict[str, Wanted] = {}
     for row in csv.DictReader(text.splitlines(), strict=True):
         if row["kind"] == "set":

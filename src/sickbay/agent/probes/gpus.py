@@ -25,7 +25,7 @@ from sickbay.model.facts import Observed
 from sickbay.model.fleet import Device, NodeId
 from sickbay.model.gpu import GpuReading
 from sickbay.model.noun import Noun
-from sickbay.model.protocol import Item, Measured
+from sickbay.model.protocol import Item
 from sickbay.model.sign import Fields, Sign
 
 GRACE = 300.0  # seconds: just after a boot or an upgrade the driver may not be there yet, and no GPU is broken
@@ -103,10 +103,6 @@ class Gpus:
             due = [*(event for _, event in self._events), *self._nvml.events()]
             self._events.clear()
         return self._told_events(due, now)
-
-    def measure(self, now: float) -> list[Item]:
-        values = self.values()
-        return [say(Measured(values=values, node=self._node), now)] if values else []
 
     def _told_events(self, events: Iterable[Happened], now: float) -> list[Item]:
         items = [say(self._observed(_sign_of(event)), now, SOURCE) for event in events]
@@ -219,9 +215,13 @@ class Gpus:
         here = [self._before[uuid] for _, uuid in sorted(self._uuids.items()) if uuid in self._before]
         return tuple(Device(index=one.index, serial=one.serial) for one in here if one.index is not None)
 
+    def has_links(self) -> bool:
+        """Whether any GPU here has an NVLink."""
+        return any(reading.links for reading in list(self._before.values()))
+
     def values(self) -> dict[str, float]:
         """For charts; nothing where nothing can be read: `look` says why."""
-        if ("gpus.none",) in {key[:1] for key in self._told}:  # asking would start a process again and again
+        if any(key[0] == "gpus.none" for key in self._told):  # asking would start a process again and again
             return {}
         try:
             return self._nvml.metrics()
@@ -252,10 +252,10 @@ class Watched:
         self._nvml = nvml or Nvml()
         known = Path(settings.state) / "gpus.json"
         self.gpus = gpus = Gpus(self._nvml, node, known, expected=settings.gpus, sums=sums)
+        # In a thread of its own: NVML on a sick GPU answers after seconds, and the kernel log does not wait for it.
         self.probes = [
             Probe("gpus", gpus.look, period=EVERY, gap=1.0, witness=True, flush=gpus.flush, may_hang=True),
             Probe("gpu_events", gpus.tell_events, period=1.0),
-            Probe("gpu_metrics", gpus.measure, period=settings.metrics, may_hang=True),
         ]
 
     def aside(self, why: str) -> AbstractContextManager[None]:

@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.unit.api_ward import TOKENS, Clinic, clinic
 
+from sickbay.faces.api import nodes
 from sickbay.faces.api.openapi import document, operation_id
 from sickbay.faces.api.routes import ROUTES
 from sickbay.faces.api.table import Route
@@ -27,7 +28,10 @@ SECRET = {"": "", "viewer": TOKENS["viewer"], "operator": TOKENS["operator"], "a
 
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Clinic]:
-    with clinic(after=1800.0) as made:
+    with pytest.MonkeyPatch.context() as patch, clinic(after=1800.0) as made:
+        # No agent answers here: nobody waits for one.
+        patch.setattr(nodes, "ANSWERS", 0.05)
+        patch.setattr(nodes, "COLLECTS", 0.05)
         yield made
 
 

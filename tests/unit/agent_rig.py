@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 from msgspec.structs import replace
 
 from sickbay.adapters.clusters.local.devices import Hardware
@@ -281,3 +282,12 @@ def node_rig(root: Path, **door: float) -> Iterator[NodeRig]:
     finally:
         rig.kill()
         front.shut()
+
+
+def left_by(folder: Path) -> list[str]:
+    """Processes below this one that run something of a folder: a worker has others of its own, such as a database."""
+    lines = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(child.cmdline()))
+    return [line for line in lines if str(folder) in line]

@@ -78,7 +78,7 @@ def _escaped(text: str) -> str:
 ROUTES = (
     Route(
         "GET", "/v1/nodes/{cluster}/{name}/metrics", series, "What was measured on a node, for charts", answers.Series,
-        query=requests.OfSeries, query_example={"series": "gpu.0.temperature", "hours": "1"}, path_example=NODE_PATH,
+        query=requests.OfSeries, query_example={"series": "gpu.0.temperature"}, path_example=NODE_PATH,
         answer_example={
             "node": "lab/train-0000",
             "series": ["gpu.0.temperature"],

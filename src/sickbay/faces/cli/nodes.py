@@ -11,7 +11,7 @@ from sickbay.faces.cli.names import complete_node, reason, reason_option
 from sickbay.faces.cli.show import as_json, clean, print_json
 from sickbay.model.errors import BadInput
 
-COLLECTS = 200.0  # seconds
+COLLECTS = 60.0  # seconds
 
 node_argument = click.argument("node", metavar="NODE", shell_complete=complete_node)
 
@@ -83,7 +83,7 @@ def node(node: str, collect: bool, reason: str, as_json: bool) -> None:
 
 
 def _collect(node: str, why: str, *, as_json: bool) -> None:
-    say(f"the agent of {node} gathers what there is; this takes up to three minutes …")
+    say(f"the agent of {node} gathers what there is; this takes a moment …")
     found = connect(timeout=COLLECTS).post(f"{node_path(node)}/collect", {"reason": reason(why, "for support")})
     if as_json:
         print_json(found)

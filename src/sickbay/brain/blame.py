@@ -31,7 +31,7 @@ def diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
         named = {*(call.node for call in job.calls), *ended_badly}
         suspects = tuple(sorted(node for node in job.ranks if node in named))
         chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
-        check = Verify(nodes=chosen, level=after.level)
+        check = Verify(nodes=chosen, level=after.level, profile=after.profile)
         also = {"avoid": _dark(intent, nodes)}
         return Do(check, "its nodes are checked before it restarts", after.deadline, INGEST, also=also)
     if intent is not None and examined and not intent.state.over:

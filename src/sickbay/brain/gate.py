@@ -39,7 +39,7 @@ def queued(s: JobSight, policy: Policy) -> Decision:
     also: dict[str, object] = {"claim": placed, "deadline": None}
     if gate is None or Capability.CHECK not in s.can:
         return _start(s, policy, placed, "claim", also)
-    act_gate = Verify(nodes=tuple(sorted(placed)), level=gate.level)
+    act_gate = Verify(nodes=tuple(sorted(placed)), level=gate.level, profile=gate.profile)
     return Do(act_gate, f"no rank starts before level {gate.level} has passed", gate.deadline, INGEST, "claim", also)
 
 

@@ -105,7 +105,8 @@ def _refusal_stands(s: Sight, node: Node, intent: Intent) -> Deadline | None:
 
 def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
-    rule, level = _proof_wanted(incident, node, policy)
+    rule = _proof_wanted(incident, node, policy)
+    level = rule.verify
     if incident.needs_human:
         return Move("hold", "a human wants to decide", {"needs_human": False})
     if incident.relapse:
@@ -116,7 +117,7 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("hold", "nothing here can check a cordoned node")
     current = intent is not None and isinstance(intent.act, Verify) and intent.expect == node.incarnation
     if intent is None or not current:
-        act = Verify(nodes=(node.id,), level=level, profile=incident.fault.component)
+        act = Verify(nodes=(node.id,), level=level, profile=rule.profile or incident.fault.component)
         return Do(act, "proof before return", rule.verify_deadline, INGEST, also={"incarnation": node.incarnation})
     if not intent.state.over:
         return Stay(Wait(because=f"check level {level} is running", until=intent.seen_by))
@@ -128,10 +129,10 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
     return Move("hold", f"check level {level} {told}")
 
 
-def _proof_wanted(incident: Incident, node: Node, policy: Policy) -> tuple[RungRule, int]:
+def _proof_wanted(incident: Incident, node: Node, policy: Policy) -> RungRule:
     rule = rung_rule(ladder_for(incident, node, policy), incident.rung or incident.healed)
     if incident.kind is IncidentKind.INTAKE and not incident.tries:
         for examine in policy.examine:
             if examine.on is Trigger.JOIN:
-                return replace(rule, verify_deadline=examine.deadline), examine.level
-    return rule, rule.verify
+                return replace(rule, verify=examine.level, profile=examine.profile, verify_deadline=examine.deadline)
+    return rule

@@ -70,6 +70,7 @@ class RungRule(Strict):
     tries: int = 1
     deadline: timedelta = timedelta(minutes=15)
     verify: int = 2  # level of the check that proves it
+    profile: str = ""  # which tests; empty: those that would meet the fault again
     verify_deadline: timedelta = timedelta(minutes=20)
     on_could_not_run: CouldNotRun = CouldNotRun.HOLD
     why: str = ""
@@ -113,6 +114,7 @@ class WhichNodes(StrEnum):
 class Examine(Strict):
     on: Trigger
     level: int
+    profile: str = ""  # which tests, such as the set `hyperpod`; empty: all of the level
     nodes: WhichNodes = WhichNodes.ALL
     every: timedelta | None = None  # for `schedule`
     deadline: timedelta = timedelta(minutes=15)

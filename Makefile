@@ -4,9 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help up demo test test-fast lint bench gpu-test soak soak-sim docs pictures clean
+.PHONY: help up demo test test-fast test-thorough lint bench gpu-test soak soak-sim docs pictures clean
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml requirements-dev.txt
 	@echo "setting up $(VENV) (once) …"
@@ -26,6 +26,9 @@ test: $(READY)  ## all tests
 
 test-fast: $(READY)  ## the fast tier, under 90 seconds
 	@$(BIN)/pytest -n 2 -q -m "not slow"
+
+test-thorough: $(READY)  ## all tests, and the deaths at every single point (half an hour more)
+	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n 2 -q
 
 lint: $(READY)  ## style, types, layers
 	@$(BIN)/ruff check .

@@ -4,6 +4,7 @@ The world survives in this process. A life ends in the middle of a commit, after
 two things it was asked for, or wherever a signal happens to find it; the next one opens the same file and goes on.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ QUICK = Rules(
 )
 ACTS = frozenset({"cordon", "uncordon", "reboot", "reset_gpu", "replace", "fenced", "drain", "start", "end"})
 SLICES = 6
+STRIDE = 1 if os.environ.get("SICKBAY_THOROUGH") else 3  # make test-thorough dies at every single point
 HOUR = 3600.0
 
 Deeds = Counter[tuple[str, str]]
@@ -101,7 +103,7 @@ def test_killed_at_any_commit_or_effect_the_next_life_goes_on(
     nursery: Nursery, undisturbed: tuple[Deeds, int], quick_disk: Path, part: int
 ) -> None:
     done, points = undisturbed
-    for point in range(1 + part, points + 1, SLICES):
+    for point in range(1 + part, points + 1, SLICES * STRIDE):
         with simulation(nursery, quick_disk / "run", point) as sim:
             standard_incident(sim)
             assert sim.far.crashes == 1, f"nobody died at point {point}"

@@ -27,7 +27,7 @@ test: $(READY)  ## all tests
 test-fast: $(READY)  ## the fast tier, under 90 seconds
 	@$(BIN)/pytest -n 2 -q -m "not slow"
 
-test-thorough: $(READY)  ## all tests, and the deaths at every single point (half an hour more)
+test-thorough: $(READY)  ## all tests, and the deaths at every single point (some minutes more)
 	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n 2 -q
 
 lint: $(READY)  ## style, types, layers

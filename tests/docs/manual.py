@@ -21,7 +21,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 JOB = re.compile(r"\b([a-z]+)-1a2b3c4d\b")
 INCIDENT = re.compile(r"\bi12\b")
-NO_IS_AN_ANSWER = ("sickbay policy diff",)  # exit code 1: they differ
+NO_IS_AN_ANSWER = ("sickbay policy diff", "sickbay agent --once")  # exit code 1: they differ; something is wrong here
 PATIENCE = 120.0  # seconds for one command
 
 

@@ -13,11 +13,12 @@ from bench.figure import TINY, Figure, Line, percentile
 from bench.flood import BATCH, load
 from bench.resumes import STAGES
 from bench.rig import Bench, node_id, open_policy, store_of, xid
+from bench.scanner import FAULTY, HARMLESS, beside, log
 
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import AgentState, Ledger, Node
 
-ON_REAL_PROCESSES = ("resumes", "lines", "reports")
+ON_REAL_PROCESSES = ("resumes", "lines", "reports", "agent")
 POSITIVE = re.compile(r"(?=[\d.,]*[1-9])\d[\d,]*(\.\d+)?(e[+-]\d+)?")
 
 
@@ -85,6 +86,15 @@ def test_the_load_has_batches_of_one_size_and_each_node_falls_sick_once() -> Non
         assert told_sick == ([] if node is None else [node])
         sick += told_sick
     assert len(sick) == len(set(sick)) == 20
+
+
+def test_the_log_that_is_scanned_is_the_same_each_time_and_all_ways_find_its_faults() -> None:
+    text = log(30_000)
+    assert text == log(30_000)
+    found = beside(text + "".join(f"Mar  4 11:00:00 node-0 {line}\n" for line in FAULTY).replace("%d", "7").replace(
+        "%x", "1b").encode())  # fmt: skip
+    assert len(found.ours.found) >= len(FAULTY)
+    assert len(HARMLESS) > 30
 
 
 def test_nothing_holds_the_measured_quarantines_back() -> None:

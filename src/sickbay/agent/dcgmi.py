@@ -91,10 +91,10 @@ def fetch(url: str, seconds: float) -> str:
     """A page of an exporter. Raises OSError."""
     if not url.startswith(("http://", "https://")):
         raise OSError(f"'{url}' is no address of an exporter; write http://host:9400/metrics")
-    until = time.monotonic() + seconds
-    held = bytearray()
     import urllib.request  # here: few agents read an exporter, and it brings megabytes along
 
+    until = time.monotonic() + seconds
+    held = bytearray()
     with urllib.request.urlopen(url, timeout=seconds) as answer:  # noqa: S310 - http only, see above
         while len(held) < PAGE:
             if time.monotonic() > until:

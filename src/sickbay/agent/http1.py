@@ -134,8 +134,11 @@ def _one_line(token: str) -> str:
 
 
 def _number(text: str, radix: int) -> int:
+    digits = text.strip()
+    if not digits.isalnum() or not digits.isascii() or len(digits) > 16:  # no sign, no underscore
+        raise Garbled(f"{text[:40]!r} is no length")
     try:
-        return int(text.strip()[:16], radix)
+        return int(digits, radix)
     except ValueError:
         raise Garbled(f"{text[:40]!r} is no length") from None
 

@@ -4,7 +4,6 @@ One that cannot be made is one clear line and a `probe.failed`; the rest keeps w
 """
 
 import shutil
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -58,8 +57,6 @@ def gpus(where: Where, made: Made) -> None:
 
 
 def dcgm(where: Where, made: Made) -> None:
-    if not where.settings.dcgm_url and shutil.which("dcgmi") is None:
-        return  # its readers are large: most machines never need them
     if not where.settings.dcgm_url and shutil.which("dcgmi") is None:
         return  # before it is imported: what reads DCGM is large
     from sickbay.agent.probes.dcgm import dcgm_probe

@@ -13,7 +13,7 @@ from sickbay.agent.transport import POLL, REPORT, Away, Denied, Line, Refused
 from sickbay.model.facts import Observed
 from sickbay.model.protocol import PROTO, Command, Poll, Reply
 
-COALESCE = 0.003  # seconds; while a report is under way the next one gathers by itself
+COALESCE = 0.001  # seconds; what comes later gathers by itself while the report is under way
 REPORT_TAKES = 10.0  # seconds after which a report counts as lost
 SLOWLY = 5.0
 SOONEST, LATEST = 0.2, 5.0  # seconds between two tries

@@ -6,6 +6,7 @@ a driver or of the kernel. A program that prints an Xid into its log, or a perso
 
 import re
 from collections.abc import Generator, Iterable, Iterator
+from functools import cache
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ TEXT = 2000  # characters of evidence
 ANCHORS: tuple[str, ...] = (*nvidia.ANCHORS, *patterns.ANCHORS)
 NO_REGION = "gpu.bar_invalid"  # its headline names no GPU, the line below does
 WRAPPED = 5  # lines that one message may be broken into
+SEVERAL = 3  # lines in one, with their ends escaped: a log inside a string
 NEAR = 3  # lines within which words without a number are details of the same event
 KILLED_BY_NUMBER = 45  # the Xid whose line may end with its cause
 
@@ -67,7 +69,10 @@ def _tree(words: Iterable[str]) -> str:
     return "(?:" + "|".join(re.escape(first) + _tree(rest) for first, rest in branches.items()) + ")"
 
 
-_ANCHOR = re.compile(_tree(ANCHORS))
+@cache
+def _anchor() -> re.Pattern[str]:
+    # Made when a pasted log is read: it takes a twentieth of a second, and an agent has the scanner instead.
+    return re.compile(_tree(ANCHORS))
 
 
 class KernelReader:
@@ -93,13 +98,17 @@ class KernelReader:
     def read(self, number: int, line: str) -> Iterator[Sign]:
         """One line, without its end, and its number from 1."""
         self.owns = False
+        if "\u00a0" in line:  # what a browser copies
+            line = line.replace("\u00a0", " ")
+        if "\\n" in line and line.count("\\n") >= SEVERAL - 1:
+            yield from self._inside(number, line)
         if self._held is not None:
             joined = yield from self._go_on(line)
             if joined:
                 return
         if self._entry is not None or self._speaker:
             yield from self._field(line)
-        if len(line) > LONGEST or not _ANCHOR.search(line):
+        if len(line) > LONGEST or not _anchor().search(line):
             if self._entry is None and "_TRANSPORT=" in line:
                 yield from self._field(line)
             return
@@ -128,6 +137,17 @@ class KernelReader:
         if sign is not None:
             self.owns = True
             yield from self._tell(number, sign)
+
+    def _inside(self, number: int, line: str) -> Iterator[Sign]:
+        """A log that is the value of a string. Only lines with a stamp: a program's literals have none."""
+        for part in line.split("\\n"):
+            if len(part) > LONGEST or not _anchor().search(part):
+                continue
+            peeled = peel(part)
+            sign = _named(peeled, part) if peeled.stamped else None
+            if sign is not None:
+                self.owns = True
+                yield from self._tell(number, sign)
 
     def _go_on(self, line: str) -> Generator[Sign, None, bool]:
         """Whether this line is the rest of the one that is held."""

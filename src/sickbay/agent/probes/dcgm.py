@@ -21,6 +21,7 @@ from sickbay.model.gpu import GpuReading
 from sickbay.model.protocol import Item
 from sickbay.model.sign import Sign
 
+SOURCE = "dcgm"
 PERIOD = 10.0  # seconds; DCGM's own watches look once a minute
 ANSWERS_WITHIN = 8.0  # seconds; a host engine that hangs on a GPU answers nobody
 TOLD = 10_000  # things that are remembered as told
@@ -104,7 +105,7 @@ class Dcgm:
 
     def _item(self, sign: Sign, now: float) -> Item:
         news = Observed(node=self._node, kind=sign.kind, fields=sign.fields, text=sign.text, count=sign.count)
-        return say(news, now)
+        return say(news, now, SOURCE)
 
     # With dcgmi
 
@@ -170,7 +171,7 @@ class Dcgm:
                 where = readings[gpu]
                 fields = {
                     name: value
-                    for name, value in (("device", where.index), ("uuid", where.uuid))
+                    for name, value in (("device", where.index), ("uuid", where.uuid), ("pci", where.pci))
                     if value not in (None, "")
                 }
                 yield Sign(

@@ -18,6 +18,7 @@ LEAST_FREE_BYTES = 10 << 30  # a large disk may be nearly full and have plenty
 LEAST_MEMORY = 0.02
 LOW_FOR = 60.0  # seconds
 UNSYNCHRONISED_FOR = 600.0
+IDLE_LOAD = 0.8  # who waits in the kernel counts as load: after two minutes for 0.86
 HUNG_FOR = 120.0  # as the kernel's own hung_task_timeout_secs
 ASKS = 5.0  # seconds that systemctl is given
 LONGEST = 1 << 16  # bytes of a file
@@ -123,6 +124,10 @@ class Machine:
     # --- tasks
     def hung(self, now: float) -> Iterator[Sign]:
         """Processes that have waited in the kernel for longer than any device takes."""
+        load = word(f"{self._proc}/loadavg").partition(" ")[0]
+        if load and float(load) < IDLE_LOAD:  # not one of perhaps thousands has to be looked at
+            self._waiting = {}
+            return
         waiting: dict[tuple[int, str], tuple[float, str]] = {}
         for pid in map(int, filter(str.isdecimal, names(self._proc))):
             found = stat_of(f"{self._proc}/{pid}/stat")

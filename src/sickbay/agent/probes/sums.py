@@ -4,9 +4,10 @@ One of these is shared by all sources of a node: kernel ring, journal, text file
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,7 +20,10 @@ KINDS = 1000  # different events that are counted at a time
 # was away reads what it missed within a look or two.
 ECHO = 60.0
 BODIES = 64  # different texts of one event that are told apart
+NAMES = 1000  # by which devices are known
+SURE = frozenset({"pci", "uuid"})
 LONG = 240  # characters of a text that are compared: daemons cut long lines at different places
+DECIDES = frozenset({"advice", "follows", "resolution"})  # fields that only the kernel's own words have
 NOT_THE_EVENT = frozenset({"pid", "name"})  # who met it: a fault that kills a hundred ranks is one fault
 
 Key = tuple[object, ...]
@@ -46,6 +50,7 @@ class Sums:
     def __init__(self) -> None:
         self._repeats: dict[Key, _Repeats] = {}
         self._echoes: OrderedDict[Key, _Echoes] = OrderedDict()
+        self._known_as: OrderedDict[Key, dict[str, Any]] = OrderedDict()  # a name of a device → all, and the first
         self._lock = Lock()  # probes of several threads share it
 
     def add(self, item: Item, now: float, body: str = "") -> list[Item]:
@@ -54,9 +59,11 @@ class Sums:
         if not isinstance(news, Observed):
             return [item]
         with self._lock:
-            if self._echoed(news, _origin(item.source), body, now):
+            fresh = self._fresh(news, _origin(item.source), body, now)
+            if not fresh:
                 return []
-            return list(self._sum_up(item, news, now))
+            news = news if fresh == news.count else replace(news, count=fresh)
+            return list(self._sum_up(replace(item, news=news), news, now))
 
     def over(self, now: float) -> list[Item]:
         """What has been counted long enough."""
@@ -91,8 +98,9 @@ class Sums:
         )
 
     # --- one event, several sources
-    def _echoed(self, news: Observed, origin: str, body: str, now: float) -> bool:
-        key = _event(news)
+    def _fresh(self, news: Observed, origin: str, body: str, now: float) -> int:
+        """How many of these no other source has told yet; 0: it is an echo."""
+        key = self._event(news)
         echoes = self._echoes.get(key)
         if echoes is None:
             echoes = self._echoes[key] = _Echoes(last=now)
@@ -100,16 +108,42 @@ class Sums:
                 self._echoes.popitem(last=False)
         echoes.last = now
         self._echoes.move_to_end(key)
-        count = echoes.told[origin] = echoes.told.get(origin, 0) + 1
+        count = echoes.told[origin] = echoes.told.get(origin, 0) + news.count
         text = hash(" ".join(body.split())[:LONG]) if body else None
-        # Words that nobody has said yet are no echo, whoever has said more about the same device before.
-        new_words = text is not None and text not in echoes.bodies and len(echoes.bodies) < BODIES and echoes.bodies
+        # Words that nobody has said yet are no echo, whoever has said more about the same device before; and after a
+        # source that has no words (NVML, DCGM) those count that change what is to be done.
+        more_said = bool(echoes.bodies or DECIDES & news.fields.keys())
+        new_words = text is not None and text not in echoes.bodies and len(echoes.bodies) < BODIES and more_said
         if text is not None and len(echoes.bodies) < BODIES:
             echoes.bodies[text] = None
-        if count > echoes.most or new_words:
-            echoes.most = max(count, echoes.most)
-            return False
-        return True
+        more, echoes.most = count - echoes.most, max(count, echoes.most)
+        return news.count if new_words else max(0, min(more, news.count))
+
+    def _event(self, news: Observed) -> Key:
+        """What every source of an event knows of it: NVML has the number and the device, and no register of it."""
+        fields = news.fields
+        where = self._where(fields)
+        rest: tuple[object, ...] = () if where else _key(news)[1:]
+        return (news.kind, fields.get("number", ""), where, fields.get("mig", ""), *rest)
+
+    def _where(self, fields: Mapping[str, str | int]) -> Key:
+        """Sources know one device by different names: the kernel by its address, DCGM by its number and UUID."""
+        names = _names(fields)
+        if not names:
+            return ()
+        sure = {name: value for name, value in names.items() if name in SURE}
+        known = (self._known_as[name] for name in names.items() if name in self._known_as)
+        # Numbers are given anew when a GPU has left the bus: one with another address is another.
+        same = (one for one in known if all(one.get(name, value) == value for name, value in sure.items()))
+        who = next(same, None) or {"": next(iter(names.items()))}
+        who.update(names)
+        for name in names.items():
+            self._known_as[name] = who
+            self._known_as.move_to_end(name)
+        while len(self._known_as) > NAMES:
+            self._known_as.popitem(last=False)
+        first: Key = who[""]
+        return first
 
     # --- one source, many repetitions
     def _sum_up(self, item: Item, news: Observed, now: float) -> Iterator[Item]:
@@ -131,12 +165,10 @@ def _key(news: Observed) -> Key:
     return (news.kind, *(pair for pair in sorted(news.fields.items()) if pair[0] not in NOT_THE_EVENT))
 
 
-def _event(news: Observed) -> Key:
-    """What every source of an event knows of it: NVML has the number and the device, and no register of it."""
-    fields = news.fields
-    where = _address(str(fields["pci"])) if "pci" in fields else fields.get("uuid", fields.get("device", ""))
-    rest: tuple[object, ...] = () if where != "" else _key(news)[1:]
-    return (news.kind, fields.get("number", ""), where, fields.get("mig", ""), *rest)
+def _names(fields: Mapping[str, str | int]) -> dict[str, object]:
+    """The surest first."""
+    found: dict[str, object] = {"pci": _address(str(fields["pci"]))} if "pci" in fields else {}
+    return found | {name: fields[name] for name in ("uuid", "device") if fields.get(name, "") != ""}
 
 
 def _address(pci: str) -> str:

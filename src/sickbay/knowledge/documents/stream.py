@@ -36,6 +36,7 @@ READERS = (
     ("dcgm_health", "DcgmHealth", "dcgmi health"),
     ("exporter", "Exporter", "metrics page"),
     ("fabric_manager", "FabricManager", "fabric manager log"),
+    ("link_tools", "LinkTools", "link status"),
     ("kube_events", "KubeEvents", "Kubernetes or Slurm"),
 )
 KERNEL, JOB = "kernel log", "training log"

@@ -1,23 +1,34 @@
 """Lines that only talk about errors: source code, documentation, a person's prose.
 
 Errors are printed at the beginning of a line, or behind a stamp, a level or a name; who talks about them quotes them,
-passes
-them to functions, or has a sentence before them.
+passes them to functions, comments on them, or has a sentence before them.
 """
 
 import re
 
 _CODE = re.compile(
-    r"\s*(?:def |class |import |from [\w.]+ import |raise\b|return\b|except\b|elif |assert |async "
-    r"|await |with .*:$|if .*:$|for .*:$"
-    r"|while .*:$|//|/\*|\*/|#(?:!|include|define|if|endif| [a-z])|\"\"\"|'''|const |static |public "
-    r"|private |func |fn |let |var "
-    r"|case |throw |catch|\}|@\w+\b|echo |printf|print\(|log(?:ger|ging)?\.\w+\(|grep |assert\w*\()"
+    r"\s*(?:def |class |import |from [\w.]+ import |raise\b|return\b|except\b|elif |assert |async |await |with .*:$"
+    r"|if .*:$|if (?:\[|grep |!)|for .*:$|while .*:$|//|/\*|\*/|#(?:!|include|define|if|endif|\s)|\"\"\"|'''|const "
+    r"|static |public |private |func |fn |let |var |using |case |throw |catch|\}|@\w+\b|echo |printf|print\("
+    r"|log(?:ger|ging)?\.\w+\(|grep |assert\w*\(|export \w+=|trap |\$ |sudo )"
 )
-_MARKDOWN = re.compile(r"\s*(?:#{1,6} \S|\|.*\|\s*$|<(?:li|p|td|h\d|code)\b)")
+# A literal on a line of its own, the end of a statement, a line that goes on.
+_STATEMENT = re.compile(
+    r"\s*[rbfuRBFU]{0,2}(?P<quote>[\"'])(?:(?!(?P=quote)).)*(?P=quote)[,;)\]]*\s*$|.*(?:\)\s?,|;|\\)\s*$"
+)
+_MARKDOWN = re.compile(
+    r"\s*(?:#{1,6} \S|\|.*\|\s*$|<(?:li|p|td|h\d|code)\b|<!--|\*\*|[-*•‣+]\s{1,3}(?!(?:DEBUG|INFO|WARN|ERROR|CRIT|FATAL))"
+    r"(?:\[[ x]\]|[A-Za-z`\"'*]))"
+)
+_COMMENT = re.compile(r"\s#\s")
+_SPAN = re.compile(r"`[^`]+`")
 _CALL = re.compile(r"(?<![\w])(?P<name>[A-Za-z_][\w.]*)[(\[][^()\[\]]*$")
 _ASSIGNS = re.compile(r"^\s*[A-Za-z_][\w.\[\]]{0,60}(?:: [\w\[\], |.]{1,60})? (?:[:+|]?=) ")
 _STOPS = re.compile(r"[\d\[\]<>{}]|Error\b|Exception\b|ERROR|WARN|FATAL|error:|fatal:|failed:", re.ASCII)
+# What the beginning of a printed line looks like: a stamp, a level, a name, a place in a source.
+_PRINTED = re.compile(
+    r"\s*(?:[\[(<|{]|\d|[A-Z]\d{4} |[A-Z] \S*/|[\w.@/+-]{1,120}[:=\[(]|(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL)\b|\S+\s+\|)"
+)
 _FILLERS = frozenset(
     [
         "a",
@@ -63,22 +74,42 @@ _FILLERS = frozenset(
         "after",
         "while",
         "where",
+        "then",
+        "but",
+        "so",
+        "also",
+        "there",
+        "here",
+        "why",
+        "should",
     ]
 )
 ENOUGH = 2  # words of this kind before the error: it stands in a sentence
+MANY = 3  # the same where stamps or names of errors stand before it too, but nothing that a printed line begins with
+FAR = 300  # characters before it that are looked at
 
 
 def talks(line: str, start: int, end: int) -> bool:
     """Whether the words from `start` to `end` are talked about in this line."""
-    if _CODE.match(line) or _MARKDOWN.match(line):
+    if _CODE.match(line) or _STATEMENT.match(line) or _MARKDOWN.match(line):
         return True
     before = line[:start]
-    if before.count("`") % 2 or _ASSIGNS.match(line) or before.endswith(("signal.", "errno.", '== "', "== '")):
+    if _in_code_span(line, before) or _ASSIGNS.match(line) or before.endswith(("signal.", "errno.", '== "', "== '")):
+        return True
+    if _COMMENT.search(before):
         return True
     call = _CALL.search(before[-200:])
     if call is not None and not call["name"].endswith(("Error", "Exception")) and not before.endswith("["):
         return True
-    return _quoted(line, before, end) or _in_a_sentence(before)
+    return _quoted(line, before, end) or _in_a_sentence(line, before)
+
+
+def _in_code_span(line: str, before: str) -> bool:
+    """In `code`, or behind some. A single mark at one end of the line is the end of a paste."""
+    text = line.strip()
+    if text.count("`") == 1 and (text[0] == "`" or text[-1] == "`"):
+        return False
+    return before.count("`") % 2 == 1 or _SPAN.search(before) is not None
 
 
 def _quoted(line: str, before: str, end: int) -> bool:
@@ -100,8 +131,9 @@ def _quoted(line: str, before: str, end: int) -> bool:
     return False
 
 
-def _in_a_sentence(before: str) -> bool:
-    if _STOPS.search(before):
-        return False
-    words = re.findall(r"[a-z]+", before.lower()[-120:])
-    return sum(word in _FILLERS for word in words) >= ENOUGH
+def _in_a_sentence(line: str, before: str) -> bool:
+    words = re.findall(r"[a-z]+", before.lower()[-FAR:])
+    fillers = sum(word in _FILLERS for word in words)
+    if fillers >= MANY and not _PRINTED.match(line):
+        return True
+    return fillers >= ENOUGH and not _STOPS.search(before)

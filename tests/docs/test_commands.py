@@ -89,6 +89,7 @@ def test_the_commands_of_a_page_run_in_their_order(page: Path, tmp_path: Path, r
     commands = [line for block in in_blocks(page) for line in block]
     if all(ALONE.match(line) for line in commands):
         reader = Reader(tmp_path, tmp_path)
+        (tmp_path / "examples").symlink_to(ROOT / "examples")  # as in a clone; what a command leaves stays here
     elif not any(line.startswith("sickbay up") for line in commands):
         reader = request.getfixturevalue("ward")
     else:  # a page that starts its own cluster ends it, too

@@ -9,7 +9,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench import checkpoints, decisions, flood, lines, memory, quiet, reports, resumes, takeover, years
+from bench import (
+    agent,
+    checkpoints,
+    decisions,
+    flood,
+    lines,
+    memory,
+    quiet,
+    reports,
+    resumes,
+    scanner,
+    takeover,
+    years,
+)
 from bench.figure import FULL, QUICK, TINY, Figure, Size
 
 BENCHES: Mapping[str, Callable[[Size], Figure]] = {
@@ -23,6 +36,8 @@ BENCHES: Mapping[str, Callable[[Size], Figure]] = {
     "resumes": resumes.run,
     "lines": lines.run,
     "reports": reports.run,
+    "scanner": scanner.run,
+    "agent": agent.run,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "figures.md"
 HEAD = """# Figures

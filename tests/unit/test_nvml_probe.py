@@ -331,7 +331,7 @@ def test_set_aside_nobody_of_ours_holds_a_device_and_nobody_asks(machine: Machin
     assert pid is not None
     with nvml.aside("a reset"):
         assert gone(pid)
-        assert "a reset" in str(trouble(nvml))
+        assert "a reset" in str(trouble(nvml, SHORT))
     assert nvml.read()
 
 

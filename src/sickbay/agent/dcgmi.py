@@ -1,5 +1,6 @@
 """Running `dcgmi`, listening to it, and fetching a page of dcgm-exporter, each with a deadline."""
 
+import json
 import os
 import shutil
 import signal
@@ -147,3 +148,14 @@ class Listener:
         process, self._process = self._process, None
         if process is not None:
             end(process)
+
+
+def document_in(text: str) -> Any:
+    """The JSON of an answer: dcgmi may say something before it, or nothing else at all. None: there is none."""
+    at = text.find("{")
+    if at < 0:
+        return None
+    try:
+        return json.JSONDecoder().raw_decode(text, at)[0]
+    except (ValueError, RecursionError):
+        return None

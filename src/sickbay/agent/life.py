@@ -4,6 +4,7 @@ A place (`local.py`, `node.py`) says what there is to read, who carries orders o
 """
 
 import fcntl
+import gc
 import os
 import re
 import signal
@@ -65,7 +66,8 @@ class Life:
         self._parts = parts
         self._outbox = parts.outbox
         log = parts.log
-        first = Probe("kernel_log", log.look, period=1.0, gap=0.002, witness=True, flush=log.flush,
+        # It is called when there is something new; the period is for what was held back, and for the watermark.
+        first = Probe("kernel_log", log.look, period=2.0, gap=0.002, witness=True, flush=log.flush,
                       restless=lambda: log.behind)  # fmt: skip
         witnesses = [first, *parts.witnesses]
         self._kept = dict(log.places)
@@ -88,6 +90,9 @@ class Life:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_end)
         self._look_first()
+        # All that is loaded now stays: nobody has to look through it for rubbish again and again.
+        gc.collect()
+        gc.freeze()
         self.reporter.start()
         self._poller.start()
         self._parts.ready()

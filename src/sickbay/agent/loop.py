@@ -14,9 +14,10 @@ from sickbay.agent.senses import Senses
 from sickbay.agent.watches import Watches
 from sickbay.model.facts import Observed
 
-TURN = 1.0  # seconds; a turn is never longer
+TURN = 1.0  # seconds; what is to be done now and then is done no oftener
+SLEEP = 2.0  # seconds; a turn is never longer
 SLACK = 0.1  # seconds, or a tenth of its period, that a probe may look early, so that one turn serves several
-ASLEEP = 2.0  # seconds between two turns: we were stopped ourselves
+ASLEEP = 1.0  # seconds more than a turn may take: we were stopped ourselves
 HANGS_AFTER = 30.0
 
 Wanted = Callable[[], Mapping[Path, tuple[str, int]]]
@@ -60,9 +61,10 @@ class Loop:
 
     def run(self, commands: Commands, each_second: Callable[[float], None]) -> None:
         last = second = time.monotonic()
+        wait = 0.0
         while not self.ending:
             now = time.monotonic()
-            if now - last > ASLEEP:
+            if now - last > max(TURN, wait) + ASLEEP:
                 self._asleep(now)
             last = now
             self._look(now)
@@ -73,7 +75,8 @@ class Loop:
                 second = now
                 commands.overdue(now)
                 each_second(now)
-            self._called |= self._watches.wait(self._until_next(time.monotonic()))
+            wait = self._until_next(time.monotonic())
+            self._called |= self._watches.wait(wait)
 
     def _look(self, now: float) -> None:
         for name, probe in self._probes.items():
@@ -88,7 +91,7 @@ class Loop:
             (probe.gap if name in self._called else probe.now_every) - (now - self._looked[name])
             for name, probe in self._probes.items()
         ]
-        return max(0.0, min(TURN, *waits))
+        return max(0.0, min(SLEEP, *waits))
 
     def _guarded(self, probe: Probe, now: float) -> None:
         if not probe.may_hang:

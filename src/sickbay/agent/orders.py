@@ -12,7 +12,7 @@ from sickbay.agent.senses import Senses
 from sickbay.agent.stacks import collect
 from sickbay.model.facts import Checked, Looked, ResetDone
 from sickbay.model.fault import Remedy
-from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunInject, RunLook, RunReset
+from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunCollect, RunInject, RunLook, RunReset
 
 
 class LocalOrders:
@@ -26,7 +26,13 @@ class LocalOrders:
 
     @property
     def carry(self) -> dict[type, Carry]:
-        return {RunLook: self._look, RunCheck: self._check, RunReset: self._reset, RunInject: self._inject}
+        return {
+            RunLook: self._look,
+            RunCheck: self._check,
+            RunReset: self._reset,
+            RunInject: self._inject,
+            RunCollect: self._collect,
+        }
 
     def _status(self) -> Status | None:
         found = read(self._paths.status, Status)
@@ -46,7 +52,8 @@ class LocalOrders:
     def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         assert isinstance(order, RunCheck)
         with self._senses.provoked_by(order.check):
-            verdict, because, tests = examine(self._tests, order.level, until)  # its devices are virtual: all tests are alike
+            # Its devices are virtual: all tests are alike, and no profile chooses among them.
+            verdict, because, tests = examine(self._tests, order.level, until)
         return [
             Checked(
                 check=order.check,
@@ -75,3 +82,16 @@ class LocalOrders:
         assert isinstance(order, RunInject)
         log = self._paths.messages(self._seat.instance_id)
         return Said(text=f"written: {inject(log, order.line, self._seat.name)}")
+
+    def _collect(self, order: AnyOrder, until: float) -> Said:
+        """What a virtual node has instead of a machine's own: its two logs, and what its agent knows."""
+        assert isinstance(order, RunCollect)
+        from sickbay.agent.bundle import collect as gather  # here: what packs files is not for every day
+        from sickbay.agent.settings import AgentSettings
+
+        seat, state = self._seat, self._paths.agent(self._seat.instance_id)
+        logs = {"kmsg.txt": self._paths.kmsg(seat.instance_id, seat.boot_id),
+                "messages.txt": self._paths.messages(seat.instance_id)}  # fmt: skip
+        settings = AgentSettings(url="", node=seat.id, instance_id=seat.instance_id, state=str(state))
+        found = gather(state, settings, until, {name: ("tail", "-n", "5000", str(path)) for name, path in logs.items()})
+        return Said(text=f"{found.path} ({found.size} bytes)")

@@ -11,7 +11,7 @@ from sickbay.engine.steps import due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Observed
-from sickbay.model.fault import Fault, Remedy, signature
+from sickbay.model.fault import RUNGS, Fault, Proof, Remedy, signature
 from sickbay.model.fleet import Brake, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
 from sickbay.model.intent import Intent, Verify
@@ -103,7 +103,8 @@ def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check
         node = replace(node, recent=recent)
         draft.put(node)
     if known is not None:
-        _join(draft, known, fault, node, own_check=own_check)
+        excused = own_check or _from_before_the_repair(draft, fact, known)
+        _join(draft, known, fault, node, own_check=own_check, excused=excused)
         _link_ended(draft, fact, draft.incident(known.id) or known)
         return
     if fault.follows and any(s.code == fault.follows for s in node.recent):
@@ -121,7 +122,19 @@ def _says_nothing_new(incident: Incident, found: Fault) -> bool:
     return line in incident.evidence and not busy and found.advice is None and not incident.as_good_as_over
 
 
-def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_check: bool) -> None:
+def _from_before_the_repair(draft: Draft, fact: Fact, incident: Incident) -> bool:
+    """The boot that a repair is to end goes on talking until it ends; only the next one can say that it did not help.
+
+    A second witness often comes later than the decision: NVML finds the GPU lost whose Xid has just led to a reboot.
+    """
+    ends_the_boot = incident.rung is not None and RUNGS[incident.rung].proof in {Proof.NEW_BOOT, Proof.NEW_INSTANCE}
+    if incident.phase is not Phase.REPAIRING or not ends_the_boot or not isinstance(fact.news, Observed):
+        return False
+    intent = draft.intent(incident.intent) if incident.intent else None
+    return intent is not None and intent.expect is not None and fact.news.incarnation == intent.expect
+
+
+def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_check: bool, excused: bool) -> None:
     reading = draft.reading(INGEST)
     if incident.as_good_as_over and fault.remedy.disrupts and not fault.follows and not own_check:
         if incident.sequel is None:
@@ -131,7 +144,7 @@ def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_che
         count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
         return
     after = absorb(incident, fault, node, draft.rules.policy, reading)
-    if own_check:  # what our own check provokes belongs to its verdict
+    if excused:  # and what our own check provokes belongs to its verdict
         after = replace(after, relapse=incident.relapse)
     if len(after.evidence) > len(incident.evidence):
         draft.tell(f"also {fault.code}: {fault.evidence or fault.because}", key_of(incident), key_of(node))

@@ -1,12 +1,10 @@
 """`dcgmi diag`, levels 2 to 4, where DCGM is: pass, fail with the reason and the GPU, or could not run."""
 
-import json
 import time
 from collections.abc import Callable
-from typing import Any
 
 from sickbay.agent.checks import CouldNotRun, Exercise
-from sickbay.agent.dcgmi import Run, run_dcgmi
+from sickbay.agent.dcgmi import Run, document_in, run_dcgmi
 from sickbay.knowledge.dcgm import COULD_NOT_RUN, UNREACHABLE
 from sickbay.knowledge.documents.dcgm_diag import DcgmDiag
 from sickbay.knowledge.documents.dcgm_trial import FAIL, PASS, SKIP
@@ -52,7 +50,7 @@ def judged(text: str, code: int) -> str:
 
 
 def _read(diag: DcgmDiag, text: str) -> list[Sign]:
-    value = _document(text)
+    value = document_in(text)
     if value is not None:
         return list(diag.value(1, value))
     found = [sign for number, line in enumerate(text.splitlines(), 1) for sign in diag.read(number, line)]
@@ -67,7 +65,7 @@ def _reason(sign: Sign) -> str:
 
 def _software_passed(text: str) -> int:
     """Tests of the software alone prove nothing about a GPU."""
-    value = _document(text)
+    value = document_in(text)
     body = (value.get("DCGM Diagnostic") or value.get("DCGM GPU Diagnostic")) if isinstance(value, dict) else None
     if not isinstance(body, dict):
         return 0
@@ -80,14 +78,3 @@ def _software_passed(text: str) -> int:
     )
     list(software.value(1, {"DCGM Diagnostic": {"test_categories": kept}}))
     return software.results.get(PASS, 0)
-
-
-def _document(text: str) -> Any:
-    """dcgmi may say something before its JSON, or nothing else at all."""
-    at = text.find("{")
-    if at < 0:
-        return None
-    try:
-        return json.JSONDecoder().raw_decode(text, at)[0]
-    except (ValueError, RecursionError):
-        return None

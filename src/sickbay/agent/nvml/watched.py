@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Lock
+from threading import Event, Lock
 
 import msgspec
 
@@ -76,6 +76,8 @@ class Nvml:
         self._smi_late = False
         self._without = ""  # NVML cannot be had here, nvidia-smi may
         self._aside = ""
+        self._present = Event()  # nobody has asked us to step aside
+        self._present.set()
         self._events: deque[Happened] = deque(maxlen=EVENTS)
 
     # --- asking
@@ -88,7 +90,7 @@ class Nvml:
 
     def metrics(self, deadline: float | None = None) -> dict[str, float]:
         """A few values of each device (`gpu.0.temperature`). None where there is only nvidia-smi: it costs a lot."""
-        with self._turn(deadline) as until:
+        with self._turn(deadline, patient=False) as until:
             return self._converse(Wish.METRICS, until)[1] if self._available(until) else {}
 
     def events(self) -> list[Happened]:
@@ -107,15 +109,21 @@ class Nvml:
 
     @contextmanager
     def aside(self, why: str) -> Iterator[None]:
-        """While this is held nobody of ours has the devices open: a GPU that somebody holds cannot be reset."""
+        """While this is held nobody of ours has the devices open: a GPU that somebody holds cannot be reset.
+
+        Whoever asks meanwhile waits as long as for an answer: a reset is no reason to say that nobody can look.
+        """
         with self._lock:
             self._aside = why
+            self._present.clear()
             self._end_child()
         try:
             yield
         finally:
             with self._lock:
-                self._aside = ""
+                if self._aside == why:  # else we have been closed meanwhile
+                    self._aside = ""
+            self._present.set()
 
     def close(self) -> None:
         with self._lock:
@@ -133,10 +141,14 @@ class Nvml:
 
     # --- one at a time
     @contextmanager
-    def _turn(self, deadline: float | None) -> Iterator[float]:
+    def _turn(self, deadline: float | None, *, patient: bool = True) -> Iterator[float]:
         wait = self._patience.answer if deadline is None else deadline
         until = time.monotonic() + wait
-        if not self._lock.acquire(timeout=wait):
+        if not self._present.wait(wait if patient else 0.0):
+            raise CannotRead(f"the GPUs are not read now: {self._aside}")
+        if deadline is None:  # the driver that has just reset a GPU brings it up first
+            until = time.monotonic() + wait
+        if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
             raise CannotRead("the GPUs are being read by another, who does not come back")
         try:
             if self._aside:

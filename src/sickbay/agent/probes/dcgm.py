@@ -3,12 +3,10 @@
 What DCGM does not say is unknown, and that it does not answer says nothing about the GPUs: `dcgm.unreachable`, once.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-from sickbay.agent.dcgmi import Listener, Run, fetch, run_dcgmi
+from sickbay.agent.dcgmi import Listener, Run, document_in, fetch, run_dcgmi
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
 from sickbay.brain.gpus import changes
@@ -138,7 +136,7 @@ class Dcgm:
     def _health(self) -> list[Sign]:
         text = self._ask(HEALTH)
         reader = DcgmHealth()
-        value = _document(text)
+        value = document_in(text)
         if value is not None:
             return list(reader.value(1, value))
         # DCGM before it knew `-j` for this.
@@ -206,16 +204,6 @@ def _with_gpu(signs: Iterable[Sign], readings: dict[str, GpuReading]) -> Iterato
     for sign in signs:
         gpu = next((gpu for gpu, one in readings.items() if one.index == sign.fields.get("device")), "")
         yield sign, gpu
-
-
-def _document(text: str) -> Any:
-    at = text.find("{")
-    if at < 0:
-        return None
-    try:
-        return json.JSONDecoder().raw_decode(text, at)[0]
-    except (ValueError, RecursionError):
-        return None
 
 
 def dcgm_probe(

@@ -75,6 +75,8 @@ class Gpus:
         self._looks: dict[str, deque[GpuReading]] = {}
         self._told: set[tuple[object, ...]] = set()
         self._devices: dict[Address, int] = _addresses(self._known)
+        there = sorted(where for gpu in nvidia_gpus(machine / "sys") if (where := address(gpu)) is not None)
+        self._by_bus = {where: number for number, where in enumerate(there)}
         self._sums = sums or Sums()
         self._lock = Lock()  # the events are asked for by more threads than one
         self._events: deque[tuple[float, Happened]] = deque(maxlen=EVENTS)
@@ -209,7 +211,10 @@ class Gpus:
     def device_at(self, pci: str) -> int | None:
         """The device at a PCI address, however it is written."""
         where = address(pci)
-        return None if where is None else self._devices.get(where)
+        if where is None:
+            return None
+        # The kernel's log of before we came is read before NVML is loaded: drivers number GPUs in the bus' order.
+        return (self._devices or self._by_bus).get(where)
 
     def device_list(self) -> tuple[Device, ...]:
         here = [self._before[uuid] for _, uuid in sorted(self._uuids.items()) if uuid in self._before]

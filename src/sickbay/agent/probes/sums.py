@@ -24,7 +24,8 @@ NAMES = 1000  # by which devices are known
 SURE = frozenset({"pci", "uuid"})
 LONG = 240  # characters of a text that are compared: daemons cut long lines at different places
 DECIDES = frozenset({"advice", "follows", "resolution"})  # fields that only the kernel's own words have
-NOT_THE_EVENT = frozenset({"pid", "name"})  # who met it: a fault that kills a hundred ranks is one fault
+# Who met it and in which of its cores: a fault that kills a hundred ranks, or that every core meets, is one fault.
+NOT_THE_EVENT = frozenset({"pid", "name", "gpc", "tpc"})
 
 Key = tuple[object, ...]
 

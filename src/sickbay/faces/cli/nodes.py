@@ -83,8 +83,9 @@ def node(node: str, collect: bool, reason: str, as_json: bool) -> None:
 
 
 def _collect(node: str, why: str, *, as_json: bool) -> None:
+    body = {"reason": reason(why, "for support")}
     say(f"the agent of {node} gathers what there is; this takes a moment …")
-    found = connect(timeout=COLLECTS).post(f"{node_path(node)}/collect", {"reason": reason(why, "for support")})
+    found = connect(timeout=COLLECTS).post(f"{node_path(node)}/collect", body)
     if as_json:
         print_json(found)
     else:

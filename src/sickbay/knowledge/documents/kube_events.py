@@ -37,6 +37,7 @@ SLURM_WORDS = (
     "illing",
     "oom_kill",
     "oom-kill",
+    "*** ",
 )
 MOST_ITEMS = 100_000
 

@@ -220,9 +220,22 @@ SLURM_LINES: tuple[tuple[re.Pattern[str], str], ...] = (
         ),
         "slurm.preempted",
     ),
-    (
-        re.compile(_PROGRAM + r"\*\*\* (?:JOB|STEP) \S{1,64} (?:ON (?P<node>\S{1,200}) )?CANCELLED AT "),
-        "slurm.cancelled",
+    *(
+        (
+            re.compile(
+                who + r"\*\*\* (?:JOB|STEP) \S{1,64} STEPD TERMINATED (?:ON (?P<node>\S{1,200}) )?AT .{0,60}"
+                r"DUE TO JOB NOT ENDING WITH SIGNALS"
+            ),
+            "slurm.kill_task_failed",
+        )
+        for who in (_PROGRAM, _LOG)
+    ),
+    *(
+        (
+            re.compile(who + r"\*\*\* (?:JOB|STEP) \S{1,64} (?:ON (?P<node>\S{1,200}) )?CANCELLED AT "),
+            "slurm.cancelled",
+        )
+        for who in (_PROGRAM, _LOG)
     ),
     (
         re.compile(

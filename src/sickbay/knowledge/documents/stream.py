@@ -37,6 +37,7 @@ READERS = (
     ("exporter", "Exporter", "metrics page"),
     ("fabric_manager", "FabricManager", "fabric manager log"),
     ("link_tools", "LinkTools", "link status"),
+    ("cluster_lists", "ClusterLists", "Kubernetes or Slurm"),
     ("kube_events", "KubeEvents", "Kubernetes or Slurm"),
 )
 KERNEL, JOB = "kernel log", "training log"

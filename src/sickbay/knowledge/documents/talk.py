@@ -12,78 +12,32 @@ _CODE = re.compile(
     r"|static |public |private |func |fn |let |var |using |case |throw |catch|\}|@\w+\b|echo |printf|print\("
     r"|log(?:ger|ging)?\.\w+\(|grep |assert\w*\(|export \w+=|trap |\$ |sudo )"
 )
-# A literal on a line of its own, the end of a statement, a line that goes on.
-_STATEMENT = re.compile(
-    r"\s*[rbfuRBFU]{0,2}(?P<quote>[\"'])(?:(?!(?P=quote)).)*(?P=quote)[,;)\]]*\s*$|.*(?:\)\s?,|;|\\)\s*$"
-)
+# A literal on a line of its own; and how statements end, or lines that go on.
+_LITERAL = re.compile(r"\s*[rbfuRBFU]{0,2}(?P<quote>[\"'])(?:(?!(?P=quote)).)*(?P=quote)[,;)\]]*\s*$")
+_ENDS = (";", "),", ") ,", "\\")
 _MARKDOWN = re.compile(
-    r"\s*(?:#{1,6} \S|\|.*\|\s*$|<(?:li|p|td|h\d|code)\b|<!--|\*\*|[-*•‣+]\s{1,3}(?!(?:DEBUG|INFO|WARN|ERROR|CRIT|FATAL))"
-    r"(?:\[[ x]\]|[A-Za-z`\"'*]))"
+    r"\s*(?:#{1,6} \S|\|.*\|\s*$|<(?:li|p|td|h\d|code)\b|<!--|\*\*"
+    r"|[-*•‣+]\s{1,3}(?!(?:DEBUG|INFO|WARN|ERROR|CRIT|FATAL))(?:\[[ x]\]|[A-Za-z`\"'*]))"
 )
 _COMMENT = re.compile(r"\s#\s")
+_FIELD = re.compile(r'^\s*"message"\s?: ?$')
 _SPAN = re.compile(r"`[^`]+`")
 _CALL = re.compile(r"(?<![\w])(?P<name>[A-Za-z_][\w.]*)[(\[][^()\[\]]*$")
 _ASSIGNS = re.compile(r"^\s*[A-Za-z_][\w.\[\]]{0,60}(?:: [\w\[\], |.]{1,60})? (?:[:+|]?=) ")
 _STOPS = re.compile(r"[\d\[\]<>{}]|Error\b|Exception\b|ERROR|WARN|FATAL|error:|fatal:|failed:", re.ASCII)
 # What the beginning of a printed line looks like: a stamp, a level, a name, a place in a source.
 _PRINTED = re.compile(
-    r"\s*(?:[\[(<|{]|\d|[A-Z]\d{4} |[A-Z] \S*/|[\w.@/+-]{1,120}[:=\[(]|(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL)\b|\S+\s+\|)"
+    r"\s*`?(?:[\[(<|{]|\d|[A-Z]\d{4} |[A-Z] \S*/|[\w.@/+-]{1,120}[:=\[(]"
+    r"|(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL)\b|\S+\s+\|)"
 )
 _FILLERS = frozenset(
     [
-        "a",
-        "an",
-        "the",
-        "is",
-        "are",
-        "was",
-        "be",
-        "of",
-        "or",
-        "and",
-        "if",
-        "when",
-        "that",
-        "this",
-        "which",
-        "you",
-        "your",
-        "we",
-        "our",
-        "it",
-        "its",
-        "for",
-        "with",
-        "in",
-        "on",
-        "to",
-        "by",
-        "as",
-        "may",
-        "can",
-        "how",
-        "what",
-        "because",
-        "not",
-        "does",
-        "do",
-        "i",
-        "my",
-        "get",
-        "getting",
-        "after",
-        "while",
-        "where",
-        "then",
-        "but",
-        "so",
-        "also",
-        "there",
-        "here",
-        "why",
-        "should",
+        "a", "an", "the", "is", "are", "was", "be", "of", "or", "and", "if", "when", "that", "this", "which",
+        "you", "your", "we", "our", "it", "its", "for", "with", "in", "on", "to", "by", "as", "may", "can", "how",
+        "what", "because", "not", "does", "do", "i", "my", "get", "getting", "after", "while", "where", "then",
+        "but", "so", "also", "there", "here", "why", "should",
     ]
-)
+)  # fmt: skip
 ENOUGH = 2  # words of this kind before the error: it stands in a sentence
 MANY = 3  # the same where stamps or names of errors stand before it too, but nothing that a printed line begins with
 FAR = 300  # characters before it that are looked at
@@ -91,7 +45,7 @@ FAR = 300  # characters before it that are looked at
 
 def talks(line: str, start: int, end: int) -> bool:
     """Whether the words from `start` to `end` are talked about in this line."""
-    if _CODE.match(line) or _STATEMENT.match(line) or _MARKDOWN.match(line):
+    if _CODE.match(line) or _LITERAL.match(line) or _MARKDOWN.match(line) or line.rstrip().endswith(_ENDS):
         return True
     before = line[:start]
     if _in_code_span(line, before) or _ASSIGNS.match(line) or before.endswith(("signal.", "errno.", '== "', "== '")):
@@ -118,6 +72,8 @@ def _quoted(line: str, before: str, end: int) -> bool:
         if before.count(quote) % 2 == 0:
             continue
         opening = before.rfind(quote)
+        if _FIELD.search(before[:opening]):
+            continue  # a report in JSON
         if opening and line[opening - 1] in "=>(" and not re.search(r"[(,] ?$", before[:opening]):
             continue  # msg="…" of a structured log, the repr of an error
         closing = line.find(quote, end)

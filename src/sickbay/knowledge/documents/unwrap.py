@@ -27,6 +27,9 @@ class Bare(Noun):
 
 # --- JSON records, one to a line: where each writer keeps the line, most telling first
 MESSAGES = ("MESSAGE", "@message", "log", "message", "msg", "textPayload", "line", "body", "event", "Message")
+# The same in the heading of a table of records, as CloudWatch, Splunk, Kibana and Datadog export it.
+COLUMNS = ("@message", "_raw", "message", "Message", "log_message")
+STAMPS = frozenset({"@timestamp", "_time", "time", "timestamp", "date", "datetime"})
 SPEAKERS = ("SYSLOG_IDENTIFIER", "_COMM", "ident", "syslog_identifier", "appname", "program", "identifier")
 INNER = ("jsonPayload", "fields", "_source", "record", "result")  # one level down
 # A record is known by what stands beside its message; {"message": …} alone may be somebody's data.
@@ -134,7 +137,7 @@ class Unwrapper:
     """Takes the wrapping off, line by line. It remembers only whether a table of records goes on."""
 
     def __init__(self) -> None:
-        self._column = -1  # of the message, inside an export of CloudWatch Logs Insights
+        self._column = -1  # of the message, inside a table of records
         self._columns = 0
 
     @property
@@ -160,10 +163,11 @@ class Unwrapper:
         return [] if pasted is None else [pasted]
 
     def _from_table(self, line: str) -> str | None:
-        if "@message" in line and "," in line and not line.lstrip().startswith("{"):
+        if ("essage" in line or "_raw" in line) and "," in line and not line.lstrip().startswith("{"):
             names = _row(line)
-            if "@message" in names:
-                self._column, self._columns = names.index("@message"), len(names)
+            column = next((name for name in COLUMNS if name in names), "")
+            if column == COLUMNS[0] or (column and STAMPS & {name.lower() for name in names}):
+                self._column, self._columns = names.index(column), len(names)
                 return ""
         if self._column < 0:
             return None
@@ -183,6 +187,7 @@ def _plain(line: str) -> bool:
     return not (
         ": " in head or "&" in line or "\x1b" in line or "\b" in line or "``" in line or " | " in head or "\t" in head
         or "@message" in line or "~~~" in line or "\x0f" in line
+        or ("," in head and ("essage" in head or "_raw" in head))
     )  # fmt: skip
 
 

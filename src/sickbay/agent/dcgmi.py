@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from sickbay.knowledge.documents.dcgm_health import DcgmHealth
 from sickbay.model.sign import Sign

@@ -15,6 +15,7 @@ from sickbay.model.protocol import Item
 
 SEARCH_EVERY = 600.0  # seconds: devices come and go rarely, and walking through /sys is what costs
 MOST = 4096  # files that are watched
+_ENDLESS = re.compile(r"[0-9a-fA-F]{40}\s*\Z")  # longer than any counter: Python refuses numbers of thousands of digits
 _NUMBER = re.compile(r"(?:0x[0-9a-fA-F]+|\d+)\s*\Z")
 
 
@@ -90,6 +91,8 @@ def _name(device: Path, root: Path) -> str:
 def number_in(path: Path) -> int | None:
     """The number at the end of a file: plain, hexadecimal, or behind a word, as PCI's are."""
     text = word(path)
+    if _ENDLESS.search(text):
+        return None
     if text.isdecimal():
         return int(text) if text == "0" or text[0] != "0" else None
     found = _NUMBER.search(text)

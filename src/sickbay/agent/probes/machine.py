@@ -22,6 +22,7 @@ IDLE_LOAD = 0.8  # who waits in the kernel counts as load: after two minutes for
 HUNG_FOR = 120.0  # as the kernel's own hung_task_timeout_secs
 ASKS = 5.0  # seconds that systemctl is given
 LONGEST = 1 << 16  # bytes of a file
+LONG_NUMBER = 30  # digits that no number here has
 _UNSYNC = 0x40
 
 
@@ -160,7 +161,7 @@ def meminfo(proc: Path) -> dict[str, int]:
     for line in word(proc / "meminfo").splitlines():
         name, _, rest = line.partition(":")
         number = rest.split()[:1]
-        if number and number[0].isdigit():
+        if number and number[0].isdecimal() and len(number[0]) < LONG_NUMBER:
             found[name] = int(number[0])
     return found
 

@@ -13,10 +13,12 @@ from sickbay.agent.life import Life, Parts, alone, clock_zero, kept, machine_boo
 from sickbay.agent.orders import LocalOrders
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, Place
 from sickbay.agent.probes.ranks import RankWatch
 from sickbay.agent.probes.system_log import SystemLog, name_of
 from sickbay.agent.probes.virtual_devices import VirtualDevices
+from sickbay.agent.sampling import EVERY, Sampler
 from sickbay.agent.spool import Voice
 from sickbay.agent.transport import Address, Away
 from sickbay.agent.watches import CLOSED, MOVED_TO
@@ -61,7 +63,10 @@ class LocalAgent:
                 address=self._address,
                 orders=lambda senses: LocalOrders(paths, seat, hardware, senses, tests).carry,
                 witnesses=[Probe("devices", devices.look, period=5.0, gap=0.1, witness=True)],
-                probes=[Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless)],
+                probes=[
+                    Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless),
+                    Probe("charts", Sampler([Gauges().values]).look, period=EVERY),
+                ],
                 wanted=self._wanted,
                 asleep=self._ranks.restart,
             )

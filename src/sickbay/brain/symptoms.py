@@ -24,6 +24,7 @@ KEPT = 400  # of the line that proves it
 HERE = NodeId("")
 
 ADVICE_CODE = f"xid.{ADVISER}"
+RAISED = "raised"  # an exception that no rule for training logs knows
 # A rule for training logs that tells of a fault which has a code of its own: one fault, one code, whoever says it.
 SAME_FAULT = {
     "ecc_error": "gpu.ecc_uncorrected",
@@ -67,10 +68,24 @@ class Named(NamedTuple):
 def named(sign: Sign, tables: Tables) -> Named | None:
     """What one sign means by itself."""
     if sign.kind == "job":
+        if sign.fields.get("name") == RAISED:
+            return Named(_raised(sign))
         rule = next((rule for rule in tables.diagnosis if rule.name == sign.fields.get("name")), None)
         return None if rule is None else _job(rule, sign, tables)
     fault = classify(Observed(node=HERE, kind=sign.kind, fields=sign.fields, text=sign.text), tables)
     return None if fault is None else Named(fault)
+
+
+def _raised(sign: Sign) -> Fault:
+    return Fault(
+        code=f"job.{RAISED}",
+        component="application",
+        severity=Severity.WARNING,
+        scope=Scope.NODE,
+        remedy=Remedy.NONE,
+        because="the program raised an error that is not known here: its own words say what",
+        evidence=sign.text,
+    )
 
 
 def _job(rule: DiagnosisRule, sign: Sign, tables: Tables) -> Named:
@@ -158,6 +173,7 @@ class _Ward:
         self._life = 0
         self._latest: dict[str, _Group] = {}  # the last fault of each GPU, for the driver's advice
         self._ranks = {f"job.{rule.name}": rule.rank for rule in tables.diagnosis}
+        self._ranks[f"job.{RAISED}"] = CONSEQUENCE - 1
 
     def take(self, sign: Sign) -> None:
         if sign.kind == BOOT:

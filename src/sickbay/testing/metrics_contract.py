@@ -28,6 +28,12 @@ class MetricsContract:
         assert [point.mean for point in points] == [float(n) for n in range(60)]
         assert [point.at for point in points] == sorted(point.at for point in points)
 
+    def test_an_hour_back_is_still_fine(self, metrics: Metrics) -> None:
+        for seconds in (20, 10):
+            metrics.record(NODE, now() - timedelta(seconds=seconds), {"cpu.busy": float(seconds)})
+        since = now() - HOUR
+        assert [point.mean for point in metrics.read(NODE, "cpu.busy", since, now())] == [20.0, 10.0]
+
     def test_values_of_one_moment_are_a_mean_and_a_highest(self, metrics: Metrics) -> None:
         at = now().replace(second=1, microsecond=0) - timedelta(minutes=5)
         for value in (1.0, 2.0, 6.0):

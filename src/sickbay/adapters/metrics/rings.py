@@ -77,7 +77,8 @@ class RingMetrics:
                 return []
             place = head.names.index(series)
             age = time.time() - since.timestamp()
-            tier = next((n for n, (step, rows) in enumerate(TIERS) if age <= step * rows), len(TIERS) - 1)
+            # A little over its reach is within it: whoever asks for an hour wants the hour, not what it took to ask.
+            tier = next((n for n, (step, rows) in enumerate(TIERS) if age <= step * rows * 1.01), len(TIERS) - 1)
             try:
                 return sorted(
                     self._column(node, head, tier, place, (since.timestamp(), until.timestamp())), key=lambda p: p.at
@@ -155,7 +156,7 @@ class RingMetrics:
             moment = _SLOT.unpack_from(data, at)[0] * step
             count, mean, highest = _CELL.unpack_from(data, at + _SLOT.size + place * _CELL.size)
             if count and between[0] - step < moment <= between[1]:
-                yield Point(at=datetime.fromtimestamp(moment, UTC), mean=mean, highest=highest)
+                yield Point(at=datetime.fromtimestamp(moment, UTC), mean=round(mean, 4), highest=round(highest, 4))
 
 
 def _row_size(capacity: int) -> int:

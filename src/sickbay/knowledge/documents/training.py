@@ -14,6 +14,10 @@ from sickbay.model.tables import DiagnosisRule
 SHORTEST = 3  # a literal below that is in every other line
 EVERYWHERE = frozenset({"loss", "exit", "error", "time", "step"})  # worth less than any other word, however long
 KEPT = 400  # of a line that proves a rule
+RAISED = "raised"  # an exception that no rule knows
+NEAR = 4  # lines from the last place in a traceback to what was raised there
+_PLACE = re.compile(r'\s*File "[^"]{1,400}", line \d{1,9}')
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?:: .*)?$")
 
 
 class Training:
@@ -26,6 +30,7 @@ class Training:
         self._words = sorted({word for _, _, words in self._rules for word in words})
         self._of_digits = {word for rule in rules if _tells_digits(rule.pattern) for word in literals(rule.pattern)}
         self._wordless = not all(words for _, _, words in self._rules)
+        self._place = -NEAR - 1  # the last line that told a place in a program
 
     @property
     def anchors(self) -> tuple[str, ...]:
@@ -37,9 +42,18 @@ class Training:
         return False
 
     def read(self, number: int, line: str) -> Iterator[Sign]:
-        name = self.fits(line)
+        name = self.fits(line) or self._raised(number, line)
         if name:
             yield Sign(kind="job", fields={"name": name}, text=line.strip()[:KEPT], line=number)
+
+    def _raised(self, number: int, line: str) -> str:
+        """At the end of a traceback with places in it, which those in documentation leave out."""
+        if 'File "' in line and _PLACE.match(line):
+            self._place = number
+        elif number - self._place <= NEAR and line[:1].isalpha() and _EXCEPTION.match(line.rstrip()[:LINE_LIMIT]):
+            self._place = -NEAR - 1
+            return RAISED
+        return ""
 
     def fits(self, line: str) -> str:
         """The rule that stands first in the table of those that fit; empty: none does."""

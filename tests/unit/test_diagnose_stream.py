@@ -279,6 +279,26 @@ def test_a_long_text_is_read_as_a_short_one_is(tmp_path: Path) -> None:
     assert sieved[0].lines == whole[0].lines == len(lines)
 
 
+CORPUS = Path(__file__).parents[1] / "fixtures" / "corpus"
+
+
+@pytest.mark.parametrize("name", ["sick.txt", "well.txt"])
+def test_sieving_a_long_text_finds_what_reading_every_line_finds(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    between = "".join(f"step {n} of 9: all is well\n" for n in range(9)).encode()
+    path.write_bytes(between.join([(CORPUS / name).read_bytes()] * 2))
+    assert [(sign.line, sign.kind) for sign in of_file(path, small=0)[1]] == [
+        (sign.line, sign.kind) for sign in of_file(path, small=10**9)[1]
+    ]
+
+
+def test_an_exception_that_no_rule_knows_is_heard_in_a_long_text_too(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    raised = 'Traceback (most recent call last):\n  File "/srv/train.py", line 3, in main\n    go()\nOddError: it is odd\n'
+    path.write_text("all is well\n" * 99 + raised + "all is well\n" * 99)
+    assert [sign.fields for sign in of_file(path)[1]] == [{"name": "raised"}]
+
+
 def flood(line: str, times: int) -> Iterator[bytes]:
     for start in range(0, times, 1000):
         yield "".join(f"[{n:>5}.123456] {line}\n" for n in range(start, start + 1000)).encode()
@@ -301,13 +321,14 @@ def words(lines: Iterable[bytes]) -> bytes:
 def test_the_sieve_finds_every_anchor_in_any_case_and_with_any_digits() -> None:
     sieve = Sieve(["Signal 9 seen", "fallen off"], ["loss is"])
     text = words([b"nothing", b"SIGNAL 9 Seen", b"signal 4 seen", b"the loss is nan", b"has FALLEN OFF it", b"nothing"])
-    assert [certain for _, certain in sieve.sift(text)] == [True, True, False, True]
+    assert [int(worth) for _, worth in sieve.sift(text)] == [2, 2, 0, 2]
     assert text[sieve.sift(text)[0][0] :].startswith(b"SIGNAL 9 Seen")
 
 
 ANCHORS = [anchor for _, document in documents() for anchor in document.ANCHORS] + list(Training(RULES).anchors)
 
 
+@settings(deadline=None)  # a sieve is made for each example
 @given(
     st.lists(
         st.tuples(

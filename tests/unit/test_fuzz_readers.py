@@ -336,7 +336,8 @@ def test_a_counter_of_any_length_is_read_or_left(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode)
-       | st.dictionaries(st.sampled_from(sorted(KNOWN)), ANY_JSON, max_size=4).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+       | st.dictionaries(st.sampled_from(sorted(KNOWN)), ANY_JSON, max_size=4)
+       .map(lambda value: json.dumps(value).encode()))  # fmt: skip
 @PATIENT
 def test_no_settings_file_breaks_the_agent_and_every_mistake_is_in_words(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "agent.yaml"
@@ -363,7 +364,7 @@ def worst(of: str) -> Iterator[str]:
 
 
 HOPES = ("NVRM: Xid (PCI:0000:b9:00): 74, pid=", "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): ", "[ 1234.567890] ",
-         "Nov 16 08:00:00 host kernel: ", "2026-11-16T08:00:00.000000+00:00 host ", "<6>[", 
+         "Nov 16 08:00:00 host kernel: ", "2026-11-16T08:00:00.000000+00:00 host ", "<6>[",
          "pcieport 0000:00:01.0: AER: ",
          "| NVIDIA-SMI ", "DCGM_FI_DEV_XID_ERRORS{gpu=", "| Overall Health", "mlx5_core 0000:", "EDAC MC0: ",
          "RuntimeError: CUDA error: ", '<gpu id="', "    Product Name   : ", "Error: ", '{"', "#Entity ",

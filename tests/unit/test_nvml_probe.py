@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -335,6 +336,28 @@ def test_set_aside_nobody_of_ours_holds_a_device_and_nobody_asks(machine: Machin
     assert nvml.read()
 
 
+def test_whoever_asks_while_nvml_is_set_aside_waits_for_it_to_come_back(machine: Machine) -> None:
+    nvml = machine.nvml()
+    nvml.read()
+    found: list[int] = []
+    with nvml.aside("a reset"):
+        asker = Thread(target=lambda: found.append(len(nvml.read())))
+        asker.start()
+        with pytest.raises(CannotRead, match="a reset"):
+            nvml.metrics()  # a chart has a gap, and nobody waits for it
+        assert asker.is_alive()
+    asker.join(HURRY.answer + HURRY.start)
+    assert found == [1]
+
+
+def test_one_that_was_closed_while_it_was_aside_does_not_come_back(machine: Machine) -> None:
+    nvml = machine.nvml()
+    with nvml.aside("a reset"):
+        nvml.close()
+    assert "the agent ends" in str(trouble(nvml, SHORT))
+    assert nvml.pid is None
+
+
 # --- no NVML
 
 
@@ -552,6 +575,12 @@ def test_a_device_is_found_by_its_address_however_it_is_written(machine: Machine
     gpus.look(0.0)
     assert gpus.device_at(written) == 1
     assert gpus.device_at("0000:b9:00") is None
+
+
+def test_before_nvml_is_loaded_a_device_is_known_by_its_place_on_the_bus(machine: Machine) -> None:
+    machine.on_the_bus(2)
+    gpus = machine.gpus()
+    assert [gpus.device_at(pci) for pci in ("0000:00:06", "00000000:00:07.0", "0000:b9:00")] == [0, 1, None]
 
 
 def test_an_agent_has_a_witness_and_charts_and_can_set_nvml_aside(machine: Machine) -> None:

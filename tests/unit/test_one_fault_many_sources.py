@@ -276,6 +276,26 @@ def test_the_same_fault_through_every_source_is_one_incident(
         assert ward.rungs(ward.nodes[0]) == ["reboot"], (tellers, delays, ward.story(ward.nodes[0]))
 
 
+def test_a_second_witness_while_the_reboot_is_under_way_does_not_make_it_a_failed_one(
+    tmp_path: Path, bench: Bench
+) -> None:
+    """NVML finds the GPU lost half a minute after the Xid; the boot that says so is the one that is being ended."""
+    ward = Ward(nodes=4, gpus=1)
+    seen = Node(tmp_path, bench, ward, ward.nodes[0])
+    try:
+        seen.tells("kmsg")
+        seen.report()
+        ward.reaches(ward.nodes[0], "REPAIRING")
+        seen.tells("lost")
+        seen.report()
+    finally:
+        seen.close()
+    ward.rests()
+    (found,) = ward.incidents(ward.nodes[0])
+    assert any("gpu.lost" in line for line in found.evidence)
+    assert ward.rungs(ward.nodes[0]) == ["reboot"]
+
+
 @pytest.mark.parametrize("late", [70.0, 600.0])
 @pytest.mark.parametrize("echo", ["messages", "exporter", "nvml"])
 def test_an_echo_that_comes_minutes_late_opens_no_second_incident(

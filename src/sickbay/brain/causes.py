@@ -76,13 +76,12 @@ CAUSES: tuple[Cause, ...] = (
             "xid.171",
             "xid.172",
             "gpu.ecc_uncorrected",
-            *TEARDOWN,
         ),
         why="what the driver does about the uncorrectable memory error",
     ),
     Cause(
         codes=("xid.95", "xid.94", "xid.140"),
-        brings=("xid.63", "xid.64", "xid.156", "xid.171", "xid.172", "gpu.ecc_uncorrected", *TEARDOWN),
+        brings=("xid.63", "xid.64", "xid.156", "xid.171", "xid.172", "gpu.ecc_uncorrected"),
         why="what the driver does about the memory error",
     ),
     Cause(

@@ -52,7 +52,11 @@ class LogFile:
         for _ in range(3):  # what a rotation left, the rest of a file that was moved away, the one in its place
             if not self._open():
                 return
-            yield from self._new_lines()
+            try:
+                yield from self._new_lines()
+            except OSError:
+                self.close()  # a directory, or a disk that fails: what stands there the next time is opened anew
+                raise
             if self.behind or not self._replaced():
                 return
             self._begin_anew()

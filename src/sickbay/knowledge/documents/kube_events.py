@@ -93,8 +93,7 @@ class KubeEvents:
     ANCHORS: ClassVar[tuple[str, ...]] = (
         "last seen", "lastseen", "type     reason", "type    reason", "warning  ", "warning\t", "conditions:",
         "events:", "taints:",
-        "apiversion: ", "lastheartbeattime", "ready  ", "watch  ", "last state:", "evicted", "slurmstepd",
-        "slurmctld", "slurmd", "srun: ",
+        "apiversion: ", "lastheartbeattime", "ready  ", "watch  ", "last state:", "evicted",
         "nodename=", "reason=", "nodelist", "xidcriticalerror", "marked unhealthy", "as unhealthy", "not responding",
         "failed node",
         "gres/gpu count", "oom_kill event", "oom-kill event", "prolog failed",

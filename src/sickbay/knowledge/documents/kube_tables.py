@@ -197,6 +197,12 @@ _PROGRAM = (
     r"|salloc)(?:\[\d{1,10}\])?: (?:error: |debug: |info: )?"
 )
 _LOG = r"^\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3})?\] (?:\[[\w.+]{1,40}\] )?(?:error: )?"
+# One of these is in each of the lines below; what they say stands in the line itself.
+SLURM_ANCHORS = (
+    "oom_kill event", "oom-kill event", ": out of memory", "memory limit", "cancelled ", "stepd terminated",
+    "node failure on", "aborting, node", "on failed node", "missing from batch node", "due to failure of node",
+    "not responding", "setting down", "to down", "set down", "is down", "slurmctld", "gres/gpu count", "prolog",
+)  # fmt: skip
 SLURM_LINES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(_PROGRAM + r"Detected \d{1,9} oom[_-]kill event"), "os.oom_kill"),
     (re.compile(_LOG + r"Detected \d{1,9} oom[_-]kill event"), "os.oom_kill"),

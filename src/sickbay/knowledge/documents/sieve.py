@@ -1,14 +1,14 @@
 """Which lines of a long text deserve to be read, at a small part of the cost of reading them.
 
 Logs repeat themselves. With its digits masked a line is a template, and a template that once held nothing is not
-looked at
-again. Templates in their turn are made of few words: a word is looked at once, for short pieces at least one of which
-is in
-every anchor. Only a line with such a word in it is searched for the anchors themselves.
+looked at again. Templates in their turn are made of few words: a word is looked at once, for short pieces at least one
+of which is in every anchor. Only a line with such a word in it is searched for the anchors themselves.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from functools import lru_cache
 from itertools import accumulate
 
 MASK = bytes.maketrans(b"123456789", b"000000000")
@@ -24,19 +24,28 @@ def masked(word: str) -> bytes:
     return word.encode().lower().translate(MASK)
 
 
-class Sieve:
-    """`strong` words make a line worth reading for certain; of `weak` ones the caller has the last word."""
+class Worth(IntEnum):
+    """What an anchor makes of its line."""
 
-    def __init__(self, strong: Iterable[str], weak: Iterable[str]) -> None:
-        self._strong = frozenset(masked(word) for word in strong)
-        self._weak = frozenset(masked(word) for word in weak) - self._strong
-        self._pieces = _pieces([*self._strong, *self._weak])
+    PERHAPS = 0  # the caller has the last word
+    READ = 1
+    WITH_NEXT = 2  # and so are the lines behind it
+
+
+class Sieve:
+    """`strong` words make a line and those behind it worth reading, `alone` the line, `weak` perhaps the line."""
+
+    def __init__(self, strong: Iterable[str], weak: Iterable[str], alone: Iterable[str] = ()) -> None:
+        self._worth = {masked(word): Worth.PERHAPS for word in weak}
+        self._worth.update((masked(word), Worth.READ) for word in alone)
+        self._worth.update((masked(word), Worth.WITH_NEXT) for word in strong)
+        self._pieces = _pieces(frozenset(self._worth))
         self._harmless: set[bytes] = set()
         self._cold: set[bytes] = set()  # words without any piece
         self._hot: dict[bytes, frozenset[bytes]] = {}  # words with a piece, and the anchors that it stands for
 
-    def sift(self, chunk: bytes) -> list[tuple[int, bool]]:
-        """Where lines begin that are worth reading, in order; True: for certain, False: perhaps."""
+    def sift(self, chunk: bytes) -> list[tuple[int, Worth]]:
+        """Where lines begin that are worth reading, in order."""
         lines = chunk.translate(MASK).split(b"\n")
         lines.pop()
         harmless = self._harmless
@@ -56,8 +65,8 @@ class Sieve:
         if len(line) <= LONGEST:
             self._harmless.add(line.translate(MASK))
 
-    def _judge(self, templates: Sequence[bytes]) -> dict[bytes, bool]:
-        worth = {line: True for line in templates if _opens_json(line)}
+    def _judge(self, templates: Sequence[bytes]) -> dict[bytes, Worth]:
+        worth = {line: Worth.WITH_NEXT for line in templates if _opens_json(line)}
         words = set(b"\n".join(templates).lower().split())
         self._learn(words - self._cold - self._hot.keys())
         here = self._hot.keys() & words
@@ -69,7 +78,7 @@ class Sieve:
             if hot and line not in worth:
                 anchors = [anchor for anchor in frozenset().union(*map(self._hot.__getitem__, hot)) if anchor in low]
                 if anchors:
-                    worth[line] = not self._strong.isdisjoint(anchors)
+                    worth[line] = max(map(self._worth.__getitem__, anchors))
         return worth
 
     def _learn(self, words: set[bytes]) -> None:
@@ -98,7 +107,8 @@ def _opens_json(line: bytes) -> bool:
     return not rest or (rest[:1] in b'{["' and not rest.endswith((b"}", b"]")))
 
 
-def _pieces(words: Iterable[bytes]) -> list[tuple[bytes, tuple[bytes, ...]]]:
+@lru_cache(maxsize=4)
+def _pieces(words: frozenset[bytes]) -> list[tuple[bytes, tuple[bytes, ...]]]:
     """Few short and rare pieces, at least one of which is in every word, each with the words that it stands for."""
     holders: dict[bytes, set[bytes]] = {}
     within = {word: _parts(word) for word in words}

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from sickbay.knowledge.documents import Document
 from sickbay.knowledge.documents.input import LONGEST, SOFT
 from sickbay.knowledge.documents.json_text import JsonText, Line
-from sickbay.knowledge.documents.sieve import Sieve
+from sickbay.knowledge.documents.kube_tables import SLURM_ANCHORS
+from sickbay.knowledge.documents.sieve import Sieve, Worth
 from sickbay.knowledge.documents.training import Training
 from sickbay.knowledge.documents.unwrap import Unwrapper
 from sickbay.knowledge.kernel import ANCHORS as KERNEL_ANCHORS
@@ -42,11 +43,13 @@ READERS = (
 )
 KERNEL, JOB = "kernel log", "training log"
 
-SMALL = 256 * 1024  # so much is read line by line in any case
+SMALL = 128 * 1024  # so much is read line by line in any case
 AFTER = 8  # lines behind an anchor that are read whatever they say: messages are wrapped, and causes stand together
 # A new boot in the middle of a log: what came before it explains nothing behind it.
 BOOTS = ("linux version ", "-- boot ", "-- reboot --")
 BOOT = "boot"
+PLACES = ('file "',)  # of a traceback: what was raised there stands behind them
+ALONE = frozenset({"fabric manager log"})  # each of its lines means what it means without those around it
 # Records whose text is hidden until they are opened: a table's head, a message as an array of bytes.
 RECORDS = ("@message", '"message":[', '"message": [', '"message" : [')
 
@@ -98,16 +101,16 @@ class Stream:
         while at < size:
             while place < len(found) and found[place][0] < at:
                 place += 1
-            following, certain = found[place] if place < len(found) else (size, True)
+            following, worth = found[place] if place < len(found) else (size, Worth.READ)
             if following > at and not self._going_on:
                 self._skip(chunk, at, following)
                 at = following
                 continue
             end = chunk.find(b"\n", at)
             raw = chunk[at:end]
-            if following == at and certain:
+            if following == at and worth is Worth.WITH_NEXT:
                 self._awake = AFTER
-            elif following == at and not self._going_on and not self._doubtful(raw):
+            elif following == at and worth is Worth.PERHAPS and not self._going_on and not self._doubtful(raw):
                 self._skip(chunk, at, end + 1)
                 at = end + 1
                 continue
@@ -118,13 +121,16 @@ class Stream:
     @property
     def _sieve(self) -> Sieve:
         if self._made is None:
-            words = {word for _, document in self._documents for word in document.ANCHORS}
-            self._made = Sieve({*words, *KERNEL_ANCHORS, *BOOTS, *RECORDS}, self._training.anchors)
+            words = {word for called, document in self._documents if called not in ALONE for word in document.ANCHORS}
+            alone = {word for called, document in self._documents if called in ALONE for word in document.ANCHORS}
+            self._made = Sieve(
+                {*words, *RECORDS, *PLACES}, self._training.anchors, {*alone, *SLURM_ANCHORS, *KERNEL_ANCHORS, *BOOTS}
+            )
         return self._made
 
     @property
     def _going_on(self) -> bool:
-        return self._awake > 0 or self._json.open or self._unwrapper.inside
+        return self._awake > 0 or self._json.open or self._unwrapper.inside or not self._kernel.idle
 
     def _doubtful(self, raw: bytes) -> bool:
         """Words of a rule are there; whether the rule fits is soon seen."""
@@ -193,7 +199,7 @@ class Stream:
             if signs or document.owns:
                 owned = True
                 self._note(called)
-                self._awake = max(self._awake, 1 if not document.owns else AFTER)
+                self._awake = max(self._awake, AFTER if document.owns and called not in ALONE else 1)
             yield from signs
         if owned:
             return

@@ -15,6 +15,8 @@ SHORTEST = 3  # a literal below that is in every other line
 EVERYWHERE = frozenset({"loss", "exit", "error", "time", "step"})  # worth less than any other word, however long
 KEPT = 400  # of a line that proves a rule
 RAISED = "raised"  # an exception that no rule knows
+REMEMBERED, LONGEST_PART = 50_000, 64  # words of a text, and the letters of one
+ANY_DIGIT = str.maketrans("123456789", "000000000")
 NEAR = 4  # lines from the last place in a traceback to what was raised there
 _PLACE = re.compile(r'\s*File "[^"]{1,400}", line \d{1,9}')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?:: .*)?$")
@@ -26,10 +28,16 @@ class Training:
     ANCHORS: ClassVar[tuple[str, ...]] = ()  # by its rules: `anchors`
 
     def __init__(self, rules: Sequence[DiagnosisRule]) -> None:
-        self._rules = [(rule.name, re.compile(rule.pattern), literals(rule.pattern)) for rule in rules]
-        self._words = sorted({word for _, _, words in self._rules for word in words})
+        self._rules = [(rule.name, re.compile(rule.pattern)) for rule in rules]
+        self._of_word: dict[str, set[int]] = {}  # which rules, by their places, may fit where a word is
+        for place, rule in enumerate(rules):
+            for word in literals(rule.pattern):
+                self._of_word.setdefault(word, set()).add(place)
+        self._words = sorted(self._of_word)
+        self._wordless = {place for place, rule in enumerate(rules) if not literals(rule.pattern)}
+        self._parts = [(max(word.split(), key=len).translate(ANY_DIGIT), word) for word in self._words]
+        self._known: dict[str, tuple[str, ...]] = {}  # words of a text, and the rules' words that they may be part of
         self._of_digits = {word for rule in rules if _tells_digits(rule.pattern) for word in literals(rule.pattern)}
-        self._wordless = not all(words for _, _, words in self._rules)
         self._place = -NEAR - 1  # the last line that told a place in a program
 
     @property
@@ -59,17 +67,31 @@ class Training:
         """The rule that stands first in the table of those that fit; empty: none does."""
         said = line.strip()[:LINE_LIMIT]
         low = said.lower()
-        here = {word for word in self._words if word in low}
+        here = self._here(low)
         if not here and not self._wordless:
             return ""
         indent = len(line) - len(line.lstrip())
-        for name, pattern, words in self._rules:
-            if words and here.isdisjoint(words):
-                continue
+        for place in sorted(self._wordless.union(*map(self._of_word.__getitem__, here))):
+            name, pattern = self._rules[place]
             found = pattern.search(said)
             if found and not talks(line, found.start() + indent, found.end() + indent):
                 return name
         return ""
+
+    def _here(self, low: str) -> set[str]:
+        """Which of the rules' words are in a line. Texts are made of few words, so each is looked at once."""
+        known, found = self._known, set()
+        for part in set(low.translate(ANY_DIGIT).split()):
+            words = known.get(part)
+            if words is None:
+                words = tuple(word for piece, word in self._parts if piece in part)
+                if len(known) >= REMEMBERED:
+                    known.clear()
+                if len(part) <= LONGEST_PART:
+                    known[part] = words
+            if words:
+                found.update(word for word in words if word in low)
+        return found
 
     def tells_digits(self, line: str) -> bool:
         """Whether some rule would judge this line by its digits: the same line with others may mean something else."""

@@ -245,3 +245,11 @@ def test_its_memory_is_bounded() -> None:
     assert len(sums._repeats) <= KINDS
     assert len(sums._echoes) <= KINDS
     assert max(len(echoes.bodies) for echoes in sums._echoes.values()) <= BODIES
+
+
+def test_a_line_that_counts_counts_for_as_many(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, "EDAC MC0: 5 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0)\n")
+    (item,) = kernel_log(path).look(0.0)
+    assert isinstance(item.news, Observed)
+    assert (item.news.kind, item.news.count) == ("dram.corrected", 5)

@@ -77,11 +77,11 @@ _PLACE = re.compile(r"\(GPC (\d{1,3}), TPC (\d{1,3})", re.ASCII)
 _RESET = re.compile(r"\b(?:D-)?RST: Yes\b", re.ASCII)
 _ANY_PCI = re.compile(rf"\b{_BDF}(?![0-9a-fA-F]|:[0-9a-fA-F])", re.ASCII)
 _START = re.compile(
-    r"NVRM:|nvidia(?:-(?:nvlink|nvswitch\d*|modeset|uvm|drm))?[: ]|(?:nvidia-)?(?i:nvswitch)-?\d*\s*:", re.ASCII
+    r"NVRM(?::| \w{3,60}: )|nvidia(?:-(?:nvlink|nvswitch\d*|modeset|uvm|drm))?[: ]|(?:nvidia-)?(?i:nvswitch)-?\d*\s*:", re.ASCII
 )
 
 _QUOTED = re.compile(r"""(?:["`]|'[,;)\]])[\s,;)\]}\\]*$|\|\s*$""")  # a string in a program, a cell of a table
-_NVRM = r"NVRM:\s*(?:GPU\d{1,3}\s+)?"
+_NVRM = r"NVRM(?::\s*| (?=\w{3,60}: ))(?:GPU\d{1,3}\s+)?"
 _AT = rf"(?:GPU (?:at )?(?:PCI:)?{_BDF}:?\s*)?"
 # Shorthands of the patterns in data/nvidia_wordings.csv.
 SHORTHANDS = {"%nvrm%": _NVRM, "%at%": _AT, "%pci%": _BDF}

@@ -215,14 +215,16 @@ class KernelLog:
             return
         mono = source.moment(line, peeled, now)
         if mono is not None:
-            item = self._item(sign.kind, dict(sign.fields), line._replace(mono=mono))
+            item = self._item(sign, line._replace(mono=mono))
             yield from self._sums.add(item, now, peeled.body)
 
-    def _item(self, kind: str, fields: dict[str, str | int], line: LogLine) -> Item:
+    def _item(self, sign: Sign, line: LogLine) -> Item:
+        kind, fields = sign.kind, dict(sign.fields)
         device = self._device_at(str(fields["pci"])) if "pci" in fields else None
         if device is not None and kind != "sxid":
             fields["device"] = device
-        news = Observed(node=self._node, kind=kind, fields=fields, text=line.text.strip()[:TEXT])
+        text = line.text.strip()[:TEXT]
+        news = Observed(node=self._node, kind=kind, fields=fields, text=text, count=sign.count)
         return say(news, line.mono, line.source, line.seq)
 
     def _failed(self, source: Source, error: OSError, now: float) -> Iterator[Item]:

@@ -235,6 +235,7 @@ class Notice(Noun):
 class Audited(Noun):
     at: Time
     text: str
+    about: Annotated[list[str], Meta(description="what it was done to: node:…, incident:…, job:…")]
 
 
 class Skipped(Noun):

@@ -66,7 +66,10 @@ def notices(ask: Ask) -> list[dict[str, Any]]:
 
 def audit(ask: Ask) -> list[dict[str, Any]]:
     lines = ask.desk.store.story("operator:", ask.query.limit)
-    return [{"at": iso(line.at), "text": line.text} for line in reversed(lines)]
+    return [
+        {"at": iso(line.at), "text": line.text, "about": [key for key in line.subjects if key != "operator:"]}
+        for line in reversed(lines)
+    ]
 
 
 ROUTES = (
@@ -91,6 +94,8 @@ ROUTES = (
     Route(
         "GET", "/v1/audit", audit, "What operators asked for, newest first", list[answers.Audited],
         query=requests.Latest, query_example={"limit": "20"},
-        answer_example=[{"at": "2026-01-01T00:10:00.000Z", "text": "ann: cordon: its fan is loud"}],
+        answer_example=[
+            {"at": "2026-01-01T00:10:00.000Z", "text": "ann: cordon: its fan is loud", "about": ["node:lab/train-0000"]}
+        ],
     ),
 )  # fmt: skip

@@ -222,7 +222,8 @@ SLURM_LINES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(
-            _PROGRAM + r"\*\*\* (?:JOB|STEP) \S{1,64} (?:ON (?P<node>\S{1,200}) )?CANCELLED .{0,60}DUE TO PREEMPTION"
+            _PROGRAM
+            + r"\*\*\* (?:JOB|STEP) \S{1,64} (?:ON (?P<node>\S{1,200}) )?CANCELLED .{0,60}DUE TO (?:PREEMPTION|JOB REQUEUE)"
         ),
         "slurm.preempted",
     ),

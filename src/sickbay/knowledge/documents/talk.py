@@ -24,7 +24,7 @@ _FIELD = re.compile(r'^\s*"message"\s?: ?$')
 _SPAN = re.compile(r"`[^`]+`")
 _CALL = re.compile(r"(?<![\w])(?P<name>[A-Za-z_][\w.]*)[(\[][^()\[\]]*$")
 _ASSIGNS = re.compile(r"^\s*[A-Za-z_][\w.\[\]]{0,60}(?:: [\w\[\], |.]{1,60})? (?:[:+|]?=) ")
-_STOPS = re.compile(r"[\d\[\]<>{}]|Error\b|Exception\b|ERROR|WARN|FATAL|error:|fatal:|failed:", re.ASCII)
+_STOPS = re.compile(r"[\d\[\]<>{}]|Error\b|Exception\b|Warning\b|ERROR|WARN|FATAL|error:|fatal:|failed:", re.ASCII)
 # What the beginning of a printed line looks like: a stamp, a level, a name, a place in a source.
 _PRINTED = re.compile(
     r"\s*`?(?:[\[(<|{]|\d|[A-Z]\d{4} |[A-Z] \S*/|[\w.@/+-]{1,120}[:=\[(]"
@@ -40,11 +40,18 @@ _FILLERS = frozenset(
 )  # fmt: skip
 ENOUGH = 2  # words of this kind before the error: it stands in a sentence
 MANY = 3  # the same where stamps or names of errors stand before it too, but nothing that a printed line begins with
+# An exception that was printed says what it has to say, in sentences and with names in `code`.
+_SPOKEN = re.compile(
+    r"\s*(?:(?:[A-Za-z_]\w{0,80}\.){0,8}\w{0,80}(?:Error|Exception|Warning): "
+    r"|terminate called after throwing |(?:=\s+)?YOUR APPLICATION TERMINATED|\*\*\* (?:stack smashing |Process received signal))"
+)
 FAR = 300  # characters before it that are looked at
 
 
 def talks(line: str, start: int, end: int) -> bool:
     """Whether the words from `start` to `end` are talked about in this line."""
+    if _SPOKEN.match(line):
+        return line.rstrip().endswith(_ENDS)
     if _CODE.match(line) or _LITERAL.match(line) or _MARKDOWN.match(line) or line.rstrip().endswith(_ENDS):
         return True
     before = line[:start]

@@ -17,8 +17,12 @@ KEPT = 400  # of a line that proves a rule
 RAISED = "raised"  # an exception that no rule knows
 REMEMBERED, LONGEST_PART = 50_000, 64  # words of a text, and the letters of one
 ANY_DIGIT = str.maketrans("123456789", "000000000")
+# At the end of a traceback these mean what the rule of that name means; elsewhere people write them in sentences.
+PROGRAM, OF_PROGRAMS = "python_error", ("ValueError", "AssertionError", "LookupError", "StopIteration")
 NEAR = 4  # lines from the last place in a traceback to what was raised there
 _PLACE = re.compile(r'\s*File "[^"]{1,400}", line \d{1,9}')
+# A name with its module's before it is printed by nothing but an interpreter, even where the traceback was cut off.
+_QUALIFIED = re.compile(r"(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{0,80}(?:Error|Exception): (?=\S)")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?:: .*)?$")
 
 
@@ -60,12 +64,16 @@ class Training:
             self._place = number
         elif number - self._place <= NEAR and line[:1].isalpha() and _EXCEPTION.match(line.rstrip()[:LINE_LIMIT]):
             self._place = -NEAR - 1
+            return PROGRAM if line.startswith(OF_PROGRAMS) else RAISED
+        elif "." in line[:100] and (found := _QUALIFIED.match(line[:LINE_LIMIT])) and not talks(line, 0, found.end()):
             return RAISED
         return ""
 
     def fits(self, line: str) -> str:
         """The rule that stands first in the table of those that fit; empty: none does."""
         said = line.strip()[:LINE_LIMIT]
+        if "NCCL INFO" in said:
+            return ""  # what it retries and what it closes is its daily work
         low = said.lower()
         here = self._here(low)
         if not here and not self._wordless:

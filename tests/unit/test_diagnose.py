@@ -58,6 +58,7 @@ LINES = [
     ("Failed to initialize NVML: Driver/library version mismatch", "driver_mismatch", True),
     ("RuntimeError: Found no NVIDIA driver on your system. Please check", "driver_missing", True),
     ("CUDA driver version is insufficient for CUDA runtime version", "driver_too_old", False),
+    ("slurmstepd: error: pyxis: child 1234 failed with error code: 1", "container_failed", True),
     ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "wrong_build", False),
     ("RuntimeError: CUDA error: invalid device ordinal", "gpu_count", True),
     ("train.py: error: unrecognized arguments: --lerning-rate 3e-4", "bad_arguments", False),

@@ -294,7 +294,9 @@ def test_sieving_a_long_text_finds_what_reading_every_line_finds(name: str, tmp_
 
 def test_an_exception_that_no_rule_knows_is_heard_in_a_long_text_too(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    raised = 'Traceback (most recent call last):\n  File "/srv/train.py", line 3, in main\n    go()\nOddError: it is odd\n'
+    raised = (
+        'Traceback (most recent call last):\n  File "/srv/train.py", line 3, in main\n    go()\nOddError: it is odd\n'
+    )
     path.write_text("all is well\n" * 99 + raised + "all is well\n" * 99)
     assert [sign.fields for sign in of_file(path)[1]] == [{"name": "raised"}]
 

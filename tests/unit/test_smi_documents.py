@@ -597,3 +597,33 @@ def test_all_of_it_through_one_stream_of_long_and_short_texts() -> None:
         "gpu.lost", "gpu.remap_pending", "gpu.ecc_uncorrected", "gpu.thermal_slowdown", "gpu.power_brake",
         "gpu.reset_required",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "**Unable to determine the device handle for GPU0000:65:00.0: Unknown Error**",
+        '"Unable to determine the device handle for GPU 0000:BA:00.0: GPU is lost.  Reboot the system"',
+        "Unable to detect the device handle for GPU0000:B1:00.0: Unknown Error",
+        "Error: nvmlDeviceGetHandleByIndex(): Unknown Error\nFAILED to get details on GPU (0x1): Unknown Error",
+        "FAILED to get details on GPU (0x1): Unknown Error",
+        "1, NVIDIA H100 80GB HBM3, [GPU is lost], [GPU is lost]",
+    ],
+)
+def test_a_gpu_that_does_not_answer_is_lost_once_however_it_was_pasted(line: str) -> None:
+    assert kinds(line) == ["gpu.lost"]
+
+
+def test_never_is_advice_in_bold_without_an_address_a_fault() -> None:
+    assert not kinds("**Unable to determine the device handle for GPU: what does it mean?**")
+
+
+def test_columns_without_a_header_are_those_that_the_command_names() -> None:
+    asked = "$ nvidia-smi --query-gpu=index,temperature.gpu,ecc.errors.uncorrected.volatile.total --format=csv,noheader"
+    found = signs(f"{asked}\n0, 33, 0\n1, 35, 12\n")
+    assert [(sign.kind, sign.line) for sign in found] == [("gpu.ecc_uncorrected", 3)]
+
+
+def test_a_row_of_unknown_errors_without_any_header_is_a_sensor_that_failed() -> None:
+    found = signs("1, NVIDIA A100-SXM4-40GB, [Unknown Error], [Unknown Error]")
+    assert [(sign.kind, sign.fields) for sign in found] == [("gpu.sensor_failed", {"device": 1})]

@@ -152,6 +152,26 @@ CAUSES: tuple[Cause, ...] = (
         why="the node itself failed",
     ),
     Cause(
+        codes=("job.disk_full",),
+        brings=("job.storage_error", "job.checkpoint_unreadable"),
+        same=ANY,
+        why="what was written had no room",
+    ),
+    Cause(
+        codes=("slurm.preempted", "slurm.time_limit", "slurm.node_failure", "slurm.node_down"),
+        brings=("job.terminated", "job.killed", "job.peer_lost", "job.nccl_timeout", "job.rank_failed"),
+        same=ANY,
+        why="the cluster ended the job",
+    ),
+    Cause(
+        codes=("job.*", "os.oom_kill"),
+        brings=("slurm.cancelled",),
+        same=ANY,
+        before=True,
+        why="srun ends the other tasks when one has failed",
+    ),
+    Cause(codes=("slurm.cancelled",), brings=("job.terminated",), same=ANY, why="the cluster ended the job"),
+    Cause(
         codes=("kube.node_not_ready", "kube.node_unreachable", "slurm.node_failure", "slurm.node_down"),
         brings=("job.nccl_timeout", "job.network_unreachable", "job.rendezvous_timeout", "job.killed"),
         same=ANY,

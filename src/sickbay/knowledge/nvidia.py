@@ -77,7 +77,8 @@ _PLACE = re.compile(r"\(GPC (\d{1,3}), TPC (\d{1,3})", re.ASCII)
 _RESET = re.compile(r"\b(?:D-)?RST: Yes\b", re.ASCII)
 _ANY_PCI = re.compile(rf"\b{_BDF}(?![0-9a-fA-F]|:[0-9a-fA-F])", re.ASCII)
 _START = re.compile(
-    r"NVRM(?::| \w{3,60}: )|nvidia(?:-(?:nvlink|nvswitch\d*|modeset|uvm|drm))?[: ]|(?:nvidia-)?(?i:nvswitch)-?\d*\s*:", re.ASCII
+    r"NVRM(?::| \w{3,60}: )|nvidia(?:-(?:nvlink|nvswitch\d*|modeset|uvm|drm))?[: ]|(?:nvidia-)?(?i:nvswitch)-?\d*\s*:",
+    re.ASCII,
 )
 
 _QUOTED = re.compile(r"""(?:["`]|'[,;)\]])[\s,;)\]}\\]*$|\|\s*$""")  # a string in a program, a cell of a table

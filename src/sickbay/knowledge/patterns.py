@@ -45,6 +45,13 @@ SHORTHANDS: dict[str, str] = {
         rf"(?=amdgpu|\[drm|kfd)(?:kfd kfd: )?(?:amdgpu {_PCI}: )?(?:amdgpu: )?"
         r"(?:\[powerplay\]\s{1,8})?(?:\[drm(?::[\w.]{1,80}(?: \[amdgpu\])?)?\] )?(?:\*ERROR\* )?(?:\{\d{1,10}\} ?)?"
     ),
+    # A row of `ipmitool sel list`; its number may look like the gutter of an editor and be gone.
+    "%sel%": (
+        r"(?:[0-9a-f]{1,5} \| )?"
+        r"(?:\d\d/\d\d/\d{2,4} ?\| ?\d\d:\d\d:\d\d(?: [A-Z]{3,4})?|Pre-Init {1,8}\|? ?[\w-]{1,16}) ?\| "
+    ),
+    # A row of `ras-mc-ctl --errors`.
+    "%ras%": r"\d{1,9} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [+-]\d{4})? ",
     # The Neuron runtime's own stamp: `2024-Oct-21 20:16:04.966640  7838:7838  ERROR  TDRV:exec  `.
     "%nrt%": (
         r"(?:\d{4}-\w{3}-\d\d \d\d:\d\d:\d\d\.\d{1,9}\s{1,8}\d{1,10}:\d{1,10}"

@@ -75,15 +75,19 @@ _DATE = (
 _DRIVER = r"(?:NVRM|nvidia(?:-(?:nvlink|nvswitch\d*|modeset|uvm|drm|peermem))?|nvidia_\w+)"
 
 _QUOTES = re.compile(r"[\s\ufeff]*(?:>[ \t]?[ \t>]*)*")
-# `cat -n`, `nl`, `less -N` and the gutters of editors number the lines; a paste may begin with the quote of its code.
-_GUTTER = re.compile(r"\s{0,12}\d{1,7}(?:\t|\s{0,3}[|│]\s)\s*|`{1,3}(?=\[|\w{3}\s+\d|\d{4}-|NVRM|nvidia|kernel:|<\d)")
+# `cat -n`, `nl`, `less -N` and the gutters of editors number the lines;
+# a paste may begin with the quote of its code, or in bold.
+_GUTTER = re.compile(
+    r"\s{0,12}\d{1,7}(?:\t|\s{0,3}[|│]\s)\s*"
+    r"|(?:`{1,3}|\*{1,3}|_{2})(?=\[|\w{3}\s+\d|\d{4}-|NVRM|nvidia|kernel:|<\d)"
+)
 # Monitors that print the kernel's line as it is behind a stamp of their own.
 _RELAYED = re.compile(
     r"(?:(?:TRACE|DEBUG|INFO|WARNING|ERROR) - ){1,4}(?=\[\s{0,8}\d{1,9}\.\d{6}\])"
     r"|[:#>$%~ ]{1,16}(?=\[\s{0,8}\d{1,9}\.\d{6}\])"  # a shell's prompt on a serial console
     r"|\[[\w-]{1,40}\] \[[A-Z]{4,8}\] GPU-[0-9a-f-]{36}: XID: (?=NVRM: Xid)"
 )
-_ELIDED = re.compile(r"\[(?:\.{2,4}|…)\]\s*")
+_ELIDED = re.compile(r"\[(?:\.{2,4}|…)\]:?\s*")
 _KMSG = re.compile(r"(?P<pri>\d{1,4}),(?P<seq>\d{1,19}),(?P<usec>\d{1,19}),[^;\s]{1,60};")
 _PRI = re.compile(r"<(?P<pri>\d{1,3})>")
 _SYSLOG5 = re.compile(
@@ -103,10 +107,10 @@ _ISO_STAMP = re.compile(rf"(?:[^\W\d_]{{2,4}}\.?\s+)?{_ISO}(?:\s+[A-Z]{{2,4}}T\b
 _DATE_STAMP = re.compile(rf"{_DATE}:?\s+")
 _UNIX = re.compile(r"(?P<s>\d{9,10}\.\d{3,9})\s+(?=\S+\s+\S+:)")
 _KERNEL_TAG = re.compile(
-    r"(?:(?P<host>[\w.:-]{1,255})\s+)?(?:kern\.(?P<lev>[a-z]{3,7})\s+)?(?P<tag>kernel|vmkernel|vmunix|klogd|kern)(?:\[\d{1,10}\])?:\s*"
+    r"(?:(?P<host>[\w.:@-]{1,255})\s+)?(?:kern\.(?P<lev>[a-z]{3,7})\s+)?(?P<tag>kernel|vmkernel|vmunix|klogd|kern)(?:\[\d{1,10}\])?:\s*"
 )
 _TAG = re.compile(
-    r"(?P<host>[\w.:-]{1,255})\s+(?P<tag>[A-Za-z_(/][\w./@()+-]{0,120})(?P<pid>\[\d{1,10}\])?:\s+(?P<rest>)"
+    r"(?P<host>[\w.:@-]{1,255})\s+(?P<tag>[A-Za-z_(/][\w./@()+-]{0,120})(?P<pid>\[\d{1,10}\])?:\s+(?P<rest>)"
 )
 _BARE_TAG = re.compile(r"(?P<tag>[A-Za-z_][\w./@+-]{0,120})\[\d{1,10}\]:\s+")
 _LOGGERS = r"(?!(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|ERR|CRITICAL|FATAL|root)\b)"

@@ -1,7 +1,9 @@
 """An all-reduce over plain TCP: a ring of processes, on one machine or on many, whose sums are known beforehand.
 
 The network test where neither NCCL nor a GPU is there, and the trial of the pairwise search. Rank 0 listens at the
-rendezvous address; every other rank tells it where it listens itself, and gets the addresses of all.
+rendezvous address; every other rank tells it where it listens itself, and gets the addresses of all. Over nodes
+(`nodes`) such a meeting also hands out NCCL's identity, and afterwards gathers what each rank found, so that all can
+say who it was.
 """
 
 import contextlib
@@ -14,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sickbay.agent.checks import CouldNotRun, Result
+from sickbay.agent.checks.meeting import COME, TELL, Absent, Meeting, dial, listening, meet, read_line
 from sickbay.brain.pairwise import Tried, Verdict, rounds
 
 MOST_RANKS: Final = 4096
-LINE: Final = 65_536
 
 
 def rank(wants: dict[str, Any]) -> Result:
@@ -45,17 +47,23 @@ def _ring(
 ) -> tuple[socket.socket, socket.socket]:
     """The connection from the rank before, and the one to the rank after."""
     host, _, port = str(wants["at"]).rpartition(":")
-    mine = stack.enter_context(_listening(str(wants.get("host") or ""), 0))
+    mine = stack.enter_context(listening(str(wants.get("host") or ""), 0))
     place = [str(wants.get("host") or "127.0.0.1"), mine.getsockname()[1]]
     if number == 0:
         places = _gather(host, int(port), ranks, place, until, stack)
     else:
-        meeting = stack.enter_context(_dial(host, int(port), until))
+        meeting = stack.enter_context(dial(host, int(port), until))
         meeting.sendall((json.dumps([number, place]) + "\n").encode())
-        places = json.loads(_line(meeting))
+        places = json.loads(read_line(meeting))
+    return _neighbours(number, places, mine, until, stack)
+
+
+def _neighbours(
+    number: int, places: Sequence[Sequence[Any]], mine: socket.socket, until: float, stack: contextlib.ExitStack
+) -> tuple[socket.socket, socket.socket]:
     mine.settimeout(max(0.1, until - time.monotonic()))
-    next_host, next_port = places[(number + 1) % ranks]
-    after = stack.enter_context(_dial(next_host, next_port, until))
+    next_host, next_port = places[(number + 1) % len(places)]
+    after = stack.enter_context(dial(next_host, next_port, until))
     before = stack.enter_context(mine.accept()[0])
     for one in (before, after):
         one.settimeout(max(0.1, until - time.monotonic()))
@@ -67,7 +75,7 @@ def _gather(
 ) -> list[list[Any]]:
     places: dict[int, list[Any]] = {0: mine}
     callers = []
-    with _listening(host, port) as door:
+    with listening(host, port) as door:
         while len(places) < ranks:
             door.settimeout(max(0.1, until - time.monotonic()))
             try:
@@ -76,39 +84,13 @@ def _gather(
                 absent = [str(one) for one in range(ranks) if one not in places]
                 raise TimeoutError(f"rank {', '.join(absent[:8])} never came") from None
             caller.settimeout(max(0.1, until - time.monotonic()))
-            number, place = json.loads(_line(caller))
+            number, place = json.loads(read_line(caller))
             places[int(number)] = place
             callers.append(caller)
     whole = [places[one] for one in range(ranks)]
     for caller in callers:
         caller.sendall((json.dumps(whole) + "\n").encode())
     return whole
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    return socket.create_server((host, port), backlog=128)
-
-
-def _dial(host: str, port: int, until: float) -> socket.socket:
-    """Whoever is to answer may not be there yet."""
-    while True:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"nobody answers at {host}:{port}")
-        try:
-            return socket.create_connection((host, port), timeout=left)
-        except ConnectionRefusedError:
-            time.sleep(min(0.05, left))
-
-
-def _line(peer: socket.socket) -> bytes:
-    data = b""
-    while not data.endswith(b"\n"):
-        more = peer.recv(LINE)
-        if not more or len(data) > LINE * 64:
-            raise OSError("the rendezvous broke off")
-        data += more
-    return data
 
 
 def _reduce(number: int, ranks: int, before: socket.socket, after: socket.socket, words: int, times: int) -> Result:
@@ -167,6 +149,93 @@ def _exchange(before: socket.socket, after: socket.socket, give: memoryview, wor
     if trouble:
         raise trouble[0]
     return got
+
+
+# --- over nodes
+
+
+def nodes(wants: dict[str, Any]) -> Result:
+    """One rank of the all-reduce over nodes: `rank`, `ranks`, `at`, `seconds`; `gpus` (by PCI) and `library` for NCCL.
+
+    `cannot`: why this rank cannot take part as it should; then the others hear it too. `floor`: least GB/s.
+    """
+    number, ranks = int(wants["rank"]), int(wants["ranks"])
+    if not 0 <= number < ranks <= MOST_RANKS or ranks < 2:
+        raise CouldNotRun(f"rank {number} of {ranks}: there are 2 to {MOST_RANKS} ranks, counted from 0")
+    seconds = float(wants.get("seconds", 60.0))
+    until = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        mine = stack.enter_context(listening("", 0))
+        hello = {
+            "rank": number, "port": mine.getsockname()[1], "host": socket.gethostname(),
+            "gpus": wants.get("gpus") or [], "library": bool(wants.get("library")), "cannot": wants.get("cannot") or "",
+        }  # fmt: skip
+        make_identity = _identity(str(wants.get("library") or ""))
+        try:
+            meeting = meet(str(wants["at"]), ranks, hello, until - COME * seconds, make_identity, stack)
+        except Absent as error:
+            return Result(str(error))
+        except (OSError, ValueError) as error:
+            raise CouldNotRun(f"rank {number}: the ranks did not come together at {wants['at']}: {error}") from error
+        if meeting.plan["cannot"]:
+            raise CouldNotRun(meeting.plan["cannot"])
+        mine.settimeout(seconds)
+        found = _within(until - TELL * seconds, lambda: _work(meeting, mine, wants, until))
+        return meeting.conclude(found, until, wants.get("floor"))
+
+
+def _identity(library: str) -> Callable[[], str]:
+    def make() -> str:
+        from sickbay.agent.cuda.nccl import identity
+
+        return identity(library)
+
+    return make
+
+
+def _within(until: float, work: Callable[[], Result]) -> dict[str, Any]:
+    """What came of it, also if it never comes back: NCCL waits for ever for a peer that is lost."""
+    said: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            result = work()
+            told: dict[str, Any] = {"because": result.because, "figures": dict(result.figures)}
+        except CouldNotRun as error:
+            told = {"because": str(error), "unrun": True}
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for a word
+            told = {"because": str(error) or type(error).__name__}
+        said.update(told)
+
+    worker = threading.Thread(target=run, daemon=True)
+    worker.start()
+    worker.join(max(0.0, until - time.monotonic()))
+    return dict(said) if said else {"because": "the all-reduce did not come to its end in time"}
+
+
+def _work(meeting: Meeting, mine: socket.socket, wants: dict[str, Any], until: float) -> Result:
+    number, plan = meeting.number, meeting.plan
+    if plan["id"]:
+        from sickbay.agent.cuda.nccl import join
+
+        before = sum(len(one) for one in plan["gpus"][:number])
+        total = sum(len(one) for one in plan["gpus"])
+        return join(
+            {**wants, "gpus": plan["gpus"][number], "first": before, "total": total, "id": plan["id"]}
+        )  # fmt: skip
+    ranks = len(plan["places"])
+    words = max(ranks, int(wants.get("mib", 16)) << 17) // ranks * ranks
+    with contextlib.ExitStack() as stack:
+        try:
+            before_it, after_it = _neighbours(number, plan["places"], mine, until, stack)
+        except OSError as error:
+            return Result(f"cannot reach {meeting.name((number + 1) % ranks)}: {error.strerror or error}")
+        try:
+            return _reduce(number, ranks, before_it, after_it, words, int(wants.get("times", 3)))
+        except TimeoutError:
+            return Result(f"{meeting.name((number - 1) % ranks)} went silent")
+        except OSError as error:
+            return Result(f"{error.strerror or error} ({meeting.name((number - 1) % ranks)})")
 
 
 def search(nodes: Sequence[str], run_pair: Callable[[str, str], bool], *, again: int = 1) -> Verdict:

@@ -3,32 +3,68 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sickbay.agent.checks import Exercise, Result
+from sickbay.agent.checks import CouldNotRun, Exercise, Result
 from sickbay.agent.checks.apart import alone
 from sickbay.agent.checks.dcgm import dcgm_tests
-from sickbay.agent.checks.gpus import Bench, gpu_tests
+from sickbay.agent.checks.gpus import Bench, _blocked, gpu_tests
+from sickbay.agent.checks.launched import Launch
 from sickbay.agent.checks.network import network_tests
+from sickbay.agent.cuda.nccl import library
+from sickbay.model.gpu import GpuReading
 
 STATE = Path("/var/lib/sickbay")
+ALL_REDUCE = "all_reduce_nodes"
+LOOK = 30.0  # seconds in which the driver says which GPUs there are
 ACCELERATOR = ("compute", "memory", "thermal", "pcie", "nvlink")
 
 
-def node_tests(expected_gpus: int | None = None, state_dir: Path | None = None) -> list[Exercise]:
+def node_tests(
+    expected_gpus: int | None = None, state_dir: Path | None = None, launch: Launch | None = None
+) -> list[Exercise]:
     """GPUs are left out where none is expected and none is on the bus; processors, memory and disk always run.
 
-    `state_dir`: the disk to test; without it that of the agent's state, or else the temporary files'.
+    `state_dir`: the disk to test; without it that of the agent's state, or else the temporary files'. `launch`: who
+    this process is among others that run the same check at the same time; an agent is alone, and waits for nobody.
     """
     bench = Bench(expected_gpus)
     count = max(bench.here(), expected_gpus or 0)
     tests = [*host_tests(state_dir or default_state()), *network_tests()]
     if count:
         tests = [*gpu_tests(bench, count), *_dcgm(), *tests]
+    if launch is not None:
+        among = launch
+        last = Exercise(
+            ALL_REDUCE, 3, lambda until: over_nodes(bench, among, until), among.seconds + 15.0, ("network", "nvlink")
+        )
+        tests = [*tests, last]
     return sorted(tests, key=lambda test: test.level)
+
+
+def over_nodes(bench: Bench, launch: Launch, until: float) -> Result:
+    """By NCCL where every rank has GPUs that are free and its library, over TCP where none has."""
+    if not launch.at:
+        raise CouldNotRun("nobody says where rank 0 is: set MASTER_ADDR and MASTER_PORT, or write --at HOST:PORT")
+    found: list[GpuReading] = []
+    cannot = path = ""
+    if bench.here():
+        try:
+            found = bench.look(min(until, time.monotonic() + LOOK))
+            cannot = "; ".join(f"GPU {one.index} {why}" for one in found if (why := _blocked(one)))
+        except CouldNotRun as error:
+            cannot = str(error)
+        path = library()
+    wishes = {
+        "rank": launch.rank, "ranks": launch.world, "at": launch.at, "library": path, "cannot": cannot,
+        "gpus": [one.pci for one in found], "floor": launch.floor,
+        "seconds": min(launch.seconds, max(1.0, until - time.monotonic() - 2.0)),
+    }  # fmt: skip
+    return alone("sickbay.agent.checks.collective:nodes", wishes, until)
 
 
 def host_tests(state_dir: Path) -> list[Exercise]:

@@ -39,6 +39,25 @@ def library() -> str:
     return next((str(path) for root in roots if (path := root / "nvidia/nccl/lib/libnccl.so.2").exists()), "")
 
 
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId: handed from one rank to all others, and to the library by value."""
+
+    _fields_ = (("internal", ctypes.c_ubyte * 128),)
+
+
+# ncclUnhandledCudaError (a driver too old for this NCCL; what a GPU does wrong we see ourselves), ncclInvalidArgument,
+# ncclInvalidUsage: the set-up's, not the fabric's.
+SET_UP: Final = frozenset({1, 4, 5})
+
+
+class Refused(CouldNotRun):
+    """NCCL returned an error. Whether it proves something depends on who asked."""
+
+    def __init__(self, because: str, code: int) -> None:
+        super().__init__(because)
+        self.code = code
+
+
 class Nccl:
     def __init__(self, path: str) -> None:
         try:
@@ -52,24 +71,39 @@ class Nccl:
         code = getattr(self._lib, name)(*args)
         if code:
             text = (self._lib.ncclGetErrorString(code) or b"").decode(errors="replace")
-            raise CouldNotRun(f"{name}: {text or code}")
+            raise Refused(f"{name}: {text or code}", code)
 
 
 class Ring:
-    """All GPUs, each with what it gives and what it gets."""
+    """All GPUs, each with what it gives and what it gets; with `shared` they are some among those of many machines."""
 
-    def __init__(self, nccl: Nccl, gpus: list[Cuda], size: int, stack: ExitStack) -> None:
+    def __init__(
+        self, nccl: Nccl, gpus: list[Cuda], size: int, stack: ExitStack, shared: tuple[UniqueId, int, int] | None = None
+    ) -> None:
         self._nccl, self._gpus, self._size, self._stack = nccl, gpus, size, stack
         count = len(gpus)
         self._comms = (ctypes.c_void_p * count)()
-        nccl.do("ncclCommInitAll", self._comms, count, (ctypes.c_int * count)(*(gpu.device for gpu in gpus)))
+        self._first, self._total = (0, count) if shared is None else shared[1:]
+        if shared is None:
+            nccl.do("ncclCommInitAll", self._comms, count, (ctypes.c_int * count)(*(gpu.device for gpu in gpus)))
+        else:
+            self._join(shared[0])
         self._buffers = []
-        for rank, gpu in enumerate(gpus):
+        for rank, gpu in enumerate(gpus, self._first):
             gpu.enter()
             sent, got = (stack.enter_context(gpu.memory(size)) for _ in range(2))
             (word,) = struct.unpack("<I", struct.pack("<f", float(rank + 1)))
             gpu.set_words(sent, word, size // 4)
             self._buffers.append((sent, got))
+
+    def _join(self, identity: UniqueId) -> None:
+        """One group: each waits for all others, so that one after the other would wait for ever."""
+        self._nccl.do("ncclGroupStart")
+        for at, gpu in enumerate(self._gpus):
+            gpu.enter()
+            comm = ctypes.byref(self._comms, at * ctypes.sizeof(ctypes.c_void_p))
+            self._nccl.do("ncclCommInitRank", comm, self._total, identity, self._first + at)
+        self._nccl.do("ncclGroupEnd")
 
     def once(self) -> float:
         began = time.perf_counter()
@@ -88,9 +122,9 @@ class Ring:
 
     def wrong(self) -> str:
         """Rank r gave r + 1 everywhere, so every sum is known."""
-        ranks = len(self._gpus)
+        ranks = self._total
         (word,) = struct.unpack("<Q", struct.pack("<2f", *([ranks * (ranks + 1) / 2] * 2)))
-        for rank, (gpu, (_, got)) in enumerate(zip(self._gpus, self._buffers, strict=True)):
+        for rank, (gpu, (_, got)) in enumerate(zip(self._gpus, self._buffers, strict=True), self._first):
             gpu.enter()
             painter = Painter(gpu, self._stack)
             painter.verify(got, self._size, ptx.SOLID, word)
@@ -115,3 +149,34 @@ def all_reduce(wants: dict[str, Any]) -> Result:
     bandwidth = size / best / 1e9
     figures = {"ranks": float(ranks), "algbw_gbps": bandwidth, "busbw_gbps": bandwidth * 2 * (ranks - 1) / ranks}
     return Result(wrong, figures)
+
+
+def identity(path: str) -> str:
+    """What rank 0 hands to all others. This process must live on: the others come to it."""
+    made = UniqueId()
+    Nccl(path).do("ncclGetUniqueId", ctypes.byref(made))
+    return bytes(made.internal).hex()
+
+
+def join(wants: dict[str, Any]) -> Result:
+    """The GPUs of this rank among `total` of many machines, from number `first` on. All have come and are free:
+    what NCCL cannot do now is a failure of the collective."""
+    nccl = Nccl(wants["library"])
+    gpus = [Cuda(pci) for pci in wants["gpus"]]
+    total, size = int(wants["total"]), int(wants.get("gib", 1) * GIB)
+    made = UniqueId.from_buffer_copy(bytes.fromhex(wants["id"]))
+    try:
+        with ExitStack() as stack:
+            ring = Ring(nccl, gpus, size, stack, (made, int(wants["first"]), total))
+            ring.once()
+            best = min(ring.once() for _ in range(TIMES))
+            wrong = ring.wrong()
+    except Refused as error:
+        if error.code in SET_UP:
+            raise
+        return Result(str(error))
+    bandwidth = size / best / 1e9
+    return Result(
+        wrong,
+        {"ranks": float(total), "algbw_gbps": bandwidth, "busbw_gbps": bandwidth * 2 * (total - 1) / total},
+    )

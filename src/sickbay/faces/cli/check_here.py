@@ -1,5 +1,6 @@
 """sickbay check without a name: the machine that it runs on."""
 
+import os
 import signal
 import socket
 import time
@@ -19,20 +20,28 @@ from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
     from sickbay.agent.checks import Exercise
+    from sickbay.agent.checks.launched import Launch
 
 FIGURES = 4  # that a line of the table shows; --json has them all
 UNBOUNDED = 12_000.0  # seconds for a test that brings its own deadline
 PASS = "pass"  # noqa: S105 - a verdict
 
 
-def check_here(level: int, profile: str, only: Sequence[str], gpus: int | None, *, as_json: bool) -> int:
+def check_here(
+    level: int, profile: str, only: Sequence[str], gpus: int | None, launch: "Launch | None" = None, *, as_json: bool
+) -> int:
     from sickbay.agent.checks import examine
-    from sickbay.agent.checks.node import node_tests
+    from sickbay.agent.checks.node import ALL_REDUCE, node_tests
 
-    tests, level, profile = chosen(node_tests(gpus), level, profile, only)
+    if launch is None and ALL_REDUCE in only:
+        raise BadInput(
+            f"{ALL_REDUCE} needs the other ranks: start it by srun, torchrun or mpirun, "
+            "or write --rank R --world N --at HOST:PORT"
+        )
+    tests, level, profile = chosen(node_tests(gpus, launch=launch), level, profile, only)
     until = time.monotonic() + sum(test.within or UNBOUNDED for test in tests)
     say(f"checking this machine: {count(len(tests), 'test')} …")
-    with _ended_politely():
+    with ended_politely():
         verdict, because, results = examine(tests, level, until, profile, _tell)
     if as_json:
         found = {"node": socket.gethostname(), "level": level, "verdict": verdict, "because": because}
@@ -41,6 +50,33 @@ def check_here(level: int, profile: str, only: Sequence[str], gpus: int | None, 
         _print(results)
         say(verdict)
     return 0 if verdict == PASS else 1
+
+
+def who(
+    rank: int | None, world: int | None, at: str | None, floor: float | None, within: float | None
+) -> "Launch | None":
+    """By flags, or as the launcher's environment says."""
+    from sickbay.agent.checks.launched import Launch, is_place, launched
+
+    told = launched(os.environ)
+    if rank is not None and world is not None and at is not None:
+        if rank >= world:
+            raise BadInput(f"--rank {rank} of --world {world}: ranks are counted from 0, so write 0 to {world - 1}")
+        told = Launch(rank, world, at)
+    elif rank is not None or world is not None:
+        raise BadInput("--rank, --world and --at belong together: write --rank R --world N --at HOST:PORT")
+    elif at is not None:
+        if told is None:
+            raise BadInput("--at needs to know the ranks: write --rank R --world N too, or start it by srun or mpirun")
+        told = replace(told, at=at)
+    if at is not None and not is_place(at):
+        raise BadInput(f"--at {at!r} is no address: write HOST:PORT, such as 10.0.0.1:29500")
+    if told is None:
+        for option, given in (("--floor", floor), ("--within", within)):
+            if given is not None:
+                raise BadInput(f"{option} is for all_reduce_nodes and --search: leave it out")
+        return None
+    return replace(told, floor=floor, seconds=within or told.seconds)
 
 
 def chosen(
@@ -67,7 +103,7 @@ def chosen(
 
 
 @contextmanager
-def _ended_politely() -> Iterator[None]:
+def ended_politely() -> Iterator[None]:
     """Told to end it ends what it started first, as with ctrl-c."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler

@@ -33,10 +33,20 @@ PASS = "pass"  # noqa: S105 - a verdict
 )
 @click.option("--only", metavar="TEST", multiple=True, help="Here: only this test, whatever its level; again for more.")
 @click.option("--gpus", metavar="N", type=click.IntRange(0, 1024), help="Here: how many GPUs there must be.")
+@click.option("--rank", metavar="R", type=click.IntRange(min=0), help="Here: which rank of all_reduce_nodes this is.")
+@click.option("--world", metavar="N", type=click.IntRange(min=2), help="Here: how many ranks it has.")
+@click.option("--at", metavar="HOST:PORT", help="Here: where rank 0 waits for the others.")
+@click.option("--floor", metavar="GBPS", type=click.FloatRange(min=0), help="Least bus bandwidth of all_reduce_nodes.")
+@click.option(
+    "--within", metavar="SECONDS", type=click.FloatRange(2, 3600), help="Time for all_reduce_nodes, or for each pair."
+)
+@click.option("--search", metavar="HOST,…", help="Which of these hosts breaks a collective: two rounds of pairs.")
+@click.option("--with", "template", metavar="CMD", help="How to run a command on a host. [default: ssh {host}]")
 @as_json
 def check(
     node: str | None, everything: bool, pool: str | None, here: bool, level: int, profile: str | None,
-    only: tuple[str, ...], gpus: int | None, as_json: bool,
+    only: tuple[str, ...], gpus: int | None, rank: int | None, world: int | None, at: str | None, floor: float | None,
+    within: float | None, search: str | None, template: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Exercise hardware and wait for the verdict; exit 1 unless all pass.
 
@@ -48,22 +58,41 @@ def check(
     Level 1 takes seconds, 2 about two minutes, 3 some minutes, 4 half an hour and more.
 
     \b
+    Started on many machines at once (srun, torchrun, mpirun, or --rank --world --at) level 3 has the test
+    all_reduce_nodes: one all-reduce over all of them, by NCCL or else over TCP. If it fails, --search finds out
+    who it is: hosts are tried in pairs, and who fails with a partner that works with others is named.
+
+    \b
     sickbay check --level 2
     sickbay check --level 3 --json | jq '.tests[] | select(.verdict != "pass")'
     sickbay check --level 3 --profile memory
     sickbay check node-0 --level 2
     sickbay check --all
     sickbay check --pool gpu --level 4 --json | jq -r '.[] | select(.verdict != "pass") | .node'
+    srun -N8 sickbay check --only all_reduce_nodes --floor 300
+    sickbay check --search gpu1,gpu2,gpu3,gpu4
+    sickbay check --search a=10.0.0.1,b=10.0.0.2 --with 'kubectl exec {host} --'
     """
     named = (node is not None) + everything + (pool is not None)
     if named + here > 1:
         raise BadInput("say what to check: write NODE, --all, --pool P or --here, one of them")
-    if not named:
-        from sickbay.faces.cli.check_here import check_here
+    if template is not None and search is None:
+        raise BadInput("--with says how to reach the hosts of a search: write --search HOST,HOST too, or leave it out")
+    among = (("--rank", rank), ("--world", world), ("--at", at))
+    local = (("--profile", profile), ("--only", only or None), ("--gpus", gpus), *among)
+    if search is not None:
+        from sickbay.faces.cli.check_search import check_search
 
-        leave(check_here(level, profile or "", only, gpus, as_json=as_json))
-    for option, given in (("--profile", profile), ("--only", only), ("--gpus", gpus)):
-        if given:
+        if named or here or any(given is not None for _, given in local):
+            raise BadInput("--search takes --with, --within, --floor and --json: leave the other options and names out")
+        leave(check_search(search, template, within, floor, as_json=as_json))
+    if not named:
+        from sickbay.faces.cli.check_here import check_here, who
+
+        launch = who(rank, world, at, floor, within)
+        leave(check_here(level, profile or "", only, gpus, launch, as_json=as_json))
+    for option, given in (*local, ("--floor", floor), ("--within", within)):
+        if given is not None:
             raise BadInput(
                 f"{option} is for a check of this machine: leave NODE, --all and --pool out, or leave it out"
             )

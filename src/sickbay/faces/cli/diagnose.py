@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"fatal": "bright_red", "error": "red", "warning": "yellow", "info": "green"}
 ORDER = ("fatal", "error", "warning", "info")
+PASSING = frozenset({"job.nan_loss"})  # training may go on after it: whatever ended the run is told first
 TO_DO = {
     "none": "nothing to do to the node",
     "watch": "watch it",
@@ -120,8 +121,8 @@ def _print(found: "Sequence[Symptom]", lines: int, formats: Sequence[str]) -> No
     click.echo(f"{_count(len(found), 'finding')}{causes} in {_count(lines, 'line')} ({read_as})")
 
 
-def _weight(symptom: "Symptom") -> tuple[int, int, int]:
-    return -symptom.remedy.rank, ORDER.index(symptom.severity), symptom.line
+def _weight(symptom: "Symptom") -> tuple[int, int, bool, int]:
+    return -symptom.remedy.rank, ORDER.index(symptom.severity), symptom.code in PASSING, symptom.line
 
 
 def _leads_to(found: "Sequence[Symptom]", symptom: "Symptom") -> int:

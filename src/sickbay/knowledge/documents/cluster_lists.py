@@ -31,6 +31,33 @@ _PARTITION = re.compile(
     r"(?P<state>[a-z_]{2,16})(?P<mark>[*~#!%$@^+-]{0,3})\s{1,20}(?P<node>[\w.\[\],-]{1,400})\s*$",
     re.ASCII,
 )
+_NODES_LONG = re.compile(r"\s*NODELIST\s{1,80}NODES\s{1,20}PARTITION\s{1,20}STATE\s", re.ASCII)
+_NODE_LONG = re.compile(
+    r"\s*(?P<node>[\w.\[\],-]{1,400})\s{1,80}\d{1,6}\s{1,20}\S{1,64}\s{1,20}(?P<state>[a-z_]{2,16})(?P<mark>[*~#!%$@^+-]{0,3})"
+    r"(?:\s|$)",
+    re.ASCII,
+)
+# `sacct`: the job's or the step's number, and among the rest its state; a state too long for its column is cut off.
+_JOBS = re.compile(r"\s*JobID\S{0,8}\s.{0,400}\bState\b", re.ASCII)
+_JOB = re.compile(
+    r"\s*\d{1,12}(?:_\S{1,20})?(?:\.\w{1,16}|\+\d{1,4})?\s.{0,400}?\s(?P<state>OUT_OF_ME|NODE_FAIL|BOOT_FAIL|PREEMPTED|TIMEOUT"
+    r"|DEADLINE|CANCELLED|FAILED)",
+    re.ASCII,
+)
+_ROW_OF_JOB = re.compile(r"\s*(?:\d{1,12}\S{0,24}\s|-{3,}[ -]{0,400}$)", re.ASCII)
+_JOB_STATE = re.compile(
+    r"\s*JobState=(?P<state>OUT_OF_ME|NODE_FAIL|BOOT_FAIL|PREEMPTED|TIMEOUT|DEADLINE|CANCELLED|FAILED)"
+)
+_ENDS = {
+    "OUT_OF_ME": "os.oom_kill",
+    "NODE_FAIL": "slurm.node_failure",
+    "BOOT_FAIL": "slurm.node_failure",
+    "PREEMPTED": "slurm.preempted",
+    "TIMEOUT": "slurm.time_limit",
+    "DEADLINE": "slurm.time_limit",
+    "CANCELLED": "slurm.cancelled",
+    "FAILED": "job",
+}
 _STATES = {
     "down": "slurm.node_down",
     "drain": "slurm.node_drained",
@@ -43,11 +70,13 @@ _STATES = {
     "inval": "slurm.low_resources",
 }
 
+_HEADS = (("nodes", _NODES), ("pods", _PODS), ("sinfo", _SINFO), ("long", _NODES_LONG), ("jobs", _JOBS))
+
 
 class ClusterLists:
     """Line by line; it remembers under which heading it is."""
 
-    ANCHORS: ClassVar[tuple[str, ...]] = (" NotReady", "STATUS ", "TIMELIMIT")
+    ANCHORS: ClassVar[tuple[str, ...]] = (" NotReady", "STATUS ", "TIMELIMIT", "JobID ", "JobState=", "NODELIST ")
 
     def __init__(self) -> None:
         self._under = ""
@@ -62,14 +91,20 @@ class ClusterLists:
         if len(line) > LONGEST or not line.strip():
             self._under = ""
             return ()
-        for name, head in (("nodes", _NODES), ("pods", _PODS), ("sinfo", _SINFO)):
-            if ("STATUS" in line or "STATE" in line) and head.match(line):
+        for name, head in _HEADS:
+            if ("STATUS" in line or "STATE" in line or "State" in line) and head.match(line):
                 self._under, self._owns = name, True
                 return ()
         if self._under == "pods":
             return self._pod(number, line)
         if self._under == "sinfo":
-            return self._partition(number, line)
+            return self._partition(number, line, _PARTITION)
+        if self._under == "long":
+            return self._partition(number, line, _NODE_LONG)
+        if self._under == "jobs":
+            return self._job(number, line)
+        if "JobState=" in line and (job := _JOB_STATE.match(line)):
+            return _ended(job["state"], number, line)
         return self._node(number, line) if self._under or "NotReady" in line else ()
 
     def value(self, number: int, value: Any) -> Iterable[Sign]:
@@ -101,14 +136,27 @@ class ClusterLists:
         code = REASONS.get(row["status"].removeprefix("Init:"), "")
         return (_sign(code, {"pod": row["pod"]}, number, line),) if code else ()
 
-    def _partition(self, number: int, line: str) -> Iterable[Sign]:
-        row = _PARTITION.match(line)
+    def _job(self, number: int, line: str) -> Iterable[Sign]:
+        if not _ROW_OF_JOB.match(line):
+            self._under = ""
+            return ()
+        self._owns = True
+        row = _JOB.match(line)
+        return _ended(row["state"], number, line) if row else ()
+
+    def _partition(self, number: int, line: str, shape: re.Pattern[str]) -> Iterable[Sign]:
+        row = shape.match(line)
         if row is None:
             self._under = ""
             return ()
         self._owns = True
         code = _STATES.get(row["state"], "slurm.not_responding" if "*" in row["mark"] else "")
         return (_sign(code, {"node": row["node"]}, number, line),) if code else ()
+
+
+def _ended(state: str, number: int, line: str) -> Iterable[Sign]:
+    code = _ENDS[state]
+    return (_sign(code, {"name": "rank_failed"} if code == "job" else {}, number, line),)
 
 
 def _sign(code: str, fields: Fields, number: int, line: str) -> Sign:

@@ -39,6 +39,13 @@ REASONS: dict[str, str] = {
     "Preempted": "kube.preempted",
     "Preempting": "kube.preempted",
     "FailedScheduling": "kube.unschedulable",
+    "Unschedulable": "kube.unschedulable",
+    "BackoffLimitExceeded": "kube.container_failed",
+    "PyTorchJobFailed": "kube.container_failed",
+    "TFJobFailed": "kube.container_failed",
+    "MPIJobFailed": "kube.container_failed",
+    "RayJobFailed": "kube.container_failed",
+    "JobFailed": "kube.container_failed",
     "UnexpectedAdmissionError": "kube.admission_failed",
     "Allocate": "kube.admission_failed",
     "OutOfnvidia.com/gpu": "kube.insufficient_gpu",
@@ -222,8 +229,8 @@ SLURM_LINES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(
-            _PROGRAM
-            + r"\*\*\* (?:JOB|STEP) \S{1,64} (?:ON (?P<node>\S{1,200}) )?CANCELLED .{0,60}DUE TO (?:PREEMPTION|JOB REQUEUE)"
+            _PROGRAM + r"\*\*\* (?:JOB|STEP) \S{1,64} (?:ON (?P<node>\S{1,200}) )?CANCELLED .{0,60}"
+            r"DUE TO (?:PREEMPTION|JOB REQUEUE)"
         ),
         "slurm.preempted",
     ),

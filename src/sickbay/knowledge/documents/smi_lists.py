@@ -28,6 +28,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]{0,8}m")
 _TOPO = re.compile(r"\s*GPU0\s+(?:GPU1\s|.{0,400}CPU Affinity)", re.ASCII)
 _TOPO_ROW = re.compile(r"\s*(?:GPU|NIC|mlx\w{1,12}_)\d{1,3}\s")
 _NAME = re.compile(r"([a-z][\w.]{1,70})(?: \[[\w%/]{1,8}\])?", re.ASCII)
+_ASKED = re.compile(r"nvidia-smi\b.{0,80}?--query-gpu[= ][\"']?([\w.,]{3,2000})", re.ASCII)
 _DMON_COLUMNS = frozenset({"pwr", "gtemp", "sm", "mclk", "sbecc", "dbecc", "fb", "pviol", "rxpci"})
 _DMON = {"gtemp": "temperature", "mtemp": "temperature_memory", "sbecc": "corrected", "dbecc": "all"}
 
@@ -109,7 +110,12 @@ class Csv:
 
     def take(self, line_number: int, line: str) -> bool:
         cells = [cell.strip() for cell in line.split(", ", COLUMNS)]
-        if names := _named(cells):
+        names = _named(cells)
+        if not names and "--query-" in line and (asked := _ASKED.search(line)):
+            # `noheader`: the command says what the columns are.
+            names = [name.replace("_", " ") for name in asked[1].split(",")]
+            names = names if len(names) > 1 and any(name in FIELDS for name in names) else []
+        if names:
             self._names = names
             return True
         if not self._names or len(cells) != len(self._names):

@@ -32,10 +32,18 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("No devices were found", "gpu.none_found"),
 )
 _HANDLE = re.compile(
-    r"Unable to determine the device handle for gpu\s?(?:(\d{1,3}): )?"
+    r"Unable to (?:determine|detect) the device handle for gpu\s?(?:(\d{1,3}): )?"
     r"([0-9a-f]{3,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])?:?\s?(.{0,200})",
     re.IGNORECASE | re.ASCII,
 )
+# People set what they paste in bold or in quotes; with an address in it, it was printed by a machine.
+_DRESSED = re.compile(
+    r"(?:\*\*|__|[\"'`*_])(Unable to .{0,80}[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7].{0,200}?)(?:\*\*|__|[\"'`*_])[.,]?",
+    re.ASCII,
+)
+# `nvdebugdump -l`: the call that failed, then the GPU.
+_CALL = re.compile(r"Error: nvml(\w{1,60})\(\): (.{3,80})", re.ASCII)
+_DETAILS = re.compile(r"FAILED to get details on GPU \((0x[0-9a-f]{1,3})\): (.{3,80})", re.ASCII)
 _INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu ([0-9a-f:.]{7,20})", re.IGNORECASE | re.ASCII)
 # What other programs say when the management library answers them with an error: pynvml, Slurm, container runtimes.
 _TOLD: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -49,8 +57,23 @@ _TOLD: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 # Most lines of most texts are none of ours: what could begin one of these texts, by its first word or by any.
 _MAYBE = re.compile(r"[\s>]*+(?:\||GPU|#|\x1b|[a-z][\w.]{1,60}+(?: \[[^\]]{1,8}\])?(?:, |$))", re.ASCII)
-_ANYWHERE = ("nvml", "nvidia-smi", "device handle", "inforom", "no devices were", "requires reset")
-_RESET = "[GPU requires reset]"
+_ANYWHERE = (
+    "nvml",
+    "nvidia-smi",
+    "device handle",
+    "inforom",
+    "no devices were",
+    "requires reset",
+    "gpu is lost]",
+    "unknown error]",
+    "failed to get details",
+)
+# Cells of CSV that mean the same under every column: a row without its header says this much.
+_CELLS = {
+    "[GPU requires reset]": "gpu.reset_required",
+    "[GPU is lost]": "gpu.lost",
+    "[Unknown Error]": "gpu.sensor_failed",
+}
 _COMMENT = ("#", "//", "*", "raise ", "except ", "- ", "assert")
 # A program's name before it, as a journal has it. A quotation mark or a backtick there: somebody speaks about it.
 _SAID_BY = re.compile(
@@ -161,8 +184,8 @@ class SmiTable:
         "GPU0 ", "# gpu ", "sbecc", "ecc.errors.", "ecc.mode.", "memory.used", "memory.total", "utilization.gpu",
         "temperature.gpu", "power.draw", "remapped_rows.", "retired_pages.", "clocks_throttle_reasons.",
         "clocks_event_reasons.", "reset_status.", "gpu_bus_id", "pci.bus_id", "pcie.link.", "GPU requires reset",
-        "GPU is lost", "[Unknown Error]", "nvml error: ",
-        "NVMLError_",
+        "GPU is lost", "[Unknown Error]", "nvml error: ", "NVMLError_", "Unable to detect the device handle",
+        "FAILED to get details on GPU", "Error: nvml", "--query-gpu",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -207,6 +230,8 @@ class SmiTable:
     def _alone(self, line_number: int, line: str) -> tuple[Sign, ...] | None:
         """A line that stands for itself; None if it is none of them."""
         text = line.strip().lstrip("> ").replace("’", "'")
+        if dressed := _DRESSED.fullmatch(text):
+            text = dressed[1]
         if not text.startswith(("Unable", "WARNING: info", "NVIDIA-SMI", "Failed to init", "No devices")):
             by = _SAID_BY.match(text)
             text = text[by.end() :] if by else ""
@@ -221,10 +246,32 @@ class SmiTable:
                 if kind == "gpu.none_found" and (text.strip(". ") != words or line_number - self._lost_at < 3):
                     return ()  # told already by the line above
                 return (Sign(kind=kind, text=text[:200], line=line_number),)
-        if _RESET in line and any(cell.strip() == _RESET for cell in line.split(", ", 80)):
-            # A row of CSV without its header: it does not say which column, but it says this.
-            return (Sign(kind="gpu.reset_required", text=line.strip()[:200], line=line_number),)
-        return _told(line_number, line.strip())
+        if "]" in line and (row := _row(line_number, line)):
+            return row
+        return self._dump(line_number, line.strip()) or _told(line_number, line.strip())
+
+    def _dump(self, line_number: int, text: str) -> tuple[Sign, ...]:
+        if call := _CALL.fullmatch(text):
+            for words, kind in _WORDS:
+                if words.startswith("Failed to initialize NVML: ") and words[27:] and call[2].startswith(words[27:]):
+                    return (Sign(kind=kind, text=text, line=line_number),)
+            if not call[1].startswith("DeviceGetHandle"):
+                return ()
+            self._lost_at = line_number
+            return _handle(line_number, text, None, None, call[2])
+        if (details := _DETAILS.fullmatch(text)) and line_number - self._lost_at > 2:
+            return _handle(line_number, text, str(int(details[1], 16)), None, details[2])
+        return ()
+
+
+def _row(line: int, text: str) -> tuple[Sign, ...]:
+    """A row of CSV without its header: it does not say which column, but it says this."""
+    cells = [cell.strip() for cell in text.split(", ", 80)]
+    kind = next((kind for cell, kind in _CELLS.items() if cell in cells), None)
+    if kind is None or len(cells) < 2:
+        return ()
+    fields: Fields = {"device": int(cells[0])} if re.fullmatch(r"\d{1,3}", cells[0], re.ASCII) else {}
+    return (Sign(kind=kind, fields=fields, text=text.strip()[:200], line=line),)
 
 
 def _told(line: int, text: str) -> tuple[Sign, ...] | None:

@@ -43,7 +43,7 @@ READERS = (
 )
 KERNEL, JOB = "kernel log", "training log"
 
-SMALL = 128 * 1024  # so much is read line by line in any case
+SMALL = 64 * 1024  # so much is read line by line in any case
 AFTER = 8  # lines behind an anchor that are read whatever they say: messages are wrapped, and causes stand together
 # A new boot in the middle of a log: what came before it explains nothing behind it.
 BOOTS = ("linux version ", "-- boot ", "-- reboot --")

@@ -12,17 +12,24 @@ from sickbay.model.sign import Sign
 from sickbay.model.tables import DiagnosisRule
 
 SHORTEST = 3  # a literal below that is in every other line
-EVERYWHERE = frozenset({"loss", "exit", "error", "time", "step"})  # worth less than any other word, however long
+EVERYWHERE = frozenset(
+    {"loss", "exit", "error", "time", "step", "status", "received "}
+)  # worth less than any other word, however long
 KEPT = 400  # of a line that proves a rule
 RAISED = "raised"  # an exception that no rule knows
 REMEMBERED, LONGEST_PART = 50_000, 64  # words of a text, and the letters of one
 ANY_DIGIT = str.maketrans("123456789", "000000000")
-# At the end of a traceback these mean what the rule of that name means; elsewhere people write them in sentences.
-PROGRAM, OF_PROGRAMS = "python_error", ("ValueError", "AssertionError", "LookupError", "StopIteration")
 NEAR = 4  # lines from the last place in a traceback to what was raised there
 _PLACE = re.compile(r'\s*File "[^"]{1,400}", line \d{1,9}')
-# A name with its module's before it is printed by nothing but an interpreter, even where the traceback was cut off.
-_QUALIFIED = re.compile(r"(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{0,80}(?:Error|Exception): (?=\S)")
+# An exception that carries another one's traceback: what it names is said again, with its reason, below.
+_WRAPPER = re.compile(r"^\w+: Caught \w+ in (?:DataLoader worker|replica|pin memory thread|worker)\b")
+FAILED = "rank_failed"
+# Printed by nothing but an interpreter, even where the traceback was cut off: a name with its module's before it, and
+# some that nobody writes a sentence about.
+_QUALIFIED = re.compile(
+    r"(?:(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{0,80}(?:Error|Exception|Invalid)"
+    r"|KeyError|IndexError|ZeroDivisionError|UnicodeDecodeError|OverflowError): (?=\S)"
+)
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?:: .*)?$")
 
 
@@ -64,8 +71,12 @@ class Training:
             self._place = number
         elif number - self._place <= NEAR and line[:1].isalpha() and _EXCEPTION.match(line.rstrip()[:LINE_LIMIT]):
             self._place = -NEAR - 1
-            return PROGRAM if line.startswith(OF_PROGRAMS) else RAISED
-        elif "." in line[:100] and (found := _QUALIFIED.match(line[:LINE_LIMIT])) and not talks(line, 0, found.end()):
+            return RAISED
+        elif (
+            "Error: " in line[:LINE_LIMIT]
+            and (found := _QUALIFIED.match(line[:LINE_LIMIT]))
+            and not talks(line, 0, found.end())
+        ):
             return RAISED
         return ""
 
@@ -74,6 +85,8 @@ class Training:
         said = line.strip()[:LINE_LIMIT]
         if "NCCL INFO" in said:
             return ""  # what it retries and what it closes is its daily work
+        if _WRAPPER.search(said):
+            return FAILED
         low = said.lower()
         here = self._here(low)
         if not here and not self._wordless:
@@ -88,7 +101,8 @@ class Training:
 
     def _here(self, low: str) -> set[str]:
         """Which of the rules' words are in a line. Texts are made of few words, so each is looked at once."""
-        known, found = self._known, set()
+        known = self._known
+        found: set[str] = set()
         for part in set(low.translate(ANY_DIGIT).split()):
             words = known.get(part)
             if words is None:
@@ -103,8 +117,7 @@ class Training:
 
     def tells_digits(self, line: str) -> bool:
         """Whether some rule would judge this line by its digits: the same line with others may mean something else."""
-        low = line.lower()
-        return any(word in low for word in self._of_digits)
+        return not self._of_digits.isdisjoint(self._here(line.lower()))
 
     def value(self, number: int, value: Any) -> Iterable[Sign]:
         del number, value

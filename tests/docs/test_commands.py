@@ -8,7 +8,8 @@ import pytest
 from tests.docs.manual import ROOT, Reader, in_blocks, reading
 
 DOCS = ROOT / "docs"
-ALONE = re.compile(r"sickbay (demo|policy|sim|diagnose|knowledge|agent|check --level|explain .*--sim)\b")  # needs no cluster that runs
+# Needs no cluster that runs.
+ALONE = re.compile(r"sickbay (demo|policy|sim|diagnose|knowledge|agent|check --level|explain .*--sim)\b")
 PAGES = [page for page in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))] if in_blocks(page)]
 RUNBOOKS = [page for page in sorted((DOCS / "runbooks").glob("*.md")) if in_blocks(page)]
 

@@ -1,9 +1,9 @@
 """Training and launcher logs, by the rules of diagnosis.csv."""
 
+import importlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from re import _parser as sre  # type: ignore[attr-defined]  # there is no public way to look into a pattern
 from typing import Any, ClassVar
 
 from sickbay.brain.diagnose import LINE_LIMIT
@@ -11,6 +11,7 @@ from sickbay.knowledge.documents.talk import talks
 from sickbay.model.sign import Sign
 from sickbay.model.tables import DiagnosisRule
 
+sre: Any = importlib.import_module("re._parser")  # there is no public way to look into a pattern
 SHORTEST = 3  # a literal below that is in every other line
 EVERYWHERE = frozenset(
     {"loss", "exit", "error", "time", "step", "status", "received "}

@@ -149,6 +149,32 @@ def test_a_rank_that_cannot_take_part_is_told_to_all_and_blames_nobody() -> None
     assert all("rank 1 (" in one.because and "pid 7" in one.because for one in found)
 
 
+def test_two_processes_of_one_rank_are_a_wrong_start_and_not_a_sick_node() -> None:
+    found = ring(3, present=(0, 1, 1))
+    assert {one.verdict for one in found} == {"could_not_run"}
+    assert {one.because for one in found} == {"two processes say that they are rank 1: give each a rank of its own"}
+
+
+def test_a_port_that_is_taken_and_a_name_that_means_nothing_could_not_run() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (found,) = ring(2, present=(0,), at=f"127.0.0.1:{taken.getsockname()[1]}", seconds=2)
+    assert (found.verdict, "in use" in found.because) == ("could_not_run", True)
+    (found,) = ring(2, present=(1,), at="no-such-host.invalid:7", seconds=5)
+    assert (found.verdict, "give an address instead" in found.because) == ("could_not_run", True)
+
+
+def test_ranks_that_a_launcher_started_find_one_another() -> None:
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    argv = [str(BIN / "sickbay"), "check", "--only", "all_reduce_nodes", "--within", "30", "--json"]
+    started = [
+        subprocess.Popen(argv, env={**env, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for rank in range(2)
+    ]
+    found = [json.loads(one.communicate(timeout=40)[0]) for one in started]
+    assert [one.returncode for one in started] == [0, 0]
+    assert [one["tests"][0]["figures"]["ranks"] for one in found] == [2, 2]
+
+
 def test_a_stranger_at_the_door_disturbs_nobody() -> None:
     port = free_port()
     here = {"ranks": 2, "at": f"127.0.0.1:{port}", "seconds": 20, "mib": 1}
@@ -216,10 +242,12 @@ def test_what_could_not_run_is_said_after_what_failed_and_never_as_a_pass() -> N
     fine = {"because": "", "figures": {"busbw_gbps": 3.0}}
     unrun = {"because": "no memory", "unrun": True}
     bad = {"because": "wrong sum"}
-    assert judged([], {"r0": fine, "r1": unrun}, None)["unrun"] is True
-    assert judged([], {"r0": unrun, "r1": bad}, None)["because"] == "r1: wrong sum"
-    assert judged(["r2 went away"], {"r0": bad}, None)["because"] == "r2 went away"
-    assert judged([], {"r0": fine}, 4.0)["because"].startswith("bus bandwidth 3.00 GB/s, at least 4.00")
+    assert judged([], {"r0": fine, "r1": unrun})["unrun"] is True
+    assert judged([], {"r0": unrun, "r1": bad})["because"] == "r1: wrong sum"
+    assert judged(["r2 went away"], {"r0": bad})["because"] == "r2 went away"
+    assert judged([], {"r0": fine, "r1": {**fine, "floor": 4}})["because"].startswith(
+        "bus bandwidth 3.00 GB/s, at least 4.00"
+    )
 
 
 def ended(verdict: str, because: str = "") -> Ended:
@@ -236,7 +264,7 @@ def ended(verdict: str, because: str = "") -> Ended:
         (("pass", ""), [False], 0),
         (("could_not_run", "could_not_run"), [], 1),
         (("could_not_run", "fail"), [], 1),  # the door of rank 0 could not be opened: its partner found it closed
-        (("fail", "could_not_run"), [False], 0),
+        (("fail", "could_not_run"), [], 1),  # the name of rank 0 means nothing there: nobody came
     ],
 )
 def test_what_two_sides_say_of_their_pair(sides: tuple[str, str], tries: list[bool], unrun: int) -> None:
@@ -287,6 +315,7 @@ DOES = {
     "dies": 'case "$*" in *--rank*) exit 1;; esac',
     "away": "echo 'Connection timed out' >&2; exit 255",
     "slow": 'case "$*" in *--rank*) exec "$@" --floor 1000000;; esac',
+    "deaf": "exec sleep 600",
     "mute": 'case "$*" in *--rank*) exec sleep 600;; esac',
 }
 
@@ -346,6 +375,17 @@ def test_an_unreachable_host_is_no_failed_collective(template: Callable[..., str
 
 
 @pytest.mark.slow
+def test_names_that_mean_nothing_to_the_hosts_blame_nobody(template: Callable[..., str]) -> None:
+    names = ["a.invalid", "b.invalid"]
+    began = time.monotonic()
+    code, found, _ = search(names, template(), "--within", "60")
+    assert (code, found["bad"], found["unknown"]) == (1, [], names)
+    assert found["rounds"][0]["pairs"][0]["verdict"] == "could_not_run"
+    assert "give an address instead" in found["why"]["a.invalid"]
+    assert time.monotonic() - began < 25  # nobody waits for who cannot come
+
+
+@pytest.mark.slow
 def test_people_get_a_table(template: Callable[..., str]) -> None:
     names = hosts(3)
     result = sickbay("--search", ",".join(f"h{one}={one}" for one in names), "--with", template(away=["h" + names[0]]))
@@ -356,9 +396,11 @@ def test_people_get_a_table(template: Callable[..., str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_ends_it_leaves_no_process(template: Callable[..., str], number: signal.Signals) -> None:
-    argv = [str(BIN / "sickbay"), "check", "--search", ",".join(hosts(2)), "--with", template(mute=hosts(2))]
+@pytest.mark.parametrize(
+    ("number", "how"), [(signal.SIGINT, "mute"), (signal.SIGTERM, "mute"), (signal.SIGINT, "deaf")]
+)
+def test_whoever_ends_it_leaves_no_process(template: Callable[..., str], number: signal.Signals, how: str) -> None:
+    argv = [str(BIN / "sickbay"), "check", "--search", ",".join(hosts(2)), "--with", template(**{how: hosts(2)})]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as searching:
         me = psutil.Process(searching.pid)
 

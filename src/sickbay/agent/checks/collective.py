@@ -157,7 +157,8 @@ def _exchange(before: socket.socket, after: socket.socket, give: memoryview, wor
 def nodes(wants: dict[str, Any]) -> Result:
     """One rank of the all-reduce over nodes: `rank`, `ranks`, `at`, `seconds`; `gpus` (by PCI) and `library` for NCCL.
 
-    `cannot`: why this rank cannot take part as it should; then the others hear it too. `floor`: least GB/s.
+    `cannot`: why this rank cannot take part as it should; then the others hear it too. `floor`: least GB/s;
+    `floor_here`: if all ranks are on one machine.
     """
     number, ranks = int(wants["rank"]), int(wants["ranks"])
     if not 0 <= number < ranks <= MOST_RANKS or ranks < 2:
@@ -181,7 +182,10 @@ def nodes(wants: dict[str, Any]) -> Result:
             raise CouldNotRun(meeting.plan["cannot"])
         mine.settimeout(seconds)
         found = _within(until - TELL * seconds, lambda: _work(meeting, mine, wants, until))
-        return meeting.conclude(found, until, wants.get("floor"))
+        floor = wants.get("floor")
+        if floor is None and len(set(meeting.plan["who"])) == 1:
+            floor = wants.get("floor_here")
+        return meeting.conclude(found, until, floor)
 
 
 def _identity(library: str) -> Callable[[], str]:
@@ -231,7 +235,8 @@ def _work(meeting: Meeting, mine: socket.socket, wants: dict[str, Any], until: f
         except OSError as error:
             return Result(f"cannot reach {meeting.name((number + 1) % ranks)}: {error.strerror or error}")
         try:
-            return _reduce(number, ranks, before_it, after_it, words, int(wants.get("times", 3)))
+            found = _reduce(number, ranks, before_it, after_it, words, int(wants.get("times", 3)))
+            return Result(found.because.removeprefix(f"rank {number}: "), found.figures)  # its name is put before it
         except TimeoutError:
             return Result(f"{meeting.name((number - 1) % ranks)} went silent")
         except OSError as error:

@@ -18,7 +18,7 @@ TELLERS: Final = (
 # Task 0 of a step is on the first host of the step. Where srun itself runs may be another machine: only if no list is
 # there.
 LISTS: Final = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_LAUNCH_NODE_IPADDR")
-_PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.\-]+):[0-9]{1,5}\Z")
+_PLACE = re.compile(r"[A-Za-z0-9_.\-]+:[0-9]{1,5}\Z")
 _RANGE = re.compile(r"\[([0-9]+)[^\]]*\]")
 
 

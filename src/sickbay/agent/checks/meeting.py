@@ -44,13 +44,13 @@ class Meeting:
     def conclude(self, found: Mapping[str, Any], until: float, floor: float | None) -> Result:
         """The same for all ranks: raises `CouldNotRun`, or says what is wrong with whom."""
         if self.number == 0:
-            summary = self._gathered(found, until - TELL / 4 * max(0.0, until - time.monotonic()), floor)
+            summary = self._gathered({**found, "floor": floor}, until - TELL / 4 * max(0.0, until - time.monotonic()))
             for line in self.lines.values():
                 with contextlib.suppress(OSError):
                     _send(line, summary)
         else:
             try:
-                _send(self.lines[0], dict(found))
+                _send(self.lines[0], {**found, "floor": floor})
                 summary = json.loads(read_line(self.lines[0], until))
             except (OSError, ValueError):
                 own = f"; here: {found['because']}" if found.get("because") else ""
@@ -59,7 +59,7 @@ class Meeting:
             raise CouldNotRun(summary["because"], summary["figures"])
         return Result(summary["because"], summary["figures"])
 
-    def _gathered(self, found: Mapping[str, Any], until: float, floor: float | None) -> dict[str, Any]:
+    def _gathered(self, found: Mapping[str, Any], until: float) -> dict[str, Any]:
         told: dict[int, Mapping[str, Any]] = {0: found}
         gone = []
         for number, line in sorted(self.lines.items()):
@@ -69,11 +69,15 @@ class Meeting:
                 gone.append(f"{self.name(number)} went silent in the middle")
             except (OSError, ValueError, TypeError):
                 gone.append(f"{self.name(number)} went away in the middle")
-        return judged(gone, {self.name(number): one for number, one in sorted(told.items())}, floor)
+        return judged(gone, {self.name(number): one for number, one in sorted(told.items())})
 
 
-def judged(gone: Sequence[str], told: Mapping[str, Mapping[str, Any]], floor: float | None) -> dict[str, Any]:
-    """Who went away without a word is the cause; then what failed; then what could not run; then what was too slow."""
+def judged(gone: Sequence[str], told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Who went away without a word is the cause; then what failed; then what could not run; then what was too slow.
+
+    The highest floor that a rank was told holds for all.
+    """
+    floor = max((float(one["floor"]) for one in told.values() if one.get("floor") is not None), default=None)
     failed = [f"{name}: {one['because']}" for name, one in told.items() if one.get("because") and not one.get("unrun")]
     unrun = [f"{name}: {one['because']}" for name, one in told.items() if one.get("unrun")]
     measured = [one["figures"] for one in told.values() if one.get("figures")]
@@ -98,11 +102,12 @@ def meet(
     host = host.strip("[]")
     if hello["rank"]:
         return _come(host, int(port), hello, until, stack)
-    lines: dict[int, socket.socket] = {}
+    callers: list[tuple[int, socket.socket]] = []
+    twice = ""
     hellos: dict[int, Hello] = {0: {**hello, "address": host}}
     # On every interface: a machine's own name often means only itself to it (127.0.1.1).
     with listening(host if _loopback(host) else "", int(port)) as door:
-        while len(hellos) < ranks:
+        while len(hellos) < ranks and not twice:
             try:
                 door.settimeout(max(0.05, until - time.monotonic()))
                 caller, (address, *_) = door.accept()
@@ -113,21 +118,23 @@ def meet(
                 caller.close()  # a stranger
                 continue
             if came["rank"] in hellos:
-                raise ValueError(f"two processes say that they are rank {came['rank']}")
+                twice = f"two processes say that they are rank {came['rank']}: give each a rank of its own"
             near = _loopback(address) and not _loopback(host)
             hellos[came["rank"]] = {**came, "address": host if near else address}
-            lines[came["rank"]] = caller
+            callers.append((came["rank"], caller))
     absent = [number for number in range(ranks) if number not in hellos]
-    try:
-        plan = {"absent": absent} if absent else planned([hellos[one] for one in range(ranks)], identity)
-    except CouldNotRun as error:
-        plan = {**planned([hellos[one] for one in range(ranks)], str), "cannot": f"rank 0: {error}"}
-    for line in lines.values():
+    if twice:
+        plan: dict[str, Any] = {"cannot": twice}
+    elif absent:
+        plan = {"absent": absent}
+    else:
+        plan = planned([hellos[one] for one in range(ranks)], identity)
+    for _, line in callers:
         with contextlib.suppress(OSError):
             _send(line, plan)
-    if absent:
+    if plan.get("absent"):
         raise _absent(absent)
-    return Meeting(0, plan, lines)
+    return Meeting(0, plan, dict(callers))
 
 
 def planned(hellos: Sequence[Hello], identity: Callable[[], str]) -> dict[str, Any]:
@@ -147,7 +154,10 @@ def planned(hellos: Sequence[Hello], identity: Callable[[], str]) -> dict[str, A
         cannot = [f"no GPU is left for {_few(bare, ', ')}: start fewer ranks on a machine"] if bare else []
     if cannot:
         return {**plan, "cannot": _few(cannot, "; ")}
-    return {**plan, "id": identity()} if all(able) else plan
+    try:
+        return {**plan, "id": identity()} if all(able) else plan
+    except CouldNotRun as error:
+        return {**plan, "cannot": f"rank 0 ({who[0]}): {error}"}
 
 
 def shared(hellos: Sequence[Hello]) -> list[list[str]]:
@@ -164,8 +174,8 @@ def shared(hellos: Sequence[Hello]) -> list[list[str]]:
 def _come(host: str, port: int, hello: Hello, until: float, stack: contextlib.ExitStack) -> Meeting:
     try:
         line = stack.enter_context(dial(host, port, until))
-    except socket.gaierror:
-        raise
+    except socket.gaierror as error:
+        raise OSError(f"{host!r} is no name that this machine knows: give an address instead") from error
     except OSError as error:
         raise Absent(f"rank 0 never came, or cannot be reached from here: {error}") from error
     patience = until + (until - time.monotonic()) + 1.0  # rank 0 may have begun later

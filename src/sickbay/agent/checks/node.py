@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 from sickbay.agent.checks import CouldNotRun, Exercise, Result
 from sickbay.agent.checks.apart import alone
 from sickbay.agent.checks.dcgm import dcgm_tests
-from sickbay.agent.checks.gpus import Bench, _blocked, gpu_tests
+from sickbay.agent.checks.gpus import FULL_NODE, Bench, blocked, gpu_tests
 from sickbay.agent.checks.launched import Launch
 from sickbay.agent.checks.network import network_tests
 from sickbay.agent.cuda.nccl import library
+from sickbay.knowledge.skus import sku_of
 from sickbay.model.gpu import GpuReading
 
 STATE = Path("/var/lib/sickbay")
@@ -55,16 +56,23 @@ def over_nodes(bench: Bench, launch: Launch, until: float) -> Result:
     if bench.here():
         try:
             found = bench.look(min(until, time.monotonic() + LOOK))
-            cannot = "; ".join(f"GPU {one.index} {why}" for one in found if (why := _blocked(one)))
+            cannot = "; ".join(f"GPU {one.index} {why}" for one in found if (why := blocked(one)))
         except CouldNotRun as error:
             cannot = str(error)
         path = library()
     wishes = {
         "rank": launch.rank, "ranks": launch.world, "at": launch.at, "library": path, "cannot": cannot,
         "gpus": [one.pci for one in found], "floor": launch.floor,
+        "floor_here": _within_a_node(found) if path else None,
         "seconds": min(launch.seconds, max(1.0, until - time.monotonic() - 2.0)),
     }  # fmt: skip
     return alone("sickbay.agent.checks.collective:nodes", wishes, until)
+
+
+def _within_a_node(found: Sequence[GpuReading]) -> float | None:
+    """What a model reaches is known for eight GPUs of one machine; over a network it depends on that."""
+    sku = sku_of(found[0].name) if len(found) >= FULL_NODE else None
+    return sku.least("busbw_gbps") if sku is not None else None
 
 
 def host_tests(state_dir: Path) -> list[Exercise]:

@@ -41,7 +41,7 @@ def check_here(
     tests, level, profile = chosen(node_tests(gpus, launch=launch), level, profile, only)
     until = time.monotonic() + sum(test.within or UNBOUNDED for test in tests)
     say(f"checking this machine: {count(len(tests), 'test')} …")
-    with ended_politely():
+    with _ended_politely():
         verdict, because, results = examine(tests, level, until, profile, _tell)
     if as_json:
         found = {"node": socket.gethostname(), "level": level, "verdict": verdict, "because": because}
@@ -103,7 +103,7 @@ def chosen(
 
 
 @contextmanager
-def ended_politely() -> Iterator[None]:
+def _ended_politely() -> Iterator[None]:
     """Told to end it ends what it started first, as with ctrl-c."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler

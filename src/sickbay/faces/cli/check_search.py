@@ -4,15 +4,16 @@ import json
 import random
 import re
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Final
 
 from sickbay.agent.checks.child import Child, Ended, finish_all
 from sickbay.brain.pairwise import Pair, Round, Tried, Verdict, rounds
-from sickbay.faces.cli.check_here import ended_politely
 from sickbay.faces.cli.columns import Column, columns, count, say
 from sickbay.faces.cli.show import clean, print_json
 from sickbay.model.errors import BadInput
@@ -38,6 +39,7 @@ class Reach:
     addresses: dict[str, str]
     within: float = WITHIN
     floor: float | None = None
+    rest: Callable[[], None] = lambda: time.sleep(LOOK_EVERY)  # between two looks; raises when told to end
 
     def start(self, host: str, *words: str) -> Child:
         return Child([*(part.replace("{host}", host) for part in self.template), "sickbay", *words])
@@ -81,8 +83,9 @@ class Trial:
 
 
 def check_search(hosts: str, template: str | None, within: float | None, floor: float | None, *, as_json: bool) -> int:
-    reach = Reach(template_of(template or TEMPLATE), addresses_of(hosts), within or WITHIN, floor)
-    with ended_politely():
+    words, addresses = template_of(template or TEMPLATE), addresses_of(hosts)
+    with _ends_between() as rest:
+        reach = Reach(words, addresses, within or WITHIN, floor, rest)
         away = unreachable(reach)
         for host, why in away.items():
             say(f"{host} cannot be reached: {clean(why)}")
@@ -94,6 +97,28 @@ def check_search(hosts: str, template: str | None, within: float | None, floor: 
     else:
         _print(found, reach.addresses)
     return 0 if not found["bad"] and not found["unknown"] else 1
+
+
+@contextmanager
+def _ends_between() -> Iterator[Callable[[], None]]:
+    """Told to end, it ends at the next rest: in the middle of a start it would lose the process that it just made."""
+    told: list[int] = []
+
+    def hear(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler
+        told.append(signum)
+
+    def rest() -> None:
+        if not told:
+            time.sleep(LOOK_EVERY)
+        if told:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield rest
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def template_of(text: str) -> list[str]:
@@ -134,8 +159,12 @@ def unreachable(reach: Reach) -> dict[str, str]:
         with _children() as children:
             for host in some:
                 children.append(_started(reach.start, host, "--version"))
-            ended = finish_all(children, time.monotonic() + WAY)
+            until = time.monotonic() + WAY
+            while time.monotonic() < until and not all(child.ended() for child in children):
+                reach.rest()
+            mine = list(children)
             children.clear()
+            ended = finish_all(mine, 0.0)
         away.update({host: why for host, one in zip(some, ended, strict=True) if (why := _no_answer(one))})
     return away
 
@@ -211,15 +240,20 @@ def _wave(pairs: Sequence[Pair], reach: Reach) -> list[Trial]:
                 for child in reach.ranks(trial.pair):
                     mine.append(child)
             for trial, mine, until in list(running.values()):
-                if all(child.ended() for child in mine) or time.monotonic() >= until:
+                if all(child.ended() for child in mine) or _settled(mine) or time.monotonic() >= until:
                     del running[id(trial)]
                     judge(trial, finish_all(mine, 0.0))
                     if not trial.over:
                         waiting.append(trial)
-            time.sleep(LOOK_EVERY)
+            reach.rest()
     finally:
         finish_all([child for _, mine, _ in running.values() for child in mine], 0.0)
     return trials
+
+
+def _settled(children: Sequence[Child]) -> bool:
+    """One side could not take part, so that the other waits for nobody; it holds a port, and no GPU yet."""
+    return any(child.ended() and _verdict(child.so_far())[0] == COULD_NOT_RUN for child in children)
 
 
 def judge(trial: Trial, ended: Sequence[Ended]) -> None:
@@ -232,8 +266,8 @@ def judge(trial: Trial, ended: Sequence[Ended]) -> None:
     if all(verdict == PASS for verdict in verdicts):
         trial.passed.append(True)
         trial.figures = {key: value for key, value in said[0][2].items() if isinstance(value, (int, float))}
-    # Where rank 0 could not open its door (a port that is taken) its partner is not to blame for finding it closed.
-    elif verdicts[0] == COULD_NOT_RUN or (COULD_NOT_RUN in verdicts and FAIL not in verdicts and "" not in verdicts):
+    # Whoever says that it could not take part explains why the other waited in vain.
+    elif COULD_NOT_RUN in verdicts:
         trial.unrun += 1
         trial.because = why
     else:
@@ -242,13 +276,21 @@ def judge(trial: Trial, ended: Sequence[Ended]) -> None:
 
 
 def _said(ended: Ended) -> tuple[str, str, dict[str, Any]]:
+    verdict, because, figures = _verdict(ended.out)
+    if verdict:
+        return verdict, because, figures
+    if ended.code is None:
+        return "", f"no verdict within {ended.seconds:.0f} s", {}
+    return "", f"ended with {ended.code} and no verdict" + (f": {ended.last}" if ended.last else ""), {}
+
+
+def _verdict(out: str) -> tuple[str, str, dict[str, Any]]:
+    """What a side says of its test; empty: nothing that can be read."""
     try:
-        test = json.loads(ended.out)["tests"][0]
+        test = json.loads(out[out.index("{") :])["tests"][0]  # a login may greet first
         return str(test["verdict"]), str(test["because"]), dict(test["figures"])
     except (ValueError, KeyError, TypeError, IndexError):
-        if ended.code is None:
-            return "", f"no verdict within {ended.seconds:.0f} s", {}
-        return "", f"ended with {ended.code} and no verdict" + (f": {ended.last}" if ended.last else ""), {}
+        return "", "", {}
 
 
 # --- telling

@@ -113,7 +113,7 @@ class Bench:
     ) -> tuple[list[str], list[Outcome]]:
         if not found:
             raise CouldNotRun("the driver lists no GPU")
-        blocked = [blocked(one) for one in found]
+        blocked = [what_keeps_from(one) for one in found]
         free = [one for one, why in zip(found, blocked, strict=True) if not why]
         jobs = [(job, {**wishes, "pci": one.pci}) for one in free]
         got = iter(apart(jobs, until) if at_once else [apart([one], until)[0] for one in jobs])
@@ -149,7 +149,7 @@ class Bench:
             raise CouldNotRun("a link needs two GPUs", figures)
         names, outcomes = [], []
         for one in found:
-            others = [(peer.index, peer.pci) for peer in found if peer is not one and not blocked(peer)]
+            others = [(peer.index, peer.pci) for peer in found if peer is not one and not what_keeps_from(peer)]
             (name,), (got,) = self._on([one], "gpu.peers", {"peers": others}, until, at_once=True)
             sku = sku_of(one.name)
             least = sku.least("p2p_gbps") if sku is not None and up[one.index] else None
@@ -169,7 +169,7 @@ class Bench:
             found = self._read(read, until)
             if not found:
                 raise CouldNotRun("the driver lists no GPU")
-            blocked = [blocked(one) for one in found]
+            blocked = [what_keeps_from(one) for one in found]
             free = [one for one, why in zip(found, blocked, strict=True) if not why]
             children: list[Child] = []
             samples: list[list[GpuReading]] = []
@@ -196,7 +196,7 @@ class Bench:
         """An all-reduce over all GPUs at once."""
         found = self.look(until)
         for one in found:
-            if why := blocked(one):
+            if why := what_keeps_from(one):
                 raise CouldNotRun(f"{_name(one)} {why}")
         if not found:
             raise CouldNotRun("the driver lists no GPU")
@@ -250,7 +250,7 @@ def _name(one: GpuReading) -> str:
     return f"GPU {one.index}"
 
 
-def blocked(one: GpuReading) -> str:
+def what_keeps_from(one: GpuReading) -> str:
     """Why it cannot be exercised now, if it cannot."""
     if one.lost:
         return f"nothing can be read from it: {one.lost}"

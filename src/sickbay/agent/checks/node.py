@@ -12,7 +12,7 @@ from typing import Any
 from sickbay.agent.checks import CouldNotRun, Exercise, Result
 from sickbay.agent.checks.apart import alone
 from sickbay.agent.checks.dcgm import dcgm_tests
-from sickbay.agent.checks.gpus import FULL_NODE, Bench, blocked, gpu_tests
+from sickbay.agent.checks.gpus import FULL_NODE, Bench, gpu_tests, what_keeps_from
 from sickbay.agent.checks.launched import Launch
 from sickbay.agent.checks.network import network_tests
 from sickbay.agent.cuda.nccl import library
@@ -56,7 +56,7 @@ def over_nodes(bench: Bench, launch: Launch, until: float) -> Result:
     if bench.here():
         try:
             found = bench.look(min(until, time.monotonic() + LOOK))
-            cannot = "; ".join(f"GPU {one.index} {why}" for one in found if (why := blocked(one)))
+            cannot = "; ".join(f"GPU {one.index} {why}" for one in found if (why := what_keeps_from(one)))
         except CouldNotRun as error:
             cannot = str(error)
         path = library()

@@ -131,3 +131,10 @@ def test_the_machines_own_name_is_found(tmp_path: Path, asset: str, uuid: str, m
 def test_whatever_a_person_writes_is_taken_or_refused_in_words(given_: dict[str, Any]) -> None:
     with suppress(BadInput):
         load(Path("/dev/null"), {**URL, "SICKBAY_INSTANCE_ID": "i"}, given_)
+
+
+def test_a_single_look_needs_no_name_that_no_other_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sickbay.agent.settings.instance_id", lambda: "")
+    assert load(None, {}, {}, alone=True).instance_id == "here"
+    with pytest.raises(BadInput, match="write a name that no other machine has"):
+        load(None, URL, {})

@@ -75,7 +75,7 @@ def load(
     for where, some in (*_file(path, mistakes), ("", _environment(environment)), ("", dict(flags))):
         for name, value in some.items():
             _take(given, name, value, where, mistakes)
-    values = {**_defaults(mistakes, given), **given}
+    values = {**_defaults(mistakes, given, alone=alone), **given}
     if not values.get("url") and not alone and not any("url: " in mistake for mistake in mistakes):
         mistakes.append("url is not set: write where the controller is, for example url: https://sickbay.example:8080")
     if mistakes:
@@ -135,12 +135,12 @@ def _take(given: dict[str, Any], name: str, value: Any, where: str, mistakes: li
         mistakes.append(f"{where}{name}: {error}")
 
 
-def _defaults(mistakes: list[str], given: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(mistakes: list[str], given: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if "node" not in given:
         values["node"] = f"default/{socket.gethostname().partition('.')[0]}"
     if "instance_id" not in given:
-        values["instance_id"] = instance_id()
+        values["instance_id"] = instance_id() or ("here" if alone else "")  # a single look is told to nobody
         if not values["instance_id"]:
             mistakes.append("instance_id is not set and this machine has none: write a name that no other machine has")
     return values

@@ -81,7 +81,7 @@ class TestEnds:
 
     def test_one_failing_rank_ends_the_attempt_while_the_others_still_run(self, rig: LocalRig) -> None:
         run(rig, "if [ $RANK = 1 ]; then echo ImportError: no module; exit 3; fi; exec sleep 1000")
-        rig.wait(lambda: seen(rig).end is not None)
+        rig.wait(lambda: seen(rig).end is not None and "gone" in seen(rig).ranks.values())
         found = seen(rig)
         assert found.end.reason is EndReason.FAILED
         assert found.end.exit_codes == {rig.nodes()[1]: 3}

@@ -52,7 +52,7 @@ class Verdict(Noun):
             return f"{', '.join(self.bad)} failed with two partners, one of whom works with others"
         if self.unknown:
             return f"cannot tell: {next(iter(self.unknown.values()))}"
-        return "every node works with another: what failed was not one of them alone"
+        return "every node works with another"
 
 
 def rounds(nodes: Sequence[str]) -> Generator[Round, Sequence[Tried], Verdict]:

@@ -22,8 +22,8 @@ NVLINK5 = range(144, 151)
 COLUMNS = ("xid", "unit", "field", "pattern", "condition", "error_status", "action_or_class", "severity_hwsw", "notes")
 ACTIONS = ("IGNORE", "RESET_GPU", "XID_154_EVAL")
 # What each class of bit of Xid 74 asks for. The bits are Hopper's, and a line does not name its generation: what is
-# harmless there is watched, never dismissed. Where NVIDIA's table only says when to report a bit (if it repeats, if nothing
-# else explains it), the line itself still tells of a fatal error, and a link that had one does not come back by itself.
+# harmless there is watched, never dismissed. Where NVIDIA's table only says when to report a bit (if it repeats, if
+# nothing else explains it), the line still tells of a fatal error, and a link that had one does not come back by itself.
 CLASSES: dict[str, Remedy] = {
     "ignore": Remedy.WATCH,
     "secondary": Remedy.RESET_GPU,

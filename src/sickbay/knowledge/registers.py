@@ -23,7 +23,7 @@ COLUMNS = ("xid", "unit", "field", "pattern", "condition", "error_status", "acti
 ACTIONS = ("IGNORE", "RESET_GPU", "XID_154_EVAL")
 # What each class of bit of Xid 74 asks for. The bits are Hopper's, and a line does not name its generation: what is
 # harmless there is watched, never dismissed. Where NVIDIA's table only says when to report a bit (if it repeats, if
-# nothing else explains it), the line still tells of a fatal error, and a link that had one does not come back by itself.
+# nothing else explains it), the line still tells of a fatal error, and a link that had one does not come back alone.
 CLASSES: dict[str, Remedy] = {
     "ignore": Remedy.WATCH,
     "secondary": Remedy.RESET_GPU,

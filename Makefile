@@ -22,13 +22,13 @@ demo: $(READY)  ## the same without staying; exit 0 only if all healed
 	@$(BIN)/sickbay demo
 
 test: $(READY)  ## all tests
-	@$(BIN)/pytest -n 2 -q
+	@$(BIN)/pytest -n 2 --dist worksteal -q
 
 test-fast: $(READY)  ## the fast tier, under 90 seconds
-	@$(BIN)/pytest -n 2 -q -m "not slow"
+	@$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
 
 test-thorough: $(READY)  ## all tests, and the deaths at every single point (some minutes more)
-	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n 2 -q
+	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n 2 --dist worksteal -q
 
 lint: $(READY)  ## style, types, layers
 	@$(BIN)/ruff check .

@@ -215,6 +215,38 @@ def judged(sheets: Iterable[Sheet], attached: int | None = None) -> Iterator[Sig
         yield replace(sign, line=known[place].proof(sign))
 
 
+class Gathered:
+    """What the long forms of nvidia-smi have in common: a sheet for each GPU, judged when the text is over."""
+
+    def __init__(self) -> None:
+        self.owns = False
+        self.over: tuple[list[Sheet], int | None] | None = None  # the first text that ended
+        self._clear()
+
+    def _clear(self) -> None:
+        self.sheets: list[Sheet] = []
+        self.attached: int | None = None
+        self.driver = ""
+        self._open = False
+
+    def _begin_gpu(self, line: int, pci: str) -> None:
+        if len(self.sheets) < GPUS:
+            self.sheets.append(Sheet(line, pci=pci))
+        if self.driver:
+            self.sheets[-1].set("driver", self.driver, line)
+
+    def value(self, number: int, value: Any) -> Iterable[Sign]:
+        del number, value
+        return ()
+
+    def end(self) -> tuple[Sign, ...]:
+        sheets, attached = [sheet for sheet in self.sheets if not sheet.blank], self.attached
+        self._clear()
+        if sheets and self.over is None:
+            self.over = (sheets, attached)
+        return tuple(judged(sheets, attached))
+
+
 # What moves between two looks, and what only one of the sources gives.
 _MOVES = frozenset({
     "power", "temperature", "temperature_memory", "slowdown_at", "shutdown_at", "sm_clock", "memory_clock",

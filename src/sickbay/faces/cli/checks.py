@@ -96,6 +96,11 @@ def check(
             raise BadInput(
                 f"{option} is for a check of this machine: leave NODE, --all and --pool out, or leave it out"
             )
+    _check_nodes(node, pool, level, everything=everything, as_json=as_json)
+
+
+def _check_nodes(node: str | None, pool: str | None, level: int, *, everything: bool, as_json: bool) -> None:
+    """The controller has idle nodes checked; we wait for every verdict."""
     client = connect()
     began = client.post("/v1/checks", {"node": node, "all": everything or None, "pool": pool, "level": level})
     for one in began["skipped"]:

@@ -66,5 +66,4 @@ def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        pass
-    return None
+        return None

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from sickbay.knowledge.smi import GPUS, Sheet, judged, number, readings_of
+from sickbay.knowledge.smi import Gathered, Sheet, number, readings_of
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Sign
 
@@ -32,7 +32,7 @@ _PROCESS = {
 }
 
 
-class SmiQuery:
+class SmiQuery(Gathered):
     """The judge speaks when the text is over: only then is it known how many GPUs it shows."""
 
     # Beginnings, and within the text what brings a reader back who skips lines without any of these.
@@ -44,16 +44,8 @@ class SmiQuery:
         "GPU Reset Status",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.owns = False
-        self.over: tuple[list[Sheet], int | None] | None = None  # the first text that ended
-        self._clear()
-
     def _clear(self) -> None:
-        self.sheets: list[Sheet] = []
-        self.attached: int | None = None
-        self.driver = ""
-        self._open = False
+        super()._clear()
         self._before = ""
         self._doubtful = False  # begun by the name of a part: no value seen yet
         self._base = 0  # indentation of the line that names the GPU
@@ -75,17 +67,6 @@ class SmiQuery:
         said = self.end()
         self.owns = self._open = self._begins(number, text)
         return said
-
-    def value(self, number: int, value: Any) -> Iterable[Sign]:
-        del number, value
-        return ()
-
-    def end(self) -> tuple[Sign, ...]:
-        sheets, attached = [sheet for sheet in self.sheets if not sheet.blank], self.attached
-        self._clear()
-        if sheets and self.over is None:
-            self.over = (sheets, attached)
-        return tuple(judged(sheets, attached))
 
     def _begins(self, number: int, text: str) -> bool:
         if len(text) > LINE:
@@ -111,10 +92,7 @@ class SmiQuery:
         return part in _PARTS
 
     def _gpu(self, number: int, text: str, pci: str) -> None:
-        if len(self.sheets) < GPUS:
-            self.sheets.append(Sheet(number, pci=pci))
-        if self.driver:
-            self.sheets[-1].set("driver", self.driver, number)
+        self._begin_gpu(number, pci)
         self._base = len(text) - len(text.lstrip())
         self._stack, self._flat, self._doubtful = [], False, False
 

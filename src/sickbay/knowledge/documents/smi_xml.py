@@ -7,9 +7,9 @@ what no part of this text ever has (entities, declarations) has no meaning here 
 import re
 from collections.abc import Iterable
 from html import unescape
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from sickbay.knowledge.smi import GPUS, PCI, Sheet, judged, number, readings_of
+from sickbay.knowledge.smi import PCI, Gathered, number, readings_of
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Sign
 
@@ -35,22 +35,14 @@ _PROCESS = {
 }
 
 
-class SmiXml:
+class SmiXml(Gathered):
     """The judge speaks when the text is over."""
 
     # Beginnings, and within the text what brings a reader back who skips lines without any of these.
     ANCHORS: ClassVar[tuple[str, ...]] = (*_BEGINS, f"</{ROOT}", "<fb_memory_usage>", *(f"<{name}>" for name in _PARTS))
 
-    def __init__(self) -> None:
-        self.owns = False
-        self.over: tuple[list[Sheet], int | None] | None = None  # the first text that ended
-        self._clear()
-
     def _clear(self) -> None:
-        self.sheets: list[Sheet] = []
-        self.attached: int | None = None
-        self.driver = ""
-        self._open = False
+        super()._clear()
         self._path: list[str] = []
         self._gpu = False
         self._bare = 0
@@ -68,17 +60,6 @@ class SmiXml:
             return self.end()
         self._bare = 0
         return self._tags(number, line)
-
-    def value(self, number: int, value: Any) -> Iterable[Sign]:
-        del number, value
-        return ()
-
-    def end(self) -> tuple[Sign, ...]:
-        sheets, attached = [sheet for sheet in self.sheets if not sheet.blank], self.attached
-        self._clear()
-        if sheets and self.over is None:
-            self.over = (sheets, attached)
-        return tuple(judged(sheets, attached))
 
     def _tags(self, number: int, line: str) -> tuple[Sign, ...]:
         said: tuple[Sign, ...] = ()
@@ -98,10 +79,7 @@ class SmiXml:
         if name == ROOT:
             return
         if name == "gpu" and (pci := PCI.search(inside)):
-            if len(self.sheets) < GPUS:
-                self.sheets.append(Sheet(number, pci=pci[0]))
-            if self.driver:
-                self.sheets[-1].set("driver", self.driver, number)
+            self._begin_gpu(number, pci[0])
             self._path, self._gpu = [], True
             return
         if name in _PARTS and self._gpu:

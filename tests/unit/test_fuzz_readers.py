@@ -26,7 +26,7 @@ from sickbay.knowledge import nvidia, patterns
 from sickbay.knowledge.dcgm import cells, messages
 from sickbay.knowledge.documents.dcgm_diag import DcgmDiag
 from sickbay.knowledge.documents.dcgm_health import DcgmHealth, readings_from_dmon
-from sickbay.knowledge.documents.exporter import page_of, readings_from_page, values_from_page
+from sickbay.knowledge.documents.exporter import page_of, readings_from_page
 from sickbay.knowledge.documents.smi_query import readings_from_query
 from sickbay.knowledge.documents.smi_xml import readings_from_xml
 from sickbay.knowledge.documents.stream import READERS, Stream, documents, read_stream
@@ -240,7 +240,6 @@ def test_readings_are_made_of_any_text_or_of_none(text: str) -> None:
     assert len(readings_from_query(text)) <= count
     assert len(readings_from_page(text)) <= count
     assert len(readings_from_dmon(text)) <= count
-    assert all(isinstance(value, float) for value in values_from_page(text).values())
     page_of(text)
     for line in text.splitlines()[:50]:
         cells(line)

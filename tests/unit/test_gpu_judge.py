@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sickbay.brain.gpus import LIMITS, changes, held, missing, notes_of, shown_in, signs_among, signs_of
+from sickbay.brain.gpus import LIMITS, changes, held, missing, shown_in, signs_among, signs_of
 from sickbay.knowledge.load import load_tables
 from sickbay.model.gpu import GpuReading, Link
 
@@ -197,9 +197,8 @@ def test_missing_gpus_are_counted_and_lost_ones_are_missing() -> None:
     assert (sign.kind, sign.fields) == ("gpu.count", {"seen": 7, "expected": 8})
 
 
-def test_persistence_is_a_note_and_never_a_finding() -> None:
-    assert [sign.kind for sign in notes_of(replace(H200, persistence=False))] == ["gpu.persistence_off"]
-    assert notes_of(replace(RTX, persistence=False)) == ()
+def test_persistence_that_is_off_is_no_finding() -> None:
+    assert signs_of(replace(H200, persistence=False)) == ()
 
 
 def test_the_proof_of_every_sign_is_a_field() -> None:

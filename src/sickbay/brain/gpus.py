@@ -164,12 +164,6 @@ def missing(readings: Sequence[GpuReading], expected: int) -> Sign | None:
     return Sign(kind="gpu.count", text=f"{seen} of {expected} GPUs answer", fields={"seen": seen, "expected": expected})
 
 
-def notes_of(reading: GpuReading) -> tuple[Sign, ...]:
-    """What is worth a remark and no finding: a healthy machine may well have it."""
-    off = reading.persistence is False and data_centre(reading.name)
-    return (_sign("gpu.persistence_off", reading, "persistence mode is off"),) if off else ()
-
-
 # --- the rules, each for what it can see ---
 
 

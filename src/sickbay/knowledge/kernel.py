@@ -25,7 +25,6 @@ SEVERAL = 3  # lines in one, with their ends escaped: a log inside a string
 NEAR = 3  # lines within which words without a number are details of the same event
 KILLED_BY_NUMBER = 45  # the Xid whose line may end with its cause
 
-ParsedLine = Sign
 
 # How a record with several lines looks when it is kept as one.
 _BROKEN = re.compile(r"(?:\\x0a|#012|\\n|\n)\s*(?:NVRM:\s*)?")

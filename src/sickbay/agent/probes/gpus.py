@@ -22,7 +22,7 @@ from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
 from sickbay.brain.gpus import changes, held, missing, signs_among
 from sickbay.model.facts import Observed
-from sickbay.model.fleet import Device, NodeId
+from sickbay.model.fleet import NodeId
 from sickbay.model.gpu import GpuReading
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
@@ -215,10 +215,6 @@ class Gpus:
             return None
         # The kernel's log of before we came is read before NVML is loaded: drivers number GPUs in the bus' order.
         return (self._devices or self._by_bus).get(where)
-
-    def device_list(self) -> tuple[Device, ...]:
-        here = [self._before[uuid] for _, uuid in sorted(self._uuids.items()) if uuid in self._before]
-        return tuple(Device(index=one.index, serial=one.serial) for one in here if one.index is not None)
 
     def has_links(self) -> bool:
         """Whether any GPU here has an NVLink."""

@@ -187,20 +187,6 @@ def readings_from_page(text: str) -> tuple[GpuReading, ...]:
     return tuple(page_of(text).readings.values())
 
 
-def values_from_page(text: str) -> dict[str, float]:
-    """What is worth a chart, as `gpu.0.temperature`."""
-    found: dict[str, float] = {}
-    charted = {field.reading for field in fields() if field.kind in {"float", "mebibytes", "int"}}
-    for reading in readings_from_page(text):
-        if reading.index is None:
-            continue
-        for name in sorted(charted - {""}):
-            value = getattr(reading, name)
-            if value is not None:
-                found[f"gpu.{reading.index}.{name}"] = float(value)
-    return found
-
-
 def put(known: dict[str, Any], field: Field, text: str) -> bool:
     """A value as DCGM writes it into what is known of a GPU. One in slices comes several times: the worst counts."""
     value = _value(field.kind, text)

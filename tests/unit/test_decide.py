@@ -107,7 +107,7 @@ def test_what_is_over_stays_over(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", [p for p in Phase if p not in TERMINAL])
 @pytest.mark.parametrize("verb", ["dismiss", "uncordon"])
 def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> None:
-    ordered = incident(phase, order=Order(verb=verb, by="ann", reason="mine"))
+    ordered = incident(phase, orders=(Order(verb=verb, by="ann", reason="mine"),))
     decision = decide(sight(ordered), POLICY)
     assert isinstance(decision, Change)
     assert decision.also["closing"] is Phase.DISMISSED
@@ -130,9 +130,9 @@ def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> Non
     ],
 )
 def test_orders_do_what_the_phase_allows(verb: str, phase: Phase, word: str) -> None:
-    decision = decide(sight(incident(phase, order=Order(verb=verb, by="ann", reason="mine"))), POLICY)
+    decision = decide(sight(incident(phase, orders=(Order(verb=verb, by="ann", reason="mine"),))), POLICY)
     assert said(decision) == word
-    assert decision.also["order"] is None
+    assert decision.also["orders"] == ()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_orders_do_what_the_phase_allows(verb: str, phase: Phase, word: str) -> 
 )
 def test_escalate_asks_for_one_rung_more_than_was_tried(tried: tuple[Remedy, ...], remedy: Remedy) -> None:
     tries = tuple(Try(rung=rung, result="failed", at=NOW) for rung in tried)
-    held = incident(Phase.HELD, tries=tries, order=Order(verb="escalate", by="ann", reason="go on"))
+    held = incident(Phase.HELD, tries=tries, orders=(Order(verb="escalate", by="ann", reason="go on"),))
     decision = decide(sight(held), POLICY)
     assert isinstance(decision, Move)
     assert decision.also["remedy"] is remedy

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.causes import CAUSES, GPU, Cause, fits
 from sickbay.model.fault import Fault, Remedy, Severity, highest, lowest
 from sickbay.model.fleet import Node, Sighting
-from sickbay.model.incident import Incident, Order, Phase
+from sickbay.model.incident import Incident, Order, Phase, enqueue
 from sickbay.model.policy import FaultRule, Policy
 
 KEEP_SIGHTINGS = 16
@@ -59,7 +59,7 @@ def absorb(incident: Incident, fault: Fault, node: Node, policy: Policy, reading
     evidence = incident.evidence if line in incident.evidence else (*incident.evidence, line)[-KEEP_EVIDENCE:]
     after = replace(incident, evidence=evidence, seen_at=reading)
     if incident.fault.code in fault.cancels and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
-        return replace(after, order=Order(verb="cancel", by=fault.code, reason=f"{fault.code} takes it back"))
+        return enqueue(after, Order(verb="cancel", by=fault.code, reason=f"{fault.code} takes it back"))
     if fault.follows:
         return after  # a consequence of what is being treated already
     if fault.advice is not None:

@@ -25,8 +25,8 @@ def decide(s: Sight, policy: Policy) -> Decision:
     incident, node = s.incident, s.node
     if node is None:
         return Move("gone", "the node is not there any more")
-    if incident.order is not None:
-        return obey(s, incident.order)
+    if incident.orders:
+        return obey(s, incident.orders[0])
     if incident.closing is not None:
         return close(s, node, policy)
     match incident.phase:

@@ -25,6 +25,7 @@ class Move:
     because: str
     also: dict[str, Any] = field(default_factory=dict)  # fields that change with it
     tell: Tell | None = None
+    answer: str = ""  # to whoever ordered it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Change:
     also: dict[str, Any] = field(default_factory=dict)
     tell: Tell | None = None
     call: tuple[JobId, ...] = ()  # attempts that are asked to end
+    answer: str = ""  # to whoever ordered it
 
 
 @dataclass(frozen=True, slots=True)

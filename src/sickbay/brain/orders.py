@@ -12,26 +12,31 @@ from sickbay.model.policy import Policy
 def obey(s: Sight, order: Order) -> Decision:
     incident = s.incident
     because = f"{order.verb} by {order.by}: {order.reason}"
-    done: dict[str, object] = {"order": None}
+    rest: dict[str, object] = {"orders": incident.orders[1:]}
+    done = f"{order.by}: {order.verb}: done"
     match order.verb:
         case "dismiss" | "uncordon":
-            return Change(because, {**done, "closing": Phase.DISMISSED})
+            return Change(because, {**rest, "closing": Phase.DISMISSED}, answer=f"{done}: our cordon is taken back")
         case "cancel":  # the driver took its own word back, while the node was still in service
-            return Move("dismiss", order.reason, done)
+            return Move("dismiss", order.reason, rest)
         case "uncordoned":  # another removed our cordon on the cluster: there is nothing left to release
-            return Move("dismiss", because, done)
+            return Move("dismiss", because, rest)
         case "hold" if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
-            return Change(f"{because}: too late, it is being closed", done)
+            return Change(because, rest, answer=_refusal(order, "it is being closed"))
         case "hold" if incident.phase.out and incident.phase is not Phase.HELD:
-            return Move("hold", because, done)
+            return Move("hold", because, rest, answer=done)
         case "hold":
-            return Change(because, {**done, "needs_human": True})
+            return Change(because, {**rest, "needs_human": True}, answer=f"{done}: a human decides before any repair")
         case "confirm" if incident.phase is Phase.HELD:
-            return Move("verify", because, {**done, "proof": None})
+            return Move("verify", because, {**rest, "proof": None}, answer=done)
         case "escalate" if incident.phase is Phase.HELD:
-            return Move("escalate", because, {**done, "remedy": _one_above(incident)})
+            return Move("escalate", because, {**rest, "remedy": _one_above(incident)}, answer=done)
         case _:
-            return Change(f"{because}: not possible in {incident.phase}", done)
+            return Change(because, rest, answer=_refusal(order, f"it is {incident.phase}"))
+
+
+def _refusal(order: Order, why: str) -> str:
+    return f"{order.by}: {order.verb}: not possible: {why}"
 
 
 def _one_above(incident: Incident) -> Remedy:

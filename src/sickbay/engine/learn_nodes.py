@@ -12,7 +12,7 @@ from sickbay.model.clock import Deadline
 from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVanished, Observed
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, Voice
-from sickbay.model.incident import IncidentKind, Order, Phase
+from sickbay.model.incident import IncidentKind, Order, Phase, enqueue
 from sickbay.model.job import Call
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
@@ -164,7 +164,7 @@ def _compare(draft: Draft, node: Node) -> None:
     after = incident
     if found.uncordoned:
         order = Order(verb="uncordoned", by="another", reason=found.uncordoned)
-        after = replace(after, order=order)
+        after = enqueue(after, order)
     if found.healed is not None:
         after = replace(after, healed=found.healed, incarnation=node.incarnation, proof=None, relapse="")
     if after != incident:
@@ -191,7 +191,7 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
     draft.drop(key_of(node))
     draft.tell("deleted", key_of(node), event="deleted")
     if incident is not None:
-        draft.put(replace(incident, order=None, closing=None))
+        draft.put(replace(incident, closing=None))
 
 
 # --- witnesses of silence

@@ -12,7 +12,7 @@ from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
-from sickbay.model.incident import Incident, IncidentKind, Order
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, Order, enqueue
 from sickbay.model.job import Job
 from sickbay.model.rows import WITHHOLDING, key_of
 
@@ -82,14 +82,24 @@ def _uncordon(draft: Draft, news: Ordered) -> None:
         draft.waits[key_of(node)] = None
         _audit(draft, news, key_of(node))
     elif node is not None:
-        _audit(draft, news, key_of(node))
         _order(draft, news, draft.incident(node.incident) if node.incident else None)
 
 
 def _order(draft: Draft, news: Ordered, incident: Incident | None) -> None:
-    if incident is not None and incident.open:
-        draft.put(replace(incident, order=Order(verb=news.verb, by=news.by, reason=news.reason)))
-        _audit(draft, news, key_of(incident))
+    if incident is None:
+        _refuse(draft, news, f"there is no incident of {news.target}")
+        return
+    _audit(draft, news, key_of(incident))
+    if not incident.open:
+        _refuse(draft, news, f"it is {incident.phase}", key_of(incident))
+    elif len(incident.orders) >= ORDERS_MOST:
+        _refuse(draft, news, f"{len(incident.orders)} orders wait already", key_of(incident))
+    else:
+        draft.put(enqueue(incident, Order(verb=news.verb, by=news.by, reason=news.reason)))
+
+
+def _refuse(draft: Draft, news: Ordered, why: str, *subjects: str) -> None:
+    draft.tell(f"{news.by}: {news.verb}: not possible: {why}", *subjects, "operator:", event="answer")
 
 
 def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:

@@ -31,6 +31,11 @@ from sickbay.model.rows import key_of
 def plan_incident(draft: Draft, subject: str) -> None:
     come_to_rest(draft, subject, Incident, partial(_decide_once, draft))
     ended = draft.peek(Incident, subject)
+    if ended is not None and not ended.open and ended.orders:
+        for order in ended.orders:
+            _answer(draft, ended, f"{order.by}: {order.verb}: not possible: it is {ended.phase}")
+        ended = replace(ended, orders=())
+        draft.put(ended)
     if ended is not None and not ended.open and ended.sequel is not None:
         _go_on(draft, ended, ended.sequel)
 
@@ -107,12 +112,14 @@ def _histories(incident: Incident, node: Node | None) -> list[str]:
 def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) -> tuple[Incident, Wait | None]:
     node = sight.node
     match decision:
-        case Move(event=event, because=because, also=also, tell=tell):
+        case Move(event=event, because=because, also=also, tell=tell, answer=answer):
+            _answer(draft, incident, answer)
             moved = step_incident(draft, incident, event, because, also)
             if moved.phase is Phase.WATCHED and node is not None:
                 patrol.wake(draft, node, Trigger.FAULT)
             return told_of(draft, moved, tell), None
-        case Change(because=because, also=also, tell=tell, call=call):
+        case Change(because=because, also=also, tell=tell, call=call, answer=answer):
+            _answer(draft, incident, answer)
             if call and node is not None:
                 refused = ask(draft, Asked.CALL, incident, node)
                 if refused is not None:
@@ -138,6 +145,11 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
             return changed, None
         case Stay(wait=wait, tell=tell):
             return told_of(draft, incident, tell), wait
+
+
+def _answer(draft: Draft, incident: Incident, answer: str) -> None:
+    if answer:
+        draft.tell(answer, key_of(incident), "operator:", event="answer")
 
 
 def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: str, *, lost: bool) -> Incident:

@@ -31,7 +31,8 @@ def come_to_rest(
     draft.read(InForce, IN_FORCE)
     first_intent = thing.intent
     wait: Wait | None = None
-    for _ in range(ROUNDS):
+    asked = len(thing.orders) if isinstance(thing, Incident) else 0
+    for _ in range(ROUNDS + asked):
         if not thing.open:
             break
         draft.watched = {subject, IN_FORCE}  # a wait is on what its own decision read, not on what led up to it

@@ -3,6 +3,8 @@
 from datetime import datetime
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy
 from sickbay.model.fleet import Incarnation, IncidentId, JobId, NodeId
@@ -67,10 +69,13 @@ class Proven(Noun):
     at: datetime | None = None
 
 
-class Order(Noun):
-    """What an operator asked of an incident and it has not done yet."""
+ORDERS_MOST = 8  # of people, waiting in one incident; whoever comes then is refused and told so
 
-    verb: str  # confirm | hold | dismiss | escalate | release
+
+class Order(Noun):
+    """What was asked of an incident and it has not answered yet, by a person or by what others did."""
+
+    verb: str  # of people: confirm | hold | dismiss | escalate | uncordon; of others: uncordoned | cancel
     by: str
     reason: str
 
@@ -104,7 +109,7 @@ class Incident(Noun):
     cordon_as_of: float | None = None  # our cordon has been seen: a newer read without it means that another removed it
     intent: str = ""  # key of the intent under way
     acts: int = 0  # how many intents this incident has made: names the next key
-    order: Order | None = None
+    orders: tuple[Order, ...] = ()  # a queue, oldest first
     now: bool = False  # an operator's --now: no windows, no waiting
     closing: Phase | None = None  # what it becomes when our cordon is seen gone
     sequel: Fault | None = None  # seen while it closes: it opens the next incident
@@ -123,12 +128,18 @@ class Incident(Noun):
     @property
     def as_good_as_over(self) -> bool:
         """What is seen from now on is news: the node was proven well, or a person has vouched for it."""
-        dismissed = self.order is not None and self.order.verb in {"dismiss", "uncordon"}
-        return self.closing is not None or dismissed
+        return self.closing is not None or any(order.verb in {"dismiss", "uncordon"} for order in self.orders)
 
     @property
     def rung(self) -> Remedy | None:
         return self.tries[-1].rung if self.tries else None
+
+
+def enqueue(incident: Incident, order: Order) -> Incident:
+    """The incident with one more order at the end of its queue; what others did is asked once."""
+    if order.verb in {"uncordoned", "cancel"} and any(waiting.verb == order.verb for waiting in incident.orders):
+        return incident
+    return replace(incident, orders=(*incident.orders, order))
 
 
 def proven(incident: Incident) -> bool:

@@ -32,11 +32,11 @@ def call(root: Path, what: str, nodes: list[NodeId], key: str, expect: Incarnati
         case "start":
             LocalCluster(root).start(JOB, number, spec=SPEC, nodes=dict.fromkeys(nodes, ()), avoid=(), key=key)
         case "stop":
-            LocalCluster(root, grace=2.0).stop(JOB, number, key=key)
+            LocalCluster(root, grace=2.0).stop(JOB, number, final=False, key=key)
         case "reboot" | "replace" if expect is not None:
             getattr(LocalMachines(root), what)(nodes[0], key=key, expect=expect)
         case "fence":
-            LocalMachines(root).fence(nodes[0], key=key)
+            LocalMachines(root).fence(nodes[0], key=key, expect=None)
         case "power_on":
             Room(root).power_on()
         case "down":

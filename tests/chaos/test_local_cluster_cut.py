@@ -114,7 +114,7 @@ def test_a_cut_start_leads_to_one_gang(rig: LocalRig) -> None:
         assert found.ranks == dict.fromkeys(nodes, "running")
         # What was shown before is never more than what was there.
         assert before is None or before.ranks.keys() <= found.ranks.keys()
-        cluster.stop(JOB, at, key=f"s-{at}")
+        cluster.stop(JOB, at, final=False, key=f"s-{at}")
         rig.settle()
         assert not find(marks=marks)
         if not was_cut:
@@ -130,7 +130,7 @@ def test_a_cut_stop_leaves_nothing_of_the_gang(rig: LocalRig) -> None:
         rig.wait(partial(each_once, marks))
         was_cut = cut(rig.root, at, "stop", f"s-{at}", nodes)
         cluster = LocalCluster(rig.root, grace=2.0)
-        cluster.stop(JOB, at, key=f"s-{at}")
+        cluster.stop(JOB, at, final=False, key=f"s-{at}")
         rig.wait(partial(ended, cluster, at))
         rig.settle()
         assert set(attempt(cluster, at).ranks.values()) == {"gone"}
@@ -146,7 +146,7 @@ def test_a_cut_start_that_is_stopped_leaves_nothing_and_never_comes_back(rig: Lo
         cluster = LocalCluster(rig.root, grace=2.0)
         marks = marks_of(rig, at)
         if attempt(cluster, at) is not None:
-            cluster.stop(JOB, at, key=f"s-{at}")
+            cluster.stop(JOB, at, final=False, key=f"s-{at}")
             rig.wait(partial(ended, cluster, at))
             cluster.start(JOB, at, spec=SPEC, nodes=dict.fromkeys(nodes, ()), avoid=(), key=f"k-{at}")
             assert set(attempt(cluster, at).ranks.values()) == {"gone"}
@@ -162,11 +162,11 @@ def test_a_cut_fence_ends_its_boot_and_no_later_one(rig: LocalRig) -> None:
         old = rig.holder(node)
         was_cut = cut(rig.root, at, "fence", f"k-{at}", [node])
         machines = LocalMachines(rig.root)
-        assert machines.fence(node, key=f"k-{at}").done
+        assert machines.fence(node, key=f"k-{at}", expect=None).done
         assert of(old.boot_id) == 0
         assert Room(rig.root).power_on() == ()
         machines.reboot(node, key=f"b-{at}", expect=old)
-        assert machines.fence(node, key=f"k-{at}").done
+        assert machines.fence(node, key=f"k-{at}", expect=None).done
         rig.settle()
         assert rig.holder(node) != old
         if not was_cut:

@@ -112,7 +112,7 @@ class TestEnds:
         rig.wait(lambda: not node(rig, 0).ready)
         assert seen(rig).ranks == {rig.nodes()[0]: "running"}
         assert seen(rig).end is None
-        assert LocalMachines(rig.root).fence(rig.nodes()[0], key="f").done
+        assert LocalMachines(rig.root).fence(rig.nodes()[0], key="f", expect=None).done
         assert seen(rig).ranks == {rig.nodes()[0]: "gone"}
         assert seen(rig).end.reason is EndReason.NODE_LOST
 
@@ -150,7 +150,7 @@ class TestStarts:
             rig.bare.start(JOB, 2, spec=rig.spec(1), nodes={rig.nodes()[1]: ()}, avoid=(), key="k2")
 
     def test_a_node_that_is_down_is_refused_with_the_reason(self, rig: LocalRig) -> None:
-        LocalMachines(rig.root).fence(rig.nodes()[0], key="f")
+        LocalMachines(rig.root).fence(rig.nodes()[0], key="f", expect=None)
         with pytest.raises(Rejected, match="local/node-0 is down"):
             run(rig, "exec sleep 1000", on=1)
 
@@ -171,7 +171,7 @@ class TestStarts:
     def test_a_stop_ends_ranks_that_ignore_it_and_what_they_started(self, rig: LocalRig) -> None:
         run(rig, "trap '' TERM; sleep 1000 & echo deaf; while :; do sleep 0.05; done", on=1)
         rig.wait(lambda: rig.bare.logs(JOB, 1, 0).text == "deaf\n")
-        rig.bare.stop(JOB, 1, key="s")
+        rig.bare.stop(JOB, 1, final=False, key="s")
         rig.wait(lambda: seen(rig).end is not None)
         assert seen(rig).end.exit_codes == {}
         rig.wait(lambda: len(rig.processes()) == 4)  # two supervisors, two agents
@@ -295,10 +295,10 @@ class TestRepairs:
 
     def test_a_node_of_another_cluster_is_gone(self, rig: LocalRig) -> None:
         with pytest.raises(Gone):
-            LocalMachines(rig.root).fence(NodeId("other/node-0"), key="f")
+            LocalMachines(rig.root).fence(NodeId("other/node-0"), key="f", expect=None)
 
     def test_nothing_can_be_broken_in_a_machine_that_is_down(self, rig: LocalRig) -> None:
-        LocalMachines(rig.root).fence(rig.nodes()[0], key="f")
+        LocalMachines(rig.root).fence(rig.nodes()[0], key="f", expect=None)
         with pytest.raises(Rejected, match="is down"):
             rig.bare.break_node(rig.nodes()[0], Break(boot_id="", lines=("x",)))
 

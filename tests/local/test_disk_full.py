@@ -211,5 +211,5 @@ def types(rig: Sickbay, *words: str) -> subprocess.CompletedProcess[str]:
 
 def steps(rig: Sickbay, job: str) -> int:
     """By what rank 0 writes: the store hears of nothing now."""
-    found = re.findall(r"step (\d+)", rig.get(f"/v1/jobs/{job}/logs", rank=0, after=-4000)["text"])
+    found = re.findall(r"step (\d+)", rig.get(f"/v1/jobs/{job}/logs", rank=0, last=4000)["text"])
     return int(found[-1]) if found else 0

@@ -21,7 +21,7 @@ from sickbay.faces.api.table import Ask
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.desk import Desk
 from sickbay.knowledge.policy import digest
-from sickbay.model.errors import Gone
+from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.protocol import Command, RunLook
@@ -66,13 +66,15 @@ class TalkingCluster(SimCluster):
     def capabilities(self) -> frozenset[Capability]:
         return super().capabilities | {Capability.LOGS}
 
-    def logs(self, job: JobId, attempt: int, rank: int, *, after: int = 0, limit: int = 65_536) -> Log:
+    def logs(self, job: JobId, attempt: int, rank: int, *, after: str = "", last: int = 0, limit: int = 65_536) -> Log:
         text = self.written.get((job, attempt, rank))
         if text is None:
             raise Gone("no such rank")
-        begin = max(0, len(text) + after) if after < 0 else after
+        if after and not after.startswith("at "):
+            raise Rejected(f"{after!r} is no place")
+        begin = int(after[3:]) if after else max(0, len(text) - last) if last else 0
         piece = text[begin : begin + limit]
-        return Log(text=piece, next=begin + len(piece), over=self.over and begin + len(piece) >= len(text))
+        return Log(text=piece, next=f"at {begin + len(piece)}", over=self.over and begin + len(piece) >= len(text))
 
 
 class Tinker:

@@ -156,7 +156,8 @@ def test_the_index_names_every_route(calls: Clinic) -> None:
         ("/v1/jobs/llama/logs?wait=21", "wait"),
         ("/v1/jobs/llama/logs?wait=nan", "wait"),
         ("/v1/jobs/llama/logs?limit=99999999", "limit"),
-        ("/v1/jobs/llama/logs?after=99999999999999999999999", "after"),
+        ("/v1/jobs/llama/logs?last=99999999999999999999999", "last"),
+        ("/v1/jobs/llama/logs?last=-1", "last"),
     ],
 )
 def test_a_query_that_makes_no_sense_is_400_with_a_line_that_names_it(calls: Clinic, path: str, says: str) -> None:

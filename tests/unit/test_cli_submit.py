@@ -215,10 +215,10 @@ def test_a_queued_job_tells_each_new_reason() -> None:
 
 def _log(server: Canned, attempts: dict[int, str], piece: int = 4, over: bool = True) -> None:
     def answer(asked: Asked) -> dict[str, Any]:
-        text, after = attempts[int(asked.query["attempt"])], int(asked.query["after"])
+        text, after = attempts[int(asked.query["attempt"])], int(asked.query.get("after", "at 0")[3:])
         part = text[after : after + piece]
         end = over and after + len(part) >= len(text)
-        return {"rank": 0, "attempt": 1, "text": part, "next": after + len(part), "over": end}
+        return {"rank": 0, "attempt": 1, "text": part, "next": f"at {after + len(part)}", "over": end}
 
     server.says(f"GET {JOB}/logs", answer)
 
@@ -272,7 +272,7 @@ def test_a_job_that_has_not_begun_has_no_log_and_says_why(server: Canned) -> Non
 
 def test_following_outlives_a_controller_that_restarts(server: Canned) -> None:
     server.says(f"GET {JOB}", job(), job(state="COMPLETE"))
-    end = {"rank": 0, "attempt": 1, "text": "", "next": 6, "over": True}
+    end = {"rank": 0, "attempt": 1, "text": "", "next": "at 6", "over": True}
     server.says(f"GET {JOB}/logs", {**end, "text": "first\n", "over": False}, CUT, CUT, end)
     result = sickbay("logs", "train-1a2b3", "-f")
     assert result.exit_code == 0, result.output

@@ -386,7 +386,7 @@ def test_a_stop_reaches_ranks_that_hang() -> None:
     bench = Bench()
     bench.world.programme(JOB, Programme(give_up=None))
     bench.start()
-    bench.cluster.stop(JOB, 1, key="stop")
+    bench.cluster.stop(JOB, 1, final=False, key="stop")
     bench.world.hang(JOB)
     bench.run(60)
     assert bench.job().end is not None
@@ -421,7 +421,7 @@ def test_ranks_of_a_lost_node_are_not_called_gone_before_there_is_proof() -> Non
     assert bench.job().end is not None
     assert bench.job().ranks == {bench.a: "running", bench.b: "gone"}
     assert bench.world.running(JOB) == [(1, [bench.a])]
-    bench.machines.fence(bench.a, key="f")
+    bench.machines.fence(bench.a, key="f", expect=None)
     bench.run(60)
     assert bench.job().ranks[bench.a] == "gone"
     assert bench.world.running(JOB) == []
@@ -433,7 +433,7 @@ def test_a_zombie_that_can_be_reached_again_is_stopped_then() -> None:
     bench.start()
     bench.world.lose_node(bench.a, zombie=True)
     bench.run(10)
-    bench.cluster.stop(JOB, 1, key="stop")
+    bench.cluster.stop(JOB, 1, final=False, key="stop")
     bench.run(30)
     assert bench.world.running(JOB) == [(1, [bench.a])]
     bench.world.open_path(bench.a)
@@ -606,13 +606,13 @@ def test_an_outage_refuses_or_hangs_and_cannot_be_read() -> None:
     bench.mischief.outage("cluster:c", now, now + 100)
     bench.mischief.outage("machines:c", now, now + 100, hangs=True)
     with pytest.raises(Transient):
-        bench.cluster.watch("0")
+        bench.cluster.watch("0/0")
     with pytest.raises(Transient):
         bench.cluster.cordon(bench.a, owner="sickbay:i", reason="r", key="k", expect=None)
     with pytest.raises(Unknown):
         bench.machines.reboot(bench.a, key="k", expect=bench.holder(bench.a))
     bench.run(100)
-    assert isinstance(bench.cluster.watch("0"), Deltas)
+    assert isinstance(bench.cluster.watch("0/0"), Deltas)
     assert bench.world.chronicle.counts["reboot"] == bench.world.chronicle.counts["cordon"] == 0
 
 

@@ -55,11 +55,11 @@ def stopping(s: JobSight, policy: Policy) -> Decision:
     proven = bool(job.ranks) and not left and job.claim.keys() <= job.ranks.keys()
     if proven or intent.state is IntentState.SEEN:
         return _off(job)
-    if isinstance(intent.act, StopJob) and intent.gone:
-        return _nothing_left(s, policy)
     # What nobody can reach is fenced at once; what only the cluster cannot reach, when its time to stop is over.
     away = s.unseen() if intent.state.over else s.lost()
     lost = tuple(node for node in left if node in away)
+    if isinstance(intent.act, StopJob) and intent.gone and not lost:
+        return _nothing_left(s, policy)
     if not intent.state.over:
         sent = isinstance(intent.act, StopJob) and intent.state not in {IntentState.PLANNED, IntentState.SENT}
         if not (sent and left and lost == left and Capability.FENCE in s.can):

@@ -91,10 +91,10 @@ class Hands:
             case Look(nodes=nodes, stacks_of=stacks_of):
                 return site.checks.look(key, nodes, stacks_of=stacks_of)
             case Fence(nodes=nodes):
-                results = [site.machines.fence(node, key=f"{key}.{node}") for node in nodes]
+                results = [site.machines.fence(node, key=f"{key}.{node}", expect=None) for node in nodes]
                 return Accepted(done=all(result.done for result in results))
-            case StopJob(job=job_id, attempt=attempt):
-                return site.cluster.stop(job_id, attempt, key=key)
+            case StopJob(job=job_id, attempt=attempt, final=final):
+                return site.cluster.stop(job_id, attempt, final=final, key=key)
             case StartJob(job=job_id, attempt=attempt, nodes=nodes, avoid=avoid):
                 if job is None:
                     raise Rejected(f"job {job_id} is not known")

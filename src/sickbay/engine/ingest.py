@@ -9,13 +9,25 @@ from msgspec.structs import replace
 from sickbay.engine.view import moment
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.errors import EffectError
-from sickbay.model.facts import AgentHeard, AgentSilent, AnyNews, Fact, JobSeen, Mark, NodeSeen, NodeVanished
-from sickbay.model.fleet import Incarnation, Node, NodeId
+from sickbay.model.facts import (
+    AgentHeard,
+    AgentSilent,
+    AnyNews,
+    Fact,
+    JobSeen,
+    JobVanished,
+    Mark,
+    NodeSeen,
+    NodeVanished,
+)
+from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
+from sickbay.model.job import Job, JobState
 from sickbay.ports.clock import Clock
-from sickbay.ports.cluster import Cluster, Deltas, Lost
+from sickbay.ports.cluster import Cluster, Deltas, Lost, Told
 from sickbay.ports.store import Pulse, Store
 
 SLICE = 500
+SHOWN = frozenset({JobState.GATING, JobState.RUNNING, JobState.STOPPING})  # a list must have what was shown once
 Thing = TypeVar("Thing")
 
 
@@ -72,6 +84,7 @@ class Watcher:
         self._cluster = cluster
         self._clock = clock
         self._slices: Iterator[tuple[list[Fact], Mark]] | None = None
+        self._list_again = False  # jobs were missing from the last list: one more tells whether they have gone
         self.trouble = ""  # why the cluster could not be read the last time
 
     def read(self) -> int:
@@ -80,9 +93,10 @@ class Watcher:
             return self._next_slice(self._slices)
         known = _clock(self._store, self._cluster.id)
         try:
-            found = self._cluster.watch(known.cursor)
+            found = Lost() if self._list_again else self._cluster.watch(known.cursor)
             self.trouble = ""
             if isinstance(found, Lost):
+                self._list_again = False
                 self._slices = self._compare(first=known.cursor is None)
                 return self._next_slice(self._slices)
         except EffectError as error:
@@ -93,9 +107,17 @@ class Watcher:
 
     def _deltas(self, found: Deltas) -> int:
         at = moment(self._clock.wall())
-        facts = [Fact(id=f"{self._cluster.id}/{found.cursor}/{n}", at=_dated(news, at), news=news)
-                 for n, news in enumerate(found.news)]  # fmt: skip
+        facts = [
+            self._told(news, at)
+            if isinstance(news, Told)
+            else Fact(id=f"{self._cluster.id}/{found.cursor}/{n}", at=_dated(news, at), news=news)
+            for n, news in enumerate(found.news)
+        ]
         return self._store.append(facts, [self._mark(found.cursor, found.as_of)])
+
+    def _told(self, told: Told, now: datetime) -> Fact:
+        """Named by the far side: a list that says it again is no second fact."""
+        return Fact(id=f"{self._cluster.id}/told/{told.id}", at=min(told.at, now), news=told.news)
 
     def _mark(self, cursor: str | None = None, as_of: float | None = None) -> Mark:
         wall = self._clock.wall()
@@ -127,15 +149,21 @@ class Watcher:
                     for seen in changed
                 ]
             )
-        slices.extend(
-            [Fact(id=f"{stem}/job/{job.job}/{job.attempt}", at=_dated(job, wall), news=job) for job in some]
-            for some in _sliced(whole.jobs, SLICE)
-        )
+        for some_jobs in _sliced(whole.jobs, SLICE):
+            rows = self._store.load(f"job:{seen.job}" for seen in some_jobs)
+            news = [seen for seen in some_jobs if _says_more(rows[f"job:{seen.job}"].row, seen)]
+            slices.append([Fact(id=f"{stem}/job/{s.job}/{s.attempt}", at=_dated(s, wall), news=s) for s in news])
+        slices.extend([self._told(told, wall) for told in some] for some in _sliced(whole.told, SLICE))
+        missing = [JobVanished(job=job, as_of=whole.as_of, sure=False)
+                   for job in self._missing({seen.job for seen in whole.jobs}, whole.as_of)]  # fmt: skip
+        slices.extend([Fact(id=f"{stem}/missing/{job.job}/{job.as_of}", at=wall, news=job) for job in some]
+                      for some in _sliced(missing, SLICE))  # fmt: skip
         slices.append([Fact(id=f"{stem}/gone/{node}", at=wall, news=NodeVanished(node=node, as_of=whole.as_of))
                        for node in self._vanished({seen.node for seen in whole.nodes})])  # fmt: skip
         for facts in slices[:-1]:
             yield facts, self._mark()
         self._slices = None
+        self._list_again = bool(missing)
         yield slices[-1], self._mark(whole.cursor, whole.as_of)
 
     def _vanished(self, present: set[NodeId]) -> Iterator[NodeId]:
@@ -149,6 +177,18 @@ class Watcher:
                     yield row.id
             after = page[-1]
 
+    def _missing(self, present: set[JobId], as_of: float) -> Iterator[JobId]:
+        """Open jobs that this cluster has shown and this list does not have."""
+        after = ""
+        while page := self._store.keys("job", after=after):
+            rows = self._store.load(page)
+            for key in page:
+                row = rows[key].row
+                mine = isinstance(row, Job) and row.spec.cluster == self._cluster.id and row.state in SHOWN
+                if isinstance(row, Job) and mine and row.id not in present and 0 < row.ranks_as_of < as_of:
+                    yield row.id
+            after = page[-1]
+
 
 def _dated(news: AnyNews, otherwise: datetime) -> datetime:
     return news.end.at if isinstance(news, JobSeen) and news.end is not None else otherwise
@@ -159,6 +199,19 @@ def _differs(row: object, seen: NodeSeen) -> bool:
         return True
     same = (row.incarnation, row.ready, row.cordons, row.unmanaged, row.pool)
     return same != (seen.incarnation, seen.ready, tuple(sorted(seen.cordons)), seen.unmanaged, seen.pool)
+
+
+def _says_more(row: object, seen: JobSeen) -> bool:
+    """Whether a job's row would learn anything from what a list says of it."""
+    if not isinstance(row, Job):
+        return seen.spec is not None and seen.end is None
+    if seen.attempt != row.attempt:
+        return seen.attempt > row.attempt
+    if not row.open:
+        return False
+    ranks = any(row.ranks.get(node) not in {state, "gone"} for node, state in seen.ranks.items())
+    end = seen.end is not None and (row.end is None or bool(seen.end.tail and not row.end.tail))
+    return ranks or end or row.missing_as_of is not None or not row.ranks_as_of
 
 
 def _sliced(things: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:

@@ -13,6 +13,7 @@ from sickbay.model.facts import (
     Fact,
     Hung,
     JobSeen,
+    JobVanished,
     Looked,
     NodeSeen,
     NodeVanished,
@@ -48,6 +49,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_nodes.agent_heard(draft, fact, news)
         case JobSeen():
             learn_jobs.seen(draft, fact, news)
+        case JobVanished():
+            learn_jobs.vanished(draft, fact, news)
         case Stepped():
             learn_jobs.stepped(draft, fact, news)
         case Hung():

@@ -9,10 +9,10 @@ from sickbay.brain.submission import refusal
 from sickbay.engine.seats import turn
 from sickbay.engine.steps import REPEATED_TELLS, due_now, first_step, interrupted, notify, step_job
 from sickbay.engine.view import Draft
-from sickbay.model.facts import Fact, Hung, JobSeen, Looked, Stepped, Submitted
+from sickbay.model.facts import Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify
-from sickbay.model.job import JOB_LIFE, Call, EndReason, Job, JobState
+from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState
 from sickbay.model.rows import key_of
 
 KEEP_CALLS = 20
@@ -54,7 +54,7 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
         return
     # A rank that is known to be gone stays gone: a read that lags must not bring it back.
     ranks = {n: ("gone" if job.ranks.get(n) == "gone" else state) for n, state in news.ranks.items()}
-    after = replace(job, ranks={**job.ranks, **ranks}, ranks_as_of=news.as_of)
+    after = replace(job, ranks={**job.ranks, **ranks}, ranks_as_of=news.as_of, missing_as_of=None)
     if news.end is not None and job.end is None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
         after = replace(after, end=news.end, cancelled=job.cancelled or cancelled)
@@ -132,6 +132,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "claim": dict.fromkeys(news.ranks, ()),
         "ranks": dict(news.ranks),
         "ranks_as_of": news.as_of,
+        "missing_as_of": None,
         "began_at": fact.at,
         "calls": (),
         "end": news.end,
@@ -141,6 +142,27 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
     }
     _make_room(draft, fact, job, news.ranks)
     step_job(draft, job, event, f"its own controller started attempt {news.attempt}", also)
+
+
+def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
+    """Its cluster has it no more. Nobody can say how it ended; that a list lacked it once may be that list's fault."""
+    job = draft.job(news.job)
+    if job is None or not job.open or news.as_of <= max(job.ranks_as_of, job.missing_as_of or 0.0):
+        return
+    if not news.sure and job.missing_as_of is None:
+        draft.put(replace(job, missing_as_of=news.as_of))
+        return
+    if job.adopted:
+        step_job(draft, job, "stopped", "its cluster has it no more", {"claim": {}})
+        return
+    if job.state not in {JobState.GATING, JobState.RUNNING, JobState.STOPPING}:
+        return
+    draft.tell("its cluster has it no more: how it ended is not known", key_of(job), event="vanished")
+    seats = {node: draft.peek(Node, f"node:{node}") for node in job.ranks}
+    # What ran on a node that nobody reaches may run there still, whatever its cluster has forgotten.
+    ranks = {n: state if (seat := seats[n]) is not None and seat.lost else "gone" for n, state in job.ranks.items()}
+    end = job.end or End(reason=EndReason.UNKNOWN, at=fact.at)
+    draft.put(replace(job, ranks=ranks, end=end, missing_as_of=None))
 
 
 def _spent(draft: Draft, job: Job) -> tuple[float, ...]:

@@ -53,7 +53,7 @@ def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | N
             intent, number = write_down(draft, job, decision)
             more = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
             if isinstance(decision.act, StartJob):
-                more |= {"ranks": {}, "ranks_as_of": 0.0, "end": None, "resumed_from": None}
+                more |= {"ranks": {}, "ranks_as_of": 0.0, "missing_as_of": None, "end": None, "resumed_from": None}
             if event:
                 job = step_job(draft, job, event, because, {"began_at": draft.now, **more})
             else:

@@ -147,11 +147,11 @@ class Desk:
         return row if isinstance(row, Token) else None
 
     # --- what ranks wrote
-    def logs(self, job: Job, attempt: int, rank: int, after: int, limit: int) -> Log:
+    def logs(self, job: Job, attempt: int, rank: int, *, after: str, last: int, limit: int) -> Log:
         cluster = self.clusters.get(job.spec.cluster)
         if cluster is None or Capability.LOGS not in cluster.capabilities:
             raise BadInput(f"the logs of {job.spec.cluster} cannot be read from here")
-        return cluster.logs(job.id, attempt, rank, after=after, limit=limit)
+        return cluster.logs(job.id, attempt, rank, after=after, last=last, limit=limit)
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.wall(), UTC)

@@ -82,6 +82,14 @@ class JobSeen(News, tag="job_seen"):
     cluster: str = ""
 
 
+class JobVanished(News, tag="job_vanished"):
+    """A cluster has a job no more. Not `sure`: one list did not have it; the next that does not makes it so."""
+
+    job: JobId
+    as_of: float
+    sure: bool = True
+
+
 class Stepped(News, tag="stepped"):
     """Rank 0 reports its step."""
 
@@ -175,8 +183,8 @@ class PolicyInForce(News, tag="policy_in_force"):
 
 
 AnyNews = (
-    Observed | AgentSilent | AgentHeard | NodeSeen | NodeVanished | JobSeen | Stepped | Hung | Checked | Looked
-    | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked | PolicyInForce
+    Observed | AgentSilent | AgentHeard | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped | Hung | Checked
+    | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked | PolicyInForce
 )  # fmt: skip
 
 

@@ -25,7 +25,8 @@ class Capability(StrEnum):
     CHECK_CORDONED = "check_cordoned"
     LOOK = "look"
     PLACE = "place"  # start(job) takes chosen nodes; without it, nodes to avoid
-    RERUN = "rerun"
+    RERUN = "rerun"  # a job's own controller can be asked to run it again
+    HOLDS = "holds"  # after a stop that is not final a job's own controller leaves it alone until `rerun`
     LOGS = "logs"  # the output of a job's ranks can be read
     SEAT_KEPT = "seat_kept"  # a replaced instance takes the same seat
 

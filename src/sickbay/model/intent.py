@@ -57,6 +57,7 @@ class Fence(Act, tag="fence"):
 class StopJob(Act, tag="stop_job"):
     job: JobId
     attempt: int
+    final: bool = False  # it is not to run again
 
 
 class StartJob(Act, tag="start_job"):

@@ -111,6 +111,7 @@ class Job(Noun):
     began_at: datetime | None = None  # when the attempt was claimed
     ranks: dict[NodeId, str] = {}  # as last seen: running | gone
     ranks_as_of: float = 0.0
+    missing_as_of: float | None = None  # a list of its cluster did not have it: one more, and it has vanished
     calls: tuple[Call, ...] = ()
     end: End | None = None
     avoid: tuple[NodeId, ...] = ()  # nodes that the next attempt does not use (unknown after a look, failed its gate)

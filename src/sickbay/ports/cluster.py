@@ -1,9 +1,10 @@
 """The Cluster port: where nodes and jobs live."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Protocol
 
-from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
+from sickbay.model.facts import Checked, JobSeen, JobVanished, NodeSeen, NodeVanished, Observed, Ordered
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.job import JobSpec
 from sickbay.model.noun import Noun
@@ -19,12 +20,25 @@ class Accepted(Noun):
     done: bool = False
 
 
+class Told(Noun):
+    """Something else that a cluster says: a check that ran there, a node's condition, a person's request by label.
+
+    `id` is the far side's own name for it (an event's uid, a reason with its time), so that a list that says it again
+    is no second fact. A check of the cluster's own (prolog, init step) has a `check` of its own, too; one that we asked
+    for has ours. Who cannot tell boot or instance leaves them empty.
+    """
+
+    id: str
+    at: datetime
+    news: Observed | Checked | Ordered
+
+
 class Deltas(Noun):
-    """What changed since a cursor. `as_of` says how far this read reaches, on the cluster's own time."""
+    """What changed since a cursor. `as_of` says how far this read reaches, in seconds of the cluster's own time."""
 
     cursor: str
     as_of: float
-    news: tuple[NodeSeen | NodeVanished | JobSeen, ...] = ()
+    news: tuple[NodeSeen | NodeVanished | JobSeen | JobVanished | Told, ...] = ()
 
 
 class Lost(Noun):
@@ -38,13 +52,17 @@ class Snapshot(Noun):
     as_of: float
     nodes: tuple[NodeSeen, ...] = ()
     jobs: tuple[JobSeen, ...] = ()
+    told: tuple[Told, ...] = ()
 
 
 class Log(Noun):
-    """A piece of one rank's output. `next` goes on from there; `over`: the rank has ended and nothing more comes."""
+    """A piece of one rank's output. `next` goes on from there; `over`: the rank has ended and nothing more comes.
+
+    `next` is an opaque place (an offset, a timestamp, a forward token): only the cluster that gave it can read it.
+    """
 
     text: str
-    next: int
+    next: str
     over: bool = False
 
 
@@ -105,13 +123,18 @@ class Cluster(Protocol):
         """Asks the native controller to run an adopted job again after `attempt`."""
         ...
 
-    def stop(self, job: JobId, attempt: int, *, key: str) -> Accepted:
-        """Stops this attempt's ranks, no other attempt's. Gone if none is left."""
+    def stop(self, job: JobId, attempt: int, *, final: bool, key: str) -> Accepted:
+        """Stops this attempt's ranks, no other attempt's. Gone if none is left.
+
+        `final`: the job is not to run again, so what waits to be started again is cancelled too. Else, with
+        Capability.HOLDS, its own controller leaves it alone until `rerun`.
+        """
         ...
 
-    def logs(self, job: JobId, attempt: int, rank: int, *, after: int = 0, limit: int = 65_536) -> Log:
-        """What a rank wrote, from byte `after` of its output on; what was rotated away is skipped. Gone: no such rank.
+    def logs(self, job: JobId, attempt: int, rank: int, *, after: str = "", last: int = 0, limit: int = 65_536) -> Log:
+        """What a rank wrote, from the place `after` on; what was rotated away is skipped. Gone: no such rank.
 
-        Needs Capability.LOGS; a negative `after` counts from the end.
+        `after` is the `next` of an earlier piece; without it, the beginning, or about the `last` so many bytes.
+        Rejected: not a place of this cluster's. Needs Capability.LOGS.
         """
         ...

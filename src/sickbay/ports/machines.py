@@ -13,7 +13,9 @@ class Machines(Protocol):
     `(uid, instance_id)` decides alone, so that a machine that does not come up can still be rebooted or replaced.
 
     A repair returns when it was accepted; its proof (a confirmed reset, a new boot id, a new instance) arrives as a
-    fact. `fence` returns only when it is certain that nothing of the node's incarnation can write any more.
+    fact. `fence` returns `done` only when it is certain that nothing of the expected incarnation can write any more.
+    One that takes long (a machine that is still going down) raises Transient and is asked again under its key. Whoever
+    else holds the seat by then is never touched: that the expected one has ended is done, too.
     """
 
     @property
@@ -32,4 +34,4 @@ class Machines(Protocol):
 
     def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted: ...
 
-    def fence(self, node: NodeId, *, key: str) -> Accepted: ...
+    def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted: ...

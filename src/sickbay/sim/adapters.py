@@ -163,9 +163,9 @@ class SimCluster(_Channel):
 
         return self._mutate("rerun_job", key, job, effect, blind="rerun_job" in self.blind)
 
-    def stop(self, job: JobId, attempt: int, *, key: str) -> Accepted:
+    def stop(self, job: JobId, attempt: int, *, final: bool, key: str) -> Accepted:
         def effect() -> None:
-            self._world.workload.stop(job, attempt)
+            self._world.workload.stop(job, attempt, final=final)
 
         return self._mutate(
             "stop_job",
@@ -176,7 +176,7 @@ class SimCluster(_Channel):
             shows_after=self._world.ground.rules.stop_takes * 4 / 3,
         )
 
-    def logs(self, job: JobId, attempt: int, rank: int, *, after: int = 0, limit: int = 65_536) -> Log:
+    def logs(self, job: JobId, attempt: int, rank: int, *, after: str = "", last: int = 0, limit: int = 65_536) -> Log:
         raise Rejected("simulated ranks write nothing: the cluster has no logs")
 
 
@@ -204,8 +204,11 @@ class SimMachines(_Channel):
     def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
         return self._repair("replace", key, node, expect, lambda seat: self._world.plant.replace(seat, key=key))
 
-    def fence(self, node: NodeId, *, key: str) -> Accepted:
-        return self._mutate("fence", key, node, lambda: self._world.plant.fence(node, key=key), certain=True)
+    def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted:
+        def effect() -> None:
+            self._world.plant.fence(node, key=key, expect=expect)
+
+        return self._mutate("fence", key, node, effect, certain=True)
 
     def _repair(
         self, act: str, key: str, node: NodeId, expect: Incarnation, repair: Callable[[Seat], object]

@@ -5,7 +5,7 @@ from collections import Counter
 from sickbay.model.errors import Rejected, Transient
 from sickbay.model.facts import ResetDone
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Capability, Device, NodeId
+from sickbay.model.fleet import Capability, Device, Incarnation, NodeId
 from sickbay.sim.agents import Agents
 from sickbay.sim.ground import Ground
 from sickbay.sim.hardware import Defect, Power, Seat, symptom
@@ -215,11 +215,13 @@ class Plant:
         self._ground.scheduler.after(self._ground.spread(self._ground.rules.replace_takes), join)
         return name
 
-    def fence(self, node: NodeId, *, key: str) -> None:
-        """Afterwards nothing that ran there before can write. A machine that is in touch and idle is left alone."""
+    def fence(self, node: NodeId, *, key: str, expect: Incarnation | None = None) -> None:
+        """Afterwards nothing of the expected boot can write. A machine that is in touch and idle is left alone."""
         seat = self._ground.seats.get(node)
         if seat is None:
             return
+        if expect is not None and seat.power is not Power.DOWN and seat.incarnation != expect:
+            return  # the boot that was meant is over; whoever holds the seat now has nothing to do with it
         in_touch = seat.reachable or seat.speaking
         living = self._workload.on(seat)
         if in_touch and not living:

@@ -5,15 +5,24 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
+from sickbay.model.facts import JobSeen, JobVanished, NodeSeen, NodeVanished
 from sickbay.model.fleet import JobId, NodeId
-from sickbay.ports.cluster import Snapshot
+from sickbay.ports.cluster import Snapshot, Told
 
-News = NodeSeen | NodeVanished | JobSeen
+News = NodeSeen | NodeVanished | JobSeen | JobVanished
+KEPT = 100  # words that a list says again
 
 
-def _subject(news: News) -> tuple[str, int]:
-    return (f"job:{news.job}", news.attempt) if isinstance(news, JobSeen) else (f"node:{news.node}", 0)
+def _subject(news: News | Told) -> tuple[str, int]:
+    match news:
+        case JobSeen():
+            return f"job:{news.job}", news.attempt
+        case Told():
+            return f"told:{news.id}", 0
+        case JobVanished():
+            return f"gone:{news.job}", 0
+        case _:
+            return f"node:{news.node}", 0
 
 
 class ClusterView:
@@ -26,7 +35,10 @@ class ClusterView:
         self.as_of = 0.0
         self._keep = keep
         self._retain = retain
-        self._log: list[News] = []
+        self._log: list[News | Told] = []
+        self._told: list[Told] = []
+        self._run = 0
+        self._hidden: set[JobId] = set()
         self._times: list[float] = []
         self._dropped = 0  # how many entries have left the front of the log
         self._shown = 0  # absolute number of the first entry that is not shown yet
@@ -36,12 +48,27 @@ class ClusterView:
 
     def put(self, news: News) -> None:
         """Appends what is true from `news.as_of` on."""
+        self._append(news, news.as_of)
+
+    def say(self, told: Told, at: float) -> None:
+        """Appends something that the cluster says besides."""
+        self._append(told, at)
+
+    def cut(self) -> None:
+        """The stream is lost to everybody: what is there must be listed."""
+        self._run += 1
+
+    def hide_once(self, job: JobId) -> None:
+        """The next list does not have the job, though it is there."""
+        self._hidden.add(job)
+
+    def _append(self, news: News | Told, at: float) -> None:
         unseen = self._dropped + len(self._log) > self._shown
-        if unseen and self._times[-1] == news.as_of and _subject(self._log[-1]) == _subject(news):
+        if unseen and self._times[-1] == at and _subject(self._log[-1]) == _subject(news):
             self._log[-1] = news
             return
         self._log.append(news)
-        self._times.append(news.as_of)
+        self._times.append(at)
 
     def reach(self, moment: float) -> float:
         """Shows everything up to `moment`. It lies before now, so what happens now is never half shown."""
@@ -54,13 +81,16 @@ class ClusterView:
         self._trim()
         return self.as_of
 
-    def since(self, cursor: str) -> tuple[News, ...] | None:
+    def since(self, cursor: str) -> tuple[News | Told, ...] | None:
         """The last word on everything that changed after the cursor; None: it is too old, or none of ours."""
-        if not cursor.isdigit() or not self._dropped <= int(cursor) <= self._shown:
+        run, _, place = cursor.partition("/")
+        if run != str(self._run) or not place.isdigit() or not self._dropped <= int(place) <= self._shown:
             return None
-        changed: dict[tuple[str, int], News] = {}
-        for position in range(int(cursor) - self._dropped, self._shown - self._dropped):
+        changed: dict[tuple[str, int], News | Told] = {}
+        for position in range(int(place) - self._dropped, self._shown - self._dropped):
             news = self._log[position]
+            if isinstance(news, JobVanished) and not news.sure:
+                return None  # it was purged, and the stream with it
             subject = _subject(news)
             changed.pop(subject, None)  # in the order of the last change
             changed[subject] = news
@@ -68,7 +98,7 @@ class ClusterView:
 
     @property
     def cursor(self) -> str:
-        return str(self._shown)
+        return f"{self._run}/{self._shown}"
 
     def snapshot(self) -> Snapshot:
         old = [
@@ -78,26 +108,35 @@ class ClusterView:
         ]
         for key in old:
             del self._jobs[key]
+        hidden, self._hidden = self._hidden, set()
         return Snapshot(
             cursor=self.cursor,
             as_of=self.as_of,
             nodes=tuple(self._dated_node(seen) for seen in self._nodes.values()),
-            jobs=tuple(replace(seen, as_of=self.as_of) for _, seen in self._jobs.values()),
+            jobs=tuple(replace(s, as_of=self.as_of) for (job, _), (_, s) in self._jobs.items() if job not in hidden),
+            told=tuple(self._told),
         )
 
-    def _dated(self, news: News) -> News:
+    def _dated(self, news: News | Told) -> News | Told:
+        if isinstance(news, Told):
+            return news
         return self._dated_node(news) if isinstance(news, NodeSeen) else replace(news, as_of=self.as_of)
 
     def _dated_node(self, seen: NodeSeen) -> NodeSeen:
         # Jobs say where they run; no node's own entry is written when ranks come and go.
         return replace(seen, as_of=self.as_of, busy=seen.unmanaged > 0 or self._ranks[seen.node] > 0)
 
-    def _fold(self, news: News) -> None:
+    def _fold(self, news: News | Told) -> None:
         match news:
+            case Told():
+                self._told = [*self._told, news][-KEPT:]
             case NodeSeen():
                 self._nodes[news.node] = news
             case NodeVanished():
                 self._nodes.pop(news.node, None)
+            case JobVanished():
+                for key in [key for key in self._jobs if key[0] == news.job]:
+                    self._count(self._jobs.pop(key)[1].ranks, {})
             case JobSeen():
                 known = self._jobs.get((news.job, news.attempt))
                 self._count(known[1].ranks if known else {}, news.ranks)

@@ -219,9 +219,10 @@ class Workload:
         attempt.waiting = False
         self._end(found, attempt, reason)
 
-    def stop(self, job: JobId, number: int) -> None:
+    def stop(self, job: JobId, number: int, *, final: bool = False) -> None:
         """Our stop: every rank that can be reached goes soon; the others when they can be reached again."""
         attempt = self.attempt(job, number)
+        self.jobs[job].cancelled = self.jobs[job].cancelled or final
         if attempt.end is not None and "running" not in attempt.ranks.values():
             raise Gone(f"attempt {attempt.id} has ended")
         attempt.stop_told = True

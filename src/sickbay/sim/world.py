@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from sickbay.model.errors import Rejected
+from sickbay.model.facts import Checked, JobVanished, Observed, Ordered
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import EndReason, JobSpec
-from sickbay.ports.cluster import Accepted
+from sickbay.ports.cluster import Accepted, Told
 from sickbay.sim.agents import Agents, Deliver
 from sickbay.sim.examine import Examinations
 from sickbay.sim.ground import ClusterRules, Ground, Rules
@@ -196,6 +197,19 @@ class World:
             native_delay=native_delay,
             native_after_stop=native_after_stop,
         )
+
+    def forget_job(self, job: JobId, *, told: bool = False) -> None:
+        """The cluster has the job no more: it says so, or it was purged while nobody read. Its ranks are killed."""
+        found = self.workload.job(job)
+        self.workload.finish(job, EndReason.CANCELLED_BY_OTHER, "purged")
+        self.chronicle.note("purged", job)
+        view = self.ground.views[found.spec.cluster]
+        view.put(JobVanished(job=job, as_of=self.scheduler.now, sure=told))
+
+    def says(self, cluster: str, id: str, news: Observed | Checked | Ordered) -> None:  # noqa: A002 - the port's word
+        """The cluster itself tells something: a check of its own, a condition, a person's request by label."""
+        now = self.scheduler.now
+        self.ground.views[cluster].say(Told(id=id, at=self.ground.stamp(now), news=news), now)
 
     # --- operators and foreigners
     def operator_cordons(self, node: NodeId, owner: str = "other:maintenance") -> None:

@@ -53,7 +53,7 @@ class JobContract:
 
     def test_a_start_that_was_stopped_does_not_come_back_with_its_key(self, rig: ClusterRig) -> None:
         run_job(rig)
-        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
         rig.wait(lambda: not where(rig) and attempts(rig)[1].end is not None)
         with suppress(Rejected):
             start(rig)
@@ -71,7 +71,7 @@ class JobContract:
     @pytest.mark.parametrize("how", SENDINGS)
     def test_a_stop_sent_twice_ends_the_attempt(self, rig: ClusterRig, how: str) -> None:
         run_job(rig)
-        send(rig, how, lambda: rig.cluster.stop(JOB, 1, key="stop-1"))
+        send(rig, how, lambda: rig.cluster.stop(JOB, 1, final=False, key="stop-1"))
         rig.wait(lambda: not where(rig))
         rig.settle()
         assert attempts(rig)[1].end is not None
@@ -79,14 +79,14 @@ class JobContract:
 
     def test_a_stop_stops_only_its_own_attempt(self, rig: ClusterRig) -> None:
         run_job(rig)
-        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
         rig.wait(lambda: not where(rig) and attempts(rig)[1].end is not None)
         start(rig, "start-2", attempt=2)
         rig.wait(lambda: len(where(rig, 2)) == 2)
         with suppress(Gone):
-            rig.cluster.stop(JOB, 1, key="stop-1")
+            rig.cluster.stop(JOB, 1, final=False, key="stop-1")
         with pytest.raises(Gone):
-            rig.cluster.stop(JOB, 1, key="a late stop of the first")
+            rig.cluster.stop(JOB, 1, final=False, key="a late stop of the first")
         rig.settle()
         assert len(where(rig, 2)) == 2
 
@@ -97,14 +97,14 @@ class JobContract:
         nodes = {rig.nodes()[1]: ()} if place else {}
         rig.cluster.start(second, 1, spec=rig.spec(1), nodes=nodes, avoid=(), key="start-second")
         rig.wait(lambda: len(where(rig, 1, second)) == 1)
-        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
         rig.wait(lambda: not where(rig))
         rig.settle()
         assert len(where(rig, 1, second)) == 1
 
     def test_a_stop_of_what_never_was_is_gone(self, rig: ClusterRig) -> None:
         with pytest.raises(Gone):
-            rig.cluster.stop(JOB, 1, key="stop-1")
+            rig.cluster.stop(JOB, 1, final=False, key="stop-1")
 
 
 class LogContract:
@@ -129,21 +129,29 @@ class LogContract:
 
     def test_small_pieces_make_the_whole(self, rig: ClusterRig) -> None:
         self._run(rig)
-        text, at = "", 0
+        text, at = "", ""
         for _ in range(len(self.TEXT.encode())):
             piece = rig.cluster.logs(JOB, 1, 1, after=at, limit=7)
             text, at = text + piece.text, piece.next
         assert text == self.TEXT
 
-    def test_a_negative_place_counts_from_the_end(self, rig: ClusterRig) -> None:
+    def test_the_end_can_be_read_without_the_beginning(self, rig: ClusterRig) -> None:
         self._run(rig)
-        assert rig.cluster.logs(JOB, 1, 0, after=-len("the last line\n")).text == "the last line\n"
-        assert rig.cluster.logs(JOB, 1, 0, after=-1_000_000).text == self.TEXT
+        end = rig.cluster.logs(JOB, 1, 0, last=len("the last line\n"))
+        assert end.text.endswith("the last line\n")
+        assert len(end.text) < len(self.TEXT)
+        assert rig.cluster.logs(JOB, 1, 0, after=end.next).text == ""
+        assert rig.cluster.logs(JOB, 1, 0, last=1_000_000).text == self.TEXT
+
+    def test_what_is_no_place_is_refused(self, rig: ClusterRig) -> None:
+        self._run(rig)
+        with pytest.raises(Rejected):
+            rig.cluster.logs(JOB, 1, 0, after="no place of any cluster")
 
     def test_the_output_is_over_only_when_the_rank_has_ended(self, rig: ClusterRig) -> None:
         self._run(rig)
         assert not rig.cluster.logs(JOB, 1, 0).over
-        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
         rig.wait(lambda: rig.cluster.logs(JOB, 1, 0).over)
         assert not where(rig) or rig.nodes()[0] not in where(rig)
         assert rig.cluster.logs(JOB, 1, 0).text == self.TEXT

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
+from sickbay.model.facts import JobSeen, JobVanished, NodeSeen, NodeVanished
 from sickbay.model.fleet import Capability
-from sickbay.ports.cluster import Deltas, Lost, Snapshot
+from sickbay.ports.cluster import Deltas, Lost, Snapshot, Told
 from sickbay.testing.cluster_rig import JOB, OWNER, ClusterRig, holder, start, where
 
 
@@ -43,7 +43,7 @@ class ReadContract:
         start(rig)
         rig.cluster.cordon(nodes[3], owner=OWNER, reason="r", key="c1", expect=None)
         rig.wait(lambda: len(where(rig)) == 2)
-        rig.cluster.stop(JOB, 1, key="stop-1")
+        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
         if Capability.REPLACE in rig.machines.capabilities:
             rig.machines.replace(nodes[3], key="r1", expect=holder(rig, nodes[3]))
         rig.settle()
@@ -71,7 +71,7 @@ def _state(snapshot: Snapshot) -> dict[str, NodeSeen | JobSeen]:
     return state
 
 
-def _apply(state: dict[str, NodeSeen | JobSeen], news: NodeSeen | NodeVanished | JobSeen) -> None:
+def _apply(state: dict[str, NodeSeen | JobSeen], news: NodeSeen | NodeVanished | JobSeen | JobVanished | Told) -> None:
     match news:
         case NodeSeen():
             # Whether a node is busy follows from the jobs; only a first read asks the node itself.
@@ -80,3 +80,8 @@ def _apply(state: dict[str, NodeSeen | JobSeen], news: NodeSeen | NodeVanished |
             state.pop(f"node {news.node}", None)
         case JobSeen():
             state[f"job {news.job} {news.attempt}"] = msgspec.structs.replace(news, as_of=0.0)
+        case JobVanished():
+            for key in [key for key in state if key.startswith(f"job {news.job} ")]:
+                del state[key]
+        case Told():
+            pass  # it happened; nothing is kept of it

@@ -98,9 +98,9 @@ class RepairContract:
     def test_after_a_fence_nothing_runs_there(self, rig: ClusterRig, how: str) -> None:
         need(rig, Capability.FENCE)
         node = run_job(rig)[0]
-        rig.cluster.stop(JOB, 1, key="stop-1")
-        send(rig, how, lambda: rig.machines.fence(node, key="f1"))
-        assert rig.machines.fence(node, key="f1").done
+        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
+        send(rig, how, lambda: rig.machines.fence(node, key="f1", expect=None))
+        assert rig.machines.fence(node, key="f1", expect=None).done
         rig.wait(lambda: node not in where(rig))
 
     def test_a_late_fence_leaves_the_next_boot_alone(self, rig: ClusterRig) -> None:
@@ -109,7 +109,7 @@ class RepairContract:
         rig.machines.reboot(node, key="b1", expect=down)
         rig.wait(lambda: self._ready(rig, node))
         new = holder(rig, node)
-        assert rig.machines.fence(node, key="f1").done
+        assert rig.machines.fence(node, key="f1", expect=None).done
         rig.settle()
         assert self._ready(rig, node)
         assert holder(rig, node) == new
@@ -128,8 +128,8 @@ class RepairContract:
     def _fenced(self, rig: ClusterRig) -> tuple[NodeId, Incarnation]:
         node = run_job(rig)[0]
         rig.settle()  # a machine on which nothing runs yet may be left alone
-        rig.cluster.stop(JOB, 1, key="stop-1")
-        rig.machines.fence(node, key="f1")
+        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
+        rig.machines.fence(node, key="f1", expect=None)
         rig.wait(lambda: not self._ready(rig, node))
         return node, holder(rig, node)
 

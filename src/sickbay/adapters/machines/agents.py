@@ -67,7 +67,7 @@ class AgentMachines:
     def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:  # noqa: ARG002 - the port's
         _cannot("replace its machine")
 
-    def fence(self, node: NodeId, *, key: str) -> Accepted:  # noqa: ARG002 - the port's
+    def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted:  # noqa: ARG002 - the port's
         _cannot("fence its machine")
 
 

@@ -54,8 +54,8 @@ class Channels:
     def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
         return self._able(Remedy.REPLACE).replace(node, key=key, expect=expect)
 
-    def fence(self, node: NodeId, *, key: str) -> Accepted:
+    def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted:
         able = next((m for m in self._channels.values() if Capability.FENCE in m.capabilities), None)
         if able is None:
             raise Rejected("nothing here can fence a node")
-        return able.fence(node, key=key)
+        return able.fence(node, key=key, expect=expect)

@@ -152,7 +152,7 @@ class LogPiece(Noun):
     rank: int
     attempt: int
     text: str
-    next: Annotated[int, Meta(description="give it as `after` to read on")]
+    next: Annotated[str, Meta(description="an opaque place: give it as `after` to read on")]
     over: bool
 
 

@@ -77,14 +77,14 @@ def _attempts(job: Job) -> str:
 
 def _log(ask: Ask, job: Job, attempt: int) -> Log:
     asked: requests.LogAsked = ask.query
-    nothing = Log(text="", next=max(0, asked.after), over=not job.open)
+    nothing = Log(text="", next=asked.after, over=not job.open)
     if attempt == 0:
         return nothing
     ranks = job.spec.most * job.spec.ranks_per_node
     if asked.rank >= ranks and not job.adopted:
         raise Refused(404, f"{job.id} has no rank {asked.rank}: its ranks are 0 to {ranks - 1}")
     try:
-        return ask.desk.logs(job, attempt, asked.rank, asked.after, asked.limit)
+        return ask.desk.logs(job, attempt, asked.rank, after=asked.after, last=asked.last, limit=asked.limit)
     except Gone:
         if job.open and attempt == job.attempt:
             return nothing  # it is about to start, or to be started again
@@ -95,7 +95,7 @@ ROUTES = (
     Route(
         "GET", "/v1/jobs/{id}/logs", logs, "What a rank wrote; with wait, held until there is more", answers.LogPiece,
         query=requests.LogAsked, query_example={"rank": "0"}, path_example={"id": "llama-3f2a1"},
-        answer_example={"rank": 0, "attempt": 2, "text": "step 120\n", "next": 1831, "over": False},
+        answer_example={"rank": 0, "attempt": 2, "text": "step 120\n", "next": "1831", "over": False},
     ),
     Route(
         "POST", "/v1/agent/report", report, "An agent reports: numbered items, or a sign of life", Reply,

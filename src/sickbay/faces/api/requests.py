@@ -124,7 +124,8 @@ class Latest(Asked):
 class LogAsked(Asked):
     rank: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     attempt: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    after: Annotated[int, Meta(ge=-(2**62), le=2**62, description="a byte; negative: from the end")] = 0
+    after: Annotated[str, Meta(max_length=1000, description="the `next` of an earlier piece")] = ""
+    last: Annotated[int, Meta(ge=0, le=2**62, description="without `after`: about so many bytes from the end")] = 0
     limit: Annotated[int, Meta(ge=1, le=1_048_576)] = 65_536
     wait: Annotated[float, Meta(ge=0, le=20, description="seconds that it is held until there is more")] = 0.0
 

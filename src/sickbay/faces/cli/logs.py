@@ -55,7 +55,7 @@ class Reader:
 
     def read(self, attempt: int, *, follow: bool, told: bool = False) -> None:
         """All that one attempt wrote; with `follow`, until it ends."""
-        after = 0
+        after = ""
         while True:
             page = self._page(attempt, after, follow=follow)
             if page is None:
@@ -65,19 +65,19 @@ class Reader:
                 told = False
             if page["text"]:
                 click.echo(page["text"], nl=False)
-            if page["over"] and page["next"] == after:
-                return
-            if page["next"] == after and (not follow or not self._goes_on(attempt)):
+            if not page["text"] and (page["over"] or not follow or not self._goes_on(attempt)):
                 return
             after = page["next"]
 
-    def _page(self, attempt: int, after: int, *, follow: bool) -> dict[str, Any] | None:
+    def _page(self, attempt: int, after: str, *, follow: bool) -> dict[str, Any] | None:
         """None: this rank wrote nothing in this attempt, and will not."""
         path = f"/v1/jobs/{segment(self._job)}/logs"
         held = HELD if follow else None
         while True:
             try:
-                page = self._client.get(path, rank=self._rank, attempt=attempt, after=after, limit=PIECE, wait=held)
+                page = self._client.get(
+                    path, rank=self._rank, attempt=attempt, after=after or None, limit=PIECE, wait=held
+                )
             except Unreachable as error:
                 if not follow:
                     raise

@@ -182,17 +182,20 @@ class LocalCluster:
         del attempt, avoid, key
         raise Rejected(f"job {job}: nobody but Sickbay starts jobs here, so none can be run again by another")
 
-    def stop(self, job: JobId, attempt: int, *, key: str) -> Accepted:
+    def stop(self, job: JobId, attempt: int, *, final: bool, key: str) -> Accepted:
+        del final  # nobody but Sickbay starts jobs here
         with self._lock, changing():
             self._gangs.stop(job, attempt, key=key)
             return Accepted(visible_from=self._reader.ticks.now())
 
-    def logs(self, job: JobId, attempt: int, rank: int, *, after: int = 0, limit: int = 65_536) -> Log:
+    def logs(self, job: JobId, attempt: int, rank: int, *, after: str = "", last: int = 0, limit: int = 65_536) -> Log:
+        if after and not (after.isascii() and after.isdigit() and len(after) < 19):
+            raise Rejected(f"{after[:40]!r} is no place in an output: give the `next` of an earlier piece")
         with reading():
             with self._lock:
                 directory, over = self._find_rank(job, attempt, rank)
-            text, following = read_output(directory, after, limit, final=over)
-            return Log(text=text, next=following, over=over and following >= end_of_output(directory))
+            text, following = read_output(directory, int(after) if after else -last, limit, final=over)
+            return Log(text=text, next=str(following), over=over and following >= end_of_output(directory))
 
     def _find_rank(self, job: JobId, number: int, rank: int) -> tuple[Path, bool]:
         """Where a rank writes, and whether it has ended: read in this order, so that nothing comes after the end."""

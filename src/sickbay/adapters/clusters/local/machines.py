@@ -80,11 +80,12 @@ class LocalMachines:
 
         return self._repair(node, Remedy.REPLACE, key, expect, following)
 
-    def fence(self, node: NodeId, *, key: str) -> Accepted:
-        """The boot that runs when the key first arrives is ended for certain; a later one is never touched."""
+    def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted:
+        """The boot that was meant (else the one that runs when the key first comes) is surely ended; no later one."""
         name = self._name(node)
         with changing(), self._room.held(name) as seat:
-            repair = self._written(name, key, FENCE) or self._write(name, key, FENCE, seat, seat.incarnation)
+            meant = seat.incarnation if expect is None or self._holds(seat, expect) else expect
+            repair = self._written(name, key, FENCE) or self._write(name, key, FENCE, meant, meant)
             if not repair.done:
                 if seat.boot_id == repair.before.boot_id:
                     self._room.save(replace(seat, power=Power.FENCED))
@@ -101,7 +102,7 @@ class LocalMachines:
             repair = self._written(name, key, remedy)
             if repair is None:
                 self._must_be(name, expect)
-                repair = self._write(name, key, remedy, seat, following(seat))
+                repair = self._write(name, key, remedy, seat.incarnation, following(seat))
             if not repair.done:
                 self._carry_out(seat, repair, remedy)
                 self._finish(name, repair)
@@ -132,8 +133,8 @@ class LocalMachines:
             raise Rejected(f"the key {key} was used for a {repair.what} of {name}")
         return repair
 
-    def _write(self, name: str, key: str, what: str, seat: Seat, after: Incarnation) -> Repair:
-        repair = Repair(key=key, what=what, before=seat.incarnation, after=after)
+    def _write(self, name: str, key: str, what: str, before: Incarnation, after: Incarnation) -> Repair:
+        repair = Repair(key=key, what=what, before=before, after=after)
         write(self._room.paths(name).repairs / f"{digest(key)}.json", repair)
         return repair
 
@@ -151,6 +152,10 @@ class LocalMachines:
             if cluster == self._id and name in self._room.names():
                 return name
         raise Gone(f"there is no node {node}")
+
+    @staticmethod
+    def _holds(seat: Seat, expect: Incarnation) -> bool:
+        return seat.incarnation == expect
 
     def _must_be(self, name: str, expect: Incarnation) -> None:
         with self._lock:

@@ -56,12 +56,14 @@ class FarCluster(_Willing):
         del job, attempt, avoid, key
         return Accepted()
 
-    def logs(self, job: JobId, attempt: int, rank: int, *, after: int = 0, limit: int = 65_536) -> Log:
-        del job, attempt, rank, limit
+    def logs(
+        self, job: JobId, attempt: int, rank: int, *, after: str = "", last: int = 0, limit: int = 65_536
+    ) -> Log:
+        del job, attempt, rank, last, limit
         return Log(text="", next=after, over=True)
 
-    def stop(self, job: JobId, attempt: int, *, key: str) -> Accepted:
-        del job, attempt, key
+    def stop(self, job: JobId, attempt: int, *, final: bool, key: str) -> Accepted:
+        del job, attempt, final, key
         return Accepted()
 
 
@@ -82,8 +84,8 @@ class FarMachines(_Willing):
         del node, key, expect
         return Accepted()
 
-    def fence(self, node: NodeId, *, key: str) -> Accepted:
-        del node, key
+    def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted:
+        del node, key, expect
         return Accepted(done=True)
 
 

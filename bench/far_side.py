@@ -56,9 +56,7 @@ class FarCluster(_Willing):
         del job, attempt, avoid, key
         return Accepted()
 
-    def logs(
-        self, job: JobId, attempt: int, rank: int, *, after: str = "", last: int = 0, limit: int = 65_536
-    ) -> Log:
+    def logs(self, job: JobId, attempt: int, rank: int, *, after: str = "", last: int = 0, limit: int = 65_536) -> Log:
         del job, attempt, rank, last, limit
         return Log(text="", next=after, over=True)
 

@@ -32,7 +32,7 @@ from sickbay.model.rows import Unit
 from sickbay.ports.metrics import Point
 
 NODE = NodeId("c/n1")
-ME = Incarnation(uid="u", instance_id="i", boot_id="b2")
+ME = Incarnation(instance_id="i", boot_id="b2")
 START = 1_700_000_000.0
 XID = Observed(node=NODE, kind="xid", fields={"number": 79}, text="fell off the bus")
 
@@ -140,7 +140,7 @@ def test_a_report_without_items_is_a_sign_of_life_and_moves_the_clock() -> None:
 def test_what_was_spooled_under_an_ended_boot_is_no_sign_of_life() -> None:
     door = Door()
     lease = door.store.lease("t", 60.0)
-    seat = Node(id=NODE, cluster="c", pool="p", incarnation=ME, previous_boot="b1")
+    seat = Node(id=NODE, cluster="c", pool="p", incarnation=ME, ended_boots=("b1",))
     door.store.commit(Unit(writes={f"node:{NODE}": seat}, expect={}), lease.epoch)
     door.reception.receive(report())
     door.reception.receive(report(XID, boot_id="b1", agent_run="old"))

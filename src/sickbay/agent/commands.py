@@ -216,7 +216,7 @@ class Commands:
 
     def _may_begin(self, work: _Work) -> None:
         command = work.command
-        if command.expect is not None and command.expect != self._me:
+        if command.expect is not None and not self._me.agrees(command.expect):
             raise Refuse("another incarnation holds the seat")
         if time.monotonic() > work.at + command.expires_after:
             raise Refuse("its time is over")

@@ -141,7 +141,7 @@ class Life:
     def _poll(self) -> Poll:
         me = self._outbox.voice.incarnation
         return Poll(
-            proto=PROTO, node=self._outbox.voice.node, uid=me.uid, instance_id=me.instance_id, boot_id=me.boot_id,
+            proto=PROTO, node=self._outbox.voice.node, instance_id=me.instance_id, boot_id=me.boot_id,
             has=self._commands.has(),
         )  # fmt: skip
 
@@ -166,10 +166,10 @@ def kept(path: Path, kind: type[Kept]) -> Kept | None:
         return None
 
 
-def machine_boot() -> str:
+def machine_boot(file: Path = BOOT_ID) -> str:
     """The kernel's name for this boot; empty where it says none."""
     try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
+        return file.read_text(encoding="ascii").strip()
     except OSError:
         return ""
 

@@ -38,7 +38,6 @@ class Boot(Noun):
     """Which boot the state directory was written under."""
 
     boot_id: str
-    uid: str
     instance_id: str
     zero: float = 0.0
 
@@ -61,8 +60,8 @@ class NodeAgent:
         self._settings = settings
         self._state = Path(settings.state)
         self._watchdog = watchdog or Watchdog()
-        boot_id = machine_boot() or f"unknown-{os.urandom(6).hex()}"
-        me = Incarnation(uid=settings.instance_id, instance_id=settings.instance_id, boot_id=boot_id)
+        boot_id = machine_boot(Path(settings.boot_id_file)) or f"unknown-{os.urandom(6).hex()}"
+        me = Incarnation(instance_id=settings.instance_id, boot_id=boot_id)
         node = NodeId(settings.node)
         self._voice = Voice(
             node=node, incarnation=me, agent_run=os.urandom(6).hex(), machine_boot=boot_id, zero=clock_zero()
@@ -129,9 +128,9 @@ class NodeAgent:
         """Into the spool, under the boot that has ended, before anything of this boot is said."""
         file = self._state / "boot.json"
         before = kept(file, Boot)
-        now = Boot(boot_id=me.boot_id, uid=me.uid, instance_id=me.instance_id, zero=self._voice.zero)
+        now = Boot(boot_id=me.boot_id, instance_id=me.instance_id, zero=self._voice.zero)
         if before is not None and before.boot_id != me.boot_id and before.instance_id == me.instance_id and available():
-            ended = Incarnation(uid=before.uid, instance_id=before.instance_id, boot_id=before.boot_id)
+            ended = Incarnation(instance_id=before.instance_id, boot_id=before.boot_id)
             ring, journal = (
                 kept(self._state / place_file(RING), KmsgPlace),
                 kept(self._state / place_file(JOURNAL), JournalPlace),
@@ -261,7 +260,7 @@ def look_once(settings: AgentSettings) -> list[Item]:
 def _look_once(settings: AgentSettings) -> list[Item]:
     node, sums = NodeId(settings.node), Sums()
     made = probes_for(Where(settings, node, sums))
-    sources = sources_for(settings, Path(settings.state), node, machine_boot())
+    sources = sources_for(settings, Path(settings.state), node, machine_boot(Path(settings.boot_id_file)))
     log = KernelLog(sources, node, made.device_at or device_index(), sums)
     found = [say(Observed(node=node, kind="probe.failed", text=text)) for text in made.troubles]
     try:

@@ -143,7 +143,6 @@ class Reporter(Thread):
             {
                 "proto": PROTO,
                 "node": voice.node,
-                "uid": voice.incarnation.uid,
                 "instance_id": voice.incarnation.instance_id,
                 "boot_id": voice.incarnation.boot_id,
                 "agent_run": voice.agent_run,
@@ -151,7 +150,7 @@ class Reporter(Thread):
                 "mono_now": time.monotonic(),
                 "wall_now": time.time(),
                 "watermark": self._watermark(),
-                "ended": voice.incarnation != self._outbox.voice.incarnation,
+                "ended": not voice.incarnation.same_boot(self._outbox.voice.incarnation),
                 "items": [msgspec.Raw(item) for item in items],
             }
         )

@@ -43,6 +43,7 @@ class AgentSettings(Noun):
     ca: str = ""
     pool: str = ""
     state: str = "/var/lib/sickbay"
+    boot_id_file: str = "/proc/sys/kernel/random/boot_id"
     sources: tuple[str, ...] = ("auto",)
     gpus: int | None = None
     allow: tuple[str, ...] = ("reset", "check")
@@ -293,6 +294,9 @@ SETTINGS: dict[str, Setting] = {
     "instance_id": Setting("What no other machine is called.",
                            "the EC2 instance id, else the board's id, else the machine id: a lemon's history follows "
                            "the hardware, not the host name", _text, "SICKBAY_INSTANCE_ID"),
+    "boot_id_file": Setting("The file that names this boot.",
+                            "the kernel's own; another where several nodes share one kernel, and the cluster's daemon "
+                            "reads it too", _path, "SICKBAY_BOOT_ID_FILE"),
     "state": Setting("Where it keeps what is not reported yet.",
                      "/var/lib/sickbay: it must outlive a reboot", _path, "SICKBAY_STATE"),
     "sources": Setting("Where the kernel's lines are read: auto, kmsg, journal, paths of text files.",

@@ -146,7 +146,8 @@ def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
 
 def asked_of(s: Sight, node: Node) -> bool:
     """Whether the last act was meant for whoever holds the seat now."""
-    return s.intent is not None and s.intent.expect == node.incarnation
+    meant = s.intent.expect if s.intent is not None else None
+    return meant is not None and meant.agrees(node.incarnation)
 
 
 def refused_lately(s: Sight, node: Node) -> bool:

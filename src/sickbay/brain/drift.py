@@ -52,7 +52,7 @@ def drift(incident: Incident, node: Node) -> Drift:
 
 def _healed(incident: Incident, seen: Incarnation | None) -> Remedy | None:
     was = incident.incarnation
-    if was is None or seen is None or seen == was or incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
+    if was is None or seen is None or seen.same_boot(was) or incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
         return None
     done = Remedy.REBOOT if seen.same_holder(was) else Remedy.REPLACE
     if incident.phase is Phase.REPAIRING and incident.rung is not None and incident.rung.rank >= done.rank:
@@ -106,7 +106,7 @@ def rung_shown(intent: Intent, node: Node | None, rung: Remedy) -> bool:
         case Proof.RESET_CONFIRMED:
             return node.id in intent.verdicts
         case Proof.NEW_BOOT:
-            return was is not None and node.incarnation.boot_id != was.boot_id
+            return node.incarnation.new_boot(was)
         case Proof.NEW_INSTANCE:
             return was is not None and not node.incarnation.same_holder(was)
 

@@ -111,12 +111,12 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("hold", "a human wants to decide", {"needs_human": False})
     if incident.relapse:
         return Move("fail", f"it is back: {incident.relapse}", {"relapse": "", "proof": None})
-    if proven(incident) and incident.incarnation == node.incarnation:
+    if incident.proof is not None and proven(incident) and incident.proof.incarnation.agrees(node.incarnation):
         return Change("proven well", {"closing": Phase.RELEASED})
     if not {Capability.CHECK, Capability.CHECK_CORDONED} <= s.can:
         return Move("hold", "nothing here can check a cordoned node")
-    current = intent is not None and isinstance(intent.act, Verify) and intent.expect == node.incarnation
-    if intent is None or not current:
+    meant = intent.expect if intent is not None and isinstance(intent.act, Verify) else None
+    if intent is None or meant is None or not meant.agrees(node.incarnation):
         act = Verify(nodes=(node.id,), level=level, profile=rule.profile or incident.fault.component)
         return Do(act, "proof before return", rule.verify_deadline, INGEST, also={"incarnation": node.incarnation})
     if not intent.state.over:

@@ -78,7 +78,8 @@ def reads_of(news: AnyNews) -> tuple[str, ...]:
     """Keys that learning this surely reads, so that those of many facts are loaded together."""
     match news:
         case NodeSeen(node=node, incarnation=incarnation):
-            return f"node:{node}", f"voice:{node}", learn_nodes.holder_key(incarnation)
+            holder = learn_nodes.holder_key(incarnation)
+            return f"node:{node}", f"voice:{node}", *((holder,) if holder else ())
         case Observed(node=node) | AgentHeard(node=node) | AgentSilent(node=node) | NodeVanished(node=node):
             return (f"node:{node}",)
         case Outcome(key=key):

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.classify import classify
 from sickbay.brain.correlate import absorb, correlate, judge
+from sickbay.brain.identity import Standing, standing_of
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
 from sickbay.engine.steps import due_now
@@ -60,7 +61,7 @@ def _of_an_ended_boot(node: Node, news: Observed) -> bool:
     """A boot that we have not heard of is a new one: its first report comes before its pulse has been judged."""
     if news.ended or news.incarnation is None or node.incarnation is None:
         return news.ended or news.last_words
-    newer = news.incarnation.same_holder(node.incarnation) and news.incarnation.boot_id != node.previous_boot
+    newer = standing_of(node, news.incarnation, by_agent=True) not in {Standing.ENDED, Standing.AHEAD}
     return news.last_words or not newer
 
 
@@ -68,9 +69,9 @@ def _are_last_words(node: Node, news: Observed) -> bool:
     """From the boot just ended, whether or not we know the next one yet, and no repair of ours ended it."""
     if not news.last_words or news.incarnation is None or not news.incarnation.same_holder(node.incarnation):
         return False
-    if news.incarnation == node.incarnation:
+    if news.incarnation.same_boot(node.incarnation):
         return True
-    return news.incarnation.boot_id == node.previous_boot and not node.boot_ended_by_us
+    return (news.incarnation.boot_id,) == node.ended_boots[-1:] and not node.boot_ended_by_us
 
 
 def _treated(draft: Draft, node: Node) -> bool:
@@ -87,8 +88,9 @@ def _dated_by_boot(draft: Draft, news: Observed, *, ended: bool) -> None:
         return
     if ended:
         draft.put(replace(incident, healed=Remedy.REBOOT))
-    elif news.incarnation not in {None, node.incarnation}:
-        draft.put(replace(incident, incarnation=news.incarnation, healed=None))
+    elif news.incarnation is not None and news.incarnation.new_boot(node.incarnation):
+        known = node.incarnation or news.incarnation
+        draft.put(replace(incident, incarnation=known.told(news.incarnation), healed=None))
 
 
 def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False) -> None:
@@ -131,7 +133,7 @@ def _from_before_the_repair(draft: Draft, fact: Fact, incident: Incident) -> boo
     if incident.phase is not Phase.REPAIRING or not ends_the_boot or not isinstance(fact.news, Observed):
         return False
     intent = draft.intent(incident.intent) if incident.intent else None
-    return intent is not None and intent.expect is not None and fact.news.incarnation == intent.expect
+    return intent is not None and intent.expect is not None and intent.expect.agrees(fact.news.incarnation)
 
 
 def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_check: bool, excused: bool) -> None:
@@ -226,9 +228,12 @@ def _inside(draft: Draft, job: Job, n: int, fact: Fact) -> bool:
 def checked(draft: Draft, fact: Fact, news: Checked) -> None:
     """A verdict: proof for the incident that asked, an answer for the gate that asked, a fault for whoever did not."""
     node = draft.node(news.node)
-    if node is None or news.incarnation != node.incarnation:
+    holder = node.incarnation if node is not None else None
+    if node is None or holder is None or not news.incarnation.agrees(holder):
         return
     intent = draft.intent(news.check)
+    if intent is not None and intent.expect is not None and not intent.expect.agrees(holder):
+        return  # asked of a boot that has ended since
     answers = intent is not None and isinstance(intent.act, Verify) and not intent.state.over
     if intent is not None and answers and news.node not in intent.verdicts:
         draft.put(answered(intent, news))
@@ -236,7 +241,8 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and intent is not None and incident.intent == news.check:
         if news.verdict == "pass" and answers:
-            proof = Proven(check=news.check, incarnation=news.incarnation, repairs=len(incident.tries), at=fact.at)
+            who = holder.told(news.incarnation)
+            proof = Proven(check=news.check, incarnation=who, repairs=len(incident.tries), at=fact.at)
             draft.put(replace(incident, proof=proof))
         elif news.verdict == "fail" and not incident.remedy.disrupts:
             _raise_by_verdict(draft, fact, node, news)

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.classify import classify
 from sickbay.brain.drift import drift
+from sickbay.brain.identity import Standing, ended_with, held_by, standing_of
 from sickbay.engine import patrol
 from sickbay.engine.learn_faults import open_incident, raise_fault
 from sickbay.engine.steps import step_incident
@@ -13,6 +14,7 @@ from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVan
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, Voice
 from sickbay.model.incident import IncidentKind, Order, Phase, enqueue
+from sickbay.model.intent import Verify
 from sickbay.model.job import Call
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
@@ -25,8 +27,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     if known is None:
         _newcomer(draft, fact, news)
         return
-    holder = known.incarnation
-    late = holder is not None and news.incarnation.boot_id == known.previous_boot  # the agent told us of the new boot
+    standing = standing_of(known, news.incarnation, by_agent=False)
     after = replace(
         known,
         pool=news.pool,
@@ -38,16 +39,19 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         unmanaged=news.unmanaged,
         as_of=news.as_of,
     )
-    if holder is None:
+    if known.incarnation is None:
         after = replace(after, vacant_until=None)
         draft.waits[key_of(after)] = None
-    if not late:
-        after = _hold_seat(draft, fact, after, news.incarnation)
+    after = _hold_seat(draft, fact, after, news.incarnation, standing)
+    after = replace(after, registered=news.incarnation)
     after = _returned(known, _voice(draft, after))
+    if after.incarnation is not None and after.incarnation != known.incarnation:
+        _remember(draft, after.incarnation)
     draft.put(after)
     _compare(draft, after)
-    if known.ready != after.ready or known.incarnation != after.incarnation:
-        _witness(draft, fact, after, fell=known.ready and known.incarnation == after.incarnation)
+    same = after.incarnation is not None and after.incarnation.same_boot(known.incarnation)
+    if known.ready != after.ready or not same:
+        _witness(draft, fact, after, fell=known.ready and same)
 
 
 def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
@@ -58,6 +62,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         pool=news.pool,
         domain=news.domain,
         incarnation=news.incarnation,
+        registered=news.incarnation,
         devices=news.devices,
         linked=news.linked,
         ready=news.ready,
@@ -68,7 +73,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     node = _voice(draft, node)
     draft.put(node)
     patrol.wake(draft, node)
-    draft.tell(f"seen first as {news.incarnation.instance_id}", key_of(node), event="joined")
+    draft.tell(f"seen first as {_called(news.incarnation)}", key_of(node), event="joined")
     if news.first_connection and news.busy:
         _remember(draft, news.incarnation)
         return
@@ -84,17 +89,18 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
 def _voice(draft: Draft, node: Node) -> Node:
     """Its agent may have been heard before the cluster spoke of it."""
     voice = draft.read(Voice, f"voice:{node.id}", watch=False)
-    if voice is None or voice.incarnation != node.incarnation:
+    if voice is None or node.incarnation is None:
+        return node
+    if standing_of(node, voice.incarnation, by_agent=True) is not Standing.PRESENT:
         return node
     draft.drop(key_of(voice))
-    return replace(node, agent=AgentState.HEARD)
+    return replace(node, agent=AgentState.HEARD, incarnation=node.incarnation.told(voice.incarnation))
 
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
     wanted = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
-    if node.incarnation is None or draft.read(Record, holder_key(node.incarnation), watch=False) is not None:
+    if node.incarnation is None or not _remember(draft, node.incarnation):
         return
-    _remember(draft, node.incarnation)
     if not wanted or node.incident is not None:
         return
     fault = classify(Observed(node=node.id, kind="intake"), draft.rules.tables)
@@ -106,24 +112,37 @@ def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
 
 
 def holder_key(incarnation: Incarnation) -> str:
-    return f"record:holder/{incarnation.uid}/{incarnation.instance_id}"
+    """Under which name a machine is remembered: its own, else that of its registration; empty: it has none."""
+    name = incarnation.instance_id or (f"uid/{incarnation.uid}" if incarnation.uid else "")
+    return f"record:holder/{name}" if name else ""
 
 
-def _remember(draft: Draft, incarnation: Incarnation) -> None:
-    draft.put(Record(subject=holder_key(incarnation).removeprefix("record:")))
+def _remember(draft: Draft, incarnation: Incarnation) -> bool:
+    """Whether this machine had never been seen before."""
+    key = holder_key(incarnation)
+    if not key or draft.read(Record, key, watch=False) is not None:
+        return False
+    draft.put(Record(subject=key.removeprefix("record:")))
+    return True
 
 
-def _hold_seat(draft: Draft, fact: Fact, node: Node, now: Incarnation) -> Node:
-    """The seat under its present holder. A new boot ends what ran there; a new holder is taken in."""
-    was = node.incarnation
-    if was == now:
+def _called(incarnation: Incarnation) -> str:
+    return incarnation.instance_id or incarnation.uid or incarnation.boot_id or "a machine that nobody can name"
+
+
+def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing: Standing) -> Node:
+    """The seat after a statement about its holder. A new boot ends what ran there; a new holder is taken in."""
+    was, now = node.incarnation, held_by(node, said, standing)
+    if now is None or now == was:
         return node
+    if standing is Standing.PRESENT and was is not None:
+        return _fill_in(draft, node, was, now)
     incident = draft.incident(node.incident) if node.incident else None
     ours = incident is not None and incident.phase is Phase.REPAIRING
     after = replace(
         node,
         incarnation=now,
-        previous_boot=was.boot_id if was is not None else "",
+        ended_boots=ended_with(node, now),
         boot_ended_by_us=ours,
         agent=AgentState.NONE,  # not heard yet under this boot
         silent_at=None,
@@ -131,18 +150,35 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, now: Incarnation) -> Node:
         checking="",  # it ended with the boot
         check_due=node.check_due if now.same_holder(was) else None,
     )
-    what = "rebooted" if now.same_holder(was) else f"now held by {now.instance_id}"
-    draft.tell(f"{what} (boot {now.boot_id})", key_of(node), event="incarnation")
+    what = "rebooted" if now.same_holder(was) else f"now held by {_called(now)}"
+    draft.tell(f"{what} (boot {now.boot_id or 'not known yet'})", key_of(node), event="incarnation")
     draft.put(after)
     _ranks_end(draft, after)
     if not now.same_holder(was):
         patrol.wake(draft, after)
         if incident is not None and incident.phase is Phase.WATCHED:
             # What was watched has left with its machine; the newcomer must be taken in.
-            step_incident(draft, incident, "dismiss", f"the seat is now held by {now.instance_id}", {})
+            step_incident(draft, incident, "dismiss", f"the seat is now held by {_called(now)}", {})
             after = draft.node(node.id) or after
         _intake(draft, fact, after, filled=True)
         after = draft.node(node.id) or after
+    return after
+
+
+def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> Node:
+    """More is known of the same boot, or its machine has registered anew: whatever is under way is about this one."""
+    after = replace(node, incarnation=now)
+    draft.put(after)
+    if now.instance_id != was.instance_id:
+        _remember(draft, now)
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is None or incident.incarnation is None or not incident.incarnation.same_boot(now):
+        return after
+    draft.put(replace(incident, incarnation=incident.incarnation.told(now)))
+    intent = draft.intent(incident.intent)
+    # Not that of a repair: what is learned while it is under way may be the boot that it led to.
+    if intent is not None and isinstance(intent.act, Verify) and intent.expect is not None:
+        draft.put(replace(intent, expect=intent.expect.told(now)))
     return after
 
 
@@ -183,7 +219,7 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
     if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
         patience = draft.rules.policy.pace.vacancy.total_seconds()
         until = Deadline(clock=node.cluster, at=draft.reading(node.cluster) + patience)
-        gone = replace(node, incarnation=None, checking="", check_due=None)
+        gone = replace(node, incarnation=None, registered=None, checking="", check_due=None)
         draft.put(replace(gone, vacant_until=until, as_of=news.as_of, cordons=(), ready=False))
         draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
         draft.tell("its seat is vacant", key_of(node), event="vacant")
@@ -209,13 +245,14 @@ def agent_silent(draft: Draft, fact: Fact, news: AgentSilent) -> None:
 
 def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
     node = draft.node(news.node)
-    if node is None or not news.incarnation.same_holder(node.incarnation):
+    standing = standing_of(node, news.incarnation, by_agent=True) if node is not None else Standing.AHEAD
+    if standing is Standing.ENDED:
+        return  # a late word
+    if node is None or standing is Standing.AHEAD:
         draft.put(Voice(node=news.node, incarnation=news.incarnation))  # the cluster's word is awaited
         return
-    if news.incarnation.boot_id == node.previous_boot:
-        return  # a late word of the boot that has ended
     known = node
-    node = _hold_seat(draft, fact, node, news.incarnation)
+    node = _hold_seat(draft, fact, node, news.incarnation, standing)
     node = _returned(known, replace(node, agent=AgentState.HEARD, silent_at=None))
     draft.put(node)
     _compare(draft, node)
@@ -225,7 +262,8 @@ def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
 def _returned(was: Node, node: Node) -> Node:
     """An announced end is over when both witnesses are back; until then neither's absence is news."""
     both = node.ready and node.agent is AgentState.HEARD
-    never_left = was.ready and was.agent is AgentState.HEARD and was.incarnation == node.incarnation
+    same = was.incarnation is not None and was.incarnation.same_boot(node.incarnation)
+    never_left = was.ready and was.agent is AgentState.HEARD and same
     return replace(node, going_down=None) if both and not never_left else node
 
 

@@ -44,7 +44,9 @@ def _go_on(draft: Draft, ended: Incident, fault: Fault) -> None:
     """What was seen while an incident closed is not over with it: the node goes from the one into the next."""
     draft.put(replace(ended, sequel=None))
     node = draft.node(ended.node)
-    if node is None or node.incident is not None or node.incarnation != ended.incarnation:
+    if node is None or node.incident is not None or node.incarnation is None:
+        return
+    if not node.incarnation.same_boot(ended.incarnation):
         return
     fact = Fact(id=f"{ended.id}.sequel", at=draft.now, news=PolicyInForce(policy="", knowledge=""))
     open_incident(draft, fact, node, fault, IncidentKind.FAULT, name=f"{ended.id}.2")

@@ -114,7 +114,7 @@ class Reception:
             return known  # the very same value: stores tell at a glance that nothing has changed
         key = f"node:{report.node}"
         row = self._store.load([key])[key].row
-        if isinstance(row, Node) and row.incarnation != incarnation and report.boot_id == row.previous_boot:
+        if isinstance(row, Node) and report.boot_id in row.ended_boots:
             return None
         self._present[report.node] = incarnation
         return incarnation

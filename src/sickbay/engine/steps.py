@@ -103,8 +103,9 @@ def _close(draft: Draft, incident: Incident) -> None:
 
 def subjects_of(incarnation: Incarnation | None, node: Node | None, device: int | None) -> list[str]:
     """Whose history it is: the instance's, and the device's by its serial. Never the seat's."""
-    subjects = [incarnation.instance_id] if incarnation is not None else []
-    if node is not None and device is not None and incarnation == node.incarnation:
+    subjects = [incarnation.instance_id] if incarnation is not None and incarnation.instance_id else []
+    same = incarnation is not None and node is not None and incarnation.same_holder(node.incarnation)
+    if node is not None and device is not None and same:
         subjects += [d.serial for d in node.devices if d.index == device and d.serial]
     return subjects
 

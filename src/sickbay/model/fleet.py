@@ -32,14 +32,49 @@ class Capability(StrEnum):
 
 
 class Incarnation(Noun):
-    """Who holds a seat. A reboot changes `boot_id`, a replacement all three."""
+    """Identity of who holds a seat, as far as the one who speaks can tell: an empty field is unknown.
 
-    uid: str
-    instance_id: str
-    boot_id: str
+    `uid` is the cluster's own name of the registration, `instance_id` that of the machine, `boot_id` the kernel's. A
+    reboot changes the last, a replacement all of them. Two sources rarely know the same fields, so statements are
+    compared by `agrees`, not by equality.
+    """
+
+    uid: str = ""
+    instance_id: str = ""
+    boot_id: str = ""
+
+    def agrees(self, other: "Incarnation | None") -> bool:
+        """No field that both know differs."""
+        if other is None:
+            return False
+        ours, theirs = (self.uid, self.instance_id, self.boot_id), (other.uid, other.instance_id, other.boot_id)
+        return all(a == b or not a or not b for a, b in zip(ours, theirs, strict=True))
 
     def same_holder(self, other: "Incarnation | None") -> bool:
-        return other is not None and (self.uid, self.instance_id) == (other.uid, other.instance_id)
+        """Whether both are the same machine. A machine that registers anew has another uid under the same boot."""
+        if other is None:
+            return False
+        if self.instance_id and other.instance_id:
+            return self.instance_id == other.instance_id
+        if self.boot_id and self.boot_id == other.boot_id:
+            return True
+        return self.uid == other.uid or not self.uid or not other.uid
+
+    def new_boot(self, before: "Incarnation | None") -> bool:
+        """Proof of a reboot: two known boot ids that differ. Filling one in is none."""
+        return before is not None and bool(self.boot_id and before.boot_id) and self.boot_id != before.boot_id
+
+    def same_boot(self, other: "Incarnation | None") -> bool:
+        """The same machine, and nobody knows of a reboot between the two statements."""
+        return other is not None and self.same_holder(other) and not self.new_boot(other)
+
+    def told(self, newer: "Incarnation") -> "Incarnation":
+        """What both statements say together; the newer one wins where it knows."""
+        return Incarnation(
+            uid=newer.uid or self.uid,
+            instance_id=newer.instance_id or self.instance_id,
+            boot_id=newer.boot_id or self.boot_id,
+        )
 
 
 class Device(Noun):
@@ -69,8 +104,9 @@ class Node(Noun):
     cluster: str
     pool: str
     domain: str = ""  # topology: rack, switch
-    incarnation: Incarnation | None = None  # None: vacant
-    previous_boot: str = ""
+    incarnation: Incarnation | None = None  # what cluster and agent know together; None: vacant
+    registered: Incarnation | None = None  # the cluster's own word: what it cannot tell, the agent's word decides
+    ended_boots: tuple[str, ...] = ()  # the last ones, newest last: what comes from them is history
     boot_ended_by_us: bool = False
     devices: tuple[Device, ...] = ()
     linked: bool = True  # NVLink ties the GPUs: one cannot be reset alone

@@ -145,7 +145,7 @@ def enqueue(incident: Incident, order: Order) -> Incident:
 def proven(incident: Incident) -> bool:
     """Proof before return: a passed check of the present incarnation, newer than the last repair."""
     proof = incident.proof
-    return proof is not None and proof.incarnation == incident.incarnation and proof.repairs == len(incident.tries)
+    return proof is not None and proof.incarnation.agrees(incident.incarnation) and proof.repairs == len(incident.tries)
 
 
 def _held_from(*phases: Phase) -> list[Step[Phase, Incident]]:

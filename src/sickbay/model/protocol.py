@@ -49,7 +49,6 @@ class Report(Noun):
 
     proto: int
     node: NodeId
-    uid: str
     instance_id: str
     boot_id: str
     agent_run: str
@@ -59,11 +58,12 @@ class Report(Noun):
     watermark: float  # kernel log and devices have been read through this moment of the agent's monotonic clock
     stream: str = "main"
     ended: bool = False  # spooled under a boot that has ended: history, and no sign of life
+    uid: str = ""  # not used: how a cluster has registered a machine, only the cluster knows
     items: tuple[Item, ...] = ()
 
     @property
     def incarnation(self) -> Incarnation:
-        return Incarnation(uid=self.uid, instance_id=self.instance_id, boot_id=self.boot_id)
+        return Incarnation(instance_id=self.instance_id, boot_id=self.boot_id)
 
 
 class Poll(Noun):
@@ -71,10 +71,10 @@ class Poll(Noun):
 
     proto: int
     node: NodeId
-    uid: str
     instance_id: str
     boot_id: str
     has: tuple[str, ...] = ()
+    uid: str = ""  # not used, as in a report
 
 
 class Order(Noun, tag_field="order"):

@@ -72,6 +72,8 @@ class Cluster(Protocol):
     - Every mutation takes `key` and, where a node or attempt is meant, `expect`: calling it twice with one key has one
       effect; one whose `expect` differs from what is there raises Rejected and changes nothing. An act that cannot
       promise this is named in `blind`.
+    - An incarnation is partial: a field that the cluster cannot tell is empty, never guessed (a boot id is the kernel's
+      own or none), and an empty field of `expect` refuses nothing.
     - Errors are Transient, Rejected, Gone or Unknown (`model.errors`), nothing else. No call retries by itself.
     - `as_of` never goes back for one cluster, across restarts of anybody.
     - *Cordon* keeps others' new work off and changes nothing that runs; owners form a set. *Drain* moves running work

@@ -9,8 +9,9 @@ from sickbay.ports.cluster import Accepted
 class Machines(Protocol):
     """Repairs of a node's present incarnation. The contract of mutations is the Cluster's.
 
-    `expect` is the incarnation that is meant. Of a machine that does not run nobody knows the boot: then the holder
-    `(uid, instance_id)` decides alone, so that a machine that does not come up can still be rebooted or replaced.
+    `expect` is the incarnation that is meant; a field that either side does not know refuses nothing. Of a machine that
+    does not run nobody knows the boot: then the holder decides alone, so that a machine that does not come up can still
+    be rebooted or replaced.
 
     A repair returns when it was accepted; its proof (a confirmed reset, a new boot id, a new instance) arrives as a
     fact. `fence` returns `done` only when it is certain that nothing of the expected incarnation can write any more.

@@ -58,7 +58,8 @@ class _Channel:
     def _expected(self, node: NodeId, expect: Incarnation | None) -> Seat:
         """The seat, if its holder is the one that was meant. Of a machine that is down nobody knows the boot."""
         seat = self._world.ground.seat(node)
-        same = seat.incarnation == expect or (seat.power is Power.DOWN and seat.incarnation.same_holder(expect))
+        now = seat.incarnation
+        same = now.agrees(expect) or (seat.power is Power.DOWN and now.same_holder(expect))
         if expect is not None and not same:
             raise Rejected(f"node {node} is held by {seat.incarnation.boot_id}, not by {expect.boot_id}")
         return seat

@@ -36,8 +36,8 @@ class Agents:
         heard = self.voices.get(seat.id)
         if not seat.speaking:
             self.voices.pop(seat.id, None)
-        elif heard != seat.incarnation:
-            self.voices[seat.id] = seat.incarnation
+        elif heard != seat.voice:
+            self.voices[seat.id] = seat.voice
             self._ground.scheduler.after(
                 self._ground.spread(self._ground.rules.report_takes), lambda: self.flush(seat, first_word=True)
             )
@@ -61,7 +61,7 @@ class Agents:
     ) -> None:
         """A line, dated so many seconds ago, is written on the node now; its agent reports it soon."""
         seat.seq += 1
-        news = Observed(node=seat.id, kind=kind, fields=dict(fields), text=text, incarnation=seat.incarnation)
+        news = Observed(node=seat.id, kind=kind, fields=dict(fields), text=text, incarnation=seat.voice)
         self._ground.chronicle.note(f"line.{kind}", seat.id, text)
         self.say(seat, news, f"{seat.incarnation.boot_id}:{source}:{seat.seq}", ago)
 
@@ -94,7 +94,7 @@ class Agents:
         facts = [self._dated(item, seat) for item in seat.outbox]
         seat.outbox.clear()
         self._waiting.pop(seat.id, None)
-        self._deliver(facts, {seat.id: seat.incarnation})
+        self._deliver(facts, {seat.id: self.voices.get(seat.id, seat.voice)})
         odds = self._mischief.odds
         if facts and self._mischief.chance(odds.report_twice):
             later = self._ground.rng.random() * odds.report_late_by

@@ -26,10 +26,10 @@ class Examinations:
             takes = self._ground.spread(self._takes(level))
             if seat is None or not seat.speaking:
                 self._cannot(check, node, expect, level, "the node does not answer", after=takes)
-            elif expect not in {None, seat.incarnation}:
-                self._cannot(check, node, seat.incarnation, level, "another incarnation holds the seat", after=takes)
+            elif expect is not None and not seat.voice.agrees(expect):
+                self._cannot(check, node, seat.voice, level, "another incarnation holds the seat", after=takes)
             elif self._mischief.chance(self._mischief.odds.check_could_not_run):
-                self._cannot(check, node, seat.incarnation, level, "the tool did not start", after=takes)
+                self._cannot(check, node, seat.voice, level, "the tool did not start", after=takes)
             else:
                 self._run(check, seat, level, takes)
 
@@ -55,7 +55,7 @@ class Examinations:
 
         def finish() -> None:
             if seat.turn != turn or seat.power is not Power.UP or not seat.agent_alive:
-                self._cannot(check, seat.id, seat.incarnation, level, "the boot ended while it ran", after=1.0)
+                self._cannot(check, seat.id, seat.voice, level, "the boot ended while it ran", after=1.0)
                 return
             found = [defect.code for defect in seat.defects if defect.found_at <= level]
             self._say(check, seat, level, "fail" if found else "pass", ", ".join(found))
@@ -66,9 +66,7 @@ class Examinations:
 
     def _say(self, check: str, seat: Seat, level: int, verdict: str, because: str) -> None:
         self._ground.chronicle.note(f"check.{verdict}", seat.id, check)
-        news = Checked(
-            check=check, node=seat.id, verdict=verdict, incarnation=seat.incarnation, level=level, because=because
-        )
+        news = Checked(check=check, node=seat.id, verdict=verdict, incarnation=seat.voice, level=level, because=because)
         self._agents.say(seat, news, f"{check}:{seat.id}")
 
     def _cannot(
@@ -86,8 +84,6 @@ class Examinations:
 
     def _looked(self, look: str, seat: Seat) -> None:
         if seat.speaking:
-            self._agents.say(
-                seat, Looked(look=look, node=seat.id, incarnation=seat.incarnation), f"{look}:{seat.id}:looked"
-            )
+            self._agents.say(seat, Looked(look=look, node=seat.id, incarnation=seat.voice), f"{look}:{seat.id}:looked")
             # The answer carries all that came before it.
             self._agents.flush(seat)

@@ -59,6 +59,7 @@ class ClusterRules(Noun):
     retain: float = 86_400.0
     blind: frozenset[str] = frozenset()
     blind_repairs: frozenset[str] = frozenset()
+    tells: frozenset[str] = frozenset({"uid", "instance", "boot"})  # what it knows of a node's incarnation
 
 
 class Ground:
@@ -140,7 +141,7 @@ class Ground:
     # --- what the cluster shows
     def show(self, seat: Seat) -> None:
         if seat.id in self.seats:
-            self.views[seat.cluster].put(seat.seen(self.now))
+            self.views[seat.cluster].put(seat.seen(self.now, self.clusters[seat.cluster].tells))
 
     def vanish(self, seat: Seat) -> None:
         del self.seats[seat.id]

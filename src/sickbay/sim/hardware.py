@@ -142,14 +142,24 @@ class Seat:
             return frozenset(device.index for device in self.devices)
         return frozenset(devices)
 
-    def seen(self, as_of: float) -> NodeSeen:
+    @property
+    def voice(self) -> Incarnation:
+        """Whom its agent speaks for: how the cluster has registered the machine, it cannot know."""
+        return Incarnation(instance_id=self.incarnation.instance_id, boot_id=self.incarnation.boot_id)
+
+    def seen(self, as_of: float, tells: frozenset[str]) -> NodeSeen:
         """The cluster's word on the seat; whether it is busy follows from the jobs that are seen with it."""
+        shown = self.shown or self.incarnation
         return NodeSeen(
             node=self.id,
             cluster=self.cluster,
             pool=self.pool,
             as_of=as_of,
-            incarnation=self.shown or self.incarnation,
+            incarnation=Incarnation(
+                uid=shown.uid if "uid" in tells else "",
+                instance_id=shown.instance_id if "instance" in tells else "",
+                boot_id=shown.boot_id if "boot" in tells else "",
+            ),
             domain=self.domain,
             devices=self.devices,
             linked=self.linked,

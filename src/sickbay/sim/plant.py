@@ -149,7 +149,7 @@ class Plant:
                 self._cure(seat, Remedy.RESET_GPU, domain)
                 self._ground.chronicle.note("reset.done", seat.id, key)
                 self._agents.say(
-                    seat, ResetDone(key=key, node=seat.id, incarnation=seat.incarnation), f"{key}:{seat.id}:reset"
+                    seat, ResetDone(key=key, node=seat.id, incarnation=seat.voice), f"{key}:{seat.id}:reset"
                 )
 
         self._ground.scheduler.after(self._ground.spread(self._ground.rules.reset_takes), done)

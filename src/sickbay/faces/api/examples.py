@@ -136,7 +136,6 @@ FLEET: dict[str, Any] = {
 REPORT: dict[str, Any] = {
     "proto": 1,
     "node": "lab/train-0000",
-    "uid": "u-1",
     "instance_id": "i-0a12",
     "boot_id": "b-7",
     "agent_run": "r-1",
@@ -158,7 +157,6 @@ REPORT: dict[str, Any] = {
 POLL: dict[str, Any] = {
     "proto": 1,
     "node": "lab/train-0000",
-    "uid": "u-1",
     "instance_id": "i-0a12",
     "boot_id": "b-7",
     "has": [],

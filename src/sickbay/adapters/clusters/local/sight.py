@@ -101,7 +101,7 @@ class Sight:
     def must_be(self, expect: Incarnation | None) -> None:
         """Refuse where another is meant. Of a machine that does not run nobody knows the boot: its holder decides."""
         now = self.seat.incarnation
-        if expect is None or now == expect:
+        if expect is None or now.agrees(expect):
             return
         # A supervisor that was started a moment ago has no lock yet, only its mark.
         runs = self.runs or (not self.alive and bool(find(marks=[f"{BOOT_MARK}={now.boot_id}"])))

@@ -1,0 +1,55 @@
+"""Identity: what a statement about a seat's holder means, whether a cluster or an agent makes it."""
+
+from enum import StrEnum
+
+from sickbay.model.fleet import Incarnation, Node
+
+KEEP_BOOTS = 16
+
+
+class Standing(StrEnum):
+    """How a statement stands to what is known of the seat."""
+
+    PRESENT = "present"  # of the present boot, or nobody can tell another; it may fill something in
+    REBOOTED = "rebooted"
+    SUCCEEDED = "succeeded"  # another machine holds the seat
+    ENDED = "ended"  # of a boot that has ended: history
+    AHEAD = "ahead"  # of a machine that its cluster has not spoken of yet
+
+
+def standing_of(node: Node, said: Incarnation, *, by_agent: bool) -> Standing:
+    """An agent knows its boot best; who holds a seat is the cluster's word where the cluster can tell."""
+    now = node.incarnation
+    if now is None:
+        return Standing.AHEAD if by_agent else Standing.SUCCEEDED
+    if said.boot_id and said.boot_id in node.ended_boots:
+        return Standing.ENDED
+    if by_agent and node.registered is not None and not said.same_holder(node.registered):
+        return Standing.AHEAD
+    if not by_agent and said == node.registered:
+        return Standing.PRESENT  # said before: it is no answer to what an agent has told since
+    if not said.same_holder(now):
+        return Standing.SUCCEEDED
+    return Standing.REBOOTED if said.new_boot(now) else Standing.PRESENT
+
+
+def held_by(node: Node, said: Incarnation, standing: Standing) -> Incarnation | None:
+    """The seat's incarnation after a statement: what both know of one machine, nothing of the one before it."""
+    now = node.incarnation
+    match standing:
+        case Standing.ENDED | Standing.AHEAD:
+            return now
+        case Standing.PRESENT if now is not None and said == node.registered:
+            return now
+        case Standing.PRESENT | Standing.REBOOTED if now is not None:
+            return now.told(said)
+        case _:
+            return said
+
+
+def ended_with(node: Node, now: Incarnation) -> tuple[str, ...]:
+    """The seat's ended boots once `now` holds it."""
+    was = node.incarnation.boot_id if node.incarnation is not None else ""
+    if not was or was == now.boot_id:
+        return node.ended_boots
+    return (*(boot for boot in node.ended_boots if boot != was), was)[-KEEP_BOOTS:]

@@ -61,7 +61,7 @@ def test_the_limit_is_the_share_within_its_bounds(
 
 @pytest.mark.parametrize(("out", "admitted"), [(0, True), (1, True), (2, False), (3, False)])
 def test_a_seat_in_service_needs_room_in_the_ledger(out: int, admitted: bool) -> None:
-    now = fleet(ledger=Ledger(pool="train", size=20, out=out))
+    now = fleet(ledger=Ledger(pool="train", size=20, out=out, ours=out))
     assert (admit(Asked.QUARANTINE, INCIDENT, NODE, now, Policy()) is None) is admitted
 
 
@@ -75,12 +75,12 @@ def test_a_seat_that_is_out_already_needs_none() -> None:
 def test_a_cordon_asked_again_of_a_seat_that_came_back_is_judged_by_the_others(out: int, admitted: bool) -> None:
     quarantined = replace(INCIDENT, phase=Phase.QUARANTINED)
     back = replace(NODE, out=True)  # counted for this very incident, ready, and without our cordon
-    now = fleet(ledger=Ledger(pool="train", size=20, out=out))
+    now = fleet(ledger=Ledger(pool="train", size=20, out=out, ours=out))
     assert (admit(Asked.QUARANTINE, quarantined, back, now, Policy()) is None) is admitted
 
 
 def test_a_human_is_told_only_if_held_seats_take_the_room() -> None:
-    full = Ledger(pool="train", size=20, out=2)
+    full = Ledger(pool="train", size=20, out=2, ours=2)
     for held, event in [(0, ""), (1, "budget")]:
         deferred = admit(Asked.QUARANTINE, INCIDENT, NODE, fleet(ledger=replace(full, held=held)), Policy())
         assert deferred is not None

@@ -30,6 +30,7 @@ def refused(text: str) -> str:
         ("faults:\n- match: {fault: []}\n", "faults[0].match.fault: an empty list matches no fault"),
         ("faults:\n- {repeat: {times: 1, within: 1d, floor: reboot}}\n", "repeat.times: must be 2 or more"),
         ("faults:\n- {repeat: {times: 2, within: 1d, floor: reboot, jobs: 3}}\n", "repeat.jobs: must be from 1 to"),
+        ("faults:\n- {repeat: {times: 20, within: 1d, floor: reboot, jobs: 17}}\n", "repeat.jobs: must be 16 or less"),
         (
             "faults:\n- {cap: watch, repeat: {times: 3, within: 1d, floor: reboot}}\n",
             "repeat.floor: floor reboot is above",

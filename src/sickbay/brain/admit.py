@@ -63,8 +63,9 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
     ledger = fleet.ledger
     if asked is Asked.QUARANTINE and _serves(incident, node):
         most = limit.out(limit.size or ledger.size)
-        out = ledger.out - (node.out and incident.phase.out)  # of the others: asked again, it is counted already
-        if out >= most:
+        again = node.out and incident.phase.out  # asked again, it is counted already: the others count
+        out, ours = ledger.out - again, ledger.ours - again
+        if out >= most and ours >= limit.out_at_least:
             tell = "budget" if ledger.held else ""
             return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell)
     if asked is Asked.REPAIR:

@@ -4,11 +4,12 @@ from msgspec.structs import replace
 
 from sickbay.brain.causes import CAUSES, GPU, Cause, fits
 from sickbay.model.fault import Fault, Remedy, Severity, highest, lowest
-from sickbay.model.fleet import Node, Sighting
+from sickbay.model.fleet import SIGHTINGS, Node, Sighting
 from sickbay.model.incident import Incident, Order, Phase, enqueue
-from sickbay.model.policy import FaultRule, Policy
+from sickbay.model.policy import FaultRule, Policy, Repeat
 
-KEEP_SIGHTINGS = 16
+KEEP_SIGHTINGS = SIGHTINGS  # of one code on one device; of more, neighbours in time are counted together
+KEEP_KINDS = 32  # codes and devices that a node remembers
 KEEP_EVIDENCE = 12
 
 
@@ -36,34 +37,59 @@ def judge(fault: Fault, node: Node, policy: Policy) -> Fault:
 
 
 def correlate(
-    fault: Fault, node: Node, policy: Policy, reading: float, job: str = ""
+    fault: Fault, node: Node, policy: Policy, reading: float, job: str = "", count: int = 1
 ) -> tuple[Fault, tuple[Sighting, ...]]:
     """Repeats on one device within the rule's time raise the remedy. Returns what to remember, too."""
     repeat = rule_for(fault, node, policy).repeat
-    kept = (*node.recent, Sighting(code=fault.code, device=fault.device, at=reading, job=job))[-KEEP_SIGHTINGS:]
+    sighting = Sighting(code=fault.code, device=fault.device, at=reading, job=job, count=max(1, count))
+    kept, same = _remembered(node.recent, sighting, repeat)
     if repeat is None:
         return fault, kept
-    since = reading - repeat.within.total_seconds()
-    same = [s for s in kept if (s.code, s.device) == (fault.code, fault.device) and s.at >= since]
     jobs = {s.job for s in same}
-    if len(same) < repeat.times or len(jobs) < repeat.jobs or fault.remedy.rank >= repeat.floor.rank:
+    times = sum(s.count for s in same)
+    if times < repeat.times or len(jobs) < repeat.jobs or fault.remedy.rank >= repeat.floor.rank:
         return fault, kept
     under = f" under {len(jobs)} jobs" if repeat.jobs > 1 else ""
-    because = f"{fault.because}; {len(same)} times within {repeat.within}{under}"
+    because = f"{fault.because}; {times} times within {repeat.within}{under}"
     return replace(fault, remedy=repeat.floor, because=because), kept
+
+
+def _remembered(
+    recent: tuple[Sighting, ...], new: Sighting, repeat: Repeat | None
+) -> tuple[tuple[Sighting, ...], list[Sighting]]:
+    """Sightings with one more, and those of its own kind. Kinds are bounded apart, so that none pushes another out."""
+    others = [s for s in recent if s.kind != new.kind]
+    same = [new]
+    if repeat is not None:  # without a rule it is enough to know the last one
+        since = new.at - repeat.within.total_seconds()
+        same = [*(s for s in recent if s.kind == new.kind and s.at >= since), new]
+    while len(same) > KEEP_SIGHTINGS:
+        same = _coarser(same)
+    kinds = list(dict.fromkeys(s.kind for s in others))  # those that were seen longest ago come first
+    forgotten = set(kinds[: max(0, len(kinds) + 1 - KEEP_KINDS)])
+    return (*(s for s in others if s.kind not in forgotten), *same), same
+
+
+def _coarser(same: list[Sighting]) -> list[Sighting]:
+    """Two neighbours under one job counted together, those for which the fewest move the least in time."""
+    pairs = [n for n in range(len(same) - 1) if same[n].job == same[n + 1].job] or [0]
+    n = min(pairs, key=lambda n: same[n].count * (same[n + 1].at - same[n].at))
+    together = replace(same[n + 1], count=same[n].count + same[n + 1].count)
+    return [*same[:n], together, *same[n + 2 :]]
 
 
 def absorb(incident: Incident, fault: Fault, node: Node, policy: Policy, reading: float) -> Incident:
     """An open incident after a further fault: evidence always, a raised remedy perhaps, a failed rung if it is back."""
     line = f"{fault.code}: {fault.evidence or fault.because}"
     evidence = incident.evidence if line in incident.evidence else (*incident.evidence, line)[-KEEP_EVIDENCE:]
-    after = replace(incident, evidence=evidence, seen_at=reading)
+    itself = (fault.code, fault.device) == (incident.fault.code, incident.fault.device)
+    after = replace(incident, evidence=evidence, seen_at=reading, shown_at=reading if itself else incident.shown_at)
     if incident.fault.code in fault.cancels and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
         return enqueue(after, Order(verb="cancel", by=fault.code, reason=f"{fault.code} takes it back"))
     if fault.follows:
         return after  # a consequence of what is being treated already
     if fault.advice is not None:
-        return _advised(after, fault.advice, node, policy)
+        return _advised(after, fault, fault.advice, node, policy)
     if fault.remedy.disrupts and incident.phase in {Phase.REPAIRING, Phase.VERIFYING}:
         return _raised(replace(after, relapse=line), fault)
     if brings(incident.fault, fault):
@@ -93,13 +119,23 @@ def _raised(incident: Incident, fault: Fault) -> Incident:
         after = replace(incident, remedy=fault.remedy, fault=leads)
     elif roots:
         after = replace(incident, fault=fault)
+    if after.fault is fault:
+        after = replace(after, shown_at=incident.seen_at)
+    if fault.device != incident.fault.device:
+        beside = incident.fault if after.fault is fault else fault
+        after = replace(after, least=highest(incident.least, beside.remedy))
     return replace(after, needs_human=incident.needs_human or fault.needs_human)
 
 
-def _advised(incident: Incident, advice: Remedy, node: Node, policy: Policy) -> Incident:
-    """The driver's own word wins over the table, within the operator's bounds, until a repair has begun."""
+def _advised(incident: Incident, word: Fault, advice: Remedy, node: Node, policy: Policy) -> Incident:
+    """The driver's own word on its device wins over the table, within the operator's bounds, until a repair has begun.
+
+    It lowers nothing but what was asked for that device: neither a person's order nor what another device needs.
+    """
     if incident.tries or advice is Remedy.NONE:
         return incident
+    if word.device != incident.fault.device:
+        return _raised(incident, judge(replace(word, remedy=advice), node, policy))
     remedy = bounded(advice, rule_for(incident.fault, node, policy))
-    because = f"the driver asks for {advice}"
-    return replace(incident, remedy=remedy, fault=replace(incident.fault, remedy=remedy, because=because))
+    led = replace(incident.fault, remedy=remedy, because=f"the driver asks for {advice}")
+    return replace(incident, remedy=highest(remedy, incident.least), fault=led)

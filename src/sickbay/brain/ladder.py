@@ -20,7 +20,7 @@ def ladder_for(incident: Incident, node: Node, policy: Policy) -> Ladder:
 
 
 def strike(incident: Incident, ladder: Ladder, past: tuple[PastIncident, ...], reading: float) -> Strikes | None:
-    """The heaviest rule that this hardware's earlier incidents have earned."""
+    """The heaviest rule that this hardware's earlier incidents have earned. Only what was proven is a strike."""
     earned = [rule for rule in ladder.strikes if _counts(rule, incident, past, reading) >= rule.after]
     return max(earned, key=lambda rule: (rule.needs_human, rule.first.rank if rule.first else 0), default=None)
 
@@ -32,7 +32,8 @@ def _counts(rule: Strikes, incident: Incident, past: tuple[PastIncident, ...], r
         if rule.reset_by_release and old.ended == "RELEASED":
             count = 0
             continue
-        if old.at >= since and (not rule.same_fault or old.code == incident.fault.code):
+        proven = old.rung != "" and old.ended != "DISMISSED"
+        if proven and old.at >= since and (not rule.same_fault or old.code == incident.fault.code):
             count += 1
     return count
 

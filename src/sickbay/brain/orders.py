@@ -30,7 +30,8 @@ def obey(s: Sight, order: Order) -> Decision:
         case "confirm" if incident.phase is Phase.HELD:
             return Move("verify", because, {**rest, "proof": None}, answer=done)
         case "escalate" if incident.phase is Phase.HELD:
-            return Move("escalate", because, {**rest, "remedy": _one_above(incident)}, answer=done)
+            above = _one_above(incident)
+            return Move("escalate", because, {**rest, "remedy": above, "least": above}, answer=done)
         case _:
             return Change(because, rest, answer=_refusal(order, f"it is {incident.phase}"))
 

@@ -19,6 +19,7 @@ from sickbay.model.intent import Intent, Verify
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
+ANNOUNCED = 120.0  # seconds that an announced end takes, where nothing else was said
 SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
 
 
@@ -46,15 +47,27 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
         # What an agent reads comes in order, so this is an old line that was read again: a log file tells no boot.
         draft.tell(f"{found.code} from before the last check passed: history only", key_of(node), event="stale")
         return
-    raise_fault(draft, fact, node, found, own_check="check" in news.fields)
+    raise_fault(draft, fact, node, found, own_check="check" in news.fields, count=news.count)
     _dated_by_boot(draft, news, ended=ended)
 
 
 def _announced(draft: Draft, node: Node, news: Observed) -> None:
-    until = Deadline(clock=INGEST, at=draft.reading(INGEST) + float(news.fields.get("seconds", 120)))
+    said = _seconds(news.fields.get("seconds", ANNOUNCED))
+    most = draft.rules.policy.silence.announced_most.total_seconds()
+    until = Deadline(clock=INGEST, at=draft.reading(INGEST) + min(said, most))
     draft.put(replace(node, going_down=until))
     draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
-    draft.tell(f"going down: {news.text}", key_of(node), event="going_down")
+    over = f"; for longer than {most / 60:.0f} min, after which its silence counts" if said > most else ""
+    draft.tell(f"going down: {news.text}{over}", key_of(node), event="going_down")
+
+
+def _seconds(said: str | float) -> float:
+    """A duration as an agent put it. What is none counts as none given."""
+    try:
+        seconds = float(said)
+    except (ValueError, OverflowError):
+        return ANNOUNCED
+    return seconds if seconds >= 0 else ANNOUNCED  # neither is a NaN
 
 
 def _of_an_ended_boot(node: Node, news: Observed) -> bool:
@@ -93,14 +106,14 @@ def _dated_by_boot(draft: Draft, news: Observed, *, ended: bool) -> None:
         draft.put(replace(incident, incarnation=known.told(news.incarnation), healed=None))
 
 
-def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False) -> None:
+def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False, count: int = 1) -> None:
     """A fault of the node's present holder: correlate it, then let it join or open an incident."""
     policy, reading = draft.rules.policy, draft.reading(INGEST)
     known = draft.incident(node.incident) if node.incident else None
     if known is not None and reading - known.seen_at < SAME_AGAIN and _says_nothing_new(known, found):
         return
     job = next((job.id for job in draft.holders(node)), "")
-    fault, recent = correlate(judge(found, node, policy), node, policy, reading, job)
+    fault, recent = correlate(judge(found, node, policy), node, policy, reading, job, count)
     if recent != node.recent and (fault.remedy is not Remedy.NONE or fault.follows):
         node = replace(node, recent=recent)
         draft.put(node)
@@ -170,8 +183,11 @@ def open_incident(
         fault=fault,
         opened_at=fact.at,
         evidence=(f"{fault.code}: {fault.evidence or fault.because}",),
+        began=draft.reading(INGEST),
         seen_at=draft.reading(INGEST),
+        shown_at=draft.reading(INGEST),
         remedy=fault.remedy,
+        least=fault.remedy if kind is IncidentKind.OPERATOR else Remedy.NONE,
         needs_human=fault.needs_human,
         stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
         now=now,

@@ -83,7 +83,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         draft.drop(key_of(old))
         draft.waits[key_of(old)] = None
         draft.tell(f"fills the vacancy of {old.name}", key_of(node), key_of(old), event="filled")
-    _intake(draft, fact, node, filled=bool(vacancies))
+    _intake(draft, fact, node, filled=bool(vacancies) and vacancies[0].counted)
 
 
 def _voice(draft: Draft, node: Node) -> Node:

@@ -10,7 +10,7 @@ from sickbay.engine.learn_faults import open_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
-from sickbay.model.fault import Fault, Remedy, Scope, Severity
+from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
 from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, Order, enqueue
 from sickbay.model.job import Job
@@ -128,7 +128,8 @@ def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
 def _join(draft: Draft, news: Ordered, incident: Incident, wish: Fault) -> None:
     """The node is being treated already: the wish raises what is done, it never lowers it."""
     needs_human = incident.needs_human or wish.needs_human
-    raised = replace(incident, now=incident.now or news.now, needs_human=needs_human)
+    least = highest(incident.least, wish.remedy)
+    raised = replace(incident, now=incident.now or news.now, needs_human=needs_human, least=least)
     if not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT:
         # It was only watched: what a person asks for takes its place.
         raised = replace(raised, remedy=wish.remedy, fault=wish, kind=IncidentKind.OPERATOR, deadline=None)

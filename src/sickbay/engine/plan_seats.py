@@ -79,5 +79,5 @@ def plan_node(draft: Draft, subject: str) -> None:
     notice = Notify(event="vacancy", subject=subject, text=text)
     post(draft, notice, key=f"{subject}.vacant.{reading:.0f}", cluster=node.cluster, pool=node.pool)
     again = Deadline(clock=node.cluster, at=reading + draft.rules.policy.pace.held_reminder.total_seconds())
-    draft.put(replace(node, vacant_until=again))
+    draft.put(replace(node, vacant_until=again, counted=False))  # from now on the pool is smaller by one
     draft.waits[subject] = WaitMark(until=again, urgency=4)

@@ -54,12 +54,14 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     phase = incident.phase if incident is not None else None
     newcomer = incident is not None and incident.kind is IncidentKind.INTAKE  # not in service before it is released
     ours = phase is not None and (phase.out or newcomer)
-    out = node.counted and (node.incarnation is None or ours or node.others_cordon or node.lost)
+    vacant = node.incarnation is None  # for a while after we have had its machine replaced
+    out = node.counted and (vacant or ours or node.others_cordon or node.lost)
     speaks = node.agent is AgentState.HEARD or (node.agent is AgentState.NONE and Capability.LOOK not in can)
     healthy = phase is None or phase is Phase.WATCHED or node.excused
     free = not node.cordons and not node.checking
     claimable = node.incarnation is not None and node.ready and speaks and healthy and free
-    return replace(node, out=out, held=ours and phase is Phase.HELD, claimable=claimable)
+    mine = node.counted and (vacant or ours)
+    return replace(node, out=out, ours=mine, held=ours and phase is Phase.HELD, claimable=claimable)
 
 
 def _book(draft: Draft, before: Node | None, after: Node | None) -> None:
@@ -71,11 +73,12 @@ def _book(draft: Draft, before: Node | None, after: Node | None) -> None:
         ledger,
         seats=ledger.seats + _count(after, "counted") - _count(before, "counted"),
         out=ledger.out + _count(after, "out") - _count(before, "out"),
+        ours=ledger.ours + _count(after, "ours") - _count(before, "ours"),
         held=ledger.held + _count(after, "held") - _count(before, "held"),
         turn=ledger.turn + (_count(after, "claimable") != _count(before, "claimable")),
     )
     size = limit_for(seat.pool, draft.rules.policy).size
-    changed = replace(changed, size=size if size is not None else max(changed.size, changed.seats))
+    changed = replace(changed, size=size if size is not None else changed.seats)
     if changed != ledger:
         draft.put(changed)
 

@@ -13,7 +13,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record
-from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try
+from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
 from sickbay.model.intent import (
     Fence,
     Intent,
@@ -87,14 +87,16 @@ def _close(draft: Draft, incident: Incident) -> None:
         if not node.ready or node.agent is AgentState.SILENT:  # dismissed while it cannot be heard: look again soon
             soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + draft.rules.policy.silence.agent.total_seconds())
             draft.waits[key_of(node)] = WaitMark(until=soon, urgency=4)
-    if incident.kind is not IncidentKind.FAULT or not incident.remedy.disrupts:
+    repair = last_repair(incident)
+    passed = incident.phase is Phase.RELEASED  # without a repair it is no strike, but it may wipe strikes
+    if incident.kind is not IncidentKind.FAULT or not incident.remedy.disrupts or not (repair or passed):
         return
     past = PastIncident(
         incident=incident.id,
         code=incident.fault.code,
-        at=draft.reading(INGEST),
+        at=incident.began,
         ended=incident.phase,
-        rung=incident.rung or "",
+        rung=repair or "",
     )
     for subject in subjects_of(incident.incarnation, node, incident.fault.device):
         record = draft.read(Record, f"record:{subject}", watch=False) or Record(subject=subject)

@@ -11,6 +11,7 @@ import msgspec
 from sickbay.knowledge.globs import covers
 from sickbay.knowledge.policy_yaml import Path
 from sickbay.model.fault import Remedy, Severity
+from sickbay.model.fleet import SIGHTINGS
 from sickbay.model.noun import Noun
 from sickbay.model.policy import (
     BrakeRule,
@@ -97,6 +98,8 @@ def _fault_rule(rule: FaultRule, at: Path) -> Iterator[Refusal]:
         yield Refusal(
             (*at, "repeat", "jobs"), f"must be from 1 to 'times' ({rule.repeat.times}): each sighting is of one job"
         )
+    if rule.repeat.jobs > SIGHTINGS:
+        yield Refusal((*at, "repeat", "jobs"), f"must be {SIGHTINGS} or less: no more are told apart")
     if rule.cap and rule.repeat.floor.rank > rule.cap.rank:
         text = f"floor {rule.repeat.floor} is above the rule's cap {rule.cap}: lower it or raise the cap"
         yield Refusal((*at, "repeat", "floor"), text)

@@ -88,6 +88,9 @@ class AgentState(StrEnum):
     SILENT = "silent"
 
 
+SIGHTINGS = 16  # of one code on one device that a node remembers one by one
+
+
 class Sighting(Noun):
     """A fault recently seen on a node, kept only to correlate the next one."""
 
@@ -95,6 +98,11 @@ class Sighting(Noun):
     device: int | None
     at: float  # reading of the ingest clock
     job: str = ""  # the managed job that held the node then
+    count: int = 1  # sightings that it stands for
+
+    @property
+    def kind(self) -> tuple[str, int | None]:
+        return self.code, self.device
 
 
 class Node(Noun):
@@ -128,6 +136,7 @@ class Node(Noun):
     check_due: float | None = None  # reading of ingest from which the schedule wants it checked
     # Derived by the unit that writes the row, so that ledger and free list change with their cause:
     out: bool = False
+    ours: bool = False  # out by our own hand
     held: bool = False
     claimable: bool = False
 
@@ -158,12 +167,13 @@ class Voice(Noun):
 
 
 class Ledger(Noun):
-    """One row per pool. `out` and `repairing` change only in the unit that changes a seat."""
+    """One row per pool. `out`, `ours` and `repairing` change only in the unit that changes a seat."""
 
     pool: str
     seats: int = 0  # that count now
-    size: int = 0  # the most seats seen, or what the policy says
+    size: int = 0  # what the policy says, else the seats that count: a pool that was scaled down is small
     out: int = 0
+    ours: int = 0  # of those, the ones that are out by our own hand
     repairing: int = 0
     held: int = 0
     turn: int = 0  # raised by every claim and every change of what can be claimed
@@ -174,7 +184,7 @@ class PastIncident(Noun):
     code: str
     at: float  # reading of ingest when it was opened
     ended: str  # the terminal phase
-    rung: str  # highest rung that was tried
+    rung: str  # the last repair, ours or others'; empty: none, so that nothing was proven
 
 
 class Record(Noun):

@@ -99,8 +99,11 @@ class Incident(Noun):
     opened_at: datetime
     phase: Phase = Phase.SUSPECT
     evidence: tuple[str, ...] = ()
+    began: float = 0.0  # reading of ingest when it was opened
     seen_at: float = 0.0  # reading of ingest at the newest evidence
+    shown_at: float = 0.0  # of that, at the newest evidence of the leading fault itself: same code, same device
     remedy: Remedy = Remedy.NONE
+    least: Remedy = Remedy.NONE  # asked for by a person or for another device: no advice of the driver goes below it
     needs_human: bool = False
     tries: tuple[Try, ...] = ()
     healed: Remedy | None = None  # a rung that others did (a reboot by hand, the boot that ended with its last words)
@@ -146,6 +149,18 @@ def proven(incident: Incident) -> bool:
     """Proof before return: a passed check of the present incarnation, newer than the last repair."""
     proof = incident.proof
     return proof is not None and proof.incarnation.agrees(incident.incarnation) and proof.repairs == len(incident.tries)
+
+
+def last_repair(incident: Incident) -> Remedy | None:
+    """What was done to the machine for an ended incident, by us or by others, if that proves that it was sick.
+
+    A repair after which its check passed does; so does one that did not help, after which it was held and is gone. What
+    a person dismissed, or what came back by itself, proves nothing.
+    """
+    done = incident.healed or next((t.rung for t in reversed(incident.tries) if t.rung.disrupts), None)
+    held = any(stage.phase is Phase.HELD for stage in incident.stages)
+    proves = incident.phase in {Phase.RELEASED, Phase.REPLACED} or (incident.phase is Phase.GONE and held)
+    return done if proves else None
 
 
 def _held_from(*phases: Phase) -> list[Step[Phase, Incident]]:

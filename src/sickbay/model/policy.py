@@ -155,7 +155,7 @@ class Limit(Strict):
     """limit = max(at_least, min(absolute, floor(percent × size)))."""
 
     pool: str = "*"
-    size: int | None = None  # the pool's size; None: the most seats seen
+    size: int | None = None  # the pool's size; None: the seats that are there
     out_percent: float = 10.0
     out_absolute: int | None = None
     out_at_least: int = 1
@@ -215,6 +215,7 @@ class Silence(Strict):
     agent: timedelta = timedelta(seconds=30)  # of not hearing an agent, on the ingest clock
     agent_restarts: int = 2
     restart_deadline: timedelta = timedelta(minutes=2)
+    announced_most: timedelta = timedelta(minutes=30)  # an announced end longer than this is silence after all
 
 
 class Pace(Strict):

@@ -130,8 +130,9 @@ class Invariants:
             mine = [row for row in rows if row.pool == pool]
             ledger = self._ledger(pool)
             repairing = sum(1 for i in self._sim.incidents(intake=True) if i.phase is Phase.REPAIRING)
-            counts = (sum(r.counted for r in mine), sum(r.out for r in mine), sum(r.held for r in mine), repairing)
-            if counts != (ledger.seats, ledger.out, ledger.held, ledger.repairing):
+            sums = [sum(getattr(r, what) for r in mine) for what in ("counted", "out", "ours", "held")]
+            counts = (*sums, repairing)
+            if counts != (ledger.seats, ledger.out, ledger.ours, ledger.held, ledger.repairing):
                 raise self._broken(f"the ledger of {pool} says {ledger}, the rows say {counts}")
         self._checks(rows)
         claimed: dict[tuple[str, int], str] = {}

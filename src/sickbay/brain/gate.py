@@ -133,7 +133,7 @@ def gating(s: JobSight, policy: Policy) -> Decision:
         case IntentState.SEEN:
             return Move("started", "all ranks are seen")
         case IntentState.REJECTED:
-            return _refused(s, policy, f"the start was refused: {intent.answer}")
+            return _refused(s, policy, intent)
         case _:
             return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
 
@@ -141,6 +141,12 @@ def gating(s: JobSight, policy: Policy) -> Decision:
 def _in_their_queue(s: JobSight, policy: Policy, intent: Intent) -> Decision:
     """The time to start runs from the allocation; before it, waiting is the cluster's business and costs nothing."""
     job = s.job
+    if intent.refused and not job.claim:  # its queue would show nothing: whether an earlier sending is in it, a stop tells
+        known = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
+        why = f"the start was refused: {intent.answer}; an earlier sending may have been taken"
+        if s.passed(known):
+            return Move("stop", f"{why}: what there is of it is stopped", {"deadline": None})
+        return Stay(Wait(because=why, until=known))
     if not job.claim:
         well = s.well(intent.act.avoid) if isinstance(intent.act, StartJob) else ()
         again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
@@ -161,12 +167,12 @@ def _failed(intent: Intent | None) -> tuple[NodeId, ...]:
     return tuple(n for n, verdict in sorted(intent.verdicts.items()) if verdict == "fail") if intent and gate else ()
 
 
-def _refused(s: JobSight, policy: Policy, why: str) -> Decision:
+def _refused(s: JobSight, policy: Policy, intent: Intent) -> Decision:
     """The cluster knows something that we do not: wait for newer reads, or all goes are spent in a moment."""
-    if s.job.deadline is None:
-        return Change(why, {"deadline": s.within(s.cluster, REFUSED)})
-    if not s.passed(s.job.deadline):
-        return Stay(Wait(because=f"{why}; it is tried again", until=s.job.deadline))
+    why = f"the start was refused: {intent.answer}"
+    again = Deadline(clock=intent.clock, at=intent.sent_at + REFUSED.total_seconds())
+    if not s.passed(again):
+        return Stay(Wait(because=f"{why}; it is tried again", until=again))
     return _gate_failed(s, policy, why, ())
 
 

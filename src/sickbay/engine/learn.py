@@ -103,11 +103,15 @@ def _outcome(draft: Draft, news: Outcome) -> None:
     intent = draft.intent(news.key)
     if intent is None or intent.state.over:
         return
-    if news.result in {"transient", "unknown"} and 0 < news.sends < intent.sends:
+    if news.result in {"transient", "unknown", "rejected"} and 0 < news.sends < intent.sends:
+        if news.result != "unknown" and news.sends == intent.doubted:
+            draft.put(replace(intent, doubted=0))  # that one had no effect, after all
         return  # about an earlier sending; a later one is under way
-    if news.result == "rejected" and intent.sends > 1:
-        # The first sending may be what the second is refused for: its effect is awaited, it is not sent again.
-        draft.put(replace(intent, state=IntentState.UNKNOWN, blind=True, answer=news.text))
+    if news.result == "rejected" and 0 < intent.doubted < news.sends:
+        # An earlier sending may be what this one is refused for: its effect is awaited, it is not sent again.
+        seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
+        doubt = replace(intent, state=IntentState.UNKNOWN, refused=True, answer=news.text, seen_by=seen_by)
+        draft.put(doubt)
         return
     event = {"done": "accepted", "gone": "rejected"}.get(news.result, news.result)
     if not INTENT_LIFE.can(intent.state, event):
@@ -134,15 +138,17 @@ def _outcome(draft: Draft, news: Outcome) -> None:
 
 def _again_later(draft: Draft, intent: Intent) -> Intent:
     """It did not take effect: it may be sent again, later and not for ever."""
+    sent_at = intent.sent_at if intent.doubted else 0.0  # 0: surely none of its sendings took effect
     if intent.sends >= TRANSIENT_LIMIT:
-        return replace(intent, state=IntentState.EXPIRED, sent_at=0.0)
+        return replace(intent, state=IntentState.EXPIRED, sent_at=sent_at)
     pause = min(BACKOFF_MOST, 0.5 * 2.0 ** (intent.sends - 1))
     later = Deadline(clock=intent.clock, at=draft.reading(intent.clock) + pause)
-    return replace(intent, not_before=later, sent_at=0.0, seen_by=None)
+    return replace(intent, not_before=later, sent_at=sent_at, seen_by=None)
 
 
 def in_doubt(draft: Draft, intent: Intent) -> Intent:
     """Absence means absence only in a read newer than the end of the call."""
+    intent = replace(intent, doubted=intent.doubted or intent.sends)
     clock = draft.clocks.get(intent.cluster)
     if clock is None:
         return intent

@@ -22,6 +22,7 @@ from sickbay.model.intent import (
     RerunJob,
     StartJob,
     StopJob,
+    may_be_sent_again,
 )
 from sickbay.model.job import Job
 from sickbay.model.rows import WaitMark
@@ -79,7 +80,7 @@ def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
             return "expire", "not seen in time"
         case IntentState.UNKNOWN if not wanted:
             return "expire", "no longer wanted"
-        case IntentState.UNKNOWN if not intent.blind and _surely_absent(draft, intent):
+        case IntentState.UNKNOWN if may_be_sent_again(intent) and _surely_absent(draft, intent):
             return "again", "not there: sent again"
         case IntentState.PLANNED if not wanted:
             return "expire", "no longer wanted"
@@ -120,7 +121,7 @@ def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
             return None
         case IntentState.SENT:
             return Deadline(clock=intent.clock, at=intent.sent_at + intent.call_timeout)
-        case IntentState.UNKNOWN if not intent.blind:
+        case IntentState.UNKNOWN if may_be_sent_again(intent):
             soon = Deadline(clock=intent.clock, at=reading + 0.5 * intent.call_timeout)
             return soon if intent.seen_by is None or soon.at < intent.seen_by.at else intent.seen_by
         case IntentState.ACCEPTED if (clock := draft.clocks.get(intent.cluster)) and clock.as_of < intent.visible_from:

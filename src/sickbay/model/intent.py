@@ -115,6 +115,8 @@ class Intent(Noun):
     not_before: Deadline | None = None  # paces what was Transient
     sent_at: float = 0.0  # reading of `clock`
     seen_by: Deadline | None = None
+    doubted: int = 0  # the first sending of which nobody knows whether it took effect; 0: none
+    refused: bool = False  # a later sending than that was refused: awaited, never sent again
     doubt_until: float = 0.0  # as_of that a read must have reached before absence means absence
     visible_from: float = 0.0  # as_of from which it must be visible; older facts are not held against it
     answer: str = ""
@@ -125,8 +127,8 @@ class Intent(Noun):
 
 
 def may_be_sent_again(intent: Intent) -> bool:
-    """Sending it twice has one effect."""
-    return not intent.blind
+    """Sending it twice has one effect, and nobody has refused it."""
+    return not intent.blind and not intent.refused
 
 
 INTENT_LIFE: Life[IntentState, Intent] = Life(
@@ -135,6 +137,7 @@ INTENT_LIFE: Life[IntentState, Intent] = Life(
         Step(IntentState.PLANNED, "send", IntentState.SENT),
         Step(IntentState.PLANNED, "seen", IntentState.SEEN),  # done by others, or by a sending whose answer was lost
         Step(IntentState.PLANNED, "expire", IntentState.EXPIRED),
+        Step(IntentState.PLANNED, "rejected", IntentState.REJECTED),  # a late refusal of a sending that was given up
         Step(IntentState.SENT, "accepted", IntentState.ACCEPTED),
         Step(IntentState.SENT, "rejected", IntentState.REJECTED),
         Step(IntentState.SENT, "transient", IntentState.PLANNED),

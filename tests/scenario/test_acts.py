@@ -9,9 +9,13 @@ from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without, pol
 from sickbay.engine.ingest import Ingest
 from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.facts import Outcome
+from sickbay.model.fleet import NodeId, Withholding
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import JobState
+from sickbay.model.policy import Window
+from sickbay.sim.ground import Rules
+from sickbay.sim.programme import Programme
 
 
 def intent_of(w: Ward, key: str) -> Intent:
@@ -109,3 +113,238 @@ def test_what_is_in_doubt_has_a_deadline_however_often_it_was_sent(ward: OpenWar
     assert intent_of(w, w.incident(node).intent).seen_by is not None
     w.rests()
     assert w.phase(node) in {"RELEASED", "HELD"}
+
+
+# --- admission is asked again when an act is sent
+
+REPAIRS = ("reset_gpu", "reboot", "replace")
+
+
+def repairs(w: Ward, since: float = 0.0) -> list[str]:
+    return [f"{e.what} {e.subject}" for e in w.world.chronicle.events if e.what in REPAIRS and e.at > since]
+
+
+def waiting_repair(w: Ward, node: NodeId) -> Channel:
+    """A repair that was admitted and written down, and that the machines' API takes only later."""
+    reboot = Channel(w.sim.hands.sites["sim"].machines, "reboot", down)
+    w.sick(node)
+    w.reaches(node, Phase.REPAIRING)
+    w.until(lambda: reboot.calls >= 2, HOUR)
+    return reboot
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_a_pause_holds_a_repair_that_was_written_down_before_it(ward: OpenWard, cold: bool) -> None:
+    w = ward(cold=cold)
+    node = w.nodes[0]
+    reboot = waiting_repair(w, node)
+    w.order("pause", "")
+    w.run(1)
+    reboot.works()
+    w.run(3 * HOUR)
+    assert repairs(w) == []
+    assert w.phase(node) == "DRAINED"
+    assert "would have" in w.incident(node).wait.would
+    assert w.incident(node).tries == (), "what was never sent was not tried"
+    assert w.ledger().repairing == 0
+    assert w.told("held") == []
+    w.order("unpause", "")
+    w.rests()
+    assert w.phase(node) == "RELEASED"
+    assert w.rungs(node) == ["reboot"]
+
+
+def test_a_brake_holds_what_was_written_down_before_it_tripped(ward: OpenWard) -> None:
+    w = ward(nodes=20)
+    reboot = Channel(w.sim.hands.sites["sim"].machines, "reboot", down)
+    for node in w.nodes[:2]:
+        w.says(node, 79)
+    w.until(lambda: reboot.calls >= 4, HOUR)
+    for node in w.nodes[2:6]:
+        w.says(node, 79)
+    w.until(lambda: w.brake("pool:train:xid.79").tripped_at is not None, HOUR)
+    reboot.works()
+    w.run(200)
+    assert w.brake("pool:train:xid.79").tripped_at is not None
+    assert repairs(w) == []
+    assert {w.phase(node) for node in w.nodes[:2]} == {"DRAINED"}
+
+
+def test_a_window_that_closes_holds_what_was_written_down_in_it(ward: OpenWard) -> None:
+    w = ward(policy=policy_with(windows=(Window(start="00:00", end="00:10"),)))
+    node = w.nodes[0]
+    reboot = waiting_repair(w, node)
+    w.run(600)
+    reboot.works()
+    w.run(HOUR)
+    assert repairs(w) == []
+    assert w.phase(node) == "DRAINED"
+    w.rests()
+    assert w.phase(node) == "RELEASED"
+
+
+def test_a_pause_holds_a_cordon_that_was_written_down_before_it(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    cordon = Channel(w.sim.hands.sites["sim"].cluster, "cordon", down)
+    w.sick(node)
+    w.until(lambda: cordon.calls >= 2, HOUR)
+    w.order("pause", "")
+    w.run(1)
+    cordon.works()
+    w.run(HOUR)
+    assert w.happened("cordon") == []
+    assert w.phase(node) == "SUSPECT", "it is in service"
+    assert w.ledger().out == 0
+    assert w.incident(node).wait.would
+    w.order("unpause", "")
+    w.rests()
+    assert w.phase(node) == "RELEASED"
+
+
+def test_a_pause_holds_a_drain_that_was_written_down_before_it(ward: OpenWard) -> None:
+    w = ward(rules=Rules(work_lasts=100_000.0))
+    node = w.nodes[0]
+    drain = Channel(w.sim.hands.sites["sim"].cluster, "drain", down)
+    assert w.world.other_scheduler_starts_work(node)
+    w.run(10)
+    w.sick(node)
+    w.until(lambda: drain.calls >= 2, HOUR)
+    w.order("pause", "")
+    w.run(1)
+    drain.works()
+    w.run(3 * HOUR)
+    assert w.happened("drain") == []
+    assert w.phase(node) == "DRAINING", "its time does not run out meanwhile"
+    w.order("unpause", "")
+    w.rests()
+    assert w.happened("drain")
+    assert w.phase(node) == "RELEASED"
+
+
+def test_a_pause_holds_an_incidents_stop_of_a_job_that_was_written_down_before_it(ward: OpenWard) -> None:
+    w = ward()
+    job = w.training(steps=100_000)
+    node = min(w.job(job).claim)
+    stop = Channel(w.sim.hands.sites["sim"].cluster, "stop", down)
+    w.says(node, 79)
+    w.until(lambda: stop.calls >= 1, HOUR)
+    w.order("pause", "")
+    w.run(1)
+    stop.works()
+    calls = stop.calls
+    w.run(HOUR)
+    assert stop.calls == calls
+    assert "pause by operator" in w.job(job).wait.because
+    w.order("unpause", "")
+    w.until(lambda: w.job(job).attempt == 2, HOUR)
+
+
+def test_a_persons_stop_of_a_job_is_not_held_by_a_pause(ward: OpenWard) -> None:
+    w = ward()
+    job = w.training(steps=100_000)
+    w.says(min(w.job(job).claim), 79)
+    w.order("pause", "")
+    w.order("stop", job)
+    w.until(lambda: w.state(job) == JobState.STOPPED, HOUR)
+
+
+def test_lost_seats_that_are_back_are_not_cordoned_beyond_the_pools_limit(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    cordon = Channel(w.sim.hands.sites["sim"].cluster, "cordon", down)
+    lost = w.nodes[:2]
+    for node in lost:
+        w.world.cut_path(node)
+        w.world.partition(node)
+    w.until(lambda: all(w.phase(node) == Phase.QUARANTINED for node in lost), HOUR)
+    for node in lost:
+        w.world.heal_partition(node)
+        w.world.open_path(node)
+    w.run(60)
+    cordon.works()
+    w.rests()
+    assert all(w.node(node).claimable for node in w.nodes), w.why()
+    assert w.ledger().out == 0
+
+
+def test_seats_that_came_back_sick_are_treated_one_after_the_other(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    cordon = Channel(w.sim.hands.sites["sim"].cluster, "cordon", down)
+    lost = w.nodes[:2]
+    for node in lost:
+        w.world.cut_path(node)
+        w.world.partition(node)
+    w.until(lambda: all(w.phase(node) == Phase.QUARANTINED for node in lost), HOUR)
+    for node in lost:
+        w.world.heal_partition(node)
+        w.world.open_path(node)
+        w.sick(node)
+    w.run(60)
+    cordon.works()
+    w.rests()
+    assert all(w.node(node).claimable for node in w.nodes), w.why()
+
+
+def test_a_call_that_stood_still_before_it_was_made_is_asked_again(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    executor = w.sim.hosts[0]._engine._executor
+    real = executor.submit
+
+    def late(lane: str, call: Any, timeout: float, done: Any, key: str) -> None:
+        after = 10.0 if lane.endswith("/Repair") else 0.0
+        w.sim.scheduler.after(after, lambda: real(lane, call, timeout, done, key))
+
+    executor.submit = late  # type: ignore[method-assign]
+    w.sick(node)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(1)
+    assert intent_of(w, w.incident(node).intent).state is IntentState.SENT
+    w.order("pause", "")
+    w.run(HOUR)
+    assert repairs(w) == []
+    assert w.phase(node) == "DRAINED"
+
+
+# --- an exclusion excuses only while it lasts
+
+
+def test_a_node_whose_quarantine_is_written_is_nobodys_to_claim(ward: OpenWard) -> None:
+    w = ward(nodes=1, policy=policy_with(examine=()))
+    node = w.nodes[0]
+    cordon = Channel(w.sim.hands.sites["sim"].cluster, "cordon", down)
+    w.order("exclude", "", node=node, fault="xid.79", seconds="600")
+    w.says(node, 79)
+    w.run(60)
+    assert w.node(node).claimable
+    w.until(lambda: w.phase(node) == Phase.QUARANTINED, HOUR)
+    assert not w.node(node).excused
+    assert not w.node(node).claimable
+    job = w.sim.submit("train", Programme(steps=300, checkpoint_every=100), nodes=1)
+    w.run(300)
+    assert w.state(job) == JobState.QUEUED
+    assert w.job(job).attempt == 0
+    cordon.works()
+    w.rests()
+    assert w.phase(node) == "RELEASED"
+
+
+def test_an_exclusion_that_is_taken_back_excuses_nobody_even_while_the_pool_is_at_its_limit(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    w.order("cordon", w.nodes[1])
+    w.reaches(w.nodes[1], Phase.HELD)
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="xid.79")
+    w.says(node, 79)
+    w.run(60)
+    assert w.node(node).claimable
+    w.order("include", "exclude-" + str(_exclusion(w)))
+    w.run(60)
+    assert w.phase(node) == "SUSPECT", "the limit defers it"
+    assert not w.node(node).claimable
+
+
+def _exclusion(w: Ward) -> int:
+    rows = w.sim.store.load(["withholding:"])["withholding:"].row
+    assert isinstance(rows, Withholding)
+    return int(rows.rows[-1].id.rsplit("-", 1)[1])

@@ -141,7 +141,9 @@ def test_a_gate_that_is_called_off_for_a_node_that_it_found_sick_has_failed() ->
 def test_a_refused_start_waits_for_newer_reads_before_it_spends_a_gate() -> None:
     act, waits = StartJob(job=JobId("train"), attempt=1), Deadline(clock="sim", at=90_000.0)
     first = decided(
-        sight(job(JobState.GATING, deadline=waits), intent(act, IntentState.REJECTED, answer="not ready", sent_at=990.0))
+        sight(
+            job(JobState.GATING, deadline=waits), intent(act, IntentState.REJECTED, answer="not ready", sent_at=990.0)
+        )
     )
     assert isinstance(first, Stay)
     assert first.wait.until == Deadline(clock="sim", at=1020.0), "a reminder that runs besides does not matter"

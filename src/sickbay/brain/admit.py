@@ -1,6 +1,7 @@
 """The fleet's safety has the last word. What withholds an act lives here and nowhere else.
 
-Asked for Quarantine, Drain, Repair and an incident's call that a job stop; never for Verify, Release or StartJob.
+Asked for Quarantine, Drain, Repair and an incident's call that a job stop, when it is decided and again when it is
+sent; never for Verify, Release or StartJob.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from sickbay.brain.correlate import rule_for
 from sickbay.model.fault import signature
 from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding
-from sickbay.model.incident import Incident, IncidentKind
+from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
 
 
@@ -70,8 +71,9 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
             return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell)
     if asked is Asked.REPAIR:
         most = limit.repairing(limit.size or ledger.size)
-        if ledger.repairing >= most:
-            return Deferred(f"{ledger.repairing} of {most} repairs allowed at once in {node.pool} are under way")
+        repairing = ledger.repairing - (incident.phase is Phase.REPAIRING)  # of the others: asked again when it is sent
+        if repairing >= most:
+            return Deferred(f"{repairing} of {most} repairs allowed at once in {node.pool} are under way")
     return None
 
 

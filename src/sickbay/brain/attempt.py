@@ -64,6 +64,8 @@ def stopping(s: JobSight, policy: Policy) -> Decision:
         sent = isinstance(intent.act, StopJob) and intent.state not in {IntentState.PLANNED, IntentState.SENT}
         if not (sent and left and lost == left and Capability.FENCE in s.can):
             what = "stopping its ranks" if isinstance(intent.act, StopJob) else f"fencing {', '.join(left)}"
+            if intent.state is IntentState.PLANNED and intent.answer:
+                what = f"{what}: {intent.answer}"
             return Stay(Wait(because=what, until=intent.seen_by))
     if left and lost == left and Capability.FENCE in s.can and not isinstance(intent.act, Fence):
         act = Fence(nodes=left, job=job.id, attempt=job.attempt)

@@ -141,7 +141,9 @@ def gating(s: JobSight, policy: Policy) -> Decision:
 def _in_their_queue(s: JobSight, policy: Policy, intent: Intent) -> Decision:
     """The time to start runs from the allocation; before it, waiting is the cluster's business and costs nothing."""
     job = s.job
-    if intent.refused and not job.claim:  # its queue would show nothing: whether an earlier sending is in it, a stop tells
+    if (
+        intent.refused and not job.claim
+    ):  # its queue would show nothing: whether an earlier sending is in it, a stop tells
         known = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
         why = f"the start was refused: {intent.answer}; an earlier sending may have been taken"
         if s.passed(known):

@@ -15,6 +15,7 @@ from sickbay.model.fleet import Brake, Node, Withholding
 from sickbay.model.incident import Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     Drain,
+    Intent,
     IntentState,
     Look,
     Notify,
@@ -23,6 +24,8 @@ from sickbay.model.intent import (
 )
 from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import WITHHOLDING, key_of
+
+CORDONS_ASKED = 12  # acts of an incident that are looked at; one that has made more is as good as cordoned
 
 
 def asked_for(act: object) -> Asked | None:
@@ -56,16 +59,19 @@ def ask(draft: Draft, asked: Asked, incident: Incident, node: Node) -> Deferred 
 
 
 def deferred(
-    draft: Draft, incident: Incident, node: Node, refused: Deferred, would: str
+    draft: Draft, asked: Asked, incident: Incident, node: Node, refused: Deferred
 ) -> tuple[Incident, Wait | None]:
     if node.excused != refused.excused:
         draft.put(replace(node, excused=refused.excused))
+    if asked is Asked.QUARANTINE and incident.phase is Phase.QUARANTINED and not cordon_may_come(draft, incident):
+        # It is in service: as a seat that is out it would count against others who wait for the same limit.
+        return step_incident(draft, incident, "defer", refused.because, {}), None
     if refused.confirm is not None:
         return _confirm(draft, incident, node, refused.confirm)
     if incident.phase in {Phase.QUARANTINED, Phase.DRAINING}:  # while we hold back, its time does not run out
         incident = replace(incident, deadline=None)
         draft.put(incident)
-    until = _by_wall(draft, refused.until)
+    until, would = _by_wall(draft, refused.until), asked.value
     shown_as = f"would have: {would}" if refused.withheld else ""
     wait = Wait(because=refused.because, until=until, would=shown_as)
     if incident.wait is None or incident.wait.because != wait.because:
@@ -75,6 +81,21 @@ def deferred(
         notice = Notify(event=refused.tell, subject=key_of(incident), text=text)
         incident = told_of(draft, incident, Tell(notice, refused.tell))
     return incident, wait
+
+
+def cordon_may_come(draft: Draft, incident: Incident) -> bool:
+    """Whether our cordon is there, or a sending of one may have taken effect."""
+    if incident.cordon_as_of is not None or incident.acts > CORDONS_ASKED:
+        return True
+    keys = (f"intent:{incident.id}.{number}" for number in range(1, incident.acts + 1))
+    asked = (draft.read(Intent, key, watch=False) for key in keys)
+    return any(
+        intent is not None
+        and isinstance(intent.act, Quarantine)
+        and bool(intent.sent_at)
+        and intent.state is not IntentState.REJECTED
+        for intent in asked
+    )
 
 
 def _by_wall(draft: Draft, until: datetime | None) -> Deadline:

@@ -13,13 +13,13 @@ from sickbay.engine.ingest import Ingest, voices
 from sickbay.engine.learn import learn, reads_of
 from sickbay.engine.plan import plan
 from sickbay.engine.seats import settle
+from sickbay.engine.sending import send, wanted, withheld
 from sickbay.engine.view import Draft, Rules, View, moment
 from sickbay.model.clock import INGEST, Deadline, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
 from sickbay.model.fleet import Cursor, InForce
-from sickbay.model.incident import Incident
-from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, StartJob
+from sickbay.model.intent import Intent, IntentState, StartJob
 from sickbay.model.job import Job
 from sickbay.model.rows import CURSOR, IN_FORCE, Unit, WaitMark
 from sickbay.ports.clock import Clock
@@ -33,6 +33,7 @@ UNIT_FULL = 30  # items at which a batch of facts is committed; one more fact mu
 FACTS = 500
 PAGES = 8  # of facts in one round; then it is planning's turn
 DUE = 200
+STOOD_STILL = 1.0  # seconds from SENT to the call after which admission is asked once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +269,7 @@ class Engine:
             intent = self._view.get(key).row
             if not isinstance(intent, Intent) or not self._may_send(intent):
                 continue
-            if self._commit(partial(self._send, key=key), follows=False):
+            if self._commit(partial(send, key=key), follows=False):
                 sent += self._submit(key)
         return sent
 
@@ -279,45 +280,34 @@ class Engine:
         """Whether our lease outlasts the call."""
         return self._lease_until - self._clock.mono() > intent.call_timeout
 
-    def _send(self, draft: Draft, key: str) -> None:
-        intent = draft.read(Intent, key)
-        if intent is None or intent.state is not IntentState.PLANNED:
-            return
-        if intent.not_before is not None and not intent.not_before.passed(draft.readings):
-            return
-        if not _wanted(draft, intent):
-            draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
-            draft.waits[key] = None
-            return
-        reading = draft.reading(intent.clock)
-        sent = replace(
-            intent,
-            state=INTENT_LIFE.target(intent, intent.state, "send"),
-            sends=intent.sends + 1,
-            sent_at=reading + 1e-6,  # never 0: that means "no sending took effect"
-            seen_by=intent.seen_by or Deadline(clock=intent.clock, at=reading + intent.patience),
-            not_before=None,
-        )
-        draft.put(sent)
-        answer_by = Deadline(clock=intent.clock, at=reading + intent.call_timeout)
-        draft.waits[key] = WaitMark(until=answer_by, on={key: 0}, urgency=1)
-
     def _submit(self, key: str) -> int:
         intent = self._view.get(key).row
         if not isinstance(intent, Intent) or intent.state is not IntentState.SENT:
             return 0
         job = self._view.get(f"job:{intent.act.job}").row if isinstance(intent.act, StartJob) else None
-        call = partial(self._perform, intent, job if isinstance(job, Job) else None, self._epoch)
+        call = partial(self._perform, intent, job if isinstance(job, Job) else None, self._epoch, self._clock.mono())
         done = partial(self._answered, intent.sends)
         self._executor.submit(lane(intent), call, intent.call_timeout, done, intent.key)
         return 1
 
-    def _perform(self, intent: Intent, job: Job | None, epoch: int) -> Outcome:
+    def _perform(self, intent: Intent, job: Job | None, epoch: int, sent: float) -> Outcome:
         """On the worker, right before the call: since SENT was committed this process may have stood still."""
+        why = ""
         if self._epoch != epoch or not self._outlasts(intent):
             why = "the lease ran out before the call"
+        elif self._clock.mono() - sent > STOOD_STILL and not self._still_admitted(intent):
+            why = "it waited for its call and is not admitted any more"
+        if why:
             return Outcome(key=intent.key, result="transient", sends=intent.sends, text=why)
         return self._hands.perform(intent, job)
+
+    def _still_admitted(self, intent: Intent) -> bool:
+        """From the store as it is, beside the round: the view is not this thread's."""
+        draft = Draft(View(self._store), self._rules, self._clocks, moment(self._clock.wall()))
+        try:
+            return wanted(draft, intent) and withheld(draft, intent) is None
+        except StoreError:
+            return False
 
     def _answered(self, sends: int, outcome: Outcome) -> None:
         """An outcome that the executor made (a time-out) does not know which sending it answers."""
@@ -329,13 +319,3 @@ class Engine:
             self._ingest.tell(f"outcome/{outcome.key}/{outcome.sends}/{outcome.result}", outcome)
         except StoreError:
             log.warning("outcome_lost", extra={"intent": outcome.key})
-
-
-def _wanted(draft: Draft, intent: Intent) -> bool:
-    """Whether its owner still waits for exactly this intent."""
-    if not intent.owner or intent.owner.startswith("checkup:"):
-        return True
-    owner = (
-        draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else draft.read(Job, intent.owner)
-    )
-    return owner is not None and owner.open and owner.intent == intent.key

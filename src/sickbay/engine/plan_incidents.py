@@ -125,7 +125,7 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
             if call and node is not None:
                 refused = ask(draft, Asked.CALL, incident, node)
                 if refused is not None:
-                    return deferred(draft, incident, node, refused, "stop its job")
+                    return deferred(draft, Asked.CALL, incident, node, refused)
                 incident = _call(draft, incident, call, because, lost=node.lost)
             changed = replace(incident, **also)
             draft.put(changed)
@@ -135,7 +135,9 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
             if asked is not None and node is not None:
                 refused = ask(draft, asked, incident, node)
                 if refused is not None:
-                    return deferred(draft, incident, node, refused, f"{type(act).__name__.lower()}")
+                    return deferred(draft, asked, incident, node, refused)
+                if node.excused:  # the exclusion that covered it is over
+                    draft.put(replace(node, excused=False))
             intent, number = write_down(draft, incident, decision)
             more = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
             if isinstance(act, Repair):

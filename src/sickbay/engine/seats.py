@@ -57,7 +57,7 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     vacant = node.incarnation is None  # for a while after we have had its machine replaced
     out = node.counted and (vacant or ours or node.others_cordon or node.lost)
     speaks = node.agent is AgentState.HEARD or (node.agent is AgentState.NONE and Capability.LOOK not in can)
-    healthy = phase is None or phase is Phase.WATCHED or node.excused
+    healthy = phase in {None, Phase.WATCHED} or (phase is Phase.SUSPECT and node.excused)
     free = not node.cordons and not node.checking
     claimable = node.incarnation is not None and node.ready and speaks and healthy and free
     mine = node.counted and (vacant or ours)

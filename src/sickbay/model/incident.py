@@ -174,6 +174,8 @@ TRANSITIONS: Life[Phase, Incident] = Life(
     [
         Step(Phase.SUSPECT, "watch", Phase.WATCHED),
         Step(Phase.SUSPECT, "quarantine", Phase.QUARANTINED),
+        Step(Phase.QUARANTINED, "defer", Phase.SUSPECT),  # its cordon is not admitted any more, before it was sent
+        Step(Phase.REPAIRING, "defer", Phase.DRAINED),  # nor is its repair
         Step(Phase.WATCHED, "raise", Phase.SUSPECT),
         Step(Phase.QUARANTINED, "drain", Phase.DRAINING),
         Step(Phase.QUARANTINED, "empty", Phase.DRAINED),

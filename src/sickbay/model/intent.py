@@ -137,6 +137,7 @@ INTENT_LIFE: Life[IntentState, Intent] = Life(
         Step(IntentState.PLANNED, "send", IntentState.SENT),
         Step(IntentState.PLANNED, "seen", IntentState.SEEN),  # done by others, or by a sending whose answer was lost
         Step(IntentState.PLANNED, "expire", IntentState.EXPIRED),
+        Step(IntentState.PLANNED, "unknown", IntentState.UNKNOWN),  # withheld, while an earlier sending is in doubt
         Step(IntentState.PLANNED, "rejected", IntentState.REJECTED),  # a late refusal of a sending that was given up
         Step(IntentState.SENT, "accepted", IntentState.ACCEPTED),
         Step(IntentState.SENT, "rejected", IntentState.REJECTED),

@@ -1,0 +1,117 @@
+"""Sending: a planned intent is asked for admission once more, then SENT is written before the call is made.
+
+An intent may stay PLANNED for a long time (no connection, no room in its lane). What was admitted then need not be
+admitted now: a pause, a brake, a closed window or a pool at its limit holds it, and its owner decides again.
+"""
+
+from msgspec.structs import replace
+
+from sickbay.brain.admit import Asked, Deferred
+from sickbay.engine.admission import ask, asked_for, cordon_may_come
+from sickbay.engine.seats import settle
+from sickbay.engine.steps import step_incident
+from sickbay.engine.view import Draft
+from sickbay.model.clock import Deadline
+from sickbay.model.incident import Incident, Phase
+from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, Quarantine, Repair, StopJob
+from sickbay.model.job import Job
+from sickbay.model.rows import DUE_NOW, WaitMark, key_of
+
+ASK_AGAIN = 30.0  # seconds until a job's stop that is withheld is judged afresh
+
+
+def send(draft: Draft, key: str) -> None:
+    """Write SENT down, or what keeps the intent from being sent."""
+    intent = draft.read(Intent, key)
+    if intent is None or intent.state is not IntentState.PLANNED:
+        return
+    if intent.not_before is not None and not intent.not_before.passed(draft.readings):
+        return
+    if not wanted(draft, intent):
+        draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
+        draft.waits[key] = None
+        return
+    refused = withheld(draft, intent)
+    if refused is not None:
+        _take_back(draft, intent, refused)
+        settle(draft)
+        return
+    reading = draft.reading(intent.clock)
+    sent = replace(
+        intent,
+        state=INTENT_LIFE.target(intent, intent.state, "send"),
+        sends=intent.sends + 1,
+        sent_at=reading + 1e-6,  # never 0: that means "no sending took effect"
+        seen_by=intent.seen_by or Deadline(clock=intent.clock, at=reading + intent.patience),
+        not_before=None,
+    )
+    draft.put(sent)
+    answer_by = Deadline(clock=intent.clock, at=reading + intent.call_timeout)
+    draft.waits[key] = WaitMark(until=answer_by, on={key: 0}, urgency=1)
+
+
+def wanted(draft: Draft, intent: Intent) -> bool:
+    """Whether its owner still waits for exactly this intent."""
+    if not intent.owner or intent.owner.startswith("checkup:"):
+        return True
+    owner = (
+        draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else draft.read(Job, intent.owner)
+    )
+    return owner is not None and owner.open and owner.intent == intent.key
+
+
+def withheld(draft: Draft, intent: Intent) -> Deferred | None:
+    """What holds the act now, whatever was so when it was written down. None: nothing."""
+    if isinstance(intent.act, StopJob):
+        return _stop_withheld(draft, intent.act)
+    asked = asked_for(intent.act)
+    incident = draft.read(Incident, intent.owner) if asked is not None else None
+    node = draft.node(incident.node) if incident is not None else None
+    if asked is None or incident is None or node is None:
+        return None
+    return ask(draft, asked, incident, node)
+
+
+def _stop_withheld(draft: Draft, act: StopJob) -> Deferred | None:
+    """An incident's stop of an attempt that is whole and that nobody and nothing else wants to end."""
+    job = draft.job(act.job)
+    whole = job is not None and bool(job.ranks) and all(state == "running" for state in job.ranks.values())
+    if job is None or not whole or job.stop_asked or job.cancelled or job.end is not None:
+        return None
+    refused: Deferred | None = None
+    for call in job.calls:
+        incident = draft.incident(call.incident) if call.incident else None
+        node = draft.node(incident.node) if incident is not None and incident.open else None
+        if incident is None or node is None:
+            return None
+        refused = ask(draft, Asked.CALL, incident, node)
+        if refused is None:
+            return None
+    return refused
+
+
+def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
+    """It is not sent: its owner decides again as if it had not been written down; no try is lost, no time runs."""
+    key = f"intent:{intent.key}"
+    if isinstance(intent.act, StopJob):  # the attempt's end was decided; it waits, and its story says for what
+        again = Deadline(clock=intent.clock, at=draft.reading(intent.clock) + ASK_AGAIN)
+        draft.put(replace(intent, not_before=again, answer=refused.because))
+        return
+    if intent.doubted:  # an earlier sending may have taken effect: that is awaited, it is not sent again
+        seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
+        state = INTENT_LIFE.target(intent, intent.state, "unknown")
+        draft.put(replace(intent, state=state, refused=True, seen_by=seen_by, answer=refused.because))
+        draft.waits[key] = DUE_NOW
+        return
+    incident = draft.read(Incident, intent.owner)
+    if incident is None:
+        return
+    draft.put(replace(intent, state=IntentState.EXPIRED, answer=f"withdrawn: {refused.because}"))
+    draft.waits[key] = None
+    untried = {"tries": incident.tries[:-1]} if isinstance(intent.act, Repair) else {}
+    may_return = isinstance(intent.act, Quarantine) and not cordon_may_come(draft, incident)
+    if incident.phase is Phase.REPAIRING or (incident.phase is Phase.QUARANTINED and may_return):
+        step_incident(draft, incident, "defer", refused.because, untried)
+    else:
+        draft.put(replace(incident, intent="", deadline=None, **untried))
+    draft.waits[key_of(incident)] = DUE_NOW

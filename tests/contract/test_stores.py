@@ -1,5 +1,6 @@
 """The store's contract, on every store."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,12 @@ class TestMemoryStoreWithoutLimits(StoreContract):
     @pytest.fixture
     def store(self) -> Store:
         return MemoryStore(limits=False)
+
+
+class TestMemoryStoreWithATimeOfItsOwn(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return MemoryStore(wall=time.time)
 
 
 class Opened(StoreContract, DurableContract):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
@@ -36,6 +37,11 @@ deadlines = st.none() | st.builds(
     Deadline, clock=st.sampled_from(["ingest", "c"]), at=st.sampled_from([-1.0, 1.0, 4.0])
 )
 pulses = st.builds(pulse, st.sampled_from([1.0, 3.0, 6.0]), st.sampled_from(["1", "2"]))
+
+
+def unnumbered(row: AnyRow | None) -> AnyRow | None:
+    """A clock without the number of its newest fact: stores may leave gaps between numbers."""
+    return replace(row, facts=0) if isinstance(row, WatchedClock) else row
 
 
 class StoresAgree(RuleBasedStateMachine):
@@ -124,9 +130,9 @@ class StoresAgree(RuleBasedStateMachine):
             before = self.rows[CLOCK][0] if CLOCK in self.rows else WatchedClock(source="ingest", period=2.0)
             assert isinstance(before, WatchedClock)
             moved = self.stores[0].load([CLOCK])[CLOCK]
-            assert moved.row == before.heard(float(at))
+            assert unnumbered(moved.row) == before.heard(float(at))
             assert moved.version > self.version(CLOCK)
-            self.change(CLOCK, moved.row, moved.version)
+            self.change(CLOCK, unnumbered(moved.row), moved.version)
 
     @rule(name=names, new=pulses)
     def hear(self, name: str, new: Pulse) -> None:
@@ -165,7 +171,8 @@ class StoresAgree(RuleBasedStateMachine):
     def rows_and_waits_are_the_same(self) -> None:
         expected = {key: self.rows.get(key, (None, 0)) for key in READ}
         for store in self.stores:
-            assert {key: (found.row, found.version) for key, found in store.load(READ).items()} == expected
+            found = {key: (unnumbered(read.row), read.version) for key, read in store.load(READ).items()}
+            assert found == expected
             for tag in TAGS:
                 assert list(store.find(tag)) == sorted(key for key, (row, _) in self.rows.items() if tag_of(row) == tag)
             for kind in ("node", "incident"):

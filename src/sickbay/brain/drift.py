@@ -60,6 +60,13 @@ def _healed(incident: Incident, seen: Incarnation | None) -> Remedy | None:
     return done
 
 
+def horizon_of(reached: float, nodes: dict[NodeId, Node | None], job: Job | None) -> float:
+    """How far an effect's subjects have been read: with their whole cluster (`reached`), or each by itself since."""
+    own = [node.as_of if node is not None else reached for node in nodes.values()]
+    own += [job.ranks_as_of] if job is not None else []
+    return max(reached, min(own, default=reached))
+
+
 def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, horizon: float) -> bool:
     """Whether the effect is there. What shows itself by absence needs a read, up to `horizon`, new enough to tell."""
     act = intent.act

@@ -26,12 +26,14 @@ class JobSight:
     unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
     readings: dict[str, float]
     can: frozenset[Capability]
+    present: dict[str, float] | None = None  # what deadlines are set from, where `readings` lag behind it
 
     def passed(self, deadline: Deadline | None) -> bool:
         return deadline is not None and deadline.passed(self.readings)
 
     def within(self, clock: str, duration: timedelta) -> Deadline:
-        return Deadline(clock=clock, at=self.readings.get(clock, 0.0) + duration.total_seconds())
+        present = self.readings if self.present is None else self.present
+        return Deadline(clock=clock, at=present.get(clock, 0.0) + duration.total_seconds())
 
     @property
     def cluster(self) -> str:

@@ -28,6 +28,7 @@ class Sight:
     readings: dict[str, float]
     can: frozenset[Capability]
     blind: frozenset[str]
+    present: dict[str, float] | None = None  # what deadlines are set from, where `readings` lag behind it
 
     @property
     def retry_at(self) -> Deadline | None:
@@ -40,7 +41,8 @@ class Sight:
         return tuple(job for job in jobs if job not in self.called)
 
     def within(self, clock: str, duration: timedelta) -> Deadline:
-        return Deadline(clock=clock, at=self.readings.get(clock, 0.0) + duration.total_seconds())
+        present = self.readings if self.present is None else self.present
+        return Deadline(clock=clock, at=present.get(clock, 0.0) + duration.total_seconds())
 
 
 def owner_of(incident: Incident) -> str:

@@ -1,6 +1,9 @@
-"""Where facts enter: reports of agents, commands, and reads of clusters. Any replica may do this; none of it plans."""
+"""Where facts enter: reports of agents, commands, and reads of clusters. None of it plans.
 
-from collections.abc import Iterator, Mapping, Sequence
+Any replica takes reports and commands; only the leader reads clusters.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -8,7 +11,7 @@ from msgspec.structs import replace
 
 from sickbay.engine.view import moment
 from sickbay.model.clock import INGEST, WatchedClock
-from sickbay.model.errors import EffectError
+from sickbay.model.errors import EffectError, StoreError
 from sickbay.model.facts import (
     AgentHeard,
     AgentSilent,
@@ -31,21 +34,30 @@ SHOWN = frozenset({JobState.GATING, JobState.RUNNING, JobState.STOPPING})  # a l
 Thing = TypeVar("Thing")
 
 
+def alone() -> bool:
+    """For a process that has no others beside it: it leads."""
+    return True
+
+
 class Ingest:
     """Takes facts into the store and moves the watched clock of their source."""
 
-    def __init__(self, store: Store, clock: Clock, period: float = 10.0) -> None:
+    def __init__(self, store: Store, clock: Clock, period: float = 10.0, leads: Callable[[], bool] = alone) -> None:
+        """`leads`: whether this replica leads now. Where the store has no time of its own, only the leader's counts."""
         self._store = store
         self._clock = clock
         self._period = period
+        self._leads = leads
 
     def take(self, facts: Sequence[Fact], pulses: Mapping[NodeId, Incarnation] | None = None) -> int:
         """Reports of agents. That they arrive at all is what moves the ingest clock."""
         mark = Mark(source=INGEST, at=self._clock.wall(), period=self._period)
+        counts = self._leads() or self._store.time() is not None
         if pulses:  # before the clock moves: whoever dies in between has not made anybody silent
-            reading = _clock(self._store, INGEST).heard(mark.at).reading
+            known = _clock(self._store, INGEST)
+            reading = known.heard(mark.at).reading if counts else known.reading
             self._store.hear({node: Pulse(reading=reading, incarnation=inc) for node, inc in pulses.items()})
-        return self._store.append(facts, [mark])
+        return self._store.append(facts, [mark] if counts else [])
 
     def tell(self, key: str, news: AnyNews) -> None:
         """One fact that is no report: a command, an outcome. It says nothing about whether agents can be heard."""
@@ -77,32 +89,53 @@ def voices(store: Store, clock: Clock, silence: float) -> int:
 
 
 class Watcher:
-    """Reads one cluster: deltas from a cursor; when the cursor is lost, the whole, in slices between other rounds."""
+    """Reads one cluster: deltas from a cursor; when the cursor is lost, the whole, in slices between other rounds.
 
-    def __init__(self, store: Store, cluster: Cluster, clock: Clock) -> None:
+    It reads only while this replica leads: several that list everything would be a load on the cluster, and each would
+    lose the other's cursor.
+    """
+
+    def __init__(self, store: Store, cluster: Cluster, clock: Clock, leads: Callable[[], bool] = alone) -> None:
         self._store = store
         self._cluster = cluster
         self._clock = clock
-        self._slices: Iterator[tuple[list[Fact], Mark]] | None = None
+        self._leads = leads
+        self._slices: Iterator[tuple[list[Fact], list[Mark]]] | None = None
         self._list_again = False  # jobs were missing from the last list: one more tells whether they have gone
+        self._began = 0.0  # the present read, on the monotonic clock
         self.trouble = ""  # why the cluster could not be read the last time
+
+    @property
+    def amid(self) -> bool:
+        """Whether slices of a read are left."""
+        return self._slices is not None
 
     def read(self) -> int:
         """One read. A cluster that cannot be read moves no clock: nothing runs out meanwhile. Returns new facts."""
-        if self._slices is not None:
-            return self._next_slice(self._slices)
-        known = _clock(self._store, self._cluster.id)
+        if not self._leads():
+            self._slices, self.trouble = None, ""  # the next leader reads afresh
+            return 0
         try:
-            found = Lost() if self._list_again else self._cluster.watch(known.cursor)
-            self.trouble = ""
-            if isinstance(found, Lost):
-                self._list_again = False
-                self._slices = self._compare(first=known.cursor is None)
+            if self._slices is not None:
                 return self._next_slice(self._slices)
+            return self._read_on()
         except EffectError as error:
             self._slices = None
             self.trouble = str(error)
             return 0
+        except StoreError:
+            self._slices = None  # this slice may not have been stored, and the cursor must not move past it
+            raise
+
+    def _read_on(self) -> int:
+        known = _clock(self._store, self._cluster.id)
+        self._began = self._clock.mono()
+        found = Lost() if self._list_again else self._cluster.watch(known.cursor)
+        self.trouble = ""
+        if isinstance(found, Lost):
+            self._list_again = False
+            self._slices = self._compare(first=known.cursor is None)
+            return self._next_slice(self._slices)
         return self._deltas(found)
 
     def _deltas(self, found: Deltas) -> int:
@@ -113,24 +146,36 @@ class Watcher:
             else Fact(id=f"{self._cluster.id}/{found.cursor}/{n}", at=_dated(news, at), news=news)
             for n, news in enumerate(found.news)
         ]
-        return self._store.append(facts, [self._mark(found.cursor, found.as_of)])
+        return self._append(facts, [self._mark(found.cursor, found.as_of)])
 
     def _told(self, told: Told, now: datetime) -> Fact:
         """Named by the far side: a list that says it again is no second fact."""
         return Fact(id=f"{self._cluster.id}/told/{told.id}", at=min(told.at, now), news=told.news)
 
-    def _mark(self, cursor: str | None = None, as_of: float | None = None) -> Mark:
-        wall = self._clock.wall()
-        return Mark(source=self._cluster.id, at=wall, period=self._cluster.period, cursor=cursor, as_of=as_of)
+    def _append(self, facts: Sequence[Fact], marks: Sequence[Mark]) -> int:
+        """A read may have taken so long that another leads by now, who has read further."""
+        return self._store.append(facts, marks) if self._leads() else 0
 
-    def _next_slice(self, slices: Iterator[tuple[list[Fact], Mark]]) -> int:
-        for facts, mark in slices:
-            return self._store.append(facts, [mark])
+    def _mark(self, cursor: str, as_of: float) -> Mark:
+        return Mark(
+            source=self._cluster.id,
+            at=self._clock.wall(),
+            period=self._cluster.period,
+            took=self._clock.mono() - self._began,
+            cursor=cursor,
+            as_of=as_of,
+        )
+
+    def _next_slice(self, slices: Iterator[tuple[list[Fact], list[Mark]]]) -> int:
+        for facts, marks in slices:
+            return self._append(facts, marks)
         self._slices = None
         return 0
 
-    def _compare(self, *, first: bool) -> Iterator[tuple[list[Fact], Mark]]:
-        """What a snapshot says that the rows do not. The cursor moves with the last slice only."""
+    def _compare(self, *, first: bool) -> Iterator[tuple[list[Fact], list[Mark]]]:
+        """What a snapshot says that the rows do not. Cursor and clock move with the last slice only: those before it
+        say nothing newer than the snapshot, and what must show itself on the cluster cannot have shown itself in them.
+        """
         whole = self._cluster.snapshot()
         busy = {node for job in whole.jobs for node, state in job.ranks.items() if state == "running"}
         wall = moment(self._clock.wall())
@@ -160,11 +205,11 @@ class Watcher:
                       for some in _sliced(missing, SLICE))  # fmt: skip
         slices.append([Fact(id=f"{stem}/gone/{node}", at=wall, news=NodeVanished(node=node, as_of=whole.as_of))
                        for node in self._vanished({seen.node for seen in whole.nodes})])  # fmt: skip
-        for facts in slices[:-1]:
-            yield facts, self._mark()
+        for facts in filter(None, slices[:-1]):
+            yield facts, []
         self._slices = None
         self._list_again = bool(missing)
-        yield slices[-1], self._mark(whole.cursor, whole.as_of)
+        yield slices[-1], [self._mark(whole.cursor, whole.as_of)]
 
     def _vanished(self, present: set[NodeId]) -> Iterator[NodeId]:
         after = ""

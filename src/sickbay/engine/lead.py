@@ -8,13 +8,14 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from sickbay.engine.clocks import Clocks
 from sickbay.engine.execute import Hands, lane
 from sickbay.engine.ingest import Ingest, voices
 from sickbay.engine.learn import learn, reads_of
 from sickbay.engine.plan import plan
 from sickbay.engine.seats import settle
 from sickbay.engine.sending import send, wanted, withheld
-from sickbay.engine.view import Draft, Rules, View, moment
+from sickbay.engine.view import Draft, Rules, View, moment, readings_of
 from sickbay.model.clock import INGEST, Deadline, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
@@ -73,7 +74,7 @@ class Engine:
         self._setup = setup
         self._committed = committed
         self._view = View(store)
-        self._clocks: Mapping[str, WatchedClock] = {}
+        self._clocks = Clocks()
         self._epoch = 0
         self._lease_until = 0.0
         self._ingest = Ingest(store, clock)
@@ -89,6 +90,7 @@ class Engine:
             return False
         if lease.epoch != self._epoch:
             self._view.forget()  # others may have written since we last led
+            self._clocks = Clocks()
         self._epoch = lease.epoch
         self._lease_until = asked + lease.ttl
         return True
@@ -105,8 +107,8 @@ class Engine:
             return 0
         try:
             done = voices(self._store, self._clock, self._rules.policy.silence.agent.total_seconds())
-            clocks = self._read_clocks()
-            done += self._learn_all(clocks)
+            self._clocks.newest = self._read_clocks()
+            done += self._learn_all()
             done += self._plan_due()
             done += self._dispatch()
         except Fenced:
@@ -127,7 +129,7 @@ class Engine:
         return {v.row.source: v.row for v in rows.values() if isinstance(v.row, WatchedClock)}
 
     def _draft(self) -> Draft:
-        return Draft(self._view, self._rules, self._clocks, moment(self._clock.wall()))
+        return Draft(self._view, self._rules, self._clocks.learned, moment(self._clock.wall()), self._clocks.newest)
 
     def _commit(self, build: Callable[[Draft], None], *, follows: bool = True) -> bool:
         """Plan and commit one unit; a refused one is planned again from a fresh view.
@@ -151,23 +153,22 @@ class Engine:
             return True
         raise Conflict("a unit was refused again and again")
 
-    def _learn_all(self, clocks: Mapping[str, WatchedClock]) -> int:
-        """Facts in order, many in one unit, and how far we are with them in the same unit.
-
-        The clocks were read before: only once every fact that they may speak of is learned do decisions see them.
-        Otherwise a cluster could seem to have been read further than its rows show.
-        """
-        self._clocks = self._clocks or clocks
+    def _learn_all(self) -> int:
+        """Facts in order, many in one unit, and how far we are with them in the same unit."""
+        self._clocks.recall(self._cursor())
         done = 0
         for _ in range(PAGES):
-            cursor = self._view.get(CURSOR).row
-            facts = list(self._store.facts(after=cursor.at if isinstance(cursor, Cursor) else 0, limit=FACTS))
+            facts = list(self._store.facts(after=self._cursor().at, limit=FACTS))
             done += self._learn_page(facts)
             if len(facts) < FACTS:
-                self._clocks = clocks
                 break
+        self._clocks.advance(self._cursor().at)
         self._own_rules()
         return done
+
+    def _cursor(self) -> Cursor:
+        row = self._view.get(CURSOR).row
+        return row if isinstance(row, Cursor) else Cursor()
 
     def _learn_page(self, facts: list[Fact]) -> int:
         self._view.fetch(dict.fromkeys(key for fact in facts for key in reads_of(fact.news)))
@@ -203,7 +204,7 @@ class Engine:
             taken, last = taken + 1, fact.seq
             if draft.size >= UNIT_FULL:
                 break
-        draft.put(Cursor(at=last))
+        draft.put(self._clocks.kept(last))
         settle(draft)
         return taken
 
@@ -224,7 +225,7 @@ class Engine:
         self._learn_some(draft, [fact])
 
     def _skip(self, draft: Draft, fact: Fact) -> None:
-        draft.put(Cursor(at=fact.seq))
+        draft.put(self._clocks.kept(fact.seq))
         draft.tell(f"set aside, could not be understood: {fact.id}", "operator:", event="set_aside")
 
     def _own_rules(self) -> None:
@@ -240,8 +241,7 @@ class Engine:
         self._ingest.tell(f"policy/{news.policy}/{news.knowledge}/{number}", news)
 
     def _plan_due(self) -> int:
-        readings = {source: clock.reading for source, clock in self._clocks.items()}
-        due = list(self._store.due(readings, DUE))
+        due = list(self._store.due(readings_of(self._clocks.learned), DUE))
         for subject in due:
             try:
                 self._commit(partial(plan, subject=subject))

@@ -149,7 +149,7 @@ def _again_later(draft: Draft, intent: Intent) -> Intent:
 def in_doubt(draft: Draft, intent: Intent) -> Intent:
     """Absence means absence only in a read newer than the end of the call."""
     intent = replace(intent, doubted=intent.doubted or intent.sends)
-    clock = draft.clocks.get(intent.cluster)
+    clock = draft.newest.get(intent.cluster)
     if clock is None:
         return intent
     return replace(intent, doubt_until=clock.as_of + intent.call_timeout + 2 * clock.period)

@@ -42,7 +42,9 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
         draft.tell(f"{found.code} of an older boot or instance: history only", key_of(node), event="stale")
         return
     if node.dismissed_at is not None and fact.at <= node.dismissed_at <= draft.now:
-        return  # an operator vouched for it since; one in the future is that of a clock that has jumped
+        # An operator vouched for it since; one in the future is that of a clock that has jumped.
+        draft.tell(f"{found.code} from before it was dismissed: history only", key_of(node), event="stale")
+        return
     if node.proven_at is not None and fact.at <= node.proven_at <= draft.now:
         # What an agent reads comes in order, so this is an old line that was read again: a log file tells no boot.
         draft.tell(f"{found.code} from before the last check passed: history only", key_of(node), event="stale")

@@ -98,6 +98,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
         readings=draft.readings,
         can=draft.can(incident.cluster),
         blind=draft.rules.blind.get(incident.cluster, frozenset()),
+        present=draft.present,
     )
 
 

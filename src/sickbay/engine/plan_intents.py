@@ -3,12 +3,12 @@
 from msgspec.structs import replace
 
 from sickbay.brain.attempt import stuck
-from sickbay.brain.drift import shown
+from sickbay.brain.drift import horizon_of, shown
 from sickbay.engine import checkups
 from sickbay.engine.learn import in_doubt
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.fleet import NodeId
+from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.intent import (
     INTENT_LIFE,
@@ -66,12 +66,10 @@ def _no_news(draft: Draft, intent: Intent) -> bool:
 
 def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
     """What has become of it since: the first that applies, or nothing."""
-    job = draft.job(intent.act.job) if isinstance(intent.act, StopJob | StartJob | RerunJob | Fence) else None
-    nodes = {node: draft.node(node) for node in _targets(intent)}
-    clock = draft.clocks.get(intent.cluster)
-    if shown(intent, nodes, job, clock.as_of if clock else 0.0):
+    nodes, job = _targets(draft, intent)
+    if shown(intent, nodes, job, _horizon(draft, intent)):
         return "seen", ""
-    reading = draft.reading(intent.clock)
+    reading = draft.readings.get(intent.clock, 0.0)
     wanted = not intent.owner or _still_wanted(draft, intent)
     match intent.state:
         case IntentState.SENT if reading >= intent.sent_at + intent.call_timeout:
@@ -88,8 +86,17 @@ def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
             return None
 
 
-def _targets(intent: Intent) -> tuple[NodeId, ...]:
-    return (intent.act.node,) if isinstance(intent.act, Quarantine | Drain | Repair | Release) else ()
+def _targets(draft: Draft, intent: Intent) -> tuple[dict[NodeId, Node | None], Job | None]:
+    """What its effect shows itself on."""
+    act = intent.act
+    nodes = (act.node,) if isinstance(act, Quarantine | Drain | Repair | Release) else ()
+    job = draft.job(act.job) if isinstance(act, StopJob | StartJob | RerunJob | Fence) else None
+    return {node: draft.node(node) for node in nodes}, job
+
+
+def _horizon(draft: Draft, intent: Intent) -> float:
+    clock = draft.clocks.get(intent.cluster)
+    return horizon_of(clock.as_of if clock else 0.0, *_targets(draft, intent))
 
 
 def _still_wanted(draft: Draft, intent: Intent) -> bool:
@@ -109,9 +116,8 @@ def _time_up(draft: Draft, intent: Intent) -> bool:
 def _surely_absent(draft: Draft, intent: Intent) -> bool:
     """A read newer than the end of the call has not shown it. What agents carry out has no such read: time must do."""
     if intent.clock == INGEST:
-        return draft.reading(INGEST) >= intent.sent_at + 2 * intent.call_timeout
-    clock = draft.clocks.get(intent.cluster)
-    return clock is not None and bool(intent.doubt_until) and clock.as_of >= intent.doubt_until
+        return draft.readings.get(INGEST, 0.0) >= intent.sent_at + 2 * intent.call_timeout
+    return bool(intent.doubt_until) and _horizon(draft, intent) >= intent.doubt_until
 
 
 def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
@@ -124,7 +130,9 @@ def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
         case IntentState.UNKNOWN if may_be_sent_again(intent):
             soon = Deadline(clock=intent.clock, at=reading + 0.5 * intent.call_timeout)
             return soon if intent.seen_by is None or soon.at < intent.seen_by.at else intent.seen_by
-        case IntentState.ACCEPTED if (clock := draft.clocks.get(intent.cluster)) and clock.as_of < intent.visible_from:
+        case IntentState.ACCEPTED if (clock := draft.clocks.get(intent.cluster)) and _horizon(
+            draft, intent
+        ) < intent.visible_from:
             # A read that shows the effect may be older than the one that must show it, and then nothing changes any
             # more: only a further read tells, and reads wake nobody.
             soon = Deadline(clock=intent.cluster, at=draft.reading(intent.cluster) + clock.period)

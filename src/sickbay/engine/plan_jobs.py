@@ -34,6 +34,7 @@ def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
         unseen=partial(unseen, draft, job),
         readings=draft.readings,
         can=draft.can(job.spec.cluster),
+        present=draft.present,
     )
     return _take_job(draft, job, resume(sight, draft.rules.policy, draft.rules.tables))
 

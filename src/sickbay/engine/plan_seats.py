@@ -31,7 +31,7 @@ def plan_brake(draft: Draft, subject: str) -> None:
     ):  # a state, not an event: who is still lost still shows it
         gone = (node for node in brake.seen if (row := draft.peek(Node, f"node:{node}")) is not None and row.lost)
         brake = replace(brake, seen={**brake.seen, **dict.fromkeys(gone, reading)})
-    eased = ease(brake, rule, reading)
+    eased = ease(brake, rule, draft.readings.get(INGEST, 0.0))
     if eased != brake:
         draft.put(eased)
     if brake.tripped_at is not None and eased.tripped_at is None:

@@ -1,11 +1,11 @@
 """Where agents are received: their reports become facts, and commands that wait for them go back with the reply."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from threading import Lock
 
 from msgspec.structs import replace
 
-from sickbay.engine.ingest import Ingest
+from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.view import moment
 from sickbay.model.errors import BadInput, StoreError
 from sickbay.model.facts import AGENT_ANSWERED, AnyNews, Checked, Fact, Looked, Observed, Outcome, ResetDone
@@ -43,13 +43,14 @@ class Reception:
         report_every: float = 5.0,
         poll_for: float = 20.0,
         metrics: Metrics | None = None,
+        leads: Callable[[], bool] = alone,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._clock = clock
         self._report_every = report_every
         self._poll_for = poll_for
-        self._ingest = Ingest(store, clock, period=2 * report_every)
+        self._ingest = Ingest(store, clock, period=2 * report_every, leads=leads)
         self._present: dict[NodeId, Incarnation] = {}  # whose voice counted last: a cache, asked again when it differs
         self._mutex = Lock()
         self._committing = Lock()

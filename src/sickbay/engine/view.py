@@ -96,11 +96,21 @@ def _tag(row: AnyRow | None) -> str:
 class Draft:
     """One unit in the making: every read is expected at commit, and watched by the wait that may follow."""
 
-    def __init__(self, view: View, rules: Rules, clocks: Mapping[str, WatchedClock], now: datetime) -> None:
+    def __init__(
+        self,
+        view: View,
+        rules: Rules,
+        clocks: Mapping[str, WatchedClock],
+        now: datetime,
+        newest: Mapping[str, WatchedClock] | None = None,
+    ) -> None:
+        """`clocks` as far as their facts are learned; `newest` as they stand (see `engine.clocks`)."""
         self._view = view
         self.rules = rules
         self.clocks = clocks
-        self.readings: dict[str, float] = {source: clock.reading for source, clock in clocks.items()}
+        self.newest = clocks if newest is None else newest
+        self.readings = readings_of(clocks)  # by these it is judged what has passed
+        self.present = readings_of(self.newest)  # from these it is set what will pass
         self.now = now
         self.expect: dict[str, int] = {}
         self.watched: set[str] = set()
@@ -187,7 +197,8 @@ class Draft:
         return [job for job in self.open_jobs(node.pool) if node.id in job.claim]
 
     def reading(self, clock: str) -> float:
-        return self.readings.get(clock, 0.0)
+        """The present, for what is dated, or set from now on. What has passed is judged by `readings`."""
+        return self.present.get(clock, 0.0)
 
     def can(self, cluster: str) -> frozenset[Capability]:
         return self.rules.can.get(cluster, frozenset())
@@ -199,6 +210,10 @@ class Draft:
     def unit(self) -> Unit:
         changed = {key: row for key, row in self.writes.items() if row is None or row != self._view.get(key).row}
         return Unit(writes=changed, expect=self.expect, waits=self.waits, story=tuple(self.story))
+
+
+def readings_of(clocks: Mapping[str, WatchedClock]) -> dict[str, float]:
+    return {source: clock.reading for source, clock in clocks.items()}
 
 
 def moment(wall: float) -> datetime:

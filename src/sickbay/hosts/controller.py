@@ -2,11 +2,14 @@
 
 import logging
 import os
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sickbay.engine.clocks import SharedClock
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.hosts.changes import Changes
@@ -20,11 +23,19 @@ from sickbay.wiring import Fleet
 
 log = logging.getLogger("sickbay.controller")
 
-AT_LEAST = 0.25  # seconds between two rounds when nothing wakes the engine: what falls due is not met later than this
+# Seconds between two rounds when nothing wakes the engine: what falls due, and what another replica has taken into the
+# store, is not met later than this.
+AT_LEAST = 0.25
 CANARY = 1.0  # seconds between two proofs that we can be heard
 TIDY = 3600.0
 AGAIN = 1.0  # after the store could not be used
 LEASE = 30.0
+SLICE_EVERY = 0.05  # seconds between two slices of one read of a cluster: the engine learns in between
+
+
+def replica_name() -> str:
+    """A name that no other process has, nor had: in containers everybody is process 1, and hosts may share a name."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class _Waking:
@@ -55,7 +66,7 @@ class Controller:
     ) -> None:
         self._store = store
         self._fleet = fleet
-        self._clock = clock
+        self._clock = clock = SharedClock(store, clock)
         self._stopping = threading.Event()
         self._awake = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -63,9 +74,18 @@ class Controller:
         policy = fleet.rules.policy
         policies = {fleet.rules.policy_digest: policy}
         self.desk = Desk(
-            store, policy, policies, clusters, clock, self._awake.set, changes, fleet.breakable, fleet.metrics
+            store,
+            policy,
+            policies,
+            clusters,
+            clock,
+            self._awake.set,
+            changes,
+            fleet.breakable,
+            fleet.metrics,
+            leads=lambda: self.leads,
         )
-        setup = Setup(holder=holder or f"controller-{os.getpid()}", lease_ttl=LEASE)
+        setup = Setup(holder=holder or replica_name(), lease_ttl=LEASE)
         waking = _Waking(executor, self._awake.set)
         self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, changes.committed)
         self._troubles: dict[str, str] = {}
@@ -145,18 +165,21 @@ class Controller:
 
     def _run_watcher(self, name: str) -> None:
         cluster = self._fleet.hands.sites[name].cluster
-        watcher = Watcher(self._store, cluster, self._clock)
+        watcher = Watcher(self._store, cluster, self._clock, leads=lambda: self.leads)
         pause = self._fleet.pauses[name]
         while not self._stopping.is_set():
             with self._guarded(f"reading {name}"):
                 if watcher.read():
                     self._awake.set()
                 self._note(f"cluster {name}", watcher.trouble)
-                pause(cluster.period)
+                if watcher.amid:
+                    self._stopping.wait(SLICE_EVERY)
+                else:
+                    pause(cluster.period)
 
     def _run_canary(self, canary: Callable[[], bool]) -> None:
         """Our own voice moves the ingest clock: with few agents, or none, silence must still be measured."""
-        ingest = Ingest(self._store, self._clock, period=self._canary_period)
+        ingest = Ingest(self._store, self._clock, period=self._canary_period, leads=lambda: self.leads)
         while not self._stopping.wait(self._canary_every):
             with self._guarded("the canary"):
                 if canary():

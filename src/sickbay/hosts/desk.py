@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from sickbay.engine.ingest import Ingest
+from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
 from sickbay.hosts.changes import Changes
@@ -40,6 +40,7 @@ class Desk:
         changes: Changes,
         breakable: Breakable | None = None,
         metrics: Metrics | None = None,
+        leads: Callable[[], bool] = alone,
     ) -> None:
         self.store = store
         self.policy = policy
@@ -53,7 +54,7 @@ class Desk:
         self._ingest = Ingest(store, clock)
         # Six reports may be missed before an agent counts as silent.
         self._reception = Reception(
-            store, clock, report_every=policy.silence.agent.total_seconds() / 6, metrics=metrics
+            store, clock, report_every=policy.silence.agent.total_seconds() / 6, metrics=metrics, leads=leads
         )
 
     # --- commands of people

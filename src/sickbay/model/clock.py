@@ -4,9 +4,12 @@ A watched clock belongs to one source of facts (`ingest`, or a cluster) and adva
 heard. After a two-hour outage, a jump of the wall clock or an API that hangs, nothing has run out.
 """
 
+from msgspec.structs import replace
+
 from sickbay.model.noun import Noun
 
 INGEST = "ingest"
+READ_MOST = 300.0  # seconds of one read that may count; one that takes longer is as good as an outage
 
 
 class Deadline(Noun):
@@ -25,19 +28,29 @@ class WatchedClock(Noun):
     source: str
     period: float
     reading: float = 0.0
-    last: float | None = None
+    last: float | None = None  # when the last read that succeeded began, on the wall
+    moved: float | None = None  # when the last read that advanced the clock began, on the wall
+    took: float = 0.0  # seconds that the last read took
     cursor: str | None = None
     as_of: float = 0.0  # how far the source has told us about itself, on its own time
+    facts: int = 0  # the newest fact when the clock moved: whoever has not learned it must not look at this clock yet
 
-    def heard(self, at: float) -> "WatchedClock":
-        """The clock after a success at wall time `at`: a gap counts if it is positive and at most two periods."""
-        gap = 0.0 if self.last is None else at - self.last
-        counted = gap if 0.0 < gap <= 2 * self.period else 0.0
-        return WatchedClock(
-            source=self.source,
-            period=self.period,
-            reading=self.reading + counted,
-            last=at,
-            cursor=self.cursor,
-            as_of=self.as_of,
+    def heard(self, at: float, took: float = 0.0) -> "WatchedClock":
+        """The clock after a read that succeeded at wall time `at` and took so long.
+
+        What was read is as old as the beginning of its read, so that is what counts. A gap counts if it is positive
+        and at most two periods and the time that the read before took. One that is a little negative comes of two
+        writers whose clocks differ, and is waited for: else the clock would count that piece of time twice.
+        """
+        began = at - took
+        gap = 0.0 if self.last is None else began - self.last
+        if -2 * self.period <= gap < 0.0:
+            return self
+        counts = 0.0 < gap <= 2 * self.period + min(self.took, READ_MOST)
+        return replace(
+            self,
+            reading=self.reading + (gap if counts else 0.0),
+            last=began,
+            moved=began if counts or self.last is None else self.moved,
+            took=took,
         )

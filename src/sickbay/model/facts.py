@@ -199,7 +199,8 @@ class Mark(Noun):
     """How a source of facts stands after a read of it; written with what was read."""
 
     source: str
-    at: float  # wall seconds of the success
+    at: float  # wall seconds of the success; a store with a time of its own takes that instead
     period: float
+    took: float = 0.0  # seconds from the beginning of the read until now, on the reader's monotonic clock
     cursor: str | None = None
     as_of: float | None = None

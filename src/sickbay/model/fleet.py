@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
-from sickbay.model.clock import Deadline
+from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.noun import Noun
 
 NodeId = NewType("NodeId", str)  # "<cluster>/<name>": a seat
@@ -253,6 +253,12 @@ class InForce(Noun):
 
 
 class Cursor(Noun):
-    """Planned up to: committed with what follows from the facts."""
+    """Planned up to: committed with what follows from the facts.
+
+    While facts are left to learn, with the clocks that decisions may look at (`learned`), and those that they may look
+    at when the facts are learned that were stored before (`ahead`): else who never catches up would never move on.
+    """
 
     at: int = 0
+    learned: dict[str, WatchedClock] = {}
+    ahead: dict[str, WatchedClock] = {}

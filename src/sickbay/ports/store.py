@@ -79,8 +79,15 @@ class Store(Mail, Protocol):
     ) -> int:
         """Adds facts; returns how many were new. Each mark moves its watched clock (`WatchedClock.heard`), creating it.
 
+        A store with a time of its own dates marks by it, so that clocks of replicas that differ do not matter. The
+        clock's row then names the newest fact that is stored.
+
         `told` says of which pulses the facts speak: a pulse that was told as heard, None as silent.
         """
+        ...
+
+    def time(self) -> float | None:
+        """The store's own time, in seconds since the epoch; None: it has none but that of its processes."""
         ...
 
     def facts(self, after: int, limit: int = 500) -> Sequence[Fact]: ...

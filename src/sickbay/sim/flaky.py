@@ -79,6 +79,9 @@ class FlakyStore:
     def next_deadlines(self) -> Mapping[str, float]:
         return self._store.next_deadlines()
 
+    def time(self) -> float | None:
+        return self._store.time()
+
     def facts(self, after: int, limit: int = 500) -> Sequence[Fact]:
         return self._store.facts(after, limit)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
+from sickbay.engine.clocks import SharedClock
 from sickbay.engine.execute import Hands
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
@@ -90,13 +91,19 @@ class Host:
         self._hands = hands
         self._rules = rules
         self._scheduler = scheduler
-        self._clock = clock
+        self._clock = SharedClock(self.store, clock)
         self._rng = rng
         self._setup = Setup(holder=name, lease_ttl=lease_ttl, strict=True)
         self._busy = (0.0, 0)
         self._woken = False
         self._engine = self._make()
-        self._watchers = {c: Watcher(self.store, s.cluster, clock) for c, s in hands.sites.items()}
+        self._watchers = self._watch_all()
+
+    def _watch_all(self) -> dict[str, Watcher]:
+        return {c: Watcher(self.store, s.cluster, self._clock, self._leads) for c, s in self._hands.sites.items()}
+
+    def _leads(self) -> bool:
+        return self._engine.leads
 
     def _make(self) -> Engine:
         executor = InlineExecutor() if self.cold else VirtualExecutor(self, self._rng)
@@ -141,7 +148,7 @@ class Host:
         if self.life == life:
             self.up = True
             self._engine = self._make()
-            self._watchers = {c: Watcher(self.store, s.cluster, self._clock) for c, s in self._hands.sites.items()}
+            self._watchers = self._watch_all()
             self.wake()
 
     def pause(self, seconds: float) -> None:
@@ -153,7 +160,7 @@ class Host:
         """Reports arrive. False: nobody acknowledged them, the agents must keep them."""
         if not self.up or self.paused_until > self._scheduler.now:
             return False
-        ingest = Ingest(self.store, self._clock, period=self._period)
+        ingest = Ingest(self.store, self._clock, self._period, self._leads)
         if not self._guarded(lambda: ingest.take(facts, pulses)):
             return False
         self.wake()
@@ -166,6 +173,7 @@ class Host:
 
     def watch(self) -> None:
         if self.up and self.paused_until <= self._scheduler.now:
+            self._guarded(self._engine.lead)  # the lease is kept as often as the cluster is read
             for watcher in self._watchers.values():
                 self._guarded(watcher.read)
             self.wake()

@@ -191,12 +191,15 @@ class Living:
         self.store = open_store(life.url)
         setup = Setup(holder=life.holder, lease_ttl=life.lease_ttl, strict=True)
         self.engine = Engine(self.store, hands, rules, executor, self.clock, setup)
-        self.watchers = [Watcher(self.store, site.cluster, self.clock) for site in hands.sites.values()]
+        self.watchers = [Watcher(self.store, site.cluster, self.clock, self._leads) for site in hands.sites.values()]
+
+    def _leads(self) -> bool:
+        return self.engine.leads
 
     def do(self, what: str, *args: Any) -> Any:
         match what:
             case "hear":
-                return Ingest(self.store, self.clock, self._life.period).take(*args)
+                return Ingest(self.store, self.clock, self._life.period, self._leads).take(*args)
             case "tell":
                 return Ingest(self.store, self.clock).tell(*args)
             case "watch":

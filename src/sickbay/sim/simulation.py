@@ -22,7 +22,7 @@ from sickbay.sim.host import Host
 from sickbay.sim.invariants import Invariants
 from sickbay.sim.mischief import Mischief, Odds
 from sickbay.sim.programme import Programme
-from sickbay.sim.schedule import Scheduler
+from sickbay.sim.schedule import EPOCH, Scheduler
 from sickbay.sim.world import World
 
 CLUSTER = "sim"
@@ -65,7 +65,7 @@ class Simulation:
         self.nodes = self.world.add_nodes(
             self.plan.cluster.id, self.plan.nodes, pool=POOL, gpus=self.plan.gpus, linked=self.plan.linked
         )
-        self.store: Store = store or MemoryStore(limits=self.plan.limits, now=lambda: self.scheduler.now)
+        self.store: Store = store or self._memory()
         self.hands = self._hands()
         self.rules = self._rules()
         self.points = 0  # places where a crash is possible, so far
@@ -80,6 +80,11 @@ class Simulation:
         self.scheduler.every(self.plan.cluster.period, self._tick)
         if not self.plan.intake:
             self._settle_in()
+
+    def _memory(self) -> Store:
+        """Several engines share a store only where it has a time of its own: theirs may differ."""
+        wall = (lambda: EPOCH.timestamp() + self.scheduler.now) if self.plan.engines > 1 else None
+        return MemoryStore(limits=self.plan.limits, now=lambda: self.scheduler.now, wall=wall)
 
     def _hands(self) -> Hands:
         cluster = self.plan.cluster.id
@@ -153,7 +158,8 @@ class Simulation:
     def _tick(self) -> None:
         self._pour()
         if not self.world.agents.deaf and not self._unheard:
-            any(host.hear([], {}) for host in self.hosts)  # our own canary: that we can be reached at all
+            for host in self.hosts:
+                host.hear([], {})  # its own canary: that it can be reached at all
         for host in self.hosts:
             host.watch()
 

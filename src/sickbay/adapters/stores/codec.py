@@ -114,12 +114,14 @@ def _unreadable(what: str, error: Exception) -> UnusableStore:
     return UnusableStore(f"{what} in the store cannot be read ({error}): restore the store from a backup")
 
 
-def moved(clock: WatchedClock | None, mark: Mark) -> WatchedClock:
-    """The clock of a mark's source after that mark."""
+def moved(clock: WatchedClock | None, mark: Mark, *, facts: int, wall: float | None) -> WatchedClock:
+    """The clock of a mark's source after it. `facts`: the newest one; `wall`: the store's own time, if it has one."""
     before = clock or WatchedClock(source=mark.source, period=mark.period)
-    after = msgspec.structs.replace(before, period=mark.period).heard(mark.at)
+    at = mark.at if wall is None else wall
+    after = msgspec.structs.replace(before, period=mark.period).heard(at, mark.took)
     return msgspec.structs.replace(
         after,
+        facts=max(after.facts, facts),
         cursor=after.cursor if mark.cursor is None else mark.cursor,
         as_of=after.as_of if mark.as_of is None else max(after.as_of, mark.as_of),
     )

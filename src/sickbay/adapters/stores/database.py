@@ -26,7 +26,8 @@ class Database(ABC):
     dialect: str
     in_keys: str  # a condition on the column before it: one of the keys given as the parameter `keys`
     placeholder: str  # of a parameter, in the driver's own style
-    now: str  # the store's own time, in seconds
+    now: str  # what leases run on, in seconds
+    wall: str  # the database's own time since the epoch; NULL where there is only that of the processes
     share: str  # a lock on the lease's row, held until the commit
 
     @abstractmethod

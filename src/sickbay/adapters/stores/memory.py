@@ -43,11 +43,18 @@ _seq = attrgetter("seq")
 
 
 class MemoryStore:
-    """`now` is the store's own time, in seconds: only leases read it."""
+    """`now`, in seconds, is what leases run on; `wall`: a time of the store's own, which marks are dated by."""
 
-    def __init__(self, *, limits: bool = True, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        limits: bool = True,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] | None = None,
+    ) -> None:
         self._limits = limits
         self._now = now
+        self._wall = wall
         self._lock = RLock()
         self._version = 0
         self._rows: dict[str, Versioned] = {}
@@ -175,14 +182,19 @@ class MemoryStore:
                     else msgspec.structs.replace(fact, seq=self._seq)
                 )
             self._version += bool(marks)
+            wall = self.time()
             for mark in marks:
                 key = f"clock:{mark.source}"
                 row = self._rows.get(key, NO_ROW).row
-                clock = moved(row if isinstance(row, WatchedClock) else None, mark)
+                before = row if isinstance(row, WatchedClock) else None
+                clock = moved(before, mark, facts=self._seq, wall=wall)
                 self._put(key, clock, pack_row(key, clock) if self._limits else None)
             for node, pulse in (told or {}).items():
                 self._echoes.tell(node, pulse)
             return new
+
+    def time(self) -> float | None:
+        return None if self._wall is None else self._wall()
 
     def facts(self, after: int, limit: int = 500) -> Sequence[Fact]:
         with self._lock:

@@ -40,12 +40,13 @@ _REFUSED = {"does not exist": "3D", "authentication failed": "28", "no password 
 
 
 class Postgres(Database):
-    """Leases run on the database's time: replicas need not agree on theirs."""
+    """Leases and marks run on the database's time: replicas need not agree on theirs."""
 
     dialect = "postgresql"
     in_keys = "= ANY(:keys)"
     placeholder = "%s"
     now = "extract(epoch FROM clock_timestamp())::double precision"
+    wall = now
     share = "FOR SHARE"  # who takes the lease waits for commits under the old epoch, and they for it
 
     def __init__(self, url: URL, *, readonly: bool = False) -> None:

@@ -230,12 +230,19 @@ class SqlStore:
         clocks: dict[str, AnyRow | None] = {}
         for key, _, body in connection.execute(self._sql.load, {"keys": self._db.many(keys)}):
             clocks[key] = unpack_row(key, body)
+        newest, wall = connection.execute(self._sql.present).one()
         for mark in marks:
             before = clocks.get(key := f"clock:{mark.source}")
-            clocks[key] = moved(before if isinstance(before, WatchedClock) else None, mark)
+            known = before if isinstance(before, WatchedClock) else None
+            clocks[key] = moved(known, mark, facts=newest, wall=wall)
         bodies = {key: pack_row(key, clock) for key, clock in clocks.items() if clock is not None}
         self._put(connection, self._next_version(connection), clocks, bodies)
         self._changed(connection, list(clocks))
+
+    def time(self) -> float | None:
+        with self._db.reading() as connection:
+            wall: float | None = connection.execute(self._sql.wall).scalar_one()
+        return wall
 
     def facts(self, after: int, limit: int = 500) -> Sequence[Fact]:
         with self._db.reading() as connection:

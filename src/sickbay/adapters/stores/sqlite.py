@@ -29,6 +29,7 @@ class Sqlite(Database):
     in_keys = "IN (SELECT value FROM json_each(:keys))"
     placeholder = "?"
     now = ":now"
+    wall = "NULL"  # there is one process
     share = ""  # there is one process, and one writer in it
 
     def __init__(self, path: Path | None, *, readonly: bool = False) -> None:

@@ -43,6 +43,8 @@ _WORDS: Mapping[str, str] = {
         " WHERE clock IS NOT NULL"
     ),
     # --- facts and pulses
+    "present": "SELECT coalesce(max(seq), 0), {wall} FROM facts",
+    "wall": "SELECT {wall}",
     "facts": "SELECT seq, body FROM facts WHERE seq > :after ORDER BY seq LIMIT :limit",
     "hear": (
         "INSERT INTO pulses (node, reading, incarnation, news) VALUES (:node, :reading, :incarnation, 1)"
@@ -122,6 +124,8 @@ class Statements(NamedTuple):
     dirty: TextClause
     passed: TextClause
     next_deadlines: TextClause
+    present: TextClause
+    wall: TextClause
     facts: TextClause
     hear: TextClause
     tell: TextClause
@@ -146,7 +150,7 @@ class Statements(NamedTuple):
 
     @classmethod
     def of(cls, database: Database) -> "Statements":
-        words = {"in_keys": database.in_keys, "now": database.now, "share": database.share}
+        words = {"in_keys": database.in_keys, "now": database.now, "wall": database.wall, "share": database.share}
         return cls(
             append=_APPEND.replace("?", database.placeholder),
             **{name: text(statement.format_map(words)) for name, statement in _WORDS.items()},

@@ -1,0 +1,219 @@
+"""Time: decisions never see a clock ahead of the rows, and no read, however slow or long, makes anything run out."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.scenario.wards import HOUR, OpenWard, Ward
+
+from sickbay.engine import ingest, lead
+from sickbay.engine.ingest import Ingest, Watcher
+from sickbay.engine.lead import Engine, Setup
+from sickbay.engine.view import moment
+from sickbay.model.clock import WatchedClock
+from sickbay.model.facts import Fact, Mark, Observed
+from sickbay.model.fault import Remedy
+from sickbay.model.incident import Phase
+from sickbay.model.intent import Intent
+from sickbay.ports.cluster import Deltas, Lost
+from sickbay.sim.host import InlineExecutor
+from sickbay.sim.simulation import CLUSTER
+
+NOISE = "some.unknown"
+
+
+def clock(w: Ward, source: str = CLUSTER) -> WatchedClock:
+    row = w.sim.store.load([f"clock:{source}"])[f"clock:{source}"].row
+    assert isinstance(row, WatchedClock)
+    return row
+
+
+def intent(w: Ward, key: str) -> Intent:
+    row = w.sim.store.load([f"intent:{key}"])[f"intent:{key}"].row
+    assert isinstance(row, Intent)
+    return row
+
+
+def noise(w: Ward, stem: str, how_many: int) -> list[Fact]:
+    at = moment(w.sim.clock.wall())
+    return [Fact(id=f"{stem}/{n}", at=at, news=Observed(node=w.nodes[1], kind=NOISE)) for n in range(how_many)]
+
+
+class Deputy:
+    """The leader is gone; another replica takes what agents say, and the cluster is read, but nobody plans."""
+
+    def __init__(self, w: Ward) -> None:
+        self._w = w
+        w.sim.hosts[0].crash(down_for=1000 * HOUR)
+        self.ingest = Ingest(w.sim.store, w.sim.clock, period=30.0)
+        self._watcher = Watcher(w.sim.store, w.sim.hands.sites[CLUSTER].cluster, w.sim.clock)
+
+    def serve(self, seconds: float) -> None:
+        for _ in range(int(seconds / 5)):
+            self._w.run(5)
+            self.ingest.take([], dict(self._w.world.voices))
+            self._watcher.read()
+
+    def successor(self) -> Engine:
+        sim = self._w.sim
+        return Engine(sim.store, sim.hands, sim.rules, InlineExecutor(), sim.clock, Setup(holder="new", strict=True))
+
+
+def rounds(warm: Engine, cold: Callable[[], Engine] | None, how_many: int) -> None:
+    """So many rounds of one engine, or, cold, of a new one each time."""
+    for _ in range(how_many):
+        engine = warm if cold is None else cold()
+        engine.lead()
+        engine.round()
+
+
+# --- a backlog
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_successor_does_not_judge_before_it_has_learned_what_is_stored(
+    ward: OpenWard, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    """The proof of a reboot is stored behind many other facts, and its deadline has passed meanwhile."""
+    monkeypatch.setattr(lead, "FACTS", 20)
+    monkeypatch.setattr(lead, "PAGES", 2)
+    w = ward(nodes=4, strict=False)
+    node = w.nodes[0]
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(5)
+    seen_by = intent(w, w.incident(node).intent).seen_by
+    assert seen_by is not None
+    deputy = Deputy(w)
+    w.run(5)
+    deputy.ingest.take(noise(w, "noise", 300))
+    while clock(w).reading <= seen_by.at + 20:
+        deputy.serve(60)
+    engine = deputy.successor()
+    for _ in range(12):  # 480 facts
+        rounds(engine, deputy.successor if cold else None, 1)
+        assert w.rungs(node) == ["reboot"], "it gave up a reboot whose proof it had not read yet"
+    assert w.phase(node) == Phase.VERIFYING
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_flood_that_never_ends_does_not_keep_deadlines_from_passing(
+    ward: OpenWard, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    monkeypatch.setattr(lead, "FACTS", 20)
+    monkeypatch.setattr(lead, "PAGES", 2)
+    w = ward(nodes=4, strict=False)
+    node = w.nodes[0]
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, Phase.REPAIRING)
+    seen_by = intent(w, w.incident(node).intent).seen_by
+    assert seen_by is not None
+    deputy = Deputy(w)
+    w.run(60)  # the lease of the leader that is gone runs out
+    deputy.ingest.take(noise(w, "flood", 200))
+    last = clock(w).last or 0.0
+    w.sim.store.append([], [Mark(source=CLUSTER, at=last + n, period=10.0) for n in range(10, 1500, 10)])
+    engine = deputy.successor()
+    for n in range(20):  # as many come as are learned
+        mark = Mark(source=CLUSTER, at=last + 1500 + 5 * n, period=10.0)
+        w.sim.store.append(noise(w, f"flood{n}", 40), [mark])
+        rounds(engine, deputy.successor if cold else None, 1)
+    assert w.rungs(node) != ["reboot"], "its deadline has passed, and everything up to then was read"
+
+
+def test_a_deadline_that_is_set_amid_a_backlog_does_not_pass_when_the_backlog_is_learned(
+    ward: OpenWard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "FACTS", 20)
+    monkeypatch.setattr(lead, "PAGES", 2)
+    w = ward(nodes=4, strict=False)
+    node = w.nodes[0]
+    w.run(600)
+    deputy = Deputy(w)
+    fields: dict[str, str | int] = {"number": 79, "device": 0}
+    xid = Observed(node=node, kind="xid", fields=fields, incarnation=w.node(node).incarnation)
+    deputy.ingest.take([Fact(id="xid", at=moment(w.sim.clock.wall()), news=xid)])
+    deputy.serve(60)
+    deputy.ingest.take(noise(w, "noise", 300))
+    deputy.serve(5)
+    rounds(deputy.successor(), None, 1)
+    quarantine = intent(w, w.incident(node).intent)
+    assert quarantine.seen_by is not None
+    assert quarantine.seen_by.at > clock(w).reading
+
+
+# --- long and slow reads
+
+
+def test_slices_of_a_long_read_do_not_move_the_clock(ward: OpenWard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes minutes to tell all of a large fleet; what was asked for meanwhile cannot have shown itself in it."""
+    w = ward(nodes=80, strict=False, limits=False)
+    w.run(60)
+    monkeypatch.setattr(ingest, "SLICE", 1)
+    cluster = w.sim.hands.sites[CLUSTER].cluster
+    read, lost = cluster.watch, [True]
+
+    def watch(cursor: str | None) -> Deltas | Lost:
+        return Lost() if lost and lost.pop() else read(cursor)
+
+    monkeypatch.setattr(cluster, "watch", watch)
+    sick = w.nodes[7]
+    for seat in w.world.seats.values():
+        if seat.id != sick:
+            seat.unmanaged = 1
+            w.world.ground.show(seat)
+    w.run(6)
+    before = clock(w)
+    w.sick(sick, "xid.79", Remedy.REBOOT)
+    w.run(300)
+    assert clock(w) == before, "amid the slices"
+    w.run(200)
+    after = clock(w)
+    assert after.as_of > before.as_of + 400
+    assert w.happened("cordon", sick)
+    assert Phase.HELD not in w.phases(sick)
+    w.reaches(sick, Phase.RELEASED, 2 * HOUR)
+
+
+def test_a_slice_that_could_not_be_stored_is_read_again(ward: OpenWard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "SLICE", 1)
+    w = ward(nodes=6)
+    w.run(30)
+    w.world.seats[w.nodes[3]].unmanaged = 1
+    w.world.ground.show(w.world.seats[w.nodes[3]])
+    w.sim.store.append([], [Mark(source=CLUSTER, at=0.0, period=5.0, cursor="of another run")])
+    points = w.sim.points
+    w.sim.fates.update(dict.fromkeys(range(points + 1, points + 2), "unavailable"))
+    w.run(120)
+    assert w.node(w.nodes[3]).unmanaged == 1
+
+
+class SlowCluster:
+    """Each read takes a while."""
+
+    def __init__(self, w: Ward, takes: float) -> None:
+        self._inner = w.sim.hands.sites[CLUSTER].cluster
+        self._scheduler = w.sim.scheduler
+        self.takes = takes
+
+    id = CLUSTER
+    period = 5.0
+
+    def watch(self, cursor: str | None) -> Deltas | Lost:
+        found = self._inner.watch(cursor)
+        self._scheduler.now += self.takes
+        return found
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("takes", [4.0, 6.0, 45.0])
+def test_a_cluster_that_answers_slowly_is_heard_all_the_same(ward: OpenWard, takes: float) -> None:
+    w = ward(nodes=4, strict=False)
+    watcher = Watcher(w.sim.store, SlowCluster(w, takes), w.sim.clock)  # type: ignore[arg-type]
+    watcher.read()
+    before, began = clock(w), w.sim.scheduler.now
+    for _ in range(50):
+        w.sim.scheduler.now += 5.0
+        watcher.read()
+    assert clock(w).reading - before.reading == pytest.approx(w.sim.scheduler.now - began, rel=0.1)

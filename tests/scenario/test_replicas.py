@@ -1,0 +1,196 @@
+"""Several replicas on one store: only the leader reads clusters, no two share a name, and their clocks may differ."""
+
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+from tests.scenario.wards import OpenWard, Ward
+
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.engine.clocks import SharedClock
+from sickbay.engine.ingest import Ingest, Watcher
+from sickbay.engine.lead import Engine, Setup
+from sickbay.engine.view import moment
+from sickbay.hosts.controller import replica_name
+from sickbay.model.errors import Transient
+from sickbay.model.facts import Fact, Observed, Ordered
+from sickbay.model.fleet import Withholding
+from sickbay.model.rows import WITHHOLDING
+from sickbay.ports.cluster import Deltas, Lost, Snapshot
+from sickbay.sim.host import InlineExecutor
+from sickbay.sim.schedule import EPOCH
+from sickbay.sim.simulation import CLUSTER
+
+
+class Informer:
+    """A cluster as one replica reads it: what it knows ends with its process, and so do its cursors."""
+
+    def __init__(self, w: Ward, run: str) -> None:
+        self._inner = w.sim.hands.sites[CLUSTER].cluster
+        self._run = run
+        self.lists = 0
+        self.reads = 0
+
+    id = CLUSTER
+    period = 5.0
+
+    def watch(self, cursor: str | None) -> Deltas | Lost:
+        self.reads += 1
+        run, _, place = (cursor or "").partition("/")
+        found = self._inner.watch(place) if run == self._run else Lost()
+        return replace(found, cursor=f"{self._run}/{found.cursor}") if isinstance(found, Deltas) else found
+
+    def snapshot(self) -> Snapshot:
+        self.lists += 1
+        whole = self._inner.snapshot()
+        return replace(whole, cursor=f"{self._run}/{whole.cursor}")
+
+
+class Replica:
+    """An engine and its watcher, as a process has them."""
+
+    def __init__(self, w: Ward, name: str) -> None:
+        sim = w.sim
+        self.engine = Engine(
+            sim.store, sim.hands, sim.rules, InlineExecutor(), sim.clock, Setup(holder=name, lease_ttl=30.0)
+        )
+        self.cluster = Informer(w, name)
+        self.watcher = Watcher(sim.store, self.cluster, sim.clock, leads=lambda: self.engine.leads)  # type: ignore[arg-type]
+
+    def turn(self) -> None:
+        self.engine.lead()
+        self.watcher.read()
+        self.engine.round()
+
+
+def two(ward: OpenWard) -> tuple[Ward, Replica, Replica]:
+    w = ward(nodes=4, strict=False)
+    w.sim.hosts[0].crash(down_for=1e9)
+    w.run(60)
+    return w, Replica(w, "a"), Replica(w, "b")
+
+
+def test_only_the_leader_reads_the_cluster(ward: OpenWard) -> None:
+    w, a, b = two(ward)
+    for _ in range(12):
+        a.turn()
+        b.turn()
+        w.run(5)
+    assert a.engine.leads
+    assert (a.cluster.lists, b.cluster.lists) == (1, 0)
+    assert a.cluster.reads > 10
+    assert b.cluster.reads == 0
+
+
+def test_who_takes_over_lists_everything_once(ward: OpenWard) -> None:
+    w, a, b = two(ward)
+    a.turn()
+    w.run(60)  # the lease runs out
+    for _ in range(12):
+        b.turn()
+        a.turn()
+        w.run(5)
+    assert b.engine.leads
+    assert (a.cluster.lists, b.cluster.lists) == (1, 1)
+
+
+def test_a_read_that_outlasts_the_lease_is_thrown_away(ward: OpenWard, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, a, b = two(ward)
+    for _ in range(3):
+        a.turn()
+    read = a.cluster.watch
+
+    def slow(cursor: str | None) -> Deltas | Lost:
+        found = read(cursor)
+        w.sim.scheduler.now += 60.0
+        for _ in range(3):
+            b.turn()
+        return found
+
+    monkeypatch.setattr(a.cluster, "watch", slow)
+    a.turn()
+    row = w.sim.store.load([f"clock:{CLUSTER}"])[f"clock:{CLUSTER}"].row
+    assert str(getattr(row, "cursor", "")).startswith("b/"), "the cursor is that of the leader"
+
+
+def test_who_no_longer_leads_has_no_trouble_with_the_cluster(ward: OpenWard, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, a, _ = two(ward)
+
+    def away(_cursor: str | None) -> Deltas | Lost:
+        raise Transient("no route")
+
+    monkeypatch.setattr(a.cluster, "watch", away)
+    a.turn()
+    assert a.watcher.trouble == "no route"
+    w.run(60)
+    a.watcher.read()
+    assert a.watcher.trouble == ""
+
+
+def test_what_another_replica_took_is_learned_by_the_leader(ward: OpenWard) -> None:
+    w, a, _ = two(ward)
+    a.turn()
+    Ingest(w.sim.store, w.sim.clock, leads=lambda: False).tell(
+        "order/1", Ordered(verb="pause", target="", by="me", reason="storm")
+    )
+    a.turn()
+    row = w.sim.store.load([WITHHOLDING])[WITHHOLDING].row
+    assert isinstance(row, Withholding)
+    assert row.rows
+
+
+def test_two_processes_with_one_number_on_hosts_of_one_name_do_not_share_a_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(socket, "gethostname", lambda: "controller")
+    store = MemoryStore()
+    first, second = replica_name(), replica_name()
+    assert first.startswith("controller-1-")
+    assert store.lease(first, 30.0) is not None
+    assert store.lease(second, 30.0) is None
+
+
+@pytest.mark.parametrize("skew", [-8.0, 8.0])
+def test_a_fault_right_after_a_dismissal_counts_whichever_replica_heard_it(ward: OpenWard, skew: float) -> None:
+    """Each replica has a wall clock of its own; a fault must not seem to be older than the word of a person."""
+    w = ward(nodes=4, engines=2)
+    node = w.nodes[0]
+    w.order("cordon", node)
+    w.until(lambda: w.phase(node) == "HELD")
+    w.order("dismiss", w.incident(node).id)
+    w.until(lambda: w.phase(node) == "DISMISSED")
+    w.run(2)
+
+    class Wrong:
+        def wall(self) -> float:
+            return EPOCH.timestamp() + w.sim.scheduler.now + skew
+
+        def mono(self) -> float:
+            return w.sim.scheduler.now
+
+    clock = SharedClock(w.sim.store, Wrong())
+    fields: dict[str, str | int] = {"number": 79, "device": 0}
+    xid = Observed(node=node, kind="xid", fields=fields, incarnation=w.node(node).incarnation)
+    at = moment(clock.wall()) - timedelta(seconds=1)
+    Ingest(w.sim.store, clock).take([Fact(id="xid", at=at, news=xid)])
+    w.run(60)
+    assert w.incident(node).fault.code == "xid.79"
+
+
+def test_evidence_from_before_a_dismissal_is_told_and_opens_nothing(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    node = w.nodes[0]
+    before = moment(w.sim.clock.wall())
+    w.order("cordon", node)
+    w.until(lambda: w.phase(node) == "HELD")
+    w.order("dismiss", w.incident(node).id)
+    w.until(lambda: w.phase(node) == "DISMISSED")
+    fields: dict[str, str | int] = {"number": 79, "device": 0}
+    xid = Observed(node=node, kind="xid", fields=fields, incarnation=w.node(node).incarnation)
+    w.sim.store.append([Fact(id="late", at=before, news=xid)])
+    w.run(60)
+    assert w.phase(node) == "DISMISSED"
+    assert "from before it was dismissed: history only" in w.story(node)

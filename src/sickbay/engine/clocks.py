@@ -36,13 +36,15 @@ class Clocks:
 
     def advance(self, at: int) -> None:
         """Facts up to this number are learned."""
+        learned, ahead = dict(self.learned), dict(self.ahead)
         for source, newest in self.newest.items():
-            for clock in (self.ahead.get(source), newest):
+            for clock in (ahead.get(source), newest):
                 if clock is not None and clock.facts <= at:
-                    self.learned[source] = clock
-                    self.ahead.pop(source, None)
+                    learned[source] = clock
+                    ahead.pop(source, None)
             if newest.facts > at:
-                self.ahead.setdefault(source, newest)
+                ahead.setdefault(source, newest)
+        self.learned, self.ahead = learned, ahead  # new ones: a worker may be reading the old
 
     def kept(self, at: int) -> Cursor:
         """The cursor at this number, with the clocks while there is a backlog."""

@@ -303,7 +303,7 @@ class Engine:
 
     def _still_admitted(self, intent: Intent) -> bool:
         """From the store as it is, beside the round: the view is not this thread's."""
-        draft = Draft(View(self._store), self._rules, self._clocks, moment(self._clock.wall()))
+        draft = Draft(View(self._store), self._rules, self._clocks.learned, moment(self._clock.wall()))
         try:
             return wanted(draft, intent) and withheld(draft, intent) is None
         except StoreError:

@@ -69,6 +69,7 @@ SCENES: dict[str, Callable[[Reader], None]] = {
     "budget": _no_budget,
     "brake": _braked,
     "withheld": _paused,
+    "unconfirmed": _paused,  # SUSPECT, as it would be
     "job_failed": _failed,
     "job_waits": _starved,
     "job_stuck": _trains,

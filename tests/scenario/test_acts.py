@@ -314,7 +314,7 @@ def test_a_node_whose_quarantine_is_written_is_nobodys_to_claim(ward: OpenWard) 
     node = w.nodes[0]
     cordon = Channel(w.sim.hands.sites["sim"].cluster, "cordon", down)
     w.order("exclude", "", node=node, fault="xid.79", seconds="600")
-    w.says(node, 79)
+    w.sick(node)  # which the check at the exclusion's end confirms
     w.run(60)
     assert w.node(node).claimable
     w.until(lambda: w.phase(node) == Phase.QUARANTINED, HOUR)

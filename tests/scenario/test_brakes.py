@@ -79,11 +79,12 @@ def test_after_a_brake_the_backlog_is_confirmed_at_a_rate_and_never_replayed(war
     began = w.sim.scheduler.now
     w.rests()
     assert [w.phase(node) for node in waiting] == ["DISMISSED"] * len(waiting)
-    assert "did not confirm" in w.incident(waiting[0]).stages[-1].because
+    assert "its check passed" in w.incident(waiting[0]).stages[-1].because
     assert len(w.happened("cordon")) == before
-    looks = [e.at for e in w.world.chronicle.events if e.what == "look" and e.at >= began]
-    assert len(looks) == len(waiting)
-    assert all(later - earlier >= 25 for earlier, later in pairwise(looks))
+    events = w.world.chronicle.events
+    checks = [e.at for e in events if e.what == "check" and e.at >= began and e.subject in waiting]
+    assert len(checks) == len(waiting)
+    assert all(later - earlier >= 25 for earlier, later in pairwise(checks))
 
 
 def test_what_shows_itself_again_after_a_brake_is_treated(ward: OpenWard) -> None:

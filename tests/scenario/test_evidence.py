@@ -1,15 +1,19 @@
 """Silence of evidence is not health: what was withheld is confirmed or cleared by a check, never by waiting."""
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
+from msgspec.structs import replace
+from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
 
+from sickbay.model.errors import Rejected
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Phase
-from sickbay.model.policy import FaultRule, Match, Repeat
+from sickbay.model.policy import BrakeRule, BrakeScope, FaultRule, Limit, Match, Repeat
+from sickbay.sim.ground import Rules
 from sickbay.sim.mischief import Odds
 
 # --- an announced end
@@ -191,3 +195,183 @@ def test_a_vacancy_counts_until_its_deadline_and_a_late_newcomer_as_one(ward: Op
     assert (w.ledger().size, w.ledger().out, w.ledger().ours) == (4, 1, 1)
     w.run(2 * HOUR)
     assert (w.ledger().size, w.ledger().out, w.ledger().ours) == (3, 0, 0)
+
+
+# --- after a brake, a pause, an exclusion
+
+ROOMY = policy_with(limits=(Limit(out_percent=50, repairing_percent=50),))
+BRAKE = "pool:train:xid.79"
+
+
+def checks(w: Ward, node: NodeId) -> list[float]:
+    return [e.at for e in w.world.chronicle.events if e.what == "check" and e.subject == node]
+
+
+def storm(w: Ward, sick: list[NodeId], well: list[NodeId]) -> list[NodeId]:
+    """One signature on many nodes, most of which have nothing; the nodes that its brake withholds."""
+    for node in sick:
+        w.sick(node, "xid.79", Remedy.REBOOT)
+    for node in well:
+        w.says(node, 79)
+    w.run(30)
+    assert w.brake(BRAKE).tripped_at is not None
+    return [node for node in (*sick, *well) if w.phase(node) == "SUSPECT"]
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by quiet"])
+def test_after_a_brake_a_check_confirms_the_sick_and_clears_the_well(ward: OpenWard, by_hand: bool, cold: bool) -> None:
+    w = ward(nodes=20, policy=ROOMY, cold=cold)
+    sick, well = w.nodes[4:8], w.nodes[10:14]
+    waiting = storm(w, sick, well)
+    assert set(sick) & set(waiting)
+    if by_hand:
+        w.order("brake_reset", BRAKE)
+    w.until(lambda: w.brake(BRAKE).tripped_at is None, 2 * HOUR)
+    w.rests()
+    for node in waiting:
+        if node in sick:
+            assert (w.phase(node), w.rungs(node)) == ("RELEASED", ["reboot"])
+        else:
+            assert w.phase(node) == "DISMISSED"
+            assert w.incident(node).stages[-1].because == "its check passed: level 2"
+            assert w.happened("cordon", node) == []
+        assert w.node(node).claimable
+
+
+def test_a_suspect_is_nobodys_to_claim_before_its_check_has_passed(ward: OpenWard) -> None:
+    w = ward(nodes=8, policy=ROOMY)
+    (node, *_) = storm(w, [], w.nodes[:4])[-1:]
+    w.order("brake_reset", "")
+    w.until(lambda: w.node(node).claimable, HOUR)
+    assert len(w.happened("check.pass", node)) == 1
+
+
+def test_another_fault_confirms_nobody(ward: OpenWard) -> None:
+    w = ward(nodes=20, policy=ROOMY)
+    node = storm(w, [], w.nodes[:6])[-1]
+    w.order("brake_reset", "")
+    w.run(0.2)
+    w.says(node, 31)
+    w.says(node, 79, device=3)
+    w.rests()
+    assert w.phase(node) == "DISMISSED"
+    assert w.happened("cordon", node) == []
+    assert len(checks(w, node)) == 1
+
+
+def test_the_same_fault_again_confirms_at_once(ward: OpenWard) -> None:
+    w = ward(nodes=20, policy=ROOMY)
+    node = storm(w, [], w.nodes[:6])[-1]
+    w.order("brake_reset", "")
+    w.run(1)
+    w.says(node, 79)
+    w.run(20)
+    assert w.phase(node) != "SUSPECT"
+    assert checks(w, node) == []
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_a_check_that_cannot_run_clears_nobody_and_ends_with_a_person(
+    ward: OpenWard, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    w = ward(nodes=20, policy=ROOMY, cold=cold)
+    node = storm(w, [], w.nodes[:4])[-1]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Rejected("no such command")
+
+    monkeypatch.setattr(w.sim.hands.sites["sim"].checks, "start", refuse)
+    w.order("brake_reset", "")
+    w.run(DAY)
+    assert w.phase(node) == "SUSPECT"
+    assert not w.node(node).claimable
+    told = w.told("unconfirmed")
+    assert any(node in text for text in told)
+    acts = w.incident(node).acts
+    assert acts <= 8
+    w.run(DAY)
+    assert w.incident(node).acts - acts <= 4
+    w.order("dismiss", w.incident(node).id)
+    w.run(60)
+    assert w.phase(node) == "DISMISSED"
+
+
+@pytest.mark.parametrize("work", ["job", "unmanaged"])
+def test_no_check_disturbs_what_runs(ward: OpenWard, work: str) -> None:
+    w = ward(nodes=8, policy=ROOMY, rules=Rules(work_lasts=3 * HOUR))
+    node = w.nodes[7]
+    if work == "job":
+        job = w.training(nodes=1, on=(node,), steps=10**6)
+    else:
+        assert w.world.other_scheduler_starts_work(node)
+        w.run(10)
+    storm(w, [], w.nodes[:3])
+    w.says(node, 79)
+    w.run(10)
+    assert w.phase(node) == "SUSPECT"
+    w.order("brake_reset", "")
+    w.run(2 * HOUR)
+    assert w.phase(node) == "SUSPECT"
+    assert checks(w, node)[1 if work == "job" else 0 :] == [], "only the gate's, before it began"
+    assert "waits until" in w.incident(node).wait.because
+    if work == "job":
+        assert w.job(job).interruptions == ()
+        w.order("stop", job)
+    w.rests()
+    assert w.phase(node) == "DISMISSED"
+
+
+def test_suspects_are_checked_at_the_pace_of_their_own_brake(ward: OpenWard) -> None:
+    slow = BrakeRule(scope=BrakeScope.CLUSTER, signature="silence", confirm_every=timedelta(minutes=20))
+    quick = BrakeRule(scope=BrakeScope.POOL, confirm_every=timedelta(seconds=10))
+    w = ward(nodes=20, policy=replace(ROOMY, brakes=(slow, quick)))
+    waiting = storm(w, [], w.nodes[:10])
+    w.order("brake_reset", "")
+    began = w.sim.scheduler.now
+    w.rests()
+    begun = sorted(checks(w, node)[0] - began for node in waiting)
+    assert all(9 <= later - earlier <= 60 for earlier, later in pairwise(begun))
+
+
+@pytest.mark.parametrize("sick", [True, False], ids=["sick", "well"])
+@pytest.mark.parametrize("row", ["pause", "exclude"])
+def test_what_was_withheld_is_confirmed_or_cleared_by_a_check_when_that_ends(
+    ward: OpenWard, row: str, sick: bool
+) -> None:
+    w = ward()
+    node = w.nodes[0]
+    w.order(row, "", seconds="1800")
+    if sick:
+        w.sick(node, "xid.79", Remedy.REBOOT)
+    else:
+        w.says(node, 79)
+    w.run(1700)
+    assert w.phase(node) == "SUSPECT"
+    w.rests()
+    assert w.phase(node) == ("RELEASED" if sick else "DISMISSED")
+    assert w.rungs(node) == (["reboot"] if sick else [])
+    assert len(checks(w, node)) == (2 if sick else 1)
+
+
+def test_a_node_whose_exclusion_has_ended_is_not_claimed_before_its_check(ward: OpenWard) -> None:
+    w = ward(nodes=1, policy=policy_with(examine=()))
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="xid.79", seconds="600")
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.run(60)
+    assert w.node(node).claimable
+    w.until(lambda: not w.node(node).claimable, HOUR)
+    w.until(lambda: w.node(node).claimable, HOUR)
+    assert w.phase(node) == "RELEASED"
+
+
+def test_a_passed_check_is_proof_and_no_strike(ward: OpenWard) -> None:
+    w = ward(nodes=20, policy=ROOMY)
+    node = storm(w, [], w.nodes[:6])[-1]
+    w.order("brake_reset", "")
+    w.rests()
+    key = f"record:{w.node(node).incarnation.instance_id}"
+    record = w.sim.store.load([key])[key].row
+    assert record is None or record.past == ()
+    assert w.node(node).proven_at is not None

@@ -61,8 +61,10 @@ def test_a_job_without_a_spare_waits_for_its_node_and_spends_nothing() -> None:
 def test_a_storm_trips_the_brake_and_takes_no_more_than_the_limit_out() -> None:
     sim = performed("storm", 0)
     assert report(sim, scenario="").notifications["brake"] == 1
-    cordoned = {event.subject for event in sim.world.chronicle.of("cordon")}
-    assert len(cordoned) <= 1
+    struck = min(event.at for event in sim.world.chronicle.events if event.what.startswith("line."))
+    cordoned = [event.at for event in sim.world.chronicle.of("cordon")]
+    assert sum(at < struck + 1800 for at in cordoned) <= 1, "while the brake is on"
+    assert {incident.phase for incident in sim.incidents()} == {Phase.RELEASED}, "none of the sick is called well"
     assert only_job(sim).attempt == 1
 
 

@@ -87,7 +87,7 @@ def test_an_excluded_fault_does_not_keep_its_seat_from_being_claimed(ward: OpenW
     w.run(7200)
     assert w.phase(node) != "SUSPECT", "the exclusion has ended"
     w.rests()
-    assert w.phase(node) == "RELEASED"
+    assert w.phase(node) == "DISMISSED", "its check passed"
 
 
 def test_an_exclusion_is_of_one_fault_and_one_node(ward: OpenWard) -> None:
@@ -164,5 +164,5 @@ def test_a_fault_that_heals_while_it_is_withheld_is_not_repaired_afterwards(ward
     w.run(HOUR)
     w.order("unpause", "")
     w.rests()
-    assert w.phase(node) == "RELEASED"
+    assert w.phase(node) == "DISMISSED", "its check passed"
     assert len(w.happened("reboot", node)) == 1

@@ -20,7 +20,7 @@ from sickbay.model.fleet import (
     Withhold,
     Withholding,
 )
-from sickbay.model.incident import Incident, IncidentKind, Phase
+from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase
 from sickbay.model.policy import BrakeRule, FaultRule, Limit, Match, Mode, Policy, Window
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)  # a Thursday
@@ -176,10 +176,14 @@ def test_the_restart_of_an_agent_is_under_no_brake() -> None:
     assert admit(Asked.RESTART_SERVICE, INCIDENT, NODE, now, Policy()) is None
 
 
-@pytest.mark.parametrize(("seen_at", "confirm"), [(50.0, True), (100.0, True), (101.0, False)])
-def test_evidence_from_before_a_reset_must_be_confirmed(seen_at: float, confirm: bool) -> None:
+@pytest.mark.parametrize(("shown_at", "confirm"), [(50.0, True), (100.0, True), (101.0, False)])
+def test_evidence_from_before_a_reset_must_be_confirmed(shown_at: float, confirm: bool) -> None:
     off = released(TRIPPED, 100.0)
-    deferred = admit(Asked.QUARANTINE, replace(INCIDENT, seen_at=seen_at), NODE, fleet(brakes=((RULE, off),)), Policy())
+    shown = replace(INCIDENT, shown_at=shown_at, seen_at=200.0)  # another fault confirms nobody
+    deferred = admit(Asked.QUARANTINE, shown, NODE, fleet(brakes=((RULE, off),)), Policy())
+    assert (deferred is not None and deferred.confirm is not None) is confirm
+    withheld = replace(shown, doubt=Doubt(since=100.0))  # by a pause, an exclusion or a mode that has ended
+    deferred = admit(Asked.QUARANTINE, withheld, NODE, fleet(), Policy())
     assert (deferred is not None and deferred.confirm is not None) is confirm
 
 

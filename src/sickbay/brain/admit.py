@@ -38,12 +38,23 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
+class Confirm:
+    """A check must confirm or clear it first, at this pace."""
+
+    scope: str
+    signature: str
+    every: timedelta
+    since: float  # reading of ingest: what is newer needs no check
+
+
+@dataclass(frozen=True, slots=True)
 class Deferred:
     because: str
     until: datetime | None = None
     tell: str = ""  # who must be told, once: the event's name
     withheld: bool = False  # shown as "would have"
-    confirm: Brake | None = None  # a fresh look must confirm it first
+    confirm: Confirm | None = None
+    doubts: bool = False  # when this ends, a suspect must be confirmed or cleared: it is never replayed
     excused: bool = False  # excluded: the seat may be claimed all the same
 
 
@@ -52,14 +63,15 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
     for row in _rows(incident, node, fleet, policy):
         if row.acts is WithheldActs.REPAIR and asked is not Asked.REPAIR:
             continue
-        return Deferred(row.because, row.until, "withheld" if row.tell else "", withheld=True, excused=row.excuse)
+        tell = "withheld" if row.tell else ""
+        return Deferred(row.because, row.until, tell, withheld=True, excused=row.excuse, doubts=True)
     if incident.kind is IncidentKind.FAULT and asked is not Asked.RESTART_SERVICE:
-        for rule, brake in fleet.brakes:
+        for _, brake in fleet.brakes:
             if brake.tripped_at is not None:
-                return Deferred(f"{brake.signature} on many nodes of {brake.scope}: the brake is on")
-            if asked is Asked.QUARANTINE and brake.reset_at is not None and incident.seen_at <= brake.reset_at:
-                del rule
-                return Deferred("the brake was on: a fresh look must confirm it", confirm=brake)
+                return Deferred(f"{brake.signature} on many nodes of {brake.scope}: the brake is on", doubts=True)
+        needed = confirmation(incident, node, fleet, policy) if asked is Asked.QUARANTINE else None
+        if needed is not None:
+            return Deferred("it was withheld: a check must confirm or clear it", confirm=needed)
     limit = limit_for(node.pool, policy)
     ledger = fleet.ledger
     if asked is Asked.QUARANTINE and _serves(incident, node):
@@ -75,6 +87,19 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
         if repairing >= most:
             return Deferred(f"{repairing} of {most} repairs allowed at once in {node.pool} are under way")
     return None
+
+
+def confirmation(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Confirm | None:
+    """Whether a suspect was withheld and its fault has not shown itself since. None: it goes on."""
+    if incident.phase.out:
+        return None
+    for rule, brake in fleet.brakes:
+        if brake.reset_at is not None and incident.shown_at <= brake.reset_at:
+            return Confirm(brake.scope, brake.signature, rule.confirm_every, brake.reset_at)
+    if incident.doubt is None or incident.shown_at > incident.doubt.since:
+        return None
+    rule, scope = next(brake_scopes(incident, node, policy), (BrakeRule(), f"pool:{node.pool}"))
+    return Confirm(scope, signature(incident.fault), rule.confirm_every, incident.doubt.since)
 
 
 def _serves(incident: Incident, node: Node) -> bool:

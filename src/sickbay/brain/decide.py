@@ -7,6 +7,7 @@ not asked here.
 from datetime import timedelta
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.doubt import checking
 from sickbay.brain.orders import close, obey
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
 from sickbay.brain.sight import Sight, away, later, owner_of, remind
@@ -61,6 +62,8 @@ def _suspect(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("watch", because, {"deadline": watch})
     if incident.fault.code == NODE_LOST and s.uncalled(s.scoped):
         return Change("the node is lost, and with it what runs there", call=s.uncalled(s.scoped))
+    if incident.kind is IncidentKind.FAULT and checking(s):  # what the check provokes belongs to its verdict
+        return Stay(Wait(because="a check is to confirm or clear it", until=s.retry_at))
     return _cordon(s, node, policy, event="quarantine")
 
 
@@ -70,7 +73,9 @@ def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
     act = Quarantine(node=node.id, owner=owner_of(incident), reason=reason)
     because = f"{incident.fault.code}: {incident.fault.because}"
     patience = policy.pace.cordon_deadline
-    also = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)}
+    also: dict[str, object] = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)}
+    if event:  # what a check said of the suspect proves nothing for its return
+        also |= {"doubt": None, "proof": None}
     if not event and incident.deadline is not None and asked_of(s, node):
         also = {}
     return Do(act, because, patience, incident.cluster, event, also)

@@ -4,20 +4,19 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from sickbay.brain.admit import Asked, Deferred, Fleet, admit, brake_scopes
-from sickbay.brain.decision import Do, Tell
+from sickbay.brain.admit import Asked, Confirm, Deferred, Fleet, admit, brake_scopes
+from sickbay.brain.decision import Tell
 from sickbay.engine.seats import ledger_now
-from sickbay.engine.steps import notify, step_incident, write_down
+from sickbay.engine.steps import notify, step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.fault import NODE_LOST, Remedy, signature
+from sickbay.model.fault import Remedy, signature
 from sickbay.model.fleet import Brake, Node, Withholding
-from sickbay.model.incident import Incident, IncidentKind, Phase, Wait
+from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     Drain,
     Intent,
     IntentState,
-    Look,
     Notify,
     Quarantine,
     Repair,
@@ -66,8 +65,8 @@ def deferred(
     if asked is Asked.QUARANTINE and incident.phase is Phase.QUARANTINED and not cordon_may_come(draft, incident):
         # It is in service: as a seat that is out it would count against others who wait for the same limit.
         return step_incident(draft, incident, "defer", refused.because, {}), None
-    if refused.confirm is not None:
-        return _confirm(draft, incident, node, refused.confirm)
+    if refused.doubts:
+        incident = doubted(draft, incident)
     if incident.phase in {Phase.QUARANTINED, Phase.DRAINING}:  # while we hold back, its time does not run out
         incident = replace(incident, deadline=None)
         draft.put(incident)
@@ -105,35 +104,24 @@ def _by_wall(draft: Draft, until: datetime | None) -> Deadline:
     return Deadline(clock=INGEST, at=draft.reading(INGEST) + ahead)
 
 
-def _confirm(draft: Draft, incident: Incident, node: Node, brake: Brake) -> tuple[Incident, Wait | None]:
-    """After a brake a fresh look must confirm each suspect, at a rate; the backlog is never replayed."""
-    reading = draft.reading(INGEST)
-    intent = draft.intent(incident.intent)
-    looking = intent is not None and isinstance(intent.act, Look)
-    if intent is not None and looking and not intent.state.over:
-        return incident, Wait(because="a fresh look must confirm it", until=intent.seen_by)
-    if incident.fault.code != NODE_LOST and intent is not None and looking and intent.state is IntentState.SEEN:
-        return step_incident(draft, incident, "dismiss", "a fresh look did not confirm it", {}), None
-    if incident.deadline is None:
-        pace = draft.read(Brake, f"brake:pace/{brake.scope}:{brake.signature}", watch=False)
-        slot = max(reading, pace.next_look if pace else 0.0)
-        every = max((r.confirm_every for r in draft.rules.policy.brakes), default=None)
-        step = every.total_seconds() if every else 30.0
-        draft.put(Brake(scope=f"pace/{brake.scope}", signature=brake.signature, next_look=slot + step))
-        incident = replace(incident, deadline=Deadline(clock=INGEST, at=slot))
-        draft.put(incident)
-    if incident.deadline is not None and not incident.deadline.passed(draft.readings):
-        return incident, Wait(because="its turn for a fresh look will come", until=incident.deadline)
-    if incident.fault.code == NODE_LOST:  # nobody is there to look: that it is still lost confirms it
-        changed = replace(incident, seen_at=reading, deadline=None)
-        draft.put(changed)
-        return changed, None
-    patience = draft.rules.policy.resume.look_deadline
-    look = Do(Look(nodes=(node.id,)), "a fresh look must confirm it", patience, INGEST)
-    written, number = write_down(draft, incident, look)
-    changed = replace(incident, intent=written.key, acts=number, deadline=None)
+def doubted(draft: Draft, incident: Incident) -> Incident:
+    """A suspect that is withheld, with the moment from which only new evidence of its fault confirms it."""
+    suspect = incident.phase is Phase.SUSPECT and incident.kind is IncidentKind.FAULT
+    if not suspect or (incident.doubt is not None and incident.shown_at <= incident.doubt.since):
+        return incident
+    changed = replace(incident, doubt=Doubt(since=draft.reading(INGEST)), intent="")
     draft.put(changed)
-    return changed, None
+    return changed
+
+
+def take_turn(draft: Draft, confirm: Confirm) -> Deadline:
+    """When the next check may begin: suspects of one brake are checked one after the other."""
+    key = f"pace/{confirm.scope}"
+    pace = draft.read(Brake, f"brake:{key}:{confirm.signature}", watch=False)
+    turn = max(draft.reading(INGEST), pace.next_check if pace else 0.0)
+    after = turn + confirm.every.total_seconds()
+    draft.put(Brake(scope=key, signature=confirm.signature, next_check=after))
+    return Deadline(clock=INGEST, at=turn)
 
 
 def told_of(draft: Draft, incident: Incident, tell: Tell | None) -> Incident:

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.classify import classify
-from sickbay.brain.correlate import absorb, correlate, judge
+from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
 from sickbay.brain.identity import Standing, standing_of
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
@@ -264,6 +264,10 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
             draft.put(replace(incident, proof=proof))
         elif news.verdict == "fail" and not incident.remedy.disrupts:
             _raise_by_verdict(draft, fact, node, news)
+        elif news.verdict == "fail" and incident.phase is Phase.SUSPECT:
+            line = f"check.failed: {news.because}"
+            draft.put(replace(incident, evidence=(*incident.evidence, line)[-KEEP_EVIDENCE:]))
+            draft.tell(f"its check failed: {news.because}", key_of(incident), key_of(node), event="joined")
         return
     if news.verdict != "pass":
         _raise_by_verdict(draft, fact, node, news)

@@ -5,12 +5,13 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sickbay.brain.admit import Asked
+from sickbay.brain.admit import Asked, Confirm
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.doubt import confirm
 from sickbay.brain.sight import Sight
 from sickbay.engine import patrol
-from sickbay.engine.admission import ask, asked_for, deferred, told_of
+from sickbay.engine.admission import ask, asked_for, deferred, take_turn, told_of
 from sickbay.engine.learn_faults import open_incident
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
@@ -19,7 +20,7 @@ from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, PolicyInForce
 from sickbay.model.fault import Fault, Scope
 from sickbay.model.fleet import JobId, Node, Record
-from sickbay.model.incident import Incident, IncidentKind, Phase, Wait
+from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     Repair,
 )
@@ -135,6 +136,8 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
             asked = asked_for(act)
             if asked is not None and node is not None:
                 refused = ask(draft, asked, incident, node)
+                if refused is not None and refused.confirm is not None:
+                    return _confirm(draft, sight, node, refused.confirm)
                 if refused is not None:
                     return deferred(draft, asked, incident, node, refused)
                 if node.excused:  # the exclusion that covered it is over
@@ -155,6 +158,20 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
 def _answer(draft: Draft, incident: Incident, answer: str) -> None:
     if answer:
         draft.tell(answer, key_of(incident), "operator:", event="answer")
+
+
+def _confirm(draft: Draft, sight: Sight, node: Node, needed: Confirm) -> tuple[Incident, Wait | None]:
+    """A suspect that was withheld: what confirms or clears it is a decision like any other."""
+    incident = sight.incident
+    if node.excused:
+        draft.put(replace(node, excused=False))
+    doubt = incident.doubt or Doubt(since=needed.since)
+    decision = confirm(sight, node, doubt, draft.rules.policy)
+    if decision is not None:
+        return _take(draft, incident, sight, decision)
+    changed = replace(incident, doubt=replace(doubt, turn=take_turn(draft, needed)))
+    draft.put(changed)
+    return changed, None
 
 
 def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: str, *, lost: bool) -> Incident:

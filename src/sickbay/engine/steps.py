@@ -80,7 +80,7 @@ def _close(draft: Draft, incident: Incident) -> None:
                 counted=node.counted or incident.phase in {Phase.RELEASED, Phase.DISMISSED},
                 dismissed_at=draft.now if by_hand else node.dismissed_at,
                 proven_at=incident.proof.at
-                if incident.phase is Phase.RELEASED and incident.proof is not None
+                if incident.phase in {Phase.RELEASED, Phase.DISMISSED} and incident.proof is not None
                 else node.proven_at,
             )
         )

@@ -203,8 +203,8 @@ class Brake(Noun):
     seen: dict[str, float] = {}  # node → reading of ingest when it last showed the signature
     tripped_at: datetime | None = None
     below_since: float | None = None
-    reset_at: float | None = None  # evidence older than this must be confirmed by a fresh look
-    next_look: float = 0.0  # paces those looks
+    reset_at: float | None = None  # evidence older than this must be confirmed by a check
+    next_check: float = 0.0  # paces those checks
     told: tuple[str, ...] = ()
 
 

@@ -80,6 +80,14 @@ class Order(Noun):
     reason: str
 
 
+class Doubt(Noun):
+    """A suspect was withheld: a check must confirm or clear it, or its fault must show itself again."""
+
+    since: float  # reading of ingest: only newer evidence of the fault itself confirms it
+    turn: Deadline | None = None  # when its check may begin
+    unrun: int = 0  # checks that could not run
+
+
 class Wait(Noun):
     """A decision not to act now."""
 
@@ -115,6 +123,7 @@ class Incident(Noun):
     orders: tuple[Order, ...] = ()  # a queue, oldest first
     now: bool = False  # an operator's --now: no windows, no waiting
     closing: Phase | None = None  # what it becomes when our cordon is seen gone
+    doubt: Doubt | None = None  # while SUSPECT: it was withheld, and must be confirmed or cleared
     sequel: Fault | None = None  # seen while it closes: it opens the next incident
     deadline: Deadline | None = None  # of the phase
     wait: Wait | None = None

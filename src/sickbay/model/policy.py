@@ -191,7 +191,7 @@ class BrakeRule(Strict):
     percent: float = 5.0
     within: timedelta = timedelta(minutes=10)
     quiet: timedelta = timedelta(minutes=30)
-    confirm_every: timedelta = timedelta(seconds=30)
+    confirm_every: timedelta = timedelta(seconds=30)  # once it is off: paces the checks that confirm or clear
     why: str = ""
 
 

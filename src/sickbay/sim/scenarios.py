@@ -215,7 +215,7 @@ _ALL = (
     ),
     Scenario(
         name="storm",
-        about="One code on half of the nodes at once: the brake goes on, and nothing is quarantined for it.",
+        about="One code on half of the nodes at once: nothing is quarantined for it until a check has confirmed each.",
         nodes=16,
         jobs=(JobPlan(name="train", nodes=4, steps=9000),),
         timeline=tuple(

@@ -244,6 +244,8 @@ def test_a_job_that_was_over_for_us_but_not_for_its_controller_is_adopted_again(
     else:
         hall.order("stop", job)
     hall.ends(job, state)
+    if state is JobState.STOPPED:
+        hall.world.owner_resumes(job)
     hall.until(lambda: hall.trains(job), HOUR)
     hall.run(30)
     row = hall.job(job)

@@ -56,6 +56,7 @@ def intent(act: AnyAct, state: IntentState, **more: Any) -> Intent:
 
 def sight(of: Job, last: Intent | None = None, **more: Any) -> JobSight:
     fields: dict[str, Any] = {
+        "fences": (),
         "place": lambda: {A: (), B: ()},
         "unusable": lambda: (),
         "well": lambda nodes: nodes,
@@ -352,7 +353,7 @@ JOB_ACTS = st.sampled_from(
     [
         Verify(nodes=(A, B), level=1), Look(nodes=(A, B)), Look(nodes=(A,), stacks_of=TRAIN),
         StartJob(job=TRAIN, attempt=1, nodes={A: ()}), StartJob(job=TRAIN, attempt=1), StopJob(job=TRAIN, attempt=1),
-        Fence(nodes=(A,), job=TRAIN, attempt=1), RerunJob(job=TRAIN, attempt=1),
+        StopJob(job=TRAIN, attempt=1, final=True), RerunJob(job=TRAIN, attempt=1),
     ]
 )  # fmt: skip
 INTENTS = st.none() | st.builds(

@@ -5,9 +5,11 @@ from sickbay.brain.job_sight import JobSight
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
-from sickbay.model.intent import Fence, IntentState, Look, Notify, StopJob
+from sickbay.model.intent import Fence, Intent, IntentState, Look, Notify, StopJob
 from sickbay.model.job import EndReason, Job
 from sickbay.model.policy import Policy
+
+FENCES_AT_ONCE = 6  # each is written down in the job's own unit
 
 
 def running(s: JobSight, policy: Policy) -> Decision:
@@ -54,49 +56,90 @@ def stopping(s: JobSight, policy: Policy) -> Decision:
         return _stop(s, policy)
     proven = bool(job.ranks) and not left and job.claim.keys() <= job.ranks.keys()
     if proven or intent.state is IntentState.SEEN:
-        return _off(job)
+        return _off(s, policy, "all its ranks are gone")
     # What nobody can reach is fenced at once; what only the cluster cannot reach, when its time to stop is over.
     away = s.unseen() if intent.state.over else s.lost()
     lost = tuple(node for node in left if node in away)
     if isinstance(intent.act, StopJob) and intent.gone and not lost:
         return _nothing_left(s, policy)
+    sent = intent.state not in {IntentState.PLANNED, IntentState.SENT}
+    if sent and left and lost == left and (decision := _without_reach(s, policy, left)) is not None:
+        return decision
     if not intent.state.over:
-        sent = isinstance(intent.act, StopJob) and intent.state not in {IntentState.PLANNED, IntentState.SENT}
-        if not (sent and left and lost == left and Capability.FENCE in s.can):
-            what = "stopping its ranks" if isinstance(intent.act, StopJob) else f"fencing {', '.join(left)}"
-            if intent.state is IntentState.PLANNED and intent.answer:
-                what = f"{what}: {intent.answer}"
-            return Stay(Wait(because=what, until=intent.seen_by))
-    if left and lost == left and Capability.FENCE in s.can and not isinstance(intent.act, Fence):
-        act = Fence(nodes=left, job=job.id, attempt=job.attempt)
-        because = f"ranks on {', '.join(left)} cannot be reached"
-        return Do(act, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
+        told = f": {intent.answer}" if intent.state is IntentState.PLANNED and intent.answer else ""
+        return Stay(Wait(because=f"stopping its ranks{told}", until=intent.seen_by))
     return _stuck(s, policy, left or tuple(sorted(job.claim)))
 
 
 def _stop(s: JobSight, policy: Policy) -> Do:
-    act = StopJob(job=s.job.id, attempt=s.job.attempt)
+    act = StopJob(job=s.job.id, attempt=s.job.attempt, final=bool(s.job.stop_asked))
     because = "every rank must be gone before the next starts"
     return Do(act, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
 
 
+def _without_reach(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision | None:
+    """Only ranks on nodes out of reach are left: fence them, or go on where the job itself keeps them from writing.
+
+    None: neither can be done. Each node is fenced by an intent of its own, some at a time: one may take minutes.
+    """
+    job = s.job
+    done = {fence.act.node for fence in s.fences if isinstance(fence.act, Fence) and _fenced(fence)}
+    if done:
+        ranks = {node: "gone" if node in done else state for node, state in job.ranks.items()}
+        kept = tuple(fence.key for fence in s.fences if not _fenced(fence))
+        return Change(f"fenced: {', '.join(sorted(done))}", {"ranks": ranks, "fences": kept})
+    under_way = [fence for fence in s.fences if not fence.state.over]
+    if Capability.FENCE in s.can:
+        asked = {fence.act.node for fence in s.fences if isinstance(fence.act, Fence)}
+        following = next((node for node in left if node not in asked), None)
+        if following is not None and len(under_way) < FENCES_AT_ONCE:
+            act = Fence(node=following, job=job.id, attempt=job.attempt)
+            because = f"ranks on {following} cannot be reached"
+            return Do(act, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
+    if under_way:
+        names = ", ".join(sorted(f.act.node for f in under_way if isinstance(f.act, Fence)))
+        return Stay(Wait(because=f"fencing {names}", until=under_way[0].seen_by))
+    if job.fenced:
+        why = "its own checkpoints are fenced: what may still run there can commit nothing"
+        return _off(s, policy, f"goes on without {', '.join(left)}, which nobody can reach; {why}")
+    return None
+
+
+def _fenced(fence: Intent) -> bool:
+    """Done, or the machine is there no more."""
+    return fence.state is IntentState.SEEN or fence.gone
+
+
 def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
-    """Neither stopped nor fenced: a human is told once, and both are tried again. Nothing of it starts meanwhile.
+    """Neither stopped nor fenced: a human is told, now and again, and both are tried again. Nothing starts meanwhile.
 
     Nodes that its ranks have left are free for others: one node out of reach must not hold up all of a large job's.
     """
     job = s.job
-    why = f"cannot prove that the ranks on {', '.join(left)} are gone; a second copy would ruin the run"
+    why = f"cannot prove that the ranks on {', '.join(left)} are gone ({_why_not(s)}); a second copy would ruin the run"
     if job.deadline is None:
-        tell = Tell(
-            Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}"),
-            _stuck_name(job),
-        )
         held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) != "gone"}
-        return Change(why, {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}, tell)
+        also: dict[str, object] = {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}
+        tell = None
+        if job.remind is None or s.passed(job.remind):
+            notice = Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}")
+            again = f":{s.readings.get(s.cluster, 0.0):.0f}" if stuck(job) else ""
+            tell = Tell(notice, f"{_stuck_name(job)}{again}")
+            also["remind"] = s.within(s.cluster, policy.pace.held_reminder)
+        return Change(why, also, tell)
     if s.passed(job.deadline):
-        return Change("trying again", {"intent": "", "deadline": None})
+        return Change("trying again", {"intent": "", "fences": (), "deadline": None})
     return Stay(Wait(because=why, until=job.deadline))
+
+
+def _why_not(s: JobSight) -> str:
+    """What was tried, and why it did not do."""
+    tried = [f"fence: {fence.answer or fence.state}" for fence in s.fences[:1]]
+    if Capability.FENCE not in s.can:
+        tried.append("nothing here can fence a node, and the job reports no fence of its own")
+    if s.intent is not None:
+        tried.insert(0, f"stop: {s.intent.answer or s.intent.state}")
+    return "; ".join(tried)
 
 
 def _stuck_name(job: Job) -> str:
@@ -112,18 +155,28 @@ def _nothing_left(s: JobSight, policy: Policy) -> Decision:
     """There was nothing to stop: it ended by itself, perhaps well. The read that tells how is awaited, not for ever."""
     job = s.job
     if job.end is not None or not job.ranks or s.passed(job.deadline):
-        return _off(job)
+        return _off(s, policy, "all its ranks are gone")
     if job.deadline is None:
         wait = s.within(s.cluster, 2 * policy.pace.call_timeout)
         return Change("the cluster has nothing left to stop", {"deadline": wait})
     return Stay(Wait(because="how it ended has not been read yet", until=job.deadline))
 
 
-def _off(job: Job) -> Move:
-    """All ranks are gone, or fenced. What that means depends on why they had to go."""
-    gone: dict[str, object] = {"ranks": dict.fromkeys(job.ranks, "gone"), "claim": {}}
+def _off(s: JobSight, policy: Policy, because: str) -> Decision:
+    """All ranks are gone, or can do no harm. What that means depends on why they had to go."""
+    job, intent = s.job, s.intent
+    gone: dict[str, object] = {"ranks": dict.fromkeys(job.ranks, "gone"), "claim": {}, "remind": None}
     if job.end is not None and job.end.reason is EndReason.COMPLETED:
         return Move("complete", "it completed before it was stopped", gone)
-    if job.stop_asked or job.cancelled:
+    if job.cancelled:
         return Move("stopped", job.stop_asked or "cancelled by its owner", gone)
-    return Move("ended", "all its ranks are gone", gone)
+    stop = intent if intent is not None and isinstance(intent.act, StopJob) else None
+    final = stop is not None and isinstance(stop.act, StopJob) and stop.act.final
+    if job.stop_asked:
+        if s.native and not final:  # the first stop meant to run it again: its controller must know better
+            return _stop(s, policy)
+        if s.native and stop is not None and not stop.state.over:
+            return Stay(Wait(because="its controller is told not to run it again", until=stop.seen_by))
+        return Move("stopped", job.stop_asked, gone)
+    taken = stop is not None and not stop.gone and stop.state in {IntentState.ACCEPTED, IntentState.SEEN}
+    return Move("ended", because, {**gone, "held": Capability.HOLDS in s.can and taken and not final})

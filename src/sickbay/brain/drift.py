@@ -88,8 +88,8 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, hor
             return job is not None and job.attempt == attempt and _all_ranks_seen(job)
         case StopJob(attempt=attempt):
             return job is None or job.attempt != attempt or _all_ranks_gone(intent, job, horizon)
-        case Fence(attempt=attempt):
-            return job is None or job.attempt != attempt
+        case Fence(attempt=attempt, node=node):
+            return job is None or job.attempt != attempt or job.ranks.get(node) == "gone"
         case RerunJob(attempt=attempt):
             return job is None or job.attempt > attempt
         case Notify():

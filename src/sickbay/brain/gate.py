@@ -9,7 +9,7 @@ from sickbay.brain.job_sight import JobSight, Placement, tell
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
-from sickbay.model.intent import Intent, IntentState, RerunJob, StartJob, Verify
+from sickbay.model.intent import Intent, IntentState, RerunJob, StartJob, StopJob, Verify
 from sickbay.model.job import Job
 from sickbay.model.policy import Examine, Policy, Trigger
 
@@ -21,9 +21,11 @@ REFUSED = timedelta(seconds=30)  # a refused start is tried again when newer rea
 
 def queued(s: JobSight, policy: Policy) -> Decision:
     job = s.job
+    if job.cancelled:
+        return Move("stopped", "cancelled by its owner")
     if job.stop_asked:
-        return Move("stopped", job.stop_asked)
-    if job.adopted:
+        return _called_off(s, policy) if s.native else Move("stopped", job.stop_asked)
+    if s.native:
         return _rerun(s, policy)
     if Capability.PLACE not in s.can:
         avoid = s.unusable()
@@ -79,18 +81,37 @@ def _starved(s: JobSight, policy: Policy, why: str) -> Decision:
     return Stay(Wait(because=why, until=job.deadline))
 
 
+def _called_off(s: JobSight, policy: Policy) -> Decision:
+    """A person stops what its own controller holds or may yet run again: that must be told to let it be, too."""
+    job, intent = s.job, s.intent
+    if intent is None or not isinstance(intent.act, StopJob):
+        act = StopJob(job=job.id, attempt=job.attempt, final=True)
+        return Do(act, job.stop_asked, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
+    if not intent.state.over:
+        return Stay(Wait(because="its controller is told not to run it again", until=intent.seen_by))
+    if intent.state is IntentState.REJECTED and intent.not_before is not None and not s.passed(intent.not_before):
+        return Stay(Wait(because=f"its controller refused: {intent.answer}", until=intent.not_before))
+    if intent.gone or intent.state is IntentState.SEEN:
+        return Move("stopped", job.stop_asked)
+    why = f"{job.stop_asked}; its controller may still run it again: {intent.answer or intent.state}"
+    return Move("stopped", why, {}, tell(job, "job_stuck", f"{job.spec.name}: {why}"))
+
+
 def _rerun(s: JobSight, policy: Policy) -> Decision:
-    """An adopted job: its own controller may restart it first; we ask only after it has had its time."""
+    """Its own controller may restart it first, unless our stop holds it; we ask only after it has had its time."""
     job, intent = s.job, s.intent
     if intent is not None and isinstance(intent.act, RerunJob):
         if not intent.state.over:
-            return Stay(Wait(because="asked its controller to run it again", until=intent.seen_by))
+            return _asked_to_rerun(s, policy, intent, intent.act)
         if intent.gone:
             return Move("stopped", f"its controller has it no more: {intent.answer}")
+        if intent.not_before is not None and not s.passed(intent.not_before):  # it may have run it by itself meanwhile
+            return Stay(Wait(because=f"its controller refused: {intent.answer}", until=intent.not_before))
         why = f"its controller did not run it again: {intent.answer or intent.state}"
         return Move("fail", why, {"diagnosis": why}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
     if job.deadline is None:
-        return Change("its controller may restart it", {"deadline": s.within(s.cluster, policy.resume.native_grace)})
+        grace = timedelta(0) if job.held else policy.resume.native_grace
+        return Change("its controller may restart it", {"deadline": s.within(s.cluster, grace)})
     if not s.passed(job.deadline):
         return Stay(Wait(because="its own controller may restart it first", until=job.deadline))
     if Capability.RERUN not in s.can:
@@ -99,8 +120,26 @@ def _rerun(s: JobSight, policy: Policy) -> Decision:
     avoid = s.unusable()
     if isinstance(avoid, str):
         return Stay(Wait(because=avoid, until=job.deadline))
-    act = RerunJob(job=job.id, attempt=job.attempt, avoid=avoid)
-    return Do(act, "its controller did not restart it by itself", policy.resume.start_deadline, s.cluster)
+    because = "our stop holds it" if job.held else "its controller did not restart it by itself"
+    return _ask_to_rerun(s, avoid, because)
+
+
+def _ask_to_rerun(s: JobSight, avoid: tuple[NodeId, ...], because: str) -> Do:
+    act = RerunJob(job=s.job.id, attempt=s.job.attempt, avoid=avoid)
+    return Do(act, because, THEIR_QUEUE, s.cluster, also={"deadline": None})
+
+
+def _asked_to_rerun(s: JobSight, policy: Policy, intent: Intent, act: RerunJob) -> Decision:
+    """Once asked, waiting for nodes is its cluster's business; what it was told to avoid may be well by then."""
+    well = s.well(act.avoid)
+    again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
+    if well and intent.state is IntentState.ACCEPTED and s.passed(again):
+        avoid = s.unusable()
+        if not isinstance(avoid, str):
+            still = tuple(node for node in avoid if node not in well)
+            return _ask_to_rerun(s, still, f"asked for anew: {', '.join(well)} can be used again")
+    waits = _starved(s, policy, "its controller was asked to run it again")
+    return Stay(Wait(because=waits.wait.because, until=again)) if well and isinstance(waits, Stay) else waits
 
 
 def gating(s: JobSight, policy: Policy) -> Decision:

@@ -19,6 +19,7 @@ class JobSight:
 
     job: Job
     intent: Intent | None
+    fences: tuple[Intent, ...]  # of nodes out of reach, under way or failed
     place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
     unusable: Callable[[], tuple[NodeId, ...] | str]  # what a cluster that chooses is to avoid, or why it is not asked
     well: Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]  # which of these nodes can be claimed
@@ -34,6 +35,12 @@ class JobSight:
     def within(self, clock: str, duration: timedelta) -> Deadline:
         present = self.readings if self.present is None else self.present
         return Deadline(clock=clock, at=present.get(clock, 0.0) + duration.total_seconds())
+
+    @property
+    def native(self) -> bool:
+        """Whether its cluster has an object of its own for it, made once, that a native controller runs again."""
+        made_once = Capability.RERUN in self.can and Capability.PLACE not in self.can
+        return self.job.adopted or (made_once and self.job.attempt > 0)
 
     @property
     def cluster(self) -> str:

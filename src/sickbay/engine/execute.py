@@ -90,9 +90,8 @@ class Hands:
                 return site.checks.start(key, expected, level=level, profile=profile)
             case Look(nodes=nodes, stacks_of=stacks_of):
                 return site.checks.look(key, nodes, stacks_of=stacks_of)
-            case Fence(nodes=nodes):
-                results = [site.machines.fence(node, key=f"{key}.{node}", expect=None) for node in nodes]
-                return Accepted(done=all(result.done for result in results))
+            case Fence(node=node):
+                return site.machines.fence(node, key=key, expect=expect)
             case StopJob(job=job_id, attempt=attempt, final=final):
                 return site.cluster.stop(job_id, attempt, final=final, key=key)
             case StartJob(job=job_id, attempt=attempt, nodes=nodes, avoid=avoid):

@@ -37,7 +37,7 @@ def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
 def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     job = draft.job(news.job)
     if job is None:
-        if news.spec is not None and news.end is None:
+        if news.spec is not None and news.end is None and news.ranks:
             _adopt(draft, fact, news)
         return
     if job.state.terminal:
@@ -116,8 +116,13 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
 
 
 def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> None:
-    """A native restart is recorded as an attempt and counted, not fought."""
-    if news.end is not None and not news.ranks:
+    """A native restart is recorded as an attempt and counted, not fought.
+
+    One without nodes has not begun: it waits for its turn, or is held, perhaps by our own stop.
+    """
+    if not news.ranks:
+        if news.end is not None and news.end.reason is EndReason.CANCELLED_BY_OTHER and not job.cancelled:
+            draft.put(replace(job, cancelled=True))
         return
     event = "restarted" if JOB_LIFE.can(job.state, "restarted") else "appear"
     if not JOB_LIFE.can(job.state, event):
@@ -138,6 +143,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "end": news.end,
         "resumed_from": None,
         "deadline": None,
+        "held": False,
         "restarts": restarts,
     }
     _make_room(draft, fact, job, news.ranks)
@@ -185,7 +191,7 @@ def stepped(draft: Draft, fact: Fact, news: Stepped) -> None:
         if news.step > (job.step or 0):
             draft.put(_resumed(draft, replace(job, step=news.step), news))
         return
-    after = _resumed(draft, replace(job, step=news.step), news)
+    after = _resumed(draft, replace(job, step=news.step, fenced=job.fenced or news.fenced), news)
     if job.state is JobState.RUNNING and job.interruptions and not job.interruptions[-1].closed:
         after = first_step(after, fact.at)
         draft.tell(f"training again at step {news.step}", key_of(job), event="first_step")

@@ -105,7 +105,7 @@ def _still_wanted(draft: Draft, intent: Intent) -> bool:
     owner = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
     if owner is None and intent.owner.startswith("job:"):
         owner_job = draft.read(Job, intent.owner)
-        return owner_job is not None and owner_job.intent == intent.key
+        return owner_job is not None and owner_job.awaits(intent.key)
     return owner is not None and owner.intent == intent.key
 
 

@@ -13,9 +13,7 @@ from sickbay.engine.seats import turn
 from sickbay.engine.steps import notify, stamp, step_job, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.incident import Wait
-from sickbay.model.intent import (
-    StartJob,
-)
+from sickbay.model.intent import Fence, StartJob
 from sickbay.model.job import Job
 
 
@@ -27,6 +25,7 @@ def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
     sight = JobSight(
         job=job,
         intent=draft.intent(job.intent),
+        fences=tuple(fence for key in job.fences if (fence := draft.intent(key)) is not None),
         place=partial(place, draft, job),
         unusable=partial(unusable, draft, job),
         well=partial(well, draft, job),
@@ -53,6 +52,8 @@ def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | N
         case Do(event=event, because=because, also=also):
             intent, number = write_down(draft, job, decision)
             more = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
+            if isinstance(decision.act, Fence):  # beside the stop, which goes on
+                more |= {"intent": job.intent, "fences": (*job.fences, intent.key)}
             if isinstance(decision.act, StartJob):
                 more |= {"ranks": {}, "ranks_as_of": 0.0, "missing_as_of": None, "end": None, "resumed_from": None}
             if event:

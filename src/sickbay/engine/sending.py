@@ -54,9 +54,10 @@ def wanted(draft: Draft, intent: Intent) -> bool:
     """Whether its owner still waits for exactly this intent."""
     if not intent.owner or intent.owner.startswith("checkup:"):
         return True
-    owner = (
-        draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else draft.read(Job, intent.owner)
-    )
+    if intent.owner.startswith("job:"):
+        job = draft.read(Job, intent.owner)
+        return job is not None and job.open and job.awaits(intent.key)
+    owner = draft.read(Incident, intent.owner)
     return owner is not None and owner.open and owner.intent == intent.key
 
 

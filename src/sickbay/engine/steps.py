@@ -15,6 +15,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
 from sickbay.model.intent import (
+    Drain,
     Fence,
     Intent,
     IntentState,
@@ -116,7 +117,7 @@ def subjects_of(incarnation: Incarnation | None, node: Node | None, device: int 
 
 
 def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, Any]) -> Job:
-    changed = replace(job, **{"intent": "", **also})
+    changed = replace(job, **{"intent": "", "fences": (), **also})
     state = JOB_LIFE.target(changed, job.state, event)
     changed = replace(changed, state=state, wait=None)
     if state in {JobState.QUEUED, JobState.DIAGNOSING} or state.terminal:
@@ -159,7 +160,9 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
             return stamp(after, "placed", draft.now)
         case "started" | "appear" | "restarted":
             after = stamp(after, "started", draft.now)
-            return after if after.spec.reports_steps else _first_step(after, None)
+            # Of a job that others submitted nobody knows whether it reports steps before it has reported one.
+            reports = after.spec.reports_steps and (not after.adopted or after.step is not None)
+            return after if reports else _first_step(after, None)
         case "fail" | "stopped" | "complete":
             closed = tuple(replace(i, closed=True) for i in after.interruptions)
             return replace(after, interruptions=closed)
@@ -256,7 +259,7 @@ def _blind(draft: Draft, cluster: str, do: Do) -> bool:
 def _expected(draft: Draft, do: Do) -> Incarnation | None:
     act = do.act
     match act:
-        case Quarantine(node=node) | Release(node=node) | Repair(node=node):
+        case Quarantine(node=node) | Release(node=node) | Drain(node=node) | Repair(node=node) | Fence(node=node):
             seat = draft.node(node)
         case Verify(nodes=(only,)):
             seat = draft.node(only)

@@ -159,8 +159,8 @@ def _shows(intent: Intent) -> str:
             return f"the check of level {level} answers on {_list(waiting)}"
         case Look(nodes=nodes):
             return f"{_list([n for n in nodes if n not in intent.verdicts])} have been looked at"
-        case Fence(nodes=nodes):
-            return f"{_list(nodes)} are fenced"
+        case Fence(node=node):
+            return f"{node} is fenced"
         case StopJob():
             return "all its ranks are seen gone"
         case StartJob():

@@ -49,9 +49,9 @@ class Look(Act, tag="look"):
 
 
 class Fence(Act, tag="fence"):
-    nodes: tuple[NodeId, ...]
     job: JobId
     attempt: int
+    node: NodeId = NodeId("")  # empty in rows from before each node was fenced by an intent of its own
 
 
 class StopJob(Act, tag="stop_job"):

@@ -123,7 +123,11 @@ class Job(Noun):
     diagnosis: str = ""
     stop_asked: str = ""  # by whom, and why
     cancelled: bool = False
+    held: bool = False  # our stop keeps its own controller off (Capability.HOLDS) until we ask for the next attempt
+    fenced: bool = False  # rank 0 said that no older attempt can commit: a restart needs no fence of its nodes
     intent: str = ""
+    fences: tuple[str, ...] = ()  # intents that fence nodes out of reach, beside the stop
+    remind: Deadline | None = None  # when a human is told again that it is stuck
     acts: int = 0
     deadline: Deadline | None = None
     wait: Wait | None = None
@@ -134,6 +138,10 @@ class Job(Noun):
     @property
     def open(self) -> bool:
         return not self.state.terminal
+
+    def awaits(self, intent: str) -> bool:
+        """Whether it still waits for exactly this intent."""
+        return intent == self.intent or intent in self.fences
 
 
 JOB_LIFE: Life[JobState, Job] = Life(

@@ -43,6 +43,7 @@ class Rules(Noun):
     node_lost_end: float | None = 300.0  # until a cluster gives up an attempt on a node that is not ready; None: never
     check_takes: tuple[float, ...] = (60.0, 150.0, 900.0, 3600.0)  # levels 1 to 4
     evict_takes: float = 30.0
+    fence_takes: float = 0.0  # until a machine that is being fenced is surely down
     work_lasts: float = 1800.0  # a piece of work that we do not manage
 
 

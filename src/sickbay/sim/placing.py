@@ -74,6 +74,10 @@ class Placing:
     def rerun(self, job: JobId, number: int, *, avoid: tuple[NodeId, ...], key: str) -> None:
         found = self._workload.job(job)
         last = found.last
+        if last is not None and last.waiting and last.number == number + 1 and last.end is None:
+            last.avoid = avoid  # its turn has not come yet: what is new is where it may not go
+            self.wake()
+            return
         if last is None or last.number != number or last.end is None:
             raise Rejected(f"job {job}: attempt {number} is not its last, or has not ended")
         if found.complete or found.cancelled:
@@ -90,10 +94,18 @@ class Placing:
         found.adopted, found.native_delay, found.native_after_stop = True, native_delay, native_after_stop
         self._enqueue(found, Attempt(job=job, number=1, key=f"native:{job}:1", nodes={}, native=True))
 
+    def resume(self, job: JobId) -> None:
+        """Its owner wants it to go on."""
+        found = self._workload.job(job)
+        found.cancelled = False
+        number = max(found.attempts) + 1
+        self._enqueue(found, Attempt(job=job, number=number, key=f"native:{job}:{number}", nodes={}, native=True))
+
     def _ended(self, job: SimJob, attempt: Attempt) -> None:
         self.wake()
+        holds = Capability.HOLDS in self._ground.clusters[job.spec.cluster].capabilities
         over = job.complete or job.cancelled or job.native_delay is None
-        if over or (attempt.stop_told and not job.native_after_stop):
+        if over or (attempt.stop_told and (holds or not job.native_after_stop)):
             return
         if attempt.end is not None and attempt.end.reason is EndReason.CANCELLED_BY_OTHER:
             return

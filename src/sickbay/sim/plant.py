@@ -230,6 +230,10 @@ class Plant:
             for attempt in living:
                 if not attempt.stop_told and attempt.end is None:
                     self._ground.chronicle.violate("fence_on_running", seat.id, attempt.id)
+        if seat.power is Power.UP and self._ground.rules.fence_takes:
+            down_at = seat.down_at.setdefault(seat.turn, self._ground.now + self._ground.rules.fence_takes)
+            if self._ground.now < down_at:
+                raise Transient(f"{seat.id} is still going down")
         self._ground.chronicle.note("fenced", seat.id, key)
         if seat.power is Power.UP:
             self._down(seat, cause="node lost")

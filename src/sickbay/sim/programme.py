@@ -35,6 +35,7 @@ class Programme(Noun):
     on_death: OnDeath = OnDeath.FAIL
     give_up: float | None = 600.0  # when hanging ranks fail by themselves; None: never
     hang_notice: float = 300.0  # silence of the heartbeat that counts as hung
+    fenced: bool = False  # it uses checkpoints that no older attempt can commit to, and says so
     crashes_at: int | None = None  # a bug in the script: this step always ends it
 
 

@@ -59,7 +59,13 @@ class Training:
             step = job.step(attempt, self._ground.now)
             self._agents.say(
                 seat,
-                Stepped(job=job.id, attempt=attempt.number, step=step, resumed_from=attempt.resumed_from),
+                Stepped(
+                    job=job.id,
+                    attempt=attempt.number,
+                    step=step,
+                    resumed_from=attempt.resumed_from,
+                    fenced=job.programme.fenced,
+                ),
                 f"{attempt.id}:step:{step}",
             )
             attempt.told_step = True

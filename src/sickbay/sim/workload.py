@@ -5,7 +5,7 @@ from functools import partial
 
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.facts import Hung
-from sickbay.model.fleet import JobId, NodeId
+from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import End, EndReason, JobSpec
 from sickbay.sim.agents import Agents
 from sickbay.sim.ground import Ground
@@ -66,13 +66,15 @@ class Workload:
         """Registers a new attempt; nothing runs yet."""
         job.attempts[attempt.number] = attempt
         attempt.resumed_from = job.checkpoint
-        self.show(job, attempt)
+        if not attempt.waiting:  # an attempt is shown only once it has nodes
+            self.show(job, attempt)
 
     def launch(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId]) -> None:
         """Takes the devices now; the ranks run after a while."""
         chosen = tuple(nodes)
         for other in job.attempts.values():
-            if other is not attempt and other.alive and not attempt.native:
+            harmless = job.programme.fenced and all(self._isolated(node) for node in other.alive)
+            if other is not attempt and other.alive and not attempt.native and not harmless:
                 self._ground.chronicle.violate("two_attempts", job.id, f"{other.id} runs while {attempt.id} starts")
         for node in chosen:
             seat = self._ground.seats[node]
@@ -221,10 +223,18 @@ class Workload:
 
     def stop(self, job: JobId, number: int, *, final: bool = False) -> None:
         """Our stop: every rank that can be reached goes soon; the others when they can be reached again."""
-        attempt = self.attempt(job, number)
-        self.jobs[job].cancelled = self.jobs[job].cancelled or final
-        if attempt.end is not None and "running" not in attempt.ranks.values():
+        found, attempt = self.job(job), self.attempt(job, number)
+        off = attempt.end is not None and "running" not in attempt.ranks.values()
+        theirs = found.adopted or Capability.PLACE not in self._ground.clusters[found.spec.cluster].capabilities
+        if off and not (final and theirs and not found.complete and not found.cancelled):
             raise Gone(f"attempt {attempt.id} has ended")
+        if final:
+            found.cancelled = True
+            if found.last is not None and found.last.waiting and found.last is not attempt:
+                found.last.waiting = False
+                self._end(found, found.last, STOPPED)
+        if off:
+            return
         attempt.stop_told = True
         takes = self._ground.spread(self._ground.rules.stop_takes)
         self._later(attempt, takes, lambda: self._stopped(self.jobs[job], attempt))

@@ -180,6 +180,10 @@ class World:
     def owner_cancels(self, job: JobId) -> None:
         self.workload.finish(job, EndReason.CANCELLED_BY_OTHER, "cancelled")
 
+    def owner_resumes(self, job: JobId) -> None:
+        """Its owner has the cluster run it again, whatever anybody wanted before."""
+        self.placing.resume(job)
+
     def submit_to_cluster(
         self,
         job: JobId,

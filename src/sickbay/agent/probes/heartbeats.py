@@ -71,4 +71,5 @@ def _stepped(job: JobId, attempt: int, step: int, body: dict[str, Any]) -> Stepp
         resumed_from=resumed if isinstance(resumed, int) else None,
         skipped=tuple(str(why)[:REASON] for why in skipped[:REASONS]) if isinstance(skipped, list) else (),
         loss=float(loss) if known and loss is not None else None,
+        fenced=body.get("fenced") is True,
     )

@@ -121,6 +121,16 @@ def test_a_submitted_job_is_made_once_where_its_cluster_can_run_it_again(cold: b
     hall.rests()
 
 
+@warm_and_cold
+def test_a_submitted_job_that_its_cluster_has_purged_is_made_anew(cold: bool) -> None:
+    hall = Hall(nodes=4, cold=cold, cluster=HOLDS, policy=policy_of(on_no_fault="restart"))
+    job = hall.training(steps=1000)
+    hall.world.forget_job(job)
+    hall.ends(job)
+    assert hall.sent("start_job") == ["accepted", "accepted"]
+    assert [attempt for attempt, _ in hall.starts(job)] == [1, 2]
+
+
 def test_a_rerun_that_waits_in_its_clusters_queue_is_no_failure() -> None:
     hall = Hall(nodes=2, cluster=HOLDS)
     job = hall.training()

@@ -103,6 +103,10 @@ def _rerun(s: JobSight, policy: Policy) -> Decision:
     if intent is not None and isinstance(intent.act, RerunJob):
         if not intent.state.over:
             return _asked_to_rerun(s, policy, intent, intent.act)
+        if intent.gone and not job.adopted:
+            return Change(
+                "its cluster has it no more: it is made anew", {"made": False, "intent": "", "deadline": None}
+            )
         if intent.gone:
             return Move("stopped", f"its controller has it no more: {intent.answer}")
         if intent.not_before is not None and not s.passed(intent.not_before):  # it may have run it by itself meanwhile
@@ -149,7 +153,7 @@ def gating(s: JobSight, policy: Policy) -> Decision:
         because = job.stop_asked or (job.calls[0].because if job.calls else "cancelled by its owner")
         if starting and intent is not None and intent.state is not IntentState.REJECTED:
             arrived = Deadline(clock=intent.clock, at=intent.sent_at + 2 * intent.call_timeout)
-            return Move("stop", because, {"deadline": arrived})
+            return Move("stop", because, {"deadline": arrived, "made": True})
         if job.stop_asked or job.cancelled:
             return Move("stopped", because, {"claim": {}})
         failed = _failed(intent)
@@ -192,13 +196,16 @@ def _in_their_queue(s: JobSight, policy: Policy, intent: Intent) -> Decision:
         well = s.well(intent.act.avoid) if isinstance(intent.act, StartJob) else ()
         again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
         if well and s.passed(again):  # what was named once is avoided for as long as the attempt waits
-            return Move("stop", f"asked for anew: {', '.join(well)} can be used again", {"deadline": None})
+            return Move(
+                "stop", f"asked for anew: {', '.join(well)} can be used again", {"deadline": None, "made": True}
+            )
         waits = _starved(s, policy, "waits in the cluster's own queue")
         return Stay(Wait(because=waits.wait.because, until=again)) if well and isinstance(waits, Stay) else waits
     if job.deadline is None:
         return Change("its nodes are allocated", {"deadline": s.within(s.cluster, policy.resume.start_deadline)})
     if s.passed(job.deadline):
-        return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
+        also = {"deadline": None, "made": True}
+        return Move("stop", "not all ranks were seen in time: the rest is stopped", also)
     return Stay(Wait(because="starting its ranks", until=job.deadline))
 
 

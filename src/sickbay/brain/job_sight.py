@@ -40,7 +40,7 @@ class JobSight:
     def native(self) -> bool:
         """Whether its cluster has an object of its own for it, made once, that a native controller runs again."""
         made_once = Capability.RERUN in self.can and Capability.PLACE not in self.can
-        return self.job.adopted or (made_once and self.job.attempt > 0)
+        return self.job.adopted or (made_once and self.job.made)
 
     @property
     def cluster(self) -> str:

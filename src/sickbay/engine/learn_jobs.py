@@ -54,7 +54,7 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
         return
     # A rank that is known to be gone stays gone: a read that lags must not bring it back.
     ranks = {n: ("gone" if job.ranks.get(n) == "gone" else state) for n, state in news.ranks.items()}
-    after = replace(job, ranks={**job.ranks, **ranks}, ranks_as_of=news.as_of, missing_as_of=None)
+    after = replace(job, ranks={**job.ranks, **ranks}, ranks_as_of=news.as_of, missing_as_of=None, made=True)
     if news.end is not None and job.end is None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
         after = replace(after, end=news.end, cancelled=job.cancelled or cancelled)
@@ -168,7 +168,7 @@ def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
     # What ran on a node that nobody reaches may run there still, whatever its cluster has forgotten.
     ranks = {n: state if (seat := seats[n]) is not None and seat.lost else "gone" for n, state in job.ranks.items()}
     end = job.end or End(reason=EndReason.UNKNOWN, at=fact.at)
-    draft.put(replace(job, ranks=ranks, end=end, missing_as_of=None))
+    draft.put(replace(job, ranks=ranks, end=end, missing_as_of=None, made=False))
 
 
 def _spent(draft: Draft, job: Job) -> tuple[float, ...]:

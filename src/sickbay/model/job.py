@@ -105,6 +105,7 @@ class Job(Noun):
     spec: JobSpec
     submitted_at: datetime
     adopted: bool = False  # others submitted it; a native controller may restart it first
+    made: bool = False  # its cluster has an object for it, which can be run again where it has RERUN
     state: JobState = JobState.QUEUED
     attempt: int = 0  # 0: none yet
     claim: dict[NodeId, tuple[int, ...]] = {}  # nodes and devices promised to the open attempt

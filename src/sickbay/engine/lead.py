@@ -8,6 +8,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from sickbay.engine.aside import FACTS as FACTS_ASIDE
+from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
 from sickbay.engine.execute import Hands, lane
 from sickbay.engine.ingest import Ingest, voices
@@ -16,13 +18,13 @@ from sickbay.engine.plan import plan
 from sickbay.engine.seats import settle
 from sickbay.engine.sending import send, wanted, withheld
 from sickbay.engine.view import Draft, Rules, View, moment, readings_of
-from sickbay.model.clock import INGEST, Deadline, WatchedClock
-from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError
+from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
-from sickbay.model.fleet import Cursor, InForce
+from sickbay.model.fleet import Aside, Cursor, InForce
 from sickbay.model.intent import Intent, IntentState, StartJob
 from sickbay.model.job import Job
-from sickbay.model.rows import CURSOR, IN_FORCE, Unit, WaitMark
+from sickbay.model.rows import CURSOR, IN_FORCE, Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
@@ -78,6 +80,7 @@ class Engine:
         self._epoch = 0
         self._lease_until = 0.0
         self._ingest = Ingest(store, clock)
+        self._aside: set[str] | None = None  # subjects that are set aside; None: not read yet
 
     # --- leadership
 
@@ -91,6 +94,7 @@ class Engine:
         if lease.epoch != self._epoch:
             self._view.forget()  # others may have written since we last led
             self._clocks = Clocks()
+            self._aside = None
         self._epoch = lease.epoch
         self._lease_until = asked + lease.ttl
         return True
@@ -167,8 +171,10 @@ class Engine:
         return done
 
     def _cursor(self) -> Cursor:
-        row = self._view.get(CURSOR).row
-        return row if isinstance(row, Cursor) else Cursor()
+        found = self._view.get(CURSOR)
+        if found.damage:
+            raise UnusableStore(found.damage)  # from the first fact on everything would be learned again
+        return found.row if isinstance(found.row, Cursor) else Cursor()
 
     def _learn_page(self, facts: list[Fact]) -> int:
         self._view.fetch(dict.fromkeys(key for fact in facts for key in reads_of(fact.news)))
@@ -182,10 +188,8 @@ class Engine:
 
             try:
                 self._commit(build)
-            except (StoreError, AssertionError):
-                raise
-            except Exception:
-                if self._setup.strict:
+            except Exception as error:
+                if self._setup.strict or stops(error):
                     raise
                 taken = self._learn_carefully(facts)
             facts = facts[taken:]
@@ -209,24 +213,24 @@ class Engine:
         return taken
 
     def _learn_carefully(self, facts: list[Fact]) -> int:
-        """One fact cannot be learned: set that one aside, with a line for a human, and go on."""
+        """A batch cannot be learned: one fact at a time, and the one that cannot is set aside; a person is told."""
         for n, fact in enumerate(facts):
             try:
                 self._commit(partial(self._learn_one, fact=fact))
-            except StoreError:
-                raise
-            except Exception:
+            except Exception as error:
+                if stops(error):
+                    raise
                 log.exception("fact_set_aside", extra={"fact": fact.id})
-                self._commit(partial(self._skip, fact=fact))
+                self._commit(partial(self._skip, fact=fact, error=error))
                 return n + 1
         return len(facts)
 
     def _learn_one(self, draft: Draft, fact: Fact) -> None:
         self._learn_some(draft, [fact])
 
-    def _skip(self, draft: Draft, fact: Fact) -> None:
+    def _skip(self, draft: Draft, fact: Fact, error: Exception) -> None:
         draft.put(self._clocks.kept(fact.seq))
-        draft.tell(f"set aside, could not be understood: {fact.id}", "operator:", event="set_aside")
+        set_aside(draft, FACTS_ASIDE, f"the fact {fact.id[:WORDS]} could not be learned", error, wait=False)
 
     def _own_rules(self) -> None:
         """The policy in force is a row: a changed one makes every wait due."""
@@ -243,22 +247,36 @@ class Engine:
     def _plan_due(self) -> int:
         due = list(self._store.due(readings_of(self._clocks.learned), DUE))
         for subject in due:
-            try:
-                self._commit(partial(plan, subject=subject))
-            except (StoreError, AssertionError):
-                raise
-            except Exception:
-                if self._setup.strict:
-                    raise
-                log.exception("subject_set_aside", extra={"subject": subject})
-                self._commit(partial(self._set_aside, subject=subject))
+            self._try(subject, partial(plan, subject=subject), "could not be planned")
         return len(due)
 
-    def _set_aside(self, draft: Draft, subject: str) -> None:
-        """Fail closed, tell open: a subject that cannot be planned is not touched, and the story says so."""
-        later = Deadline(clock=INGEST, at=draft.reading(INGEST) + 60.0)
-        draft.waits[subject] = WaitMark(until=later)
-        draft.tell("could not be planned; tried again in a minute", subject, "operator:", event="set_aside")
+    def _try(self, subject: str, build: Callable[[Draft], None], what: str, *, sends: bool = False) -> bool:
+        """Commit what follows for one subject. If that cannot be done this one is set aside, and all others go on."""
+        name = f"send/{subject}" if sends else subject
+        try:
+            done = self._commit(build, follows=not sends)
+        except Exception as error:
+            if self._setup.strict or stops(error):
+                raise
+            log.exception("subject_set_aside", extra={"subject": name})
+            aside = partial(set_aside, subject=name, what=f"{subject} {what}", error=error, wait=not sends)
+            self._commit(aside)
+            self._asides().add(name)
+            return False
+        if name in self._asides():
+            self._commit(partial(take_back, subject=name))
+            self._asides().discard(name)
+        return done
+
+    def _asides(self) -> set[str]:
+        """Whatever is set aside now: few, read once in each term of leadership."""
+        if self._aside is None:
+            self._aside = set()
+            after = ""
+            while page := self._store.keys("aside", after=after):
+                self._aside.update(key.removeprefix("aside:") for key in page)
+                after = page[-1]
+        return self._aside
 
     # --- effects
 
@@ -267,11 +285,16 @@ class Engine:
         sent = 0
         for key in self._store.find("planned", DUE):
             intent = self._view.get(key).row
-            if not isinstance(intent, Intent) or not self._may_send(intent):
+            if not isinstance(intent, Intent) or not self._may_send(intent) or self._rests(f"send/{key}"):
                 continue
-            if self._commit(partial(send, key=key), follows=False):
+            if self._try(key, partial(send, key=key), "could not be sent", sends=True):
                 sent += self._submit(key)
         return sent
+
+    def _rests(self, name: str) -> bool:
+        """Set aside, and not to be tried again yet."""
+        row = self._view.get(f"aside:{name}").row if name in self._asides() else None
+        return isinstance(row, Aside) and not row.again.passed(readings_of(self._clocks.learned))
 
     def _may_send(self, intent: Intent) -> bool:
         return self._outlasts(intent) and self._executor.room(lane(intent))

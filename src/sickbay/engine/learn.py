@@ -5,12 +5,14 @@ from msgspec.structs import replace
 from sickbay.engine import learn_faults, learn_jobs, learn_nodes, learn_orders, patrol
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
+from sickbay.model.errors import UnreadableRow
 from sickbay.model.facts import (
     AgentHeard,
     AgentSilent,
     AnyNews,
     Checked,
     Fact,
+    Garbled,
     Hung,
     JobSeen,
     JobVanished,
@@ -72,6 +74,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             draft.put(InForce(policy=news.policy, knowledge=news.knowledge))
             patrol.begin_walk(draft)
             draft.tell(f"policy {news.policy}, knowledge {news.knowledge} in force", IN_FORCE, event="policy")
+        case Garbled(because=because):
+            raise UnreadableRow(because)
 
 
 def reads_of(news: AnyNews) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from sickbay.model.clock import WatchedClock
+from sickbay.model.errors import UnreadableRow
 from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
@@ -127,6 +128,8 @@ class Draft:
             row = self.writes[key]
         else:
             found = self._view.get(key)
+            if found.damage:
+                raise UnreadableRow(found.damage)
             self.expect.setdefault(key, found.version)
             row = found.row
         if row is not None and not isinstance(row, kind):
@@ -135,8 +138,18 @@ class Draft:
 
     def peek(self, kind: type[RowType], key: str) -> RowType | None:
         """The row without a claim on it: for what the ledger's version, or nothing at all, protects."""
-        row = self.writes[key] if key in self.writes else self._view.get(key).row
+        if key in self.writes:
+            row = self.writes[key]
+        else:
+            found = self._view.get(key)
+            if found.damage:
+                raise UnreadableRow(found.damage)
+            row = found.row
         return row if isinstance(row, kind) else None
+
+    def version(self, key: str) -> int:
+        """The row's version before this unit, 0 for none."""
+        return self._view.get(key).version
 
     def before(self, kind: type[RowType], key: str) -> RowType | None:
         """The row as it was before this unit."""
@@ -144,7 +157,11 @@ class Draft:
         return row if isinstance(row, kind) else None
 
     def find(self, kind: type[RowType], tag: str) -> list[RowType]:
-        rows = (self.peek(kind, key) for key in self._view.find(tag))
+        """Rows of one tag. One that cannot be read is not there, but a job: nobody knows what it holds."""
+        keys = self._view.find(tag)
+        if kind is not Job:
+            keys = [key for key in keys if not self._view.get(key).damage]
+        rows = (self.peek(kind, key) for key in keys)
         return [row for row in rows if row is not None]
 
     def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:

@@ -11,7 +11,10 @@ SickbayError
 │   ├── Fenced             another leads now: this engine must stop planning
 │   ├── StoreUnavailable   nothing was written; try again
 │   ├── StoreUnknown       the commit may or may not have happened: read before anything else
-│   ├── UnitTooLarge       a unit breaks the limits that every store keeps
+│   ├── UnitRefused        about one unit or row, not about the store: its subject is set aside, all else goes on
+│   │   ├── UnitTooLarge   a unit breaks the limits that every store keeps
+│   │   ├── Unstorable     a value could not be read back (NaN): refused before anything is written
+│   │   └── UnreadableRow  a row that is there cannot be decoded
 │   └── UnusableStore      corrupt, of a newer version, locked by another process, disk full: one line for a human
 ├── IllegalMove            a life took a step that TRANSITIONS does not have
 └── BadInput               what a person wrote cannot be used: one line that says what to write instead
@@ -62,8 +65,20 @@ class StoreUnknown(StoreError):  # noqa: N818 - a state, not a mistake
     """The commit may or may not have happened."""
 
 
-class UnitTooLarge(StoreError):  # noqa: N818 - a state, not a mistake
+class UnitRefused(StoreError):  # noqa: N818 - a state, not a mistake
+    """Concerns one unit or row. The store itself is well, and whatever does not need that row goes on."""
+
+
+class UnitTooLarge(UnitRefused):
     """The unit breaks the limits that every store keeps."""
+
+
+class Unstorable(UnitRefused):
+    """A value of a row or fact would not come back from its wire form. Nothing was written."""
+
+
+class UnreadableRow(UnitRefused):
+    """A row is in the store and cannot be decoded; the message names it."""
 
 
 class UnusableStore(StoreError):  # noqa: N818 - a state, not a mistake

@@ -183,9 +183,16 @@ class PolicyInForce(News, tag="policy_in_force"):
     knowledge: str
 
 
+class Garbled(News, tag="garbled"):
+    """Stands for a stored fact that cannot be decoded any more. Nobody writes it."""
+
+    because: str
+
+
 AnyNews = (
     Observed | AgentSilent | AgentHeard | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped | Hung | Checked
     | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked | PolicyInForce
+    | Garbled
 )  # fmt: skip
 
 

@@ -245,6 +245,17 @@ class Token(Noun):
     node: NodeId | None = None
 
 
+class Aside(Noun):
+    """A subject that cannot be planned, or the facts that could not be learned: set aside, with growing back-off."""
+
+    subject: str  # a row's key, or `facts`
+    times: int
+    why: str
+    since: datetime
+    again: Deadline  # not tried before
+    remind: Deadline  # a person is not told again before
+
+
 class InForce(Noun):
     """The policy and knowledge in force. Decisions read it, so that a new policy makes every wait due."""
 

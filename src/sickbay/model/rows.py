@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import Deadline, WatchedClock
-from sickbay.model.fleet import Brake, Cursor, InForce, Ledger, Node, Record, Token, Voice, Withholding
+from sickbay.model.fleet import Aside, Brake, Cursor, InForce, Ledger, Node, Record, Token, Voice, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Job
@@ -26,6 +26,7 @@ AnyRow = (
     | WatchedClock
     | Token
     | Checkup
+    | Aside
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -43,6 +44,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "clock": WatchedClock,
     "token": Token,
     "checkup": Checkup,
+    "aside": Aside,
 }
 
 WITHHOLDING = "withholding:"
@@ -78,6 +80,8 @@ def key_of(row: AnyRow) -> str:
             return f"token:{row.hash}"
         case WatchedClock():
             return f"clock:{row.source}"
+        case Aside():
+            return f"aside:{row.subject}"
 
 
 def kind_of(key: str) -> str:
@@ -110,6 +114,7 @@ class Versioned(Noun):
 
     row: AnyRow | None
     version: int = 0
+    damage: str = ""  # why a row that is there cannot be decoded; then `row` is None
 
 
 class WaitMark(Noun):

@@ -35,6 +35,9 @@ class Store(Mail, Protocol):
       if `epoch` is not the lease's present epoch, with UnitTooLarge beyond the limits in `model.rows`: at most
       UNIT_ITEMS items, UNIT_ITEMS entries in all `on` together, ITEM_BYTES for a row, UNIT_BYTES in all. Nothing else
       raises a version: a wait that is marked again does not. It returns the version that all rows it wrote now have.
+    - `commit` and `append` refuse with Unstorable what would not come back as it was given (NaN is no JSON).
+    - A row that is there and cannot be decoded is loaded with its version and its `damage`, beside all others; a fact
+      that cannot be decoded is read as `Garbled`.
     - An `on` entry for a key that the same unit writes means the version after that commit: nobody wakes itself.
     - What was acknowledged survives the death of the process, always. It survives a power cut, too, unless the unit
       says that it `follows`, or an append brings neither facts nor news of pulses: those may be lost together with all

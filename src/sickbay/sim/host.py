@@ -79,6 +79,7 @@ class Host:
         fate: Fate,
         cold: bool = False,
         lease_ttl: float = 60.0,
+        forgiving: bool = False,
     ) -> None:
         self.name = name
         self.cold = cold
@@ -93,7 +94,7 @@ class Host:
         self._scheduler = scheduler
         self._clock = SharedClock(self.store, clock)
         self._rng = rng
-        self._setup = Setup(holder=name, lease_ttl=lease_ttl, strict=True)
+        self._setup = Setup(holder=name, lease_ttl=lease_ttl, strict=not forgiving)
         self._busy = (0.0, 0)
         self._woken = False
         self._engine = self._make()

@@ -43,6 +43,7 @@ class Plan(Noun):
     engines: int = 1
     limits: bool = True  # of the store: DynamoDB's
     strict: bool = True  # check invariants after every step
+    forgiving: bool = False  # as in production: what cannot be planned is set aside, not raised
     intake: bool = False  # nodes that are there at first are new to us
 
 
@@ -111,6 +112,7 @@ class Simulation:
             rng=rng,
             fate=self._fate,
             cold=self.plan.cold,
+            forgiving=self.plan.forgiving,
             lease_ttl=2 * self.policy.pace.call_timeout.total_seconds() + 10.0,
         )
         host.period(max(self.plan.rules.pulse, self.plan.cluster.period))

@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import Fenced
-from sickbay.model.facts import Mark
-from sickbay.model.fleet import Cursor, NodeId
+from sickbay.model.errors import Fenced, Unstorable
+from sickbay.model.facts import Fact, Mark, Stepped
+from sickbay.model.fleet import Cursor, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import IntentState
 from sickbay.model.job import JobState
@@ -61,6 +61,14 @@ class FactsContract:
             read += [each.id for each in page]
             after = page[-1].seq
         assert read == [str(number) for number in range(7)]
+
+    def test_refuses_a_fact_that_could_not_be_read_back_with_all_that_came_with_it(self, store: Store) -> None:
+        if not getattr(self, "enforces_limits", True):
+            pytest.skip("a store that enforces no limits is for simulations only")
+        news = Stepped(job=JobId("j"), attempt=1, step=1, loss=float("nan"))
+        with pytest.raises(Unstorable):
+            store.append([fact("a"), Fact(id="b", at=NOON, news=news)])
+        assert list(store.facts(0)) == []
 
     def test_needs_no_lease(self, store: Store) -> None:
         assert store.append([fact("a")], [Mark(source="ingest", at=1.0, period=1.0)]) == 1

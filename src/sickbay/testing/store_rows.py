@@ -5,7 +5,7 @@ from threading import Barrier, Thread
 import pytest
 
 from sickbay.model.clock import Deadline
-from sickbay.model.errors import Conflict, Fenced, UnitTooLarge
+from sickbay.model.errors import Conflict, Fenced, UnitTooLarge, Unstorable
 from sickbay.model.fleet import Ledger
 from sickbay.model.intent import IntentState
 from sickbay.model.rows import (
@@ -187,6 +187,17 @@ class UnitsContract:
         with pytest.raises(UnitTooLarge):
             store.commit(writes(*rows), epoch)
         assert not store.keys("node")
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    @pytest.mark.parametrize("field", ["as_of", "silent_at", "going_down"])
+    def test_refuses_a_value_that_could_not_be_read_back_before_anything_is_written(
+        self, store: Store, epoch: int, field: str, value: float
+    ) -> None:
+        self._needs_limits()
+        bad = {field: Deadline(clock="ingest", at=value) if field == "going_down" else value}
+        with pytest.raises(Unstorable):
+            store.commit(writes(node("a", **bad), node("b")), epoch)
+        assert store.load([A, B]) == {A: Versioned(row=None), B: Versioned(row=None)}
 
     def test_of_two_threads_that_change_one_row_exactly_one_wins_each_time(self, store: Store, epoch: int) -> None:
         rounds, key = 20, "ledger:p"

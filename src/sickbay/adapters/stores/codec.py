@@ -4,15 +4,15 @@ The limits are DynamoDB's, and all stores keep them, so that an engine that work
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import UnitTooLarge, UnusableStore
-from sickbay.model.facts import Fact, Mark
+from sickbay.model.errors import UnitTooLarge, UnreadableRow, Unstorable, UnusableStore
+from sickbay.model.facts import Fact, Garbled, Mark
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
@@ -66,26 +66,52 @@ def pack_row(key: str, row: AnyRow) -> bytes:
     body = _encode(row)
     if len(body) > ITEM_BYTES:
         raise UnitTooLarge(f"the row {key} has {len(body)} bytes: at most {ITEM_BYTES}")
+    _prove(f"the row {key}", row, body, _row_decoders[kind_of(key)])
     return body
+
+
+def _prove(what: str, value: object, body: bytes, decoder: msgspec.json.Decoder[Any]) -> None:
+    """Reads back what is about to be written: NaN becomes `null` in JSON, and who reads it later cannot go on.
+
+    Costs 1 to 4 µs for a row or a fact; a commit takes a hundred.
+    """
+    try:
+        same = decoder.decode(body) == value
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Unstorable(f"{what} could not be read back ({error}): it is not written") from error
+    if not same:
+        raise Unstorable(f"{what} would be read back as something else: it is not written")
 
 
 def unpack_row(key: str, body: bytes) -> AnyRow:
     try:
         row: AnyRow = _row_decoders[kind_of(key)].decode(body)
     except msgspec.MsgspecError as error:
-        raise _unreadable(f"the row {key}", error) from error
+        raise UnreadableRow(_unreadable(f"the row {key}", error)) from error
     return row
 
 
+def read_row(key: str, body: bytes, version: int) -> Versioned:
+    """A row as it is loaded. One that is damaged is told apart, so that those beside it can be read."""
+    try:
+        return Versioned(row=unpack_row(key, body), version=version)
+    except UnreadableRow as error:
+        return Versioned(row=None, version=version, damage=str(error))
+
+
 def pack_fact(fact: Fact) -> bytes:
-    return _encode(fact)
+    body = _encode(fact)
+    _prove(f"the fact {fact.id}", fact, body, _fact_decoder)
+    return body
 
 
 def unpack_fact(seq: int, body: bytes) -> Fact:
+    """A fact as it is read. One that cannot be decoded says so, so that those after it can be learned."""
     try:
         fact = _fact_decoder.decode(body)
     except msgspec.MsgspecError as error:
-        raise _unreadable(f"fact {seq}", error) from error
+        news = Garbled(because=_unreadable(f"fact {seq}", error))
+        return Fact(id=f"garbled/{seq}", at=datetime.fromtimestamp(0, UTC), news=news, seq=seq)
     # The object was made on the line above and nobody else has it: cheaper than building a second one.
     msgspec.structs.force_setattr(fact, "seq", seq)
     return fact
@@ -95,7 +121,7 @@ def unpack_line(body: bytes) -> Line:
     try:
         return _line_decoder.decode(body)
     except msgspec.MsgspecError as error:
-        raise _unreadable("a line of the story", error) from error
+        raise UnusableStore(_unreadable("a line of the story", error)) from error
 
 
 def pack_letter(command: Command) -> bytes:
@@ -106,12 +132,11 @@ def unpack_letter(body: bytes) -> Command:
     try:
         return _letter_decoder.decode(body)
     except msgspec.MsgspecError as error:
-        raise _unreadable("a command for an agent", error) from error
+        raise UnusableStore(_unreadable("a command for an agent", error)) from error
 
 
-def _unreadable(what: str, error: Exception) -> UnusableStore:
-    """Not an error of whoever planned with it: then a fact would be set aside, and lost, for a damaged row."""
-    return UnusableStore(f"{what} in the store cannot be read ({error}): restore the store from a backup")
+def _unreadable(what: str, error: Exception) -> str:
+    return f"{what} in the store cannot be read ({error}): restore the store from a backup"
 
 
 def moved(clock: WatchedClock | None, mark: Mark, *, facts: int, wall: float | None) -> WatchedClock:

@@ -24,9 +24,9 @@ from sickbay.adapters.stores.codec import (
     pack_fact,
     pack_letter,
     pack_row,
+    read_row,
     unpack_fact,
     unpack_letter,
-    unpack_row,
 )
 from sickbay.adapters.stores.echoes import Echoes
 from sickbay.adapters.stores.waiting import Ordered, Waiting
@@ -85,7 +85,7 @@ class MemoryStore:
         kept = self._rows.get(key)
         if kept is None:
             return NO_ROW
-        return Versioned(row=unpack_row(key, self._bodies[key]), version=kept.version)
+        return read_row(key, self._bodies[key], kept.version)
 
     def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
         with self._lock:

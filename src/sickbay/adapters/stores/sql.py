@@ -24,22 +24,22 @@ from sickbay.adapters.stores.codec import (
     pack_fact,
     pack_letter,
     pack_row,
+    read_row,
     unpack_fact,
     unpack_letter,
     unpack_line,
-    unpack_row,
 )
 from sickbay.adapters.stores.database import Database
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.adapters.stores.statements import Statements
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import BadInput, Conflict, Fenced
+from sickbay.model.errors import BadInput, Conflict, Fenced, UnusableStore
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, Incarnation, NodeId
 from sickbay.model.intent import Intent
 from sickbay.model.protocol import Command
-from sickbay.model.rows import CURSOR, UNIT_ITEMS, AnyRow, Lease, Line, Rows, Unit, Versioned, WaitMark, tag_of
+from sickbay.model.rows import CURSOR, UNIT_ITEMS, AnyRow, Lease, Line, Rows, Unit, WaitMark, tag_of
 from sickbay.ports.store import Pulse, Store, Voices
 
 ALL = 2**31 - 1
@@ -61,7 +61,7 @@ class SqlStore:
         rows = dict.fromkeys(keys, NO_ROW)
         with self._db.reading() as connection:
             for key, version, body in connection.execute(self._sql.load, {"keys": self._db.many(rows)}):
-                rows[key] = Versioned(row=unpack_row(key, body), version=version)
+                rows[key] = read_row(key, body, version)
         return rows
 
     def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
@@ -229,7 +229,10 @@ class SqlStore:
         keys = {f"clock:{mark.source}" for mark in marks}
         clocks: dict[str, AnyRow | None] = {}
         for key, _, body in connection.execute(self._sql.load, {"keys": self._db.many(keys)}):
-            clocks[key] = unpack_row(key, body)
+            clock = read_row(key, body, 0)
+            if clock.damage:
+                raise UnusableStore(clock.damage)
+            clocks[key] = clock.row
         newest, wall = connection.execute(self._sql.present).one()
         for mark in marks:
             before = clocks.get(key := f"clock:{mark.source}")

@@ -20,6 +20,7 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.policy import Policy
 from sickbay.model.protocol import Item, Report
 from sickbay.ports.store import Store
+from sickbay.sim.programme import Programme
 from sickbay.sim.simulation import Plan, Simulation
 
 HOUR = 3600.0
@@ -186,3 +187,32 @@ def test_a_stored_fact_that_cannot_be_read_is_set_aside_and_those_after_it_are_l
     assert ill(sim, well)
     assert not [incident for incident in ill(sim, bad) if incident.fault.code == "xid.79"]
     assert any("could not be learned" in text for text in told(sim))
+
+
+# --- many jobs on one node
+
+
+@pytest.mark.parametrize("trouble", ["lost", "rebooted", "deleted", "ordered"])
+def test_two_hundred_jobs_on_one_node_are_all_called_a_few_in_each_unit(trouble: str) -> None:
+    policy = replace(load_policy("default"), examine=())
+    sim = Simulation(Plan(nodes=1, gpus=200, strict=False), policy=policy)
+    node = sim.nodes[0]
+    for number in range(200):
+        sim.submit(f"j{number}", Programme(steps=10**6, checkpoint_every=1000), nodes=1, gpus_per_node=1)
+
+    def states() -> set[str]:
+        return {str(job.state) for job in sim.jobs()}
+
+    assert sim.run_until(lambda: len(sim.jobs()) == 200 and states() == {"RUNNING"}, 2 * HOUR)
+    match trouble:
+        case "lost":
+            sim.world.lose_node(node)
+        case "rebooted":
+            sim.world.operator_reboots(node)
+        case "deleted":
+            sim.world.operator_deletes(node)
+        case "ordered":
+            sim.order("reboot", node, now=True)
+    sim.run(300)
+    assert all(job.attempt > 1 or job.interruptions for job in sim.jobs())
+    assert sim._all("errand") == []

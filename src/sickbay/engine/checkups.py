@@ -20,7 +20,7 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent, Notify, Verify
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
-SLICE = 20  # nodes of one intent: each may bring its incident along, and a unit has 50 items
+SLICE = 12  # nodes of one intent: each may bring its incident along and moves its tag, and a unit has 100 actions
 CONSIDERED = 500  # nodes in one unit, most of them not asked for or not idle
 NAMED = 200  # skipped or failed nodes that a row names
 TOLD = 20  # of them, those that a line names

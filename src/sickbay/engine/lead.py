@@ -32,7 +32,7 @@ from sickbay.ports.store import Store
 log = logging.getLogger("sickbay.engine")
 
 REPLANS = 5
-UNIT_FULL = 30  # items at which a batch of facts is committed; one more fact must still fit
+UNIT_FULL = 55  # of UNIT_ACTIONS: then a batch of facts is committed; one more fact, and what settles it, must fit
 FACTS = 500
 PAGES = 8  # of facts in one round; then it is planning's turn
 DUE = 200
@@ -203,10 +203,10 @@ class Engine:
         for fact in facts:
             changes, reads = draft.changes, len(draft.expect)
             learn(draft, fact)
+            taken, last = taken + 1, fact.seq
             if draft.changes == changes:
                 draft.unread(reads)  # most facts are noise: one that changes nothing takes no room in the unit
-            taken, last = taken + 1, fact.seq
-            if draft.size >= UNIT_FULL:
+            elif draft.actions >= UNIT_FULL:
                 break
         draft.put(self._clocks.kept(last))
         settle(draft)

@@ -8,6 +8,7 @@ from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
 from sickbay.brain.identity import Standing, standing_of
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
+from sickbay.engine.errands import link_incident
 from sickbay.engine.steps import due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
@@ -221,26 +222,8 @@ def count_brakes(draft: Draft, incident: Incident, node: Node) -> None:
 
 
 def _link_ended(draft: Draft, fact: Fact, incident: Incident) -> None:
-    """A fault dated inside an ended attempt joins its interruption, however late it is learned."""
-    if not incident.remedy.disrupts and incident.remedy is not Remedy.RESTART_JOB:
-        return
-    for job in draft.open_jobs(incident.pool):
-        linked = tuple(
-            replace(lost, incidents=(*lost.incidents, incident.id))
-            if incident.node in lost.nodes and incident.id not in lost.incidents and _inside(draft, job, n, fact)
-            else lost
-            for n, lost in enumerate(job.interruptions)
-        )
-        if linked != job.interruptions:
-            draft.put(replace(job, interruptions=linked))
-
-
-def _inside(draft: Draft, job: Job, n: int, fact: Fact) -> bool:
-    """Whether the fact is dated between the claim of an attempt, which ended the interruption before, and its end."""
-    before = job.interruptions[n - 1].stages if n else {}
-    began = before.get("placed") or before.get("detected") or job.submitted_at
-    ended = job.interruptions[n].stages.get("stopped") or draft.now
-    return began <= fact.at <= ended + draft.rules.policy.resume.settle
+    if incident.remedy.disrupts or incident.remedy is Remedy.RESTART_JOB:
+        link_incident(draft, incident, fact.at)
 
 
 def checked(draft: Draft, fact: Fact, news: Checked) -> None:

@@ -6,6 +6,7 @@ from sickbay.brain.classify import classify
 from sickbay.brain.drift import drift
 from sickbay.brain.identity import Standing, ended_with, held_by, standing_of
 from sickbay.engine import patrol
+from sickbay.engine.errands import end_ranks
 from sickbay.engine.learn_faults import open_incident, raise_fault
 from sickbay.engine.steps import step_incident
 from sickbay.engine.view import Draft
@@ -15,7 +16,6 @@ from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, Voice
 from sickbay.model.incident import IncidentKind, Order, Phase, enqueue
 from sickbay.model.intent import Verify
-from sickbay.model.job import Call
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
 
@@ -153,7 +153,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     what = "rebooted" if now.same_holder(was) else f"now held by {_called(now)}"
     draft.tell(f"{what} (boot {now.boot_id or 'not known yet'})", key_of(node), event="incarnation")
     draft.put(after)
-    _ranks_end(draft, after)
+    end_ranks(draft, after, f"{node.name} restarted under it")  # the new incarnation is the proof
     if not now.same_holder(was):
         patrol.wake(draft, after)
         if incident is not None and incident.phase is Phase.WATCHED:
@@ -182,15 +182,6 @@ def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> No
     return after
 
 
-def _ranks_end(draft: Draft, node: Node) -> None:
-    """What ran under the old incarnation is gone: the new one is the proof."""
-    for job in draft.holders(node):
-        if job.ranks.get(node.id) == "running":
-            call = Call(because=f"{node.name} restarted under it", node=node.id, dated=draft.now)
-            calls = job.calls if any(c.node == node.id for c in job.calls) else (*job.calls, call)
-            draft.put(replace(job, ranks={**job.ranks, node.id: "gone"}, calls=calls))
-
-
 def _compare(draft: Draft, node: Node) -> None:
     """What others did to a node that we treat."""
     incident = draft.incident(node.incident) if node.incident else None
@@ -211,10 +202,7 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
     node = draft.node(news.node)
     if node is None or news.as_of < node.as_of or node.incarnation is None:
         return
-    for job in draft.holders(node):
-        if job.ranks.get(node.id) == "running":
-            call = Call(because=f"{node.name} was deleted", node=node.id, lost=True, dated=draft.now)
-            draft.put(replace(job, calls=(*job.calls, call)[-20:], ranks={**job.ranks, node.id: "gone"}))
+    end_ranks(draft, node, f"{node.name} was deleted", lost=True)
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
         patience = draft.rules.policy.pace.vacancy.total_seconds()

@@ -3,6 +3,7 @@
 from functools import partial
 
 from sickbay.engine.checkups import plan_checkup
+from sickbay.engine.errands import plan_errand
 from sickbay.engine.patrol import WALK, plan_patrol, walk
 from sickbay.engine.plan_incidents import plan_incident
 from sickbay.engine.plan_intents import plan_intent
@@ -26,6 +27,8 @@ def plan(draft: Draft, subject: str) -> None:
             plan_brake(draft, subject)
         case "node":
             plan_node(draft, subject)
+        case "errand":
+            plan_errand(draft, subject)
         case "patrol":
             plan_patrol(draft, subject)
         case "checkup":

@@ -28,6 +28,9 @@ from sickbay.model.job import Call, Job, JobState
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import key_of
 
+AT_ONCE = 10  # jobs that one decision reads and asks
+KEEP_JOBS = 500  # that an incident names
+
 
 def plan_incident(draft: Draft, subject: str) -> None:
     come_to_rest(draft, subject, Incident, partial(_decide_once, draft))
@@ -66,8 +69,11 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
     training: set[JobId] = set()
     gating: set[JobId] = set()
     if node is not None:
-        for job in draft.holders(node):
-            draft.job(job.id)  # from here on its row is read, expected and watched
+        # Those that are not asked yet first: many jobs may run on one node, and a unit has room for few.
+        holders = sorted(draft.holders(node), key=lambda job: any(c.incident == incident.id for c in job.calls))
+        for number, job in enumerate(holders):
+            if number < AT_ONCE:
+                draft.job(job.id)  # from here on its row is read, expected and watched
             whole = incident.fault.scope is not Scope.DEVICE or incident.fault.device is None
             named = whole or job.state is JobState.GATING  # what has not begun does not begin on a sick node
             held = job.claim[node.id]
@@ -176,7 +182,8 @@ def _confirm(draft: Draft, sight: Sight, node: Node, needed: Confirm) -> tuple[I
 
 def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: str, *, lost: bool) -> Incident:
     """Ask attempts to end. Only `resume` stops them."""
-    for job_id in jobs:
+    some = jobs[:AT_ONCE]  # the next decision sees who is left
+    for job_id in some:
         job = draft.job(job_id)
         if job is None:
             continue
@@ -189,4 +196,4 @@ def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: st
         )
         draft.put(replace(job, calls=(*job.calls, call)[-20:]))
         draft.tell(f"asks {job_id} to stop: {because}", key_of(incident), key_of(job), event="call")
-    return replace(incident, jobs=tuple(dict.fromkeys((*incident.jobs, *jobs))))
+    return replace(incident, jobs=tuple(dict.fromkeys((*incident.jobs, *some)))[-KEEP_JOBS:])

@@ -11,12 +11,13 @@ from sickbay.model.clock import Deadline
 from sickbay.model.fleet import InForce
 from sickbay.model.incident import Incident, Wait
 from sickbay.model.job import Job
-from sickbay.model.rows import IN_FORCE, WaitMark, key_of
+from sickbay.model.rows import DUE_NOW, IN_FORCE, WaitMark, key_of
 
 Thing = TypeVar("Thing", Incident, Job)
 
 LOOK_AGAIN = 60.0
 ESTIMATE_AGAIN = 300.0
+CROWDED = 40  # of UNIT_ACTIONS: no further step in this unit, which must have room for the largest one
 ROUNDS = 12  # decisions in one unit; a decision that never comes to rest is a defect
 
 
@@ -39,11 +40,15 @@ def come_to_rest(
         thing, wait = decide_once(thing)
         if wait is not None:
             break
+        if thing.open and draft.actions >= CROWDED:  # the rest follows in the next unit
+            draft.waits[subject] = DUE_NOW
+            break
     else:
         raise RuntimeError(f"{subject} does not come to rest")
     if first_intent and first_intent != thing.intent:
         withdraw(draft, first_intent)
-    _rest(draft, thing, wait)
+    if draft.waits.get(subject) != DUE_NOW:
+        _rest(draft, thing, wait)
 
 
 def _rest(draft: Draft, thing: Incident | Job, wait: Wait | None) -> None:

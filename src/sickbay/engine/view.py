@@ -221,8 +221,11 @@ class Draft:
         return self.rules.can.get(cluster, frozenset())
 
     @property
-    def size(self) -> int:
-        return len(self.writes.keys() | self.expect.keys() | self.waits.keys()) + len(self.story)
+    def actions(self) -> int:
+        """How full the unit is, as a store will count it."""
+        tags = {key: _tag(self._view.get(key).row) for key in self.writes}
+        unit = Unit(writes=self.writes, expect=self.expect, waits=self.waits, story=tuple(self.story))
+        return unit.actions(tags)
 
     def unit(self) -> Unit:
         changed = {key: row for key, row in self.writes.items() if row is None or row != self._view.get(key).row}

@@ -256,6 +256,17 @@ class Aside(Noun):
     remind: Deadline  # a person is not told again before
 
 
+class Errand(Noun):
+    """What is left to be done to many jobs for one cause: end their ranks on a node, or link them to an incident."""
+
+    id: str
+    node: Node  # as it was
+    because: str
+    at: datetime
+    lost: bool = False
+    incident: IncidentId | None = None  # to link; None: their ranks there have ended
+
+
 class InForce(Noun):
     """The policy and knowledge in force. Decisions read it, so that a new policy makes every wait due."""
 

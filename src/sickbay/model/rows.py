@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import Deadline, WatchedClock
-from sickbay.model.fleet import Aside, Brake, Cursor, InForce, Ledger, Node, Record, Token, Voice, Withholding
+from sickbay.model.fleet import Aside, Brake, Cursor, Errand, InForce, Ledger, Node, Record, Token, Voice, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Job
@@ -27,6 +27,7 @@ AnyRow = (
     | Token
     | Checkup
     | Aside
+    | Errand
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -45,20 +46,21 @@ KINDS: dict[str, type[AnyRow]] = {
     "token": Token,
     "checkup": Checkup,
     "aside": Aside,
+    "errand": Errand,
 }
 
 WITHHOLDING = "withholding:"
 IN_FORCE = "inforce:"
 CURSOR = "cursor:"
 
-UNIT_ITEMS = 50  # DynamoDB's transactions take 100; the other half is for the index of waits
+UNIT_ACTIONS = 100  # DynamoDB's limit for one transaction
 ITEM_BYTES = 400_000
 UNIT_BYTES = 4_000_000
 
 
 def key_of(row: AnyRow) -> str:
     match row:
-        case Node() | Incident() | Job() | Checkup():
+        case Node() | Incident() | Job() | Checkup() | Errand():
             return f"{type(row).__name__.lower()}:{row.id}"
         case Intent():
             return f"intent:{row.key}"
@@ -109,6 +111,12 @@ def tag_of(row: AnyRow) -> str:
             return ""
 
 
+def tag_moves(was: str, row: AnyRow | None) -> int:
+    """How many entries of the index of tags change when this row takes the place of one that had that tag."""
+    tag = tag_of(row) if row is not None else ""
+    return 0 if was == tag else bool(was) + bool(tag)
+
+
 class Versioned(Noun):
     """A row as it was read. Version 0: there is none."""
 
@@ -146,9 +154,18 @@ class Unit(Noun):
     story: tuple[Line, ...] = ()
     follows: bool = False  # from stored facts alone: a power cut may take it back, and it is planned again
 
-    @property
-    def items(self) -> int:
-        return len(self.writes.keys() | self.expect.keys() | self.waits.keys()) + len(self.story)
+    def actions(self, tags: Mapping[str, str]) -> int:
+        """What a store must do for it at most, counted the same by all: at most UNIT_ACTIONS.
+
+        The epoch; each row written or expected; each tag that is taken away or given; each wait, and what it is on
+        besides those rows; each subject of each line. `tags`: of the written rows as they were before.
+        """
+        rows = self.writes.keys() | self.expect.keys()
+        moves = sum(tag_moves(tags.get(key, ""), row) for key, row in self.writes.items())
+        marks = [mark for mark in self.waits.values() if mark is not None]
+        on = sum(key not in rows for mark in marks for key in mark.on)
+        told = sum(len(set(line.subjects)) or 1 for line in self.story)
+        return 1 + len(rows) + moves + len(self.waits) + on + told
 
     @property
     def empty(self) -> bool:

@@ -33,7 +33,7 @@ class Store(Mail, Protocol):
     - A version is a positive number that never returns for its key, even after a deletion; 0 means "no row".
     - `commit` is all or nothing. It refuses with Conflict if any key of `unit.expect` has another version, with Fenced
       if `epoch` is not the lease's present epoch, with UnitTooLarge beyond the limits in `model.rows`: at most
-      UNIT_ITEMS items, UNIT_ITEMS entries in all `on` together, ITEM_BYTES for a row, UNIT_BYTES in all. Nothing else
+      UNIT_ACTIONS as `Unit.actions` counts them, ITEM_BYTES for a row, UNIT_BYTES in all. Nothing else
       raises a version: a wait that is marked again does not. It returns the version that all rows it wrote now have.
     - `commit` and `append` refuse with Unstorable what would not come back as it was given (NaN is no JSON).
     - A row that is there and cannot be decoded is loaded with its version and its `damage`, beside all others; a fact

@@ -3,6 +3,7 @@
 from threading import Barrier, Thread
 
 import pytest
+from msgspec.structs import replace
 
 from sickbay.model.clock import Deadline
 from sickbay.model.errors import Conflict, Fenced, UnitTooLarge, Unstorable
@@ -11,8 +12,8 @@ from sickbay.model.intent import IntentState
 from sickbay.model.rows import (
     DUE_NOW,
     ITEM_BYTES,
+    UNIT_ACTIONS,
     UNIT_BYTES,
-    UNIT_ITEMS,
     AnyRow,
     Line,
     Unit,
@@ -146,33 +147,43 @@ class UnitsContract:
             store.commit(Unit(expect={A: 0}, waits={A: WaitMark()}), epoch)
         store.commit(Unit(expect={A: version(store, A)}), epoch)
 
-    def test_a_unit_takes_as_many_items_as_the_limit_and_no_more(self, store: Store, epoch: int) -> None:
+    def test_a_unit_takes_as_many_actions_as_the_limit_and_no_more(self, store: Store, epoch: int) -> None:
         self._needs_limits()
-        rows = [node(f"n{number:03}") for number in range(UNIT_ITEMS + 1)]
+        rows = [node(f"n{number:03}") for number in range(UNIT_ACTIONS)]  # and the epoch
         with pytest.raises(UnitTooLarge):
             store.commit(writes(*rows), epoch)
         assert not store.keys("node")
         store.commit(writes(*rows[:-1]), epoch)
-        assert len(store.keys("node")) == UNIT_ITEMS
+        assert len(store.keys("node")) == UNIT_ACTIONS - 1
 
-    def test_writes_expectations_waits_and_lines_all_count_as_items(self, store: Store, epoch: int) -> None:
+    def _fills(self, store: Store, epoch: int, unit: Unit, actions: int) -> None:
+        """The unit has so many actions: it goes through with as many expectations as fit beside them, not with more."""
         self._needs_limits()
-        unit = Unit(
-            writes={A: node("a")},
-            expect={f"node:c/e{number}": 0 for number in range(UNIT_ITEMS - 2)},
-            waits={B: WaitMark()},
-            story=(line("told", A),),
-        )
+        free = {f"node:c/e{number:03}": 0 for number in range(UNIT_ACTIONS - actions)}
         with pytest.raises(UnitTooLarge):
-            store.commit(unit, epoch)
-        assert list(store.story(A)) == []
+            store.commit(replace(unit, expect={**unit.expect, **free, "node:c/more": 0}), epoch)
+        store.commit(replace(unit, expect={**unit.expect, **free}), epoch)
 
-    def test_the_waits_of_a_unit_read_no_more_rows_than_the_limit(self, store: Store, epoch: int) -> None:
-        self._needs_limits()
-        on = {f"node:c/n{number}": 0 for number in range(UNIT_ITEMS // 2 + 1)}
-        with pytest.raises(UnitTooLarge):
-            store.commit(Unit(waits={A: WaitMark(on=on), B: WaitMark(on=on)}), epoch)
-        store.commit(Unit(waits={A: WaitMark(on=on)}), epoch)
+    def test_a_row_that_is_written_and_expected_counts_once(self, store: Store, epoch: int) -> None:
+        self._fills(store, epoch, Unit(writes={A: node("a")}, expect={A: 0, B: 0}), 3)
+
+    def test_a_tag_that_is_given_counts_and_one_that_stays_does_not(self, store: Store, epoch: int) -> None:
+        self._fills(store, epoch, writes(node("a", claimable=True)), 3)
+        self._fills(store, epoch, writes(node("a", claimable=True, ready=False)), 2)
+
+    def test_a_tag_that_is_taken_away_counts_and_one_that_is_exchanged_counts_twice(
+        self, store: Store, epoch: int
+    ) -> None:
+        store.commit(writes(node("a", claimable=True), node("b", claimable=True), node("c", claimable=True)), epoch)
+        self._fills(store, epoch, Unit(writes={A: node("a"), B: node("b", checking="k"), C: None}), 1 + 2 + 3 + 2)
+
+    def test_a_wait_counts_and_what_it_is_on_unless_its_row_is_counted(self, store: Store, epoch: int) -> None:
+        mark = WaitMark(on={A: 0, B: 0, C: 0})
+        unit = Unit(writes={A: node("a")}, expect={B: 0}, waits={A: mark, "intent:k": mark, B: None})
+        self._fills(store, epoch, unit, 1 + 2 + 3 + 2)
+
+    def test_every_subject_that_a_line_is_told_under_counts(self, store: Store, epoch: int) -> None:
+        self._fills(store, epoch, Unit(story=(line("1", A, B, C), line("2", A))), 5)
 
     def test_refuses_a_row_that_is_too_large(self, store: Store, epoch: int) -> None:
         self._needs_limits()

@@ -17,7 +17,7 @@ from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
 from sickbay.model.protocol import Command
-from sickbay.model.rows import ITEM_BYTES, KINDS, UNIT_BYTES, UNIT_ITEMS, AnyRow, Line, Unit, Versioned, kind_of
+from sickbay.model.rows import ITEM_BYTES, KINDS, UNIT_ACTIONS, UNIT_BYTES, AnyRow, Line, Unit, Versioned, kind_of
 
 NO_ROW = Versioned(row=None, version=0)
 
@@ -39,11 +39,6 @@ class Packed(NamedTuple):
 
 def pack(unit: Unit) -> Packed:
     """Encodes a unit once; refuses with UnitTooLarge what no store would take."""
-    if (items := unit.items) > UNIT_ITEMS:
-        raise UnitTooLarge(f"a unit has {items} items: at most {UNIT_ITEMS}")
-    entries = sum(len(mark.on) for mark in unit.waits.values() if mark is not None)
-    if entries > UNIT_ITEMS:
-        raise UnitTooLarge(f"the waits of a unit read {entries} rows: at most {UNIT_ITEMS}")
     writes: dict[str, bytes | None] = {}
     total = 0
     for key, row in unit.writes.items():
@@ -57,6 +52,12 @@ def pack(unit: Unit) -> Packed:
     if total > UNIT_BYTES:
         raise UnitTooLarge(f"a unit has {total} bytes: at most {UNIT_BYTES}")
     return Packed(writes, story)
+
+
+def count(unit: Unit, tags: Mapping[str, str]) -> None:
+    """Refuses a unit with too many actions. `tags`: of the written rows as they are in the store."""
+    if (actions := unit.actions(tags)) > UNIT_ACTIONS:
+        raise UnitTooLarge(f"a unit has {actions} actions: at most {UNIT_ACTIONS}")
 
 
 def pack_row(key: str, row: AnyRow) -> bytes:

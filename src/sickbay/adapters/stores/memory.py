@@ -17,6 +17,7 @@ import msgspec
 
 from sickbay.adapters.stores.codec import (
     NO_ROW,
+    count,
     ended_at,
     moved,
     opened,
@@ -105,6 +106,9 @@ class MemoryStore:
         with self._lock:
             if epoch != self._epoch or self._holder is None:
                 raise Fenced(f"epoch {epoch} does not lead; the present one is {self._epoch}")
+            if self._limits:
+                kept = {key: self._rows[key].row for key in unit.writes if key in self._rows}
+                count(unit, {key: tag_of(row) for key, row in kept.items() if row is not None})
             for key, version in unit.expect.items():
                 if (found := self._rows.get(key, NO_ROW).version) != version:
                     raise Conflict(f"{key} has version {found}, not {version}")

@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from sickbay.adapters.stores.age import forget
 from sickbay.adapters.stores.codec import (
     NO_ROW,
+    count,
     ended_at,
     moved,
     opened,
@@ -39,7 +40,7 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, Incarnation, NodeId
 from sickbay.model.intent import Intent
 from sickbay.model.protocol import Command
-from sickbay.model.rows import CURSOR, UNIT_ITEMS, AnyRow, Lease, Line, Rows, Unit, WaitMark, tag_of
+from sickbay.model.rows import CURSOR, UNIT_ACTIONS, AnyRow, Lease, Line, Rows, Unit, WaitMark, tag_of
 from sickbay.ports.store import Pulse, Store, Voices
 
 ALL = 2**31 - 1
@@ -82,11 +83,12 @@ class SqlStore:
         packed = pack(unit)
         marks = {subject: mark for subject, mark in unit.waits.items() if mark is not None}
         deleted = [key for key, body in packed.writes.items() if body is None]
-        asked = {*unit.expect, *deleted, *(key for mark in marks.values() for key in mark.on)}
+        asked = {*unit.expect, *unit.writes, *(key for mark in marks.values() for key in mark.on)}
         with self._db.writing(rows=True, durable=not unit.follows) as connection:
             if connection.execute(self._sql.leads, {"epoch": epoch}).first() is None:
                 raise Fenced(f"epoch {epoch} does not lead")
-            found = self._versions(connection, asked)
+            found, tags = self._versions(connection, asked)
+            count(unit, tags)
             for key, version in unit.expect.items():
                 if found.get(key, 0) != version:
                     raise Conflict(f"{key} has version {found.get(key, 0)}, not {version}")
@@ -102,11 +104,12 @@ class SqlStore:
             self._tell(connection, version, unit.story, packed.story)
         return version if packed.writes else 0
 
-    def _versions(self, connection: Connection, keys: Iterable[str]) -> dict[str, int]:
+    def _versions(self, connection: Connection, keys: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
+        """Versions and tags as they are."""
         if not keys:
-            return {}
-        rows = connection.execute(self._sql.versions, {"keys": self._db.many(keys)})
-        return {row.key: row.version for row in rows}
+            return {}, {}
+        rows = connection.execute(self._sql.versions, {"keys": self._db.many(keys)}).all()
+        return {row.key: row.version for row in rows}, {row.key: row.tag for row in rows if row.tag}
 
     def _next_version(self, connection: Connection) -> int:
         return int(connection.execute(self._sql.next_version).scalar_one())
@@ -179,8 +182,8 @@ class SqlStore:
     def _tell(self, connection: Connection, version: int, story: Sequence[Line], bodies: Sequence[bytes]) -> None:
         if not story:
             return
-        # A unit has a version of its own and at most UNIT_ITEMS lines: this numbers them without asking.
-        first = version * (UNIT_ITEMS + 1)
+        # A unit has a version of its own and at most UNIT_ACTIONS lines: this numbers them without asking.
+        first = version * (UNIT_ACTIONS + 1)
         numbered = list(enumerate(story, first))
         connection.execute(
             self._sql.line,

@@ -9,7 +9,7 @@ from sickbay.adapters.stores.database import Database
 
 _WORDS: Mapping[str, str] = {
     "load": "SELECT key, version, body FROM nouns WHERE key {in_keys}",
-    "versions": "SELECT key, version FROM nouns WHERE key {in_keys}",
+    "versions": "SELECT key, version, tag FROM nouns WHERE key {in_keys}",
     "find": "SELECT key FROM nouns WHERE tag = :tag AND tag <> '' ORDER BY key LIMIT :limit",
     "keys": "SELECT key FROM nouns WHERE key > :after AND key >= :first AND key < :end ORDER BY key LIMIT :limit",
     "leads": "SELECT epoch FROM lease WHERE epoch = :epoch AND holder IS NOT NULL {share}",

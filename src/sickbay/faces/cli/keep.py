@@ -5,11 +5,11 @@ from pathlib import Path
 
 from sickbay.faces.story import weave
 from sickbay.model.errors import BadInput
-from sickbay.model.rows import KINDS, Line, Unit
+from sickbay.model.rows import KINDS, UNIT_ACTIONS, Line, Unit
 from sickbay.ports.store import Store
 from sickbay.wiring import open_store
 
-BATCH = 40
+BATCH = 40  # rows, each with its tag
 STORY = 1_000_000
 HOLDER = "keep"
 
@@ -39,8 +39,8 @@ def keep(store: Store, file: str) -> None:
             rows = store.load(keys[begin : begin + BATCH])
             kept.commit(Unit(writes={key: found.row for key, found in rows.items()}), lease.epoch)
         lines = _story(store, keys)
-        for begin in range(0, len(lines), BATCH):
-            kept.commit(Unit(story=tuple(lines[begin : begin + BATCH])), lease.epoch)
+        for some in _batches(lines):
+            kept.commit(Unit(story=some), lease.epoch)
         kept.resign(HOLDER)
     finally:
         kept.close()
@@ -51,6 +51,20 @@ def _pages(store: Store) -> Iterator[list[object]]:
     while page := store.facts(after):
         yield list(page)
         after = page[-1].seq
+
+
+def _batches(lines: list[Line]) -> Iterator[tuple[Line, ...]]:
+    """Lines in units: each subject of a line takes room."""
+    some: list[Line] = []
+    room = UNIT_ACTIONS - 1
+    for line in lines:
+        if some and room < len(line.subjects):
+            yield tuple(some)
+            some, room = [], UNIT_ACTIONS - 1
+        some.append(line)
+        room -= max(1, len(line.subjects))
+    if some:
+        yield tuple(some)
 
 
 def _keys(store: Store) -> Iterator[str]:

@@ -1,0 +1,87 @@
+"""Fan-out in slices: what one fact means for many jobs, as many in a unit as it has room for, the rest in the next.
+
+Two hundred jobs of one GPU each may run on one node. An errand is a row for what is left to do; each step is
+idempotent, so it goes on until a slice is not full.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+
+from msgspec.structs import replace
+
+from sickbay.engine.view import Draft
+from sickbay.model.fleet import Errand, Node
+from sickbay.model.incident import Incident
+from sickbay.model.job import Call, Job
+from sickbay.model.rows import DUE_NOW, key_of
+
+AT_ONCE = 10  # jobs
+KEEP_CALLS = 20
+
+
+def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False) -> None:
+    """What ran on a node that has restarted or is gone is gone: every job there is called."""
+    _run(draft, Errand(id=f"end/{node.id}", node=node, because=because, lost=lost, at=draft.now))
+
+
+def link_incident(draft: Draft, incident: Incident, at: datetime) -> None:
+    """A fault dated inside an ended attempt joins its interruption, however late it is learned."""
+    node = draft.peek(Node, f"node:{incident.node}")
+    if node is not None:
+        _run(draft, Errand(id=f"link/{incident.id}", node=node, because="", incident=incident.id, at=at))
+
+
+def plan_errand(draft: Draft, subject: str) -> None:
+    draft.waits[subject] = None
+    errand = draft.read(Errand, subject)
+    if errand is not None:
+        _run(draft, errand)
+
+
+def _run(draft: Draft, errand: Errand) -> None:
+    changes = _ended(draft, errand) if errand.incident is None else _linked(draft, errand)
+    some = list(islice(changes, AT_ONCE + 1))
+    for job in some[:AT_ONCE]:
+        draft.put(job)
+    key = key_of(errand)
+    if len(some) > AT_ONCE:
+        draft.put(errand)
+        draft.waits[key] = DUE_NOW
+    elif draft.before(Errand, key) is not None:
+        draft.drop(key)
+        draft.waits[key] = None
+
+
+def _ended(draft: Draft, errand: Errand) -> Iterator[Job]:
+    node = errand.node.id
+    for job in draft.holders(errand.node):
+        if job.ranks.get(node) != "running" or (job.began_at is not None and job.began_at > errand.at):
+            continue
+        call = Call(because=errand.because, node=node, lost=errand.lost, dated=errand.at)
+        known = not errand.lost and any(each.node == node for each in job.calls)
+        calls = job.calls if known else (*job.calls, call)[-KEEP_CALLS:]
+        yield replace(job, ranks={**job.ranks, node: "gone"}, calls=calls)
+
+
+def _linked(draft: Draft, errand: Errand) -> Iterator[Job]:
+    for job in draft.open_jobs(errand.node.pool):
+        linked = tuple(
+            replace(lost, incidents=(*lost.incidents, errand.incident))
+            if errand.incident is not None
+            and errand.incident not in lost.incidents
+            and _inside(draft, job, n, errand.at)
+            and errand.node.id in lost.nodes
+            else lost
+            for n, lost in enumerate(job.interruptions)
+        )
+        if linked != job.interruptions:
+            yield replace(job, interruptions=linked)
+
+
+def _inside(draft: Draft, job: Job, n: int, at: datetime) -> bool:
+    """Whether a moment is between the claim of an attempt, which ended the interruption before, and its end."""
+    before = job.interruptions[n - 1].stages if n else {}
+    began = before.get("placed") or before.get("detected") or job.submitted_at
+    ended = job.interruptions[n].stages.get("stopped") or draft.now
+    return began <= at <= ended + draft.rules.policy.resume.settle

@@ -123,8 +123,3 @@ class Hands:
             raise Rejected(f"no notifier {notice.to!r} is configured")
         notifier.tell(notice, key=key)
         return Accepted(done=True)
-
-
-def lane(intent: Intent) -> str:
-    """Calls of one kind to one cluster share workers; whoever hangs stalls only its own."""
-    return f"{intent.cluster}/{type(intent.act).__name__}"

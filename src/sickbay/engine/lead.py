@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sickbay.engine.aside import FACTS as FACTS_ASIDE
 from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
-from sickbay.engine.execute import Hands, lane
+from sickbay.engine.execute import Hands
 from sickbay.engine.ingest import Ingest, voices
 from sickbay.engine.learn import learn, reads_of
 from sickbay.engine.plan import plan
@@ -24,7 +24,7 @@ from sickbay.model.facts import Fact, Outcome, PolicyInForce
 from sickbay.model.fleet import Aside, Cursor, InForce
 from sickbay.model.intent import Intent, IntentState, StartJob
 from sickbay.model.job import Job
-from sickbay.model.rows import CURSOR, IN_FORCE, Unit
+from sickbay.model.rows import BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
@@ -37,6 +37,7 @@ FACTS = 500
 PAGES = 8  # of facts in one round; then it is planning's turn
 DUE = 200
 STOOD_STILL = 1.0  # seconds from SENT to the call after which admission is asked once more
+STUBBORN = 5  # sendings without effect, after which a person should know
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Engine:
         self._clocks = Clocks()
         self._epoch = 0
         self._lease_until = 0.0
+        self._full: dict[str, float] = {}  # lanes that had no room for what is planned, and since when
         self._ingest = Ingest(store, clock)
         self._aside: set[str] | None = None  # subjects that are set aside; None: not read yet
 
@@ -281,14 +283,27 @@ class Engine:
     # --- effects
 
     def _dispatch(self) -> int:
-        """Send what is planned: SENT is committed before the call, and only while our lease outlasts the call."""
+        """Send what is planned: SENT is committed before the call, and only while our lease outlasts the call.
+
+        Lane by lane, as many as its workers take now: one that is full or hangs hides nothing of the others.
+        """
         sent = 0
-        for key in self._store.find("planned", DUE):
-            intent = self._view.get(key).row
-            if not isinstance(intent, Intent) or not self._may_send(intent) or self._rests(f"send/{key}"):
-                continue
-            if self._try(key, partial(send, key=key), "could not be sent", sends=True):
-                sent += self._submit(key)
+        full: dict[str, float] = {}
+        for tag in self._store.tags(TO_SEND):
+            lane = tag.removeprefix(TO_SEND)
+            room = self._executor.room(lane)
+            if room <= 0:
+                full[lane] = self._full.get(lane, self._clock.mono())
+            for key in self._store.find(tag, DUE) if room > 0 else ():
+                intent = self._view.get(key).row
+                if not isinstance(intent, Intent) or not self._outlasts(intent) or self._rests(f"send/{key}"):
+                    continue
+                if self._try(key, partial(send, key=key), "could not be sent", sends=True):
+                    submitted = self._submit(key)
+                    sent, room = sent + submitted, room - submitted
+                if room <= 0:
+                    break
+        self._full = full
         return sent
 
     def _rests(self, name: str) -> bool:
@@ -296,8 +311,19 @@ class Engine:
         row = self._view.get(f"aside:{name}").row if name in self._asides() else None
         return isinstance(row, Aside) and not row.again.passed(readings_of(self._clocks.learned))
 
-    def _may_send(self, intent: Intent) -> bool:
-        return self._outlasts(intent) and self._executor.room(lane(intent))
+    @property
+    def trouble(self) -> str:
+        """What keeps effects from going out, in one line; empty while they do."""
+        patience = self._rules.policy.pace.call_timeout.total_seconds()
+        hung = [lane for lane, since in self._full.items() if self._clock.mono() - since > patience]
+        if hung:
+            return f"no worker is free for {', '.join(sorted(hung))}: its calls hang"
+        for tag in self._store.tags(BACKING_OFF):
+            for key in self._store.find(tag, 1):
+                intent = self._view.get(key).row
+                if isinstance(intent, Intent) and intent.sends >= STUBBORN:
+                    return f"{intent.lane} does not go through, it is tried again: {intent.answer}"
+        return ""
 
     def _outlasts(self, intent: Intent) -> bool:
         """Whether our lease outlasts the call."""
@@ -310,7 +336,7 @@ class Engine:
         job = self._view.get(f"job:{intent.act.job}").row if isinstance(intent.act, StartJob) else None
         call = partial(self._perform, intent, job if isinstance(job, Job) else None, self._epoch, self._clock.mono())
         done = partial(self._answered, intent.sends)
-        self._executor.submit(lane(intent), call, intent.call_timeout, done, intent.key)
+        self._executor.submit(intent.lane, call, intent.call_timeout, done, intent.key)
         return 1
 
     def _perform(self, intent: Intent, job: Job | None, epoch: int, sent: float) -> Outcome:

@@ -30,7 +30,7 @@ from sickbay.model.facts import (
     TokenRevoked,
 )
 from sickbay.model.fleet import InForce
-from sickbay.model.intent import INTENT_LIFE, Intent, IntentState
+from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, Notify
 from sickbay.model.rows import IN_FORCE
 
 
@@ -111,7 +111,7 @@ def _outcome(draft: Draft, news: Outcome) -> None:
         if news.result != "unknown" and news.sends == intent.doubted:
             draft.put(replace(intent, doubted=0))  # that one had no effect, after all
         return  # about an earlier sending; a later one is under way
-    if news.result == "rejected" and 0 < intent.doubted < news.sends:
+    if news.result == "rejected" and 0 < intent.doubted < news.sends and not isinstance(intent.act, Notify):
         # An earlier sending may be what this one is refused for: its effect is awaited, it is not sent again.
         seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
         doubt = replace(intent, state=IntentState.UNKNOWN, refused=True, answer=news.text, seen_by=seen_by)
@@ -141,13 +141,18 @@ def _outcome(draft: Draft, news: Outcome) -> None:
 
 
 def _again_later(draft: Draft, intent: Intent) -> Intent:
-    """It did not take effect: it may be sent again, later and not for ever."""
+    """It did not take effect: it may be sent again, later (back-off) and not for ever.
+
+    A notice is worth telling for as long as its patience lasts, however often that is; an act is for its moment.
+    """
     sent_at = intent.sent_at if intent.doubted else 0.0  # 0: surely none of its sendings took effect
-    if intent.sends >= TRANSIENT_LIMIT:
+    told = isinstance(intent.act, Notify)
+    over = intent.seen_by is not None and intent.seen_by.passed(draft.readings)
+    if over if told else intent.sends >= TRANSIENT_LIMIT:
         return replace(intent, state=IntentState.EXPIRED, sent_at=sent_at)
-    pause = min(BACKOFF_MOST, 0.5 * 2.0 ** (intent.sends - 1))
+    pause = min(BACKOFF_MOST, 0.5 * 2.0 ** min(intent.sends - 1, 30))
     later = Deadline(clock=intent.clock, at=draft.reading(intent.clock) + pause)
-    return replace(intent, not_before=later, sent_at=sent_at, seen_by=None)
+    return replace(intent, not_before=later, sent_at=sent_at, seen_by=intent.seen_by if told else None)
 
 
 def in_doubt(draft: Draft, intent: Intent) -> Intent:

@@ -16,6 +16,7 @@ from sickbay.model.intent import (
     Fence,
     Intent,
     IntentState,
+    Notify,
     Quarantine,
     Release,
     Repair,
@@ -35,6 +36,8 @@ def plan_intent(draft: Draft, subject: str) -> None:
         draft.waits[subject] = None
         if intent is not None and intent.owner.startswith("checkup:"):  # refused, mostly
             checkups.ended(draft, intent)
+        if intent is not None:
+            _undelivered(draft, intent)
         return
     while (found := _development(draft, intent)) is not None:
         event, because = found
@@ -52,10 +55,23 @@ def plan_intent(draft: Draft, subject: str) -> None:
                 draft.tell(f"{type(intent.act).__name__}: {intent.state}", intent.owner, event="effect")
             if intent.owner.startswith("checkup:"):
                 checkups.ended(draft, intent)
+            _undelivered(draft, intent)
             return
+    backing_off = intent.state is IntentState.PLANNED and intent.not_before is not None
+    if backing_off and intent.not_before is not None and intent.not_before.passed(draft.readings):
+        intent = replace(intent, not_before=None)  # from now on it is found by whoever sends
+        draft.put(intent)
     until = _next_look(draft, intent)
     on = {key: draft.expect[key] for key in sorted(draft.watched)}
     draft.waits[subject] = WaitMark(until=until, on=on, urgency=1)
+
+
+def _undelivered(draft: Draft, intent: Intent) -> None:
+    """A notice that reached nobody is never silent: the story of what it is about says so, and the operators' own."""
+    if isinstance(intent.act, Notify) and intent.state is not IntentState.SEEN:
+        why = intent.answer or "no answer"
+        text = f"nobody was told through {intent.act.to} ({why}): {intent.act.text}"
+        draft.tell(text, *dict.fromkeys((intent.act.subject, "operator:")), event="notice_lost")
 
 
 def _no_news(draft: Draft, intent: Intent) -> bool:
@@ -124,7 +140,7 @@ def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
     reading = draft.reading(intent.clock)
     match intent.state:
         case IntentState.PLANNED:
-            return None
+            return intent.not_before
         case IntentState.SENT:
             return Deadline(clock=intent.clock, at=intent.sent_at + intent.call_timeout)
         case IntentState.UNKNOWN if may_be_sent_again(intent):

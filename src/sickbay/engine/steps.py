@@ -301,7 +301,7 @@ def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> 
             planned_at=draft.now,
             clock=INGEST,
             call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
-            patience=3600.0,
+            patience=draft.rules.policy.pace.notice_patience.total_seconds(),
         )
         draft.put(intent)
         draft.waits[f"intent:{intent.key}"] = WaitMark(on={f"intent:{intent.key}": 0}, urgency=5)

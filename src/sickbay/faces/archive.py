@@ -14,7 +14,7 @@ from sickbay.model.intent import Intent
 from sickbay.model.job import Job
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
-from sickbay.model.rows import IN_FORCE, WITHHOLDING, AnyRow, Line
+from sickbay.model.rows import IN_FORCE, TO_SEND, WITHHOLDING, AnyRow, Line
 from sickbay.ports.store import Store
 
 SUBJECTS = ("node", "job", "incident")
@@ -90,6 +90,10 @@ class Archive:
 
     def holders(self, node: Node) -> list[Job]:
         return [job for job in self.open_jobs(node.pool) if node.id in job.claim]
+
+    def to_send(self, lane: str) -> int:
+        """How many calls wait for a worker of this lane."""
+        return len(self._store.find(f"{TO_SEND}{lane}"))
 
     def story(self, subject: str) -> Sequence[Line]:
         return self._store.story(subject)

@@ -182,6 +182,9 @@ def _notes(archive: Archive, cluster: str, intent: Intent | None) -> tuple[str, 
         notes.append(f"whether the call took effect is not known ({intent.answer}): it is looked for")
     if intent is not None and intent.state is IntentState.PLANNED and intent.sends:
         notes.append(f"the last call did not go through ({intent.answer}): it is sent again")
+    if intent is not None and intent.state is IntentState.PLANNED and intent.not_before is None:
+        queue = archive.to_send(intent.lane)
+        notes.append(f"no worker was free for {intent.lane} yet: {queue} {'calls wait' if queue > 1 else 'call waits'}")
     return tuple(notes)
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger("sickbay.controller")
 AT_LEAST = 0.25
 CANARY = 1.0  # seconds between two proofs that we can be heard
 TIDY = 3600.0
+LOOK = 5.0  # seconds between two looks at what is planned and does not go out
 AGAIN = 1.0  # after the store could not be used
 LEASE = 30.0
 SLICE_EVERY = 0.05  # seconds between two slices of one read of a cluster: the engine learns in between
@@ -45,7 +46,7 @@ class _Waking:
         self._inner = inner
         self._wake = wake
 
-    def room(self, lane: str) -> bool:
+    def room(self, lane: str) -> int:
         return self._inner.room(lane)
 
     def submit(
@@ -149,7 +150,7 @@ class Controller:
             log.warning("%s: %s", what, trouble or "well again")
 
     def _run_engine(self) -> None:
-        renew, tidy = 0.0, time.monotonic() + TIDY
+        renew, look, tidy = 0.0, 0.0, time.monotonic() + TIDY
         while not self._stopping.is_set():
             with self._guarded("the engine"):
                 if time.monotonic() >= renew:
@@ -157,6 +158,9 @@ class Controller:
                     renew = time.monotonic() + LEASE / 4
                 self._awake.clear()
                 done = self._engine.round()
+                if time.monotonic() >= look:
+                    look = time.monotonic() + LOOK
+                    self._note("effects", self._engine.trouble)
                 if time.monotonic() >= tidy:
                     tidy = time.monotonic() + TIDY
                     self._engine.tidy()

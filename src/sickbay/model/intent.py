@@ -125,6 +125,11 @@ class Intent(Noun):
     found: dict[NodeId, Finding] = {}  # a check's verdicts with their reasons, where it has few nodes
     digest: str = ""
 
+    @property
+    def lane(self) -> str:
+        """Calls of one kind to one cluster, or to one notifier, share workers; whoever hangs stalls only its own."""
+        return f"{self.act.to}/Notify" if isinstance(self.act, Notify) else f"{self.cluster}/{type(self.act).__name__}"
+
 
 def may_be_sent_again(intent: Intent) -> bool:
     """Sending it twice has one effect, and nobody has refused it."""

@@ -227,6 +227,7 @@ class Pace(Strict):
     watch_for: timedelta = timedelta(hours=1)
     held_reminder: timedelta = timedelta(hours=12)
     vacancy: timedelta = timedelta(hours=1)
+    notice_patience: timedelta = timedelta(days=1)  # a notifier that cannot be reached is tried again for so long
     drain: Literal["evict", "wait", "force"] = "evict"  # of work that Sickbay does not manage
     bystanders: Literal["wait", "stop"] = "wait"  # managed attempts on a sick node that do not hold what is sick
 

@@ -53,6 +53,9 @@ WITHHOLDING = "withholding:"
 IN_FORCE = "inforce:"
 CURSOR = "cursor:"
 
+TO_SEND = "planned:"  # tags, before the lane: intents that may be sent now
+BACKING_OFF = "later:"  # and those that may not be sent before some time
+
 UNIT_ACTIONS = 100  # DynamoDB's limit for one transaction
 ITEM_BYTES = 400_000
 UNIT_BYTES = 4_000_000
@@ -104,7 +107,8 @@ def tag_of(row: AnyRow) -> str:
         case Job() if row.open:
             return f"open-job:{row.spec.pool}"
         case Intent() if row.state is IntentState.PLANNED:
-            return "planned"
+            # By lane, and apart from what is not due yet: nobody is looked at in vain, or hidden behind another.
+            return f"{TO_SEND if row.not_before is None else BACKING_OFF}{row.lane}"
         case Token():
             return f"token:{row.name}"
         case _:

@@ -13,8 +13,8 @@ class Executor(Protocol):
     `unknown`), unless the process dies. A lane that hangs takes no room from other lanes.
     """
 
-    def room(self, lane: str) -> bool:
-        """Whether `submit` would take a call for this lane now."""
+    def room(self, lane: str) -> int:
+        """How many calls `submit` would take for this lane now."""
         ...
 
     def submit(

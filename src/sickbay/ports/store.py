@@ -59,6 +59,10 @@ class Store(Mail, Protocol):
         """Keys of the rows that carry this tag (`model.rows.tag_of`), in key order."""
         ...
 
+    def tags(self, prefix: str) -> Sequence[str]:
+        """The different tags that begin so and that some row carries, in order."""
+        ...
+
     def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
         """A page of the keys of one kind, in order."""
         ...

@@ -70,6 +70,9 @@ class FlakyStore:
     def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
         return self._store.find(tag, limit)
 
+    def tags(self, prefix: str) -> Sequence[str]:
+        return self._store.tags(prefix)
+
     def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
         return self._store.keys(kind, after, limit)
 

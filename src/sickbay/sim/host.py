@@ -20,6 +20,7 @@ Fate = Callable[[str], str]
 RESTART = 5.0
 AGAIN = 1.0
 ROUNDS = 500
+LANE_ROOM = 1000  # calls under way in one lane: virtual workers cost nothing
 
 
 class VirtualExecutor:
@@ -29,8 +30,8 @@ class VirtualExecutor:
         self._host = host
         self._rng = rng
 
-    def room(self, lane: str) -> bool:
-        return bool(lane)
+    def room(self, lane: str) -> int:
+        return LANE_ROOM if lane else 0
 
     def submit(
         self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
@@ -54,8 +55,8 @@ class VirtualExecutor:
 class InlineExecutor:
     """What a serverless host does: the call is made at once, and its outcome stored before the next step."""
 
-    def room(self, lane: str) -> bool:
-        return bool(lane)
+    def room(self, lane: str) -> int:
+        return 1 if lane else 0
 
     def submit(
         self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
@@ -155,6 +156,10 @@ class Host:
     def pause(self, seconds: float) -> None:
         """The process stands still and does not know it."""
         self.paused_until = self._scheduler.now + seconds
+
+    @property
+    def trouble(self) -> str:
+        return self._engine.trouble
 
     # --- what it does
     def hear(self, facts: list[Fact], pulses: dict[NodeId, Incarnation]) -> bool:

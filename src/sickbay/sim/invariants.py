@@ -10,6 +10,7 @@ from sickbay.model.fleet import Capability, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
+from sickbay.model.rows import BACKING_OFF, TO_SEND
 from sickbay.sim.chronicle import Event, Violation
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Invariants:
         self.incremental_law()
 
     def _reasons(self) -> None:
-        if self._sim.store.find("planned"):
+        if self._planned():
             return  # something is about to be sent
         for incident in self._sim.incidents(intake=True):
             if incident.open and (incident.wait is None or incident.wait.until is None):
@@ -164,7 +165,7 @@ class Invariants:
         loaded = store.load(f"clock:{source}" for source in sources).values()
         clocks = {v.row.source: v.row for v in loaded if isinstance(v.row, WatchedClock)}
         readings = {source: clock.reading for source, clock in clocks.items()}
-        if store.due(readings, 1) or store.find("planned"):
+        if store.due(readings, 1) or self._planned():
             return  # it has not come to rest
         now = moment(self._sim.clock.wall())
         open_things: list[Incident | Job] = [i for i in self._sim.incidents(intake=True) if i.open]
@@ -176,6 +177,10 @@ class Invariants:
             fresh = [k for k, row in draft.writes.items() if isinstance(row, Intent) and draft.expect.get(k) == 0]
             if fresh:
                 raise self._broken(f"the whole fleet's plan has {fresh}, which nothing had woken")
+
+    def _planned(self) -> bool:
+        """Whether something is about to be sent, now or after a pause."""
+        return any(self._sim.store.tags(prefix) for prefix in (TO_SEND, BACKING_OFF))
 
     def _ledger(self, pool: str) -> Ledger:
         row = self._sim.store.load([f"ledger:{pool}"])[f"ledger:{pool}"].row

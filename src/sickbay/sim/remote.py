@@ -157,7 +157,7 @@ class NoticedExecutor:
         self._inner = inner
         self._points = points
 
-    def room(self, lane: str) -> bool:
+    def room(self, lane: str) -> int:
         return self._inner.room(lane)
 
     def submit(

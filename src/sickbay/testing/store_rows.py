@@ -75,14 +75,24 @@ class RowsContract:
         store.commit(writes(node("b", claimable=True), node("a", claimable=True), node("c"), intent("k")), epoch)
         assert list(store.find("claimable:p")) == [A, B]
         assert list(store.find("claimable:p", limit=1)) == [A]
-        assert list(store.find("planned")) == ["intent:k"]
+        assert list(store.find("planned:log/Notify")) == ["intent:k"]
         assert list(store.find("claimable:q")) == []
+
+    def test_tells_which_tags_of_a_kind_there_are(self, store: Store, epoch: int) -> None:
+        store.commit(writes(node("a", claimable=True), node("b", claimable=True), incident("i"), intent("k")), epoch)
+        assert list(store.tags("planned:")) == ["planned:log/Notify"]
+        assert list(store.tags("claimable:")) == ["claimable:p"]
+        assert list(store.tags("claimable")) == ["claimable:p"]
+        assert list(store.tags("claimable:q")) == []
+        store.commit(writes(node("a"), intent("k", IntentState.SENT)), epoch)
+        assert list(store.tags("claimable:")) == ["claimable:p"], "another still carries it"
+        assert list(store.tags("planned:")) == []
 
     def test_a_changed_tag_moves_the_row_and_a_deletion_removes_it(self, store: Store, epoch: int) -> None:
         store.commit(writes(node("a", claimable=True), node("b", claimable=True), intent("k")), epoch)
         store.commit(writes(node("a"), intent("k", IntentState.SENT)), epoch)
         assert list(store.find("claimable:p")) == [B]
-        assert list(store.find("planned")) == []
+        assert list(store.find("planned:log/Notify")) == []
         store.commit(Unit(writes={B: None}), epoch)
         assert list(store.find("claimable:p")) == []
 

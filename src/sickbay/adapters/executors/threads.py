@@ -46,9 +46,9 @@ class ThreadExecutor:
         self._closed = False
         self._timer: Thread | None = None
 
-    def room(self, lane: str) -> bool:
+    def room(self, lane: str) -> int:
         with self._changed:
-            return not self._closed and self._busy[lane] < self._workers
+            return 0 if self._closed else max(0, self._workers - self._busy[lane])
 
     def submit(
         self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str

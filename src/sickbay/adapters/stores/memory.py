@@ -93,6 +93,10 @@ class MemoryStore:
             found = self._tags.get(tag)
             return found.items[:limit] if found is not None else []
 
+    def tags(self, prefix: str) -> Sequence[str]:
+        with self._lock:
+            return sorted(tag for tag, keys in self._tags.items() if keys.items and tag.startswith(prefix))
+
     def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
         with self._lock:
             found = self._kinds.get(kind)

@@ -73,6 +73,10 @@ class SqlStore:
                 .all()
             )
 
+    def tags(self, prefix: str) -> Sequence[str]:
+        with self._db.reading() as connection:
+            return connection.execute(self._sql.tags, {"first": prefix, "end": _after_all(prefix)}).scalars().all()
+
     def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
         # A semicolon follows the colon: all keys of a kind, and no other, are between the two.
         bounds = {"after": after, "first": f"{kind}:", "end": f"{kind};", "limit": limit}
@@ -321,6 +325,11 @@ class SqlStore:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _after_all(prefix: str) -> str:
+    """What comes, byte by byte, behind everything that begins so."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
 def _pulses(rows: Iterable[Any]) -> tuple[tuple[NodeId, Pulse], ...]:

@@ -11,6 +11,12 @@ _WORDS: Mapping[str, str] = {
     "load": "SELECT key, version, body FROM nouns WHERE key {in_keys}",
     "versions": "SELECT key, version, tag FROM nouns WHERE key {in_keys}",
     "find": "SELECT key FROM nouns WHERE tag = :tag AND tag <> '' ORDER BY key LIMIT :limit",
+    # Goes from tag to tag through the index: there are few tags of a kind and many rows.
+    "tags": (
+        "WITH RECURSIVE tags (tag) AS (SELECT min(tag) FROM nouns WHERE tag >= :first AND tag < :end AND tag <> ''"
+        " UNION ALL SELECT (SELECT min(tag) FROM nouns WHERE tag > tags.tag AND tag < :end AND tag <> '') FROM tags"
+        " WHERE tags.tag IS NOT NULL) SELECT tag FROM tags WHERE tag IS NOT NULL"
+    ),
     "keys": "SELECT key FROM nouns WHERE key > :after AND key >= :first AND key < :end ORDER BY key LIMIT :limit",
     "leads": "SELECT epoch FROM lease WHERE epoch = :epoch AND holder IS NOT NULL {share}",
     "next_version": "UPDATE versions SET last = last + 1 RETURNING last",
@@ -111,6 +117,7 @@ class Statements(NamedTuple):
     load: TextClause
     versions: TextClause
     find: TextClause
+    tags: TextClause
     keys: TextClause
     leads: TextClause
     next_version: TextClause

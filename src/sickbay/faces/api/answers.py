@@ -229,7 +229,8 @@ class Notice(Noun):
     subject: str
     text: str
     to: str
-    state: str
+    state: Annotated[str, Meta(description="SEEN: delivered; REJECTED or EXPIRED: it reached nobody")]
+    answer: Annotated[str, Meta(description="what the notifier said the last time, if it said anything")]
 
 
 class Audited(Noun):

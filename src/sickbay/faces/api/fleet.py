@@ -46,7 +46,7 @@ def policy(ask: Ask) -> dict[str, Any]:
 
 def notices(ask: Ask) -> list[dict[str, Any]]:
     found = [
-        (intent.planned_at, intent.key, intent.act, intent.state)
+        (intent.planned_at, intent.key, intent.act, intent)
         for intent in all_of(ask, Intent, "intent")
         if isinstance(intent.act, Notify)
     ]
@@ -58,9 +58,10 @@ def notices(ask: Ask) -> list[dict[str, Any]]:
             "subject": act.subject,
             "text": act.text,
             "to": act.to,
-            "state": state.value,
+            "state": intent.state.value,
+            "answer": intent.answer,
         }
-        for at, _, act, state in newest
+        for at, _, act, intent in newest
     ]
 
 
@@ -87,7 +88,7 @@ ROUTES = (
         answer_example=[
             {
                 "at": "2026-01-01T00:10:00.000Z", "event": "held", "subject": "incident:i12", "to": "log",
-                "text": "lab/train-0000 is held: replace failed", "state": "SEEN",
+                "text": "lab/train-0000 is held: replace failed", "state": "SEEN", "answer": "",
             }
         ],
     ),

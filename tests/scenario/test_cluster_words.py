@@ -1,12 +1,19 @@
 """What a cluster says besides nodes and ranks: checks of its own, requests by label, jobs that it has no more."""
 
-from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
-from tests.scenario.wards import OpenWard, Ward
+from typing import Any
 
-from sickbay.model.facts import Checked, Fact, Observed, Ordered
+from msgspec.structs import replace
+from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
+from tests.scenario.wards import OpenWard, Ward, policy_with
+
+from sickbay.knowledge.policy import load_policy
+from sickbay.model.facts import Checked, Fact, Observed, Ordered, Wrote
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Phase
+from sickbay.model.intent import Drain, Intent
 from sickbay.model.job import JobState
+from sickbay.model.policy import Examine, Trigger
+from sickbay.sim.ground import ClusterRules, Rules
 from sickbay.sim.simulation import CLUSTER
 
 
@@ -158,3 +165,123 @@ def test_a_cluster_that_has_forgotten_a_job_proves_nothing_about_a_node_that_nob
     hall.run(HOUR)
     assert hall.job(job).state is JobState.STOPPING
     assert len(hall.starts(job)) == 1, "its ranks on the lost node may still write"
+
+
+# --- work that Sickbay does not manage
+
+
+def clinging(ward: OpenWard, seconds: float, **pace: Any) -> tuple[Ward, NodeId]:
+    """A sick node with others' work, which a disruption budget keeps there for so long."""
+    policy = policy_with(pace=replace(load_policy("default").pace, **pace))
+    w = ward(nodes=4, policy=policy, rules=Rules(work_lasts=10 * HOUR))
+    node = w.nodes[0]
+    assert w.world.other_scheduler_starts_work(node)
+    w.world.keep_work(node, seconds)
+    w.run(10)
+    w.sick(node)
+    w.reaches(node, Phase.DRAINING, HOUR)
+    return w, node
+
+
+def test_work_that_is_kept_there_is_asked_to_leave_again_until_it_does(ward: OpenWard) -> None:
+    w, node = clinging(ward, 600)
+    w.reaches(node, Phase.RELEASED)
+    assert len(w.happened("drain", node)) > 10
+    lines = [line.text for line in w.sim.store.story(f"incident:{w.incident(node).id}") if "Drain" in line.text]
+    assert len(lines) < 4, "asking again is no news"
+
+
+def test_work_that_never_leaves_is_held_at_the_deadline(ward: OpenWard) -> None:
+    w, node = clinging(ward, 9 * HOUR)
+    held = w.reaches(node, Phase.HELD, HOUR)
+    assert "still there" in held.stages[-1].because
+    assert set(w.happened("drain", node)) == {"evict"}
+
+
+def test_a_policy_may_have_such_work_ended_at_the_deadline(ward: OpenWard) -> None:
+    w, node = clinging(ward, 9 * HOUR, drain_then="force")
+    w.reaches(node, Phase.RELEASED)
+    assert w.happened("drain", node)[-1] == "force"
+
+
+def test_a_drain_is_meant_for_the_machine_that_was_sick(ward: OpenWard) -> None:
+    w, node = clinging(ward, 9 * HOUR)
+    w.run(60)
+    key = f"intent:{w.incident(node).intent}"
+    intent = w.sim.store.load([key])[key].row
+    assert isinstance(intent, Intent)
+    assert isinstance(intent.act, Drain)
+    assert intent.expect == w.node(node).incarnation
+
+
+# --- our cordon
+
+
+def test_a_cordon_that_went_with_our_own_repair_is_put_back_before_the_check(ward: OpenWard) -> None:
+    w = ward(nodes=4, cluster=ClusterRules(id=CLUSTER, reboots_uncordon=True))
+    node = w.nodes[0]
+    w.sick(node)
+    w.reaches(node, Phase.VERIFYING)
+    w.until(lambda: w.node(node).ready and f"sickbay:{w.incident(node).id}" in w.node(node).cordons, HOUR)
+    assert w.happened("check.start") == [] or w.phase(node) == Phase.VERIFYING
+    done = w.reaches(node, Phase.RELEASED)
+    assert Phase.DISMISSED not in w.phases(node)
+    assert len(w.happened("cordon", node)) == 2
+    assert done.proof is not None
+    assert w.world.seat(node).cordons == {}
+
+
+def test_an_operator_who_takes_our_cordon_off_while_nothing_is_repaired_has_spoken(ward: OpenWard) -> None:
+    w = ward(nodes=4, cluster=ClusterRules(id=CLUSTER, machines=frozenset()))
+    node = w.nodes[0]
+    w.sick(node)
+    w.reaches(node, Phase.HELD)
+    w.run(60)
+    w.world.operator_uncordons(node)
+    w.reaches(node, Phase.DISMISSED, HOUR)
+
+
+# --- what was written last
+
+
+EXAMINED = policy_with(examine=(Examine(on=Trigger.JOB_END, level=1),))  # a check keeps the diagnosis under way
+OOM = "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"
+
+
+@warm_and_cold
+def test_a_tail_that_comes_after_the_end_is_what_the_diagnosis_reads(cold: bool) -> None:
+    hall = Hall(nodes=3, cold=cold, policy=EXAMINED)
+    job = hall.training(steps=2000, does={"tail_late": 20.0})
+    hall.world.crash(job, tail=OOM)
+    hall.reaches(job, JobState.DIAGNOSING)
+    end = hall.job(job).end
+    assert end is not None
+    assert end.tail == ""
+    done = hall.ends(job, JobState.FAILED)
+    assert "out of memory" in done.diagnosis
+
+
+def test_a_tail_that_an_agent_tells_is_as_good() -> None:
+    hall = Hall(nodes=3, policy=EXAMINED)
+    job = hall.training(steps=2000, does={"tail_late": 1e9})
+    node = hall.starts(job)[0][1][0]
+    hall.world.crash(job, tail="nobody reads this")
+    hall.reaches(job, JobState.DIAGNOSING)
+    hall.world.agents.say(hall.world.seat(node), Wrote(job=job, attempt=1, text=OOM, node=node), "wrote")
+    done = hall.ends(job, JobState.FAILED)
+    assert "out of memory" in done.diagnosis
+
+
+def test_a_tail_fills_only_an_empty_one_of_its_own_attempt() -> None:
+    hall = Hall(nodes=3)
+    job = hall.training(steps=10**5)
+    node = hall.starts(job)[0][1][0]
+    hall.world.crash(job, tail=OOM)
+    hall.ends(job, JobState.FAILED)
+    said = [Wrote(job=job, attempt=1, text="another", node=node), Wrote(job=job, attempt=9, text="another", node=node)]
+    for number, news in enumerate(said):
+        hall.world.agents.say(hall.world.seat(node), news, f"wrote-{number}")
+    hall.run(MINUTE)
+    end = hall.job(job).end
+    assert end is not None
+    assert end.tail == OOM

@@ -33,16 +33,23 @@ def node(held_by: Incarnation | None = FIRST, *cordons: str, as_of: float = 20.0
     return Node(id=SEAT, cluster="sim", pool="train", incarnation=held_by, cordons=cordons, as_of=as_of)
 
 
-@pytest.mark.parametrize("phase", sorted(OUT))
+@pytest.mark.parametrize("phase", sorted(OUT - {Phase.REPAIRING}))
 def test_our_cordon_gone_in_a_newer_read_was_removed_by_another(phase: Phase) -> None:
     assert drift(incident(phase), node()).uncordoned == "our cordon was removed by another"
     assert drift(incident(phase), node(FIRST, OURS)).uncordoned == ""
 
 
-@pytest.mark.parametrize("phase", sorted(OUT))
+@pytest.mark.parametrize("phase", sorted(OUT - {Phase.REPAIRING}))
 def test_our_cordon_replaced_by_anothers_is_theirs(phase: Phase) -> None:
     assert "other:maintenance" in drift(incident(phase), node(FIRST, "other:maintenance")).uncordoned
     assert drift(incident(phase), node(FIRST, "other:maintenance", OURS)).uncordoned == ""
+
+
+@pytest.mark.parametrize("left", [(), ("other:maintenance",)])
+def test_our_cordon_gone_under_our_own_repair_is_nobodys_word(left: tuple[str, ...]) -> None:
+    found = drift(incident(Phase.REPAIRING, rung=Remedy.REBOOT), node(FIRST, *left))
+    assert (found.uncordoned, found.bared) == ("", True)
+    assert not drift(incident(Phase.REPAIRING, rung=Remedy.REBOOT), node(FIRST, OURS)).bared
 
 
 def test_a_read_older_than_our_cordon_is_not_held_against_it() -> None:

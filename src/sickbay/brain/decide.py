@@ -30,6 +30,8 @@ def decide(s: Sight, policy: Policy) -> Decision:
         return obey(s, incident.orders[0])
     if incident.closing is not None:
         return close(s, node, policy)
+    if incident.bared and incident.phase is not Phase.REPAIRING and (back := _cordon_again(s, node, policy)):
+        return back
     match incident.phase:
         case Phase.SUSPECT:
             return _suspect(s, node, policy)
@@ -79,6 +81,24 @@ def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
     if not event and incident.deadline is not None and asked_of(s, node):
         also = {}
     return Do(act, because, patience, incident.cluster, event, also)
+
+
+def _cordon_again(s: Sight, node: Node, policy: Policy) -> Decision | None:
+    """Our own repair took our cordon along. None: the cluster does not take it, and a human knows."""
+    intent = s.intent
+    if intent is None or not isinstance(intent.act, Quarantine) or intent.state is IntentState.SEEN:
+        return _cordon(s, node, policy)
+    if not intent.state.over:
+        return Stay(Wait(because="putting our cordon back, which went with the repair", until=intent.seen_by))
+    if refused_lately(s, node):
+        return Stay(
+            Wait(because=f"the cluster refused our cordon, it is asked again: {intent.answer}", until=s.retry_at)
+        )
+    if not asked_of(s, node) or not s.passed(s.incident.deadline):
+        return _cordon(s, node, policy)
+    if s.incident.phase is Phase.HELD:
+        return None
+    return Move("hold", f"the cluster did not take our cordon: {intent.answer or intent.state}")
 
 
 def _watched(s: Sight, node: Node, policy: Policy) -> Decision:
@@ -175,15 +195,35 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
     if s.uncalled(must) and (late or incident.now or policy.pace.bystanders == "stop"):
         also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         return Change("the node is to be repaired", also, call=s.uncalled(must))
+    asked = intent.act if intent is not None and isinstance(intent.act, Drain) else None
+    forced = incident.now or (asked is not None and asked.how == "force")
+    if late and not must and not forced and policy.pace.drain_then == "force" and Capability.DRAIN in s.can:
+        because = f"{node.unmanaged} pieces of unmanaged work did not leave in {policy.pace.drain_deadline}"
+        also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
+        act = Drain(node=node.id, how="force")
+        return Do(act, because, policy.pace.drain_every, incident.cluster, also=also)
     if late:
         left = ", ".join(must) or f"{node.unmanaged} pieces of unmanaged work"
         return Move("hold", f"draining did not end in {policy.pace.drain_deadline}: {left} still there")
     if must:
         return Stay(Wait(because=f"waiting for {', '.join(must)} to leave", until=incident.deadline))
-    act = Drain(node=node.id, how="force" if incident.now else policy.pace.drain)
-    if (intent is None or intent.act != act) and Capability.DRAIN in s.can:
-        return Do(act, f"{node.unmanaged} pieces of unmanaged work", policy.pace.drain_deadline, incident.cluster)
-    return Stay(Wait(because="waiting for unmanaged work to leave", until=incident.deadline))
+    return _drain(s, node, policy, "force" if forced else policy.pace.drain)
+
+
+def _drain(s: Sight, node: Node, policy: Policy, how: str) -> Decision:
+    """Work that we do not manage is asked to leave again and again: what keeps it there now may let it go later."""
+    incident, intent = s.incident, s.intent
+    waiting = Stay(Wait(because="waiting for unmanaged work to leave", until=incident.deadline))
+    if Capability.DRAIN not in s.can:
+        return waiting
+    act = Drain(node=node.id, how=how)
+    if intent is not None and intent.act == act:
+        if not intent.state.over:
+            return waiting
+        if intent.state is IntentState.REJECTED and s.retry_at is not None and not s.passed(s.retry_at):
+            return Stay(Wait(because=f"the cluster refused to drain it: {intent.answer}", until=s.retry_at))
+    patience = policy.pace.drain_deadline if how == "wait" else policy.pace.drain_every
+    return Do(act, f"{node.unmanaged} pieces of unmanaged work", patience, incident.cluster)
 
 
 def _held(s: Sight, policy: Policy) -> Decision:

@@ -31,23 +31,27 @@ class Drift:
     """What an incident must learn of others' doing."""
 
     uncordoned: str = ""  # another removed (or took over) our cordon
+    bared: bool = False  # our cordon is not there any more, and nobody's will was it: it must be put back
     healed: Remedy | None = None  # a rung that others did
 
 
 def drift(incident: Incident, node: Node) -> Drift:
     """Compare an open incident with its node as just seen."""
     ours = f"sickbay:{incident.id}"
-    uncordoned = ""
-    if (
+    uncordoned, bared = "", False
+    gone = (
         incident.phase.out
         and incident.closing is None
         and incident.cordon_as_of is not None
         and node.as_of > incident.cordon_as_of
         and ours not in node.cordons
-    ):
+    )
+    if gone and incident.phase is Phase.REPAIRING:
+        bared = True  # a reboot may take it along (Slurm's does): our own repair is no operator's word
+    elif gone:
         others = [owner for owner in node.cordons if not owner.startswith("sickbay:")]
         uncordoned = f"the cordon is now that of {others[0]}" if others else "our cordon was removed by another"
-    return Drift(uncordoned=uncordoned, healed=_healed(incident, node.incarnation))
+    return Drift(uncordoned=uncordoned, bared=bared, healed=_healed(incident, node.incarnation))
 
 
 def _healed(incident: Incident, seen: Incarnation | None) -> Remedy | None:

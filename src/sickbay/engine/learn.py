@@ -28,6 +28,7 @@ from sickbay.model.facts import (
     Submitted,
     TokenIssued,
     TokenRevoked,
+    Wrote,
 )
 from sickbay.model.fleet import InForce
 from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, Notify
@@ -55,6 +56,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_jobs.vanished(draft, fact, news)
         case Stepped():
             learn_jobs.stepped(draft, fact, news)
+        case Wrote():
+            learn_jobs.wrote(draft, news)
         case Hung():
             learn_jobs.hung(draft, fact, news)
         case Submitted():

@@ -9,7 +9,7 @@ from sickbay.brain.submission import refusal
 from sickbay.engine.seats import turn
 from sickbay.engine.steps import REPEATED_TELLS, due_now, first_step, interrupted, notify, step_job
 from sickbay.engine.view import Draft
-from sickbay.model.facts import Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted
+from sickbay.model.facts import Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState
@@ -17,6 +17,7 @@ from sickbay.model.rows import key_of
 
 KEEP_CALLS = 20
 STACKS = 20_000  # characters from one node
+TAIL = 16_384  # characters of an attempt's output that come after its end
 SKIPPED, SKIPPED_WORDS = 10, 300  # checkpoints that a line names, and characters of each
 
 
@@ -41,6 +42,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
             _adopt(draft, fact, news)
         return
     if job.state.terminal:
+        if news.end is not None and news.attempt == job.attempt:
+            _fill_tail(draft, job, news.end.tail)
         if job.adopted and news.native and news.attempt > job.attempt and news.end is None and news.ranks:
             _adopt(draft, fact, news, job)  # we had given it up, or stopped it; its own controller thinks otherwise
         return
@@ -58,6 +61,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     if news.end is not None and job.end is None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
         after = replace(after, end=news.end, cancelled=job.cancelled or cancelled)
+    elif news.end is not None and job.end is not None and not job.end.tail:
+        after = replace(after, end=replace(job.end, tail=news.end.tail[-TAIL:]))
     theirs = job.adopted or Capability.PLACE not in draft.can(job.spec.cluster)
     if theirs and ranks.keys() - job.claim.keys() and job.state in {JobState.GATING, JobState.RUNNING}:
         after = _allocated(draft, fact, after)
@@ -211,6 +216,18 @@ def _resumed(draft: Draft, job: Job, news: Stepped) -> Job:
     told = f"; newer checkpoints were skipped: {skipped}{more}" if skipped else ""
     draft.tell(f"attempt {news.attempt} {where}{told}", key_of(job), event="resumed")
     return replace(job, told=(*job.told, once)[-REPEATED_TELLS:])
+
+
+def wrote(draft: Draft, news: Wrote) -> None:
+    job = draft.job(news.job)
+    if job is not None and job.attempt == news.attempt and _runs_there(job, news.node):
+        _fill_tail(draft, job, news.text)
+
+
+def _fill_tail(draft: Draft, job: Job, tail: str) -> None:
+    """What an attempt wrote last may come later than its end, once; a diagnosis that is still under way uses it."""
+    if tail and job.end is not None and not job.end.tail:
+        draft.put(replace(job, end=replace(job.end, tail=tail[-TAIL:])))
 
 
 def looked(draft: Draft, news: Looked) -> None:

@@ -192,6 +192,11 @@ def _compare(draft: Draft, node: Node) -> None:
     if found.uncordoned:
         order = Order(verb="uncordoned", by="another", reason=found.uncordoned)
         after = enqueue(after, order)
+    if found.bared:
+        after = replace(after, bared=True, cordon_as_of=None)
+        draft.tell("our cordon went with the repair: it will be put back", key_of(incident), key_of(node))
+    elif incident.bared and f"sickbay:{incident.id}" in node.cordons:
+        after = replace(after, bared=False, cordon_as_of=node.as_of)
     if found.healed is not None:
         after = replace(after, healed=found.healed, incarnation=node.incarnation, proof=None, relapse="")
     if after != incident:

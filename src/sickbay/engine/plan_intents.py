@@ -75,7 +75,9 @@ def _undelivered(draft: Draft, intent: Intent) -> None:
 
 
 def _no_news(draft: Draft, intent: Intent) -> bool:
-    """One more try to end what can neither be stopped nor fenced came to nothing."""
+    """One more try to end what can neither be stopped nor fenced, or to empty a node, came to nothing."""
+    if isinstance(intent.act, Drain):
+        return intent.state is IntentState.EXPIRED
     job = draft.job(intent.act.job) if isinstance(intent.act, StopJob | Fence) else None
     return job is not None and stuck(job) and intent.state is not IntentState.SEEN
 

@@ -62,7 +62,7 @@ class Reception:
         last = _in_order(report)
         answers = [item.news for item in report.items if isinstance(item.news, Answered)]
         answered = {answer.command for answer in answers}
-        asked = {command.id: command for command in self._store.mail(report.node, limit=AT_ONCE + len(answered))}
+        asked = self._asked(report.node, answered)
         facts = list(self._facts(report, asked))
         alive = self._alive(report)
         self._keep(facts, {} if alive is None else {report.node: alive})
@@ -70,6 +70,15 @@ class Reception:
         # Struck only after the facts are stored: whoever dies in between hears the answer again.
         self._strike(answered & asked.keys())
         return self._reply([command for command in asked.values() if command.id not in answered], ack=last)
+
+    def _asked(self, node: NodeId, answered: set[str]) -> dict[str, Command]:
+        """What waits for this node's agent, at least as far as the last that it has answered."""
+        limit = AT_ONCE + len(answered)
+        while True:
+            waiting = {command.id: command for command in self._store.mail(node, limit=limit)}
+            if len(waiting) < limit or answered <= waiting.keys():
+                return waiting
+            limit *= 4
 
     def commands(self, poll: Poll) -> Reply:
         """What waits for this agent that it does not have yet."""

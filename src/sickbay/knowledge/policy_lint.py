@@ -102,6 +102,8 @@ def _pace(policy: Policy) -> Iterator[str]:
     pace = policy.pace
     if pace.cordon_deadline <= pace.call_timeout:
         yield "pace.cordon_deadline: not longer than call_timeout: no answer could come in time"
+    if pace.drain_every <= pace.call_timeout:
+        yield "pace.drain_every: not longer than call_timeout: work would be asked again before it was asked"
     if policy.silence.agent < timedelta(seconds=10):
         yield "silence.agent: under 10s a busy node or a slow network is taken for a dead agent"
 

@@ -103,6 +103,15 @@ class Stepped(News, tag="stepped"):
     node: NodeId | None = None  # whose agent says so
 
 
+class Wrote(News, tag="wrote"):
+    """The end of what a rank wrote, told by its agent when the cluster could not tell it with the attempt's end."""
+
+    job: JobId
+    attempt: int
+    text: str
+    node: NodeId | None = None  # whose agent says so
+
+
 class Hung(News, tag="hung"):
     job: JobId
     attempt: int
@@ -190,8 +199,8 @@ class Garbled(News, tag="garbled"):
 
 
 AnyNews = (
-    Observed | AgentSilent | AgentHeard | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped | Hung | Checked
-    | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked | PolicyInForce
+    Observed | AgentSilent | AgentHeard | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped | Wrote | Hung
+    | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked | PolicyInForce
     | Garbled
 )  # fmt: skip
 

@@ -117,6 +117,7 @@ class Incident(Noun):
     healed: Remedy | None = None  # a rung that others did (a reboot by hand, the boot that ended with its last words)
     relapse: str = ""  # a fault from the new boot while REPAIRING or VERIFYING: fails the rung
     proof: Proven | None = None
+    bared: bool = False  # our cordon went with a repair of ours: it is put back before anything else
     cordon_as_of: float | None = None  # our cordon has been seen: a newer read without it means that another removed it
     intent: str = ""  # key of the intent under way
     acts: int = 0  # how many intents this incident has made: names the next key

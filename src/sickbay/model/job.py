@@ -85,7 +85,7 @@ class End(Noun):
     reason: EndReason
     at: datetime
     exit_codes: dict[str, int] = {}  # node → first non-zero exit code there, of ranks that we did not stop
-    tail: str = ""
+    tail: str = ""  # may come later than the rest, once
 
 
 class Interruption(Noun):

@@ -56,6 +56,7 @@ class ClusterRules(Noun):
     checks: frozenset[Capability] = CHECKS_CAN
     period: float = 5.0
     lag: float = 2.0
+    reboots_uncordon: bool = False  # a reboot takes cordons along (`scontrol reboot nextstate=DOWN` does)
     keep: int = 50_000
     retain: float = 86_400.0
     blind: frozenset[str] = frozenset()

@@ -111,6 +111,7 @@ class Seat:
     cordons: dict[str, str] = field(default_factory=dict)
     unmanaged: int = 0
     defects: list[Defect] = field(default_factory=list)
+    kept_until: float = 0.0  # a disruption budget keeps work there: asked politely before that, it stays
     down_at: dict[int, float] = field(default_factory=dict)  # by turn: when a fence that takes long is done
     resetting: bool = False
     holders: dict[tuple[JobId, int], tuple[int, ...]] = field(default_factory=dict)

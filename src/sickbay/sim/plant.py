@@ -161,6 +161,8 @@ class Plant:
             away = int(2 * self._ground.rules.boot_takes)
             self._agents.observe(seat, "node.going_down", {"seconds": away}, f"reboot by {by}", "agent")
             self._agents.flush(seat)
+        if self._ground.clusters[seat.cluster].reboots_uncordon:
+            seat.cordons.clear()
         self._end_boot(seat, cause="reboot" if by == SICKBAY else by)
         seat.incarnation = type(seat.incarnation)(
             uid=seat.incarnation.uid, instance_id=seat.incarnation.instance_id, boot_id=self._ground.boot()

@@ -4,6 +4,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from sickbay.model.facts import JobSeen
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import End, JobSpec
@@ -35,6 +37,7 @@ class Programme(Noun):
     on_death: OnDeath = OnDeath.FAIL
     give_up: float | None = 600.0  # when hanging ranks fail by themselves; None: never
     hang_notice: float = 300.0  # silence of the heartbeat that counts as hung
+    tail_late: float = 0.0  # the cluster shows what was written last so long after the end
     fenced: bool = False  # it uses checkpoints that no older attempt can commit to, and says so
     crashes_at: int | None = None  # a bug in the script: this step always ends it
 
@@ -76,6 +79,7 @@ class Attempt:
     stop_told: bool = False
     told_step: bool = False
     tail: str = ""
+    tail_from: float = 0.0
     end: End | None = None
     tickets: list[Ticket] = field(default_factory=list)  # of its progress
 
@@ -126,13 +130,17 @@ class SimJob:
         over = attempt.end is not None or attempt.halted_at is not None
         return dict.fromkeys(attempt.nodes, "gone" if over else "running") if attempt.allocated else {}
 
+    def _end_shown(self, attempt: Attempt, as_of: float) -> End | None:
+        late = attempt.end is not None and as_of < attempt.tail_from
+        return replace(attempt.end, tail="") if attempt.end is not None and late else attempt.end
+
     def seen(self, attempt: Attempt, as_of: float) -> JobSeen:
         return JobSeen(
             job=self.id,
             attempt=attempt.number,
             as_of=as_of,
             ranks={**self._promised(attempt), **attempt.ranks},
-            end=attempt.end,
+            end=self._end_shown(attempt, as_of),
             native=attempt.native,
             spec=self.spec if self.adopted else None,
             cluster=self.spec.cluster,

@@ -95,6 +95,8 @@ class World:
                 self.ground.show(seat)
                 self.placing.wake()
 
+        if how == "evict" and self.scheduler.now < seat.kept_until:
+            return
         if how == "evict":
             self.scheduler.after(self.ground.spread(self.ground.rules.evict_takes), empty)
         elif how == "force":
@@ -247,6 +249,10 @@ class World:
             self.workload.rank_dies(seat, attempt, exit_code=143, cause="operator", tail="evicted")
         seat.unmanaged = 0
         self.ground.show(seat)
+
+    def keep_work(self, node: NodeId, seconds: float) -> None:
+        """A disruption budget keeps others' work there for a while, whoever asks."""
+        self.seat(node).kept_until = self.scheduler.now + seconds
 
     def other_scheduler_starts_work(self, node: NodeId) -> bool:
         """A piece of work that we do not manage; a cordon or a node that is not ready keeps it off."""

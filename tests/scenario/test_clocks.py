@@ -9,6 +9,7 @@ from sickbay.engine import ingest, lead
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import moment
+from sickbay.faces.explain import explain
 from sickbay.model.clock import WatchedClock
 from sickbay.model.facts import Fact, Mark, Observed
 from sickbay.model.fault import Remedy
@@ -217,3 +218,76 @@ def test_a_cluster_that_answers_slowly_is_heard_all_the_same(ward: OpenWard, tak
         w.sim.scheduler.now += 5.0
         watcher.read()
     assert clock(w).reading - before.reading == pytest.approx(w.sim.scheduler.now - began, rel=0.1)
+
+
+# --- a clock that stands still
+
+
+def cluster_out(w: Ward, seconds: float) -> None:
+    now = w.sim.scheduler.now
+    w.sim.mischief.outage("cluster:sim", now, now + seconds)
+
+
+def test_a_cluster_that_cannot_be_read_for_long_is_told_once_and_reminded_of(ward: OpenWard) -> None:
+    w = ward(nodes=4, strict=False)
+    reminder = w.sim.policy.pace.held_reminder.total_seconds()
+    w.run(60)
+    cluster_out(w, 1.5 * reminder)
+    w.run(500)
+    assert w.told("unheard") == []
+    w.run(800)
+    assert len(w.told("unheard")) == 1
+    assert "cluster sim cannot be read" in w.told("unheard")[0]
+    assert w.sim.hosts[0]._engine.unheard == {CLUSTER: w.told("unheard")[0]}
+    w.run(reminder - 1500)
+    assert len(w.told("unheard")) == 1
+    w.run(1500)
+    assert len(w.told("unheard")) == 2
+    w.run(reminder)
+    assert w.sim.hosts[0]._engine.unheard == {}
+    assert "heard again" in "".join(line.text for line in w.sim.store.story("standstill:sim"))
+    assert len(w.told("unheard")) == 2
+
+
+def test_reports_that_do_not_reach_us_are_told(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    w.run(60)
+    w.world.go_deaf(2 * HOUR)
+    w.run(1400)
+    assert [text.split(";")[0] for text in w.told("unheard")] == ["no report reaches us"]
+
+
+def test_our_own_absence_is_nobodys_standstill(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    w.run(60)
+    w.sim.hosts[0].crash(2 * HOUR)
+    w.run(3 * HOUR)
+    assert w.told("unheard") == []
+
+
+def test_a_cluster_whose_reads_take_too_long_is_told_and_explained(ward: OpenWard) -> None:
+    """It answers every time, so no read fails; but each answer is old when it comes, and nothing can run out."""
+    w = ward(nodes=4, strict=False)
+    node = w.nodes[0]
+    w.order("pause", "")
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.run(60)
+    host = w.sim.hosts[0]
+    store, begun = w.sim.store, [0.0]
+
+    def watch() -> None:  # each read takes ten minutes: it is asked for again when it has been answered
+        now = w.sim.scheduler.now
+        if now - begun[0] >= 600.0:
+            began, begun[0] = begun[0], now
+            if began:
+                mark = Mark(source=CLUSTER, at=w.sim.clock.wall(), period=5.0, took=now - began, as_of=began)
+                store.append([], [mark])
+            host.wake()
+
+    host.watch = watch  # type: ignore[method-assign]
+    w.run(2 * HOUR)
+    assert len(w.told("unheard")) == 1
+    assert "takes too long (600 s, due every 5 s)" in w.told("unheard")[0]
+    waits = explain(store, node).waits
+    assert waits is not None
+    assert any("has answered too slowly (600 s)" in note for note in waits.notes)

@@ -22,6 +22,11 @@ def both_out(w: Ward) -> None:
     w.world.go_deaf(2 * HOUR)
 
 
+def about_nodes(w: Ward) -> list[str]:
+    """What a human was told, but for the outage itself."""
+    return [text for text in w.told() if text not in w.told("unheard")]
+
+
 OUTAGES: dict[str, Callable[[Ward], None]] = {
     "the cluster's API": lambda w: cluster_out(w, 2 * HOUR),
     "our ear": lambda w: w.world.go_deaf(2 * HOUR),
@@ -38,7 +43,7 @@ OUTAGES: dict[str, Callable[[Ward], None]] = {
 @pytest.mark.parametrize("phase", OPEN)
 def test_no_rung_is_climbed_and_no_deadline_runs_out(ward: OpenWard, phase: Phase, outage: str) -> None:
     w, node = in_phase(ward, phase)
-    told = len(w.told())
+    told = about_nodes(w)
     OUTAGES[outage](w)
     w.run(2 * HOUR + 60)
     w.order("unpause", "")
@@ -47,7 +52,7 @@ def test_no_rung_is_climbed_and_no_deadline_runs_out(ward: OpenWard, phase: Phas
     assert w.phase(node) == want
     assert len(w.incidents(node)) == 1
     assert w.rungs(node) == ([] if phase in {Phase.WATCHED, Phase.HELD} else ["reboot"])
-    assert len(w.told()) == told, w.told()
+    assert about_nodes(w) == told
     assert not [n for n in w.nodes[1:] if w.incidents(n)], "nobody else fell ill of it"
 
 
@@ -60,7 +65,7 @@ def test_a_job_trains_through_it(ward: OpenWard, outage: str) -> None:
     assert w.job(job).state is JobState.COMPLETE
     assert w.job(job).interruptions == ()
     assert w.incidents() == []
-    assert w.told() == []
+    assert about_nodes(w) == []
 
 
 @pytest.mark.parametrize("outage", ["both", "our process"])

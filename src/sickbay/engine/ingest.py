@@ -101,7 +101,8 @@ class Watcher:
         self._clock = clock
         self._leads = leads
         self._slices: Iterator[tuple[list[Fact], list[Mark]]] | None = None
-        self._list_again = False  # jobs were missing from the last list: one more tells whether they have gone
+        # Whoever takes over lists everything once; and if jobs were missing, once more tells whether they have gone.
+        self._list_again = True
         self._began = 0.0  # the present read, on the monotonic clock
         self.trouble = ""  # why the cluster could not be read the last time
 
@@ -113,7 +114,7 @@ class Watcher:
     def read(self) -> int:
         """One read. A cluster that cannot be read moves no clock: nothing runs out meanwhile. Returns new facts."""
         if not self._leads():
-            self._slices, self.trouble = None, ""  # the next leader reads afresh
+            self._slices, self._list_again, self.trouble = None, True, ""
             return 0
         try:
             if self._slices is not None:

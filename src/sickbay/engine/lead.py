@@ -18,7 +18,7 @@ from sickbay.engine.plan import plan
 from sickbay.engine.seats import settle
 from sickbay.engine.sending import send, wanted, withheld
 from sickbay.engine.view import Draft, Rules, View, moment, readings_of
-from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.clock import INGEST, Standstill, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
 from sickbay.model.fleet import Aside, Cursor, InForce
@@ -170,7 +170,20 @@ class Engine:
                 break
         self._clocks.advance(self._cursor().at)
         self._own_rules()
+        self._heed_clocks()
         return done
+
+    def _heed_clocks(self) -> None:
+        """Every clock is looked after from its first move on."""
+        for source in self._clocks.newest:
+            if self._view.get(f"standstill:{source}").row is None:
+                self._commit(partial(plan, subject=f"standstill:{source}"))
+
+    @property
+    def unheard(self) -> Mapping[str, str]:
+        """Sources that have not been heard for long, and why. Of the last round."""
+        rows = [self._view.get(f"standstill:{source}").row for source in self._clocks.newest]
+        return {row.source: row.because for row in rows if isinstance(row, Standstill) and row.because}
 
     def _cursor(self) -> Cursor:
         found = self._view.get(CURSOR)

@@ -10,6 +10,7 @@ from sickbay.engine.plan_intents import plan_intent
 from sickbay.engine.plan_jobs import plan_job
 from sickbay.engine.plan_seats import plan_brake, plan_node
 from sickbay.engine.seats import settle
+from sickbay.engine.standstill import plan_standstill
 from sickbay.engine.view import Draft
 from sickbay.model.rows import kind_of
 
@@ -31,6 +32,8 @@ def plan(draft: Draft, subject: str) -> None:
             plan_errand(draft, subject)
         case "patrol":
             plan_patrol(draft, subject)
+        case "standstill":
+            plan_standstill(draft, subject)
         case "checkup":
             (walk if subject == WALK else partial(plan_checkup, subject=subject))(draft)
         case _:

@@ -119,7 +119,7 @@ class Archive:
         if deadline is None or clock is None or clock.last is None or self.as_of is None:
             return None
         since = self.still_since(clock)
-        begin = datetime.fromtimestamp(clock.last, UTC) if since is None else self.as_of
+        begin = datetime.fromtimestamp(clock.moved or clock.last, UTC) if since is None else self.as_of
         left = timedelta(seconds=max(0.0, deadline.at - clock.reading))
         return Estimate(at=begin + left, clock=deadline.clock, stands_since=since)
 
@@ -127,8 +127,9 @@ class Archive:
         """Since when a source is not heard, measured by what the others have told since; None: it is heard."""
         if clock.last is None or self.as_of is None:
             return None
-        last = datetime.fromtimestamp(clock.last, UTC)
-        return last if self.as_of - last > timedelta(seconds=2 * clock.period) else None
+        # A source that answers too slowly is heard, but its clock does not move.
+        last = datetime.fromtimestamp(clock.last if clock.moved is None else clock.moved, UTC)
+        return last if self.as_of - last > timedelta(seconds=2 * clock.period + clock.took) else None
 
     # --- names
     def find(self, name: str) -> str:

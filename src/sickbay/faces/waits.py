@@ -9,7 +9,7 @@ from datetime import datetime
 
 from sickbay.brain.admit import fits
 from sickbay.faces.archive import Archive, Budget, Estimate
-from sickbay.model.clock import INGEST
+from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.fault import AGENT_LOST, PARTITION, RUNGS, Proof, signature
 from sickbay.model.fleet import Brake, Node
 from sickbay.model.incident import Incident, Phase
@@ -176,8 +176,7 @@ def _notes(archive: Archive, cluster: str, intent: Intent | None) -> tuple[str, 
     for source, clock in archive.clocks.items():
         since = archive.still_since(clock)
         if since is not None and source in {cluster, INGEST}:
-            who = "no agent has been heard" if source == INGEST else f"cluster {source} has not answered"
-            notes.append(f"{who} since {_clock(since)}: deadlines on it stand still")
+            notes.append(f"{_unheard(clock)} since {_clock(since)}: deadlines on it stand still")
     if intent is not None and intent.state is IntentState.UNKNOWN:
         notes.append(f"whether the call took effect is not known ({intent.answer}): it is looked for")
     if intent is not None and intent.state is IntentState.PLANNED and intent.sends:
@@ -186,6 +185,14 @@ def _notes(archive: Archive, cluster: str, intent: Intent | None) -> tuple[str, 
         queue = archive.to_send(intent.lane)
         notes.append(f"no worker was free for {intent.lane} yet: {queue} {'calls wait' if queue > 1 else 'call waits'}")
     return tuple(notes)
+
+
+def _unheard(clock: WatchedClock) -> str:
+    if clock.source == INGEST:
+        return "no agent has been heard"
+    if (clock.last or 0.0) > (clock.moved or 0.0):
+        return f"cluster {clock.source} has answered too slowly ({clock.took:.0f} s)"
+    return f"cluster {clock.source} has not answered"
 
 
 def _list(nodes: Iterable[str]) -> str:

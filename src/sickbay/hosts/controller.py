@@ -14,6 +14,7 @@ from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.desk import Desk
+from sickbay.model.clock import INGEST
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import Outcome
 from sickbay.ports.clock import Clock
@@ -161,11 +162,18 @@ class Controller:
                 if time.monotonic() >= look:
                     look = time.monotonic() + LOOK
                     self._note("effects", self._engine.trouble)
+                    self._note_unheard()
                 if time.monotonic() >= tidy:
                     tidy = time.monotonic() + TIDY
                     self._engine.tidy()
                 if not done:
                     self._awake.wait(AT_LEAST)
+
+    def _note_unheard(self) -> None:
+        """A source of facts that is not heard: each of them by itself, and only while we lead and can tell."""
+        unheard = self._engine.unheard if self.leads else {}
+        for source in (INGEST, *self._fleet.hands.sites):
+            self._note(f"clock {source}", unheard.get(source, ""))
 
     def _run_watcher(self, name: str) -> None:
         cluster = self._fleet.hands.sites[name].cluster

@@ -54,3 +54,12 @@ class WatchedClock(Noun):
             moved=began if counts or self.last is None else self.moved,
             took=took,
         )
+
+
+class Standstill(Noun):
+    """A watched clock as it was when we looked last; once it has stood still for long, why, and when to remind."""
+
+    source: str
+    reading: float
+    because: str = ""  # for people; empty while the clock moves
+    remind_at: Deadline | None = None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from sickbay.model.checkup import Checkup
-from sickbay.model.clock import Deadline, WatchedClock
+from sickbay.model.clock import Deadline, Standstill, WatchedClock
 from sickbay.model.fleet import Aside, Brake, Cursor, Errand, InForce, Ledger, Node, Record, Token, Voice, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
@@ -24,6 +24,7 @@ AnyRow = (
     | InForce
     | Cursor
     | WatchedClock
+    | Standstill
     | Token
     | Checkup
     | Aside
@@ -43,6 +44,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "inforce": InForce,
     "cursor": Cursor,
     "clock": WatchedClock,
+    "standstill": Standstill,
     "token": Token,
     "checkup": Checkup,
     "aside": Aside,
@@ -87,6 +89,8 @@ def key_of(row: AnyRow) -> str:
             return f"clock:{row.source}"
         case Aside():
             return f"aside:{row.subject}"
+        case Standstill():
+            return f"standstill:{row.source}"
 
 
 def kind_of(key: str) -> str:

@@ -176,8 +176,8 @@ class Engine:
     def _heed_clocks(self) -> None:
         """Every clock is looked after from its first move on."""
         for source in self._clocks.newest:
-            if self._view.get(f"standstill:{source}").row is None:
-                self._commit(partial(plan, subject=f"standstill:{source}"))
+            if self._view.get(subject := f"standstill:{source}").row is None:
+                self._try(subject, partial(plan, subject=subject), "could not be planned")
 
     @property
     def unheard(self) -> Mapping[str, str]:

@@ -131,7 +131,8 @@ class Watcher:
     def _read_on(self) -> int:
         known = _clock(self._store, self._cluster.id)
         self._began = self._clock.mono()
-        found = Lost() if self._list_again else self._cluster.watch(known.cursor)
+        again = self._list_again and known.cursor is not None
+        found = Lost() if again else self._cluster.watch(known.cursor)
         self.trouble = ""
         if isinstance(found, Lost):
             self._list_again = False

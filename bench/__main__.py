@@ -16,6 +16,7 @@ from bench import (
     flood,
     lines,
     memory,
+    quarantine,
     quiet,
     reports,
     resumes,
@@ -28,6 +29,7 @@ from bench.figure import FULL, QUICK, TINY, Figure, Size
 BENCHES: Mapping[str, Callable[[Size], Figure]] = {
     "quiet": quiet.run,
     "decisions": decisions.run,
+    "quarantine": quarantine.run,
     "flood": flood.run,
     "memory": memory.run,
     "years": years.run,

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from bench.far_side import CLUSTER, AtOnce, far_hands
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
+from sickbay.engine.execute import Hands
 from sickbay.engine.ingest import Ingest
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import Rules, moment
@@ -73,6 +74,16 @@ def open_policy() -> Policy:
     return replace(load_policy("default"), limits=(wide,), brakes=())
 
 
+def rules_of(policy: Policy, hands: Hands) -> Rules:
+    return Rules(
+        policy=policy,
+        tables=load_tables(),
+        policy_digest=digest(policy),
+        can={c: site.capabilities for c, site in hands.sites.items()},
+        blind={c: site.blind for c, site in hands.sites.items()},
+    )
+
+
 def node_id(number: int) -> NodeId:
     return NodeId(f"{CLUSTER}/n{number:06d}")
 
@@ -111,13 +122,7 @@ class Bench:
         clock = clock or StillClock()
         policy = policy or open_policy()
         hands = far_hands()
-        rules = Rules(
-            policy=policy,
-            tables=load_tables(),
-            policy_digest=digest(policy),
-            can={c: site.capabilities for c, site in hands.sites.items()},
-            blind={c: site.blind for c, site in hands.sites.items()},
-        )
+        rules = rules_of(policy, hands)
         setup = setup or Setup(holder="bench", lease_ttl=LEASE, strict=True)
         engine = Engine(store, hands, rules, AtOnce(), clock, setup)
         return cls(store, clock, engine, Ingest(store, clock))

@@ -29,6 +29,8 @@ def link_incident(draft: Draft, incident: Incident, at: datetime) -> None:
     """A fault dated inside an ended attempt joins its interruption, however late it is learned."""
     node = draft.peek(Node, f"node:{incident.node}")
     if node is not None:
+        if draft.version(f"incident:{incident.id}") == 0:
+            draft.assume_new(f"errand:link/{incident.id}")
         _run(draft, Errand(id=f"link/{incident.id}", node=node, because="", incident=incident.id, at=at))
 
 

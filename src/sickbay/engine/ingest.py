@@ -5,6 +5,7 @@ Any replica takes reports and commands; only the leader reads clusters.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from threading import Lock
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -62,6 +63,29 @@ class Ingest:
     def tell(self, key: str, news: AnyNews) -> None:
         """One fact that is no report: a command, an outcome. It says nothing about whether agents can be heard."""
         self._store.append([Fact(id=key, at=moment(self._clock.wall()), news=news)])
+
+
+class Together:
+    """Group commit of facts that are told one by one: whoever comes while another's append waits for the disk goes with
+    the next. Alone it is appended at once; on many threads as many share a sync as came during the last one.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._told: list[Fact] = []
+        self._telling = Lock()  # of the list
+        self._appending = Lock()
+
+    def tell(self, key: str, news: AnyNews) -> None:
+        """Returns when it is stored, by this thread or by another."""
+        with self._telling:
+            self._told.append(Fact(id=key, at=moment(self._clock.wall()), news=news))
+        with self._appending:
+            with self._telling:
+                facts, self._told = self._told, []
+            if facts:
+                self._store.append(facts)
 
 
 def _clock(store: Store, source: str) -> WatchedClock:

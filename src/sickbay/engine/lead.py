@@ -12,16 +12,17 @@ from sickbay.engine.aside import FACTS as FACTS_ASIDE
 from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
 from sickbay.engine.execute import Hands
-from sickbay.engine.ingest import Ingest, voices
+from sickbay.engine.group import Builds, Group
+from sickbay.engine.ingest import Ingest, Together, voices
 from sickbay.engine.learn import learn, reads_of
-from sickbay.engine.plan import plan
+from sickbay.engine.plan import plan, prefetch
 from sickbay.engine.seats import settle
 from sickbay.engine.sending import send, wanted, withheld
 from sickbay.engine.view import Draft, Rules, View, moment, readings_of
 from sickbay.model.clock import INGEST, Standstill, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
-from sickbay.model.fleet import Aside, Cursor, InForce
+from sickbay.model.fleet import Aside, Cursor, InForce, Node
 from sickbay.model.intent import Intent, IntentState, StartJob
 from sickbay.model.job import Job
 from sickbay.model.rows import BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
@@ -33,6 +34,7 @@ log = logging.getLogger("sickbay.engine")
 
 REPLANS = 5
 UNIT_FULL = 55  # of UNIT_ACTIONS: then a batch of facts is committed; one more fact, and what settles it, must fit
+TO_SETTLE = 2  # actions that settling may add for each seat: one tag taken away, another given
 FACTS = 500
 PAGES = 8  # of facts in one round; then it is planning's turn
 DUE = 200
@@ -46,6 +48,7 @@ class Setup:
 
     holder: str
     lease_ttl: float = 30.0
+    group: int = 100  # units that are committed together at most; 1: each waits for the disk by itself
     strict: bool = False  # raise what planning raises, instead of setting the subject aside
 
 
@@ -77,12 +80,14 @@ class Engine:
         self._setup = setup
         self._committed = committed
         self._view = View(store)
+        self._group = Group(store, self._view, self._draft, setup.group, committed)
         self._clocks = Clocks()
         self._epoch = 0
         self._lease_until = 0.0
         self._full: dict[str, float] = {}  # lanes that had no room for what is planned, and since when
         self._ingest = Ingest(store, clock)
         self._aside: set[str] | None = None  # subjects that are set aside; None: not read yet
+        self._outcomes = Together(store, clock)
 
     # --- leadership
 
@@ -151,13 +156,16 @@ class Engine:
             try:
                 version = self._store.commit(replace(unit, follows=follows), self._epoch)
             except Conflict:
-                self._view.forget()
+                self._view.forget(refused=True)
                 continue
             self._view.wrote(unit, version)
             if self._committed is not None:
                 self._committed(unit)
             return True
         raise Conflict("a unit was refused again and again")
+
+    def _together(self, builds: Builds, *, follows: bool = True, in_order: bool = False) -> tuple[list[str], list[str]]:
+        return self._group.commit(builds, self._epoch, follows=follows, in_order=in_order)
 
     def _learn_all(self) -> int:
         """Facts in order, many in one unit, and how far we are with them in the same unit."""
@@ -193,7 +201,8 @@ class Engine:
 
     def _learn_page(self, facts: list[Fact]) -> int:
         self._view.fetch(dict.fromkeys(key for fact in facts for key in reads_of(fact.news)))
-        done = 0
+        done = self._learn_together(facts)
+        facts = facts[done:]
         while facts:
             taken = 0
 
@@ -211,6 +220,26 @@ class Engine:
             done += taken
         return done
 
+    def _learn_together(self, facts: list[Fact]) -> int:
+        """A page as a group of units, up to the first that cannot be learned; how many facts that were."""
+        taken: list[int] = []
+
+        def builds() -> Builds:
+            rest = facts
+            while rest:
+                some = 0
+
+                def build(draft: Draft, batch: list[Fact] = rest) -> None:
+                    nonlocal some
+                    some = self._learn_some(draft, batch)
+
+                yield str(len(taken)), build
+                taken.append(some)
+                rest = rest[some:]
+
+        done, _ = self._together(builds(), in_order=True)
+        return sum(taken[int(number)] for number in done)
+
     def _learn_some(self, draft: Draft, facts: Iterable[Fact]) -> int:
         draft.read(Cursor, CURSOR, watch=False)
         taken = 0
@@ -221,7 +250,7 @@ class Engine:
             taken, last = taken + 1, fact.seq
             if draft.changes == changes:
                 draft.unread(reads)  # most facts are noise: one that changes nothing takes no room in the unit
-            elif draft.actions >= UNIT_FULL:
+            elif draft.actions + TO_SETTLE * sum(isinstance(row, Node) for row in draft.writes.values()) >= UNIT_FULL:
                 break
         draft.put(self._clocks.kept(last))
         settle(draft)
@@ -261,7 +290,11 @@ class Engine:
 
     def _plan_due(self) -> int:
         due = list(self._store.due(readings_of(self._clocks.learned), DUE))
-        for subject in due:
+        if self._setup.group > 1:
+            prefetch(self._view, due)
+        asides = self._asides()
+        _, alone = self._together((each, partial(plan, subject=each)) for each in due if each not in asides)
+        for subject in [*alone, *(each for each in due if each in asides)]:
             self._try(subject, partial(plan, subject=subject), "could not be planned")
         return len(due)
 
@@ -298,9 +331,22 @@ class Engine:
     def _dispatch(self) -> int:
         """Send what is planned: SENT is committed before the call, and only while our lease outlasts the call.
 
-        Lane by lane, as many as its workers take now: one that is full or hangs hides nothing of the others.
+        All that go out now wait for the disk together, and are called after it.
         """
-        sent = 0
+        again: list[str] = []
+        done, alone = self._together(self._to_send(again), follows=False)
+        for key in (*alone, *again):
+            if self._try(key, partial(send, key=key), "could not be sent", sends=True):
+                done.append(key)
+        for key in done:
+            self._submit(key)
+        return len(done)
+
+    def _to_send(self, again: list[str]) -> Builds:
+        """Lane by lane, as many as its workers take now: one that is full or hangs hides nothing of the others.
+
+        `again` takes those that were set aside and are to be tried once more, alone.
+        """
         full: dict[str, float] = {}
         for tag in self._store.tags(TO_SEND):
             lane = tag.removeprefix(TO_SEND)
@@ -311,13 +357,14 @@ class Engine:
                 intent = self._view.get(key).row
                 if not isinstance(intent, Intent) or not self._outlasts(intent) or self._rests(f"send/{key}"):
                     continue
-                if self._try(key, partial(send, key=key), "could not be sent", sends=True):
-                    submitted = self._submit(key)
-                    sent, room = sent + submitted, room - submitted
+                if f"send/{key}" in self._asides():
+                    again.append(key)
+                    continue
+                yield key, partial(send, key=key)
+                room -= self._is_sent(key)
                 if room <= 0:
                     break
         self._full = full
-        return sent
 
     def _rests(self, name: str) -> bool:
         """Set aside, and not to be tried again yet."""
@@ -342,15 +389,18 @@ class Engine:
         """Whether our lease outlasts the call."""
         return self._lease_until - self._clock.mono() > intent.call_timeout
 
-    def _submit(self, key: str) -> int:
+    def _is_sent(self, key: str) -> bool:
+        intent = self._view.get(key).row
+        return isinstance(intent, Intent) and intent.state is IntentState.SENT
+
+    def _submit(self, key: str) -> None:
         intent = self._view.get(key).row
         if not isinstance(intent, Intent) or intent.state is not IntentState.SENT:
-            return 0
+            return
         job = self._view.get(f"job:{intent.act.job}").row if isinstance(intent.act, StartJob) else None
         call = partial(self._perform, intent, job if isinstance(job, Job) else None, self._epoch, self._clock.mono())
         done = partial(self._answered, intent.sends)
         self._executor.submit(intent.lane, call, intent.call_timeout, done, intent.key)
-        return 1
 
     def _perform(self, intent: Intent, job: Job | None, epoch: int, sent: float) -> Outcome:
         """On the worker, right before the call: since SENT was committed this process may have stood still."""
@@ -378,6 +428,7 @@ class Engine:
     def report(self, outcome: Outcome) -> None:
         """An effect's outcome comes back as a fact; if it cannot be stored, the intent's doubt covers it."""
         try:
-            self._ingest.tell(f"outcome/{outcome.key}/{outcome.sends}/{outcome.result}", outcome)
+            told = self._outcomes if self._setup.group > 1 else self._ingest
+            told.tell(f"outcome/{outcome.key}/{outcome.sends}/{outcome.result}", outcome)
         except StoreError:
             log.warning("outcome_lost", extra={"intent": outcome.key})

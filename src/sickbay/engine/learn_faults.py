@@ -195,6 +195,8 @@ def open_incident(
         stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
         now=now,
     )
+    if fact.seq and not name:
+        draft.create(incident)
     due_now(draft, incident)
     draft.put(replace(node, incident=incident.id))
     draft.tell(f"SUSPECT: {fault.code}: {fault.because}", key_of(incident), key_of(node), event="opened")

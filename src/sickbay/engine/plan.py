@@ -1,5 +1,6 @@
 """Planning: one subject, one unit. Pure in what the draft reads: the same rows give the same unit."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from sickbay.engine.checkups import plan_checkup
@@ -11,8 +12,38 @@ from sickbay.engine.plan_jobs import plan_job
 from sickbay.engine.plan_seats import plan_brake, plan_node
 from sickbay.engine.seats import settle
 from sickbay.engine.standstill import plan_standstill
-from sickbay.engine.view import Draft
-from sickbay.model.rows import kind_of
+from sickbay.engine.steps import subjects_of
+from sickbay.engine.view import Draft, View
+from sickbay.model.fleet import Node
+from sickbay.model.incident import Incident
+from sickbay.model.intent import Intent
+from sickbay.model.job import Job
+from sickbay.model.rows import AnyRow, kind_of
+
+
+def prefetch(view: View, subjects: Sequence[str]) -> None:
+    """Load together what planning these will mostly read, not one by one."""
+    view.fetch(subjects)
+    rows = [view.get(subject).row for subject in subjects]
+    view.fetch(dict.fromkeys(key for row in rows for key in _reads(row)))
+    view.fetch(dict.fromkeys(key for row in rows if isinstance(row, Incident) for key in _histories(view, row)))
+
+
+def _reads(row: AnyRow | None) -> list[str]:
+    match row:
+        case Incident() | Job() if row.open:
+            node = [f"node:{row.node}"] if isinstance(row, Incident) else []
+            return [*node, f"intent:{row.intent}"] if row.intent else node
+        case Intent() if row.owner:
+            return [row.owner]
+        case _:
+            return []
+
+
+def _histories(view: View, incident: Incident) -> list[str]:
+    node = view.get(f"node:{incident.node}").row
+    holder = node if isinstance(node, Node) else None
+    return [f"record:{subject}" for subject in subjects_of(incident.incarnation, holder, incident.fault.device)]
 
 
 def plan(draft: Draft, subject: str) -> None:

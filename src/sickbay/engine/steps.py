@@ -240,7 +240,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
         expect=_expected(draft, do),
         digest=draft.rules.digest,
     )
-    draft.put(intent)
+    draft.create(intent)
     draft.waits[f"intent:{intent.key}"] = WaitMark(on={f"intent:{intent.key}": 0}, urgency=1)
     subjects = [key_of(owner)]
     if isinstance(owner, Incident):

@@ -12,7 +12,7 @@ from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
 from sickbay.model.policy import Policy
-from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, tag_of
+from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
 from sickbay.model.tables import Tables
 from sickbay.ports.store import Store
 
@@ -46,6 +46,8 @@ class View:
         self._store = store
         self._rows: dict[str, Versioned] = {}
         self._found: dict[str, Sequence[str]] = {}
+        self._sure = True  # nothing was refused since we last wrote
+        self._ahead: set[str] = set()  # keys of what is planned and not committed yet
 
     def get(self, key: str) -> Versioned:
         found = self._rows.get(key)
@@ -61,10 +63,18 @@ class View:
                 self.forget()
             self._rows.update(self._store.load(missing))
 
+    def assume_new(self, key: str) -> None:
+        """Nobody has written this row: its name was never given before. The commit proves it; after a doubt we look."""
+        if self._sure:
+            self._rows.setdefault(key, Versioned(row=None))
+
     def find(self, tag: str) -> Sequence[str]:
         keys = self._found.get(tag)
         if keys is None:
             keys = self._store.find(tag)
+            if self._ahead:  # of these the store does not know yet
+                theirs = {key for key in self._ahead if _tag(self._rows[key].row) == tag}
+                keys = sorted({key for key in keys if key not in self._ahead} | theirs)
             self.fetch(keys)
             self._found[tag] = keys
         return keys
@@ -73,9 +83,17 @@ class View:
         """A page of the keys of one kind as the store has them, with their rows fetched."""
         found = self._store.keys(kind, after=after, limit=limit)
         self.fetch(found)
+        if self._ahead:
+            last = found[-1] if len(found) == limit else None
+            new = {key for key in self._ahead if kind_of(key) == kind and key > after and (last is None or key < last)}
+            found = [key for key in sorted({*found, *new}) if self.get(key).version][:limit]
         return found
 
     def wrote(self, unit: Unit, version: int) -> None:
+        """A unit was committed under this version, or, if it is −n, will be as the n-th of its group."""
+        self._sure = version >= 0 or self._sure
+        if version < 0:
+            self._ahead.update(unit.writes.keys())
         for key, row in unit.writes.items():
             before = self._rows.get(key)
             if before is None:
@@ -85,7 +103,18 @@ class View:
                 self._found.pop(now, None)
             self._rows[key] = Versioned(row=row, version=version if row is not None else 0)
 
-    def forget(self) -> None:
+    def confirm(self, units: Sequence[Unit], versions: Sequence[int]) -> None:
+        """Units that were written here under −1, −2, … have been committed: these are their versions."""
+        for number, (unit, version) in enumerate(zip(units, versions, strict=True), 1):
+            for key in unit.writes:
+                if self._rows[key].version == -number:
+                    self._rows[key] = Versioned(row=self._rows[key].row, version=version)
+        self._ahead.clear()
+        self._sure = True
+
+    def forget(self, *, refused: bool = False) -> None:
+        self._sure = self._sure and not refused
+        self._ahead.clear()
         self._rows.clear()
         self._found.clear()
 
@@ -172,6 +201,15 @@ class Draft:
         """Take back all reads after the first so many: nothing followed from them, so nothing depends on them."""
         while len(self.expect) > reads:
             self.expect.popitem()
+
+    def assume_new(self, key: str) -> None:
+        """This name was never given before: the row need not be looked for, the commit expects that it is not there."""
+        self._view.assume_new(key)
+
+    def create(self, row: AnyRow) -> None:
+        """Put a row whose key is numbered and was never given before."""
+        self._view.assume_new(key_of(row))
+        self.put(row)
 
     def put(self, row: AnyRow) -> None:
         key = key_of(row)

@@ -71,7 +71,7 @@ class Service:
             self._furnish()
             mail = Bell()
             fleet = local_fleet(self.room.root, self._store, policy, mail.ring, wish.knowledge)
-            self._executor = ThreadExecutor(workers_per_lane=8)
+            self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
             controller = self._controller
             api = app(self.desk, leads=lambda: controller.leads, mail=mail, trouble=lambda: controller.trouble)

@@ -1,7 +1,9 @@
 """Rows: nouns under keys, in units that a store commits together or not at all."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import Deadline, Standstill, WatchedClock
@@ -178,6 +180,26 @@ class Unit(Noun):
     @property
     def empty(self) -> bool:
         return not (self.writes or self.waits or self.story)
+
+
+def given(unit: Unit, versions: Sequence[int]) -> Unit:
+    """A unit of a group with the versions that those before it were given, in place of −n for the n-th of them."""
+
+    def real(version: int) -> int:
+        return versions[-version - 1] if version < 0 else version
+
+    if all(version >= 0 for version in unit.expect.values()) and not any(
+        version < 0 for mark in unit.waits.values() if mark is not None for version in mark.on.values()
+    ):
+        return unit
+    return replace(
+        unit,
+        expect={key: real(version) for key, version in unit.expect.items()},
+        waits={
+            subject: mark and replace(mark, on={key: real(version) for key, version in mark.on.items()})
+            for subject, mark in unit.waits.items()
+        },
+    )
 
 
 Rows = Mapping[str, Versioned]

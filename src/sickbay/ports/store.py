@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from sickbay.model.errors import StoreError
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.noun import Noun
@@ -23,6 +24,13 @@ class Voices(Noun):
 
     silent: tuple[tuple[NodeId, Pulse], ...] = ()  # not heard for long enough, not told so far
     heard: tuple[tuple[NodeId, Pulse], ...] = ()  # new, back after silence, or under another incarnation
+
+
+class Committed(NamedTuple):
+    """What came of a group of units: the versions of those that were written, and why the one after them was not."""
+
+    versions: tuple[int, ...]
+    refused: StoreError | None = None
 
 
 class Store(Mail, Protocol):
@@ -68,6 +76,15 @@ class Store(Mail, Protocol):
         ...
 
     def commit(self, unit: Unit, epoch: int) -> int: ...
+
+    def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
+        """Group commit: as if each unit were committed after the one before it, up to the first that is refused.
+
+        A version −n in `expect` or `on` is the one that the n-th unit of the group was given (the first is 1). They
+        wait for the disk once, unless all of them say that they `follow`. Fenced, StoreUnavailable and StoreUnknown
+        are raised: any number of them, from the first on, may have been written.
+        """
+        ...
 
     def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
         """Subjects whose deadline has passed, or whose wait read a row that has another version now; urgent first."""

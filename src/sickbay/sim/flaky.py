@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from sickbay.model.errors import StoreUnavailable, StoreUnknown
+from sickbay.model.errors import Conflict, StoreUnavailable, StoreUnknown, UnitRefused
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Command
-from sickbay.model.rows import Lease, Line, Rows, Unit
-from sickbay.ports.store import Pulse, Store, Voices
+from sickbay.model.rows import Lease, Line, Rows, Unit, given
+from sickbay.ports.store import Committed, Pulse, Store, Voices
 
 
 class Crashed(BaseException):
@@ -39,6 +39,16 @@ class FlakyStore:
 
     def commit(self, unit: Unit, epoch: int) -> int:
         return self._around("commit", lambda: self._store.commit(unit, epoch))
+
+    def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
+        """One after the other, as a store does that has no larger transaction: it may end between any two of them."""
+        versions: list[int] = []
+        for unit in units:
+            try:
+                versions.append(self.commit(given(unit, versions), epoch))
+            except (Conflict, UnitRefused) as error:
+                return Committed(tuple(versions), error)
+        return Committed(tuple(versions))
 
     def append(
         self, facts: Sequence[Fact], marks: Sequence[Mark] = (), told: Mapping[NodeId, Pulse | None] | None = None

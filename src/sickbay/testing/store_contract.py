@@ -26,6 +26,7 @@ from sickbay.testing.store_facts import (
     N,
     PulsesContract,
 )
+from sickbay.testing.store_groups import GroupsContract
 from sickbay.testing.store_mail import MailContract
 from sickbay.testing.store_nouns import command, fact, line, node, pulse, writes
 from sickbay.testing.store_rows import A, B, RowsContract, StoryContract, UnitsContract, WaitsContract
@@ -34,6 +35,7 @@ from sickbay.testing.store_rows import A, B, RowsContract, StoryContract, UnitsC
 class StoreContract(
     RowsContract,
     UnitsContract,
+    GroupsContract,
     WaitsContract,
     StoryContract,
     FactsContract,

@@ -11,7 +11,7 @@ import msgspec
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import UnitTooLarge, UnreadableRow, Unstorable, UnusableStore
+from sickbay.model.errors import Conflict, UnitRefused, UnitTooLarge, UnreadableRow, Unstorable, UnusableStore
 from sickbay.model.facts import Fact, Garbled, Mark
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
@@ -20,6 +20,7 @@ from sickbay.model.protocol import Command
 from sickbay.model.rows import ITEM_BYTES, KINDS, UNIT_ACTIONS, UNIT_BYTES, AnyRow, Line, Unit, Versioned, kind_of
 
 NO_ROW = Versioned(row=None, version=0)
+REFUSALS = (Conflict, UnitRefused)  # what is wrong with one unit, and with no other of its group
 
 _encode = msgspec.json.Encoder().encode
 _row_decoders: Mapping[str, msgspec.json.Decoder[Any]] = {

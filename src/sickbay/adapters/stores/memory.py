@@ -17,6 +17,7 @@ import msgspec
 
 from sickbay.adapters.stores.codec import (
     NO_ROW,
+    REFUSALS,
     count,
     ended_at,
     moved,
@@ -37,8 +38,8 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, NodeId
 from sickbay.model.intent import Intent
 from sickbay.model.protocol import Command
-from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, Versioned, kind_of, tag_of
-from sickbay.ports.store import Pulse, Voices
+from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, Versioned, given, kind_of, tag_of
+from sickbay.ports.store import Committed, Pulse, Voices
 
 _seq = attrgetter("seq")
 
@@ -129,6 +130,16 @@ class MemoryStore:
                 for subject in line.subjects:
                     self._lines[subject].append(line)
             return self._version if unit.writes else 0
+
+    def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
+        versions: list[int] = []
+        with self._lock:
+            for unit in units:
+                try:
+                    versions.append(self.commit(given(unit, versions), epoch))
+                except REFUSALS as error:
+                    return Committed(tuple(versions), error)
+        return Committed(tuple(versions))
 
     def _present(self, key: str) -> int:
         return self._rows.get(key, NO_ROW).version

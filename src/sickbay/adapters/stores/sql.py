@@ -17,11 +17,9 @@ from sqlalchemy.exc import ArgumentError
 from sickbay.adapters.stores.age import forget
 from sickbay.adapters.stores.codec import (
     NO_ROW,
-    count,
     ended_at,
     moved,
     opened,
-    pack,
     pack_fact,
     pack_letter,
     pack_row,
@@ -31,17 +29,18 @@ from sickbay.adapters.stores.codec import (
     unpack_line,
 )
 from sickbay.adapters.stores.database import Database
+from sickbay.adapters.stores.group import Group, Marked, Written
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.adapters.stores.statements import Statements
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import BadInput, Conflict, Fenced, UnusableStore
+from sickbay.model.errors import BadInput, Fenced, UnusableStore
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, Incarnation, NodeId
 from sickbay.model.intent import Intent
 from sickbay.model.protocol import Command
-from sickbay.model.rows import CURSOR, UNIT_ACTIONS, AnyRow, Lease, Line, Rows, Unit, WaitMark, tag_of
-from sickbay.ports.store import Pulse, Store, Voices
+from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, tag_of
+from sickbay.ports.store import Committed, Pulse, Store, Voices
 
 ALL = 2**31 - 1
 
@@ -84,29 +83,29 @@ class SqlStore:
             return connection.execute(self._sql.keys, bounds).scalars().all()
 
     def commit(self, unit: Unit, epoch: int) -> int:
-        packed = pack(unit)
-        marks = {subject: mark for subject, mark in unit.waits.items() if mark is not None}
-        deleted = [key for key, body in packed.writes.items() if body is None]
-        asked = {*unit.expect, *unit.writes, *(key for mark in marks.values() for key in mark.on)}
-        with self._db.writing(rows=True, durable=not unit.follows) as connection:
+        done = self.commit_many([unit], epoch)
+        if done.refused is not None:
+            raise done.refused
+        return done.versions[0]
+
+    def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
+        group = Group(units)
+        if not group.packed:
+            return Committed((), group.refused)
+        with self._db.writing(rows=True, durable=not all(unit.follows for unit in group.units)) as connection:
             if connection.execute(self._sql.leads, {"epoch": epoch}).first() is None:
                 raise Fenced(f"epoch {epoch} does not lead")
-            found, tags = self._versions(connection, asked)
-            count(unit, tags)
-            for key, version in unit.expect.items():
-                if found.get(key, 0) != version:
-                    raise Conflict(f"{key} has version {found.get(key, 0)}, not {version}")
-            version = self._next_version(connection) if packed.writes or packed.story else 0
-            self._put(connection, version, unit.writes, packed.writes)
-            self._changed(connection, [key for key in packed.writes if key not in deleted or key in found])
-            dropped = [*deleted, *unit.waits]
-            if dropped:
-                many = {"keys": self._db.many(dropped)}
+            group.judge(*self._versions(connection, group.asked))
+            group.number(self._next_version(connection, group.numbered) if group.numbered else 0)
+            self._put(connection, group.rows.values())
+            self._changed(connection, group.changed)
+            if group.unmarked:
+                many = {"keys": self._db.many(group.unmarked)}
                 connection.execute(self._sql.drop_reads, many)
                 connection.execute(self._sql.drop_waits, many)
-            self._mark(connection, {s: m for s, m in marks.items() if s not in deleted}, unit, found)
-            self._tell(connection, version, unit.story, packed.story)
-        return version if packed.writes else 0
+            self._mark(connection, group.marks)
+            self._tell(connection, group.told)
+        return Committed(group.versions, group.refused)
 
     def _versions(self, connection: Connection, keys: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
         """Versions and tags as they are."""
@@ -115,19 +114,13 @@ class SqlStore:
         rows = connection.execute(self._sql.versions, {"keys": self._db.many(keys)}).all()
         return {row.key: row.version for row in rows}, {row.key: row.tag for row in rows if row.tag}
 
-    def _next_version(self, connection: Connection) -> int:
-        return int(connection.execute(self._sql.next_version).scalar_one())
+    def _next_version(self, connection: Connection, by: int = 1) -> int:
+        return int(connection.execute(self._sql.next_version, {"by": by}).scalar_one())
 
-    def _put(
-        self,
-        connection: Connection,
-        version: int,
-        rows: Mapping[str, AnyRow | None],
-        bodies: Mapping[str, bytes | None],
-    ) -> None:
+    def _put(self, connection: Connection, rows: Iterable[Written]) -> None:
         written: list[dict[str, Any]] = []
         deleted: list[str] = []
-        for key, row in rows.items():
+        for key, row, body, version in rows:
             if row is None:
                 deleted.append(key)
                 continue
@@ -140,7 +133,7 @@ class SqlStore:
                     "opened": int(opened(row)),
                     "owner": row.owner if isinstance(row, Intent) else "",
                     "ended": None if end is None else end.timestamp(),
-                    "body": bodies[key],
+                    "body": body,
                 }
             )
         if written:
@@ -153,50 +146,33 @@ class SqlStore:
         if keys:
             connection.execute(self._sql.wake, {"keys": self._db.many(keys)})
 
-    def _mark(
-        self, connection: Connection, marks: Mapping[str, WaitMark], unit: Unit, found: Mapping[str, int]
-    ) -> None:
-        if not marks:
-            return
-        connection.execute(
-            self._sql.mark,
-            [
+    def _mark(self, connection: Connection, marks: Iterable[Marked]) -> None:
+        waits: list[dict[str, Any]] = []
+        reads: list[dict[str, Any]] = []
+        for subject, mark, dirty in marks:
+            until = mark.until
+            waits.append(
                 {
                     "subject": subject,
-                    "clock": mark.until.clock if mark.until else None,
-                    "at": mark.until.at if mark.until else None,
+                    "clock": until.clock if until else None,
+                    "at": until.at if until else None,
                     "urgency": mark.urgency,
-                    "dirty": int(
-                        any(key not in unit.writes and found.get(key, 0) != read for key, read in mark.on.items())
-                        # No clock reads less than nothing: this one is due whatever readings are given.
-                        or (mark.until is not None and mark.until.at <= 0.0)
-                    ),
+                    # No clock reads less than nothing: this one is due whatever readings are given.
+                    "dirty": int(dirty or (until is not None and until.at <= 0.0)),
                 }
-                for subject, mark in marks.items()
-            ],
-        )
-        reads = [
-            {"subject": subject, "key": key, "version": version}
-            for subject, mark in marks.items()
-            for key, version in mark.on.items()
-        ]
+            )
+            reads += [{"subject": subject, "key": key, "version": version} for key, version in mark.on.items()]
+        if waits:
+            connection.execute(self._sql.mark, waits)
         if reads:
             connection.execute(self._sql.read_by, reads)
 
-    def _tell(self, connection: Connection, version: int, story: Sequence[Line], bodies: Sequence[bytes]) -> None:
+    def _tell(self, connection: Connection, story: Sequence[tuple[int, Line, bytes]]) -> None:
         if not story:
             return
-        # A unit has a version of its own and at most UNIT_ACTIONS lines: this numbers them without asking.
-        first = version * (UNIT_ACTIONS + 1)
-        numbered = list(enumerate(story, first))
-        connection.execute(
-            self._sql.line,
-            [
-                {"seq": seq, "at": line.at.timestamp(), "body": body}
-                for (seq, line), body in zip(numbered, bodies, strict=True)
-            ],
-        )
-        told = [{"subject": subject, "seq": seq} for seq, line in numbered for subject in dict.fromkeys(line.subjects)]
+        lines = [{"seq": seq, "at": line.at.timestamp(), "body": body} for seq, line, body in story]
+        connection.execute(self._sql.line, lines)
+        told = [{"subject": subject, "seq": seq} for seq, line, _ in story for subject in dict.fromkeys(line.subjects)]
         if told:
             connection.execute(self._sql.told, told)
 
@@ -246,7 +222,8 @@ class SqlStore:
             known = before if isinstance(before, WatchedClock) else None
             clocks[key] = moved(known, mark, facts=newest, wall=wall)
         bodies = {key: pack_row(key, clock) for key, clock in clocks.items() if clock is not None}
-        self._put(connection, self._next_version(connection), clocks, bodies)
+        version = self._next_version(connection)
+        self._put(connection, [Written(key, clock, bodies[key], version) for key, clock in clocks.items()])
         self._changed(connection, list(clocks))
 
     def time(self) -> float | None:

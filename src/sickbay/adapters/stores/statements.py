@@ -19,7 +19,7 @@ _WORDS: Mapping[str, str] = {
     ),
     "keys": "SELECT key FROM nouns WHERE key > :after AND key >= :first AND key < :end ORDER BY key LIMIT :limit",
     "leads": "SELECT epoch FROM lease WHERE epoch = :epoch AND holder IS NOT NULL {share}",
-    "next_version": "UPDATE versions SET last = last + 1 RETURNING last",
+    "next_version": "UPDATE versions SET last = last + :by RETURNING last",
     "put": (
         "INSERT INTO nouns (key, tag, version, opened, owner, ended, body)"
         " VALUES (:key, :tag, :version, :opened, :owner, :ended, :body)"

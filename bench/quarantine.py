@@ -1,0 +1,92 @@
+"""How quick a mass failure is quarantined: many nodes fail at once, on SQLite, with the daemon's own workers."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from bench.far_side import far_hands
+from bench.figure import Figure, Line, Size
+from bench.rig import LEASE, Bench, RealClock, open_policy, rules_of, store_of, xid
+from sickbay.adapters.executors.threads import ThreadExecutor
+from sickbay.engine.lead import Engine, Setup
+from sickbay.model.facts import Outcome
+from sickbay.model.intent import Intent, IntentState
+from sickbay.ports.store import Store
+
+WORKERS = 16  # in each lane, as the service has them
+GOAL = 5.0
+PATIENCE = 600.0
+
+
+class Waking:
+    """An executor whose outcomes wake the loop, as the controller's does."""
+
+    def __init__(self, inner: ThreadExecutor) -> None:
+        self._inner = inner
+        self.awake = threading.Event()
+
+    def room(self, lane: str) -> int:
+        return self._inner.room(lane)
+
+    def submit(
+        self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
+    ) -> None:
+        def told(outcome: Outcome) -> None:
+            done(outcome)
+            self.awake.set()
+
+        self._inner.submit(lane, call, timeout, told, key)
+
+
+def measure(nodes: int, group: int) -> float:
+    """Nodes per second from their faults' facts to the answer of each Quarantine."""
+    with store_of("sqlite") as store:
+        Bench.over(store, RealClock()).populate(nodes)
+        store.resign("bench")
+        executor = Waking(ThreadExecutor(workers_per_lane=WORKERS))
+        setup = Setup(holder="mass", lease_ttl=LEASE, group=group, strict=True)
+        hands = far_hands()
+        engine = Engine(store, hands, rules_of(open_policy(), hands), executor, RealClock(), setup)
+        bench = Bench(store, RealClock(), engine, Bench.over(store, RealClock()).ingest, nodes)
+        bench.settle()
+        bench.ingest.take([xid(number, 79, number, at=time.time()) for number in range(nodes)])
+        start = time.perf_counter()
+        while True:
+            executor.awake.clear()
+            if not engine.round():
+                if _answered(store, nodes) == nodes:
+                    break
+                executor.awake.wait(0.25)
+            if time.perf_counter() - start > PATIENCE:
+                raise RuntimeError(f"{_answered(store, nodes)} of {nodes} were quarantined in {PATIENCE:.0f} s")
+        return nodes / (time.perf_counter() - start)
+
+
+def _answered(store: Store, nodes: int) -> int:
+    """How many calls were answered; looked at only when none is left to be sent."""
+    if store.tags("planned:"):
+        return 0
+    rows = store.load(store.keys("intent", limit=2 * nodes)).values()
+    return sum(isinstance(row.row, Intent) and row.row.state is IntentState.ACCEPTED for row in rows)
+
+
+def run(size: Size) -> Figure:
+    nodes = size.pick(full=500, quick=300, tiny=20)
+    alone = measure(nodes, 1)
+    together = measure(nodes, Setup(holder="").group)
+    again = measure(nodes, 1)
+    ratio = together / max(alone, again)
+    return Figure(
+        title="Mass failure on SQLite",
+        about=(
+            f"{nodes:,} nodes fail at once (Xid 79), limits and brakes are open, {WORKERS} workers in a lane call a far"
+            " side that answers at once. From the facts to the answer of the last Quarantine. Each unit by itself: one"
+            " transaction for each, each SENT and each outcome waits for the disk. Together: what is due is one group,"
+            " all SENT of a round share one sync, outcomes that arrive meanwhile share the next."
+        ),
+        lines=(
+            Line("each unit by itself: nodes quarantined", f"{alone:,.0f}/s and {again:,.0f}/s"),
+            Line("together: nodes quarantined", f"{together:,.0f}/s"),
+            Line("together ÷ by itself (the better one)", f"{ratio:.1f}", f"≥ {GOAL:.0f}", ratio >= GOAL),
+        ),
+    )

@@ -42,11 +42,11 @@ class HeardStore(MemoryStore):
 
     def __init__(self, changes: Changes) -> None:
         super().__init__(limits=True, now=self._virtual)
-        self.time: Callable[[], float] = lambda: 0.0
+        self.virtual: Callable[[], float] = lambda: 0.0
         self._changes = changes
 
     def _virtual(self) -> float:
-        return self.time()
+        return self.virtual()
 
     def commit(self, unit: Unit, epoch: int) -> int:
         version = super().commit(unit, epoch)

@@ -64,8 +64,9 @@ def show(name: str, as_json: bool) -> None:
 @click.option(
     "--can",
     type=click.Choice([str(capability) for capability in Capability]),
+    metavar="WORD",
     multiple=True,
-    help="What the cluster can do; repeat it. Without it this is not judged.",
+    help=f"What the cluster can do; repeat it. Without it this is not judged. One of {', '.join(Capability)}.",
 )
 @_json
 @_one_line_errors

@@ -11,7 +11,7 @@ from sickbay.model.job import JobState
 from sickbay.model.policy import Limit
 
 ROOMY = policy_with(limits=(Limit(out_percent=50, repairing_percent=50),))
-BRAKE = "pool:train:xid.79"
+BRAKE = "pool:sim/train:xid.79"
 
 
 def storm(w: Ward, *numbers: int) -> None:
@@ -129,7 +129,7 @@ def test_nodes_that_stay_lost_after_the_brake_are_repaired(ward: OpenWard, by: s
     w.order("brake_reset", "silence" if by == "signature" else "")
     w.run(1)
     assert w.brake("cluster:sim:silence").tripped_at is None
-    assert w.brake("pool:train:silence").tripped_at is None
+    assert w.brake("pool:sim/train:silence").tripped_at is None
     w.rests()
     assert [w.phase(node) for node in lost] == ["RELEASED"] * 4
 

@@ -40,7 +40,7 @@ def test_without_a_spare_the_job_waits_with_its_reason_and_spends_no_restart(col
     hall.strike(sick)
     hall.reaches(job, JobState.QUEUED)
     hall.run(30)
-    assert "needs 2 nodes of train, 1 can be claimed" in hall.because(job)
+    assert "needs 2 nodes of sim/train, 1 can be claimed" in hall.because(job)
     done = hall.ends(job)
     assert [set(nodes) for _, nodes in hall.starts(job)] == [set(hall.nodes)] * 2
     assert hall.happened("reboot", sick)[0].at < hall.happened("start", f"{job}#2")[0].at
@@ -81,7 +81,7 @@ def test_the_first_start_waits_for_all_its_nodes_even_where_fewer_would_do() -> 
     hall = Hall(nodes=2)
     job = hall.submit(nodes=3, min_nodes=1)
     hall.run(HOUR)
-    assert hall.because(job) == "needs 3 nodes of train, 2 can be claimed"
+    assert hall.because(job) == "needs 3 nodes of sim/train, 2 can be claimed"
 
 
 def test_only_the_same_nodes_will_do_where_the_policy_names_no_spare() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Brake, JobId, Ledger, Node, NodeId
+from sickbay.model.fleet import Brake, JobId, Ledger, Node, NodeId, pool_of
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobState
 from sickbay.model.policy import Policy, Window
@@ -89,7 +89,8 @@ class Ward:
         return next((str(row.state) for row in self.sim.jobs() if row.id == job), "")
 
     def ledger(self) -> Ledger:
-        row = self.sim.store.load([f"ledger:{POOL}"])[f"ledger:{POOL}"].row
+        key = f"ledger:{pool_of(CLUSTER, POOL)}"
+        row = self.sim.store.load([key])[key].row
         assert isinstance(row, Ledger)
         return row
 

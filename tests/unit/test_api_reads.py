@@ -213,5 +213,5 @@ def test_prometheus_reads_the_newest_values_and_how_the_fleet_is(calls: Clinic) 
     lines = response.text.splitlines()
     assert 'sickbay_gpu_temperature{node="sim/train-0003",gpu="0"} 61' in lines
     assert 'sickbay_cpu_busy{node="sim/train-0003"} 12.5' in lines
-    assert 'sickbay_nodes{pool="train",state="READY"} 7' in lines
+    assert 'sickbay_nodes{pool="sim/train",state="READY"} 7' in lines
     assert any(line.startswith("sickbay_incidents_open{") and 'class="' in line for line in lines)

@@ -52,8 +52,8 @@ def test_a_successor_takes_over_or_the_figure_says_why_it_was_skipped() -> None:
 def test_the_fleet_that_is_measured_was_learned_by_the_engine_and_its_agents_are_heard(kind: str) -> None:
     with store_of(kind) as store:
         Bench.over(store).populate(5)
-        rows = store.load([f"node:{node_id(number)}" for number in range(5)] + ["ledger:train"])
-        ledger = rows["ledger:train"].row
+        rows = store.load([f"node:{node_id(number)}" for number in range(5)] + ["ledger:bench/train"])
+        ledger = rows["ledger:bench/train"].row
         assert isinstance(ledger, Ledger)
         assert (ledger.seats, ledger.out) == (5, 0)
         nodes = [row.row for key, row in rows.items() if key.startswith("node:")]

@@ -60,7 +60,7 @@ def test_a_waiting_job_names_the_nodes_that_keep_it_waiting() -> None:
     (incident,) = sim.incidents()
     answer = told(sim, "train").as_json()
     assert answer["state"] == "QUEUED"
-    assert answer["because"] == "needs 2 nodes of train, 1 can be claimed"
+    assert answer["because"] == "needs 2 nodes of sim/train, 1 can be claimed"
     assert answer["waits_for"]["changed_by"] == [f"sim/train-0000 can be used again ({incident.id} REPAIRING: xid.79)"]
     (interruption,) = answer["interruptions"]
     assert interruption["incidents"] == [incident.id]
@@ -102,7 +102,7 @@ def test_a_braked_storm_says_that_the_brake_is_on_and_how_it_goes_off() -> None:
     for incident in braked:
         answer = told(sim, incident.id).as_json()
         assert "the brake is on" in answer["waits_for"]["because"]
-        assert answer["waits_for"]["changed_by"][0] == "an operator resets the brake on xid.119 in pool:train"
+        assert answer["waits_for"]["changed_by"][0] == "an operator resets the brake on xid.119 in pool:sim/train"
         assert told(sim, incident.node).as_json()["state"] == "SUSPECT"
 
 

@@ -34,7 +34,7 @@ def node(n: int, **more: Any) -> Node:
     holder = Incarnation(uid=f"u{n}", instance_id=f"i{n}", boot_id=f"b{n}")
     devices = tuple(Device(index=index) for index in range(GPUS))
     fields: dict[str, Any] = {"incarnation": holder, "devices": devices, "agent": AgentState.HEARD, "claimable": True}
-    return Node(id=seat, cluster="sim", pool="train", **{**fields, **more})
+    return Node(id=seat, cluster="sim", pool="sim/train", **{**fields, **more})
 
 
 def spec(**more: Any) -> JobSpec:
@@ -72,7 +72,7 @@ def placed(found: Placement | str) -> list[str]:
 def test_all_that_it_asks_for_or_a_reason() -> None:
     mine = job()
     assert placed(place(draft(node(0), node(1), node(2)), mine)) == ["n0", "n1"]
-    assert place(draft(node(0)), mine) == "needs 2 nodes of train, 1 can be claimed"
+    assert place(draft(node(0)), mine) == "needs 2 nodes of sim/train, 1 can be claimed"
 
 
 def test_a_node_that_cannot_be_claimed_is_not() -> None:
@@ -89,9 +89,9 @@ def test_what_did_not_answer_comes_last_but_comes() -> None:
     ("order", "least", "losses", "found"),
     [
         ((PlaceBy.SPARE, PlaceBy.SAME, PlaceBy.FEWER), 1, interrupted(0, 1), ["n1"]),
-        ((PlaceBy.SPARE, PlaceBy.SAME, PlaceBy.FEWER), 1, (), "needs 2 nodes of train, 1 can be claimed"),
-        ((PlaceBy.SPARE, PlaceBy.SAME), 1, interrupted(0, 1), "needs 2 nodes of train, 1 can be claimed"),
-        ((PlaceBy.SPARE, PlaceBy.FEWER), 0, interrupted(0, 1), "needs 2 nodes of train, 1 can be claimed"),
+        ((PlaceBy.SPARE, PlaceBy.SAME, PlaceBy.FEWER), 1, (), "needs 2 nodes of sim/train, 1 can be claimed"),
+        ((PlaceBy.SPARE, PlaceBy.SAME), 1, interrupted(0, 1), "needs 2 nodes of sim/train, 1 can be claimed"),
+        ((PlaceBy.SPARE, PlaceBy.FEWER), 0, interrupted(0, 1), "needs 2 nodes of sim/train, 1 can be claimed"),
     ],
 )
 def test_fewer_nodes_only_for_a_restart_and_only_if_job_and_policy_agree(
@@ -182,13 +182,13 @@ def test_nodes_that_must_not_be_used_are_named_for_clusters_that_choose() -> Non
     )
     sick, watched = (
         Incident(
-            id=IncidentId(f"i{n}"), node=SEATS[n], cluster="sim", pool="train", kind=IncidentKind.FAULT,
+            id=IncidentId(f"i{n}"), node=SEATS[n], cluster="sim", pool="sim/train", kind=IncidentKind.FAULT,
             incarnation=None, fault=fault, opened_at=NOW, phase=phase,
         )
         for n, phase in ((0, Phase.DRAINED), (1, Phase.WATCHED))
     )  # fmt: skip
     rows = (
-        Ledger(pool="train", seats=5),
+        Ledger(pool="sim/train", seats=5),
         node(0, claimable=False),
         node(1),
         node(2, claimable=False, agent=AgentState.SILENT),
@@ -203,9 +203,9 @@ def test_nodes_that_must_not_be_used_are_named_for_clusters_that_choose() -> Non
     three = replace(dark, spec=spec(nodes=3))
     assert unusable(draft(*rows), three) == (SEATS[0], SEATS[2]), "what only did not answer is not worth a wait"
     four = replace(dark, spec=spec(nodes=4))
-    assert unusable(draft(*rows), four) == "needs 4 nodes of train: sim/n0, sim/n2 cannot be used"
+    assert unusable(draft(*rows), four) == "needs 4 nodes of sim/train: sim/n0, sim/n2 cannot be used"
     named = replace(dark, spec=spec(on=(SEATS[2],)))
-    assert unusable(draft(*rows), named) == "needs 1 nodes of train: sim/n0, sim/n2 cannot be used"
+    assert unusable(draft(*rows), named) == "needs 1 nodes of sim/train: sim/n0, sim/n2 cannot be used"
 
 
 def test_who_can_be_reached() -> None:

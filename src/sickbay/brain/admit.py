@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.correlate import rule_for
 from sickbay.model.fault import signature
-from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding
+from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding, pool_fits
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
 
@@ -132,14 +132,14 @@ def _rows(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Itera
 def fits(row: Withhold, incident: Incident, node: Node) -> bool:
     return (
         fnmatchcase(incident.fault.code, row.fault)
-        and fnmatchcase(node.pool, row.pool)
+        and pool_fits(node.pool, row.pool)
         and (fnmatchcase(node.id, row.node) or fnmatchcase(node.name, row.node))
     )
 
 
 def next_opening(windows: tuple[Window, ...], pool: str, now: datetime) -> datetime | None:
     """None if repairs are allowed now (or no window speaks of this pool), else when the next window opens."""
-    mine = [window for window in windows if fnmatchcase(pool, window.pool)]
+    mine = [window for window in windows if pool_fits(pool, window.pool)]
     if not mine:
         return None
     starts: list[datetime] = []
@@ -162,7 +162,7 @@ def _moment(day: datetime, clock: str) -> datetime:
 
 
 def limit_for(pool: str, policy: Policy) -> Limit:
-    return next((limit for limit in policy.limits if fnmatchcase(pool, limit.pool)), Limit())
+    return next((limit for limit in policy.limits if pool_fits(pool, limit.pool)), Limit())
 
 
 # --- brakes
@@ -182,7 +182,7 @@ def brake_scopes(incident: Incident, node: Node, policy: Policy) -> Iterator[tup
                 yield rule, f"pool:{node.pool}"
             case BrakeScope.DOMAIN:
                 if node.domain:
-                    yield rule, f"domain:{node.domain}"
+                    yield rule, f"domain:{node.cluster}/{node.domain}"
 
 
 def threshold(rule: BrakeRule, size: int) -> int:

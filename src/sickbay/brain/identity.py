@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from sickbay.model.fleet import Incarnation, Node
+from sickbay.model.fleet import Device, Incarnation, Node
 
 KEEP_BOOTS = 16
 
@@ -45,6 +45,17 @@ def held_by(node: Node, said: Incarnation, standing: Standing) -> Incarnation | 
             return now.told(said)
         case _:
             return said
+
+
+def devices_with(known: tuple[Device, ...], told: tuple[Device, ...]) -> tuple[Device, ...]:
+    """A machine's devices after a statement: whoever lists them says how many there are; no serial is unlearned."""
+    serials = {device.index: device.serial for device in known}
+    return tuple(d if d.serial else Device(index=d.index, serial=serials.get(d.index, "")) for d in told) or known
+
+
+def devices_of_another(known: tuple[Device, ...]) -> tuple[Device, ...]:
+    """What a machine in the same seat probably has, until somebody lists it: as many devices, no serials."""
+    return tuple(Device(index=device.index) for device in known)
 
 
 def ended_with(node: Node, now: Incarnation) -> tuple[str, ...]:

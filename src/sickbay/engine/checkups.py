@@ -15,7 +15,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup, Finding, checkup_id
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Checked, Fact, Ordered
-from sickbay.model.fleet import AgentState, Capability, Node, NodeId
+from sickbay.model.fleet import AgentState, Capability, Node, NodeId, pool_word
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent, Notify, Verify
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
@@ -73,7 +73,7 @@ def _pools(draft: Draft, news: Ordered) -> tuple[str, ...]:
     known = [key.removeprefix("ledger:") for key in draft.keys("ledger")]
     wanted = news.args.get("pool")
     if wanted:
-        return (wanted,) if wanted in known else ()
+        return tuple(pool for pool in known if wanted in {pool, pool_word(pool)})
     return tuple(known) if news.args.get("all") == "1" else ()
 
 

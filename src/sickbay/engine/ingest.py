@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from sickbay.brain.identity import devices_with
 from sickbay.engine.view import moment
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.errors import EffectError, StoreError
@@ -24,7 +25,7 @@ from sickbay.model.facts import (
     NodeSeen,
     NodeVanished,
 )
-from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
+from sickbay.model.fleet import Incarnation, JobId, Node, NodeId, pool_of
 from sickbay.model.job import Job, JobState
 from sickbay.ports.clock import Clock
 from sickbay.ports.cluster import Cluster, Deltas, Lost, Told
@@ -268,8 +269,10 @@ def _dated(news: AnyNews, otherwise: datetime) -> datetime:
 def _differs(row: object, seen: NodeSeen) -> bool:
     if not isinstance(row, Node):
         return True
-    same = (row.incarnation, row.ready, row.cordons, row.unmanaged, row.pool)
-    return same != (seen.incarnation, seen.ready, tuple(sorted(seen.cordons)), seen.unmanaged, seen.pool)
+    known = (row.registered, row.ready, row.cordons, row.unmanaged, row.pool, row.domain, row.linked, row.devices)
+    pool, devices = pool_of(seen.cluster, seen.pool), devices_with(row.devices, seen.devices)
+    cordons = tuple(sorted(seen.cordons))
+    return known != (seen.incarnation, seen.ready, cordons, seen.unmanaged, pool, seen.domain, seen.linked, devices)
 
 
 def _says_more(row: object, seen: JobSeen) -> bool:

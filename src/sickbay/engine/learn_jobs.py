@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Tell
 from sickbay.brain.submission import refusal
-from sickbay.engine.seats import turn
+from sickbay.engine.seats import take_turns
 from sickbay.engine.steps import REPEATED_TELLS, due_now, first_step, interrupted, notify, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.facts import Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
@@ -72,8 +72,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
 
 def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
     """The claim, where the cluster chose the nodes. One of them that must not be used fails the attempt of ours."""
-    turn(draft, job.spec.pool)
     new = sorted(job.ranks.keys() - job.claim.keys())
+    take_turns(draft, job, new)
     _make_room(draft, fact, job, new)
     deadline = job.deadline if job.claim else None  # the wait for nodes is over
     claimed = replace(job, claim={**job.claim, **dict.fromkeys(new, ())}, deadline=deadline)
@@ -88,7 +88,7 @@ def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
 def _make_room(draft: Draft, fact: Fact, job: Job, nodes: Iterable[NodeId]) -> None:
     """Others run where an attempt of ours was about to start: what has not begun gives way."""
     taken = set(nodes)
-    for other in draft.open_jobs(job.spec.pool):
+    for other in draft.open_jobs(job.spec.cluster):
         crossed = sorted(taken & other.claim.keys())
         if other.id == job.id or other.state is not JobState.GATING or not crossed:
             continue
@@ -114,7 +114,7 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
         ranks_as_of=news.as_of,
         **kept,
     )
-    turn(draft, job.spec.pool)
+    take_turns(draft, job, job.claim)
     _make_room(draft, fact, job, job.claim)
     due_now(draft, job)
     draft.tell(f"RUNNING: adopted as attempt {news.attempt}", key_of(job), event="adopted")

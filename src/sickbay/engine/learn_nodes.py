@@ -4,7 +4,14 @@ from msgspec.structs import replace
 
 from sickbay.brain.classify import classify
 from sickbay.brain.drift import drift
-from sickbay.brain.identity import Standing, ended_with, held_by, standing_of
+from sickbay.brain.identity import (
+    Standing,
+    devices_of_another,
+    devices_with,
+    ended_with,
+    held_by,
+    standing_of,
+)
 from sickbay.engine import patrol
 from sickbay.engine.errands import end_ranks
 from sickbay.engine.learn_faults import open_incident, raise_fault
@@ -13,7 +20,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVanished, Observed
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
-from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, Voice
+from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, Voice, pool_of
 from sickbay.model.incident import IncidentKind, Order, Phase, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
@@ -28,11 +35,12 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         _newcomer(draft, fact, news)
         return
     standing = standing_of(known, news.incarnation, by_agent=False)
+    before = devices_of_another(known.devices) if standing is Standing.SUCCEEDED else known.devices
     after = replace(
         known,
-        pool=news.pool,
+        pool=pool_of(news.cluster, news.pool),
         domain=news.domain,
-        devices=news.devices or known.devices,
+        devices=devices_with(before, news.devices),
         linked=news.linked,
         ready=news.ready,
         cordons=tuple(sorted(news.cordons)),
@@ -44,6 +52,8 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         draft.waits[key_of(after)] = None
     after = _hold_seat(draft, fact, after, news.incarnation, standing)
     after = replace(after, registered=news.incarnation)
+    if after.pool != known.pool:
+        _moved(draft, known, after)
     after = _returned(known, _voice(draft, after))
     if after.incarnation is not None and after.incarnation != known.incarnation:
         _remember(draft, after.incarnation)
@@ -54,12 +64,20 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         _witness(draft, fact, after, fell=known.ready and same)
 
 
+def _moved(draft: Draft, known: Node, after: Node) -> None:
+    """Its incident moves with it, and with the incident the repair that its pool counts."""
+    incident = draft.incident(after.incident) if after.incident else None
+    if incident is not None:
+        draft.put(replace(incident, pool=after.pool))
+    draft.tell(f"moved from pool {known.pool} to {after.pool}", key_of(after), event="moved")
+
+
 def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     """A seat never seen. It fills a vacancy of its pool if there is one."""
     node = Node(
         id=news.node,
         cluster=news.cluster,
-        pool=news.pool,
+        pool=pool_of(news.cluster, news.pool),
         domain=news.domain,
         incarnation=news.incarnation,
         registered=news.incarnation,
@@ -77,7 +95,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     if news.first_connection and news.busy:
         _remember(draft, news.incarnation)
         return
-    vacancies = draft.find(Node, f"vacant:{news.pool}")
+    vacancies = draft.find(Node, f"vacant:{node.pool}")
     if vacancies:
         old = vacancies[0]
         draft.drop(key_of(old))
@@ -245,6 +263,8 @@ def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
         draft.put(Voice(node=news.node, incarnation=news.incarnation))  # the cluster's word is awaited
         return
     known = node
+    if standing is Standing.SUCCEEDED:
+        node = replace(node, devices=devices_of_another(node.devices))
     node = _hold_seat(draft, fact, node, news.incarnation, standing)
     node = _returned(known, replace(node, agent=AgentState.HEARD, silent_at=None))
     draft.put(node)

@@ -134,7 +134,7 @@ def _check(draft: Draft, node: Node, rule: Examine, key: str, by: str, reason: s
 def _room(draft: Draft, node: Node) -> bool:
     """No job waits, and the pool can do without one more node."""
     ledger = draft.ledger(node.pool)
-    if any(_waits(job) for job in draft.open_jobs(node.pool)):
+    if any(_waits(job) and job.pool == node.pool for job in draft.open_jobs(node.cluster)):
         return False
     limit = limit_for(node.pool, draft.rules.policy)
     checking = len(draft.find(Node, f"checking:{node.pool}"))

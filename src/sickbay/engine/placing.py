@@ -7,12 +7,13 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job
 from sickbay.model.policy import PlaceBy
 
+POOLS = 8  # of one cluster: a unit has room for few rows
 WATCHED = 12  # nodes that a waiting job keeps an eye on; a unit has room for few rows
 
 
 def place(draft: Draft, job: Job) -> Placement | str:
     """Nodes and devices for the next attempt, or why there are none. Reads the pool's ledger: claims wait for turns."""
-    draft.ledger(job.spec.pool)
+    draft.ledger(job.pool)
     taken = _taken(draft, job)
     if job.spec.on:
         return _named(draft, job, taken)
@@ -31,17 +32,17 @@ def place(draft: Draft, job: Job) -> Placement | str:
         return {node: free[node] for node in chosen}
     if own:
         return f"waits for its own nodes: {', '.join(n for n in last if n not in free)} cannot be claimed"
-    return f"needs {least if fewer else most} nodes of {job.spec.pool}, {len(chosen)} can be claimed"
+    return f"needs {least if fewer else most} nodes of {job.pool}, {len(chosen)} can be claimed"
 
 
 def _candidates(draft: Draft, job: Job) -> list[Node]:
-    return draft.find(Node, f"claimable:{job.spec.pool}")
+    return draft.find(Node, f"claimable:{job.pool}")
 
 
 def _taken(draft: Draft, job: Job) -> dict[NodeId, set[int] | None]:
     """Devices that other attempts hold; None: the whole node."""
     taken: dict[NodeId, set[int] | None] = {}
-    for other in draft.open_jobs(job.spec.pool):
+    for other in draft.open_jobs(job.spec.cluster):
         if other.id == job.id:
             continue
         for node, devices in other.claim.items():
@@ -65,6 +66,8 @@ def _named(draft: Draft, job: Job, taken: dict[NodeId, set[int] | None]) -> Plac
     placed: Placement = {}
     for name in job.spec.on:
         node = draft.peek(Node, f"node:{name}")
+        if node is not None:
+            draft.ledger(node.pool)
         devices = _free(node, job, taken) if node is not None and node.claimable else None
         if node is None or devices is None:
             why = "is not known" if node is None else "is taken"
@@ -81,27 +84,38 @@ def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...] | str:
     Nodes with our cordon are left out: the cluster keeps off them by itself, and returns to them when they are well,
     while a node that was named once is avoided for as long as the attempt waits.
     """
-    sick = {i.node for i in draft.find(Incident, f"open-incident:{job.spec.pool}") if i.phase is not Phase.WATCHED}
+    pools = _pools(draft, job)
+    found = [incident for pool in pools for incident in draft.find(Incident, f"open-incident:{pool}")]
+    sick = {incident.node for incident in found if incident.phase is not Phase.WATCHED}
     last = job.interruptions[-1].nodes if job.interruptions else ()
-    checked = [node.id for node in draft.find(Node, f"checking:{job.spec.pool}")]
+    checked = [node.id for pool in pools for node in draft.find(Node, f"checking:{pool}")]
     rows = {node: draft.peek(Node, f"node:{node}") for node in (*sick, *last, *checked)}
     bad = {node for node, row in rows.items() if row is not None and not row.claimable and not row.cordons}
-    seats = draft.ledger(job.spec.pool).seats
+    seats = sum(draft.ledger(pool).seats for pool in pools)
     least = min(job.spec.least, job.spec.most)
     if bad & set(job.spec.on) or seats - len(bad) < least:
         for node in sorted(bad)[:WATCHED]:
             draft.node(node)  # our cordon on one of them is enough to ask
-        return f"needs {least} nodes of {job.spec.pool}: {', '.join(sorted(bad))} cannot be used"
+        return f"needs {least} nodes of {job.pool}: {', '.join(sorted(bad))} cannot be used"
     dark = set(job.avoid)
     return tuple(sorted(bad | dark if seats - len(bad | dark) >= least and not dark & set(job.spec.on) else bad))
+
+
+def _pools(draft: Draft, job: Job) -> list[str]:
+    """Where a cluster that chooses nodes itself may put the job: a partition may lie across other nodes' pools."""
+    if draft.ledger(job.pool).seats:
+        return [job.pool]
+    mine = (key.removeprefix("ledger:") for key in draft.keys("ledger"))
+    return [pool for pool in mine if pool.startswith(f"{job.spec.cluster}/")][:POOLS]
 
 
 def well(draft: Draft, job: Job, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
     """Which of these can be claimed now."""
     if not nodes:
         return ()
-    draft.ledger(job.spec.pool)  # what can be claimed changes with its version
     rows = {node: draft.peek(Node, f"node:{node}") for node in nodes}
+    for pool in sorted({job.pool} | {row.pool for row in rows.values() if row is not None})[:POOLS]:
+        draft.ledger(pool)  # what can be claimed changes with its version
     return tuple(node for node, row in rows.items() if row is not None and row.claimable)
 
 
@@ -113,7 +127,7 @@ def lost(draft: Draft, job: Job) -> tuple[NodeId, ...]:
 def unseen(draft: Draft, job: Job) -> tuple[NodeId, ...]:
     """Nodes with ranks of this attempt that its cluster cannot reach, and where nobody else's attempt would suffer."""
     away = [(node, row) for node, row in _seats(draft, job) if row is None or row.incarnation is None or not row.ready]
-    shared = {node for other in draft.open_jobs(job.spec.pool) if other.id != job.id for node in other.claim}
+    shared = {node for other in draft.open_jobs(job.spec.cluster) if other.id != job.id for node in other.claim}
     return tuple(node for node, row in away if row is None or row.lost or node not in shared)
 
 

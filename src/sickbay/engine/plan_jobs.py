@@ -9,7 +9,7 @@ from sickbay.brain.job_sight import JobSight
 from sickbay.brain.resume import resume
 from sickbay.engine.placing import lost, place, unseen, unusable, well
 from sickbay.engine.resting import come_to_rest
-from sickbay.engine.seats import turn
+from sickbay.engine.seats import take_turns
 from sickbay.engine.steps import notify, stamp, step_job, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.incident import Wait
@@ -45,8 +45,7 @@ def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | N
         case Move(event=event, because=because, also=also, tell=tell):
             job = step_job(draft, job, event, because, also)
         case Change(also=also, tell=tell):
-            if also.get("claim", job.claim).keys() != job.claim.keys():
-                turn(draft, job.spec.pool)
+            take_turns(draft, job, also.get("claim", job.claim).keys() ^ job.claim.keys())
             job = replace(job, **also)
             draft.put(job)
         case Do(event=event, because=because, also=also):

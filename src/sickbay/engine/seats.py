@@ -1,11 +1,15 @@
 """Seats and their pools: what is in service, what may be claimed, and the ledger that changes with it."""
 
+from collections import Counter
+from collections.abc import Collection
+
 from msgspec.structs import replace
 
 from sickbay.brain.admit import limit_for
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Capability, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
+from sickbay.model.job import Job
 
 
 def settle(draft: Draft) -> None:
@@ -27,15 +31,19 @@ def settle(draft: Draft) -> None:
 
 def _book_repair(draft: Draft, incident: Incident) -> None:
     """Apart from the seat's own count: the seat of a repair may have gone before the repair ends."""
-    begun = int(incident.phase is Phase.REPAIRING) - _was_repairing(draft, incident)
-    if begun:
-        ledger = draft.ledger(incident.pool)
-        draft.put(replace(ledger, repairing=ledger.repairing + begun))
+    before = draft.before(Incident, f"incident:{incident.id}")
+    moved = Counter({incident.pool: int(incident.phase is Phase.REPAIRING)})
+    if before is not None and before.phase is Phase.REPAIRING:
+        moved.subtract([before.pool])
+    for pool, begun in moved.items():
+        if begun:
+            ledger = draft.ledger(pool)
+            draft.put(replace(ledger, repairing=ledger.repairing + begun))
 
 
 def _was_repairing(draft: Draft, incident: Incident) -> int:
     before = draft.before(Incident, f"incident:{incident.id}")
-    return int(before is not None and before.phase is Phase.REPAIRING)
+    return int(before is not None and before.phase is Phase.REPAIRING and before.pool == incident.pool)
 
 
 def _touched(draft: Draft) -> list[NodeId]:
@@ -65,10 +73,16 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
 
 
 def _book(draft: Draft, before: Node | None, after: Node | None) -> None:
-    seat = after or before
-    if seat is None:
-        return
-    ledger = draft.ledger(seat.pool)
+    """A seat that moves leaves the books of one pool and enters those of the other."""
+    if before is not None and after is not None and before.pool != after.pool:
+        _book_in(draft, before.pool, before, None)
+        _book_in(draft, after.pool, None, after)
+    elif (seat := after or before) is not None:
+        _book_in(draft, seat.pool, before, after)
+
+
+def _book_in(draft: Draft, pool: str, before: Node | None, after: Node | None) -> None:
+    ledger = draft.ledger(pool)
     changed = replace(
         ledger,
         seats=ledger.seats + _count(after, "counted") - _count(before, "counted"),
@@ -77,7 +91,7 @@ def _book(draft: Draft, before: Node | None, after: Node | None) -> None:
         held=ledger.held + _count(after, "held") - _count(before, "held"),
         turn=ledger.turn + (_count(after, "claimable") != _count(before, "claimable")),
     )
-    size = limit_for(seat.pool, draft.rules.policy).size
+    size = limit_for(pool, draft.rules.policy).size
     changed = replace(changed, size=size if size is not None else changed.seats)
     if changed != ledger:
         draft.put(changed)
@@ -94,8 +108,11 @@ def ledger_now(draft: Draft, incident: Incident) -> Ledger:
     return replace(ledger, repairing=ledger.repairing - freed)
 
 
-def turn(draft: Draft, pool: str) -> Ledger:
-    """Every claim takes its turn at the pool's ledger, so that two attempts never hold one device."""
-    ledger = draft.ledger(pool)
-    draft.put(replace(ledger, turn=ledger.turn + 1))
-    return ledger
+def take_turns(draft: Draft, job: Job, nodes: Collection[NodeId]) -> None:
+    """A claim takes its turn at the ledger of every pool that its nodes are in: two attempts never hold one device."""
+    if not nodes:
+        return
+    seats = (draft.peek(Node, f"node:{node}") for node in nodes)
+    for pool in sorted({seat.pool for seat in seats if seat is not None}) or [job.pool]:
+        ledger = draft.ledger(pool)
+        draft.put(replace(ledger, turn=ledger.turn + 1))

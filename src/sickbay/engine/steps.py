@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.attempt import stuck
 from sickbay.brain.decision import Do, Tell
-from sickbay.engine.seats import turn
+from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy
@@ -124,8 +124,7 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, A
         # Its ranks are gone: what it held is free, or will be when it has been examined.
         changed = replace(changed, claim=_to_examine(draft, job) if state is JobState.DIAGNOSING else {})
     changed = _interrupted(draft, job, changed, event, because)
-    if changed.claim.keys() != job.claim.keys():
-        turn(draft, job.spec.pool)
+    take_turns(draft, job, changed.claim.keys() ^ job.claim.keys())
     if state is JobState.QUEUED:
         changed = replace(changed, end=None, ranks={})
     if state.terminal:
@@ -222,14 +221,12 @@ def first_step(job: Job, at: datetime) -> Job:
 def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int]:
     """The intent of a decision, PLANNED. Its key is the owner's next number: planning it twice gives one intent."""
     number = owner.acts + 1
-    cluster, pool = (
-        (owner.cluster, owner.pool) if isinstance(owner, Incident) else (owner.spec.cluster, owner.spec.pool)
-    )
+    cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
     intent = Intent(
         key=f"{owner.id}.{number}",
         owner=key_of(owner),
         cluster=cluster,
-        pool=pool,
+        pool=owner.pool,
         act=do.act,
         because=do.because,
         planned_at=draft.now,
@@ -280,10 +277,8 @@ def notify(draft: Draft, owner: Incident | Job, tell: Tell) -> tuple[str, ...]:
     """Put a notification into the outbox, once per name, for each notifier that the policy wants."""
     if tell.once in owner.told:
         return owner.told
-    cluster, pool = (
-        (owner.cluster, owner.pool) if isinstance(owner, Incident) else (owner.spec.cluster, owner.spec.pool)
-    )
-    post(draft, tell.notice, key=f"{owner.id}.tell.{tell.once}", cluster=cluster, pool=pool)
+    cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
+    post(draft, tell.notice, key=f"{owner.id}.tell.{tell.once}", cluster=cluster, pool=owner.pool)
     draft.tell(f"told: {tell.notice.text}", key_of(owner), event="notify")
     return (*owner.told, tell.once)[-REPEATED_TELLS:]
 

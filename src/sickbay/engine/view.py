@@ -244,12 +244,12 @@ class Draft:
     def ledger(self, pool: str) -> Ledger:
         return self.read(Ledger, f"ledger:{pool}") or Ledger(pool=pool)
 
-    def open_jobs(self, pool: str) -> list[Job]:
-        """All jobs that may hold something in a pool. Claims change only together with the pool's ledger."""
-        return self.find(Job, f"open-job:{pool}")
+    def open_jobs(self, cluster: str) -> list[Job]:
+        """All jobs of a cluster, whatever pool they ask for. A claim changes only together with its nodes' ledgers."""
+        return self.find(Job, f"open-job:{cluster}")
 
     def holders(self, node: Node) -> list[Job]:
-        return [job for job in self.open_jobs(node.pool) if node.id in job.claim]
+        return [job for job in self.open_jobs(node.cluster) if node.id in job.claim]
 
     def reading(self, clock: str) -> float:
         """The present, for what is dated, or set from now on. What has passed is judged by `readings`."""

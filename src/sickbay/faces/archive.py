@@ -82,14 +82,15 @@ class Archive:
         return [b for key in self._keys("brake") if (b := self._row(Brake, key)) and not b.scope.startswith("pace/")]
 
     def nodes(self, pool: str = "") -> list[Node]:
+        """All, or those of a pool by its qualified name."""
         rows = (self._row(Node, key) for key in self._keys("node"))
         return [node for node in rows if node is not None and pool in {"", node.pool}]
 
-    def open_jobs(self, pool: str) -> list[Job]:
-        return [job for key in self._store.find(f"open-job:{pool}") if (job := self._row(Job, key)) is not None]
+    def open_jobs(self, cluster: str) -> list[Job]:
+        return [job for key in self._store.find(f"open-job:{cluster}") if (job := self._row(Job, key)) is not None]
 
     def holders(self, node: Node) -> list[Job]:
-        return [job for job in self.open_jobs(node.pool) if node.id in job.claim]
+        return [job for job in self.open_jobs(node.cluster) if node.id in job.claim]
 
     def to_send(self, lane: str) -> int:
         """How many calls wait for a worker of this lane."""

@@ -128,7 +128,11 @@ def _watched(incident: Incident) -> tuple[tuple[str, ...], str]:
 
 def brake_on(archive: Archive, incident: Incident, node: Node | None) -> Brake | None:
     """The brake that keeps this incident where it is."""
-    scopes = {f"cluster:{incident.cluster}", f"pool:{incident.pool}", f"domain:{node.domain if node else ''}"}
+    scopes = {
+        f"cluster:{incident.cluster}",
+        f"pool:{incident.pool}",
+        f"domain:{incident.cluster}/{node.domain if node else ''}",
+    }
     wanted = signature(incident.fault)
     found = (b for b in archive.brakes() if b.tripped_at is not None and b.signature == wanted and b.scope in scopes)
     return next(found, None)
@@ -219,7 +223,7 @@ def job_waits(archive: Archive, job: Job) -> Waiting | None:
         until=archive.estimate(wait.until) if wait is not None else None,
         then=then,
         changed_by=changed,
-        budget=archive.budget(job.spec.pool),
+        budget=archive.budget(job.pool),
         notes=_notes(archive, job.spec.cluster, intent if under_way else None),
     )
 
@@ -241,8 +245,10 @@ def _by_state(archive: Archive, job: Job) -> tuple[tuple[str, ...], str]:
 
 def _wanted_nodes(archive: Archive, job: Job) -> tuple[str, ...]:
     """Who keeps it waiting: named nodes, or the nodes of its pool that cannot be claimed, each with the reason."""
-    nodes = [node for node in archive.nodes(job.spec.pool) if not job.spec.on or node.id in job.spec.on]
-    taken = {node: other.id for other in archive.open_jobs(job.spec.pool) if other.id != job.id for node in other.claim}
+    nodes = [node for node in archive.nodes(job.pool) if not job.spec.on or node.id in job.spec.on]
+    taken = {
+        node: other.id for other in archive.open_jobs(job.spec.cluster) if other.id != job.id for node in other.claim
+    }
     said: list[str] = []
     for node in nodes:
         if node.id in taken:
@@ -251,7 +257,7 @@ def _wanted_nodes(archive: Archive, job: Job) -> tuple[str, ...]:
             said.append(f"{node.id} can be used again ({why_not(archive, node)})")
     if len(said) > MOST_NAMED:
         said = [*said[:MOST_NAMED], f"any of {len(said) - MOST_NAMED} more nodes can be used"]
-    return tuple(said) or (f"another node joins pool {job.spec.pool}",)
+    return tuple(said) or (f"another node joins pool {job.pool}",)
 
 
 def why_not(archive: Archive, node: Node) -> str:

@@ -49,7 +49,7 @@ class NodeSeen(News, tag="node_seen"):
 
     node: NodeId
     cluster: str
-    pool: str
+    pool: str  # the cluster's own word
     as_of: float
     incarnation: Incarnation
     domain: str = ""

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import NewType
 
 from sickbay.model.clock import Deadline, WatchedClock
@@ -10,6 +11,21 @@ from sickbay.model.noun import Noun
 NodeId = NewType("NodeId", str)  # "<cluster>/<name>": a seat
 IncidentId = NewType("IncidentId", str)
 JobId = NewType("JobId", str)
+
+
+def pool_of(cluster: str, word: str) -> str:
+    """The pool's qualified name, `<cluster>/<pool>`: two clusters may use one word for different machines."""
+    return word if word.startswith(f"{cluster}/") else f"{cluster}/{word}"
+
+
+def pool_word(pool: str) -> str:
+    """What the cluster itself, and most people, call a pool."""
+    return pool.split("/", 1)[-1]
+
+
+def pool_fits(pool: str, glob: str) -> bool:
+    """Globs for pools are written in either form."""
+    return fnmatchcase(pool, glob) or fnmatchcase(pool_word(pool), glob)
 
 
 class Capability(StrEnum):
@@ -110,7 +126,7 @@ class Node(Noun):
 
     id: NodeId
     cluster: str
-    pool: str
+    pool: str  # <cluster>/<pool>
     domain: str = ""  # topology: rack, switch
     incarnation: Incarnation | None = None  # what cluster and agent know together; None: vacant
     registered: Incarnation | None = None  # the cluster's own word: what it cannot tell, the agent's word decides
@@ -169,7 +185,7 @@ class Voice(Noun):
 class Ledger(Noun):
     """One row per pool. `out`, `ours` and `repairing` change only in the unit that changes a seat."""
 
-    pool: str
+    pool: str  # <cluster>/<pool>
     seats: int = 0  # that count now
     size: int = 0  # what the policy says, else the seats that count: a pool that was scaled down is small
     out: int = 0
@@ -214,7 +230,7 @@ class WithheldActs(StrEnum):
 
 
 class Withhold(Noun):
-    """One row of what is withheld. `fault`, `pool` and `node` are globs."""
+    """One row of what is withheld. `fault`, `pool` and `node` are globs, the last two with or without the cluster."""
 
     id: str
     because: str

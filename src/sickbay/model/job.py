@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from sickbay.model.clock import Deadline
-from sickbay.model.fleet import IncidentId, JobId, NodeId
+from sickbay.model.fleet import IncidentId, JobId, NodeId, pool_of
 from sickbay.model.incident import Wait
 from sickbay.model.lives import Life, Step
 from sickbay.model.noun import Noun
@@ -46,7 +46,7 @@ class LogRule(Noun):
 class JobSpec(Noun):
     name: str
     cluster: str
-    pool: str
+    pool: str  # the cluster's own word
     nodes: int = 1
     on: tuple[NodeId, ...] = ()  # named nodes
     gpus_per_node: int = 0  # 0: all of them
@@ -143,6 +143,11 @@ class Job(Noun):
     def awaits(self, intent: str) -> bool:
         """Whether it still waits for exactly this intent."""
         return intent == self.intent or intent in self.fences
+
+    @property
+    def pool(self) -> str:
+        """The pool that it asks for. Its nodes may be in another: ask them."""
+        return pool_of(self.spec.cluster, self.spec.pool)
 
 
 JOB_LIFE: Life[JobState, Job] = Life(

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
-from sickbay.model.fleet import Withhold
+from sickbay.model.fleet import Withhold, pool_fits
 from sickbay.model.noun import Noun
 
 
@@ -29,7 +29,7 @@ class Match(Strict):
             any(fnmatchcase(fault.code, code) for code in codes)
             and fnmatchcase(fault.component, self.component)
             and (not self.severity or fault.severity in self.severity)
-            and fnmatchcase(pool, self.pool)
+            and pool_fits(pool, self.pool)
             and fnmatchcase(node, self.node)
         )
 

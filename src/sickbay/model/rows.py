@@ -111,7 +111,7 @@ def tag_of(row: AnyRow) -> str:
         case Incident() if row.open:
             return f"open-incident:{row.pool}"
         case Job() if row.open:
-            return f"open-job:{row.spec.pool}"
+            return f"open-job:{row.spec.cluster}"
         case Intent() if row.state is IntentState.PLANNED:
             # By lane, and apart from what is not due yet: nobody is looked at in vain, or hidden behind another.
             return f"{TO_SEND if row.not_before is None else BACKING_OFF}{row.lane}"

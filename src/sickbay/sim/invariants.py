@@ -6,7 +6,7 @@ from sickbay.brain.admit import limit_for
 from sickbay.engine.plan import plan
 from sickbay.engine.view import Draft, View, moment
 from sickbay.model.clock import INGEST, WatchedClock
-from sickbay.model.fleet import Capability, Ledger, Node, NodeId
+from sickbay.model.fleet import Capability, Ledger, Node, NodeId, pool_of
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
@@ -85,12 +85,14 @@ class Invariants:
         if others or not seat.ready or (believed is not None and (believed.lost or believed.others_cordon)):
             return  # it was out of service before we touched it
         self._ours[node] = incident
-        size = max(self._size.get(seat.pool, 0), self._ledger(seat.pool).size)
-        limit = limit_for(seat.pool, self._sim.policy)
+        pool = pool_of(seat.cluster, seat.pool)
+        size = max(self._size.get(pool, 0), self._ledger(pool).size)
+        limit = limit_for(pool, self._sim.policy)
         most = limit.out(limit.size or size)
-        mine = [n for n in self._ours if n in self._sim.world.seats and self._sim.world.seats[n].pool == seat.pool]
+        seats = (self._sim.world.seats.get(n) for n in self._ours)
+        mine = [s.id for s in seats if s is not None and (s.cluster, s.pool) == (seat.cluster, seat.pool)]
         if len(mine) > most:
-            raise self._broken(f"{len(mine)} seats of {seat.pool} are out by our hand, {most} are allowed: {mine}")
+            raise self._broken(f"{len(mine)} seats of {pool} are out by our hand, {most} are allowed: {mine}")
 
     def _released(self, node: NodeId, owner: str) -> None:
         """No release without proof newer than the repair, from the present incarnation."""
@@ -130,9 +132,9 @@ class Invariants:
         for pool in {row.pool for row in rows}:
             mine = [row for row in rows if row.pool == pool]
             ledger = self._ledger(pool)
-            repairing = sum(1 for i in self._sim.incidents(intake=True) if i.phase is Phase.REPAIRING)
+            mending = [i for i in self._sim.incidents(intake=True) if i.phase is Phase.REPAIRING and i.pool == pool]
             sums = [sum(getattr(r, what) for r in mine) for what in ("counted", "out", "ours", "held")]
-            counts = (*sums, repairing)
+            counts = (*sums, len(mending))
             if counts != (ledger.seats, ledger.out, ledger.ours, ledger.held, ledger.repairing):
                 raise self._broken(f"the ledger of {pool} says {ledger}, the rows say {counts}")
         self._checks(rows)

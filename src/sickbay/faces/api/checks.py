@@ -9,6 +9,7 @@ from sickbay.faces.api.refusal import Refused, missing
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.api.table import Ask, Route
 from sickbay.model.checkup import Checkup, Finding, Tested, checkup_id
+from sickbay.model.fleet import pool_word
 from sickbay.model.intent import Intent, Verify
 from sickbay.model.rows import Versioned
 
@@ -39,7 +40,7 @@ def _meant(ask: Ask) -> tuple[str, dict[str, str]]:
     if asked.node:
         return by_name(ask.archive, asked.node).id, {}
     nodes = ask.archive.nodes()
-    if asked.pool and all(node.pool != asked.pool for node in nodes):
+    if asked.pool and all(asked.pool not in {node.pool, pool_word(node.pool)} for node in nodes):
         raise missing("pool", asked.pool, (node.pool for node in nodes))
     return "", {"pool": asked.pool} if asked.pool else {"all": "1"}
 

@@ -6,7 +6,7 @@ NODE_PATH = {"cluster": "lab", "name": "train-0000"}
 
 NODE: dict[str, Any] = {
     "id": "lab/train-0000",
-    "pool": "train",
+    "pool": "lab/train",
     "state": "OUT",
     "schedulable": False,
     "boot_id": "b-7",
@@ -97,7 +97,7 @@ EXPLAINED: dict[str, Any] = {
 }
 
 BUDGET: dict[str, Any] = {
-    "pool": "train",
+    "pool": "lab/train",
     "size": 4,
     "out": 1,
     "may_be_out": 1,
@@ -107,7 +107,7 @@ BUDGET: dict[str, Any] = {
 }
 
 BRAKE: dict[str, Any] = {
-    "scope": "pool:train",
+    "scope": "pool:lab/train",
     "signature": "xid.79",
     "tripped_at": "2026-01-01T00:10:00.000Z",
     "nodes": ["lab/train-0000", "lab/train-0001", "lab/train-0002"],

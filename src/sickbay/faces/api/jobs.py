@@ -16,7 +16,7 @@ from sickbay.faces.api.refusal import Refused, missing
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.api.table import KIB, Ask, Route
 from sickbay.faces.explain import job_json
-from sickbay.model.fleet import Node
+from sickbay.model.fleet import Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
 
 SPEC_BYTES = 256 * KIB  # it is part of the job's row, which a store takes up to a limit only
@@ -77,7 +77,7 @@ def _spec(ask: Ask, asked: requests.Submit) -> JobSpec:
     spec = JobSpec(
         name=asked.name,
         cluster=nodes[0].cluster,
-        pool=nodes[0].pool,
+        pool=pool_word(nodes[0].pool),
         nodes=wanted,
         on=tuple(node.id for node in nodes) if asked.on else (),
         gpus_per_node=asked.gpus_per_node,
@@ -155,11 +155,11 @@ def _on_named(ask: Ask, asked: requests.Submit) -> tuple[Sequence[Node], int]:
         raise Refused(400, "min_nodes goes with nodes; with on all named nodes are used: leave it out")
     pools = {(node.cluster, node.pool) for node in named}
     if len(pools) > 1:
-        said = ", ".join(sorted(f"{cluster}: {pool}" for cluster, pool in pools))
+        said = ", ".join(sorted(pool for _, pool in pools))
         raise Refused(400, f"on: the nodes belong to more than one pool ({said}): name nodes of one")
     (cluster, pool) = pools.pop()
-    if asked.cluster not in {"", cluster} or asked.pool not in {"", pool}:
-        raise Refused(400, f"on: the nodes belong to pool {pool} of cluster {cluster}, not to the one that is given")
+    if asked.cluster not in {"", cluster} or asked.pool not in {"", pool, pool_word(pool)}:
+        raise Refused(400, f"on: the nodes belong to pool {pool}, not to the one that is given")
     return named, len(named)
 
 
@@ -170,9 +170,10 @@ def _pool(ask: Ask, asked: requests.Submit) -> list[Node]:
         raise missing("cluster", asked.cluster, clusters)
     mine = [node for node in nodes if asked.cluster in {"", node.cluster}]
     pools = sorted({node.pool for node in mine})
-    if asked.pool and asked.pool not in pools:
+
+    mine = [node for node in mine if asked.pool in {"", node.pool, pool_word(node.pool)}]
+    if asked.pool and not mine:
         raise missing("pool", asked.pool, pools)
-    mine = [node for node in mine if asked.pool in {"", node.pool}]
     if not mine:
         raise Refused(409, "there are no nodes yet: wait until the first one has joined")
     if len({node.cluster for node in mine}) > 1:

@@ -88,6 +88,6 @@ ROUTES = (
     Route(
         "GET", "/metrics", page, "The newest values of all nodes and the fleet's state, for Prometheus", str,
         media="text/plain",
-        answer_example='# TYPE sickbay_nodes gauge\nsickbay_nodes{pool="train",state="READY"} 8\n',
+        answer_example='# TYPE sickbay_nodes gauge\nsickbay_nodes{pool="lab/train",state="READY"} 8\n',
     ),
 )  # fmt: skip

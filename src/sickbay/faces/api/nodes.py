@@ -10,7 +10,7 @@ from sickbay.faces.api.refusal import Refused, missing
 from sickbay.faces.api.table import Ask, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import node_json
-from sickbay.model.fleet import Node
+from sickbay.model.fleet import Node, pool_word
 from sickbay.model.protocol import AnyOrder, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
 
@@ -30,9 +30,10 @@ DRILL = "NVRM: Xid (PCI:0000:ff:1f): {number}, pid='<unknown>', name=<unknown>, 
 def listed(ask: Ask) -> list[dict[str, Any]]:
     nodes = ask.archive.nodes()
     pool = ask.query.pool
-    if pool and all(node.pool != pool for node in nodes):
+    mine = [node for node in nodes if pool in {"", node.pool, pool_word(node.pool)}]
+    if pool and not mine:
         raise missing("pool", pool, (node.pool for node in nodes))
-    return [node_json(ask.archive, node) for node in nodes if pool in {"", node.pool}]
+    return [node_json(ask.archive, node) for node in mine]
 
 
 def found(archive: Archive, cluster: str, name: str) -> Node:

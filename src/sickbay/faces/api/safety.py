@@ -10,7 +10,7 @@ from sickbay.faces.api.refusal import Refused, missing
 from sickbay.faces.api.table import Ask, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import iso
-from sickbay.model.fleet import Brake, Withhold
+from sickbay.model.fleet import Brake, Withhold, pool_word
 
 
 def withheld_json(row: Withhold) -> dict[str, Any]:
@@ -103,11 +103,17 @@ def brakes(ask: Ask) -> list[dict[str, Any]]:
     return [brake_json(brake) for brake in tripped(ask.archive)]
 
 
+def _scopes(brake: Brake) -> tuple[str, str]:
+    """A pool or a domain is written with its cluster or without."""
+    kind, _, name = brake.scope.partition(":")
+    return brake.scope, f"{kind}:{pool_word(name)}"
+
+
 def reset(ask: Ask) -> list[dict[str, Any]]:
     """All that are tripped and fit: a storm trips the brakes of its cluster and of its pool."""
     asked: requests.BrakeReset = ask.body
     on = tripped(ask.archive)
-    fits = [b for b in on if asked.scope in {"", b.scope} and asked.signature in {"", b.signature}]
+    fits = [b for b in on if asked.scope in {"", *_scopes(b)} and asked.signature in {"", b.signature}]
     if not fits and not ask.repeated:
         said = " ".join(word for word in (asked.scope, asked.signature) if word)
         there = ", ".join(f"{b.scope} {b.signature}" for b in on)

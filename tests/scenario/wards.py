@@ -95,6 +95,7 @@ class Ward:
         return row
 
     def brake(self, name: str) -> Brake:
+        name = name.replace(f"pool:{POOL}:", f"pool:{pool_of(CLUSTER, POOL)}:")
         row = self.sim.store.load([f"brake:{name}"])[f"brake:{name}"].row
         assert isinstance(row, Brake), f"there is no brake {name}"
         return row

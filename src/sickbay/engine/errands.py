@@ -67,7 +67,7 @@ def _ended(draft: Draft, errand: Errand) -> Iterator[Job]:
 
 
 def _linked(draft: Draft, errand: Errand) -> Iterator[Job]:
-    for job in draft.open_jobs(errand.node.pool):
+    for job in draft.open_jobs(errand.node.cluster):
         linked = tuple(
             replace(lost, incidents=(*lost.incidents, errand.incident))
             if errand.incident is not None

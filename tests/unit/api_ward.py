@@ -96,7 +96,7 @@ class Ward:
         self._files = TemporaryDirectory()
         kept = store(self.changes)
         self.sim = stage(scenario, store=kept)
-        kept.time = lambda: self.sim.scheduler.now
+        kept.virtual = lambda: self.sim.scheduler.now
         self.sim.plan = replace(self.sim.plan, strict=False)  # the simulator's own tests watch over invariants
         self.sim.run(after)
         self.cluster = TalkingCluster(self.sim)

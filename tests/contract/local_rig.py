@@ -4,9 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+
+from msgspec.structs import replace
 
 from sickbay.adapters.clusters.local.cluster import LocalCluster
-from sickbay.adapters.clusters.local.files import BOOT_MARK
+from sickbay.adapters.clusters.local.files import BOOT_MARK, Cordon
 from sickbay.adapters.clusters.local.machines import LocalMachines
 from sickbay.adapters.clusters.local.processes import find
 from sickbay.adapters.clusters.local.room import Room
@@ -66,6 +69,7 @@ class LocalRig:
         self.room.create("local", nodes, gpus, "train", boot_takes=0.05)
         self.room.power_on()
         self._cuts: list[str] = []
+        self._own = uuid4().hex[:6]
         self.bare = LocalCluster(root, keep=40, grace=2.0)
         self.cluster: Any = Wire(self.bare, self._cuts)
         self.machines: Any = Wire(LocalMachines(root), self._cuts)
@@ -74,6 +78,27 @@ class LocalRig:
 
     def nodes(self) -> list[NodeId]:
         return [NodeId(f"local/{name}") for name in self.room.names()]
+
+    def named(self, name: str) -> str:
+        return f"{name}-{self._own}"
+
+    def others_cordon(self, node: NodeId) -> str:
+        """As a person would by hand: in the seat's own file, not through our port."""
+        name = node.partition("/")[2]
+        with self.room.held(name) as seat:
+            theirs = Cordon(owner="other:person", reason="by hand")
+            self.room.save(replace(seat, cordons=(*seat.cordons, theirs)))
+        return theirs.owner
+
+    def others_work(self, node: NodeId) -> None:
+        raise NotImplementedError("nothing runs here that Sickbay does not manage")
+
+    def native_job(self, name: str, nodes: int) -> JobId:
+        raise NotImplementedError("only Sickbay starts jobs here")
+
+    def say(self, node: NodeId) -> bool:
+        del node
+        return False
 
     def spec(self, nodes: int, says: str = "") -> JobSpec:
         command = ("sh", "-c", 'printf %s "$1"; exec sleep 1000', "rank", says)
@@ -93,7 +118,7 @@ class LocalRig:
             self.bare.snapshot()
         return cursor
 
-    def wait(self, condition: Callable[[], bool], within: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], within: float = 60.0) -> None:
         deadline = time.monotonic() + within
         while not condition():
             assert time.monotonic() < deadline, f"it never came true; {self.bare.snapshot()}"

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from sickbay.model.facts import Fact
-from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.facts import Fact, Observed
+from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import JobSpec
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines
 from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
@@ -19,6 +19,7 @@ from sickbay.testing.cluster_contract import ClusterContract
 class SimRig:
     def __init__(self, capabilities: frozenset[Capability], odds: Odds | None = None, seed: int = 1) -> None:
         self.facts: list[Fact] = []
+        self._own = f"{seed}-{len(capabilities)}"
         self.scheduler = Scheduler()
         self.mischief = Mischief(odds)
         self.world = World(
@@ -37,6 +38,25 @@ class SimRig:
 
     def nodes(self) -> list[NodeId]:
         return list(self.world.seats)
+
+    def named(self, name: str) -> str:
+        return f"{name}.{self._own}"
+
+    def others_cordon(self, node: NodeId) -> str:
+        self.world.operator_cordons(node, "other:person")
+        return "other:person"
+
+    def others_work(self, node: NodeId) -> None:
+        assert self.world.other_scheduler_starts_work(node)
+
+    def native_job(self, name: str, nodes: int) -> JobId:
+        job = JobId(self.named(name))
+        self.world.submit_to_cluster(job, self.spec(nodes), native_delay=5.0, native_after_stop=True)
+        return job
+
+    def say(self, node: NodeId) -> bool:
+        self.world.says("c", self.named("event"), Observed(node=node, kind="xid", fields={"number": 79, "device": 0}))
+        return True
 
     def spec(self, nodes: int, says: str = "") -> JobSpec:  # noqa: ARG002 - simulated ranks write nothing
         return JobSpec(name="j", cluster="c", pool="train", nodes=nodes)
@@ -71,6 +91,7 @@ KINDS = {
     "places, new seats": CLUSTER_CAN - {Capability.SEAT_KEPT},
     "chooses itself, keeps seats": CLUSTER_CAN - {Capability.PLACE},
     "chooses itself, new seats": CLUSTER_CAN - {Capability.PLACE, Capability.SEAT_KEPT},
+    "chooses itself, holds": CLUSTER_CAN - {Capability.PLACE} | {Capability.HOLDS},
 }
 
 

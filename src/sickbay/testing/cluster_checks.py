@@ -4,7 +4,7 @@ import pytest
 
 from sickbay.model.facts import Checked, Looked
 from sickbay.model.fleet import Capability
-from sickbay.testing.cluster_rig import OWNER, SENDINGS, ClusterRig, holder, need, send, stranger
+from sickbay.testing.cluster_rig import SENDINGS, ClusterRig, holder, need, owner_of, send, stranger
 
 
 class CheckContract:
@@ -12,13 +12,13 @@ class CheckContract:
 
     def _verdicts(self, rig: ClusterRig, check: str) -> dict[str, Checked]:
         news = [fact.news for fact in rig.facts]
-        return {found.node: found for found in news if isinstance(found, Checked) and found.check == check}
+        return {found.node: found for found in news if isinstance(found, Checked) and found.check == rig.named(check)}
 
     @pytest.mark.parametrize("how", SENDINGS)
     def test_a_check_answers_once_for_each_node(self, rig: ClusterRig, how: str) -> None:
         need(rig, Capability.CHECK)
         nodes = {node: holder(rig, node) for node in rig.nodes()[:3]}
-        send(rig, how, lambda: rig.checks.start("k1", nodes, level=1, profile=""))
+        send(rig, how, lambda: rig.checks.start(rig.named("k1"), nodes, level=1, profile=""))
         rig.wait(lambda: len(self._verdicts(rig, "k1")) == 3)
         rig.settle()
         ids = [fact.id for fact in rig.facts if isinstance(fact.news, Checked)]
@@ -29,17 +29,17 @@ class CheckContract:
     def test_a_check_runs_on_a_cordoned_node(self, rig: ClusterRig) -> None:
         need(rig, Capability.CHECK, Capability.CHECK_CORDONED)
         node = rig.nodes()[0]
-        rig.cluster.cordon(node, owner=OWNER, reason="r", key="c1", expect=None)
+        rig.cluster.cordon(node, owner=owner_of(rig), reason="r", key=rig.named("c1"), expect=None)
         rig.settle()
-        rig.checks.start("k1", {node: holder(rig, node)}, level=1, profile="")
+        rig.checks.start(rig.named("k1"), {node: holder(rig, node)}, level=1, profile="")
         rig.wait(lambda: bool(self._verdicts(rig, "k1")))
         assert self._verdicts(rig, "k1")[node].verdict == "pass"
 
     def test_a_check_of_another_incarnation_never_passes(self, rig: ClusterRig) -> None:
         need(rig, Capability.CHECK)
         node, witness = rig.nodes()[:2]
-        rig.checks.start("k1", {node: stranger(holder(rig, node))}, level=1, profile="")
-        rig.checks.start("k2", {witness: holder(rig, witness)}, level=1, profile="")
+        rig.checks.start(rig.named("k1"), {node: stranger(holder(rig, node))}, level=1, profile="")
+        rig.checks.start(rig.named("k2"), {witness: holder(rig, witness)}, level=1, profile="")
         rig.wait(lambda: bool(self._verdicts(rig, "k2")))
         rig.settle()
         assert {found.verdict for found in self._verdicts(rig, "k1").values()} <= {"could_not_run"}
@@ -47,10 +47,14 @@ class CheckContract:
     def test_a_look_is_answered_by_each_node(self, rig: ClusterRig) -> None:
         need(rig, Capability.LOOK)
         nodes = tuple(rig.nodes()[:3])
-        rig.checks.look("l1", nodes, stacks_of=None)
+        rig.checks.look(rig.named("l1"), nodes, stacks_of=None)
         rig.wait(
             lambda: (
-                {fact.news.node for fact in rig.facts if isinstance(fact.news, Looked) and fact.news.look == "l1"}
+                {
+                    fact.news.node
+                    for fact in rig.facts
+                    if isinstance(fact.news, Looked) and fact.news.look == rig.named("l1")
+                }
                 == set(nodes)
             )
         )

@@ -9,7 +9,7 @@ What an adapter cannot do by its capabilities is skipped, with the reason. `clus
 """
 
 from sickbay.testing.cluster_checks import CheckContract
-from sickbay.testing.cluster_jobs import JobContract, LogContract
+from sickbay.testing.cluster_jobs import JobContract, LogContract, NativeContract
 from sickbay.testing.cluster_nodes import CordonContract
 from sickbay.testing.cluster_reads import ReadContract
 from sickbay.testing.cluster_repairs import RepairContract
@@ -18,5 +18,7 @@ from sickbay.testing.cluster_rig import ClusterRig
 __all__ = ["ClusterContract", "ClusterRig"]
 
 
-class ClusterContract(CordonContract, ReadContract, JobContract, LogContract, RepairContract, CheckContract):
+class ClusterContract(
+    CordonContract, ReadContract, JobContract, NativeContract, LogContract, RepairContract, CheckContract
+):
     """Every sentence of the three ports' contracts. The fixture `rig` gives a fresh rig to each test."""

@@ -1,11 +1,12 @@
 """The Cluster port's contract on reads: snapshots, deltas, and how far they reach."""
 
 import msgspec
+import pytest
 
 from sickbay.model.facts import JobSeen, JobVanished, NodeSeen, NodeVanished
 from sickbay.model.fleet import Capability
 from sickbay.ports.cluster import Deltas, Lost, Snapshot, Told
-from sickbay.testing.cluster_rig import JOB, OWNER, ClusterRig, holder, start, where
+from sickbay.testing.cluster_rig import ClusterRig, attempts, holder, job_of, owner_of, run_job, start, where
 
 
 class ReadContract:
@@ -15,7 +16,7 @@ class ReadContract:
         reads = [rig.cluster.snapshot().as_of]
         cursor = rig.cluster.snapshot().cursor
         for number, node in enumerate(rig.nodes()[:3]):
-            rig.cluster.cordon(node, owner=OWNER, reason="r", key=f"c{number}", expect=None)
+            rig.cluster.cordon(node, owner=owner_of(rig), reason="r", key=rig.named(f"c{number}"), expect=None)
             deltas = rig.cluster.watch(cursor)
             assert isinstance(deltas, Deltas)
             reads += [deltas.as_of, rig.cluster.snapshot().as_of]
@@ -37,15 +38,30 @@ class ReadContract:
         assert isinstance(deltas, Deltas)
         assert deltas.news == ()
 
+    def test_an_open_job_is_in_every_list(self, rig: ClusterRig) -> None:
+        run_job(rig)
+        assert all(1 in attempts(rig) for _ in range(5))
+
+    def test_what_a_cluster_tells_besides_has_one_id_in_deltas_and_lists(self, rig: ClusterRig) -> None:
+        cursor = rig.cluster.snapshot().cursor
+        if not rig.say(rig.nodes()[0]):
+            pytest.skip("this cluster tells nothing besides")
+        rig.settle()
+        deltas = rig.cluster.watch(cursor)
+        assert isinstance(deltas, Deltas)
+        (told,) = [news for news in deltas.news if isinstance(news, Told)]
+        for _ in range(2):
+            assert [again.id for again in rig.cluster.snapshot().told if again.news == told.news] == [told.id]
+
     def test_a_snapshot_and_the_deltas_after_it_make_the_later_snapshot(self, rig: ClusterRig) -> None:
         before = rig.cluster.snapshot()
         nodes = rig.nodes()
         start(rig)
-        rig.cluster.cordon(nodes[3], owner=OWNER, reason="r", key="c1", expect=None)
+        rig.cluster.cordon(nodes[3], owner=owner_of(rig), reason="r", key=rig.named("c1"), expect=None)
         rig.wait(lambda: len(where(rig)) == 2)
-        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
+        rig.cluster.stop(job_of(rig), 1, final=False, key=rig.named("stop-1"))
         if Capability.REPLACE in rig.machines.capabilities:
-            rig.machines.replace(nodes[3], key="r1", expect=holder(rig, nodes[3]))
+            rig.machines.replace(nodes[3], key=rig.named("r1"), expect=holder(rig, nodes[3]))
         rig.settle()
         folded, cursor = _state(before), before.cursor
         for _ in range(3):

@@ -5,16 +5,16 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from sickbay.model.errors import Rejected
+from sickbay.model.errors import Rejected, Transient
 from sickbay.model.facts import ResetDone
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.ports.cluster import Accepted
 from sickbay.testing.cluster_rig import (
-    JOB,
     SENDINGS,
     ClusterRig,
     attempts,
     holder,
+    job_of,
     need,
     run_job,
     seen,
@@ -38,10 +38,10 @@ class RepairContract:
             boots.add(now.boot_id)
             return now.boot_id != old.boot_id
 
-        send(rig, how, lambda: rig.machines.reboot(node, key="b1", expect=old))
+        send(rig, how, lambda: rig.machines.reboot(node, key=rig.named("b1"), expect=old))
         rig.wait(changed)
         with suppress(Rejected):
-            rig.machines.reboot(node, key="b1", expect=old)
+            rig.machines.reboot(node, key=rig.named("b1"), expect=old)
         rig.settle()
         changed()
         assert len(boots) == 2
@@ -55,7 +55,7 @@ class RepairContract:
         before = {found.node: found.incarnation.instance_id for found in rig.cluster.snapshot().nodes}
         node = rig.nodes()[0]
         old = holder(rig, node)
-        send(rig, how, lambda: rig.machines.replace(node, key="r1", expect=old))
+        send(rig, how, lambda: rig.machines.replace(node, key=rig.named("r1"), expect=old))
         rig.settle()
         after = {found.node: found.incarnation.instance_id for found in rig.cluster.snapshot().nodes}
         assert len(after) == len(before)
@@ -68,8 +68,8 @@ class RepairContract:
         need(rig, Capability.RESET_GPU)
         node = rig.nodes()[0]
         old = holder(rig, node)
-        send(rig, how, lambda: rig.machines.reset(node, (0,), key="s1", expect=old))
-        rig.wait(lambda: any(_is_done(fact.news, "s1", node, old) for fact in rig.facts))
+        send(rig, how, lambda: rig.machines.reset(node, (0,), key=rig.named("s1"), expect=old))
+        rig.wait(lambda: any(_is_done(fact.news, rig.named("s1"), node, old) for fact in rig.facts))
         rig.settle()
         assert len({fact.id for fact in rig.facts if isinstance(fact.news, ResetDone)}) == 1
         assert holder(rig, node) == old
@@ -78,7 +78,7 @@ class RepairContract:
         need(rig, Capability.RESET_GPU)
         node = run_job(rig)[0]
         with pytest.raises(Rejected):
-            rig.machines.reset(node, (0,), key="s1", expect=holder(rig, node))
+            rig.machines.reset(node, (0,), key=rig.named("s1"), expect=holder(rig, node))
         rig.settle()
         assert node in where(rig)
 
@@ -97,18 +97,30 @@ class RepairContract:
     def test_after_a_fence_nothing_runs_there(self, rig: ClusterRig, how: str) -> None:
         need(rig, Capability.FENCE)
         node = run_job(rig)[0]
-        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
-        send(rig, how, lambda: rig.machines.fence(node, key="f1", expect=None))
-        assert rig.machines.fence(node, key="f1", expect=None).done
+        there = holder(rig, node)
+        rig.cluster.stop(job_of(rig), 1, final=False, key=rig.named("stop-1"))
+        send(rig, how, lambda: rig.machines.fence(node, key=rig.named("f1"), expect=there))
+        rig.wait(lambda: self._fence_done(rig, node, there))
         rig.wait(lambda: node not in where(rig))
+
+    def test_a_fence_that_was_meant_for_another_incarnation_touches_nobody(self, rig: ClusterRig) -> None:
+        need(rig, Capability.FENCE)
+        nodes = run_job(rig)
+        old = holder(rig, nodes[0])
+        with suppress(Rejected):  # that the one who was meant has ended may also be said: done
+            rig.machines.fence(nodes[0], key=rig.named("f1"), expect=stranger(old))
+        rig.settle()
+        assert where(rig) == nodes
+        assert self._ready(rig, nodes[0])
+        assert holder(rig, nodes[0]) == old
 
     def test_a_late_fence_leaves_the_next_boot_alone(self, rig: ClusterRig) -> None:
         need(rig, Capability.FENCE, Capability.REBOOT)
         node, down = self._fenced(rig)
-        rig.machines.reboot(node, key="b1", expect=down)
+        rig.machines.reboot(node, key=rig.named("b1"), expect=down)
         rig.wait(lambda: self._ready(rig, node))
         new = holder(rig, node)
-        assert rig.machines.fence(node, key="f1", expect=None).done
+        assert rig.machines.fence(node, key=rig.named("f1"), expect=None).done
         rig.settle()
         assert self._ready(rig, node)
         assert holder(rig, node) == new
@@ -118,17 +130,23 @@ class RepairContract:
         node, down = self._fenced(rig)
         other = msgspec.structs.replace(down, instance_id="an instance that never was")
         with pytest.raises(Rejected):
-            rig.machines.reboot(node, key="b1", expect=other)
-        rig.machines.reboot(node, key="b2", expect=stranger(down))
+            rig.machines.reboot(node, key=rig.named("b1"), expect=other)
+        rig.machines.reboot(node, key=rig.named("b2"), expect=stranger(down))
         rig.wait(lambda: self._ready(rig, node))
         assert holder(rig, node).same_holder(down)
         assert holder(rig, node) != down
 
+    def _fence_done(self, rig: ClusterRig, node: NodeId, there: Incarnation) -> bool:
+        """A machine that is still going down is Transient."""
+        with suppress(Transient):
+            return rig.machines.fence(node, key=rig.named("f1"), expect=there).done
+        return False
+
     def _fenced(self, rig: ClusterRig) -> tuple[NodeId, Incarnation]:
         node = run_job(rig)[0]
         rig.settle()  # a machine on which nothing runs yet may be left alone
-        rig.cluster.stop(JOB, 1, final=False, key="stop-1")
-        rig.machines.fence(node, key="f1", expect=None)
+        rig.cluster.stop(job_of(rig), 1, final=False, key=rig.named("stop-1"))
+        rig.machines.fence(node, key=rig.named("f1"), expect=None)
         rig.wait(lambda: not self._ready(rig, node))
         return node, holder(rig, node)
 
@@ -139,7 +157,7 @@ class RepairContract:
     def test_a_reboot_ends_what_ran_there(self, rig: ClusterRig) -> None:
         need(rig, Capability.REBOOT)
         node = run_job(rig)[0]
-        rig.machines.reboot(node, key="b1", expect=holder(rig, node))
+        rig.machines.reboot(node, key=rig.named("b1"), expect=holder(rig, node))
         rig.wait(lambda: node not in where(rig) and attempts(rig)[1].end is not None)
         rig.wait(lambda: self._ready(rig, node))
         rig.settle()
@@ -160,10 +178,10 @@ def _is_done(news: object, key: str, node: NodeId, who: Incarnation) -> bool:
 def _repair(rig: ClusterRig, repair: str, node: NodeId, expect: Incarnation) -> Accepted:
     match repair:
         case "restart_service":
-            return rig.machines.restart_service(node, key="k", expect=expect)
+            return rig.machines.restart_service(node, key=rig.named("k"), expect=expect)
         case "reset_gpu":
-            return rig.machines.reset(node, (), key="k", expect=expect)
+            return rig.machines.reset(node, (), key=rig.named("k"), expect=expect)
         case "reboot":
-            return rig.machines.reboot(node, key="k", expect=expect)
+            return rig.machines.reboot(node, key=rig.named("k"), expect=expect)
         case _:
-            return rig.machines.replace(node, key="k", expect=expect)
+            return rig.machines.replace(node, key=rig.named("k"), expect=expect)

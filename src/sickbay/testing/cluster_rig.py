@@ -15,8 +15,7 @@ from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Accepted, Cluster
 from sickbay.ports.machines import Machines
 
-JOB = JobId("contract")
-OWNER = "sickbay:contract"
+JOB = "contract"
 
 
 class ClusterRig(Protocol):
@@ -28,6 +27,26 @@ class ClusterRig(Protocol):
     facts: Sequence[Fact]  # all that was delivered so far
 
     def nodes(self) -> list[NodeId]: ...
+
+    def named(self, name: str) -> str:
+        """A key or a job's name that no other test uses: a cluster that is shared remembers what it was told."""
+        ...
+
+    def others_cordon(self, node: NodeId) -> str:
+        """A person takes the node out of service with the cluster's own means; returns the owner that reads show."""
+        ...
+
+    def others_work(self, node: NodeId) -> None:
+        """Something that Sickbay does not manage runs there until it is moved (where there is Capability.DRAIN)."""
+        ...
+
+    def native_job(self, name: str, nodes: int) -> JobId:
+        """Somebody submits a job to the cluster; its own controller runs it again (where there is Capability.RERUN)."""
+        ...
+
+    def say(self, node: NodeId) -> bool:
+        """The cluster tells something of the node besides (`Told`). False: this one never does."""
+        ...
 
     def spec(self, nodes: int, says: str = "") -> JobSpec:
         """A job that runs until it is stopped. Where ranks have logs, each writes `says` first."""
@@ -92,11 +111,19 @@ def holder(rig: ClusterRig, node: NodeId) -> Incarnation:
     return found.incarnation
 
 
-def attempts(rig: ClusterRig, job: JobId = JOB) -> dict[int, JobSeen]:
-    return {found.attempt: found for found in rig.cluster.snapshot().jobs if found.job == job}
+def job_of(rig: ClusterRig, name: str = JOB) -> JobId:
+    return JobId(rig.named(name))
 
 
-def where(rig: ClusterRig, attempt: int = 1, job: JobId = JOB) -> list[NodeId]:
+def owner_of(rig: ClusterRig) -> str:
+    return f"sickbay:{rig.named('contract')}"
+
+
+def attempts(rig: ClusterRig, job: str = JOB) -> dict[int, JobSeen]:
+    return {found.attempt: found for found in rig.cluster.snapshot().jobs if found.job == job_of(rig, job)}
+
+
+def where(rig: ClusterRig, attempt: int = 1, job: str = JOB) -> list[NodeId]:
     """The nodes on which the attempt's ranks run."""
     found = attempts(rig, job).get(attempt)
     return [] if found is None else [node for node, state in found.ranks.items() if state == "running"]
@@ -106,10 +133,10 @@ def stranger(incarnation: Incarnation) -> Incarnation:
     return msgspec.structs.replace(incarnation, boot_id="a boot that never was")
 
 
-def start(rig: ClusterRig, key: str = "start-1", *, attempt: int = 1, on: int = 2, job: JobId = JOB) -> Accepted:
+def start(rig: ClusterRig, key: str = "start-1", *, attempt: int = 1, on: int = 2, job: str = JOB) -> Accepted:
     place = Capability.PLACE in rig.cluster.capabilities
     nodes = dict.fromkeys(rig.nodes()[:on], ()) if place else {}
-    return rig.cluster.start(job, attempt, spec=rig.spec(on), nodes=nodes, avoid=(), key=key)
+    return rig.cluster.start(job_of(rig, job), attempt, spec=rig.spec(on), nodes=nodes, avoid=(), key=rig.named(key))
 
 
 def run_job(rig: ClusterRig, on: int = 2) -> list[NodeId]:

@@ -4,11 +4,12 @@ import pytest
 
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobState
+from sickbay.sim.random_runs import random_run
 from sickbay.sim.report import Spread, report
 from sickbay.sim.scenarios import DAY, NAMED, fleet_jobs, moments, perform, sized, stage
 from sickbay.sim.simulation import Simulation
 from sickbay.sim.timeline import JobAct, LoseNode, Strike
-from sickbay.sim.weather import LLAMA_3, random_run, weather
+from sickbay.sim.weather import LLAMA_3, weather
 
 SEEDS = (0, 1, 2)
 

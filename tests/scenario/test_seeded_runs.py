@@ -5,7 +5,7 @@
 
 import pytest
 
-from sickbay.sim.weather import random_run
+from sickbay.sim.random_runs import random_run
 
 CHUNK = 10
 

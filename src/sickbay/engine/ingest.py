@@ -120,8 +120,16 @@ class Watcher:
     lose the other's cursor.
     """
 
-    def __init__(self, store: Store, cluster: Cluster, clock: Clock, leads: Callable[[], bool] = alone) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        clock: Clock,
+        leads: Callable[[], bool] = alone,
+        slice_size: int = 0,
+    ) -> None:
         self._store = store
+        self._slices_of = slice_size  # 0: SLICE
         self._cluster = cluster
         self._clock = clock
         self._leads = leads
@@ -208,7 +216,7 @@ class Watcher:
         wall = moment(self._clock.wall())
         stem = f"{self._cluster.id}/{whole.cursor}/whole"
         slices: list[list[Fact]] = []
-        for n, some in enumerate(_sliced(whole.nodes, SLICE)):
+        for n, some in enumerate(_sliced(whole.nodes, self._slices_of or SLICE)):
             rows = self._store.load(f"node:{seen.node}" for seen in some)
             changed = [s for s in some if _differs(rows[f"node:{s.node}"].row, s)]
             slices.append(
@@ -221,15 +229,17 @@ class Watcher:
                     for seen in changed
                 ]
             )
-        for some_jobs in _sliced(whole.jobs, SLICE):
+        for some_jobs in _sliced(whole.jobs, self._slices_of or SLICE):
             rows = self._store.load(f"job:{seen.job}" for seen in some_jobs)
             news = [seen for seen in some_jobs if _says_more(rows[f"job:{seen.job}"].row, seen)]
             slices.append([Fact(id=f"{stem}/job/{s.job}/{s.attempt}", at=_dated(s, wall), news=s) for s in news])
-        slices.extend([self._told(told, wall) for told in some] for some in _sliced(whole.told, SLICE))
+        slices.extend(
+            [self._told(told, wall) for told in some] for some in _sliced(whole.told, self._slices_of or SLICE)
+        )
         missing = [JobVanished(job=job, as_of=whole.as_of, sure=False)
                    for job in self._missing({seen.job for seen in whole.jobs}, whole.as_of)]  # fmt: skip
         slices.extend([Fact(id=f"{stem}/missing/{job.job}/{job.as_of}", at=wall, news=job) for job in some]
-                      for some in _sliced(missing, SLICE))  # fmt: skip
+                      for some in _sliced(missing, self._slices_of or SLICE))  # fmt: skip
         slices.append([Fact(id=f"{stem}/gone/{node}", at=wall, news=NodeVanished(node=node, as_of=whole.as_of))
                        for node in self._vanished({seen.node for seen in whole.nodes})])  # fmt: skip
         for facts in filter(None, slices[:-1]):

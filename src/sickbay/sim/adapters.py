@@ -97,10 +97,14 @@ class SimCluster(_Channel):
         return self._read().snapshot()
 
     def _read(self) -> ClusterView:
-        if self._world.mischief.out(self.channel) is not None:
+        if self._world.mischief.out(self.channel, f"reads:{self.id}") is not None:
+            self._world.clock.behind = 0.0
             raise Transient(f"{self.channel} cannot be read")
         view = self._world.ground.views[self.id]
-        view.reach(self._world.scheduler.now - self._world.mischief.lag(self._rules.lag))
+        self._world.clock.behind = 0.0
+        # What a slow read shows was true when it began.
+        lag = self._rules.lag + self._rules.read_takes
+        view.reach(self._world.scheduler.now - self._world.mischief.lag(lag))
         return view
 
     # --- nodes

@@ -231,7 +231,8 @@ class Far(Host):
     def tell(self, key: str, news: AnyNews) -> bool:
         return self._done("tell", key, news)
 
-    def watch(self) -> None:
+    def watch(self, cluster: str = "") -> None:
+        del cluster  # it has one
         self._done("watch")
 
     def _round(self) -> None:

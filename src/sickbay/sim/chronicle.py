@@ -16,12 +16,17 @@ class Event(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """Something that must never happen, seen by the world itself."""
+    """Something that must never happen, seen by the world itself.
+
+    `key` names the act that did it; `since` is when it became wrong: whoever could not know that yet is excused.
+    """
 
     at: float
     kind: str
     subject: str
     detail: str
+    key: str = ""
+    since: float = -1.0
 
 
 class Told(NamedTuple):
@@ -49,8 +54,8 @@ class Chronicle:
         self.counts[what] += 1
         self.events.append(Event(self._scheduler.now, what, subject, detail))
 
-    def violate(self, kind: str, subject: str, detail: str) -> None:
-        self.violations.append(Violation(self._scheduler.now, kind, subject, detail))
+    def violate(self, kind: str, subject: str, detail: str, *, key: str = "", since: float = -1.0) -> None:
+        self.violations.append(Violation(self._scheduler.now, kind, subject, detail, key, since))
         self.note(f"violation.{kind}", subject, detail)
 
     def tell(self, act: str, key: str, target: str, fate: str, answer: str) -> None:

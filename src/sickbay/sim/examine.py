@@ -9,14 +9,16 @@ from sickbay.sim.agents import Agents
 from sickbay.sim.ground import Ground
 from sickbay.sim.hardware import Power, Seat, symptom
 from sickbay.sim.mischief import Mischief
+from sickbay.sim.workload import Workload
 
 
 class Examinations:
     """A check finds every defect that its level can find, and makes it show itself again."""
 
-    def __init__(self, ground: Ground, agents: Agents, mischief: Mischief) -> None:
+    def __init__(self, ground: Ground, agents: Agents, workload: Workload, mischief: Mischief) -> None:
         self._ground = ground
         self._agents = agents
+        self._workload = workload
         self._mischief = mischief
 
     def check(self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int) -> None:
@@ -31,7 +33,17 @@ class Examinations:
             elif self._mischief.chance(self._mischief.odds.check_could_not_run):
                 self._cannot(check, node, seat.voice, level, "the tool did not start", after=takes)
             else:
+                self._disturb(check, seat)
                 self._run(check, seat, level, takes)
+
+    def _disturb(self, check: str, seat: Seat) -> None:
+        """A check takes the devices: whatever runs there suffers."""
+        for attempt in self._workload.on(seat):
+            text = f"{check} while {attempt.id} runs there"
+            self._ground.chronicle.violate("check_on_running", seat.id, text, key=check, since=attempt.launched_at)
+        if seat.unmanaged:
+            text = f"{check} under {seat.unmanaged} pieces of unmanaged work"
+            self._ground.chronicle.violate("check_on_work", seat.id, text, key=check, since=seat.worked_at)
 
     def look(self, look: str, nodes: tuple[NodeId, ...]) -> None:
         for node in nodes:

@@ -18,9 +18,13 @@ class Crashed(BaseException):
 class FlakyStore:
     """Asks `fate(what)` around every write; reads pass through."""
 
-    def __init__(self, store: Store, fate: Callable[[str], str]) -> None:
+    def __init__(
+        self, store: Store, fate: Callable[[str], str], written: Callable[[Unit], None] = lambda _unit: None
+    ) -> None:
+        """`written` hears of every unit that the store took, whoever hears of it besides."""
         self._store = store
         self._fate = fate
+        self._written = written
 
     def _around(self, what: str, write: Callable[[], int]) -> int:
         match self._fate(what):
@@ -38,7 +42,12 @@ class FlakyStore:
                 return write()
 
     def commit(self, unit: Unit, epoch: int) -> int:
-        return self._around("commit", lambda: self._store.commit(unit, epoch))
+        def write() -> int:
+            version = self._store.commit(unit, epoch)
+            self._written(unit)
+            return version
+
+        return self._around("commit", write)
 
     def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
         """One after the other, as a store does that has no larger transaction: it may end between any two of them."""

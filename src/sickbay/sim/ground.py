@@ -45,6 +45,7 @@ class Rules(Noun):
     evict_takes: float = 30.0
     fence_takes: float = 0.0  # until a machine that is being fenced is surely down
     work_lasts: float = 1800.0  # a piece of work that we do not manage
+    budget_holds: float = 0.0  # so long after it began, a disruption budget lets nobody evict such work
 
 
 class ClusterRules(Noun):
@@ -57,11 +58,15 @@ class ClusterRules(Noun):
     period: float = 5.0
     lag: float = 2.0
     reboots_uncordon: bool = False  # a reboot takes cordons along (`scontrol reboot nextstate=DOWN` does)
+    read_takes: float = 0.0  # each read, beside its period
+    slice_size: int = 0  # seats that are compared at once after the cursor was lost; 0: as many as always
     keep: int = 50_000
     retain: float = 86_400.0
     blind: frozenset[str] = frozenset()
     blind_repairs: frozenset[str] = frozenset()
     tells: frozenset[str] = frozenset({"uid", "instance", "boot"})  # what it knows of a node's incarnation
+    keeps_cordons: bool = True  # over a replacement; else the seat's object is made anew, without them
+    mixes_pools: bool = False  # its own scheduler does not ask for a job's pool
 
 
 class Ground:
@@ -124,7 +129,9 @@ class Ground:
         self.clusters[rules.id] = rules
         self.views[rules.id] = ClusterView(keep=rules.keep, retain=rules.retain)
 
-    def add_seat(self, node: NodeId, *, pool: str, domain: str, gpus: int, linked: bool) -> Seat:
+    def add_seat(
+        self, node: NodeId, *, pool: str, domain: str, gpus: int, linked: bool, agentless: bool = False
+    ) -> Seat:
         cluster = node.split("/", 1)[0]
         if cluster not in self.clusters:
             raise BadInput(f"node {node!r}: there is no cluster {cluster!r}; add_cluster comes first")
@@ -136,6 +143,8 @@ class Ground:
             incarnation=self.machine(),
             devices=self.gpus(gpus),
             linked=linked,
+            agentless=agentless,
+            ready_at=self.now,
         )
         self.seats[node] = seat
         return seat

@@ -101,6 +101,7 @@ class Seat:
     power: Power = Power.UP
     turn: int = 0  # raised by every change of power: what was scheduled for an earlier turn is void
     stuck: Remedy | None = None  # the least remedy that brings the machine back
+    agentless: bool = False  # nobody has installed one
     agent_alive: bool = True
     path_open: bool = True  # the agent's way to us
     kubelet_alive: bool = True  # the cluster's own daemon
@@ -110,9 +111,13 @@ class Seat:
     shown: Incarnation | None = None
     cordons: dict[str, str] = field(default_factory=dict)
     unmanaged: int = 0
+    worked_at: float = 0.0  # when the newest piece of that work came
+    ready_at: float = 0.0  # when the cluster last changed its mind about it
+    pooled_at: float = 0.0  # when it came into its pool
     defects: list[Defect] = field(default_factory=list)
     kept_until: float = 0.0  # a disruption budget keeps work there: asked politely before that, it stays
     down_at: dict[int, float] = field(default_factory=dict)  # by turn: when a fence that takes long is done
+    next_defects: list[Defect] = field(default_factory=list)  # that the next machine here brings along
     resetting: bool = False
     holders: dict[tuple[JobId, int], tuple[int, ...]] = field(default_factory=dict)
     seq: int = 0
@@ -121,7 +126,7 @@ class Seat:
     @property
     def speaking(self) -> bool:
         """We can hear its agent."""
-        return self.power is Power.UP and self.agent_alive and self.path_open
+        return self.power is Power.UP and self.agent_alive and self.path_open and not self.agentless
 
     @property
     def reachable(self) -> bool:

@@ -1,6 +1,6 @@
 """Hosts: who runs the real engine in virtual time, warm or cold, and how it crashes and comes back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 from sickbay.engine.clocks import SharedClock
@@ -12,9 +12,11 @@ from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import AnyNews, Fact, Outcome
 from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.model.rows import Unit
+from sickbay.ports.clock import Clock
 from sickbay.ports.store import Store
 from sickbay.sim.flaky import Crashed, FlakyStore
-from sickbay.sim.schedule import Scheduler, SimClock
+from sickbay.sim.schedule import Scheduler
 
 Fate = Callable[[str], str]
 RESTART = 5.0
@@ -75,12 +77,14 @@ class Host:
         hands: Hands,
         rules: Rules,
         scheduler: Scheduler,
-        clock: SimClock,
+        clock: Clock,
         rng: Random,
         fate: Fate,
         cold: bool = False,
         lease_ttl: float = 60.0,
         forgiving: bool = False,
+        written: Callable[[Unit], None] = lambda _unit: None,
+        slices: Mapping[str, int] | None = None,
     ) -> None:
         self.name = name
         self.cold = cold
@@ -89,20 +93,24 @@ class Host:
         self.paused_until = 0.0
         self.crashes = 0
         self.rounds = 0
-        self.store = FlakyStore(store, fate)
+        self.store = FlakyStore(store, fate, written)
         self._hands = hands
         self._rules = rules
         self._scheduler = scheduler
         self._clock = SharedClock(self.store, clock)
         self._rng = rng
         self._setup = Setup(holder=name, lease_ttl=lease_ttl, strict=not forgiving)
+        self._slices = slices or {}
         self._busy = (0.0, 0)
         self._woken = False
         self._engine = self._make()
-        self._watchers = self._watch_all()
+        self._watchers = self._watching()
 
-    def _watch_all(self) -> dict[str, Watcher]:
-        return {c: Watcher(self.store, s.cluster, self._clock, self._leads) for c, s in self._hands.sites.items()}
+    def _watching(self) -> dict[str, Watcher]:
+        return {
+            c: Watcher(self.store, s.cluster, self._clock, self._leads, slice_size=self._slices.get(c, 0))
+            for c, s in self._hands.sites.items()
+        }
 
     def _leads(self) -> bool:
         return self._engine.leads
@@ -150,7 +158,7 @@ class Host:
         if self.life == life:
             self.up = True
             self._engine = self._make()
-            self._watchers = self._watch_all()
+            self._watchers = self._watching()
             self.wake()
 
     def pause(self, seconds: float) -> None:
@@ -177,11 +185,10 @@ class Host:
     def period(self, seconds: float) -> None:
         self._period = seconds
 
-    def watch(self) -> None:
+    def watch(self, cluster: str) -> None:
         if self.up and self.paused_until <= self._scheduler.now:
             self._guarded(self._engine.lead)  # the lease is kept as often as the cluster is read
-            for watcher in self._watchers.values():
-                self._guarded(watcher.read)
+            self._guarded(self._watchers[cluster].read)
             self.wake()
 
     def tell(self, key: str, news: AnyNews) -> bool:

@@ -53,7 +53,9 @@ class Odds(Noun):
 class Call(Noun):
     """One mutation on its way to the world."""
 
-    channel: str  # what an outage takes away: cluster:<id>, machines:<id>, checks:<id>, notifier
+    channel: (
+        str  # what an outage takes away: cluster:<id> (of it only reads:<id>), machines:<id>, checks:<id>, notifier
+    )
     act: str
     key: str
     target: str
@@ -105,12 +107,13 @@ class Mischief:
     def outage(self, channel: str, begin: float, end: float, *, hangs: bool = False) -> None:
         self._outages.append(Outage(channel=channel, begin=begin, end=end, hangs=hangs))
 
-    def out(self, channel: str) -> Outage | None:
+    def out(self, *channels: str) -> Outage | None:
+        """The outage that takes one of these away now."""
         now = self._scheduler.now
         if self._outages and self._outages[0].end < now:
             self._outages = [outage for outage in self._outages if outage.end >= now]
         for outage in self._outages:
-            if outage.channel == channel and outage.begin <= now < outage.end:
+            if outage.channel in channels and outage.begin <= now < outage.end:
                 return outage
         return None
 
@@ -136,7 +139,7 @@ class Mischief:
         forced = self._forced.pop(self.calls, None)
         if forced is not None:
             return forced
-        outage = self.out(call.channel)
+        outage = self.out(call.channel, call.channel.replace("cluster:", "writes:"))
         if outage is not None:
             return "hung" if outage.hangs else "refused"
         roll = self._rng.random()

@@ -150,7 +150,8 @@ class Placing:
             self._ground.scheduler.after(LOOK_EVERY, self._serve)
 
     def _find(self, spec: JobSpec, avoid: tuple[NodeId, ...]) -> list[Seat] | None:
-        free = (seat for seat in self._ground.seats_of(spec.cluster, spec.pool) if seat.free and seat.id not in avoid)
+        pool = None if self._ground.clusters[spec.cluster].mixes_pools else spec.pool
+        free = (seat for seat in self._ground.seats_of(spec.cluster, pool) if seat.free and seat.id not in avoid)
         wanted = (seat for seat in free if not spec.on or seat.id in spec.on)
         chosen = list(islice(wanted, spec.most))
         return chosen if len(chosen) >= spec.least else None

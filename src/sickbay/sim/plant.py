@@ -107,6 +107,8 @@ class Plant:
     def cluster_hears(self, seat: Seat, *, at_once: bool = False) -> None:
         """Call after anything that the cluster's word on a node depends on has changed."""
         if seat.reachable:
+            if not seat.ready:
+                seat.ready_at = self._ground.now
             seat.ready, seat.shown = True, seat.incarnation
             self._ground.show(seat)
             self._workload.node_proven(seat)
@@ -117,7 +119,7 @@ class Plant:
 
     def _unready(self, seat: Seat) -> None:
         if not seat.reachable and seat.ready:
-            seat.ready = False
+            seat.ready, seat.ready_at = False, self._ground.now
             seat.shown = seat.shown or seat.incarnation
             self._ground.show(seat)
             self._workload.node_unready(seat)
@@ -141,6 +143,7 @@ class Plant:
                 self._ground.chronicle.note("reset.refused", seat.id, attempt.id)
                 raise Rejected(f"device busy: {attempt.id} holds {sorted(held)} on {seat.id}")
         self._count("reset_gpu", seat, key)
+        self._spare_others("reset_gpu", seat, key)
         turn, seat.resetting = seat.turn, True
 
         def done() -> None:
@@ -156,7 +159,7 @@ class Plant:
 
     def reboot(self, seat: Seat, *, key: str, by: str = SICKBAY) -> None:
         self._count("reboot", seat, key)
-        self._guard("reboot", seat, by)
+        self._guard("reboot", seat, by, key)
         if seat.speaking:
             away = int(2 * self._ground.rules.boot_takes)
             self._agents.observe(seat, "node.going_down", {"seconds": away}, f"reboot by {by}", "agent")
@@ -180,7 +183,7 @@ class Plant:
     def replace(self, seat: Seat, *, key: str, by: str = SICKBAY) -> NodeId | None:
         """Other hardware in the same seat, or, where seats are not kept, a newcomer under another name, or none."""
         self._count("replace", seat, key)
-        self._guard("replace", seat, by)
+        self._guard("replace", seat, by, key)
         if Capability.SEAT_KEPT not in self._ground.clusters[seat.cluster].capabilities:
             self.delete(seat, cause="replace")
             return self._invite(seat)
@@ -188,6 +191,9 @@ class Plant:
         self._agents.wipe(seat)
         seat.incarnation = self._ground.machine()
         self._cure(seat, Remedy.REPLACE)
+        if not self._ground.clusters[seat.cluster].keeps_cordons:
+            self._ground.chronicle.note("cordons.lost", seat.id, ",".join(sorted(seat.cordons)))
+            seat.cordons.clear()
         self._come_up(seat, self._ground.rules.replace_takes, self._ground.gpus(len(seat.devices)))
         return None
 
@@ -213,9 +219,16 @@ class Plant:
             self._ground.chronicle.note("joined", name, f"after {old.id}")
             self._agents.refresh(seat)
             self.cluster_hears(seat)
+            self._bring_along(old, seat)
 
         self._ground.scheduler.after(self._ground.spread(self._ground.rules.replace_takes), join)
         return name
+
+    def _bring_along(self, old: Seat, seat: Seat) -> None:
+        """A machine may come with a defect, and say so before the cluster has said that it is there."""
+        brought, old.next_defects = old.next_defects, []
+        for defect in brought:
+            self.strike(seat, defect)
 
     def fence(self, node: NodeId, *, key: str, expect: Incarnation | None = None) -> None:
         """Afterwards nothing of the expected boot can write. A machine that is in touch and idle is left alone."""
@@ -273,6 +286,7 @@ class Plant:
             self._ground.chronicle.note("up", seat.id, seat.incarnation.boot_id)
             self._agents.refresh(seat)
             self.cluster_hears(seat)
+            self._bring_along(seat, seat)
             for defect in seat.defects:
                 if defect.recurs_after_boot is not None:
                     self._recur(seat, defect, turn)
@@ -292,12 +306,20 @@ class Plant:
         if self._executed[act, key] > 1:
             self._ground.chronicle.violate("repair_twice", seat.id, f"{act} executed again for {key}")
 
-    def _guard(self, act: str, seat: Seat, by: str) -> None:
+    def _guard(self, act: str, seat: Seat, by: str, key: str) -> None:
         if by != SICKBAY:
             return
+        self._spare_others(act, seat, key)
         in_touch = seat.reachable or seat.speaking
         for attempt in self._workload.on(seat):
             given_up = attempt.stop_told or attempt.end is not None
             # Ranks that nobody can reach and that were given up may be ended this way; others may not.
             if in_touch or not given_up:
-                self._ground.chronicle.violate("repair_on_running", seat.id, f"{act} while {attempt.id} runs there")
+                text = f"{act} while {attempt.id} runs there"
+                self._ground.chronicle.violate("repair_on_running", seat.id, text, key=key, since=attempt.launched_at)
+
+    def _spare_others(self, act: str, seat: Seat, key: str) -> None:
+        """Work that we do not manage is moved off before a repair, too; on a machine that is down there is none."""
+        if seat.unmanaged and seat.power is Power.UP and (seat.reachable or seat.speaking):
+            text = f"{act} under {seat.unmanaged} pieces of unmanaged work"
+            self._ground.chronicle.violate("repair_on_work", seat.id, text, key=key, since=seat.worked_at)

@@ -74,6 +74,7 @@ class Attempt:
     exit_codes: dict[str, int] = field(default_factory=dict)
     resumed_from: int = 0
     training_since: float | None = None
+    launched_at: float = 0.0
     halted_at: float | None = None
     cause: str = ""
     stop_told: bool = False

@@ -101,12 +101,27 @@ class SimClock:
         self._scheduler = scheduler
         self._epoch = EPOCH.timestamp()
         self.offset = 0.0
+        self.behind = 0.0  # while a slow call lasts that ends now
 
     def wall(self) -> float:
-        return self._epoch + self._scheduler.now + self.offset
+        return self._epoch + self.mono() + self.offset
 
     def mono(self) -> float:
-        return self._scheduler.now
+        return self._scheduler.now - self.behind
 
     def jump(self, seconds: float) -> None:
         self.offset += seconds
+
+
+class SkewedClock:
+    """A host's own clock: its wall is ahead of, or behind, the one that all others go by."""
+
+    def __init__(self, clock: SimClock, skew: float) -> None:
+        self._clock = clock
+        self._skew = skew
+
+    def wall(self) -> float:
+        return self._clock.wall() + self._skew
+
+    def mono(self) -> float:
+        return self._clock.mono()

@@ -1,6 +1,7 @@
 """The frame: a world, one or two hosts with the real engine, a store, and everything that is checked meanwhile."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from sickbay.adapters.stores.memory import MemoryStore
@@ -22,12 +23,24 @@ from sickbay.sim.host import Host
 from sickbay.sim.invariants import Invariants
 from sickbay.sim.mischief import Mischief, Odds
 from sickbay.sim.programme import Programme
-from sickbay.sim.schedule import EPOCH, Scheduler
+from sickbay.sim.schedule import EPOCH, Scheduler, SkewedClock
 from sickbay.sim.world import World
 
 CLUSTER = "sim"
 POOL = "train"
 LAW_EVERY = 25  # steps: the law holds at any moment, but asking plans the whole fleet
+
+
+class Quarter(Noun):
+    """Seats of one pool of one cluster. `names` makes a name of a number; none: `<pool>-0000`."""
+
+    cluster: ClusterRules
+    pool: str = POOL
+    nodes: int = 4
+    gpus: int = 8
+    linked: bool = True
+    names: Callable[[int], str] | None = None
+    agentless: int = 0  # every so many-th has no agent; 0: all have one
 
 
 class Plan(Noun):
@@ -45,6 +58,24 @@ class Plan(Noun):
     strict: bool = True  # check invariants after every step
     forgiving: bool = False  # as in production: what cannot be planned is set aside, not raised
     intake: bool = False  # nodes that are there at first are new to us
+    names: Callable[[int], str] | None = None
+    agentless: int = 0
+    also: tuple[Quarter, ...] = ()  # further clusters and pools
+    connect_after: float = 0.0  # seconds: what runs by then was there when we first connected
+    skew: float = 0.0  # seconds by which the second engine's wall clock differs
+    trusted: bool = False  # assert that nobody who was there at first is taken in
+
+    @property
+    def quarters(self) -> tuple[Quarter, ...]:
+        first = Quarter(
+            cluster=self.cluster,
+            nodes=self.nodes,
+            gpus=self.gpus,
+            linked=self.linked,
+            names=self.names,
+            agentless=self.agentless,
+        )
+        return first, *self.also
 
 
 class Simulation:
@@ -62,23 +93,20 @@ class Simulation:
         self.mischief = Mischief(self.plan.odds, call_timeout=timeout)
         self.world = World(self.scheduler, Random(rng.random()), self.mischief, self._deliver, self.plan.rules)
         self.clock = self.world.clock
-        self.world.add_cluster(self.plan.cluster)
-        self.nodes = self.world.add_nodes(
-            self.plan.cluster.id, self.plan.nodes, pool=POOL, gpus=self.plan.gpus, linked=self.plan.linked
-        )
+        self.nodes = [node for quarter in self.plan.quarters for node in self._furnish(quarter)]
         self.store: Store = store or self._memory()
         self.hands = self._hands()
         self.rules = self._rules()
         self.points = 0  # places where a crash is possible, so far
         self.fates: dict[int, str] = {}  # by number of the place
-        self.hosts = [self._host(f"engine-{n}", Random(rng.random())) for n in range(self.plan.engines)]
         self.invariants = Invariants(self)
+        self.hosts = [self._host(f"engine-{n}", Random(rng.random())) for n in range(self.plan.engines)]
         self._unheard: list[tuple[list[Fact], dict[NodeId, Incarnation]]] = []
         self._unsaid: list[tuple[str, AnyNews]] = []
         self._orders = 0
         self._steps = 0
         self.mischief.on_call = self._on_call
-        self.scheduler.every(self.plan.cluster.period, self._tick)
+        self._connect()
         if not self.plan.intake:
             self._settle_in()
 
@@ -87,10 +115,39 @@ class Simulation:
         wall = (lambda: EPOCH.timestamp() + self.scheduler.now) if self.plan.engines > 1 else None
         return MemoryStore(limits=self.plan.limits, now=lambda: self.scheduler.now, wall=wall)
 
+    def _furnish(self, quarter: Quarter) -> list[NodeId]:
+        if quarter.cluster.id not in self.world.ground.clusters:
+            self.world.add_cluster(quarter.cluster)
+        return self.world.add_nodes(
+            quarter.cluster.id,
+            quarter.nodes,
+            pool=quarter.pool,
+            gpus=quarter.gpus,
+            linked=quarter.linked,
+            names=quarter.names,
+            agentless=lambda index: bool(quarter.agentless) and index % quarter.agentless == quarter.agentless - 1,
+        )
+
+    def _connect(self) -> None:
+        """Each cluster is read in its own rhythm: a slow read delays the next one."""
+
+        def begin() -> None:
+            for cluster in self.world.ground.clusters.values():
+                rhythm = cluster.period + cluster.read_takes
+                mine = self._tick if cluster.id == self.plan.cluster.id else partial(self._watch, cluster.id)
+                self.scheduler.every(rhythm, mine)
+
+        if self.plan.connect_after:
+            self.scheduler.after(self.plan.connect_after, begin)
+        else:
+            begin()
+
     def _hands(self) -> Hands:
-        cluster = self.plan.cluster.id
-        site = Site(SimCluster(self.world, cluster), SimMachines(self.world, cluster), SimChecks(self.world, cluster))
-        return Hands(sites={cluster: site}, notifiers={"log": SimNotifier(self.world)})
+        world = self.world
+        sites = {
+            c: Site(SimCluster(world, c), SimMachines(world, c), SimChecks(world, c)) for c in world.ground.clusters
+        }
+        return Hands(sites=sites, notifiers={"log": SimNotifier(world)})
 
     def _rules(self) -> EngineRules:
         return EngineRules(
@@ -108,12 +165,14 @@ class Simulation:
             hands=self.hands,
             rules=self.rules,
             scheduler=self.scheduler,
-            clock=self.clock,
+            clock=SkewedClock(self.clock, 0.0 if name.endswith("0") else self.plan.skew),
             rng=rng,
             fate=self._fate,
             cold=self.plan.cold,
             forgiving=self.plan.forgiving,
             lease_ttl=2 * self.policy.pace.call_timeout.total_seconds() + 10.0,
+            written=self.invariants.written,
+            slices={c: rules.slice_size for c, rules in self.world.ground.clusters.items()},
         )
         host.period(max(self.plan.rules.pulse, self.plan.cluster.period))
         return host
@@ -123,7 +182,9 @@ class Simulation:
         for seat in self.world.seats.values():
             seat.unmanaged = 1
             self.world.ground.show(seat)
-        self.run(3 * max(self.plan.cluster.period, self.plan.cluster.lag * 2))
+        slowest = max(self.world.ground.clusters.values(), key=lambda c: c.period + c.read_takes + c.lag * 2)
+        slices = 3 + sum(2 * q.nodes // (q.cluster.slice_size or 500) for q in self.plan.quarters)
+        self.run(slices * max(slowest.period + slowest.read_takes, slowest.lag * 2) + self.plan.connect_after)
         for seat in self.world.seats.values():
             seat.unmanaged = 0
             self.world.ground.show(seat)
@@ -162,8 +223,14 @@ class Simulation:
         if not self.world.agents.deaf and not self._unheard:
             for host in self.hosts:
                 host.hear([], {})  # its own canary: that it can be reached at all
+        self._watch(self.plan.cluster.id)
+
+    def _watch(self, cluster: str) -> None:
+        takes = self.world.ground.clusters[cluster].read_takes
         for host in self.hosts:
-            host.watch()
+            self.clock.behind = takes  # until it is answered: a slow read began so long ago
+            host.watch(cluster)
+            self.clock.behind = 0.0
 
     def run(self, seconds: float) -> None:
         self.run_until(lambda: False, seconds)
@@ -184,18 +251,25 @@ class Simulation:
                     self.invariants.incremental_law()
         return True
 
+    def jump(self, seconds: float) -> None:
+        """Our wall clocks are set, all of them."""
+        self.clock.jump(seconds)
+        self.invariants.acts.clock_jumped()
+
     # --- what people do
     def submit(self, name: str = "job", programme: Programme | None = None, **spec: object) -> JobId:
         job = JobId(name)
         if programme is not None:
             self.world.programme(job, programme)
-        full = JobSpec(name=name, cluster=self.plan.cluster.id, pool=POOL, **spec)  # type: ignore[arg-type]
+        where = {"cluster": self.plan.cluster.id, "pool": POOL}
+        full = JobSpec(name=name, **where | spec)  # type: ignore[arg-type]
         self._say(f"submit/{name}", Submitted(job=job, spec=full))
         return job
 
     def order(self, verb: str, target: str, *, now: bool = False, **args: str) -> None:
         news = Ordered(verb=verb, target=target, by="operator", reason="by hand", now=now, args=args)
         self._orders += 1
+        self.invariants.acts.ordered(verb, target)
         self._say(f"order/{self._orders}", news)
 
     def _say(self, key: str, news: AnyNews) -> None:

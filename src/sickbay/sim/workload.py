@@ -72,6 +72,7 @@ class Workload:
     def launch(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId]) -> None:
         """Takes the devices now; the ranks run after a while."""
         chosen = tuple(nodes)
+        attempt.launched_at = self._ground.now
         for other in job.attempts.values():
             harmless = job.programme.fenced and all(self._isolated(node) for node in other.alive)
             if other is not attempt and other.alive and not attempt.native and not harmless:

@@ -7,6 +7,8 @@ own log (`chronicle.events`, `chronicle.violations`). *Seen*: what reads return,
 from collections.abc import Callable, Mapping
 from random import Random
 
+from msgspec.structs import replace
+
 from sickbay.model.errors import Rejected
 from sickbay.model.facts import Checked, JobVanished, Observed, Ordered
 from sickbay.model.fault import Remedy
@@ -48,7 +50,7 @@ class World:
         self.workload = Workload(self.ground, self.agents)
         self.plant = Plant(self.ground, self.agents, self.workload, mischief)
         self.placing = Placing(self.ground, self.workload)
-        self.examinations = Examinations(self.ground, self.agents, mischief)
+        self.examinations = Examinations(self.ground, self.agents, self.workload, mischief)
         self.notices: list[tuple[str, Notify]] = []
         self._done: dict[tuple[str, str, str], Accepted] = {}
 
@@ -65,12 +67,19 @@ class World:
         gpus: int = 8,
         linked: bool = True,
         per_domain: int = 16,
+        names: Callable[[int], str] | None = None,
+        agentless: Callable[[int], bool] = lambda _index: False,
     ) -> list[NodeId]:
         nodes = []
         for index in range(count):
-            node = NodeId(f"{cluster}/{pool}-{index:04d}")
+            node = NodeId(f"{cluster}/{names(index) if names else f'{pool}-{index:04d}'}")
             seat = self.ground.add_seat(
-                node, pool=pool, domain=f"{pool}-rack-{index // per_domain}", gpus=gpus, linked=linked
+                node,
+                pool=pool,
+                domain=f"{pool}-rack-{index // per_domain}",
+                gpus=gpus,
+                linked=linked,
+                agentless=agentless(index),
             )
             self.agents.refresh(seat)
             self.plant.cluster_hears(seat)
@@ -90,7 +99,10 @@ class World:
         turn = seat.turn
 
         def empty() -> None:
-            if seat.turn == turn and seat.unmanaged:
+            guarded = how == "evict" and self.scheduler.now < seat.worked_at + self.ground.rules.budget_holds
+            if guarded:
+                self.chronicle.note("drain.refused", seat.id, "disruption budget")
+            elif seat.turn == turn and seat.unmanaged:
                 seat.unmanaged = 0
                 self.ground.show(seat)
                 self.placing.wake()
@@ -241,6 +253,50 @@ class World:
     def operator_deletes(self, node: NodeId) -> None:
         self.plant.delete(self.seat(node), cause="operator")
 
+    def operator_moves(self, node: NodeId, pool: str) -> None:
+        """Puts the node into another pool: a label, a partition."""
+        seat = self.seat(node)
+        self.chronicle.note("operator.move", node, f"{seat.pool} to {pool}")
+        seat.pool, seat.pooled_at = pool, self.scheduler.now
+        self.ground.show(seat)
+        self.placing.wake()
+
+    def operator_registers_anew(self, node: NodeId) -> None:
+        """Deletes the node's object; the same machine, under the same boot, makes a new one without cordons."""
+        seat = self.seat(node)
+        uid = f"uid-{self.ground.number():06d}"
+        seat.incarnation = replace(seat.incarnation, uid=uid)
+        seat.shown = replace(seat.shown, uid=uid) if seat.shown is not None else None
+        seat.cordons.clear()
+        self.chronicle.note("registered.anew", node, uid)
+        self.agents.refresh(seat)
+        self.ground.show(seat)
+        self.placing.wake()
+
+    def operator_returns(self, node: NodeId, after: float, *, same_machine: bool) -> None:
+        """Deletes the seat and brings it back under its name: with the same machine (a new object), or another one."""
+        old = self.seat(node)
+        self.plant.delete(old, cause="operator")
+
+        def come() -> None:
+            seat = self.ground.add_seat(
+                node,
+                pool=old.pool,
+                domain=old.domain,
+                gpus=len(old.devices),
+                linked=old.linked,
+                agentless=old.agentless,
+            )
+            if same_machine:
+                seat.devices = old.devices
+                seat.incarnation = replace(old.incarnation, uid=seat.incarnation.uid, boot_id=seat.incarnation.boot_id)
+                seat.defects = old.defects
+            self.chronicle.note("joined", node, "again")
+            self.agents.refresh(seat)
+            self.plant.cluster_hears(seat)
+
+        self.scheduler.after(after, come)
+
     def operator_drains(self, node: NodeId) -> None:
         """Cordons and evicts everything, managed or not."""
         self.operator_cordons(node, "other:drain")
@@ -260,6 +316,8 @@ class World:
         if seat.cordons or not seat.ready or not seat.reachable:
             return False
         seat.unmanaged += 1
+        seat.worked_at = self.scheduler.now
+        self.chronicle.note("work", node)
         self.ground.show(seat)
         turn = seat.turn
 

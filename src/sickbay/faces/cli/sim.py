@@ -268,7 +268,7 @@ def soak(runs: int, first: int, as_json: bool) -> None:
 
     Each seed is a run of its own. Exits 1 if any invariant broke, with the command that repeats it.
     """
-    from sickbay.sim.weather import random_run
+    from sickbay.sim.random_runs import random_run
 
     quiet()
     failed: list[dict[str, Any]] = []

@@ -1,0 +1,283 @@
+"""Mishaps of a random run: what befalls a node, its cluster, and the people and programs around it."""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from sickbay.model.facts import Observed
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import NodeId
+from sickbay.model.incident import Incident
+from sickbay.model.job import JobState
+from sickbay.sim.hardness import Dice, Trouble
+from sickbay.sim.hardware import Defect, Seat
+from sickbay.sim.simulation import Simulation
+
+CODES = ["xid.79", "xid.48", "xid.119", "xid.31", "xid.74", "xid.64"]
+CURES = [Remedy.RESTART_JOB, Remedy.RESET_GPU, Remedy.REBOOT, Remedy.REPLACE, None]
+# What the protocol admits in a field, besides what makes sense.
+ODD: list[str | int] = ["nan", "inf", "-inf", "-1", "1e309", "", "0x10", "seven", 10**12, -5, 0]
+KINDS = ["xid", "sxid", "node.going_down", "gpu.lost", "thermal", "no.such.kind", ""]
+
+
+def mishap(dice: Dice, sim: Simulation, node: NodeId) -> None:
+    """One thing that every run may meet, then one of each trouble that this run meets."""
+    _common(dice.main, sim, node)
+    for trouble, befall in TROUBLES.items():
+        if dice.meets(trouble) and sim.world.seats:
+            rng = dice.of(trouble)
+            befall(rng, sim, rng.choice(list(sim.world.seats)))
+
+
+def _common(rng: Random, sim: Simulation, node: NodeId) -> None:
+    world, now = sim.world, sim.scheduler.now
+    chances = {
+        "strike": 50, "lose": 10, "agent": 5, "partition": 5, "deaf": 5, "outage": 5, "uncordon": 4, "reboot": 4,
+        "order": 2, "clock": 2, "work": 3, "nothing": 5,
+    }  # fmt: skip
+    match rng.choices(list(chances), weights=list(chances.values()))[0]:
+        case "strike":
+            world.strike(node, defect(rng))
+        case "lose":
+            world.lose_node(node, zombie=rng.random() < 0.5)
+        case "agent":
+            world.lose_agent(node)
+        case "partition":
+            world.partition(node)
+        case "deaf":
+            world.go_deaf(rng.uniform(10, 3000))
+        case "outage":
+            channel = f"{rng.choice(['cluster', 'machines', 'checks'])}:{world.seat(node).cluster}"
+            sim.mischief.outage(channel, now, now + rng.uniform(10, 3000), hangs=rng.random() < 0.5)
+        case "uncordon":
+            world.operator_uncordons(node)
+        case "reboot":
+            world.operator_reboots(node)
+        case "order":
+            sim.order(rng.choice(["cordon", "drain", "reboot", "replace", "uncordon"]), node)
+        case "clock":
+            sim.jump(rng.choice([-86_400, 86_400]))
+        case "work":
+            world.other_scheduler_starts_work(node)
+        case _:
+            pass
+
+
+def defect(rng: Random) -> Defect:
+    return Defect(
+        code=rng.choice(CODES),
+        device=rng.randrange(2),
+        cured_by=rng.choice(CURES),
+        kill_after=rng.choice([0.1, 2.0]),  # before its line is written, or after
+        recurs_after_boot=rng.choice([None, 30.0]),
+    )
+
+
+def _if_there(sim: Simulation, node: NodeId, act: Callable[[], None]) -> None:
+    if node in sim.world.seats:
+        act()
+
+
+def _soon(rng: Random, sim: Simulation, most: float, act: Callable[[], object]) -> None:
+    """In the middle of what follows, not before it."""
+    sim.scheduler.after(rng.uniform(0.0, most), act)
+
+
+# --- one function for each trouble
+
+
+def _moves(rng: Random, sim: Simulation, node: NodeId) -> None:
+    cluster = sim.world.seat(node).cluster
+    pools = sorted({seat.pool for seat in sim.world.seats.values() if seat.cluster == cluster} | {"spare"})
+    pool = rng.choice(pools)
+
+    def move() -> None:
+        if node in sim.world.seats and sim.world.seat(node).pool != pool:
+            sim.world.operator_moves(node, pool)
+
+    _soon(rng, sim, 600.0, move)
+
+
+def _half_out(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """Often just when a node falls silent: what is written down then is sent when it is long back."""
+    now, cluster = sim.scheduler.now, sim.world.seat(node).cluster
+    channel = f"{rng.choice(['writes', 'reads'])}:{cluster}"
+    sim.mischief.outage(channel, now, now + rng.uniform(30, 1200), hangs=rng.random() < 0.3)
+    for other in rng.sample(list(sim.world.seats), k=min(2, len(sim.world.seats))):
+        if rng.random() < 0.5:
+            sim.world.partition(other)
+            sim.world.lose_agent(other)
+            heal = rng.uniform(60, 900)
+            sim.scheduler.after(heal, partial(_if_there, sim, other, partial(_back, sim, other)))
+
+
+def _back(sim: Simulation, node: NodeId) -> None:
+    sim.world.heal_partition(node)
+    sim.world.restore_agent(node)
+
+
+def _bare_seats(rng: Random, sim: Simulation, node: NodeId) -> None:
+    how = rng.choice(["anew", "replace", "delete", "return"])
+
+    def act() -> None:
+        if node not in sim.world.seats:
+            return
+        match how:
+            case "anew":
+                sim.world.operator_registers_anew(node)
+            case "replace":
+                sim.world.operator_replaces(node)
+            case "delete" if len(sim.world.seats) > 2:
+                sim.world.operator_deletes(node)
+            case _:
+                sim.world.operator_returns(node, rng.uniform(1, 300), same_machine=rng.random() < 0.5)
+
+    if rng.random() < 0.7:
+        sim.world.strike(node, defect(rng))  # it is being treated then
+    _soon(rng, sim, 600.0, act)
+
+
+def _late_reports(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """A line leaves the node, and the node is rebooted more than once before it arrives."""
+    sim.world.write_line(node, rng.choice(CODES))
+
+    def reboot() -> None:
+        if node in sim.world.seats:
+            sim.world.operator_reboots(node)
+
+    for n in range(rng.randint(0, 2)):
+        sim.scheduler.after(60.0 + 600.0 * n, reboot)
+
+
+def _early_words(rng: Random, sim: Simulation, node: NodeId) -> None:
+    seat = sim.world.seat(node)
+    seat.next_defects.append(defect(rng))
+    if rng.random() < 0.7:
+        sim.world.operator_replaces(node)
+
+
+def _odd_values(rng: Random, sim: Simulation, node: NodeId) -> None:
+    seat = sim.world.seat(node)
+    names = ["number", "device", "seconds", "count", "check", "link"]
+    for _ in range(rng.randint(1, 3)):
+        fields = {rng.choice(names): rng.choice([*ODD, 79, 48]) for _ in range(rng.randint(0, 3))}
+        text = rng.choice(
+            ["", "NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus.", "x" * 450_000, "\0\udcff"[:1]]
+        )
+        _say(sim, seat, Observed(
+            node=seat.id, kind=rng.choice(KINDS), fields=fields, text=text, incarnation=seat.incarnation,
+            count=rng.choice([1, 0, -1, 500, 10**9]),
+        ))  # fmt: skip
+
+
+def _say(sim: Simulation, seat: Seat, news: Observed) -> None:
+    seat.seq += 1
+    sim.world.agents.say(seat, news, f"{seat.incarnation.boot_id}:odd:{seat.seq}")
+
+
+def _budgets(rng: Random, sim: Simulation, node: NodeId) -> None:
+    if sim.world.other_scheduler_starts_work(node) and rng.random() < 0.6:
+        _soon(rng, sim, 60.0, partial(_if_there, sim, node, lambda: sim.world.strike(node, defect(rng))))
+
+
+def _orders(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """While something is being treated a person changes his mind, sometimes in one breath."""
+    if rng.random() < 0.7:
+        sim.world.strike(node, defect(rng))
+
+    def say() -> None:
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            found = [i for i in sim.incidents(intake=True) if i.open]
+            _one_order(rng, sim, node, found)
+
+    for _ in range(rng.randint(1, 3)):
+        _soon(rng, sim, 900.0, say)
+
+
+def _one_order(rng: Random, sim: Simulation, node: NodeId, found: list[Incident]) -> None:
+    if found and rng.random() < 0.8:
+        sim.order(rng.choice(["dismiss", "hold", "confirm", "escalate"]), rng.choice(found).id)
+    else:
+        verb = rng.choice(["cordon", "drain", "reset", "reboot", "replace", "uncordon"])
+        sim.order(verb, node, now=rng.random() < 0.3)
+
+
+def _withholding(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """A person pauses while something is under way, and goes on later; often just when it cannot be sent."""
+    if rng.random() < 0.6:
+        sim.world.strike(node, defect(rng))
+        if rng.random() < 0.5:
+            now, cluster = sim.scheduler.now, sim.world.seat(node).cluster
+            channel = f"{rng.choice(['writes', 'machines'])}:{cluster}"
+            sim.mischief.outage(channel, now, now + rng.uniform(60, 400))
+
+    def withhold() -> None:
+        match rng.choice(["pause", "exclude", "brake_reset"]):
+            case "pause":
+                sim.order("pause", "")
+                sim.scheduler.after(rng.uniform(30, 1800), lambda: sim.order("unpause", ""))
+            case "exclude":
+                what = rng.choice([{"fault": rng.choice(CODES)}, {"node": node.split("/", 1)[1]}, {"node": "*"}])
+                lasts = str(rng.choice([60, 600, 3600]))
+                sim.order("exclude", "", now=False, seconds=lasts, **what)
+            case _:
+                sim.order("brake_reset", "")
+
+    _soon(rng, sim, 120.0, withhold)
+
+
+def _long_ends(rng: Random, sim: Simulation, node: NodeId) -> None:
+    sim.world.announce(node, "maintenance", rng.choice([0, 60, 86_400, 10**9, -(10**9)]))
+    if rng.random() < 0.7:
+        _soon(rng, sim, 60.0, partial(_if_there, sim, node, lambda: sim.world.lose_node(node)))
+
+
+def _storms(rng: Random, sim: Simulation, node: NodeId) -> None:
+    del node
+    seats = list(sim.world.seats)
+    code = rng.choice(["xid.79", "xid.119", "xid.48"])
+    for other in rng.sample(seats, k=max(1, round(len(seats) * rng.uniform(0.3, 1.0)))):
+        lasts = rng.choice([Remedy.RESET_GPU, Remedy.REBOOT, Remedy.RESTART_JOB])
+        mine = Defect(code=code, cured_by=lasts, observe_after=rng.uniform(0.0, 60.0))
+        sim.world.strike(other, mine)
+    if rng.random() < 0.5:
+        _soon(rng, sim, 1200.0, lambda: sim.order("brake_reset", ""))
+
+
+def _no_notifier(rng: Random, sim: Simulation, node: NodeId) -> None:
+    del node
+    now = sim.scheduler.now
+    sim.mischief.outage("notifier", now, now + rng.uniform(600, 3700), hangs=rng.random() < 0.5)
+
+
+def _relists(rng: Random, sim: Simulation, node: NodeId) -> None:
+    view = sim.world.ground.views[sim.world.seat(node).cluster]
+    for _ in range(rng.randint(1, 3)):
+        _soon(rng, sim, 300.0, view.cut)
+
+
+def _others_jobs(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """Their owners cancel them, and others preempt them."""
+    del node
+    running = [job for job in sim.jobs() if job.state is JobState.RUNNING]
+    if running and rng.random() < 0.5:
+        job = rng.choice(running).id
+        rng.choice([sim.world.preempt, sim.world.owner_cancels, sim.world.hang])(job)
+
+
+TROUBLES: dict[Trouble, Callable[[Random, Simulation, NodeId], None]] = {
+    Trouble.MOVES: _moves,
+    Trouble.HALF_OUT: _half_out,
+    Trouble.BARE_SEATS: _bare_seats,
+    Trouble.LATE_REPORTS: _late_reports,
+    Trouble.EARLY_WORDS: _early_words,
+    Trouble.ODD_VALUES: _odd_values,
+    Trouble.BUDGETS: _budgets,
+    Trouble.ORDERS: _orders,
+    Trouble.WITHHOLDING: _withholding,
+    Trouble.LONG_ENDS: _long_ends,
+    Trouble.STORMS: _storms,
+    Trouble.NO_NOTIFIER: _no_notifier,
+    Trouble.RELISTS: _relists,
+    Trouble.OTHERS_JOBS: _others_jobs,
+}

@@ -1,0 +1,88 @@
+"""An audit trail of what the engine wrote: what it knew when it sent an act, and since when it withholds what.
+
+The world says what happened; this says what the engine could have known by then. Invariants compare the two, so that
+"nobody could have known" is a question with an answer and not an excuse.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from sickbay.model.clock import WatchedClock
+from sickbay.model.fleet import Brake, Withhold, Withholding
+from sickbay.model.incident import Incident
+from sickbay.model.intent import Intent, IntentState, Notify
+from sickbay.model.rows import AnyRow, Unit
+
+if TYPE_CHECKING:
+    from sickbay.sim.simulation import Simulation
+
+
+class Sent(NamedTuple):
+    """One sending of an intent. `known`: the cluster's time up to which the engine had read the cluster by then."""
+
+    at: float
+    known: float
+    intent: Intent
+    incident: Incident | None
+
+
+class Witness:
+    """Hears of every unit that the store took. Costs what was written."""
+
+    def __init__(self, sim: "Simulation") -> None:
+        self._sim = sim
+        self.rows: dict[str, AnyRow] = {}  # as last written, open or not
+        self.sent: dict[str, Sent] = {}  # by key of the intent, the latest sending
+        self.notices: dict[str, Intent] = {}
+        self.withheld: dict[str, tuple[float, Withhold]] = {}  # pause and exclude in force, and since when
+        self.opened: dict[str, float] = {}  # incidents, and when each was first written
+        self.tripped: dict[str, float] = {}  # brakes that are on, and since when
+
+    def written(self, unit: Unit) -> list[tuple[AnyRow | None, AnyRow | None]]:
+        """Takes the unit down; returns each row as it was before and as it is now."""
+        changes: list[tuple[AnyRow | None, AnyRow | None]] = []
+        for key, row in unit.writes.items():
+            before = self.rows.get(key)
+            if row is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = row
+            changes.append((before, row))
+        for before, row in changes:
+            self._note(before, row)
+        return changes
+
+    def _note(self, before: AnyRow | None, row: AnyRow | None) -> None:
+        now = self._sim.scheduler.now
+        match row:
+            case Intent(act=Notify()):
+                self.notices[row.key] = row
+            case Intent(state=IntentState.SENT):
+                again = isinstance(before, Intent) and before.sends == row.sends
+                if not again:
+                    self.sent[row.key] = Sent(now, self._known(row.cluster), row, self._owner(row))
+            case Withholding(rows=rows):
+                self.withheld = {w.id: self.withheld.get(w.id, (now, w)) for w in rows}
+            case Incident():
+                self.opened.setdefault(row.id, now)
+            case Brake(tripped_at=None):
+                self.tripped.pop(f"{row.scope}:{row.signature}", None)
+            case Brake():
+                self.tripped.setdefault(f"{row.scope}:{row.signature}", now)
+            case _:
+                pass
+
+    def _owner(self, intent: Intent) -> Incident | None:
+        row = self.rows.get(intent.owner)
+        return row if isinstance(row, Incident) else None
+
+    def _known(self, cluster: str) -> float:
+        row = self._sim.store.load([f"clock:{cluster}"])[f"clock:{cluster}"].row
+        return row.as_of if isinstance(row, WatchedClock) else 0.0
+
+    def could_know(self, key: str, since: float) -> bool:
+        """Whether the engine had read about something that came at `since` when it sent this act for the last time.
+
+        Of an act that we did not see being sent (another process did) it is assumed that it could.
+        """
+        sent = self.sent.get(key)
+        return sent is None or since <= sent.known

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 from tests.scenario.wards import HOUR, OpenWard, Ward
 
 from sickbay.engine import ingest, lead
@@ -11,13 +12,14 @@ from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import moment
 from sickbay.faces.explain import explain
 from sickbay.model.clock import WatchedClock
-from sickbay.model.facts import Fact, Mark, Observed
+from sickbay.model.facts import AnyNews, Fact, JobSeen, Mark, NodeSeen, Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent
+from sickbay.model.job import End, EndReason
 from sickbay.ports.cluster import Deltas, Lost
 from sickbay.sim.host import InlineExecutor
-from sickbay.sim.simulation import CLUSTER
+from sickbay.sim.simulation import CLUSTER, POOL
 
 NOISE = "some.unknown"
 
@@ -291,3 +293,56 @@ def test_a_cluster_whose_reads_take_too_long_is_told_and_explained(ward: OpenWar
     waits = explain(store, node).waits
     assert waits is not None
     assert any("has answered too slowly (600 s)" in note for note in waits.notes)
+
+
+# --- reads that are older than what is known
+
+
+def told(w: Ward, deputy: Deputy, news: AnyNews) -> None:
+    """The cluster says so, and an engine learns it."""
+    w.sim.store.append([Fact(id=f"late/{w.sim.scheduler.now}", at=moment(w.sim.clock.wall()), news=news)])
+    w.sim.scheduler.now += 1.0
+    rounds(deputy.successor(), None, 1)
+
+
+def test_an_older_read_of_a_node_changes_nothing(ward: OpenWard) -> None:
+    w = ward(nodes=2, strict=False)
+    w.run(120)
+    deputy = Deputy(w)
+    deputy.serve(60)
+    before = w.node(w.nodes[0])
+    assert before.incarnation is not None
+    older, holder = before.as_of - 1.0, before.incarnation
+    told(w, deputy, NodeSeen(node=before.id, cluster=CLUSTER, pool=POOL, as_of=older, incarnation=holder, ready=False))
+    assert w.node(w.nodes[0]) == before
+
+
+def test_an_older_read_of_a_job_changes_nothing(ward: OpenWard) -> None:
+    w = ward(nodes=2, strict=False)
+    job = w.training()
+    deputy = Deputy(w)
+    deputy.serve(60)
+    before = w.job(job)
+    end = End(reason=EndReason.FAILED, at=moment(w.sim.clock.wall()))
+    told(w, deputy, JobSeen(job=job, attempt=1, as_of=before.ranks_as_of - 1.0, ranks=before.ranks, end=end))
+    assert w.job(job) == before
+
+
+def test_a_rank_that_is_gone_is_not_brought_back_by_a_read_that_lags(ward: OpenWard) -> None:
+    """The node's new boot is the proof; the cluster's list of ranks may take a while to follow."""
+    w = ward(nodes=2, strict=False)
+    job = w.training()
+    deputy = Deputy(w)
+    deputy.serve(60)
+    seat = w.node(w.nodes[0])
+    assert seat.incarnation is not None
+    now = replace(seat.incarnation, boot_id="a new one")
+    told(w, deputy, NodeSeen(node=seat.id, cluster=CLUSTER, pool=POOL, as_of=seat.as_of + 1.0, incarnation=now))
+    known = w.job(job)
+    assert known.ranks[seat.id] == "gone"
+    told(
+        w,
+        deputy,
+        JobSeen(job=job, attempt=1, as_of=known.ranks_as_of + 1.0, ranks=dict.fromkeys(known.ranks, "running")),
+    )
+    assert w.job(job).ranks[seat.id] == "gone"

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -20,9 +21,10 @@ from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller, replica_name
 from sickbay.model.errors import Transient
-from sickbay.model.facts import Fact, Observed, Ordered
+from sickbay.model.facts import Fact, Observed, Ordered, Outcome
 from sickbay.model.fleet import Withholding
-from sickbay.model.rows import WITHHOLDING
+from sickbay.model.intent import Intent, IntentState
+from sickbay.model.rows import WITHHOLDING, Unit, key_of
 from sickbay.ports.cluster import Deltas, Lost, Snapshot
 from sickbay.sim.host import InlineExecutor
 from sickbay.sim.schedule import EPOCH
@@ -247,4 +249,101 @@ def test_an_order_through_a_follower_is_carried_out_by_the_leader(ward: OpenWard
         assert not follower.leads
     finally:
         leader.stop()
+        follower.stop()
+
+
+# --- the lease, right up to the call
+
+
+class Held:
+    """Workers that have taken a call and not begun it."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], Outcome]] = []
+        self.free = 10
+
+    def room(self, lane: str) -> int:
+        return self.free if lane else 0
+
+    def submit(
+        self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
+    ) -> None:
+        del lane, timeout, done, key
+        self.calls.append(call)
+
+
+def sick_node(ward: OpenWard) -> tuple[Ward, Engine, Held]:
+    """A node has just fallen sick; the leader that was is gone, and another is about to lead."""
+    w = ward(nodes=4, strict=False)
+    w.sim.hosts[0].crash(down_for=1e9)
+    w.run(60)
+    node = w.nodes[0]
+    fields: dict[str, str | int] = {"number": 79, "device": 0}
+    xid = Observed(node=node, kind="xid", fields=fields, incarnation=w.node(node).incarnation)
+    Ingest(w.sim.store, w.sim.clock).take([Fact(id="xid", at=moment(w.sim.clock.wall()), news=xid)])
+    held, sim = Held(), w.sim
+    engine = Engine(sim.store, sim.hands, sim.rules, held, sim.clock, Setup(holder="next", lease_ttl=30.0))
+    assert engine.lead()
+    return w, engine, held
+
+
+def quarantine(w: Ward) -> Intent:
+    row = w.sim.store.load([key := f"intent:{w.incident(w.nodes[0]).intent}"])[key].row
+    assert isinstance(row, Intent)
+    return row
+
+
+def test_nothing_is_sent_that_the_lease_does_not_outlast(ward: OpenWard) -> None:
+    w, engine, held = sick_node(ward)
+    w.sim.scheduler.now += 25.0  # it leads for five seconds more, and a call may take ten
+    assert engine.leads
+    engine.round()
+    assert quarantine(w).state is IntentState.PLANNED
+    engine.lead()
+    engine.round()
+    assert quarantine(w).state is IntentState.SENT
+    assert len(held.calls) == 1
+
+
+def test_a_call_that_was_taken_under_an_earlier_lease_is_not_made(ward: OpenWard) -> None:
+    w, engine, held = sick_node(ward)
+    engine.round()
+    w.sim.scheduler.now += 60.0  # this process stood still; it leads again, but others may have led meanwhile
+    assert engine.lead()
+    assert held.calls[0]().result == "transient"
+    assert w.happened("cordon", w.nodes[0]) == []
+
+
+def test_what_its_owner_has_let_go_of_is_not_sent(ward: OpenWard) -> None:
+    """Facts may move an owner on while its intent waits for a worker."""
+    w, engine, held = sick_node(ward)
+    held.free = 0
+    engine.round()
+    first = quarantine(w)
+    assert first.state is IntentState.PLANNED
+    lease = w.sim.store.lease("next", 30.0)
+    assert lease is not None
+    moved_on = replace(w.incident(w.nodes[0]), intent="")
+    w.sim.store.commit(Unit(writes={key_of(moved_on): moved_on}), lease.epoch)
+    held.free = 10
+    sim = w.sim
+    again = Engine(sim.store, sim.hands, sim.rules, held, sim.clock, Setup(holder="next", lease_ttl=30.0))
+    again.lead()
+    again.round()
+    row = sim.store.load([f"intent:{first.key}"])[f"intent:{first.key}"].row
+    assert isinstance(row, Intent)
+    assert (row.state, row.answer) == (IntentState.EXPIRED, "withdrawn")
+
+
+def test_a_controller_that_is_stopped_hands_its_lease_over_at_once(ward: OpenWard) -> None:
+    w = ward(nodes=2)
+    leader, follower = controllers(w, "", "")
+    leader.start(canary=lambda: True)
+    assert leader.desk.changes.wait(lambda: leader.leads, 20.0)
+    leader.stop()
+    assert not leader.leads
+    follower.start(canary=lambda: True)
+    try:
+        assert follower.desk.changes.wait(lambda: follower.leads, 20.0), "the lease would last 30 s"
+    finally:
         follower.stop()

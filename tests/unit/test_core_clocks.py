@@ -1,13 +1,27 @@
 """Watched clocks, how decisions see them, and the wall clock that replicas share."""
 
+from pathlib import Path
+
 import pytest
+from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.engine.clocks import Clocks, SharedClock
 from sickbay.engine.ingest import Ingest
-from sickbay.model.clock import INGEST, READ_MOST, WatchedClock
-from sickbay.model.errors import StoreUnavailable
-from sickbay.model.fleet import Cursor, Incarnation, NodeId
+from sickbay.engine.plan_incidents import _sight as sight_of
+from sickbay.engine.plan_intents import plan_intent
+from sickbay.engine.view import Draft, Rules, View
+from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.policy import load_policy
+from sickbay.model.clock import INGEST, READ_MOST, Deadline, WatchedClock
+from sickbay.model.errors import Conflict, StoreUnavailable
+from sickbay.model.fleet import Cursor, Incarnation, JobId, NodeId
+from sickbay.model.intent import AnyAct, Intent, IntentState, Look, Release, StopJob
+from sickbay.model.rows import AnyRow, key_of
+from sickbay.testing.store_nouns import NOON, job, node, writes
+from sickbay.testing.store_nouns import incident as incident_of
+from sickbay.testing.store_nouns import intent as intent_of
 
 
 class Watch:
@@ -176,3 +190,112 @@ def test_reports_through_two_replicas_with_skewed_clocks_do_not_hasten_silence(s
     assert 598.0 <= row.reading <= 600.0
     ((_, pulse),) = store.voices(0.0).heard
     assert row.reading - 1.0 <= pulse.reading <= row.reading
+
+
+# --- what an intent is judged by
+
+RULES = Rules(policy=load_policy("default"), tables=load_tables(), policy_digest="p", can={}, blind={})
+SEAT = NodeId("c/a")
+
+
+def drafted(store: MemoryStore, *rows: AnyRow, as_of: float = 0.0, ingest: float = 0.0) -> Draft:
+    """A decision over these rows, with a cluster that has been read that far."""
+    lease = store.lease("me", 600.0)
+    assert lease is not None
+    store.commit(writes(*rows), lease.epoch)
+    clocks = {"c": clock(reading=1000.0, as_of=as_of), INGEST: WatchedClock(source=INGEST, period=5.0, reading=ingest)}
+    return Draft(View(store), RULES, clocks, NOON)
+
+
+def followed(draft: Draft, intent: Intent) -> Intent:
+    plan_intent(draft, key_of(intent))
+    row = draft.peek(Intent, key_of(intent))
+    assert row is not None
+    return row
+
+
+def accepted(act: AnyAct, *, visible_from: float) -> Intent:
+    return replace(
+        intent_of("i.1"), act=act, clock="c", state=IntentState.ACCEPTED, sends=1, visible_from=visible_from,
+        seen_by=Deadline(clock="c", at=2000.0),
+    )  # fmt: skip
+
+
+def test_an_effect_that_its_own_seat_shows_does_not_wait_for_a_read_of_the_whole_cluster() -> None:
+    release = accepted(Release(node=SEAT, owner="sickbay:i"), visible_from=100.0)
+    draft = drafted(MemoryStore(), release, node("a", as_of=105.0), as_of=90.0)
+    assert followed(draft, release).state is IntentState.SEEN
+
+
+def test_a_seat_that_was_read_before_the_effect_proves_nothing() -> None:
+    release = accepted(Release(node=SEAT, owner="sickbay:i"), visible_from=100.0)
+    draft = drafted(MemoryStore(), release, node("a", as_of=95.0), as_of=90.0)
+    assert followed(draft, release).state is IntentState.ACCEPTED
+
+
+def test_ranks_that_the_job_itself_shows_gone_do_not_wait_for_a_read_of_the_whole_cluster() -> None:
+    stop = accepted(StopJob(job=JobId("j"), attempt=1), visible_from=100.0)
+    stopped = replace(job("j"), attempt=1, ranks={SEAT: "gone"}, ranks_as_of=105.0)
+    assert followed(drafted(MemoryStore(), stop, stopped, as_of=90.0), stop).state is IntentState.SEEN
+    early = replace(stopped, ranks_as_of=95.0)
+    assert followed(drafted(MemoryStore(), stop, early, as_of=90.0), stop).state is IntentState.ACCEPTED
+
+
+def test_a_seat_that_was_read_after_the_effect_and_does_not_show_it_is_not_looked_at_again_and_again() -> None:
+    """Only while no read is new enough does every further one tell; from then on a change of its row does."""
+    release = accepted(Release(node=SEAT, owner="sickbay:i"), visible_from=100.0)
+    for as_of, until in ((95.0, 1005.0), (105.0, 2000.0)):
+        draft = drafted(MemoryStore(), release, node("a", as_of=as_of, cordons=("sickbay:i",)), as_of=90.0)
+        followed(draft, release)
+        mark = draft.waits["intent:i.1"]
+        assert mark is not None
+        assert mark.until == Deadline(clock="c", at=until)
+        assert "node:c/a" in mark.on
+
+
+@pytest.mark.parametrize(("reading", "state"), [(119.0, IntentState.UNKNOWN), (120.0, IntentState.PLANNED)])
+def test_what_an_agent_was_asked_counts_as_absent_only_after_two_timeouts(reading: float, state: IntentState) -> None:
+    """No read shows it, so time must do: once for the call, once more for its answer."""
+    look = replace(
+        intent_of("i.1"), act=Look(nodes=(SEAT,)), clock=INGEST, call_timeout=10.0, sent_at=100.0, sends=1,
+        state=IntentState.UNKNOWN, seen_by=Deadline(clock=INGEST, at=900.0),
+    )  # fmt: skip
+    assert followed(drafted(MemoryStore(), look, ingest=reading), look).state is state
+
+
+# --- what a decision depends on
+
+
+def test_a_unit_is_refused_when_a_row_that_it_only_read_has_changed() -> None:
+    store = MemoryStore()
+    draft = drafted(store, node("a"))
+    assert draft.node(SEAT) is not None
+    draft.put(incident_of("i"))
+    lease = store.lease("me", 600.0)
+    assert lease is not None
+    store.commit(writes(node("a", unmanaged=1)), lease.epoch)
+    with pytest.raises(Conflict):
+        store.commit(draft.unit(), lease.epoch)
+
+
+def test_a_decision_about_a_node_that_can_be_claimed_is_woken_by_every_claim_in_its_pool() -> None:
+    """A node whose fault is excused may be given to a job at any time, and then the job is the incident's business."""
+    open_ = replace(incident_of("i"), began=0.0)
+    seat = node("a", claimable=True, incident=open_.id, incarnation=open_.incarnation, excused=True)
+    for claimable, wakes in ((True, True), (False, False)):
+        draft = drafted(MemoryStore(), open_, replace(seat, claimable=claimable), ingest=100.0)
+        sight_of(draft, open_)
+        assert ("ledger:p" in draft.watched) is wakes
+
+
+def test_sqlite_waits_for_the_disk_unless_the_write_may_be_lost(tmp_path: Path) -> None:
+    """PRAGMA synchronous: 2 is FULL, 1 is NORMAL, where a power cut may take back what was acknowledged."""
+    database = Sqlite(tmp_path / "s.db")
+    try:
+        modes = []
+        for durable in (True, False, True):
+            with database.writing(durable=durable) as connection:
+                modes.append(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+        assert modes == [2, 1, 2]
+    finally:
+        database.close()

@@ -106,6 +106,11 @@ class Engine:
         self._lease_until = asked + lease.ttl
         return True
 
+    def resign(self) -> None:
+        """Hand the lease over at once, when this process ends. A call that has not begun is not made any more."""
+        self._epoch, self._lease_until = 0, 0.0
+        self._store.resign(self._setup.holder)
+
     @property
     def leads(self) -> bool:
         return self._epoch > 0 and self._clock.mono() < self._lease_until

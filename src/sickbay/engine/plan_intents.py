@@ -139,7 +139,7 @@ def _surely_absent(draft: Draft, intent: Intent) -> bool:
 
 
 def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
-    reading = draft.reading(intent.clock)
+    reading, clock = draft.reading(intent.clock), draft.clocks.get(intent.cluster)
     match intent.state:
         case IntentState.PLANNED:
             return intent.not_before
@@ -148,9 +148,7 @@ def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
         case IntentState.UNKNOWN if may_be_sent_again(intent):
             soon = Deadline(clock=intent.clock, at=reading + 0.5 * intent.call_timeout)
             return soon if intent.seen_by is None or soon.at < intent.seen_by.at else intent.seen_by
-        case IntentState.ACCEPTED if (clock := draft.clocks.get(intent.cluster)) and _horizon(
-            draft, intent
-        ) < intent.visible_from:
+        case IntentState.ACCEPTED if clock is not None and _horizon(draft, intent) < intent.visible_from:
             # A read that shows the effect may be older than the one that must show it, and then nothing changes any
             # more: only a further read tells, and reads wake nobody.
             soon = Deadline(clock=intent.cluster, at=draft.reading(intent.cluster) + clock.period)

@@ -120,6 +120,8 @@ class Controller:
         self._awake.set()
         for thread in self._threads:
             thread.join(timeout=15.0)
+        with self._guarded("the lease"):
+            self._engine.resign()
 
     def _spawn(self, name: str, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, name=name, daemon=True)

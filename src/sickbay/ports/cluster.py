@@ -96,7 +96,12 @@ class Cluster(Protocol):
         """Tags of acts (`model.intent`) that cannot promise one effect per key."""
         ...
 
-    def watch(self, cursor: str | None) -> Deltas | Lost: ...
+    def watch(self, cursor: str | None) -> Deltas | Lost:
+        """What changed since a cursor. None, one that lies too far back, and one of another run are Lost.
+
+        Only the leader reads; who takes over may hold a cursor that another process was given.
+        """
+        ...
 
     def snapshot(self) -> Snapshot: ...
 

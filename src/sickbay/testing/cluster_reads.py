@@ -30,6 +30,12 @@ class ReadContract:
         assert isinstance(rig.cluster.watch(rig.outdated_cursor()), Lost)
         assert isinstance(rig.cluster.watch(rig.cluster.snapshot().cursor), Deltas)
 
+    def test_a_cursor_of_another_run_is_lost(self, rig: ClusterRig) -> None:
+        """Whoever takes over may hold one that another process was given."""
+        cursor = rig.cluster.snapshot().cursor
+        for other in (f"another-{cursor}", f"0{cursor}", "", "not a cursor"):
+            assert isinstance(rig.cluster.watch(other), Lost)
+
     def test_nothing_new_is_told_when_nothing_changed(self, rig: ClusterRig) -> None:
         rig.settle()
         cursor = rig.cluster.snapshot().cursor

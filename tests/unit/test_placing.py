@@ -16,7 +16,7 @@ from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
-from sickbay.model.fleet import AgentState, Device, Incarnation, IncidentId, JobId, Ledger, Node, NodeId
+from sickbay.model.fleet import AgentState, Device, Incarnation, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.policy import Limit, PlaceBy, Policy
@@ -50,7 +50,7 @@ def draft(*rows: AnyRow, policy: Policy = DEFAULT) -> Draft:
     store = MemoryStore(limits=False)
     lease = store.lease("test", 60.0)
     assert lease is not None
-    for row in rows:
+    for row in (*rows, *map(roster, ROSTERS)):
         store.commit(Unit(writes={key_of(row): row}, expect={key_of(row): 0}), lease.epoch)
     rules = Rules(policy=policy, tables=TABLES, policy_digest="", can={"sim": frozenset()}, blind={})
     return Draft(View(store), rules, {}, NOW)
@@ -61,7 +61,20 @@ def by(*order: PlaceBy) -> Policy:
 
 
 def interrupted(*nodes: int) -> tuple[Interruption, ...]:
-    return (Interruption(attempt=1, cause="", stages={"detected": NOW}, nodes=tuple(SEATS[n] for n in nodes)),)
+    """The loss of an attempt on these nodes; its number names their roster, which every draft has."""
+    return (Interruption(attempt=_attempt(nodes), cause="", stages={"detected": NOW}, rosters=1),)
+
+
+def _attempt(nodes: tuple[int, ...]) -> int:
+    return int("1" + "".join(map(str, nodes)))
+
+
+ROSTERS = [(0, 1), (2, 3), (0, 1, 2), (1, 2, 3)]
+
+
+def roster(nodes: tuple[int, ...]) -> Roster:
+    names = tuple(SEATS[n] for n in nodes)
+    return Roster(job=JobId("train"), attempt=_attempt(nodes), number=0, at=NOW, nodes=names)
 
 
 def placed(found: Placement | str) -> list[str]:

@@ -332,7 +332,7 @@ CALLS = st.lists(
 LOSSES = st.lists(
     st.builds(
         Interruption, attempt=st.integers(0, 2), cause=st.just("why"), at=st.floats(0, 1000),
-        stages=st.just({"detected": NOW}), closed=st.booleans(), nodes=st.just((A, B)),
+        stages=st.just({"detected": NOW}), closed=st.booleans(),
         incidents=st.sampled_from([(), (IncidentId("i1"),)]),
     ), max_size=3,
 ).map(tuple)  # fmt: skip

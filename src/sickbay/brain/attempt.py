@@ -1,7 +1,7 @@
 """A job whose attempt runs, or must end: RUNNING until something ends it, STOPPING until every rank is surely gone."""
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
-from sickbay.brain.job_sight import JobSight
+from sickbay.brain.job_sight import JobSight, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -10,6 +10,7 @@ from sickbay.model.job import EndReason, Job
 from sickbay.model.policy import Policy
 
 FENCES_AT_ONCE = 6  # each is written down in the job's own unit
+FENCES_KEPT = 20  # with those that failed: each is a row that the job's decision reads
 
 
 def running(s: JobSight, policy: Policy) -> Decision:
@@ -87,21 +88,22 @@ def _without_reach(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Dec
     if done:
         ranks = {node: "gone" if node in done else state for node, state in job.ranks.items()}
         kept = tuple(fence.key for fence in s.fences if not _fenced(fence))
-        return Change(f"fenced: {', '.join(sorted(done))}", {"ranks": ranks, "fences": kept})
+        return Change(f"fenced: {listing(sorted(done))}", {"ranks": ranks, "fences": kept})
     under_way = [fence for fence in s.fences if not fence.state.over]
     if Capability.FENCE in s.can:
         asked = {fence.act.node for fence in s.fences if isinstance(fence.act, Fence)}
         following = next((node for node in left if node not in asked), None)
-        if following is not None and len(under_way) < FENCES_AT_ONCE:
+        room = len(under_way) < FENCES_AT_ONCE and len(s.fences) < FENCES_KEPT
+        if following is not None and room:
             act = Fence(node=following, job=job.id, attempt=job.attempt)
             because = f"ranks on {following} cannot be reached"
             return Do(act, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
     if under_way:
-        names = ", ".join(sorted(f.act.node for f in under_way if isinstance(f.act, Fence)))
+        names = listing(sorted(f.act.node for f in under_way if isinstance(f.act, Fence)))
         return Stay(Wait(because=f"fencing {names}", until=under_way[0].seen_by))
     if job.fenced:
         why = "its own checkpoints are fenced: what may still run there can commit nothing"
-        return _off(s, policy, f"goes on without {', '.join(left)}, which nobody can reach; {why}")
+        return _off(s, policy, f"goes on without {listing(left)}, which nobody can reach; {why}")
     return None
 
 
@@ -116,7 +118,7 @@ def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
     Nodes that its ranks have left are free for others: one node out of reach must not hold up all of a large job's.
     """
     job = s.job
-    why = f"cannot prove that the ranks on {', '.join(left)} are gone ({_why_not(s)}); a second copy would ruin the run"
+    why = f"cannot prove that the ranks on {listing(left)} are gone ({_why_not(s)}); a second copy would ruin the run"
     if job.deadline is None:
         held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) != "gone"}
         also: dict[str, object] = {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}

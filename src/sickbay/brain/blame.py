@@ -2,7 +2,7 @@
 
 from sickbay.brain.decision import Decision, Do, Move, Stay
 from sickbay.brain.diagnose import SHELL, diagnose, signal_of
-from sickbay.brain.job_sight import JobSight, tell
+from sickbay.brain.job_sight import AVOIDED, JobSight, listing, tell
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -32,7 +32,7 @@ def diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
         suspects = tuple(sorted(node for node in job.ranks if node in named))
         chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
         check = Verify(nodes=chosen, level=after.level, profile=after.profile)
-        also = {"avoid": _dark(intent, nodes)}
+        also = {"avoid": _dark(intent, nodes)[:AVOIDED]}
         return Do(check, "its nodes are checked before it restarts", after.deadline, INGEST, also=also)
     if intent is not None and examined and not intent.state.over:
         return Stay(Wait(because="its nodes are checked", until=intent.seen_by))
@@ -62,11 +62,11 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     lost = sum(1 for i in job.interruptions if i.at > reading - rule.window.total_seconds())
     because = job.calls[0].because if job.calls else (f"it ended: {job.end.reason}" if job.end else "it ended")
     if failed:
-        because = f"{', '.join(failed)} failed its check"
+        because = f"{listing(failed)} failed its check"
     elif unplaced:
         because = "the cluster had not placed it yet"
     elif late and not job.calls:
-        because = f"its nodes fell sick: {', '.join(late)}"
+        because = f"its nodes fell sick: {listing(late)}"
     fail = ""
     if lost >= rule.max_interruptions:
         fail = f"{lost} interruptions within {rule.window}"
@@ -80,7 +80,7 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     also: dict[str, object] = {"diagnosis": fail or because, "deadline": None}
     if fail:
         return Move("fail", fail, also, tell(job, "job_failed", f"{job.spec.name}: {fail}"))
-    also |= {"restarts": spent, "avoid": tuple(sorted({*dark})), "calls": (), "gates": 0}
+    also |= {"restarts": spent, "avoid": tuple(sorted({*dark}))[:AVOIDED], "calls": (), "gates": 0}
     return Move("requeue", because, also)
 
 

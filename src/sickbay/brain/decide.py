@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.doubt import checking
+from sickbay.brain.job_sight import listing
 from sickbay.brain.orders import close, obey
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
 from sickbay.brain.sight import Sight, away, later, owner_of, remind
@@ -203,10 +204,10 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
         act = Drain(node=node.id, how="force")
         return Do(act, because, policy.pace.drain_every, incident.cluster, also=also)
     if late:
-        left = ", ".join(must) or f"{node.unmanaged} pieces of unmanaged work"
+        left = listing(must) or f"{node.unmanaged} pieces of unmanaged work"
         return Move("hold", f"draining did not end in {policy.pace.drain_deadline}: {left} still there")
     if must:
-        return Stay(Wait(because=f"waiting for {', '.join(must)} to leave", until=incident.deadline))
+        return Stay(Wait(because=f"waiting for {listing(must)} to leave", until=incident.deadline))
     return _drain(s, node, policy, "force" if forced else policy.pace.drain)
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
-from sickbay.brain.job_sight import JobSight, Placement, tell
+from sickbay.brain.job_sight import AVOIDED, JobSight, Placement, listing, tell
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -141,7 +141,7 @@ def _asked_to_rerun(s: JobSight, policy: Policy, intent: Intent, act: RerunJob) 
         avoid = s.unusable()
         if not isinstance(avoid, str):
             still = tuple(node for node in avoid if node not in well)
-            return _ask_to_rerun(s, still, f"asked for anew: {', '.join(well)} can be used again")
+            return _ask_to_rerun(s, still, f"asked for anew: {listing(well)} can be used again")
     waits = _starved(s, policy, "its controller was asked to run it again")
     return Stay(Wait(because=waits.wait.because, until=again)) if well and isinstance(waits, Stay) else waits
 
@@ -158,7 +158,7 @@ def gating(s: JobSight, policy: Policy) -> Decision:
             return Move("stopped", because, {"claim": {}})
         failed = _failed(intent)
         if failed:
-            return _gate_failed(s, policy, f"{', '.join(failed)} did not pass the gate", failed)
+            return _gate_failed(s, policy, f"{listing(failed)} did not pass the gate", failed)
         return Move("unclaim", because, {"claim": {}, "calls": (), "deadline": None})
     if intent is None:
         return Move("unclaim", "its intent is gone", {"claim": {}})
@@ -171,7 +171,7 @@ def gating(s: JobSight, policy: Policy) -> Decision:
         bad = tuple(node for node in intent.act.nodes if intent.verdicts.get(node) != "pass")
         if not bad:
             return _start(s, policy, job.claim)
-        return _gate_failed(s, policy, f"{', '.join(bad)} did not pass the gate", bad)
+        return _gate_failed(s, policy, f"{listing(bad)} did not pass the gate", bad)
     match intent.state:
         case IntentState.SEEN:
             return Move("started", "all ranks are seen")
@@ -196,9 +196,7 @@ def _in_their_queue(s: JobSight, policy: Policy, intent: Intent) -> Decision:
         well = s.well(intent.act.avoid) if isinstance(intent.act, StartJob) else ()
         again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
         if well and s.passed(again):  # what was named once is avoided for as long as the attempt waits
-            return Move(
-                "stop", f"asked for anew: {', '.join(well)} can be used again", {"deadline": None, "made": True}
-            )
+            return Move("stop", f"asked for anew: {listing(well)} can be used again", {"deadline": None, "made": True})
         waits = _starved(s, policy, "waits in the cluster's own queue")
         return Stay(Wait(because=waits.wait.because, until=again)) if well and isinstance(waits, Stay) else waits
     if job.deadline is None:
@@ -231,5 +229,5 @@ def _gate_failed(s: JobSight, policy: Policy, why: str, bad: tuple[NodeId, ...])
         why = f"{why}; {gates} gates have failed"
         also = {"claim": {}, "gates": gates, "diagnosis": why}
         return Move("fail", why, also, tell(job, "job_failed", f"{job.spec.name}: {why}"))
-    avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *bad}))
+    avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *bad}))[:AVOIDED]
     return Move("unclaim", why, {"claim": {}, "calls": (), "gates": gates, "avoid": avoid, "deadline": None})

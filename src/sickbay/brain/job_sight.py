@@ -1,6 +1,6 @@
 """What a job's decision may read, and the words that its states share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -45,6 +45,19 @@ class JobSight:
     @property
     def cluster(self) -> str:
         return self.job.spec.cluster
+
+
+TOLD = 20  # names that one line has
+
+
+def listing(names: Iterable[str]) -> str:
+    """A few names, and how many more there are: a gang may have thousands."""
+    every = list(names)
+    more = f" and {len(every) - TOLD} more" if len(every) > TOLD else ""
+    return ", ".join(every[:TOLD]) + more
+
+
+AVOIDED = 500  # nodes that a job or an order names as to be avoided: more is an outage, not a choice
 
 
 def tell(job: Job, event: str, text: str) -> Tell:

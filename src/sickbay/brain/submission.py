@@ -3,8 +3,12 @@
 import re
 from collections.abc import Collection, Iterator
 
-from sickbay.model.job import JobSpec, LogRule
+from msgspec.json import encode
 
+from sickbay.model.job import JobSpec, LogRule
+from sickbay.model.parts import GANG_MOST
+
+SPEC_MOST = 100_000  # bytes; it is part of its job's row, and of every start
 LEVELS = range(5)  # of the check before its start; 0: none
 
 
@@ -17,6 +21,10 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
     if spec.cluster not in clusters:
         known = ", ".join(sorted(clusters)) or "none"
         yield f"there is no cluster {spec.cluster!r}: write one of {known}"
+    if spec.most > GANG_MOST:
+        yield f"{spec.most} nodes are more than one job can have: write at most {GANG_MOST}"
+    if (size := len(encode(spec))) > SPEC_MOST:
+        yield f"it takes {size} bytes to write down, at most {SPEC_MOST}: pass long values in a file that it reads"
     away = [node for node in spec.on if not node.startswith(f"{spec.cluster}/")]
     if away:
         yield f"{away[0]} is not a node of {spec.cluster}: name nodes as {spec.cluster}/<name>"

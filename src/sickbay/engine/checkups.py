@@ -4,12 +4,14 @@ All nodes of a request are checked at once, but written down slice by slice: a u
 has many. Whoever is checked is held from being claimed by its own row, until its verdict is in or its check is over.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.gate import CHECKS_TAKE
+from sickbay.brain.job_sight import listing
 from sickbay.engine.steps import post
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup, Finding, checkup_id
@@ -23,9 +25,9 @@ from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 SLICE = 12  # nodes of one intent: each may bring its incident along and moves its tag, and a unit has 100 actions
 CONSIDERED = 500  # nodes in one unit, most of them not asked for or not idle
 NAMED = 200  # skipped or failed nodes that a row names
-TOLD = 20  # of them, those that a line names
-DETAILED = 40  # nodes of a check whose findings are kept with their reasons
-TESTS, WORDS = 24, 200  # of one finding: a row has room for that of all its nodes
+DETAILED = SLICE  # nodes of a check whose findings are kept with their reasons
+TESTS, FIGURES, WORDS = 24, 12, 200  # of one finding
+FINDINGS = 200_000  # bytes of all findings of one check: a row has room for them and for what goes with them
 LEVELS = ("1", "2", "3", "4")
 
 
@@ -207,9 +209,15 @@ def answered(intent: Intent, news: Checked) -> Intent:
     intent = replace(intent, verdicts={**intent.verdicts, news.node: news.verdict})
     if not isinstance(intent.act, Verify) or len(intent.act.nodes) > DETAILED:
         return intent
-    tests = tuple(replace(test, because=test.because[:WORDS]) for test in news.tests[:TESTS])
+    tests = tuple(
+        replace(test, because=test.because[:WORDS], figures=dict(list(test.figures.items())[:FIGURES]))
+        for test in news.tests[:TESTS]
+    )
     finding = Finding(verdict=news.verdict, because=news.because[: 2 * WORDS], tests=tests)
-    return replace(intent, found={**intent.found, news.node: finding})
+    found = {**intent.found, news.node: finding}
+    if len(encode(found)) > FINDINGS:
+        found[news.node] = replace(finding, tests=())
+    return replace(intent, found=found)
 
 
 def ended(draft: Draft, intent: Intent) -> None:
@@ -259,10 +267,3 @@ def _closed_if_done(draft: Draft, checkup: Checkup) -> Checkup:
         notice = Notify(event=event, subject=key_of(checkup), text=text)
         post(draft, notice, key=f"{checkup.id}.tell", cluster="", pool="")
     return replace(checkup, closed_at=draft.now)
-
-
-def listing(names: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - TOLD} more" if len(every) > TOLD else ""
-    return ", ".join(every[:TOLD]) + more

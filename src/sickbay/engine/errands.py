@@ -18,6 +18,7 @@ from sickbay.model.rows import DUE_NOW, key_of
 
 AT_ONCE = 10  # jobs
 KEEP_CALLS = 20
+KEEP_LINKED = 50  # incidents of one interruption: a storm may strike every node of a gang
 
 
 def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False) -> None:
@@ -72,8 +73,9 @@ def _linked(draft: Draft, errand: Errand) -> Iterator[Job]:
             replace(lost, incidents=(*lost.incidents, errand.incident))
             if errand.incident is not None
             and errand.incident not in lost.incidents
+            and len(lost.incidents) < KEEP_LINKED
             and _inside(draft, job, n, errand.at)
-            and errand.node.id in lost.nodes
+            and errand.node.id in draft.roster(job, lost)
             else lost
             for n, lost in enumerate(job.interruptions)
         )

@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from sickbay.brain.identity import devices_with
+from sickbay.engine.door import cut
 from sickbay.engine.view import moment
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.errors import EffectError, StoreError
@@ -59,11 +60,11 @@ class Ingest:
             known = _clock(self._store, INGEST)
             reading = known.heard(mark.at).reading if counts else known.reading
             self._store.hear({node: Pulse(reading=reading, incarnation=inc) for node, inc in pulses.items()})
-        return self._store.append(facts, [mark] if counts else [])
+        return self._store.append(list(map(cut, facts)), [mark] if counts else [])
 
     def tell(self, key: str, news: AnyNews) -> None:
         """One fact that is no report: a command, an outcome. It says nothing about whether agents can be heard."""
-        self._store.append([Fact(id=key, at=moment(self._clock.wall()), news=news)])
+        self._store.append([cut(Fact(id=key, at=moment(self._clock.wall()), news=news))])
 
 
 class Together:
@@ -81,7 +82,7 @@ class Together:
     def tell(self, key: str, news: AnyNews) -> None:
         """Returns when it is stored, by this thread or by another."""
         with self._telling:
-            self._told.append(Fact(id=key, at=moment(self._clock.wall()), news=news))
+            self._told.append(cut(Fact(id=key, at=moment(self._clock.wall()), news=news)))
         with self._appending:
             with self._telling:
                 facts, self._told = self._told, []
@@ -189,7 +190,7 @@ class Watcher:
 
     def _append(self, facts: Sequence[Fact], marks: Sequence[Mark]) -> int:
         """A read may have taken so long that another leads by now, who has read further."""
-        return self._store.append(facts, marks) if self._leads() else 0
+        return self._store.append(list(map(cut, facts)), marks) if self._leads() else 0
 
     def _mark(self, cursor: str, as_of: float) -> Mark:
         return Mark(

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Tell
 from sickbay.brain.submission import refusal
+from sickbay.engine.door import slim
 from sickbay.engine.seats import take_turns
 from sickbay.engine.steps import REPEATED_TELLS, due_now, first_step, interrupted, notify, step_job
 from sickbay.engine.view import Draft
@@ -16,6 +17,7 @@ from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState
 from sickbay.model.rows import key_of
 
 KEEP_CALLS = 20
+KEEP_RESTARTS = 1000  # a native controller may restart its job every second
 STACKS = 20_000  # characters from one node
 TAIL = 16_384  # characters of an attempt's output that come after its end
 SKIPPED, SKIPPED_WORDS = 10, 300  # checkpoints that a line names, and characters of each
@@ -24,12 +26,12 @@ SKIPPED, SKIPPED_WORDS = 10, 300  # checkpoints that a line names, and character
 def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if draft.job(news.job) is not None:
         return
-    job = Job(id=news.job, spec=news.spec, submitted_at=fact.at)
-    draft.tell(f"QUEUED: submitted as {news.spec.name}", key_of(job), event="submitted")
     wrong = refusal(news.spec, draft.rules.can)
+    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at)
+    draft.tell(f"QUEUED: submitted as {job.spec.name}", key_of(job), event="submitted")
     if wrong:
         job = step_job(draft, job, "fail", wrong, {"diagnosis": wrong})
-        notice = Notify(event="job_failed", subject=key_of(job), text=f"{news.spec.name}: {wrong}")
+        notice = Notify(event="job_failed", subject=key_of(job), text=f"{job.spec.name}: {wrong}")
         draft.put(replace(job, told=notify(draft, job, Tell(notice, "job_failed"))))
     else:
         due_now(draft, job)
@@ -180,7 +182,7 @@ def _spent(draft: Draft, job: Job) -> tuple[float, ...]:
     """One more restart, and those of the window."""
     reading = draft.reading(job.spec.cluster)
     since = reading - draft.rules.policy.resume.window.total_seconds()
-    return (*(at for at in job.restarts if at > since), reading)
+    return (*(at for at in job.restarts if at > since), reading)[-KEEP_RESTARTS:]
 
 
 def _runs_there(job: Job, node: NodeId | None) -> bool:

@@ -1,6 +1,6 @@
 """Where a job's next attempt may run."""
 
-from sickbay.brain.job_sight import Placement
+from sickbay.brain.job_sight import AVOIDED, Placement, listing
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident, Phase
@@ -19,11 +19,12 @@ def place(draft: Draft, job: Job) -> Placement | str:
         return _named(draft, job, taken)
     free = {node.id: devices for node in _candidates(draft, job) if (devices := _free(node, job, taken)) is not None}
     order = draft.rules.policy.resume.place
-    last = job.interruptions[-1].nodes if job.interruptions else ()
+    last = draft.roster(job, job.interruptions[-1]) if job.interruptions else frozenset()
     own = last and PlaceBy.SPARE not in order and all(draft.peek(Node, f"node:{node}") for node in last)
     if own:  # no spare by policy: only its own nodes will do, as long as their seats are there
         free = {node: devices for node, devices in free.items() if node in last}
-    chosen = sorted(free, key=lambda n: (n in job.avoid, n not in last if order[:1] == (PlaceBy.SAME,) else False, n))
+    avoid = set(job.avoid)
+    chosen = sorted(free, key=lambda n: (n in avoid, n not in last if order[:1] == (PlaceBy.SAME,) else False, n))
     most, least = job.spec.most, job.spec.least
     if len(chosen) >= most:
         return {node: free[node] for node in chosen[:most]}
@@ -31,7 +32,7 @@ def place(draft: Draft, job: Job) -> Placement | str:
     if fewer and len(chosen) >= least:
         return {node: free[node] for node in chosen}
     if own:
-        return f"waits for its own nodes: {', '.join(n for n in last if n not in free)} cannot be claimed"
+        return f"waits for its own nodes: {listing(n for n in sorted(last) if n not in free)} cannot be claimed"
     return f"needs {least if fewer else most} nodes of {job.pool}, {len(chosen)} can be claimed"
 
 
@@ -87,7 +88,7 @@ def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...] | str:
     pools = _pools(draft, job)
     found = [incident for pool in pools for incident in draft.find(Incident, f"open-incident:{pool}")]
     sick = {incident.node for incident in found if incident.phase is not Phase.WATCHED}
-    last = job.interruptions[-1].nodes if job.interruptions else ()
+    last = draft.roster(job, job.interruptions[-1]) if job.interruptions else frozenset()
     checked = [node.id for pool in pools for node in draft.find(Node, f"checking:{pool}")]
     rows = {node: draft.peek(Node, f"node:{node}") for node in (*sick, *last, *checked)}
     bad = {node for node, row in rows.items() if row is not None and not row.claimable and not row.cordons}
@@ -96,9 +97,10 @@ def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...] | str:
     if bad & set(job.spec.on) or seats - len(bad) < least:
         for node in sorted(bad)[:WATCHED]:
             draft.node(node)  # our cordon on one of them is enough to ask
-        return f"needs {least} nodes of {job.pool}: {', '.join(sorted(bad))} cannot be used"
+        return f"needs {least} nodes of {job.pool}: {listing(sorted(bad))} cannot be used"
     dark = set(job.avoid)
-    return tuple(sorted(bad | dark if seats - len(bad | dark) >= least and not dark & set(job.spec.on) else bad))
+    avoid = bad | dark if seats - len(bad | dark) >= least and not dark & set(job.spec.on) else bad
+    return tuple(sorted(avoid))[:AVOIDED]
 
 
 def _pools(draft: Draft, job: Job) -> list[str]:

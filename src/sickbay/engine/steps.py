@@ -12,7 +12,7 @@ from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record
+from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record, Roster
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
 from sickbay.model.intent import (
     Drain,
@@ -27,12 +27,14 @@ from sickbay.model.intent import (
     Verify,
 )
 from sickbay.model.job import JOB_LIFE, Interruption, Job, JobState
+from sickbay.model.parts import PART
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 KEEP_PAST = 20
 KEEP_STAGES = 60
 KEEP_INTERRUPTIONS = 60
+CAUSE = 500  # characters
 REPEATED_TELLS = 40
 
 
@@ -176,21 +178,34 @@ def interrupted(draft: Draft, job: Job, because: str) -> tuple[Interruption, ...
     symptoms += [i.stages["detected"] for i in job.interruptions[-1:] if not i.closed]
     lost = Interruption(
         attempt=job.attempt,
-        cause=because,
+        cause=because[:CAUSE],
         at=draft.reading(job.spec.cluster),
         incidents=tuple(dict.fromkeys(c.incident for c in job.calls if c.incident)),
         stages={"detected": min(symptoms)},
-        nodes=tuple(sorted(job.claim or job.ranks)),
+        rosters=_write_rosters(draft, job),
     )
     earlier = tuple(i if i.closed else replace(i, closed=True) for i in job.interruptions)
-    return (*earlier, lost)[-max(KEEP_INTERRUPTIONS, draft.rules.policy.resume.max_interruptions) :]
+    keep = max(KEEP_INTERRUPTIONS, draft.rules.policy.resume.max_interruptions)
+    for old in (*earlier, lost)[:-keep]:
+        for number in range(old.rosters if old.attempt != lost.attempt else 0):
+            draft.drop(f"roster:{job.id}/{old.attempt}/{number}")
+    return (*earlier, lost)[-keep:]
+
+
+def _write_rosters(draft: Draft, job: Job) -> int:
+    """The names of an attempt's nodes, once, in rows of their own; returns how many rows."""
+    names = sorted(job.claim or job.ranks)
+    parts = [tuple(names[at : at + PART]) for at in range(0, len(names), PART)]
+    for number, some in enumerate(parts):
+        draft.put(Roster(job=job.id, attempt=job.attempt, number=number, at=draft.now, nodes=some))
+    return len(parts)
 
 
 def _blamed(job: Job, because: str) -> Job:
     """What the diagnosis found is the cause, whatever it looked like at first."""
     if not job.interruptions or job.interruptions[-1].closed:
         return job
-    return replace(job, interruptions=(*job.interruptions[:-1], replace(job.interruptions[-1], cause=because)))
+    return replace(job, interruptions=(*job.interruptions[:-1], replace(job.interruptions[-1], cause=because[:CAUSE])))
 
 
 def stamp(job: Job, stage: str, at: datetime) -> Job:

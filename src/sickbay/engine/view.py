@@ -7,10 +7,11 @@ from typing import TypeVar
 
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import UnreadableRow
-from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, NodeId
+from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
-from sickbay.model.job import Job
+from sickbay.model.job import Interruption, Job
+from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
 from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
 from sickbay.model.tables import Tables
@@ -61,7 +62,7 @@ class View:
         if missing:
             if len(self._rows) > CACHE_ROWS:
                 self.forget()
-            self._rows.update(self._store.load(missing))
+            self._rows.update(whole(self._store.load(missing), self._store.load))
 
     def assume_new(self, key: str) -> None:
         """Nobody has written this row: its name was never given before. The commit proves it; after a doubt we look."""
@@ -243,6 +244,12 @@ class Draft:
 
     def ledger(self, pool: str) -> Ledger:
         return self.read(Ledger, f"ledger:{pool}") or Ledger(pool=pool)
+
+    def roster(self, job: Job, lost: Interruption) -> frozenset[NodeId]:
+        """The nodes of an attempt that was interrupted."""
+        keys = [f"roster:{job.id}/{lost.attempt}/{number}" for number in range(lost.rosters)]
+        rows = (self.peek(Roster, key) for key in keys)
+        return frozenset(node for row in rows if row is not None for node in row.nodes)
 
     def open_jobs(self, cluster: str) -> list[Job]:
         """All jobs of a cluster, whatever pool they ask for. A claim changes only together with its nodes' ledgers."""

@@ -13,6 +13,7 @@ from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
 from sickbay.model.noun import Noun
+from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
 from sickbay.model.rows import IN_FORCE, TO_SEND, WITHHOLDING, AnyRow, Line
 from sickbay.ports.store import Store
@@ -54,7 +55,7 @@ class Archive:
 
     # --- rows
     def _row(self, kind: type[Kind], key: str) -> Kind | None:
-        row = self._store.load([key])[key].row
+        row = whole(self._store.load([key]), self._store.load)[key].row
         return row if isinstance(row, kind) else None
 
     def _keys(self, kind: str) -> Iterator[str]:

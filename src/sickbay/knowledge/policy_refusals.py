@@ -29,6 +29,7 @@ from sickbay.model.policy import (
 
 HELD = "held"  # the event that says: this waits for a person
 ANYTHING = Match()
+MOST_INTERRUPTIONS = 200
 # Pauses of nothing are allowed: they mean "do not wait".
 _MAY_BE_ZERO = frozenset({"settle", "native_grace", "stall_after"})
 _CLOCK = re.compile(r"^(?:[01]\d|2[0-3]):[0-5]\d$|^24:00$")
@@ -169,6 +170,8 @@ def _resume(policy: Policy) -> Iterator[Refusal]:
     for name in ("max_restarts", "max_interruptions"):
         if getattr(rule, name) < 0:
             yield Refusal(("resume", name), "must be 0 or more")
+    if rule.max_interruptions > MOST_INTERRUPTIONS:
+        yield Refusal(("resume", "max_interruptions"), f"at most {MOST_INTERRUPTIONS}: a job keeps the record of each")
     if rule.max_gates < 1:
         yield Refusal(("resume", "max_gates"), "must be 1 or more: a job without a gate sets its precheck to none")
     if rule.look_deadline <= rule.settle:

@@ -283,6 +283,27 @@ class Errand(Noun):
     incident: IncidentId | None = None  # to link; None: their ranks there have ended
 
 
+class Part(Noun):
+    """Some of the nodes of a large job or intent: a claim and its ranks, or an act's nodes and their verdicts."""
+
+    of: str  # the row's key
+    number: int
+    owner: str  # the row by which it is kept
+    at: datetime
+    nodes: dict[NodeId, tuple[int, ...]] = {}  # with their devices
+    words: dict[NodeId, str] = {}  # running | gone, or a verdict
+
+
+class Roster(Noun):
+    """Some of the nodes of an attempt that was interrupted, as many names as a row has room for."""
+
+    job: JobId
+    attempt: int
+    number: int
+    at: datetime
+    nodes: tuple[NodeId, ...] = ()
+
+
 class InForce(Noun):
     """The policy and knowledge in force. Decisions read it, so that a new policy makes every wait due."""
 

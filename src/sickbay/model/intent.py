@@ -124,6 +124,7 @@ class Intent(Noun):
     verdicts: dict[NodeId, str] = {}  # what a check or a look has answered so far
     found: dict[NodeId, Finding] = {}  # a check's verdicts with their reasons, where it has few nodes
     digest: str = ""
+    parts: int = 0  # as it is stored: rows that hold the act's nodes and `verdicts` where there are many
 
     @property
     def lane(self) -> str:

@@ -97,7 +97,7 @@ class Interruption(Noun):
     incidents: tuple[IncidentId, ...] = ()
     stages: dict[str, datetime] = {}  # detected stopped diagnosed placed gated started first_step
     closed: bool = False
-    nodes: tuple[NodeId, ...] = ()
+    rosters: int = 0  # rows with the names of its nodes: `roster:<job>/<attempt>/<number>`
 
 
 class Job(Noun):
@@ -135,6 +135,7 @@ class Job(Noun):
     told: tuple[str, ...] = ()
     closed_at: datetime | None = None
     digest: str = ""
+    parts: int = 0  # as it is stored: rows that hold `claim` and `ranks` where there are many
 
     @property
     def open(self) -> bool:

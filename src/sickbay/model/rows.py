@@ -7,7 +7,21 @@ from msgspec.structs import replace
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import Deadline, Standstill, WatchedClock
-from sickbay.model.fleet import Aside, Brake, Cursor, Errand, InForce, Ledger, Node, Record, Token, Voice, Withholding
+from sickbay.model.fleet import (
+    Aside,
+    Brake,
+    Cursor,
+    Errand,
+    InForce,
+    Ledger,
+    Node,
+    Part,
+    Record,
+    Roster,
+    Token,
+    Voice,
+    Withholding,
+)
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Job
@@ -31,6 +45,8 @@ AnyRow = (
     | Checkup
     | Aside
     | Errand
+    | Part
+    | Roster
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -51,6 +67,8 @@ KINDS: dict[str, type[AnyRow]] = {
     "checkup": Checkup,
     "aside": Aside,
     "errand": Errand,
+    "part": Part,
+    "roster": Roster,
 }
 
 WITHHOLDING = "withholding:"
@@ -89,6 +107,10 @@ def key_of(row: AnyRow) -> str:
             return f"token:{row.hash}"
         case WatchedClock():
             return f"clock:{row.source}"
+        case Part():
+            return f"part:{row.of}/{row.number}"
+        case Roster():
+            return f"roster:{row.job}/{row.attempt}/{row.number}"
         case Aside():
             return f"aside:{row.subject}"
         case Standstill():

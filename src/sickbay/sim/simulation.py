@@ -14,6 +14,7 @@ from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.job import Job, JobSpec
 from sickbay.model.noun import Noun
+from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
 from sickbay.ports.store import Store
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
@@ -278,7 +279,7 @@ class Simulation:
 
     # --- what the engine believes
     def job(self, job: JobId) -> Job:
-        row = self.store.load([f"job:{job}"])[f"job:{job}"].row
+        row = whole(self.store.load([f"job:{job}"]), self.store.load)[f"job:{job}"].row
         assert isinstance(row, Job), f"no job {job}"
         return row
 
@@ -302,7 +303,7 @@ class Simulation:
         found: list[object] = []
         after = ""
         while page := self.store.keys(kind, after=after):
-            rows = self.store.load(page)
+            rows = whole(self.store.load(page), self.store.load)
             found += [rows[key].row for key in page]
             after = page[-1]
         return found

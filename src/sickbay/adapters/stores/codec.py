@@ -13,6 +13,7 @@ from sickbay.model.checkup import Checkup
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import Conflict, UnitRefused, UnitTooLarge, UnreadableRow, Unstorable, UnusableStore
 from sickbay.model.facts import Fact, Garbled, Mark
+from sickbay.model.fleet import Part, Roster
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
@@ -161,8 +162,21 @@ def ended_at(row: AnyRow) -> datetime | None:
             return row.closed_at
         case Intent() if row.state.over:
             return row.planned_at
+        case Part() | Roster():
+            return row.at
         case _:
             return None
+
+
+def owner_of(row: AnyRow) -> str:
+    """The row for whose sake this one is kept while that one is open."""
+    match row:
+        case Intent() | Part():
+            return row.owner
+        case Roster():
+            return f"job:{row.job}"
+        case _:
+            return ""
 
 
 def opened(row: AnyRow) -> bool:

@@ -22,6 +22,7 @@ from sickbay.adapters.stores.codec import (
     ended_at,
     moved,
     opened,
+    owner_of,
     pack,
     pack_fact,
     pack_letter,
@@ -36,7 +37,6 @@ from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import Conflict, Fenced
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, NodeId
-from sickbay.model.intent import Intent
 from sickbay.model.protocol import Command
 from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, Versioned, given, kind_of, tag_of
 from sickbay.ports.store import Committed, Pulse, Voices
@@ -307,12 +307,12 @@ class MemoryStore:
 
     def _forget_rows(self, before: datetime) -> int:
         old = []
-        for kind in ("incident", "job", "checkup", "intent"):
+        for kind in ("incident", "job", "checkup", "intent", "part", "roster"):
             for key in self._kinds[kind].items if kind in self._kinds else ():
                 row = self._rows[key].row
                 if row is None or (end := ended_at(row)) is None or end >= before:
                     continue
-                if isinstance(row, Intent) and self._open(row.owner):
+                if (owner := owner_of(row)) and self._open(owner):
                     continue
                 old.append(key)
         for key in old:

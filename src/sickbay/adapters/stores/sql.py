@@ -20,6 +20,7 @@ from sickbay.adapters.stores.codec import (
     ended_at,
     moved,
     opened,
+    owner_of,
     pack_fact,
     pack_letter,
     pack_row,
@@ -37,7 +38,6 @@ from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import BadInput, Fenced, UnusableStore
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, Incarnation, NodeId
-from sickbay.model.intent import Intent
 from sickbay.model.protocol import Command
 from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, tag_of
 from sickbay.ports.store import Committed, Pulse, Store, Voices
@@ -131,7 +131,7 @@ class SqlStore:
                     "tag": tag_of(row),
                     "version": version,
                     "opened": int(opened(row)),
-                    "owner": row.owner if isinstance(row, Intent) else "",
+                    "owner": owner_of(row),
                     "ended": None if end is None else end.timestamp(),
                     "body": body,
                 }

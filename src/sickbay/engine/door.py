@@ -1,0 +1,119 @@
+"""Truncation at the door: texts and lists of a fact are cut where it enters, so that no row grows with what was said.
+
+An agent may send megabytes of log. What decides is in `kind` and `fields`; the text is evidence, and the first lines of
+it tell a person enough.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import TypeVar
+
+from msgspec.json import encode
+from msgspec.structs import replace
+
+from sickbay.model.checkup import Tested
+from sickbay.model.facts import (
+    AnyNews,
+    Checked,
+    Fact,
+    Hung,
+    JobSeen,
+    Looked,
+    NodeSeen,
+    Observed,
+    Ordered,
+    Outcome,
+    Stepped,
+)
+from sickbay.model.job import End, JobSpec
+
+TEXT = 2_000  # characters of evidence
+WORDS = 1_000  # of a reason
+NAME = 200
+STACKS = 64_000  # of what a node's ranks were doing
+TAIL = 20_000  # the last characters of a job's log
+FIELDS = 40
+TESTS, FIGURES = 64, 64
+CORDONS = 16
+EXITS = 256  # nodes whose exit code is kept, besides one for each further code
+SPEC = 64_000  # bytes of a job that others submitted
+
+Value = TypeVar("Value")
+
+
+def cut(fact: Fact) -> Fact:
+    """The fact as it is stored."""
+    news = _cut(fact.news)
+    return fact if news is fact.news else replace(fact, news=news)
+
+
+def _cut(news: AnyNews) -> AnyNews:
+    match news:
+        case Observed():
+            if _small(news):
+                return news
+            fields = {_head(k, NAME): _head(v, NAME) if isinstance(v, str) else v for k, v in _few(news.fields, FIELDS)}
+            return replace(news, kind=_head(news.kind, NAME), text=_head(news.text, TEXT), fields=fields)
+        case Checked():
+            tests = tuple(map(_tested, news.tests[:TESTS]))
+            return replace(news, because=_head(news.because, WORDS), tests=tests)
+        case Hung():
+            return replace(news, because=_head(news.because, WORDS))
+        case Looked():
+            return replace(news, text=_head(news.text, STACKS))
+        case Outcome():
+            return replace(news, text=_head(news.text, WORDS))
+        case Ordered():
+            args = {_head(key, NAME): _head(value, WORDS) for key, value in _few(news.args, FIELDS)}
+            reason = _head(news.reason, WORDS)
+            return replace(news, reason=reason, by=_head(news.by, NAME), target=_head(news.target, WORDS), args=args)
+        case Stepped():
+            skipped = tuple(_head(why, WORDS) for why in news.skipped[:FIELDS])
+            loss = news.loss if news.loss is None or isfinite(news.loss) else None
+            return replace(news, skipped=skipped, loss=loss)
+        case NodeSeen(cordons=cordons) if len(cordons) > CORDONS or any(len(owner) > NAME for owner in cordons):
+            ours_first = sorted(cordons, key=lambda owner: not owner.startswith("sickbay:"))
+            return replace(news, cordons=tuple(_head(owner, NAME) for owner in ours_first[:CORDONS]))
+        case JobSeen():
+            spec = slim(news.spec) if news.spec is not None else None
+            return replace(news, spec=spec, end=_end(news.end) if news.end is not None else None)
+        case _:
+            return news
+
+
+def _small(news: Observed) -> bool:
+    """Most are: then nothing is built anew."""
+    long = any(isinstance(value, str) and len(value) > NAME for value in news.fields.values())
+    return len(news.text) <= TEXT and len(news.kind) <= NAME and len(news.fields) <= FIELDS and not long
+
+
+def _head(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"
+
+
+def _few(values: Mapping[str, Value], most: int) -> Iterable[tuple[str, Value]]:
+    return list(values.items())[:most]
+
+
+def _tested(test: Tested) -> Tested:
+    figures = {_head(name, NAME): value for name, value in _few(test.figures, FIGURES) if isfinite(value)}
+    seconds = test.seconds if isfinite(test.seconds) else 0.0
+    return replace(
+        test, name=_head(test.name, NAME), because=_head(test.because, WORDS), seconds=seconds, figures=figures
+    )
+
+
+def _end(end: End) -> End:
+    """The last words of its log, and exit codes of so many nodes, each code at least once."""
+    codes = end.exit_codes
+    if len(codes) > EXITS:
+        one_each = {code: node for node, code in codes.items()}
+        codes = {**dict(_few(codes, EXITS)), **{node: code for code, node in list(one_each.items())[:EXITS]}}
+    return replace(end, tail=end.tail[-TAIL:], exit_codes=codes)
+
+
+def slim(spec: JobSpec) -> JobSpec:
+    """A job that we never start, with what decides: how many nodes, and its name."""
+    if len(encode(spec)) <= SPEC:
+        return spec
+    return replace(spec, name=_head(spec.name, NAME), command=(), env={}, log_rules=(), on=spec.on[:FIELDS], cwd="")

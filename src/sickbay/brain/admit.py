@@ -167,6 +167,8 @@ def limit_for(pool: str, policy: Policy) -> Limit:
 
 # --- brakes
 
+COUNTED_MOST = 10_000  # distinct nodes that a brake counts: whatever share that is, so many mean a common cause
+
 
 def brake_scopes(incident: Incident, node: Node, policy: Policy) -> Iterator[tuple[BrakeRule, str]]:
     """The first rule of each kind of scope that speaks of this signature, with the scope's name."""
@@ -189,24 +191,29 @@ def threshold(rule: BrakeRule, size: int) -> int:
     """Of a cluster the pool's size is taken: the cautious side. Domains are small: they go by number alone."""
     if rule.scope is BrakeScope.DOMAIN:
         return rule.nodes
-    return max(rule.nodes, int(rule.percent * size / 100 + 1e-9))
+    return min(COUNTED_MOST, max(rule.nodes, int(rule.percent * size / 100 + 1e-9)))
 
 
 def press(brake: Brake, rule: BrakeRule, node: str, reading: float, now: datetime, size: int) -> Brake:
     """The brake after one more sighting: counted, and tripped if that is one too many."""
     since = reading - rule.within.total_seconds()
     most = threshold(rule, size)
-    seen = {n: at for n, at in brake.seen.items() if at >= since}
-    if len(seen) < 2 * most or node in seen:  # enough to know; a storm of a whole fleet still fits one row
-        seen[node] = reading
+    seen = _since(brake.seen, since)
+    if len(seen) < most or node in seen:  # enough to know: a storm of a whole fleet does not count further
+        seen = {**seen, node: reading}
     tripped = brake.tripped_at or (now if len(seen) >= most else None)
     return replace(brake, most=most, seen=seen, tripped_at=tripped, below_since=None)
+
+
+def _since(seen: dict[str, float], since: float) -> dict[str, float]:
+    """What is not too old; the very same value where nothing is."""
+    return seen if all(at >= since for at in seen.values()) else {n: at for n, at in seen.items() if at >= since}
 
 
 def ease(brake: Brake, rule: BrakeRule, reading: float) -> Brake:
     """The brake as time passes: it resets after `quiet` below half of what tripped it."""
     since = reading - rule.within.total_seconds()
-    seen = {n: at for n, at in brake.seen.items() if at >= since}
+    seen = _since(brake.seen, since)
     brake = replace(brake, seen=seen)
     if brake.tripped_at is None:
         return brake

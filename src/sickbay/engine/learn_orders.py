@@ -1,7 +1,9 @@
 """Operators' commands. Each is audited in the story with who and why; what makes no sense changes nothing."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.admit import released
@@ -23,6 +25,8 @@ NODE_VERBS = {
     "reboot": Remedy.REBOOT,
     "replace": Remedy.REPLACE,
 }
+KEEP_PAUSES = 20
+WITHHELD = 200_000  # bytes of all exclusions: every admission reads them
 RESET_AT_ONCE = 8  # brakes; each has its line in a unit that has room for few
 INCIDENT_VERBS = ("confirm", "hold", "dismiss", "escalate")
 
@@ -158,13 +162,29 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
         excuse=news.verb == "exclude",
     )
     alive = tuple(r for r in rows if r.until is None or r.until > draft.now)
+    if news.verb == "pause":  # each withholds everything: of many, those that last longest are enough
+        pauses = sorted(
+            (r for r in alive if r.id.startswith("pause")), key=lambda r: (r.until is None, r.until or fact.at)
+        )
+        alive = tuple(r for r in alive if r not in pauses[:-KEEP_PAUSES])
+    elif len(encode(alive)) > WITHHELD:
+        text = f"{news.by}: exclude: {len(alive)} exclusions are in force and there is no room for more: remove some"
+        draft.tell(text, WITHHOLDING, "operator:", event="refused")
+        return
     draft.put(Withholding(rows=(*alive, row)))
     _audit(draft, news, WITHHOLDING)
 
 
+def _brakes(draft: Draft) -> Iterator[Brake]:
+    after = ""
+    while page := draft.keys("brake", after=after):
+        yield from (brake for key in page if (brake := draft.peek(Brake, key)) is not None)
+        after = page[-1]
+
+
 def _reset_brake(draft: Draft, news: Ordered) -> None:
     """One brake by its name; all of a signature, since a storm trips its pool's and its cluster's; or all."""
-    on = [brake for key in draft.keys("brake") if (brake := draft.peek(Brake, key)) and brake.tripped_at is not None]
+    on = [brake for brake in _brakes(draft) if brake.tripped_at is not None]
     wanted = [b for b in on if news.target in {"", b.signature, key_of(b).removeprefix("brake:")}]
     for brake in wanted[:RESET_AT_ONCE]:
         draft.put(released(brake, draft.reading(INGEST)))

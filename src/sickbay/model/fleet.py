@@ -222,6 +222,7 @@ class Brake(Noun):
     reset_at: float | None = None  # evidence older than this must be confirmed by a check
     next_check: float = 0.0  # paces those checks
     told: tuple[str, ...] = ()
+    parts: int = 0  # as it is stored: rows that hold `seen` where there are many
 
 
 class WithheldActs(StrEnum):
@@ -284,7 +285,7 @@ class Errand(Noun):
 
 
 class Part(Noun):
-    """Some of the nodes of a large job or intent: a claim and its ranks, or an act's nodes and their verdicts."""
+    """Some of the nodes of a large job, intent or brake: a claim and its ranks, an act's nodes and their verdicts."""
 
     of: str  # the row's key
     number: int
@@ -292,6 +293,7 @@ class Part(Noun):
     at: datetime
     nodes: dict[NodeId, tuple[int, ...]] = {}  # with their devices
     words: dict[NodeId, str] = {}  # running | gone, or a verdict
+    seen: dict[str, float] = {}  # of a brake
 
 
 class Roster(Noun):

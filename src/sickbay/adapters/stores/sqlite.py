@@ -106,7 +106,9 @@ class Sqlite(Database):
                 raise
             finally:
                 if not durable:
-                    connection.exec_driver_sql("PRAGMA synchronous = FULL")
+                    # A connection that cannot even do this fails again at the next BEGIN: the first error is the cause.
+                    with suppress(DBAPIError):
+                        connection.exec_driver_sql("PRAGMA synchronous = FULL")
 
     def many(self, keys: Iterable[str]) -> str:
         return json.dumps(list(keys))

@@ -33,6 +33,7 @@ class Group:
         self._most = most
         self._committed = committed
         self._units: dict[str, Unit] = {}
+        self._bodies: list[Unit] = []  # the same, as they are stored
         self._done: list[str] = []
         self._alone: list[str] = []
 
@@ -40,7 +41,7 @@ class Group:
         """Returns whose units were committed, and who must be done alone: what could not be planned, and from a refused
         unit on all that were planned upon it. `in_order`: whatever comes after one of those is left undone.
         """
-        self._units, self._done, self._alone = {}, [], []
+        self._units, self._bodies, self._done, self._alone = {}, [], [], []
         for subject, build in builds:
             draft = self._draft()
             try:
@@ -55,6 +56,7 @@ class Group:
                 continue
             if not unit.empty:
                 self._units[subject] = unit
+                self._bodies.append(draft.body(unit))  # before the view has it: what is there decides what is written
                 self._view.wrote(unit, -len(self._units))
             if len(self._units) >= self._most:
                 self._flush(epoch)
@@ -64,12 +66,12 @@ class Group:
         return self._done, self._alone
 
     def _flush(self, epoch: int) -> None:
-        subjects, units = list(self._units), list(self._units.values())
-        self._units = {}
+        subjects, units, bodies = list(self._units), list(self._units.values()), self._bodies
+        self._units, self._bodies = {}, []
         if not units:
             return
         try:
-            committed = self._store.commit_many(units, epoch)
+            committed = self._store.commit_many(bodies, epoch)
         except Exception as error:
             self._view.forget()  # it has run ahead of the store
             if stops(error):

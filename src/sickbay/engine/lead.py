@@ -25,8 +25,7 @@ from sickbay.model.facts import Fact, Outcome, PolicyInForce
 from sickbay.model.fleet import Aside, Cursor, InForce, Node
 from sickbay.model.intent import Intent, IntentState, StartJob
 from sickbay.model.job import Job
-from sickbay.model.parts import stored
-from sickbay.model.rows import BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, AnyRow, Unit
+from sickbay.model.rows import BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
@@ -148,9 +147,6 @@ class Engine:
     def _draft(self) -> Draft:
         return Draft(self._view, self._rules, self._clocks.learned, moment(self._clock.wall()), self._clocks.newest)
 
-    def _row(self, key: str) -> AnyRow | None:
-        return self._view.get(key).row
-
     def _commit(self, build: Callable[[Draft], None], *, follows: bool = True) -> bool:
         """Plan and commit one unit; a refused one is planned again from a fresh view.
 
@@ -163,8 +159,7 @@ class Engine:
             if unit.empty:
                 return False
             try:
-                body = stored(replace(unit, follows=follows), self._row, draft.now)
-                version = self._store.commit(body, self._epoch)
+                version = self._store.commit(draft.body(replace(unit, follows=follows)), self._epoch)
             except Conflict:
                 self._view.forget(refused=True)
                 continue

@@ -11,7 +11,7 @@ from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, Nod
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Interruption, Job
-from sickbay.model.parts import whole
+from sickbay.model.parts import stored, whole
 from sickbay.model.policy import Policy
 from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
 from sickbay.model.tables import Tables
@@ -275,6 +275,10 @@ class Draft:
     def unit(self) -> Unit:
         changed = {key: row for key, row in self.writes.items() if row is None or row != self._view.get(key).row}
         return Unit(writes=changed, expect=self.expect, waits=self.waits, story=tuple(self.story))
+
+    def body(self, unit: Unit) -> Unit:
+        """The unit as it is stored: wide rows in parts."""
+        return stored(unit, lambda key: self._view.get(key).row, self.now)
 
 
 def readings_of(clocks: Mapping[str, WatchedClock]) -> dict[str, float]:

@@ -1,0 +1,214 @@
+"""No row grows with the fleet, the gang or time: the figures, and what comes back is what went in."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.brain.admit import COUNTED_MOST, ease, press, threshold
+from sickbay.brain.job_sight import TOLD, listing
+from sickbay.engine.door import EXITS, TAIL, TEXT, cut
+from sickbay.engine.steps import step_job
+from sickbay.engine.view import Draft, Rules, View
+from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.policy import load_policy
+from sickbay.model.facts import Fact, JobSeen, Observed, Stepped
+from sickbay.model.fleet import Brake, JobId, NodeId
+from sickbay.model.intent import StartJob, Verify
+from sickbay.model.job import End, EndReason, Job, JobSpec, JobState
+from sickbay.model.parts import INLINE, whole
+from sickbay.model.policy import BrakeRule, BrakeScope
+from sickbay.model.rows import ITEM_BYTES, AnyRow, key_of, kind_of
+from sickbay.testing.store_nouns import intent as small_intent
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TABLES = load_tables()
+RULES = Rules(policy=load_policy("default"), tables=TABLES, policy_digest="", can={}, blind={})
+
+
+def name(number: int) -> NodeId:
+    return NodeId(f"eks-train/ip-10-{number // 250}-{number % 250}-17.us-west-2.compute.internal")
+
+
+def gang(size: int, **more: object) -> Job:
+    nodes = [name(number) for number in range(size)]
+    spec = JobSpec(name="llama", cluster="eks-train", pool="gpu", nodes=size)
+    full = {
+        "id": JobId("llama"), "spec": spec, "submitted_at": NOW, "state": JobState.RUNNING, "attempt": 1,
+        "claim": dict.fromkeys(nodes, tuple(range(8))), "ranks": dict.fromkeys(nodes, "running"),
+    }  # fmt: skip
+    return Job(**{**full, **more})  # type: ignore[arg-type]
+
+
+class Shelf:
+    """A store with all its limits, and one leader."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        lease = self.store.lease("test", 1e9)
+        assert lease is not None
+        self.epoch = lease.epoch
+        self.view = View(self.store)
+
+    def draft(self) -> Draft:
+        return Draft(self.view, RULES, {}, NOW)
+
+    def commit(self, draft: Draft) -> set[str]:
+        """Returns what was written, parts and all."""
+        unit = draft.unit()
+        body = draft.body(unit)
+        self.view.wrote(unit, self.store.commit(body, self.epoch))
+        return set(body.writes)
+
+    def put(self, row: AnyRow) -> set[str]:
+        draft = self.draft()
+        draft.put(row)
+        return self.commit(draft)
+
+    def read(self, key: str) -> AnyRow | None:
+        return whole(self.store.load([key]), self.store.load)[key].row
+
+    def largest(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for key, body in self.store._bodies.items():
+            found[kind_of(key)] = max(found.get(kind_of(key), 0), len(body))
+        return found
+
+
+def test_a_job_on_4096_nodes_with_60_interruptions_has_rows_of_bounded_size() -> None:
+    shelf = Shelf()
+    job = gang(4096)
+    shelf.put(job)
+    for attempt in range(1, 71):
+        draft = shelf.draft()
+        lost = step_job(draft, replace(job, attempt=attempt), "ended", "xid.79 on " + name(attempt), {})
+        shelf.commit(draft)
+        job = replace(lost, state=JobState.RUNNING, claim=job.claim, ranks=job.ranks)
+        shelf.put(job)
+    assert len(job.interruptions) == 60
+    assert shelf.read("job:llama") == job
+    rows = shelf.largest()
+    assert rows["job"] < 20_000
+    assert rows["part"] < 150_000
+    assert rows["roster"] < 60_000
+    assert max(rows.values()) < ITEM_BYTES / 2
+    assert len(shelf.store.keys("roster")) == 60 * 5, "what is forgotten takes its names along"
+
+
+def test_a_step_of_training_writes_the_head_of_a_large_job_alone() -> None:
+    shelf = Shelf()
+    job = gang(4096)
+    assert len(shelf.put(job)) == 1 + 5
+    assert shelf.put(replace(job, step=1)) == {"job:llama"}
+    ranks = {**job.ranks, name(0): "gone"}
+    assert len(shelf.put(replace(job, step=2, ranks=ranks))) == 2, "one rank changes one part"
+    assert shelf.read("job:llama") == replace(job, step=2, ranks=ranks)
+    shelf.put(replace(job, claim={}, ranks={}))
+    assert list(shelf.store.keys("part")) == []
+
+
+def test_the_gate_and_the_start_of_16384_nodes_fit_their_unit() -> None:
+    shelf = Shelf()
+    job = gang(16_384, ranks={})
+    gate = replace(small_intent("llama.1"), act=Verify(nodes=tuple(job.claim), level=1), owner="job:llama")
+    draft = shelf.draft()
+    draft.put(job)
+    draft.put(gate)
+    shelf.commit(draft)
+    passed = replace(gate, verdicts=dict.fromkeys(job.claim, "pass"))
+    shelf.put(passed)
+    assert shelf.read("intent:llama.1") == passed
+    shelf.put(replace(gate, key="llama.2", act=StartJob(job=job.id, attempt=1, nodes=job.claim)))
+    assert max(shelf.largest().values()) < ITEM_BYTES / 2
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, INLINE + 1, 0), (1, INLINE, INLINE + 1), (999, 1000, 1001), (2500, 1000, 2500), (2500, 1), (1001, 2500, 0)],
+)
+def test_whatever_grows_or_shrinks_comes_back_as_it_was(sizes: tuple[int, ...]) -> None:
+    shelf = Shelf()
+    for number, size in enumerate(sizes):
+        job = gang(size, step=number)
+        brake = Brake(scope="pool:p", signature="xid.79", most=number, seen={name(n): float(n) for n in range(size)})
+        check = replace(small_intent("k"), act=Verify(nodes=tuple(job.claim), level=1), sends=number)
+        for row in (job, brake, check):
+            shelf.put(row)
+            assert shelf.read(key_of(row)) == row
+            assert View(shelf.store).get(key_of(row)).row == row
+    wide = sizes[-1] > INLINE
+    assert bool(shelf.store.keys("part")) is wide
+
+
+# --- storms
+
+
+def test_a_storm_in_a_pool_of_100000_trips_its_brake_and_fits_its_rows() -> None:
+    shelf = Shelf()
+    rule = BrakeRule(scope=BrakeScope.POOL, percent=5.0)
+    most = threshold(rule, 100_000)
+    assert most == 5_000
+    brake = Brake(scope="pool:eks-train/gpu", signature="xid.79")
+    for number in range(most - 1):
+        brake = press(brake, rule, name(number), 1.0 + number / 100, NOW, 100_000)
+    assert brake.tripped_at is None
+    shelf.put(brake)
+    again = press(brake, rule, name(0), 60.0, NOW, 100_000)
+    assert again.tripped_at is None, "nodes are counted, not lines"
+    tripped = press(again, rule, name(most), 60.0, NOW, 100_000)
+    assert tripped.tripped_at is not None
+    assert len(shelf.put(tripped)) <= 3, "one sighting changes one part"
+    for number in range(most, 12_000):
+        tripped = press(tripped, rule, name(number), 60.0, NOW, 100_000)
+    assert len(tripped.seen) == most
+    shelf.put(tripped)
+    assert shelf.read(key_of(tripped)) == tripped
+    assert max(shelf.largest().values()) < 150_000
+    quiet = ease(tripped, rule, 60.0 + rule.within.total_seconds() + 1)
+    off = ease(quiet, rule, 62.0 + rule.within.total_seconds() + rule.quiet.total_seconds())
+    assert off.tripped_at is None
+
+
+def test_no_brake_counts_more_nodes_than_a_unit_has_room_for() -> None:
+    assert threshold(BrakeRule(scope=BrakeScope.POOL, percent=100.0), 1_000_000) == COUNTED_MOST
+
+
+# --- the door
+
+
+def test_texts_fields_tails_and_exit_codes_are_cut_where_facts_enter() -> None:
+    fields: dict[str, str | int] = {f"f{n}": "y" * 5_000 for n in range(100)}
+    seen = Observed(node=name(0), kind="xid", fields=fields, text="x" * 450_000)
+    short = cut(Fact(id="a", at=NOW, news=seen)).news
+    assert isinstance(short, Observed)
+    assert len(short.text) < TEXT + 50
+    assert short.text.endswith("more characters)")
+    assert len(msgspec.json.encode(short)) < 20_000
+    codes = {str(name(n)): 1 if n < 4_000 else 137 for n in range(4_096)}
+    end = End(reason=EndReason.FAILED, at=NOW, tail="early\n" + "z" * 50_000 + "the end", exit_codes=codes)
+    ended = cut(Fact(id="b", at=NOW, news=JobSeen(job=JobId("j"), attempt=1, as_of=1.0, end=end))).news
+    assert isinstance(ended, JobSeen)
+    assert ended.end is not None
+    assert ended.end.tail.endswith("the end")
+    assert len(ended.end.tail) == TAIL
+    assert len(ended.end.exit_codes) <= 2 * EXITS
+    assert set(ended.end.exit_codes.values()) == {1, 137}
+
+
+def test_what_is_short_goes_through_as_it_is() -> None:
+    fact = Fact(id="a", at=NOW, news=Observed(node=name(0), kind="xid", fields={"number": 79}, text="NVRM: Xid"))
+    assert cut(fact) is fact
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_none(loss: float) -> None:
+    news = cut(Fact(id="a", at=NOW, news=Stepped(job=JobId("j"), attempt=1, step=1, loss=loss))).news
+    assert isinstance(news, Stepped)
+    assert news.loss is None
+
+
+def test_a_reason_names_a_few_nodes_of_many() -> None:
+    assert listing([name(0), name(1)]) == f"{name(0)}, {name(1)}"
+    assert listing(map(name, range(4_096))).endswith(f" and {4_096 - TOLD} more")

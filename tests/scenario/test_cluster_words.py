@@ -8,7 +8,7 @@ from tests.scenario.wards import OpenWard, Ward, policy_with
 
 from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import Checked, Fact, Observed, Ordered, Wrote
-from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Drain, Intent
 from sickbay.model.job import JobState
@@ -47,6 +47,16 @@ def test_a_check_that_failed_on_the_cluster_opens_an_incident(ward: OpenWard) ->
     prolog_fails(w, w.nodes[0])
     w.until(lambda: w.incidents(w.nodes[0]) != [], MINUTE)
     assert w.incident(w.nodes[0]).fault.code == "check.failed"
+
+
+def test_a_check_that_failed_counts_though_whoever_ran_it_cannot_tell_the_boot(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    w.world.says(CLUSTER, "task/1", Checked(check="task/1", node=w.nodes[0], verdict="fail", incarnation=Incarnation()))
+    w.until(lambda: w.incidents(w.nodes[0]) != [], MINUTE)
+    other = Incarnation(instance_id="a machine that never was")
+    w.world.says(CLUSTER, "task/2", Checked(check="task/2", node=w.nodes[1], verdict="fail", incarnation=other))
+    w.run(MINUTE)
+    assert w.incidents(w.nodes[1]) == []
 
 
 def test_a_check_that_passed_on_the_cluster_opens_nothing(ward: OpenWard) -> None:

@@ -262,15 +262,16 @@ class Watcher:
 
     def _missing(self, present: set[JobId], as_of: float) -> Iterator[JobId]:
         """Open jobs that this cluster has shown and this list does not have."""
-        after = ""
-        while page := self._store.keys("job", after=after):
-            rows = self._store.load(page)
-            for key in page:
-                row = rows[key].row
-                mine = isinstance(row, Job) and row.spec.cluster == self._cluster.id and row.state in SHOWN
-                if isinstance(row, Job) and mine and row.id not in present and 0 < row.ranks_as_of < as_of:
+        for keys in _sliced(self._store.find(f"open-job:{self._cluster.id}"), SLICE):
+            for found in self._store.load(keys).values():
+                row = found.row
+                if (
+                    isinstance(row, Job)
+                    and row.id not in present
+                    and row.state in SHOWN
+                    and 0 < row.ranks_as_of < as_of
+                ):
                     yield row.id
-            after = page[-1]
 
 
 def _dated(news: AnyNews, otherwise: datetime) -> datetime:

@@ -75,9 +75,13 @@ class Cluster(Protocol):
     - An incarnation is partial: a field that the cluster cannot tell is empty, never guessed (a boot id is the kernel's
       own or none), and an empty field of `expect` refuses nothing.
     - Errors are Transient, Rejected, Gone or Unknown (`model.errors`), nothing else. No call retries by itself.
-    - `as_of` never goes back for one cluster, across restarts of anybody.
+    - `as_of` never goes back for one cluster, across restarts of anybody. It counts seconds: times are added to it.
+    - A cursor that another run of this adapter gave is Lost.
+    - An attempt is shown only once it has nodes, or has ended: what waits to be started, again or at all, is shown as
+      the attempt that ended before it, or not at all. An open job that was shown is in every list from then on.
+    - What a person did to a node (a cordon, the words with it) is not lost by what we do to it.
     - *Cordon* keeps others' new work off and changes nothing that runs; owners form a set. *Drain* moves running work
-      that Sickbay does not manage.
+      that Sickbay does not manage, and is asked again, under another key, while some of it is left.
     """
 
     @property
@@ -127,7 +131,11 @@ class Cluster(Protocol):
         ...
 
     def rerun(self, job: JobId, attempt: int, *, avoid: tuple[NodeId, ...], key: str) -> Accepted:
-        """Asks the native controller to run an adopted job again after `attempt`."""
+        """Asks a job's own controller to run it again after `attempt`, which has ended. Needs Capability.RERUN.
+
+        Where it waits for its turn already, `avoid` takes the place of what was to be avoided before. Rejected: another
+        attempt has begun. Gone: the cluster has the job no more.
+        """
         ...
 
     def stop(self, job: JobId, attempt: int, *, final: bool, key: str) -> Accepted:

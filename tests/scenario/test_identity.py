@@ -1,17 +1,30 @@
 """Cluster and agent speak of one machine and do not know the same things of it."""
 
+from collections.abc import Callable, Mapping
+
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import DAY, HOUR, OpenWard
+from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, in_phase, policy_with
 
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.engine.ingest import Ingest
+from sickbay.engine.plan import plan
 from sickbay.engine.reception import Reception
-from sickbay.model.facts import Observed
+from sickbay.engine.view import Draft, Rules, View, moment
+from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.policy import load_policy
+from sickbay.model.clock import Deadline, WatchedClock
+from sickbay.model.facts import Fact, Observed, Voice
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import AgentState, Incarnation, NodeId
-from sickbay.model.incident import Phase
+from sickbay.model.fleet import AgentState, Capability, Incarnation, JobId, Node, NodeId
+from sickbay.model.incident import Incident, IncidentKind, Phase
+from sickbay.model.intent import Intent
 from sickbay.model.job import JobState
 from sickbay.model.protocol import Item, Report
+from sickbay.model.rows import Unit
 from sickbay.sim.ground import ClusterRules
+from sickbay.sim.hardware import Seat
+from sickbay.sim.programme import Programme
 from sickbay.sim.simulation import CLUSTER
 
 KNOWS = {
@@ -146,3 +159,286 @@ def test_a_node_that_registers_anew_under_the_same_boot_is_neither_rebooted_nor_
     assert row.agent is AgentState.HEARD
     assert (w.state(job), w.job(job).interruptions) == (JobState.RUNNING, ())
     assert not w.sim.incidents(w.nodes[0], intake=True)
+
+
+# --- a cordon that goes with its machine
+
+
+def made_anew(w: Ward, node: NodeId) -> None:
+    """Whoever makes the machine registers the seat anew: nothing that was written on the old object is there."""
+    w.world.operator_replaces(node)
+    w.world.seat(node).cordons.clear()
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAINED, Phase.REPAIRING, Phase.VERIFYING, Phase.HELD])
+def test_a_machine_that_comes_without_our_cordon_is_cordoned_again_and_proven(ward: OpenWard, phase: Phase) -> None:
+    w, node = in_phase(ward, phase)
+    before = len(w.happened("check.pass", node))
+    made_anew(w, node)
+    w.until(lambda: len(w.happened("cordon", node)) == 2, HOUR)
+    w.run(60)
+    if phase is Phase.HELD:
+        assert w.phase(node) == Phase.HELD
+        w.order("confirm", w.incident(node).id)
+    w.reaches(node, Phase.RELEASED)
+    assert len(w.happened("check.pass", node)) > before
+    assert not {Phase.DISMISSED, Phase.GONE} & {stage.phase for stage in w.incident(node).stages}
+    w.rests()
+
+
+def test_our_own_replacement_without_our_cordon_is_cordoned_again_and_proven(ward: OpenWard) -> None:
+    w = ward()
+    w.sick(w.nodes[0], "xid.79", None)
+    w.until(lambda: bool(w.happened("replace", w.nodes[0])))
+    began = w.sim.scheduler.now
+    w.world.seat(w.nodes[0]).cordons.clear()
+    w.reaches(w.nodes[0], Phase.RELEASED)
+    passed = [e for e in w.world.chronicle.events if e.what == "check.pass" and e.subject == w.nodes[0]]
+    assert [e for e in passed if e.at > began]
+
+
+@pytest.mark.parametrize("when", ["with the reboot", "after the new boot was told"])
+def test_a_cluster_that_lifts_our_cordon_with_a_reboot_is_no_person(ward: OpenWard, when: str) -> None:
+    w = ward(cluster=telling())
+    w.sick(w.nodes[0], "xid.79", Remedy.REBOOT)
+    w.reaches(w.nodes[0], Phase.REPAIRING)
+    w.until(lambda: bool(w.happened("reboot", w.nodes[0])), HOUR)
+    seat = w.world.seat(w.nodes[0])
+    if when == "with the reboot":
+        w.run(30)
+    else:
+        w.reaches(w.nodes[0], Phase.VERIFYING, HOUR)
+    seat.cordons.clear()
+    w.world.ground.show(seat)
+    w.run(60)
+    assert w.phase(w.nodes[0]) in {Phase.REPAIRING, Phase.VERIFYING}
+    w.reaches(w.nodes[0], Phase.RELEASED)
+    w.rests()
+
+
+def test_a_person_who_takes_our_cordon_off_is_believed_once_it_was_seen_again(ward: OpenWard) -> None:
+    w, node = in_phase(ward, Phase.HELD)
+    made_anew(w, node)
+    w.until(lambda: w.world.seat(node).ours and w.incident(node).cordon_as_of is not None, DAY)
+    w.run(60)
+    w.world.operator_uncordons(node)
+    w.reaches(node, Phase.DISMISSED, HOUR)
+
+
+def test_a_node_that_is_deleted_while_it_is_out_is_checked_when_it_comes_back(ward: OpenWard) -> None:
+    w, node = in_phase(ward, Phase.HELD)
+    seat = w.world.seat(node)
+    w.world.ground.vanish(seat)
+    w.reaches(node, Phase.GONE, HOUR)
+    register(w, seat)
+    w.run(60)
+    assert w.incident(node).kind is IncidentKind.INTAKE
+    w.reaches(node, Phase.HELD)  # it is as sick as before
+    assert not w.node(node).claimable
+
+
+def known(w: Ward) -> list[str]:
+    return [key.removeprefix("node:") for key in w.sim.store.keys("node")]
+
+
+def register(w: Ward, seat: Seat, **changed: str) -> None:
+    """The machine registers with its cluster, which knew nothing of it."""
+    seat.cordons.clear()
+    seat.incarnation = seat.shown = replace(seat.incarnation, **changed)
+    w.world.ground.seats[seat.id] = seat
+    w.world.ground.show(seat)
+
+
+def test_a_node_that_is_deleted_and_registers_again_under_the_same_boot_is_known_and_heard(
+    ward: OpenWard, cluster: ClusterRules
+) -> None:
+    w = ward(cluster=cluster)
+    w.run(120)
+    seat = w.world.seat(w.nodes[0])
+    w.world.ground.vanish(seat)
+    w.until(lambda: w.nodes[0] not in set(known(w)), HOUR)
+    register(w, seat, uid="uid-anew")
+    w.run(120)
+    assert w.node(w.nodes[0]).agent is AgentState.HEARD
+    assert w.node(w.nodes[0]).claimable
+    if "instance" in cluster.tells or not cluster.tells:
+        assert not w.sim.incidents(w.nodes[0], intake=True)
+
+
+# --- a fault leaves with its machine
+
+
+def test_a_suspicion_leaves_with_its_machine_and_the_newcomer_is_taken_in(ward: OpenWard) -> None:
+    w = ward()
+    w.order("pause", "")
+    w.sick(w.nodes[0], "xid.79", Remedy.REPLACE)
+    w.reaches(w.nodes[0], Phase.SUSPECT, HOUR)
+    old = w.incident(w.nodes[0])
+    w.world.operator_replaces(w.nodes[0])
+    w.run(1800)
+    w.order("unpause", "")
+    w.reaches(w.nodes[0], Phase.RELEASED)
+    ended, taken_in = w.sim.incidents(w.nodes[0], intake=True)
+    assert (ended.id, ended.phase) == (old.id, Phase.DISMISSED)
+    assert taken_in.kind is IncidentKind.INTAKE
+    assert not w.rungs(w.nodes[0])
+    now = w.node(w.nodes[0]).incarnation
+    assert now is not None
+    assert w.sim.store.load([f"record:{now.instance_id}"])[f"record:{now.instance_id}"].row is None
+
+
+def test_a_lost_node_that_is_replaced_while_it_is_suspected_is_taken_in(ward: OpenWard) -> None:
+    w = ward()
+    w.order("pause", "")
+    w.world.lose_node(w.nodes[0])
+    w.reaches(w.nodes[0], Phase.SUSPECT, HOUR)
+    w.world.operator_replaces(w.nodes[0])
+    w.run(1800)
+    w.order("unpause", "")
+    w.reaches(w.nodes[0], Phase.RELEASED)
+    assert w.happened("check.pass", w.nodes[0])
+
+
+# --- faults that come before the cluster's word
+
+
+def test_a_fault_of_a_node_that_was_never_seen_is_learned_when_it_is(ward: OpenWard) -> None:
+    w = ward(policy=policy_with(examine=()))
+    node = NodeId("sim/train-new")
+    seat = w.world.ground.add_seat(node, pool="train", domain="d", gpus=8, linked=True)
+    reception = Reception(w.sim.store, w.sim.clock)
+    reception.receive(report(node, seat.incarnation, *(xid(node) for _ in range(50))))
+    w.sim.hosts[0].wake()
+    w.run(30)
+    kept = w.sim.store.load([f"voice:{node}"])[f"voice:{node}"].row
+    assert isinstance(kept, Voice)
+    assert len(kept.said) == 20
+    w.world.agents.refresh(seat)
+    w.world.plant.cluster_hears(seat)
+    w.until(lambda: bool(w.incidents(node)), HOUR)
+    assert w.incident(node).fault.code == "xid.79"
+    assert w.incident(node).incarnation == seat.incarnation
+    assert w.sim.store.load([f"voice:{node}"])[f"voice:{node}"].row is None
+
+
+@pytest.mark.parametrize("tells", ["uid instance boot", ""])
+def test_a_fault_of_a_holder_that_was_not_seen_yet_is_learned_when_it_is(ward: OpenWard, tells: str) -> None:
+    w = ward(policy=policy_with(examine=()), cluster=telling(*tells.split()))
+    w.run(120)
+    node = w.nodes[0]
+    w.world.operator_replaces(node)
+    w.run(60)
+    new = w.world.seat(node).incarnation
+    at = w.sim.clock.wall()
+    fact = Fact(id="early", at=moment(at), news=replace(xid(node), incarnation=replace(new, uid="")))
+    Ingest(w.sim.store, w.sim.clock, period=30.0).take([fact], {})
+    w.sim.hosts[0].wake()
+    w.run(30)
+    assert not [i for i in w.incidents(node) if "xid.79" in " ".join(i.evidence)]
+    w.until(lambda: any("xid.79" in " ".join(i.evidence) for i in w.incidents(node)), HOUR)
+    found = w.incident(node)
+    assert found.incarnation is not None
+    assert found.incarnation.instance_id == new.instance_id
+
+
+# --- gates
+
+
+def test_a_node_that_reboots_while_its_job_is_gated_is_checked_again(ward: OpenWard) -> None:
+    w = ward(nodes=2)
+    w.run(60)
+    job = w.sim.submit("train", Programme(steps=1000, checkpoint_every=100), nodes=2, precheck=4)
+    w.until(lambda: w.state(job) == JobState.GATING, HOUR)
+    first = gate(w, job)
+    w.until(lambda: bool(first().verdicts), DAY)
+    node = next(iter(first().verdicts))
+    passed = w.world.seat(node).incarnation.boot_id
+    w.world.operator_reboots(node)
+    w.until(lambda: w.state(job) == JobState.RUNNING, 2 * DAY)
+    boots = [e for e in w.world.chronicle.events if e.what == "check.pass" and e.subject == node]
+    assert w.world.seat(node).incarnation.boot_id != passed
+    assert len(boots) == 2
+    assert w.job(job).attempt == 1
+
+
+def gate(w: Ward, job: JobId) -> Callable[[], Intent]:
+    key = w.job(job).intent
+
+    def now() -> Intent:
+        row = w.sim.store.load([f"intent:{key}"])[f"intent:{key}"].row
+        assert isinstance(row, Intent)
+        return row
+
+    return now
+
+
+def test_the_gate_of_several_nodes_is_meant_for_their_present_incarnations(ward: OpenWard) -> None:
+    w = ward(nodes=2)
+    w.run(60)
+    asked: list[dict[NodeId, Incarnation | None]] = []
+    start = w.world.examinations.check
+
+    def noted(check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int) -> None:
+        asked.append(dict(nodes))
+        start(check, nodes, level=level)
+
+    w.world.examinations.check = noted  # type: ignore[method-assign]
+    w.training(nodes=2, precheck=2)
+    assert asked == [{node: w.world.seat(node).incarnation for node in w.nodes}]
+
+
+# --- the first connection, and nodes without agents
+
+
+def test_nobody_is_a_newcomer_at_the_first_connection(ward: OpenWard) -> None:
+    w = ward(nodes=40)
+    w.run(HOUR)
+    assert not w.sim.incidents(intake=True)
+    assert not w.happened("cordon")
+    assert all(w.node(node).claimable for node in w.nodes)
+
+
+def test_a_node_whose_agent_was_never_heard_is_not_checked_in_vain(ward: OpenWard) -> None:
+    w = ward()
+    silent = w.world.ground.add_seat(NodeId("sim/train-bare"), pool="train", domain="d", gpus=8, linked=True)
+    silent.agent_alive = False
+    w.world.plant.cluster_hears(silent)
+    w.run(120)
+    w.order("dismiss", w.incident(silent.id).id)  # a person vouches for the newcomer
+    w.reaches(silent.id, Phase.DISMISSED, HOUR)
+    assert w.node(silent.id).claimable
+    checks = len(w.happened("check", silent.id))
+    w.order("drain", silent.id)
+    w.reaches(silent.id, Phase.HELD, 600)
+    w.order("confirm", w.incident(silent.id).id)
+    w.run(60)
+    assert w.phases(silent.id)[-2:] == [Phase.VERIFYING, Phase.HELD]
+    assert "no agent has been heard on this node" in w.incident(silent.id).stages[-1].because
+    assert len(w.happened("check", silent.id)) == checks
+
+
+def test_incidents_that_no_fact_has_led_to_have_ids_of_their_own() -> None:
+    """Two clusters with a node of one name, both gone in the same second."""
+    store = MemoryStore()
+    lease = store.lease("x", 100.0)
+    assert lease is not None
+    policy = load_policy("default")
+    can = {cluster: frozenset(Capability) for cluster in "ab"}
+    rules = Rules(policy=policy, tables=load_tables(), policy_digest="d", can=can, blind={})
+    clocks = {c: WatchedClock(source=c, period=5, reading=1000.2, as_of=1000) for c in ("ingest", "a", "b")}
+    nodes = [
+        Node(
+            id=NodeId(f"{c}/gpu-01"), cluster=c, pool=f"{c}/p", incarnation=Incarnation(instance_id=c, boot_id=c),
+            ready=False, agent=AgentState.SILENT, going_down=Deadline(clock="ingest", at=900.0),
+        )
+        for c in "ab"
+    ]  # fmt: skip
+    store.commit(Unit(writes={f"node:{node.id}": node for node in nodes}), lease.epoch)
+    view = View(store)
+    for node in nodes:
+        draft = Draft(view, rules, clocks, moment(0.0))
+        plan(draft, f"node:{node.id}")
+        unit = draft.unit()
+        view.wrote(unit, store.commit(unit, lease.epoch))
+    rows = [store.load([key])[key].row for key in store.keys("incident")]
+    assert sorted(row.node for row in rows if isinstance(row, Incident)) == ["a/gpu-01", "b/gpu-01"]

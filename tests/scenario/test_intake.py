@@ -50,7 +50,7 @@ def test_a_newcomer_takes_no_part_of_the_budget(ward: OpenWard) -> None:
     w.rests()
 
 
-def test_all_nodes_of_a_cluster_that_was_idle_when_we_came_are_taken_in(ward: OpenWard) -> None:
+def test_all_nodes_that_join_after_we_have_connected_are_taken_in(ward: OpenWard) -> None:
     w = ward(intake=True)
     w.run(60)
     w.rests()

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from sickbay.brain.drift import drift, rung_shown
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
@@ -14,6 +15,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEAT = NodeId("sim/a")
 FIRST = Incarnation(uid="u1", instance_id="i1", boot_id="b1")
 REBOOTED = Incarnation(uid="u1", instance_id="i1", boot_id="b2")
+HORIZON = 100.0
 REPLACED = Incarnation(uid="u2", instance_id="i2", boot_id="b3")
 OURS = "sickbay:i7"
 FAULT = Fault(
@@ -35,31 +37,31 @@ def node(held_by: Incarnation | None = FIRST, *cordons: str, as_of: float = 20.0
 
 @pytest.mark.parametrize("phase", sorted(OUT - {Phase.REPAIRING}))
 def test_our_cordon_gone_in_a_newer_read_was_removed_by_another(phase: Phase) -> None:
-    assert drift(incident(phase), node()).uncordoned == "our cordon was removed by another"
-    assert drift(incident(phase), node(FIRST, OURS)).uncordoned == ""
+    assert drift(incident(phase), node(), HORIZON).uncordoned == "our cordon was removed by another"
+    assert drift(incident(phase), node(FIRST, OURS), HORIZON).uncordoned == ""
 
 
 @pytest.mark.parametrize("phase", sorted(OUT - {Phase.REPAIRING}))
 def test_our_cordon_replaced_by_anothers_is_theirs(phase: Phase) -> None:
-    assert "other:maintenance" in drift(incident(phase), node(FIRST, "other:maintenance")).uncordoned
-    assert drift(incident(phase), node(FIRST, "other:maintenance", OURS)).uncordoned == ""
+    assert "other:maintenance" in drift(incident(phase), node(FIRST, "other:maintenance"), HORIZON).uncordoned
+    assert drift(incident(phase), node(FIRST, "other:maintenance", OURS), HORIZON).uncordoned == ""
 
 
 @pytest.mark.parametrize("left", [(), ("other:maintenance",)])
 def test_our_cordon_gone_under_our_own_repair_is_nobodys_word(left: tuple[str, ...]) -> None:
-    found = drift(incident(Phase.REPAIRING, rung=Remedy.REBOOT), node(FIRST, *left))
+    found = drift(incident(Phase.REPAIRING, rung=Remedy.REBOOT), node(FIRST, *left), HORIZON)
     assert (found.uncordoned, found.bared) == ("", True)
-    assert not drift(incident(Phase.REPAIRING, rung=Remedy.REBOOT), node(FIRST, OURS)).bared
+    assert not drift(incident(Phase.REPAIRING, rung=Remedy.REBOOT), node(FIRST, OURS), HORIZON).bared
 
 
 def test_a_read_older_than_our_cordon_is_not_held_against_it() -> None:
-    assert drift(incident(Phase.DRAINED), node(as_of=10.0)).uncordoned == ""
-    assert drift(incident(Phase.QUARANTINED, cordoned=None), node()).uncordoned == ""
+    assert drift(incident(Phase.DRAINED), node(as_of=10.0), HORIZON).uncordoned == ""
+    assert drift(incident(Phase.QUARANTINED, cordoned=None), node(), HORIZON).uncordoned == ""
 
 
 @pytest.mark.parametrize("phase", [Phase.SUSPECT, Phase.WATCHED])
 def test_where_we_have_no_cordon_none_is_missed(phase: Phase) -> None:
-    assert drift(incident(phase), node()).uncordoned == ""
+    assert drift(incident(phase), node(), HORIZON).uncordoned == ""
 
 
 @pytest.mark.parametrize("phase", [Phase.QUARANTINED, Phase.DRAINING, Phase.DRAINED, Phase.VERIFYING, Phase.HELD])
@@ -67,7 +69,7 @@ def test_where_we_have_no_cordon_none_is_missed(phase: Phase) -> None:
 def test_a_new_incarnation_that_we_did_not_ask_for_was_made_by_others(
     phase: Phase, seen: Incarnation, done: Remedy | None
 ) -> None:
-    assert drift(incident(phase), node(seen, OURS)).healed is done
+    assert drift(incident(phase), node(seen, OURS), HORIZON).healed is done
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_a_new_incarnation_that_we_did_not_ask_for_was_made_by_others(
 def test_while_repairing_only_what_goes_beyond_our_rung_is_others_doing(
     rung: Remedy, seen: Incarnation, done: Remedy | None
 ) -> None:
-    assert drift(incident(Phase.REPAIRING, rung=rung), node(seen, OURS)).healed is done
+    assert drift(incident(Phase.REPAIRING, rung=rung), node(seen, OURS), HORIZON).healed is done
 
 
 @pytest.mark.parametrize(
@@ -116,3 +118,31 @@ def test_a_restarted_agent_is_proven_by_its_voice() -> None:
     silent = Node(id=SEAT, cluster="sim", pool="train", incarnation=FIRST, agent=AgentState.SILENT)
     assert rung_shown(intent, heard, Remedy.RESTART_SERVICE)
     assert not rung_shown(intent, silent, Remedy.RESTART_SERVICE)
+
+
+GONE_WITH_IT = {"cordon_as_of": None, "cordon_from": None, "bared": True}
+
+
+@pytest.mark.parametrize("seen", [FIRST, REBOOTED, REPLACED])
+def test_a_cordon_that_goes_under_our_repair_is_put_back(seen: Incarnation) -> None:
+    found = drift(incident(Phase.REPAIRING, rung=Remedy.REPLACE), node(seen), HORIZON)
+    assert (found.uncordoned, found.cordon) == ("", GONE_WITH_IT)
+
+
+@pytest.mark.parametrize("phase", sorted(OUT - {Phase.REPAIRING}))
+@pytest.mark.parametrize("seen", [REBOOTED, REPLACED])
+def test_a_cordon_that_goes_with_its_incarnation_is_put_back(phase: Phase, seen: Incarnation) -> None:
+    found = drift(incident(phase), node(seen), HORIZON)
+    assert (found.uncordoned, found.cordon) == ("", GONE_WITH_IT)
+
+
+def test_after_a_change_our_cordon_must_be_seen_again_before_its_absence_says_anything() -> None:
+    changed = drift(incident(Phase.VERIFYING), node(REBOOTED, OURS), HORIZON)
+    assert changed.cordon == {"cordon_as_of": None, "cordon_from": HORIZON}
+    waiting = replace(incident(Phase.VERIFYING), **changed.cordon, incarnation=REBOOTED)
+    assert drift(waiting, node(REBOOTED, OURS, as_of=HORIZON), HORIZON).cordon == {}  # may be older than the change
+    assert drift(waiting, node(REBOOTED, as_of=HORIZON), HORIZON).cordon == GONE_WITH_IT
+    seen = drift(waiting, node(REBOOTED, OURS, as_of=101.0), HORIZON).cordon
+    assert seen == {"cordon_as_of": 101.0, "cordon_from": None}
+    again = replace(waiting, **seen)
+    assert drift(again, node(REBOOTED, as_of=102.0), HORIZON).uncordoned == "our cordon was removed by another"

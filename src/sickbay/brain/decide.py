@@ -85,12 +85,12 @@ def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
 
 
 def _cordon_again(s: Sight, node: Node, policy: Policy) -> Decision | None:
-    """Our own repair took our cordon along. None: the cluster does not take it, and a human knows."""
+    """Our cordon went with what it was on. None: the cluster does not take it, and a human knows."""
     intent = s.intent
     if intent is None or not isinstance(intent.act, Quarantine) or intent.state is IntentState.SEEN:
         return _cordon(s, node, policy)
     if not intent.state.over:
-        return Stay(Wait(because="putting our cordon back, which went with the repair", until=intent.seen_by))
+        return Stay(Wait(because="putting our cordon back, which went with what it was on", until=intent.seen_by))
     if refused_lately(s, node):
         return Stay(
             Wait(because=f"the cluster refused our cordon, it is asked again: {intent.answer}", until=s.retry_at)

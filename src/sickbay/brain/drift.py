@@ -3,7 +3,7 @@
 `drift` is a table by (our last act, what is seen). `shown` says whether an intent's effect is visible.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sickbay.model.fault import RUNGS, Proof, Remedy
 from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId
@@ -32,26 +32,43 @@ class Drift:
 
     uncordoned: str = ""  # another removed (or took over) our cordon
     bared: bool = False  # our cordon is not there any more, and nobody's will was it: it must be put back
+    cordon: dict[str, object] = field(default_factory=dict)  # what becomes of our knowledge of it
     healed: Remedy | None = None  # a rung that others did
 
 
-def drift(incident: Incident, node: Node) -> Drift:
-    """Compare an open incident with its node as just seen."""
-    ours = f"sickbay:{incident.id}"
-    uncordoned, bared = "", False
-    gone = (
-        incident.phase.out
-        and incident.closing is None
-        and incident.cordon_as_of is not None
-        and node.as_of > incident.cordon_as_of
-        and ours not in node.cordons
-    )
-    if gone and incident.phase is Phase.REPAIRING:
-        bared = True  # a reboot may take it along (Slurm's does): our own repair is no operator's word
-    elif gone:
-        others = [owner for owner in node.cordons if not owner.startswith("sickbay:")]
-        uncordoned = f"the cordon is now that of {others[0]}" if others else "our cordon was removed by another"
-    return Drift(uncordoned=uncordoned, bared=bared, healed=_healed(incident, node.incarnation))
+def drift(incident: Incident, node: Node, horizon: float) -> Drift:
+    """Compare an open incident with its node as just seen. A read newer than `horizon` shows what is so now."""
+    uncordoned, cordon = _uncordoned(incident, node, horizon)
+    bared = bool(cordon.get("bared"))
+    return Drift(uncordoned=uncordoned, bared=bared, cordon=cordon, healed=_healed(incident, node.incarnation))
+
+
+def _uncordoned(incident: Incident, node: Node, horizon: float) -> tuple[str, dict[str, object]]:
+    """Whether a person took our cordon away. One that goes with its machine, its boot or under our repair says nothing.
+
+    A seat whose object is made anew has no cordon, and some clusters lift one with a reboot. So after a change it must
+    have been seen again, by a read that can know of the change, before its absence is a person's word.
+    """
+    if not incident.phase.out or incident.closing is not None:
+        return "", {}
+    there = f"sickbay:{incident.id}" in node.cordons
+    lost: dict[str, object] = {"cordon_as_of": None, "cordon_from": None, "bared": True}
+    changed = node.incarnation is not None and not node.incarnation.same_boot(incident.incarnation)
+    if incident.cordon_as_of is None:
+        if incident.cordon_from is None or incident.bared:
+            return "", {}
+        if there and node.as_of > incident.cordon_from:
+            return "", {"cordon_as_of": node.as_of, "cordon_from": None}
+        return "", {} if there else lost
+    gone = not there and node.as_of > incident.cordon_as_of
+    if changed or incident.phase is Phase.REPAIRING:
+        if gone:
+            return "", lost
+        return "", {"cordon_as_of": None, "cordon_from": horizon} if changed else {}
+    if not gone:
+        return "", {}
+    others = [owner for owner in node.cordons if not owner.startswith("sickbay:")]
+    return (f"the cordon is now that of {others[0]}" if others else "our cordon was removed by another"), {}
 
 
 def _healed(incident: Incident, seen: Incarnation | None) -> Remedy | None:

@@ -115,6 +115,9 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         return Change("proven well", {"closing": Phase.RELEASED})
     if not {Capability.CHECK, Capability.CHECK_CORDONED} <= s.can:
         return Move("hold", "nothing here can check a cordoned node")
+    by_agent = Capability.CHECK_BY_AGENT in s.can and node.agent is AgentState.NONE
+    if by_agent and not node.agent_known and incident.kind is not IncidentKind.INTAKE:
+        return Move("hold", "no agent has been heard on this node, and only an agent can check it")
     meant = intent.expect if intent is not None and isinstance(intent.act, Verify) else None
     if intent is None or meant is None or not meant.agrees(node.incarnation):
         act = Verify(nodes=(node.id,), level=level, profile=rule.profile or incident.fault.component)

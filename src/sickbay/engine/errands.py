@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import Errand, Node
 from sickbay.model.incident import Incident
-from sickbay.model.job import Call, Job
+from sickbay.model.job import Call, Job, JobState
 from sickbay.model.rows import DUE_NOW, key_of
 
 AT_ONCE = 10  # jobs
@@ -59,12 +59,14 @@ def _run(draft: Draft, errand: Errand) -> None:
 def _ended(draft: Draft, errand: Errand) -> Iterator[Job]:
     node = errand.node.id
     for job in draft.holders(errand.node):
-        if job.ranks.get(node) != "running" or (job.began_at is not None and job.began_at > errand.at):
+        runs = job.ranks.get(node) == "running"
+        called = any(each.node == node for each in job.calls)
+        gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on
+        if not (runs or gated) or (job.began_at is not None and job.began_at > errand.at):
             continue
         call = Call(because=errand.because, node=node, lost=errand.lost, dated=errand.at)
-        known = not errand.lost and any(each.node == node for each in job.calls)
-        calls = job.calls if known else (*job.calls, call)[-KEEP_CALLS:]
-        yield replace(job, ranks={**job.ranks, node: "gone"}, calls=calls)
+        calls = job.calls if called and not errand.lost else (*job.calls, call)[-KEEP_CALLS:]
+        yield replace(job, ranks={**job.ranks, node: "gone"} if runs else job.ranks, calls=calls)
 
 
 def _linked(draft: Draft, errand: Errand) -> Iterator[Job]:

@@ -7,7 +7,7 @@ from functools import partial
 from sickbay.model.errors import EffectError, Gone, Rejected, Transient
 from sickbay.model.facts import Outcome
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Capability
+from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.intent import (
     Drain,
     Fence,
@@ -27,6 +27,8 @@ from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Accepted, Cluster
 from sickbay.ports.machines import Machines
 from sickbay.ports.notifier import Notifier
+
+Holders = Mapping[NodeId, Incarnation | None]  # who holds the seats that a check of several nodes is meant for
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,11 @@ class Hands:
     sites: Mapping[str, Site]
     notifiers: Mapping[str, Notifier]
 
-    def perform(self, intent: Intent, job: Job | None) -> Outcome:
+    def perform(self, intent: Intent, job: Job | None, holders: Holders) -> Outcome:
         """Make the call and say what came of it. Never raises what an adapter may raise; never retries."""
         outcome = partial(Outcome, key=intent.key, sends=intent.sends)
         try:
-            accepted = self._call(intent, job)
+            accepted = self._call(intent, job, holders)
         except Transient as error:
             return outcome(result="transient", text=str(error))
         except Gone as error:
@@ -69,7 +71,7 @@ class Hands:
         result = "done" if accepted.done else "accepted"
         return outcome(result=result, visible_from=accepted.visible_from)
 
-    def _call(self, intent: Intent, job: Job | None) -> Accepted:
+    def _call(self, intent: Intent, job: Job | None, holders: Holders) -> Accepted:
         act, key, expect = intent.act, intent.key, intent.expect
         if isinstance(act, Notify):
             return self._tell(act, key)
@@ -86,7 +88,7 @@ class Hands:
             case Repair():
                 return self._repair(site, intent, act)
             case Verify(nodes=nodes, level=level, profile=profile):
-                expected = dict.fromkeys(nodes, expect)
+                expected = {node: expect or holders.get(node) for node in nodes}
                 return site.checks.start(key, expected, level=level, profile=profile)
             case Look(nodes=nodes, stacks_of=stacks_of):
                 return site.checks.look(key, nodes, stacks_of=stacks_of)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sickbay.engine.aside import FACTS as FACTS_ASIDE
 from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
-from sickbay.engine.execute import Hands
+from sickbay.engine.execute import Hands, Holders
 from sickbay.engine.group import Builds, Group
 from sickbay.engine.ingest import Ingest, Together, voices
 from sickbay.engine.learn import learn, reads_of
@@ -23,7 +23,7 @@ from sickbay.model.clock import INGEST, Standstill, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
 from sickbay.model.fleet import Aside, Cursor, InForce, Node
-from sickbay.model.intent import Intent, IntentState, StartJob
+from sickbay.model.intent import Intent, IntentState, StartJob, Verify
 from sickbay.model.job import Job
 from sickbay.model.rows import BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
 from sickbay.ports.clock import Clock
@@ -403,11 +403,23 @@ class Engine:
         if not isinstance(intent, Intent) or intent.state is not IntentState.SENT:
             return
         job = self._view.get(f"job:{intent.act.job}").row if isinstance(intent.act, StartJob) else None
-        call = partial(self._perform, intent, job if isinstance(job, Job) else None, self._epoch, self._clock.mono())
+        known = job if isinstance(job, Job) else None
+        call = partial(self._perform, intent, known, self._holders(intent), self._epoch, self._clock.mono())
         done = partial(self._answered, intent.sends)
         self._executor.submit(intent.lane, call, intent.call_timeout, done, intent.key)
 
-    def _perform(self, intent: Intent, job: Job | None, epoch: int, sent: float) -> Outcome:
+    def _holders(self, intent: Intent) -> Holders:
+        """Whoever changes hands or boots while a gate is open calls its job: the present ones are those that are meant.
+
+        They are not kept in the intent: a gang has thousands.
+        """
+        if not isinstance(intent.act, Verify) or intent.expect is not None:
+            return {}
+        self._view.fetch(f"node:{node}" for node in intent.act.nodes)
+        rows = {node: self._view.get(f"node:{node}").row for node in intent.act.nodes}
+        return {node: row.incarnation for node, row in rows.items() if isinstance(row, Node)}
+
+    def _perform(self, intent: Intent, job: Job | None, holders: Holders, epoch: int, sent: float) -> Outcome:
         """On the worker, right before the call: since SENT was committed this process may have stood still."""
         why = ""
         if self._epoch != epoch or not self._outlasts(intent):
@@ -416,7 +428,7 @@ class Engine:
             why = "it waited for its call and is not admitted any more"
         if why:
             return Outcome(key=intent.key, result="transient", sends=intent.sends, text=why)
-        return self._hands.perform(intent, job)
+        return self._hands.perform(intent, job, holders)
 
     def _still_admitted(self, intent: Intent) -> bool:
         """From the store as it is, beside the round: the view is not this thread's."""

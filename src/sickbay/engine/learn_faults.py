@@ -12,24 +12,29 @@ from sickbay.engine.errands import link_incident
 from sickbay.engine.steps import due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Observed
+from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Observed, Voice
 from sickbay.model.fault import RUNGS, Fault, Proof, Remedy, signature
-from sickbay.model.fleet import Brake, IncidentId, Node, NodeId
+from sickbay.model.fleet import Brake, Incarnation, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
 from sickbay.model.intent import Intent, Verify
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 ANNOUNCED = 120.0  # seconds that an announced end takes, where nothing else was said
+GOING_DOWN = "node.going_down"
+EARLY_WORDS, EARLY_TEXT = 20, 500  # observations of a machine that is not known yet, and characters of each
 SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
 
 
 def observed(draft: Draft, fact: Fact, news: Observed) -> None:
     node = draft.node(news.node)
+    if _comes_early(node, news):
+        _keep(draft, fact, news)
+        return
     if node is None:
         return
     ended = _of_an_ended_boot(node, news)
-    if news.kind == "node.going_down":
+    if news.kind == GOING_DOWN:
         if not ended:
             _announced(draft, node, news)
         return
@@ -52,6 +57,26 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
         return
     raise_fault(draft, fact, node, found, own_check="check" in news.fields, count=news.count)
     _dated_by_boot(draft, news, ended=ended)
+
+
+def _comes_early(node: Node | None, news: Observed) -> bool:
+    """Said by an agent whose machine nobody has spoken of yet, or of whose succession only the agent can tell."""
+    if news.incarnation is None or news.ended or news.last_words or news.kind in {GOING_DOWN, AGENT_ANSWERED}:
+        return False
+    early = {Standing.AHEAD, Standing.SUCCEEDED}
+    return node is None or standing_of(node, news.incarnation, by_agent=True) in early
+
+
+def _keep(draft: Draft, fact: Fact, news: Observed) -> None:
+    """Until its machine is known: then it is learned."""
+    voice = draft.read(Voice, f"voice:{news.node}", watch=False)
+    who = news.incarnation or Incarnation()
+    said = voice.said if voice is not None and voice.incarnation.same_boot(who) else ()
+    if len(said) >= EARLY_WORDS:
+        return
+    fields = {k: v if isinstance(v, int) else v[:EARLY_TEXT] for k, v in list(news.fields.items())[:EARLY_WORDS]}
+    short = replace(news, text=news.text[:EARLY_TEXT], fields=fields)
+    draft.put(Voice(node=news.node, incarnation=who, said=(*said, replace(fact, news=short)), at=draft.now))
 
 
 def _announced(draft: Draft, node: Node, news: Observed) -> None:
@@ -171,11 +196,18 @@ def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_che
         count_brakes(draft, replace(after, fault=fault, remedy=fault.remedy), node)
 
 
+def _unused(draft: Draft, node: Node, prefix: str) -> str:
+    """An id for what no fact has led to. Two clusters may have a node of one name, and one node two within a second."""
+    stem = f"{prefix}-{node.cluster}-{node.name}-{draft.reading(INGEST):.0f}"
+    tries = (stem if n == 1 else f"{stem}-{n}" for n in range(1, 1000))
+    return next(id_ for id_ in tries if draft.peek(Incident, f"incident:{id_}") is None)
+
+
 def open_incident(
     draft: Draft, fact: Fact, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False, name: str = ""
 ) -> Incident:
     prefix = {IncidentKind.FAULT: "i", IncidentKind.INTAKE: "n", IncidentKind.OPERATOR: "o"}[kind]
-    numbered = f"{prefix}{fact.seq}" if fact.seq else f"{prefix}-{node.name}-{draft.reading(INGEST):.0f}"
+    numbered = f"{prefix}{fact.seq}" if fact.seq else _unused(draft, node, prefix)
     incident = Incident(
         id=IncidentId(name or numbered),
         node=node.id,

@@ -14,14 +14,14 @@ from sickbay.brain.identity import (
 )
 from sickbay.engine import patrol
 from sickbay.engine.errands import end_ranks
-from sickbay.engine.learn_faults import open_incident, raise_fault
+from sickbay.engine.learn_faults import observed, open_incident, raise_fault
 from sickbay.engine.steps import step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
-from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVanished, Observed
+from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVanished, Observed, Voice
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
-from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, Voice, pool_of
-from sickbay.model.incident import IncidentKind, Order, Phase, enqueue
+from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, pool_of
+from sickbay.model.incident import Incident, IncidentKind, Order, Phase, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
@@ -54,7 +54,8 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     after = replace(after, registered=news.incarnation)
     if after.pool != known.pool:
         _moved(draft, known, after)
-    after = _returned(known, _voice(draft, after))
+    voice = _voice(draft, after)
+    after = _returned(known, _heard_as(after, voice))
     if after.incarnation is not None and after.incarnation != known.incarnation:
         _remember(draft, after.incarnation)
     draft.put(after)
@@ -62,6 +63,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     same = after.incarnation is not None and after.incarnation.same_boot(known.incarnation)
     if known.ready != after.ready or not same:
         _witness(draft, fact, after, fell=known.ready and same)
+    _learn_early(draft, fact, voice)
 
 
 def _moved(draft: Draft, known: Node, after: Node) -> None:
@@ -88,12 +90,14 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         unmanaged=news.unmanaged,
         as_of=news.as_of,
     )
-    node = _voice(draft, node)
+    voice = _voice(draft, node)
+    node = _heard_as(node, voice)
     draft.put(node)
     patrol.wake(draft, node)
     draft.tell(f"seen first as {_called(news.incarnation)}", key_of(node), event="joined")
-    if news.first_connection and news.busy:
-        _remember(draft, news.incarnation)
+    if news.first_connection and node.incarnation is not None:  # whoever was there before us is no newcomer
+        _remember(draft, node.incarnation)
+        _learn_early(draft, fact, voice)
         return
     vacancies = draft.find(Node, f"vacant:{node.pool}")
     if vacancies:
@@ -102,17 +106,29 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         draft.waits[key_of(old)] = None
         draft.tell(f"fills the vacancy of {old.name}", key_of(node), key_of(old), event="filled")
     _intake(draft, fact, node, filled=bool(vacancies) and vacancies[0].counted)
+    _learn_early(draft, fact, voice)
 
 
-def _voice(draft: Draft, node: Node) -> Node:
-    """Its agent may have been heard before the cluster spoke of it."""
+def _voice(draft: Draft, node: Node) -> Voice | None:
+    """Its agent may have been heard before anybody else spoke of it; then what was kept is used up."""
     voice = draft.read(Voice, f"voice:{node.id}", watch=False)
+    if voice is None or standing_of(node, voice.incarnation, by_agent=True) is not Standing.PRESENT:
+        return None
+    draft.drop(key_of(voice))
+    return voice
+
+
+def _heard_as(node: Node, voice: Voice | None) -> Node:
     if voice is None or node.incarnation is None:
         return node
-    if standing_of(node, voice.incarnation, by_agent=True) is not Standing.PRESENT:
-        return node
-    draft.drop(key_of(voice))
     return replace(node, agent=AgentState.HEARD, incarnation=node.incarnation.told(voice.incarnation))
+
+
+def _learn_early(draft: Draft, fact: Fact, voice: Voice | None) -> None:
+    """What it said before it was known counts now, dated as it was."""
+    for early in voice.said if voice is not None else ():
+        if isinstance(early.news, Observed):
+            observed(draft, replace(early, seq=fact.seq), early.news)
 
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
@@ -129,19 +145,26 @@ def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
     open_incident(draft, fact, node, fault, IncidentKind.INTAKE)
 
 
+def _names_of(incarnation: Incarnation) -> list[str]:
+    """Under which names a machine may have been remembered."""
+    names = (incarnation.instance_id, f"uid/{incarnation.uid}" if incarnation.uid else "")
+    return [f"record:holder/{name}" for name in names if name]
+
+
 def holder_key(incarnation: Incarnation) -> str:
     """Under which name a machine is remembered: its own, else that of its registration; empty: it has none."""
-    name = incarnation.instance_id or (f"uid/{incarnation.uid}" if incarnation.uid else "")
-    return f"record:holder/{name}" if name else ""
+    return next(iter(_names_of(incarnation)), "")
 
 
 def _remember(draft: Draft, incarnation: Incarnation) -> bool:
     """Whether this machine had never been seen before."""
     key = holder_key(incarnation)
-    if not key or draft.read(Record, key, watch=False) is not None:
+    if not key:
         return False
-    draft.put(Record(subject=key.removeprefix("record:")))
-    return True
+    record = draft.read(Record, key, watch=False)
+    if record is None or record.gone_at is not None:
+        draft.put(Record(subject=key.removeprefix("record:")))
+    return record is None
 
 
 def _called(incarnation: Incarnation) -> str:
@@ -174,8 +197,8 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     end_ranks(draft, after, f"{node.name} restarted under it")  # the new incarnation is the proof
     if not now.same_holder(was):
         patrol.wake(draft, after)
-        if incident is not None and incident.phase is Phase.WATCHED:
-            # What was watched has left with its machine; the newcomer must be taken in.
+        if incident is not None and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
+            # What was wrong has left with its machine; the newcomer must be taken in.
             step_incident(draft, incident, "dismiss", f"the seat is now held by {_called(now)}", {})
             after = draft.node(node.id) or after
         _intake(draft, fact, after, filled=True)
@@ -205,14 +228,15 @@ def _compare(draft: Draft, node: Node) -> None:
     incident = draft.incident(node.incident) if node.incident else None
     if incident is None or node.incarnation is None:
         return
-    found = drift(incident, node)
-    after = incident
+    clock = draft.clocks.get(node.cluster)
+    horizon = clock.as_of + 2 * clock.period if clock is not None else node.as_of
+    found = drift(incident, node, horizon)
+    after = replace(incident, **found.cordon)
     if found.uncordoned:
         order = Order(verb="uncordoned", by="another", reason=found.uncordoned)
         after = enqueue(after, order)
     if found.bared:
-        after = replace(after, bared=True, cordon_as_of=None)
-        draft.tell("our cordon went with the repair: it will be put back", key_of(incident), key_of(node))
+        draft.tell("our cordon went with what it was on: it will be put back", key_of(incident), key_of(node))
     elif incident.bared and f"sickbay:{incident.id}" in node.cordons:
         after = replace(after, bared=False, cordon_as_of=node.as_of)
     if found.healed is not None:
@@ -237,8 +261,21 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
         return
     draft.drop(key_of(node))
     draft.tell("deleted", key_of(node), event="deleted")
+    _forget(draft, node, node.incarnation, incident)
     if incident is not None:
         draft.put(replace(incident, closing=None))
+
+
+def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | None) -> None:
+    """A machine that registers again is known and its agent heard, unless it left while it was out of service."""
+    if node.agent is AgentState.HEARD:
+        draft.put(Voice(node=node.id, incarnation=holder, at=draft.now))
+    for key in _names_of(holder):
+        record = draft.read(Record, key, watch=False)
+        if record is not None and incident is not None and incident.phase.out:
+            draft.drop(key)  # nobody has proven it well: it is taken in like a newcomer
+        elif record is not None:
+            draft.put(replace(record, gone_at=draft.now))
 
 
 # --- witnesses of silence
@@ -246,6 +283,8 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
 
 def agent_silent(draft: Draft, fact: Fact, news: AgentSilent) -> None:
     node = draft.node(news.node)
+    if node is None and draft.read(Voice, f"voice:{news.node}", watch=False) is not None:
+        draft.drop(f"voice:{news.node}")
     if node is None or node.incarnation is None:
         return
     node = replace(node, agent=AgentState.SILENT, silent_at=news.since)
@@ -260,8 +299,10 @@ def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
     if standing is Standing.ENDED:
         return  # a late word
     if node is None or standing is Standing.AHEAD:
-        draft.put(Voice(node=news.node, incarnation=news.incarnation))  # the cluster's word is awaited
-        return
+        before = draft.read(Voice, f"voice:{news.node}", watch=False)
+        said = before.said if before is not None and before.incarnation.same_boot(news.incarnation) else ()
+        draft.put(Voice(node=news.node, incarnation=news.incarnation, said=said, at=draft.now))
+        return  # the cluster's word is awaited
     known = node
     if standing is Standing.SUCCEEDED:
         node = replace(node, devices=devices_of_another(node.devices))
@@ -270,6 +311,7 @@ def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
     draft.put(node)
     _compare(draft, node)
     _witness(draft, fact, node)
+    _learn_early(draft, fact, _voice(draft, node))
 
 
 def _returned(was: Node, node: Node) -> Node:

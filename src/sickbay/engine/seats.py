@@ -64,12 +64,15 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     ours = phase is not None and (phase.out or newcomer)
     vacant = node.incarnation is None  # for a while after we have had its machine replaced
     out = node.counted and (vacant or ours or node.others_cordon or node.lost)
-    speaks = node.agent is AgentState.HEARD or (node.agent is AgentState.NONE and Capability.LOOK not in can)
+    # Where no agent was ever heard, its silence says nothing; one that was heard must be heard under this boot.
+    never = node.agent is AgentState.NONE and (not node.agent_known or Capability.LOOK not in can)
+    speaks = node.agent is AgentState.HEARD or never
     healthy = phase in {None, Phase.WATCHED} or (phase is Phase.SUSPECT and node.excused)
     free = not node.cordons and not node.checking
     claimable = node.incarnation is not None and node.ready and speaks and healthy and free
     mine = node.counted and (vacant or ours)
-    return replace(node, out=out, ours=mine, held=ours and phase is Phase.HELD, claimable=claimable)
+    known = node.agent_known or node.agent is not AgentState.NONE
+    return replace(node, agent_known=known, out=out, ours=mine, held=ours and phase is Phase.HELD, claimable=claimable)
 
 
 def _book(draft: Draft, before: Node | None, after: Node | None) -> None:

@@ -212,6 +212,15 @@ class Fact(Noun):
     seq: int = 0  # given by the store
 
 
+class Voice(Noun):
+    """An agent that was heard before the cluster spoke of its machine, and what it has said; kept until it does."""
+
+    node: NodeId
+    incarnation: Incarnation
+    said: tuple[Fact, ...] = ()  # the first observations, cut short
+    at: datetime | None = None  # of its last word
+
+
 class Mark(Noun):
     """How a source of facts stands after a read of it; written with what was read."""
 

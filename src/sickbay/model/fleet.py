@@ -39,6 +39,7 @@ class Capability(StrEnum):
     DRAIN = "drain"
     CHECK = "check"
     CHECK_CORDONED = "check_cordoned"
+    CHECK_BY_AGENT = "check_by_agent"  # the node's own agent does it: where none was ever heard, none can be done
     LOOK = "look"
     PLACE = "place"  # start(job) takes chosen nodes; without it, nodes to avoid
     RERUN = "rerun"  # a job's own controller can be asked to run it again
@@ -136,6 +137,7 @@ class Node(Noun):
     linked: bool = True  # NVLink ties the GPUs: one cannot be reset alone
     ready: bool = True  # the cluster's word
     agent: AgentState = AgentState.NONE
+    agent_known: bool = False  # one has been heard in this seat, under whichever holder
     silent_at: float | None = None  # reading of ingest when the agent was last heard, while SILENT
     going_down: Deadline | None = None  # an announced end is not silence
     cordons: tuple[str, ...] = ()  # owners: sickbay:<incident>, other:<text>
@@ -175,13 +177,6 @@ class Node(Noun):
         return any(not owner.startswith("sickbay:") for owner in self.cordons)
 
 
-class Voice(Noun):
-    """An agent that was heard before the cluster spoke of its incarnation; kept until it does."""
-
-    node: NodeId
-    incarnation: Incarnation
-
-
 class Ledger(Noun):
     """One row per pool. `out`, `ours` and `repairing` change only in the unit that changes a seat."""
 
@@ -208,6 +203,7 @@ class Record(Noun):
 
     subject: str
     past: tuple[PastIncident, ...] = ()
+    gone_at: datetime | None = None  # since then nobody has seen a machine that is merely remembered
 
 
 class Brake(Noun):

@@ -117,8 +117,9 @@ class Incident(Noun):
     healed: Remedy | None = None  # a rung that others did (a reboot by hand, the boot that ended with its last words)
     relapse: str = ""  # a fault from the new boot while REPAIRING or VERIFYING: fails the rung
     proof: Proven | None = None
-    bared: bool = False  # our cordon went with a repair of ours: it is put back before anything else
+    bared: bool = False  # our cordon went with the incarnation that it was on: it is put back before anything else
     cordon_as_of: float | None = None  # our cordon has been seen: a newer read without it means that another removed it
+    cordon_from: float | None = None  # reads up to here may be older than a change of incarnation: they confirm nothing
     intent: str = ""  # key of the intent under way
     acts: int = 0  # how many intents this incident has made: names the next key
     orders: tuple[Order, ...] = ()  # a queue, oldest first

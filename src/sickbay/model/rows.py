@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import Deadline, Standstill, WatchedClock
+from sickbay.model.facts import Voice
 from sickbay.model.fleet import (
     Aside,
     Brake,
@@ -19,7 +20,6 @@ from sickbay.model.fleet import (
     Record,
     Roster,
     Token,
-    Voice,
     Withholding,
 )
 from sickbay.model.incident import Incident

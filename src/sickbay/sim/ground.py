@@ -23,7 +23,7 @@ MACHINES_CAN = frozenset(
         Capability.FENCE,
     }
 )
-CHECKS_CAN = frozenset({Capability.CHECK, Capability.CHECK_CORDONED, Capability.LOOK})
+CHECKS_CAN = frozenset({Capability.CHECK, Capability.CHECK_CORDONED, Capability.CHECK_BY_AGENT, Capability.LOOK})
 
 
 class Rules(Noun):

@@ -58,7 +58,7 @@ class Plan(Noun):
     limits: bool = True  # of the store: DynamoDB's
     strict: bool = True  # check invariants after every step
     forgiving: bool = False  # as in production: what cannot be planned is set aside, not raised
-    intake: bool = False  # nodes that are there at first are new to us
+    intake: bool = False  # the nodes join after we have connected (if not `trusted`): they are new to us
     names: Callable[[int], str] | None = None
     agentless: int = 0
     also: tuple[Quarter, ...] = ()  # further clusters and pools
@@ -94,7 +94,10 @@ class Simulation:
         self.mischief = Mischief(self.plan.odds, call_timeout=timeout)
         self.world = World(self.scheduler, Random(rng.random()), self.mischief, self._deliver, self.plan.rules)
         self.clock = self.world.clock
-        self.nodes = [node for quarter in self.plan.quarters for node in self._furnish(quarter)]
+        late = self.plan.intake and not self.plan.trusted
+        self.nodes = [] if late else self._furnish_all()
+        for quarter in self.plan.quarters:
+            self._found(quarter.cluster)
         self.store: Store = store or self._memory()
         self.hands = self._hands()
         self.rules = self._rules()
@@ -108,17 +111,25 @@ class Simulation:
         self._steps = 0
         self.mischief.on_call = self._on_call
         self._connect()
-        if not self.plan.intake:
+        if late or not self.plan.intake:
             self._settle_in()
+        if late:
+            self.nodes = self._furnish_all()
 
     def _memory(self) -> Store:
         """Several engines share a store only where it has a time of its own: theirs may differ."""
         wall = (lambda: EPOCH.timestamp() + self.scheduler.now) if self.plan.engines > 1 else None
         return MemoryStore(limits=self.plan.limits, now=lambda: self.scheduler.now, wall=wall)
 
+    def _found(self, cluster: ClusterRules) -> None:
+        if cluster.id not in self.world.ground.clusters:
+            self.world.add_cluster(cluster)
+
+    def _furnish_all(self) -> list[NodeId]:
+        return [node for quarter in self.plan.quarters for node in self._furnish(quarter)]
+
     def _furnish(self, quarter: Quarter) -> list[NodeId]:
-        if quarter.cluster.id not in self.world.ground.clusters:
-            self.world.add_cluster(quarter.cluster)
+        self._found(quarter.cluster)
         return self.world.add_nodes(
             quarter.cluster.id,
             quarter.nodes,
@@ -179,16 +190,10 @@ class Simulation:
         return host
 
     def _settle_in(self) -> None:
-        """The nodes that are there at first count as known: pieces of work ran on them when we connected."""
-        for seat in self.world.seats.values():
-            seat.unmanaged = 1
-            self.world.ground.show(seat)
+        """We connect: whoever is there then counts as known."""
         slowest = max(self.world.ground.clusters.values(), key=lambda c: c.period + c.read_takes + c.lag * 2)
         slices = 3 + sum(2 * q.nodes // (q.cluster.slice_size or 500) for q in self.plan.quarters)
         self.run(slices * max(slowest.period + slowest.read_takes, slowest.lag * 2) + self.plan.connect_after)
-        for seat in self.world.seats.values():
-            seat.unmanaged = 0
-            self.world.ground.show(seat)
 
     # --- what can go wrong on our side
     def _fate(self, what: str) -> str:

@@ -36,7 +36,8 @@ class AgentChecks:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.CHECK, Capability.CHECK_CORDONED, Capability.LOOK})
+        can = {Capability.CHECK, Capability.CHECK_CORDONED, Capability.CHECK_BY_AGENT, Capability.LOOK}
+        return frozenset(can)
 
     def start(
         self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str

@@ -12,8 +12,8 @@ import msgspec
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import Conflict, UnitRefused, UnitTooLarge, UnreadableRow, Unstorable, UnusableStore
-from sickbay.model.facts import Fact, Garbled, Mark
-from sickbay.model.fleet import Part, Roster
+from sickbay.model.facts import Fact, Garbled, Mark, Voice
+from sickbay.model.fleet import Part, Record, Roster
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
@@ -162,8 +162,10 @@ def ended_at(row: AnyRow) -> datetime | None:
             return row.closed_at
         case Intent() if row.state.over:
             return row.planned_at
-        case Part() | Roster():
+        case Part() | Roster() | Voice():
             return row.at
+        case Record():
+            return row.gone_at
         case _:
             return None
 

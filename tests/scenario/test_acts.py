@@ -6,14 +6,18 @@ from typing import Any
 import pytest
 from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
 
+from sickbay.adapters.machines.agents import AgentMachines
 from sickbay.engine.ingest import Ingest
 from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.facts import Outcome
-from sickbay.model.fleet import NodeId, Withholding
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import Incarnation, NodeId, Withholding
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import JobState
 from sickbay.model.policy import Window
+from sickbay.model.protocol import RunReboot
+from sickbay.ports.cluster import Accepted
 from sickbay.sim.ground import Rules
 from sickbay.sim.programme import Programme
 
@@ -348,3 +352,157 @@ def _exclusion(w: Ward) -> int:
     rows = w.sim.store.load(["withholding:"])["withholding:"].row
     assert isinstance(rows, Withholding)
     return int(rows.rows[-1].id.rsplit("-", 1)[1])
+
+
+# --- withdrawal: what nobody wants any more, and what may have come of it
+
+
+def slow_reboots(w: Ward, after: float) -> None:
+    """Machines that take a reboot at once and carry it out later, if the boot is still the one that was meant."""
+    machines = w.sim.hands.sites["sim"].machines
+
+    def reboot(node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
+        def begin() -> None:
+            if w.world.seat(node).incarnation == expect:
+                w.world.plant.reboot(w.world.seat(node), key=key)
+
+        w.sim.scheduler.after(after, begin)
+        return Accepted(visible_from=w.sim.scheduler.now)
+
+    machines.reboot = reboot  # type: ignore[method-assign]
+
+
+LETTING_GO: dict[str, Callable[[Ward, NodeId], object]] = {
+    "dismissed": lambda w, node: w.order("dismiss", w.incident(node).id),
+    "uncordoned by name": lambda w, node: w.order("uncordon", node),
+    "uncordoned on the cluster": lambda w, node: w.world.operator_uncordons(node),
+    "held, then dismissed": lambda w, node: (
+        w.order("hold", w.incident(node).id),
+        w.order("dismiss", w.incident(node).id),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", LETTING_GO)
+def test_nobody_is_let_in_while_a_repair_may_be_on_its_way(ward: OpenWard, how: str) -> None:
+    w = ward(nodes=1, policy=policy_with(examine=()))
+    node = w.nodes[0]
+    slow_reboots(w, after=55.0)
+    w.says(node, 79)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(5)
+    job = w.sim.submit("train", Programme(steps=600, checkpoint_every=100), nodes=1)
+    LETTING_GO[how](w, node)
+    w.run(20)
+    assert not w.node(node).claimable
+    assert "reboot was withdrawn but may be on its way" in w.incident(node).wait.because
+    w.rests()
+    assert w.phase(node) == "DISMISSED"
+    assert w.state(job) == JobState.COMPLETE
+    assert w.job(job).interruptions == (), "nothing hit it"
+
+
+def test_a_withdrawn_repair_whose_end_is_never_seen_is_waited_for_until_its_deadline(ward: OpenWard) -> None:
+    w = ward(nodes=1, policy=policy_with(examine=()))
+    node = w.nodes[0]
+    slow_reboots(w, after=10 * DAY)
+    w.says(node, 79)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(5)
+    w.order("dismiss", w.incident(node).id)
+    w.run(60)
+    assert w.phase(node) == "REPAIRING"
+    w.until(lambda: w.phase(node) == "DISMISSED", 2 * HOUR)
+    w.rests()
+    assert w.node(node).claimable
+
+
+def test_a_held_node_is_not_repaired_again_while_the_repair_before_may_be_on_its_way(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    node = w.nodes[0]
+    slow_reboots(w, after=120.0)
+    w.sick(node, cured_by=Remedy.REPLACE)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(5)
+    w.order("hold", w.incident(node).id)
+    w.order("escalate", w.incident(node).id)
+    w.run(60)
+    assert w.phase(node) == "DRAINED"
+    assert w.happened("replace") == []
+    w.rests()
+    assert w.phase(node) == "RELEASED"
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_what_is_withdrawn_is_struck_from_the_agents_mail(ward: OpenWard, cold: bool) -> None:
+    w = ward(nodes=4, cold=cold)
+    node = w.nodes[0]
+    agents = AgentMachines(w.sim.store, wall=w.sim.clock.wall, reboots=True)
+    w.sim.hands.sites["sim"].machines.reboot = agents.reboot  # type: ignore[method-assign]
+    w.sick(node)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(5)
+    assert [type(letter.order) for letter in w.sim.store.mail(node)] == [RunReboot]
+    w.order("dismiss", w.incident(node).id)
+    w.run(5)
+    assert list(w.sim.store.mail(node)) == [], "an agent that asks now has nothing to begin"
+    w.rests()
+    assert w.incidents(node)[0].phase is Phase.DISMISSED
+
+
+def test_a_strike_survives_the_death_of_the_engine_that_wrote_it_down(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    node = w.nodes[0]
+    agents = AgentMachines(w.sim.store, wall=w.sim.clock.wall, reboots=True)
+    w.sim.hands.sites["sim"].machines.reboot = agents.reboot  # type: ignore[method-assign]
+    w.sick(node)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(5)
+    key = w.incident(node).intent
+    w.order("dismiss", w.incident(node).id)
+    w.until(lambda: w.sim.store.load([f"intent:{key}.strike"])[f"intent:{key}.strike"].row is not None, 60)
+    w.sim.hosts[0].crash()
+    w.run(60)
+    assert list(w.sim.store.mail(node)) == []
+
+
+# --- proof before return
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_a_node_rebooted_after_its_proof_is_proven_again_before_it_is_released(ward: OpenWard, cold: bool) -> None:
+    w = ward(cold=cold)
+    node = w.nodes[0]
+    uncordon = Channel(w.sim.hands.sites["sim"].cluster, "uncordon", lambda _: None)
+    w.sick(node)
+    w.reaches(node, Phase.VERIFYING)
+    uncordon.answer = down
+    w.until(lambda: w.incident(node).closing is not None, HOUR)
+    checks = len(w.happened("check.pass", node))
+    w.world.operator_reboots(node)
+    w.run(600)
+    uncordon.works()
+    w.rests()
+    assert w.phase(node) == "RELEASED"
+    assert len(w.happened("check.pass", node)) == checks + 1
+    assert w.told() == []
+    assert w.ledger().out == 0
+
+
+def test_a_release_that_meets_another_boot_is_refused_and_proven_again(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    uncordon = Channel(w.sim.hands.sites["sim"].cluster, "uncordon", lambda _: None)
+    w.sick(node)
+    w.reaches(node, Phase.VERIFYING)
+
+    def reboots_first(_: int) -> None:
+        w.world.operator_reboots(node)
+
+    uncordon.answer = reboots_first
+    w.until(lambda: uncordon.calls > 0, HOUR)
+    uncordon.works()
+    w.rests()
+    assert w.phase(node) == "RELEASED"
+    assert w.node(node).claimable
+    assert w.told() == []

@@ -125,7 +125,7 @@ def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> Non
         ("confirm", Phase.DRAINED, "change"),
         ("escalate", Phase.HELD, "escalate"),
         ("escalate", Phase.VERIFYING, "change"),
-        ("uncordoned", Phase.REPAIRING, "dismiss"),
+        ("uncordoned", Phase.REPAIRING, "change"),
         ("cancel", Phase.WATCHED, "dismiss"),
     ],
 )
@@ -461,12 +461,13 @@ OURS_BACK = Release(node=SEAT, owner=OURS)
     ],
 )
 def test_closing_waits_until_our_cordon_is_seen_gone(last: Intent | None, deadline: Deadline | None, word: str) -> None:
-    of = incident(Phase.VERIFYING, closing=Phase.RELEASED, deadline=deadline)
+    proof = Proven(check="i1.1", incarnation=BOOT, repairs=0, at=NOW)
+    of = incident(Phase.VERIFYING, closing=Phase.RELEASED, deadline=deadline, proof=proof)
     assert ask(sight(of, intent=last)) == word
 
 
 def test_a_dismissed_cordon_that_is_still_on_its_way_is_awaited_before_it_is_taken_back() -> None:
-    of = incident(Phase.QUARANTINED, closing=Phase.DISMISSED)
+    of = incident(Phase.QUARANTINED, closing=Phase.DISMISSED, cordon_as_of=None)
     assert ask(sight(of, node(cordons=()), intent=intent(CORDON, IntentState.UNKNOWN))) == "wait"
     assert ask(sight(of, node(cordons=()), intent=intent(CORDON, IntentState.SEEN))) == "Release"
 

@@ -21,6 +21,7 @@ from sickbay.model.intent import (
     RerunJob,
     StartJob,
     StopJob,
+    Strike,
     Verify,
 )
 from sickbay.model.job import Job, JobState
@@ -113,7 +114,7 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, hor
             return job is None or job.attempt != attempt or job.ranks.get(node) == "gone"
         case RerunJob(attempt=attempt):
             return job is None or job.attempt > attempt
-        case Notify():
+        case Notify() | Strike():
             return False
 
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.drift import rung_shown
 from sickbay.brain.ladder import ladder_for, next_rung, rung_rule, strike
-from sickbay.brain.sight import Sight, away, reset_domain
+from sickbay.brain.sight import Sight, away, on_its_way, reset_domain
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import NODE_LOST, Remedy, highest
 from sickbay.model.fleet import AgentState, Capability, JobId, Node
@@ -21,6 +21,9 @@ def drained(s: Sight, node: Node, policy: Policy) -> Decision:
     earned = _earned(s, node, policy)
     if earned and earned.needs_human and all(stage.phase is not Phase.HELD for stage in incident.stages):
         return Move("hold", f"{earned.after} incidents of this hardware within {earned.within} call for a human")
+    waits = on_its_way(s)
+    if waits is not None:
+        return waits
     rung, because, wanted = choose(s, node, policy)
     if not wanted.disrupts:
         return Move("verify", "nothing to repair")
@@ -120,6 +123,9 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("hold", "no agent has been heard on this node, and only an agent can check it")
     meant = intent.expect if intent is not None and isinstance(intent.act, Verify) else None
     if intent is None or meant is None or not meant.agrees(node.incarnation):
+        waits = on_its_way(s)
+        if waits is not None:
+            return waits
         act = Verify(nodes=(node.id,), level=level, profile=rule.profile or incident.fault.component)
         return Do(act, "proof before return", rule.verify_deadline, INGEST, also={"incarnation": node.incarnation})
     if not intent.state.over:

@@ -8,7 +8,7 @@ from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Scope
 from sickbay.model.fleet import Capability, JobId, Node, PastIncident
 from sickbay.model.incident import Incident, Wait
-from sickbay.model.intent import Intent, Notify
+from sickbay.model.intent import Intent, Notify, Repair
 from sickbay.model.policy import Policy
 
 
@@ -29,6 +29,7 @@ class Sight:
     can: frozenset[Capability]
     blind: frozenset[str]
     present: dict[str, float] | None = None  # what deadlines are set from, where `readings` lag behind it
+    loose: tuple[Intent, ...] = ()  # repairs and drains that it has let go of and that may still take effect
 
     @property
     def retry_at(self) -> Deadline | None:
@@ -65,6 +66,15 @@ def remind(s: Sight, policy: Policy, event: str, text: str, because: str) -> Dec
         notice = Notify(event=event, subject=f"incident:{incident.id}", text=text)
         return Change("a human is told", also, Tell(notice, f"{event}:{s.readings.get(INGEST, 0.0):.0f}"))
     return Stay(Wait(because=because, until=incident.deadline))
+
+
+def on_its_way(s: Sight) -> Stay | None:
+    """A repair or drain that nobody wants any more may still come: until its end nothing begins, nobody is let in."""
+    if not s.loose:
+        return None
+    first = s.loose[0]
+    what = first.act.rung if isinstance(first.act, Repair) else "a drain"
+    return Stay(Wait(because=f"{what} was withdrawn but may be on its way: its end is awaited", until=first.seen_by))
 
 
 def away(node: Node) -> bool:

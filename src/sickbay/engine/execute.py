@@ -20,6 +20,7 @@ from sickbay.model.intent import (
     RerunJob,
     StartJob,
     StopJob,
+    Strike,
     Verify,
 )
 from sickbay.model.job import Job
@@ -82,7 +83,7 @@ class Hands:
             case Quarantine(node=node, owner=owner, reason=reason):
                 return site.cluster.cordon(node, owner=owner, reason=reason, key=key, expect=expect)
             case Release(node=node, owner=owner):
-                return site.cluster.uncordon(node, owner=owner, key=key, expect=None)
+                return site.cluster.uncordon(node, owner=owner, key=key, expect=expect)
             case Drain(node=node, how=how):
                 return site.cluster.drain(node, how=how, key=key, expect=expect)
             case Repair():
@@ -100,6 +101,8 @@ class Hands:
                 if job is None:
                     raise Rejected(f"job {job_id} is not known")
                 return site.cluster.start(job_id, attempt, spec=job.spec, nodes=nodes, avoid=avoid, key=key)
+            case Strike():
+                raise Rejected("the mail is the store's: the engine strikes it itself")
             case RerunJob(job=job_id, attempt=attempt, avoid=avoid):
                 return site.cluster.rerun(job_id, attempt, avoid=avoid, key=key)
 

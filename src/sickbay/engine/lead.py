@@ -23,8 +23,9 @@ from sickbay.model.clock import INGEST, Standstill, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
 from sickbay.model.fleet import Aside, Cursor, InForce, Node
-from sickbay.model.intent import Intent, IntentState, StartJob, Verify
+from sickbay.model.intent import Intent, IntentState, StartJob, Strike, Verify, nodes_of
 from sickbay.model.job import Job
+from sickbay.model.protocol import command_id
 from sickbay.model.rows import BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
@@ -428,7 +429,20 @@ class Engine:
             why = "it waited for its call and is not admitted any more"
         if why:
             return Outcome(key=intent.key, result="transient", sends=intent.sends, text=why)
+        if isinstance(intent.act, Strike):
+            return self._strike(intent, intent.act)
         return self._hands.perform(intent, job, holders)
+
+    def _strike(self, intent: Intent, act: Strike) -> Outcome:
+        outcome = partial(Outcome, key=intent.key, sends=intent.sends)
+        key = f"intent:{act.intent}"
+        try:
+            withdrawn = self._store.load([key])[key].row
+            if isinstance(withdrawn, Intent):
+                self._store.strike([command_id(act.intent, node) for node in nodes_of(withdrawn.act)])
+        except StoreError as error:  # it may have been struck: doing it again does no harm
+            return outcome(result="transient", text=str(error))
+        return outcome(result="done")
 
     def _still_admitted(self, intent: Intent) -> bool:
         """From the store as it is, beside the round: the view is not this thread's."""

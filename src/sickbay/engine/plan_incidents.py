@@ -22,6 +22,7 @@ from sickbay.model.fault import Fault, Scope
 from sickbay.model.fleet import JobId, Node, Record
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
+    Intent,
     Repair,
 )
 from sickbay.model.job import Call, Job, JobState
@@ -96,6 +97,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
         incident=incident,
         node=node,
         intent=draft.intent(incident.intent),
+        loose=_loose(draft, incident, node),
         scoped=tuple(scoped),
         bystanders=tuple(bystanders),
         called=frozenset(called),
@@ -106,6 +108,17 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
         can=draft.can(incident.cluster),
         blind=draft.rules.blind.get(incident.cluster, frozenset()),
         present=draft.present,
+    )
+
+
+def _loose(draft: Draft, incident: Incident, node: Node | None) -> tuple[Intent, ...]:
+    """What it has let go of and may still hit whoever holds the seat: another holder or boot refuses it."""
+    intents = [draft.intent(key) for key in incident.loose]
+    holder = node.incarnation if node is not None else None
+    return tuple(
+        intent
+        for intent in intents
+        if intent is not None and not intent.state.over and (intent.expect is None or intent.expect == holder)
     )
 
 

@@ -94,14 +94,23 @@ def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
             return "unknown", "its answer was lost"
         case IntentState.UNKNOWN | IntentState.ACCEPTED if _time_up(draft, intent):
             return "expire", "not seen in time"
-        case IntentState.UNKNOWN if not wanted:
+        case IntentState.UNKNOWN if not wanted and not _comes_late(intent):
             return "expire", "no longer wanted"
+        case IntentState.UNKNOWN if not wanted:
+            return None  # its time is awaited: what it asked for may still happen
         case IntentState.UNKNOWN if may_be_sent_again(intent) and _surely_absent(draft, intent):
             return "again", "not there: sent again"
+        case IntentState.PLANNED if not wanted and intent.doubted and _comes_late(intent):
+            return "unknown", "no longer wanted; an earlier sending may have been taken"
         case IntentState.PLANNED if not wanted:
             return "expire", "no longer wanted"
         case _:
             return None
+
+
+def _comes_late(intent: Intent) -> bool:
+    """A read that does not show it yet says nothing: a machine takes minutes to come back, work to leave."""
+    return isinstance(intent.act, Repair | Drain)
 
 
 def _targets(draft: Draft, intent: Intent) -> tuple[dict[NodeId, Node | None], Job | None]:

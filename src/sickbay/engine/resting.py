@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from sickbay.engine.steps import withdraw
+from sickbay.engine.steps import let_go
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.fleet import InForce
@@ -30,14 +30,16 @@ def come_to_rest(
         draft.waits[subject] = None
         return
     draft.read(InForce, IN_FORCE)
-    first_intent = thing.intent
     wait: Wait | None = None
     asked = len(thing.orders) if isinstance(thing, Incident) else 0
     for _ in range(ROUNDS + asked):
         if not thing.open:
             break
         draft.watched = {subject, IN_FORCE}  # a wait is on what its own decision read, not on what led up to it
+        doing = thing.intent
         thing, wait = decide_once(thing)
+        if doing and doing != thing.intent:
+            thing = let_go(draft, thing, doing)
         if wait is not None:
             break
         if thing.open and draft.actions >= CROWDED:  # the rest follows in the next unit
@@ -45,8 +47,6 @@ def come_to_rest(
             break
     else:
         raise RuntimeError(f"{subject} does not come to rest")
-    if first_intent and first_intent != thing.intent:
-        withdraw(draft, first_intent)
     if draft.waits.get(subject) != DUE_NOW:
         _rest(draft, thing, wait)
 

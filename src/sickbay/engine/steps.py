@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -19,11 +19,13 @@ from sickbay.model.intent import (
     Fence,
     Intent,
     IntentState,
+    Look,
     Notify,
     Quarantine,
     Release,
     Repair,
     StopJob,
+    Strike,
     Verify,
 )
 from sickbay.model.job import JOB_LIFE, Interruption, Job, JobState
@@ -32,6 +34,7 @@ from sickbay.model.policy import Trigger
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 KEEP_PAST = 20
+KEEP_LOOSE = 8  # repairs and drains of one incident that may still come; more than a ladder has rungs
 KEEP_STAGES = 60
 KEEP_INTERRUPTIONS = 60
 CAUSE = 500  # characters
@@ -52,7 +55,7 @@ def step_incident(draft: Draft, incident: Incident, event: str, because: str, al
     draft.tell(f"{phase}: {because}", f"incident:{incident.id}", f"node:{incident.node}", event=event)
     if phase.terminal:
         changed = replace(changed, closed_at=draft.now, closing=None)
-        _close(draft, changed)
+        _close(draft, changed, by_hand=incident.closing is Phase.DISMISSED)
     draft.put(changed)
     return changed
 
@@ -68,11 +71,11 @@ def _judged(incident: Incident, now: datetime, result: str) -> Incident:
     return replace(incident, tries=(*incident.tries[:-1], last))
 
 
-def _close(draft: Draft, incident: Incident) -> None:
+def _close(draft: Draft, incident: Incident, *, by_hand: bool) -> None:
     """An ended incident lets go of its node and enters the history of the hardware."""
     node = draft.node(incident.node)
     if node is not None and node.incident == incident.id:
-        by_hand = incident.phase is Phase.DISMISSED and incident.stages[-1].because.startswith(("by an", "uncordoned"))
+        by_hand = by_hand and incident.phase is Phase.DISMISSED
         draft.put(
             replace(
                 node,
@@ -249,7 +252,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
         call_timeout=min(draft.rules.policy.pace.call_timeout, do.patience).total_seconds(),
         patience=do.patience.total_seconds(),
         blind=_blind(draft, cluster, do),
-        expect=_expected(draft, do),
+        expect=_expected(draft, owner, do),
         digest=draft.rules.digest,
     )
     draft.create(intent)
@@ -270,9 +273,11 @@ def _blind(draft: Draft, cluster: str, do: Do) -> bool:
     return name in draft.rules.blind.get(cluster, frozenset())
 
 
-def _expected(draft: Draft, do: Do) -> Incarnation | None:
+def _expected(draft: Draft, owner: Incident | Job, do: Do) -> Incarnation | None:
     act = do.act
     match act:
+        case Release() if isinstance(owner, Incident) and owner.closing is Phase.DISMISSED:
+            return None  # a person has vouched for whoever is there
         case Quarantine(node=node) | Release(node=node) | Drain(node=node) | Repair(node=node) | Fence(node=node):
             seat = draft.node(node)
         case Verify(nodes=(only,)):
@@ -319,12 +324,42 @@ def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> 
         draft.waits[f"intent:{intent.key}"] = WaitMark(on={f"intent:{intent.key}": 0}, urgency=5)
 
 
-def withdraw(draft: Draft, key: str) -> None:
-    """An intent that its owner no longer wants: if it was not sent, it never will be."""
-    intent = draft.intent(key)
-    if intent is not None and intent.state is IntentState.PLANNED:
+Owner = TypeVar("Owner", Incident, Job)
+
+
+def let_go(draft: Draft, owner: Owner, key: str) -> Owner:
+    """Withdraw an intent: not sent, it never is; else it is struck from the agents' mail, and its fate is awaited."""
+    intent = draft.read(Intent, f"intent:{key}", watch=False)
+    if intent is None or intent.state.over:
+        return owner
+    if intent.state is IntentState.PLANNED and not intent.doubted:
         draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
         draft.waits[f"intent:{key}"] = None
+        return owner
+    draft.put(replace(intent, withdrawn=True))
+    if isinstance(intent.act, Repair | Verify | Look):
+        _strike(draft, intent)
+    if isinstance(owner, Incident) and isinstance(intent.act, Repair | Drain):
+        owner = replace(owner, loose=(*owner.loose, key)[-KEEP_LOOSE:])
+        draft.put(owner)
+    return owner
+
+
+def _strike(draft: Draft, intent: Intent) -> None:
+    strike = Intent(
+        key=f"{intent.key}.strike",
+        owner="",
+        cluster=intent.cluster,
+        pool=intent.pool,
+        act=Strike(intent=intent.key),
+        because=f"{intent.key} is not wanted any more",
+        planned_at=draft.now,
+        clock=INGEST,
+        call_timeout=intent.call_timeout,
+        patience=3600.0,
+    )
+    draft.put(strike)
+    draft.waits[f"intent:{strike.key}"] = WaitMark(on={f"intent:{strike.key}": 0}, urgency=1)
 
 
 def due_now(draft: Draft, row: Incident | Job) -> None:

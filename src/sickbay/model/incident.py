@@ -121,10 +121,12 @@ class Incident(Noun):
     cordon_as_of: float | None = None  # our cordon has been seen: a newer read without it means that another removed it
     cordon_from: float | None = None  # reads up to here may be older than a change of incarnation: they confirm nothing
     intent: str = ""  # key of the intent under way
+    loose: tuple[str, ...] = ()  # keys of repairs and drains that it has let go of; they may still take effect
     acts: int = 0  # how many intents this incident has made: names the next key
     orders: tuple[Order, ...] = ()  # a queue, oldest first
     now: bool = False  # an operator's --now: no windows, no waiting
     closing: Phase | None = None  # what it becomes when our cordon is seen gone
+    closing_why: str = ""
     doubt: Doubt | None = None  # while SUSPECT: it was withheld, and must be confirmed or cleared
     sequel: Fault | None = None  # seen while it closes: it opens the next incident
     deadline: Deadline | None = None  # of the phase
@@ -198,6 +200,7 @@ TRANSITIONS: Life[Phase, Incident] = Life(
         Step(Phase.REPAIRING, "replaced", Phase.REPLACED),
         Step(Phase.REPAIRING, "fail", Phase.DRAINED),
         Step(Phase.VERIFYING, "fail", Phase.DRAINED),
+        Step(Phase.VERIFYING, "cordon", Phase.QUARANTINED),  # released on a proof that a newer boot has made worthless
         Step(Phase.VERIFYING, "release", Phase.RELEASED, proven),
         Step(Phase.HELD, "escalate", Phase.DRAINED),
         Step(Phase.HELD, "verify", Phase.VERIFYING),

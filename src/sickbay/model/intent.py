@@ -80,7 +80,13 @@ class Notify(Act, tag="notify"):
     to: str = "log"  # the notifier
 
 
-AnyAct = Quarantine | Drain | Repair | Verify | Release | Look | Fence | StopJob | StartJob | RerunJob | Notify
+class Strike(Act, tag="strike"):
+    """Take back from the agents' mail what an intent has posted there: who has not begun it never will."""
+
+    intent: str  # its key
+
+
+AnyAct = Quarantine | Drain | Repair | Verify | Release | Look | Fence | StopJob | StartJob | RerunJob | Notify | Strike
 
 
 class IntentState(StrEnum):
@@ -116,6 +122,7 @@ class Intent(Noun):
     sent_at: float = 0.0  # reading of `clock`
     seen_by: Deadline | None = None
     doubted: int = 0  # the first sending of which nobody knows whether it took effect; 0: none
+    withdrawn: bool = False  # its owner wants it no longer; what may have come of it is awaited all the same
     refused: bool = False  # a later sending than that was refused: awaited, never sent again
     doubt_until: float = 0.0  # as_of that a read must have reached before absence means absence
     visible_from: float = 0.0  # as_of from which it must be visible; older facts are not held against it
@@ -130,6 +137,17 @@ class Intent(Noun):
     def lane(self) -> str:
         """Calls of one kind to one cluster, or to one notifier, share workers; whoever hangs stalls only its own."""
         return f"{self.act.to}/Notify" if isinstance(self.act, Notify) else f"{self.cluster}/{type(self.act).__name__}"
+
+
+def nodes_of(act: AnyAct) -> tuple[NodeId, ...]:
+    """Whom an act is done to, where that is named."""
+    match act:
+        case Quarantine(node=node) | Drain(node=node) | Repair(node=node) | Release(node=node) | Fence(node=node):
+            return (node,)
+        case Verify(nodes=nodes) | Look(nodes=nodes):
+            return nodes
+        case _:
+            return ()
 
 
 def may_be_sent_again(intent: Intent) -> bool:

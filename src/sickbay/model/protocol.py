@@ -138,6 +138,11 @@ class Command(Noun):
     expect: Incarnation | None = None
 
 
+def command_id(key: str, node: NodeId) -> str:
+    """The command by which an intent reaches one node's agent."""
+    return f"{key}/{node}"
+
+
 class Reply(Noun):
     """The controller's answer to a report or a poll.
 

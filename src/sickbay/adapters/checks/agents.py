@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
-from sickbay.model.protocol import Command, RunCheck, RunLook
+from sickbay.model.protocol import Command, RunCheck, RunLook, command_id
 from sickbay.ports.cluster import Accepted
 from sickbay.ports.mail import Mail, send
 
@@ -49,7 +49,12 @@ class AgentChecks:
             self._mail,
             [
                 Command(
-                    id=f"{check}/{node}", node=node, order=order, posted_at=now, expires_after=within, expect=expect
+                    id=command_id(check, node),
+                    node=node,
+                    order=order,
+                    posted_at=now,
+                    expires_after=within,
+                    expect=expect,
                 )
                 for node, expect in nodes.items()
             ],
@@ -62,7 +67,7 @@ class AgentChecks:
         return send(
             self._mail,
             [
-                Command(id=f"{look}/{node}", node=node, order=order, posted_at=now, expires_after=LOOK_WITHIN)
+                Command(id=command_id(look, node), node=node, order=order, posted_at=now, expires_after=LOOK_WITHIN)
                 for node in nodes
             ],
             self._notify,

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from sickbay.model.errors import Rejected
 from sickbay.model.fleet import Capability, Incarnation, NodeId
-from sickbay.model.protocol import AnyOrder, Command, RunReboot, RunReset
+from sickbay.model.protocol import AnyOrder, Command, RunReboot, RunReset, command_id
 from sickbay.ports.cluster import Accepted
 from sickbay.ports.mail import Mail, send
 
@@ -47,7 +47,7 @@ class AgentMachines:
 
     def _send(self, node: NodeId, order: AnyOrder, key: str, expect: Incarnation) -> Accepted:
         command = Command(
-            id=f"{key}/{node}",
+            id=command_id(key, node),
             node=node,
             order=order,
             posted_at=datetime.fromtimestamp(self._wall(), UTC),

@@ -1,0 +1,126 @@
+"""Intents that nobody wants any more, proofs that did not last, and work that is in the way: as tables."""
+
+from typing import Any
+
+import pytest
+from tests.unit.test_decide import BOOT, NEXT, NOW, OURS, POLICY, SEAT, incident, intent, node, said, sight
+
+from sickbay.brain.decide import decide
+from sickbay.brain.decision import Change, Move, Stay
+from sickbay.model.fault import Remedy
+from sickbay.model.incident import Order, Phase, Proven
+from sickbay.model.intent import (
+    INTENT_LIFE,
+    AnyAct,
+    Drain,
+    IntentState,
+    Quarantine,
+    Release,
+    Repair,
+    Verify,
+    may_be_sent_again,
+)
+
+RELEASE = Release(node=SEAT, owner=OURS)
+REBOOT = Repair(node=SEAT, rung=Remedy.REBOOT)
+PROOF = Proven(check="i1.1", incarnation=BOOT, repairs=0, at=NOW)
+
+
+# --- a proof that did not last
+
+
+@pytest.mark.parametrize(
+    ("last", "cordoned", "word"),
+    [
+        (None, True, "change"),
+        (intent(RELEASE, IntentState.PLANNED), True, "change"),
+        (intent(RELEASE, IntentState.SENT), True, "wait"),
+        (intent(RELEASE, IntentState.ACCEPTED), False, "wait"),
+        (intent(RELEASE, IntentState.REJECTED), True, "change"),
+        (intent(RELEASE, IntentState.SEEN), False, "cordon"),
+        (intent(RELEASE, IntentState.EXPIRED), False, "cordon"),
+    ],
+)
+@pytest.mark.parametrize("proof", [None, PROOF], ids=["wiped", "of another boot"])
+def test_nobody_is_released_on_a_proof_that_is_gone(last: Any, cordoned: bool, word: str, proof: Any) -> None:
+    closing = incident(Phase.VERIFYING, closing=Phase.RELEASED, proof=proof, incarnation=NEXT)
+    seat = node(incarnation=NEXT, cordons=(OURS,) if cordoned else ())
+    decision = decide(sight(closing, seat, intent=last), POLICY)
+    assert said(decision) == word
+    if isinstance(decision, Change | Move):
+        assert decision.also["closing"] is None
+        assert decision.also["intent"] == ""
+
+
+def test_a_proof_that_lasts_is_released() -> None:
+    closing = incident(Phase.VERIFYING, closing=Phase.RELEASED, proof=PROOF)
+    assert said(decide(sight(closing), POLICY)) == "Release"
+    seen = intent(RELEASE, IntentState.SEEN)
+    assert said(decide(sight(closing, node(cordons=()), intent=seen), POLICY)) == "release"
+
+
+# --- what is let go of and may still come
+
+
+@pytest.mark.parametrize("act", [REBOOT, Drain(node=SEAT, how="evict")], ids=["a repair", "a drain"])
+@pytest.mark.parametrize(
+    "of",
+    [
+        incident(Phase.REPAIRING, closing=Phase.DISMISSED),
+        incident(Phase.HELD, closing=Phase.DISMISSED),
+        incident(Phase.VERIFYING, closing=Phase.RELEASED, proof=PROOF),
+        incident(Phase.DRAINED),
+        incident(Phase.VERIFYING),
+    ],
+    ids=["dismissed", "held and dismissed", "released", "to be repaired", "to be checked"],
+)
+def test_what_may_still_come_is_awaited_and_said(of: Any, act: AnyAct) -> None:
+    under_way = intent(act, IntentState.ACCEPTED, withdrawn=True)
+    decision = decide(sight(of, loose=(under_way,)), POLICY)
+    assert isinstance(decision, Stay)
+    assert decision.wait.until == under_way.seen_by
+    assert "on its way" in decision.wait.because
+    assert not isinstance(decide(sight(of), POLICY), Stay)
+
+
+@pytest.mark.parametrize("verb", ["dismiss", "uncordon", "uncordoned"])
+@pytest.mark.parametrize(
+    ("act", "state", "kept"),
+    [
+        (REBOOT, IntentState.ACCEPTED, False),
+        (Verify(nodes=(SEAT,), level=2), IntentState.ACCEPTED, False),
+        (Quarantine(node=SEAT, owner=OURS, reason=""), IntentState.PLANNED, False),
+        (Quarantine(node=SEAT, owner=OURS, reason=""), IntentState.SENT, True),
+        (RELEASE, IntentState.ACCEPTED, True),
+    ],
+)
+def test_whoever_lets_go_of_a_node_lets_go_of_what_is_done_to_it(
+    verb: str, act: AnyAct, state: IntentState, kept: bool
+) -> None:
+    asked = incident(Phase.REPAIRING, orders=(Order(verb=verb, by="ann", reason="mine"),))
+    decision = decide(sight(asked, intent=intent(act, state)), POLICY)
+    assert isinstance(decision, Change)
+    assert decision.also["closing"] is Phase.DISMISSED
+    assert ("intent" not in decision.also) is kept
+
+
+def test_a_cordon_that_another_removed_needs_no_release() -> None:
+    closing = incident(Phase.DRAINED, closing=Phase.DISMISSED, closing_why="uncordoned by another: because")
+    decision = decide(sight(closing, node(cordons=())), POLICY)
+    assert isinstance(decision, Move)
+    assert (decision.event, decision.because) == ("dismiss", "uncordoned by another: because")
+
+
+# --- doubt
+
+
+def test_what_was_refused_in_doubt_is_never_sent_again() -> None:
+    assert may_be_sent_again(intent(REBOOT, IntentState.UNKNOWN))
+    assert not may_be_sent_again(intent(REBOOT, IntentState.UNKNOWN, refused=True))
+    assert not may_be_sent_again(intent(REBOOT, IntentState.UNKNOWN, blind=True))
+
+
+@pytest.mark.parametrize("state", [s for s in IntentState if not s.over])
+def test_every_intent_that_is_not_over_has_an_end(state: IntentState) -> None:
+    ends = {"rejected", "expire"} if state is not IntentState.SENT else {"rejected", "unknown"}
+    assert all(INTENT_LIFE.can(state, event) for event in ends)

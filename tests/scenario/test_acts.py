@@ -15,7 +15,7 @@ from sickbay.model.fleet import Incarnation, NodeId, Withholding
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import JobState
-from sickbay.model.policy import Window
+from sickbay.model.policy import FaultRule, Match, Mode, Window
 from sickbay.model.protocol import RunReboot
 from sickbay.ports.cluster import Accepted
 from sickbay.sim.ground import Rules
@@ -506,3 +506,140 @@ def test_a_release_that_meets_another_boot_is_refused_and_proven_again(ward: Ope
     assert w.phase(node) == "RELEASED"
     assert w.node(node).claimable
     assert w.told() == []
+
+
+# --- no repair and no check under work, managed or not
+
+
+def watched_for_work(w: Ward, node: NodeId) -> list[str]:
+    """Repairs and checks of the node that begin while work is there."""
+    met: list[str] = []
+    site = w.sim.hands.sites["sim"]
+
+    def guard(adapter: Any, name: str) -> None:
+        real = getattr(adapter, name)
+
+        def call(*args: Any, **more: Any) -> Any:
+            seat = w.world.seat(node)
+            gate = args[0].startswith("train")  # a job's own
+            here = args[0] == node or (not gate and len(args) > 1 and isinstance(args[1], dict) and node in args[1])
+            if here and (seat.unmanaged or any(node in job.claim for job in w.sim.jobs())):
+                met.append(name)
+            return real(*args, **more)
+
+        setattr(adapter, name, call)
+
+    for name in ("reset", "reboot", "replace"):
+        guard(site.machines, name)
+    guard(site.checks, "start")
+    return met
+
+
+@pytest.mark.parametrize("verb", ["confirm", "escalate"])
+@pytest.mark.parametrize("work", ["unmanaged", "managed"])
+@pytest.mark.parametrize("how", ["cordon", "hold"])
+def test_a_held_node_is_emptied_before_it_is_checked_or_repaired(
+    ward: OpenWard, how: str, work: str, verb: str
+) -> None:
+    w = ward(nodes=4, rules=Rules(work_lasts=100_000.0))
+    node = w.nodes[0]
+    if work == "unmanaged":
+        assert w.world.other_scheduler_starts_work(node)
+        w.run(15)
+    else:
+        w.training(steps=100_000, nodes=1, on=(node,))
+    if how == "cordon":
+        w.order("cordon", node)
+    else:
+        w.sick(node)
+        w.reaches(node, Phase.QUARANTINED)
+        w.order("hold", w.incident(node).id)
+    w.reaches(node, Phase.HELD)
+    w.run(10)
+    met = watched_for_work(w, node)
+    w.order(verb, w.incident(node).id)
+    w.run(2 * HOUR)
+    assert met == []
+    called_before = how == "hold" and work == "managed"
+    assert called_before or "DRAINING" in w.phases(node)[w.phases(node).index("HELD") :], w.phases(node)
+    assert w.happened("check.start") or w.happened("reboot", node) or w.happened("reset_gpu", node)
+
+
+def test_a_node_held_before_its_cordon_was_sent_is_cordoned_all_the_same(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    cordon = Channel(w.sim.hands.sites["sim"].cluster, "cordon", down)
+    w.sick(node)
+    w.until(lambda: cordon.calls >= 1, HOUR)
+    w.order("hold", w.incident(node).id)
+    w.reaches(node, Phase.HELD, 60)
+    cordon.works()
+    w.rests()
+    assert w.phase(node) == "HELD"
+    assert f"sickbay:{w.incident(node).id}" in w.node(node).cordons
+    assert len(w.told("held")) == 1
+
+
+# --- a person's order
+
+
+@pytest.mark.parametrize("verb", ["cordon", "drain", "reset", "reboot", "replace"])
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
+def test_a_persons_order_passes_what_the_policy_only_observes(ward: OpenWard, mode: Mode, verb: str) -> None:
+    w = ward(policy=policy_with(faults=(FaultRule(match=Match(fault="xid.79"), mode=mode),)))
+    node = w.nodes[0]
+    w.says(node, 79)
+    w.reaches(node, Phase.SUSPECT)
+    w.run(60)
+    assert w.phase(node) == "SUSPECT"
+    w.order(verb, node)
+    w.rests()
+    assert w.phase(node) == ("HELD" if verb in {"cordon", "drain"} else "RELEASED")
+
+
+def test_a_persons_order_passes_a_brake(ward: OpenWard) -> None:
+    w = ward(nodes=60)
+    for node in w.nodes[:6]:
+        w.says(node, 79)
+    w.run(20)
+    w.until(lambda: w.brake("pool:train:xid.79").tripped_at is not None, HOUR)
+    node = next(n for n in w.nodes[:6] if w.phase(n) == "SUSPECT")
+    w.order("reboot", node)
+    w.run(60)
+    assert w.phase(node) not in {"SUSPECT", ""}
+
+
+@pytest.mark.parametrize("what", ["pause", "limit"])
+def test_a_pause_and_a_limit_hold_a_persons_order_and_the_answer_says_so(ward: OpenWard, what: str) -> None:
+    w = ward(nodes=4)
+    if what == "pause":
+        w.order("pause", "")
+    else:
+        w.order("cordon", w.nodes[1])
+        w.reaches(w.nodes[1], Phase.HELD)
+    w.order("reboot", w.nodes[0])
+    w.run(60)
+    assert w.phase(w.nodes[0]) == "SUSPECT"
+    said = [line.text for line in w.sim.store.story("operator:") if line.event == "deferred"]
+    assert ("pause by operator" if what == "pause" else "seats that") in said[-1]
+
+
+def test_a_persons_order_outside_a_window_leaves_the_node_in_service_until_it_opens(ward: OpenWard) -> None:
+    w = ward(nodes=4, policy=policy_with(windows=(Window(start="03:00"),)))
+    job = w.training(steps=100_000, nodes=1)
+    node = min(w.job(job).claim)
+    w.order("reboot", node)
+    w.run(HOUR)
+    assert w.phase(node) == "SUSPECT"
+    assert w.node(node).claimable
+    assert w.happened("cordon") == []
+    assert w.job(job).interruptions == ()
+    assert "window" in w.incident(node).wait.because
+    w.until(lambda: w.phase(node) == "RELEASED", 4 * HOUR)
+    assert w.happened("reboot", node)
+
+
+def test_a_drain_by_hand_does_not_wait_for_a_window(ward: OpenWard) -> None:
+    w = ward(nodes=4, policy=policy_with(windows=(Window(start="03:00"),)))
+    w.order("drain", w.nodes[0])
+    w.reaches(w.nodes[0], Phase.HELD, 600)

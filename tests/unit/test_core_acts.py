@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from tests.unit.test_decide import BOOT, NEXT, NOW, OURS, POLICY, SEAT, incident, intent, node, said, sight
+from tests.unit.test_decide import BOOT, NEXT, NOW, OURS, POLICY, SEAT, fault, incident, intent, node, said, sight
 
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Move, Stay
 from sickbay.model.fault import Remedy
-from sickbay.model.incident import Order, Phase, Proven
+from sickbay.model.incident import Order, Phase, Proven, Try
 from sickbay.model.intent import (
     INTENT_LIFE,
     AnyAct,
@@ -124,3 +124,48 @@ def test_what_was_refused_in_doubt_is_never_sent_again() -> None:
 def test_every_intent_that_is_not_over_has_an_end(state: IntentState) -> None:
     ends = {"rejected", "expire"} if state is not IntentState.SENT else {"rejected", "unknown"}
     assert all(INTENT_LIFE.can(state, event) for event in ends)
+
+
+# --- work that is in the way
+
+
+@pytest.mark.parametrize(
+    "there", [{"scoped": ("j",)}, {"bystanders": ("j",)}, {}], ids=["scoped", "beside", "unmanaged"]
+)
+@pytest.mark.parametrize(
+    "of",
+    [
+        incident(Phase.DRAINED),
+        incident(Phase.DRAINED, fault("operator.drain", Remedy.NONE)),
+        incident(Phase.DRAINED, healed=Remedy.REPLACE),
+        incident(Phase.DRAINED, to_verify=True),
+        incident(Phase.VERIFYING),
+        incident(Phase.HELD, orders=(Order(verb="confirm", by="ann", reason="mine"),)),
+    ],
+    ids=["repair", "nothing to repair", "repaired by others", "drained for a check", "check", "confirmed"],
+)
+def test_nothing_is_repaired_or_checked_under_work(of: Any, there: dict[str, Any]) -> None:
+    busy = sight(of, node(unmanaged=0 if there else 1), **there)
+    decision = decide(busy, POLICY)
+    assert said(decision) == "drain"
+    assert said(decide(sight(of), POLICY)) in {"Repair", "verify", "Verify"}
+
+
+def test_whoever_a_reset_of_one_device_left_alone_is_left_alone_by_its_check() -> None:
+    tries = (Try(rung=Remedy.RESET_GPU, result="done", at=NOW),)
+    reset = incident(Phase.VERIFYING, fault("xid.48", Remedy.RESET_GPU), tries=tries)
+    assert said(decide(sight(reset, node(linked=False), bystanders=("j",)), POLICY)) == "Verify"
+    assert said(decide(sight(reset, node(linked=True), bystanders=("j",)), POLICY)) == "drain"
+
+
+def test_a_check_after_draining_is_not_a_second_repair() -> None:
+    tries = (Try(rung=Remedy.REBOOT, result="done", at=NOW),)
+    decision = decide(sight(incident(Phase.DRAINED, tries=tries, to_verify=True)), POLICY)
+    assert isinstance(decision, Move)
+    assert (decision.event, decision.also["to_verify"]) == ("verify", False)
+
+
+@pytest.mark.parametrize("verb", ["confirm", "escalate"])
+def test_a_held_node_without_our_cordon_is_cordoned_first(verb: str) -> None:
+    held = incident(Phase.HELD, orders=(Order(verb=verb, by="ann", reason="mine"),))
+    assert said(decide(sight(held, node(cordons=())), POLICY)) == "quarantine"

@@ -65,7 +65,7 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
             continue
         tell = "withheld" if row.tell else ""
         return Deferred(row.because, row.until, tell, withheld=True, excused=row.excuse, doubts=True)
-    if incident.kind is IncidentKind.FAULT and asked is not Asked.RESTART_SERVICE:
+    if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not Asked.RESTART_SERVICE:
         for _, brake in fleet.brakes:
             if brake.tripped_at is not None:
                 return Deferred(f"{brake.signature} on many nodes of {brake.scope}: the brake is on", doubts=True)
@@ -113,7 +113,7 @@ def _serves(incident: Incident, node: Node) -> bool:
 
 def _rows(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Iterator[Withhold]:
     """Everything that withholds something of this incident now, whoever wrote it."""
-    if incident.kind is IncidentKind.FAULT:
+    if incident.kind is IncidentKind.FAULT and not incident.ordered:
         mode = rule_for(incident.fault, node, policy).mode
         if mode is not Mode.ACT:
             because = f"the policy says {mode} for {incident.fault.code}"
@@ -125,8 +125,17 @@ def _rows(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Itera
     if policy.windows and not incident.now:
         opens = next_opening(policy.windows, node.pool, fleet.now)
         if opens is not None:
-            acts, because = WithheldActs.REPAIR, "repairs wait for the window"
-            yield Withhold(id="window", because=because, by="policy", acts=acts, until=opens, tell=False)
+            # A person's wish alone is no illness: the node serves, and is taken out when it may be repaired.
+            serves = _only_wished(incident)
+            acts, because = WithheldActs.ALL if serves else WithheldActs.REPAIR, "repairs wait for the window"
+            row = Withhold(id="window", because=because, by="policy", acts=acts, until=opens, tell=False)
+            yield replace(row, excuse=serves)
+
+
+def _only_wished(incident: Incident) -> bool:
+    """A repair that a person asked for of a node that has shown nothing and is still in service."""
+    wish = incident.kind is IncidentKind.OPERATOR and incident.fault.code.startswith("operator.")
+    return wish and incident.remedy.disrupts and incident.phase is Phase.SUSPECT
 
 
 def fits(row: Withhold, incident: Incident, node: Node) -> bool:

@@ -49,7 +49,7 @@ def decide(s: Sight, policy: Policy) -> Decision:
         case Phase.VERIFYING:
             return verifying(s, node, policy)
         case Phase.HELD:
-            return _held(s, policy)
+            return _held(s, node, policy)
         case Phase.RELEASED | Phase.DISMISSED | Phase.REPLACED | Phase.GONE:
             return Stay(Wait(because="over"))
 
@@ -151,7 +151,7 @@ def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
     if owner_of(incident) in node.cordons:
         if incident.cordon_as_of is None:
             return Change("our cordon is seen", {"cordon_as_of": node.as_of})
-        if incident.fault.code == OPERATOR_CORDON:
+        if incident.fault.code == OPERATOR_CORDON and not incident.to_verify and not incident.remedy.disrupts:
             return Move("hold", incident.fault.because)
         if s.scoped or s.bystanders or node.unmanaged:
             also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
@@ -185,7 +185,7 @@ def refused_lately(s: Sight, node: Node) -> bool:
 def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     rung, _, _ = choose(s, node, policy)
-    must = must_leave(s, node, rung)
+    must = (*s.scoped, *s.bystanders) if incident.to_verify else must_leave(s, node, rung)
     if incident.deadline is None:  # what was withheld meanwhile ran no deadline
         return Change("it drains", {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)})
     if s.uncalled(s.scoped):
@@ -227,7 +227,14 @@ def _drain(s: Sight, node: Node, policy: Policy, how: str) -> Decision:
     return Do(act, f"{node.unmanaged} pieces of unmanaged work", patience, incident.cluster)
 
 
-def _held(s: Sight, policy: Policy) -> Decision:
+def _held(s: Sight, node: Node, policy: Policy) -> Decision:
+    cordoned = owner_of(s.incident) in node.cordons
+    if cordoned and s.incident.cordon_as_of is None:
+        return Change("our cordon is seen", {"cordon_as_of": node.as_of})
     why = s.incident.stages[-1].because if s.incident.stages else s.incident.fault.because
     text = f"{s.incident.node}: {s.incident.fault.code} is held: {why}"
-    return remind(s, policy, "held", text, f"an operator must act: {why}")
+    told = remind(s, policy, "held", text, f"an operator must act: {why}")
+    if isinstance(told, Stay) and not cordoned and s.intent is None:
+        cordon = _cordon(s, node, policy)  # held before it was cordoned: asked for once more, then it is a human's
+        return Do(cordon.act, cordon.because, cordon.patience, cordon.clock)
+    return told

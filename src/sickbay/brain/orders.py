@@ -3,11 +3,12 @@
 from datetime import timedelta
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.repair import occupied, stands
 from sickbay.brain.sight import Sight, away, later, on_its_way, owner_of, remind
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy, highest
 from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, Order, Phase, Wait, proven
+from sickbay.model.incident import Incident, Order, Phase, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
 from sickbay.model.policy import Policy
 
@@ -17,6 +18,7 @@ def obey(s: Sight, order: Order) -> Decision:
     because = f"{order.verb} by {order.by}: {order.reason}"
     rest: dict[str, object] = {"orders": incident.orders[1:]}
     done = f"{order.by}: {order.verb}: done"
+    decided: dict[str, object] = {"ordered": True, "needs_human": False}  # by a human, who is what it was held for
     match order.verb:
         case "dismiss" | "uncordon":
             return Change(
@@ -29,16 +31,32 @@ def obey(s: Sight, order: Order) -> Decision:
         case "hold" if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
             return Change(because, rest, answer=_refusal(order, "it is being closed"))
         case "hold" if incident.phase.out and incident.phase is not Phase.HELD:
-            return Move("hold", because, rest, answer=done)
+            return Move("hold", because, {**rest, **_cordon_kept(s)}, answer=done)
         case "hold":
             return Change(because, {**rest, "needs_human": True}, answer=f"{done}: a human decides before any repair")
         case "confirm" if incident.phase is Phase.HELD:
-            return Move("verify", because, {**rest, "proof": None}, answer=done)
+            event = _way_out(s, "verify")
+            also = {**rest, **decided, "proof": None, "to_verify": event != "verify"}
+            return Move(event, because, also, answer=done)
         case "escalate" if incident.phase is Phase.HELD:
             above = _one_above(incident)
-            return Move("escalate", because, {**rest, "remedy": above, "least": above}, answer=done)
+            also = {**rest, **decided, "remedy": above, "least": above, "to_verify": False}
+            return Move(_way_out(s, "escalate"), because, also, answer=done)
         case _:
             return Change(because, rest, answer=_refusal(order, f"it is {incident.phase}"))
+
+
+def _way_out(s: Sight, event: str) -> str:
+    """Out of HELD by way of what is missing: our cordon first, then an empty node, then what the operator wants."""
+    if s.node is None or owner_of(s.incident) not in s.node.cordons:
+        return "quarantine"
+    return "drain" if event == "verify" and occupied(s, s.node) else event
+
+
+def _cordon_kept(s: Sight) -> dict[str, object]:
+    """A held node is out of service: a cordon that is on its way is not withdrawn."""
+    keeps = s.intent is not None and not s.intent.state.over and isinstance(s.intent.act, Quarantine)
+    return {"intent": s.incident.intent} if keeps else {}
 
 
 def _closing(s: Sight, why: str) -> dict[str, object]:
@@ -64,7 +82,7 @@ def close(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     event = "release" if incident.closing is Phase.RELEASED else "dismiss"
     because = incident.closing_why or ("proven well" if event == "release" else "by an operator")
-    if event == "release" and not (proven(incident) and incident.incarnation == node.incarnation):
+    if event == "release" and not stands(incident, node):
         return _proof_gone(s, node)
     if not incident.phase.out:
         return Move(event, because)

@@ -25,23 +25,38 @@ def drained(s: Sight, node: Node, policy: Policy) -> Decision:
     if waits is not None:
         return waits
     rung, because, wanted = choose(s, node, policy)
+    if incident.to_verify:
+        return _check(s, node, policy, "its proof is next")
     if not wanted.disrupts:
-        return Move("verify", "nothing to repair")
+        return _check(s, node, policy, "nothing to repair")
     if incident.healed is not None and incident.healed.rank >= wanted.rank:
-        return Move("verify", f"{incident.healed} was done by others")
+        return _check(s, node, policy, f"{incident.healed} was done by others")
     came_back = incident.fault.code == NODE_LOST and node.agent is AgentState.HEARD and node.ready
     if came_back and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
-        return Move("verify", "the node is heard again by itself")
+        return _check(s, node, policy, "the node is heard again by itself")
     if rung is None:
         return Move("hold", f"the ladder's end: {because}")
-    if must_leave(s, node, rung):
+    if must_leave(s, node, rung) or node.unmanaged:
         also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         return Move("drain", f"{rung.do} needs the node empty", also)
     act = Repair(node=node.id, rung=rung.do, devices=reset_domain(incident, node))
     clock = INGEST if rung.do is Remedy.RESET_GPU else incident.cluster
-    fresh = {"proof": None, "healed": None, "relapse": ""}
+    fresh = {"proof": None, "healed": None, "relapse": "", "to_verify": False}
     told = because if rung.do is incident.remedy else f"{rung.do} now: {because}"
     return Do(act, told, rung.deadline, clock, "repair", fresh)
+
+
+def _check(s: Sight, node: Node, policy: Policy, because: str) -> Move:
+    """On to the proof; a check disturbs whatever runs there, so the node is emptied first."""
+    if occupied(s, node):
+        also = {"deadline": s.within(s.incident.cluster, policy.pace.drain_deadline), "to_verify": True}
+        return Move("drain", "a check needs the node empty", also)
+    return Move("verify", because, {"to_verify": False})
+
+
+def occupied(s: Sight, node: Node) -> bool:
+    """Whether work is there, managed or not."""
+    return bool(s.scoped or s.bystanders or node.unmanaged)
 
 
 def choose(s: Sight, node: Node, policy: Policy) -> tuple[RungRule | None, str, Remedy]:
@@ -106,6 +121,11 @@ def _refusal_stands(s: Sight, node: Node, intent: Intent) -> Deadline | None:
     return None
 
 
+def stands(incident: Incident, node: Node) -> bool:
+    """Whether its proof is that of whoever holds the seat now."""
+    return incident.proof is not None and proven(incident) and incident.proof.incarnation.agrees(node.incarnation)
+
+
 def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     rule = _proof_wanted(incident, node, policy)
@@ -114,7 +134,7 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("hold", "a human wants to decide", {"needs_human": False})
     if incident.relapse:
         return Move("fail", f"it is back: {incident.relapse}", {"relapse": "", "proof": None})
-    if incident.proof is not None and proven(incident) and incident.proof.incarnation.agrees(node.incarnation):
+    if stands(incident, node):
         return Change("proven well", {"closing": Phase.RELEASED})
     if not {Capability.CHECK, Capability.CHECK_CORDONED} <= s.can:
         return Move("hold", "nothing here can check a cordoned node")
@@ -126,6 +146,8 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         waits = on_its_way(s)
         if waits is not None:
             return waits
+        if _disturbs(s, node):
+            return _check(s, node, policy, "")
         act = Verify(nodes=(node.id,), level=level, profile=rule.profile or incident.fault.component)
         return Do(act, "proof before return", rule.verify_deadline, INGEST, also={"incarnation": node.incarnation})
     if not intent.state.over:
@@ -136,6 +158,12 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
     if counts_as_failed and incident.remedy.disrupts:
         return Move("fail", f"check level {level} {told}", {"proof": None})
     return Move("hold", f"check level {level} {told}")
+
+
+def _disturbs(s: Sight, node: Node) -> bool:
+    """Whether a check now would meet work. Whoever a reset of one device has left alone is left alone by its check."""
+    one_device = s.incident.rung is Remedy.RESET_GPU and bool(reset_domain(s.incident, node))
+    return bool(s.scoped or node.unmanaged) if one_device else occupied(s, node)
 
 
 def _proof_wanted(incident: Incident, node: Node, policy: Policy) -> RungRule:

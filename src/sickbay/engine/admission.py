@@ -74,7 +74,8 @@ def deferred(
     shown_as = f"would have: {would}" if refused.withheld else ""
     wait = Wait(because=refused.because, until=until, would=shown_as)
     if incident.wait is None or incident.wait.because != wait.because:
-        draft.tell(f"waits ({would}): {refused.because}", key_of(incident), key_of(node), event="deferred")
+        person = ("operator:",) if incident.ordered or incident.kind is IncidentKind.OPERATOR else ()
+        draft.tell(f"waits ({would}): {refused.because}", key_of(incident), key_of(node), *person, event="deferred")
     if refused.tell:
         text = f"{node.id}: {incident.fault.code} waits ({shown_as or would}): {refused.because}"
         notice = Notify(event=refused.tell, subject=key_of(incident), text=text)

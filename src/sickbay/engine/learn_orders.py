@@ -133,7 +133,8 @@ def _join(draft: Draft, news: Ordered, incident: Incident, wish: Fault) -> None:
     """The node is being treated already: the wish raises what is done, it never lowers it."""
     needs_human = incident.needs_human or wish.needs_human
     least = highest(incident.least, wish.remedy)
-    raised = replace(incident, now=incident.now or news.now, needs_human=needs_human, least=least)
+    asked = {"needs_human": needs_human, "least": least, "ordered": True}
+    raised = replace(incident, now=incident.now or news.now, **asked)
     if not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT:
         # It was only watched: what a person asks for takes its place.
         raised = replace(raised, remedy=wish.remedy, fault=wish, kind=IncidentKind.OPERATOR, deadline=None)

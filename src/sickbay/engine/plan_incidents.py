@@ -118,7 +118,7 @@ def _loose(draft: Draft, incident: Incident, node: Node | None) -> tuple[Intent,
     return tuple(
         intent
         for intent in intents
-        if intent is not None and not intent.state.over and (intent.expect is None or intent.expect == holder)
+        if intent is not None and not intent.state.over and (intent.expect is None or intent.expect.agrees(holder))
     )
 
 

@@ -114,5 +114,6 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
     if incident.phase is Phase.REPAIRING or (incident.phase is Phase.QUARANTINED and may_return):
         step_incident(draft, incident, "defer", refused.because, untried)
     else:
-        draft.put(replace(incident, intent="", deadline=None, **untried))
+        deadline = incident.deadline if incident.phase is Phase.HELD else None  # there it is a human's reminder
+        draft.put(replace(incident, intent="", deadline=deadline, **untried))
     draft.waits[key_of(incident)] = DUE_NOW

@@ -124,7 +124,9 @@ class Incident(Noun):
     loose: tuple[str, ...] = ()  # keys of repairs and drains that it has let go of; they may still take effect
     acts: int = 0  # how many intents this incident has made: names the next key
     orders: tuple[Order, ...] = ()  # a queue, oldest first
+    ordered: bool = False  # a person asked for its treatment: it passes observe, recommend and brakes
     now: bool = False  # an operator's --now: no windows, no waiting
+    to_verify: bool = False  # once the node is empty a check is next, whatever its fault asks for
     closing: Phase | None = None  # what it becomes when our cordon is seen gone
     closing_why: str = ""
     doubt: Doubt | None = None  # while SUSPECT: it was withheld, and must be confirmed or cleared
@@ -200,10 +202,13 @@ TRANSITIONS: Life[Phase, Incident] = Life(
         Step(Phase.REPAIRING, "replaced", Phase.REPLACED),
         Step(Phase.REPAIRING, "fail", Phase.DRAINED),
         Step(Phase.VERIFYING, "fail", Phase.DRAINED),
+        Step(Phase.VERIFYING, "drain", Phase.DRAINING),  # work is there: no check disturbs it
         Step(Phase.VERIFYING, "cordon", Phase.QUARANTINED),  # released on a proof that a newer boot has made worthless
         Step(Phase.VERIFYING, "release", Phase.RELEASED, proven),
         Step(Phase.HELD, "escalate", Phase.DRAINED),
         Step(Phase.HELD, "verify", Phase.VERIFYING),
+        Step(Phase.HELD, "drain", Phase.DRAINING),  # left by an operator while work is there: the check comes after it
+        Step(Phase.HELD, "quarantine", Phase.QUARANTINED),  # or while our cordon is not
         *_held_from(*(phase for phase in _OPEN if phase is not Phase.HELD)),
         *(Step(phase, "dismiss", Phase.DISMISSED) for phase in _OPEN),
         *(Step(phase, "gone", Phase.GONE) for phase in _OPEN),

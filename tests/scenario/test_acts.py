@@ -8,6 +8,7 @@ from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without, pol
 
 from sickbay.adapters.machines.agents import AgentMachines
 from sickbay.engine.ingest import Ingest
+from sickbay.engine.reception import Reception
 from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.facts import Outcome
 from sickbay.model.fault import Remedy
@@ -16,7 +17,7 @@ from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import JobState
 from sickbay.model.policy import FaultRule, Match, Mode, Window
-from sickbay.model.protocol import RunReboot
+from sickbay.model.protocol import PROTO, Answered, Item, Report, RunReboot
 from sickbay.ports.cluster import Accepted
 from sickbay.sim.ground import Rules
 from sickbay.sim.programme import Programme
@@ -450,6 +451,30 @@ def test_what_is_withdrawn_is_struck_from_the_agents_mail(ward: OpenWard, cold: 
     assert w.incidents(node)[0].phase is Phase.DISMISSED
 
 
+def test_the_late_refusal_of_what_was_struck_ends_the_wait_for_it(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    node = w.nodes[0]
+    agents = AgentMachines(w.sim.store, wall=w.sim.clock.wall, reboots=True)
+    w.sim.hands.sites["sim"].machines.reboot = agents.reboot  # type: ignore[method-assign]
+    w.sick(node)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(5)
+    (letter,) = w.sim.store.mail(node)
+    w.order("dismiss", w.incident(node).id)
+    w.run(20)
+    assert w.phase(node) == "REPAIRING"
+    boot = w.world.seat(node).incarnation
+    answer = Answered(command=letter.id, result="refused", text="not this boot")
+    report = Report(
+        proto=PROTO, node=node, instance_id=boot.instance_id, boot_id=boot.boot_id, agent_run="r",
+        first_seq=1, items=(Item(seq=1, mono=1.0, news=answer),), mono_now=1.0, wall_now=0.0, watermark=1.0,
+    )  # fmt: skip
+    Reception(w.sim.store, w.sim.clock).receive(report)
+    w.sim.hosts[0].wake()
+    w.run(20)
+    assert w.incidents(node)[0].phase is Phase.DISMISSED
+
+
 def test_a_strike_survives_the_death_of_the_engine_that_wrote_it_down(ward: OpenWard) -> None:
     w = ward(nodes=4)
     node = w.nodes[0]
@@ -578,6 +603,41 @@ def test_a_node_held_before_its_cordon_was_sent_is_cordoned_all_the_same(ward: O
     assert w.phase(node) == "HELD"
     assert f"sickbay:{w.incident(node).id}" in w.node(node).cordons
     assert len(w.told("held")) == 1
+
+
+def test_a_check_that_was_written_down_before_work_came_is_not_begun_under_it(ward: OpenWard) -> None:
+    w = ward(nodes=4, rules=Rules(work_lasts=100_000.0))
+    node = w.nodes[0]
+    start = Channel(w.sim.hands.sites["sim"].checks, "start", down)
+    w.sick(node)
+    w.reaches(node, Phase.VERIFYING)
+    w.until(lambda: start.calls >= 2, HOUR)
+    seat = w.world.seat(node)
+    seat.unmanaged = 1  # a scheduler that minds no cordon
+    w.world.ground.show(seat)
+    w.until(lambda: w.node(node).unmanaged == 1, HOUR)
+    start.works()
+    w.reaches(node, Phase.DRAINING, HOUR)
+    assert w.happened("check.start") == []
+    w.rests()
+    assert w.phases(node)[-4:] == ["DRAINING", "DRAINED", "VERIFYING", "RELEASED"]
+    assert w.rungs(node) == ["reboot"]
+
+
+def test_a_repair_that_was_held_before_it_was_sent_was_not_tried(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    reboot = waiting_repair(w, node)
+    w.until(lambda: reboot.calls >= 5, HOUR)
+    w.run(1)
+    assert intent_of(w, w.incident(node).intent).state is IntentState.PLANNED
+    w.order("hold", w.incident(node).id)
+    w.reaches(node, Phase.HELD, 60)
+    assert w.incident(node).tries == ()
+    reboot.works()
+    w.order("escalate", w.incident(node).id)
+    w.rests()
+    assert w.rungs(node) == ["reboot"]
 
 
 # --- a person's order

@@ -31,7 +31,7 @@ from sickbay.model.facts import (
     Wrote,
 )
 from sickbay.model.fleet import InForce
-from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, Notify
+from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, Notify, Repair
 from sickbay.model.rows import IN_FORCE
 
 
@@ -110,6 +110,8 @@ def _outcome(draft: Draft, news: Outcome) -> None:
     intent = draft.intent(news.key)
     if intent is None or intent.state.over:
         return
+    if news.result == "rejected" and not news.sends and not isinstance(intent.act, Repair):
+        return  # one agent's word: what several were asked is not over with it
     if news.result in {"transient", "unknown", "rejected"} and 0 < news.sends < intent.sends:
         if news.result != "unknown" and news.sends == intent.doubted:
             draft.put(replace(intent, doubted=0))  # that one had no effect, after all

@@ -24,6 +24,7 @@ from sickbay.model.protocol import (
     RunInject,
     RunReboot,
     RunReset,
+    command_id,
     fact_id,
 )
 from sickbay.ports.clock import Clock
@@ -98,7 +99,7 @@ class Reception:
             if isinstance(item.news, Answered):
                 # The first answer counts: an agent that died over its answer may add that it does not know.
                 command = open_still.pop(item.news.command, None)
-                news = _refused(item.news, command, report) if command is not None else None
+                news = _refused(item.news, command, report) if command is not None else _refused_late(item.news, report)
                 if news is not None:
                     yield Fact(id=f"answered/{item.news.command}", at=at, news=news)
             else:
@@ -214,6 +215,14 @@ def _signed(item: Item, report: Report) -> AnyNews:
     if isinstance(news, Checked | Looked | ResetDone):
         return replace(news, node=report.node, incarnation=report.incarnation)
     return replace(news, node=report.node)
+
+
+def _refused_late(answer: Answered, report: Report) -> Outcome | None:
+    """A refusal of what was struck after the agent had it: nothing came of it, and whoever waits for its end knows."""
+    key = answer.command.removesuffix(command_id("", report.node))
+    if answer.result != "refused" or key == answer.command:
+        return None
+    return Outcome(key=key, result="rejected", sends=0, text=answer.text or "the agent refused it")
 
 
 def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | None:

@@ -1,7 +1,8 @@
 """Sending: a planned intent is asked for admission once more, then SENT is written before the call is made.
 
 An intent may stay PLANNED for a long time (no connection, no room in its lane). What was admitted then need not be
-admitted now: a pause, a brake, a closed window or a pool at its limit holds it, and its owner decides again.
+admitted now: a pause, a brake, a closed window, a pool at its limit or work that has come to the node meanwhile holds
+it, and its owner decides again.
 """
 
 from msgspec.structs import replace
@@ -12,8 +13,9 @@ from sickbay.engine.seats import settle
 from sickbay.engine.steps import step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
+from sickbay.model.fault import Remedy
 from sickbay.model.incident import Incident, Phase
-from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, Quarantine, Repair, StopJob
+from sickbay.model.intent import INTENT_LIFE, AnyAct, Intent, IntentState, Quarantine, Repair, StopJob, Verify
 from sickbay.model.job import Job
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
@@ -65,12 +67,19 @@ def withheld(draft: Draft, intent: Intent) -> Deferred | None:
     """What holds the act now, whatever was so when it was written down. None: nothing."""
     if isinstance(intent.act, StopJob):
         return _stop_withheld(draft, intent.act)
-    asked = asked_for(intent.act)
-    incident = draft.read(Incident, intent.owner) if asked is not None else None
+    incident = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
     node = draft.node(incident.node) if incident is not None else None
-    if asked is None or incident is None or node is None:
+    if incident is None or node is None:
         return None
-    return ask(draft, asked, incident, node)
+    if node.unmanaged and _disturbs(intent.act):
+        return Deferred(f"{node.unmanaged} pieces of unmanaged work have come to it meanwhile")
+    asked = asked_for(intent.act)
+    return ask(draft, asked, incident, node) if asked is not None else None
+
+
+def _disturbs(act: AnyAct) -> bool:
+    """Whether it needs the node empty."""
+    return isinstance(act, Verify) or (isinstance(act, Repair) and act.rung is not Remedy.RESTART_SERVICE)
 
 
 def _stop_withheld(draft: Draft, act: StopJob) -> Deferred | None:

@@ -376,7 +376,6 @@ def slow_reboots(w: Ward, after: float) -> None:
 LETTING_GO: dict[str, Callable[[Ward, NodeId], object]] = {
     "dismissed": lambda w, node: w.order("dismiss", w.incident(node).id),
     "uncordoned by name": lambda w, node: w.order("uncordon", node),
-    "uncordoned on the cluster": lambda w, node: w.world.operator_uncordons(node),
     "held, then dismissed": lambda w, node: (
         w.order("hold", w.incident(node).id),
         w.order("dismiss", w.incident(node).id),
@@ -399,6 +398,23 @@ def test_nobody_is_let_in_while_a_repair_may_be_on_its_way(ward: OpenWard, how: 
     assert "reboot was withdrawn but may be on its way" in w.incident(node).wait.because
     w.rests()
     assert w.phase(node) == "DISMISSED"
+    assert w.state(job) == JobState.COMPLETE
+    assert w.job(job).interruptions == (), "nothing hit it"
+
+
+def test_nobody_is_let_in_when_the_cordon_goes_while_a_repair_is_on_its_way(ward: OpenWard) -> None:
+    w = ward(nodes=1, policy=policy_with(examine=()))
+    node = w.nodes[0]
+    slow_reboots(w, after=55.0)
+    w.says(node, 79)
+    w.reaches(node, Phase.REPAIRING)
+    w.run(5)
+    job = w.sim.submit("train", Programme(steps=600, checkpoint_every=100), nodes=1)
+    w.world.operator_uncordons(node)
+    w.run(20)
+    assert not w.node(node).claimable
+    w.rests()
+    assert w.node(node).incident is None
     assert w.state(job) == JobState.COMPLETE
     assert w.job(job).interruptions == (), "nothing hit it"
 

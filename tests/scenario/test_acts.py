@@ -711,7 +711,9 @@ def test_a_persons_order_outside_a_window_leaves_the_node_in_service_until_it_op
     assert w.happened("cordon") == []
     assert w.job(job).interruptions == ()
     assert "window" in w.incident(node).wait.because
-    w.until(lambda: w.phase(node) == "RELEASED", 4 * HOUR)
+    w.until(lambda: w.phase(node) == "QUARANTINED", 4 * HOUR)
+    assert not w.node(node).excused
+    w.until(lambda: w.phase(node) == "RELEASED", HOUR)
     assert w.happened("reboot", node)
 
 

@@ -31,7 +31,7 @@ def obey(s: Sight, order: Order) -> Decision:
         case "hold" if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
             return Change(because, rest, answer=_refusal(order, "it is being closed"))
         case "hold" if incident.phase.out and incident.phase is not Phase.HELD:
-            return Move("hold", because, {**rest, **_cordon_kept(s)}, answer=done)
+            return Move("hold", because, rest, answer=done)
         case "hold":
             return Change(because, {**rest, "needs_human": True}, answer=f"{done}: a human decides before any repair")
         case "confirm" if incident.phase is Phase.HELD:
@@ -51,12 +51,6 @@ def _way_out(s: Sight, event: str) -> str:
     if s.node is None or owner_of(s.incident) not in s.node.cordons:
         return "quarantine"
     return "drain" if event == "verify" and occupied(s, s.node) else event
-
-
-def _cordon_kept(s: Sight) -> dict[str, object]:
-    """A held node is out of service: a cordon that is on its way is not withdrawn."""
-    keeps = s.intent is not None and not s.intent.state.over and isinstance(s.intent.act, Quarantine)
-    return {"intent": s.incident.intent} if keeps else {}
 
 
 def _closing(s: Sight, why: str) -> dict[str, object]:

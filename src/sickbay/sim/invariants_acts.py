@@ -177,7 +177,7 @@ class Acts:
         """Since when, and why."""
         policy, now = self._sim.policy, moment(self._sim.clock.wall())
         steady = at - self._jumped > 120.0  # else nobody can say which wall time the engine went by
-        fault = incident.kind is IncidentKind.FAULT
+        fault = incident.kind is IncidentKind.FAULT and not incident.ordered  # a person's order passes both
         if fault and rule_for(incident.fault, node, policy).mode is not Mode.ACT:
             yield -1e9, f"the policy does not act on {incident.fault.code}"
         for since, row in self._witness.withheld.values():

@@ -38,6 +38,8 @@ class Placing:
     ) -> None:
         """Begins an attempt under a key; the same key again brings what is missing of its gang. `only`: a part."""
         known = self._workload.jobs.get(job)
+        if known is not None:
+            known.purged = False  # it is made anew
         if known is not None and (attempt := self._workload.refuse_second(known, number, key)) is not None:
             self._complete_gang(known, attempt)
             return
@@ -73,6 +75,8 @@ class Placing:
 
     def rerun(self, job: JobId, number: int, *, avoid: tuple[NodeId, ...], key: str) -> None:
         found = self._workload.job(job)
+        if found.purged:
+            raise Gone(f"there is no job {job}")
         last = found.last
         if last is not None and last.waiting and last.number == number + 1 and last.end is None:
             last.avoid = avoid  # its turn has not come yet: what is new is where it may not go

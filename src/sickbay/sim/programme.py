@@ -113,6 +113,7 @@ class SimJob:
     idle_cause: str = "queued"
     complete: bool = False
     cancelled: bool = False
+    purged: bool = False  # the cluster has forgotten it, whatever still runs where nobody looks
     tally: Tally = field(default_factory=Tally)
 
     @property

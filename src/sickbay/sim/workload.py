@@ -225,6 +225,8 @@ class Workload:
     def stop(self, job: JobId, number: int, *, final: bool = False) -> None:
         """Our stop: every rank that can be reached goes soon; the others when they can be reached again."""
         found, attempt = self.job(job), self.attempt(job, number)
+        if found.purged:
+            raise Gone(f"there is no job {job}")
         off = attempt.end is not None and "running" not in attempt.ranks.values()
         theirs = found.adopted or Capability.PLACE not in self._ground.clusters[found.spec.cluster].capabilities
         if off and not (final and theirs and not found.complete and not found.cancelled):

@@ -221,6 +221,7 @@ class World:
         found = self.workload.job(job)
         self.workload.finish(job, EndReason.CANCELLED_BY_OTHER, "purged")
         self.chronicle.note("purged", job)
+        found.purged = True
         view = self.ground.views[found.spec.cluster]
         view.put(JobVanished(job=job, as_of=self.scheduler.now, sure=told))
 

@@ -277,7 +277,8 @@ def test_a_cluster_whose_reads_take_too_long_is_told_and_explained(ward: OpenWar
     host = w.sim.hosts[0]
     store, begun = w.sim.store, [0.0]
 
-    def watch(_cluster: str) -> None:  # each read takes ten minutes: it is asked for again when it has been answered
+    def watch(cluster: str) -> None:  # each read takes ten minutes: it is asked for again when it has been answered
+        del cluster
         now = w.sim.scheduler.now
         if now - begun[0] >= 600.0:
             began, begun[0] = begun[0], now

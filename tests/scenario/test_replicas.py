@@ -12,7 +12,7 @@ from tests.scenario.wards import HOUR, OpenWard, Ward
 
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.adapters.stores.memory import MemoryStore
-from sickbay.engine import standstill
+from sickbay.engine import ingest, standstill
 from sickbay.engine.clocks import SharedClock
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
@@ -125,6 +125,31 @@ def test_a_read_that_outlasts_the_lease_is_thrown_away(ward: OpenWard, monkeypat
     a.turn()
     row = w.sim.store.load([f"clock:{CLUSTER}"])[f"clock:{CLUSTER}"].row
     assert str(getattr(row, "cursor", "")).startswith("b/"), "the cursor is that of the leader"
+
+
+def test_a_slice_that_is_thrown_away_with_the_lease_is_told_later(
+    ward: OpenWard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease lapses while everything is listed, and nobody else takes it: we lead again a moment later."""
+    monkeypatch.setattr(ingest, "SLICE", 1)
+    w, a, _ = two(ward)
+    for seat in w.world.seats.values():
+        seat.unmanaged = 1
+        w.world.ground.show(seat)
+    w.run(10)
+    whole, lapses = a.cluster.snapshot, [True]
+
+    def slow() -> Snapshot:
+        found = whole()
+        if lapses:
+            lapses.pop()
+            w.sim.scheduler.now += 60.0
+        return found
+
+    monkeypatch.setattr(a.cluster, "snapshot", slow)
+    for _ in range(12):
+        a.turn()
+    assert [w.node(node).unmanaged for node in w.nodes] == [1, 1, 1, 1]
 
 
 def test_who_no_longer_leads_has_no_trouble_with_the_cluster(ward: OpenWard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,8 +189,13 @@ class Watcher:
         return Fact(id=f"{self._cluster.id}/told/{told.id}", at=min(told.at, now), news=told.news)
 
     def _append(self, facts: Sequence[Fact], marks: Sequence[Mark]) -> int:
-        """A read may have taken so long that another leads by now, who has read further."""
-        return self._store.append(list(map(cut, facts)), marks) if self._leads() else 0
+        """A read may have taken so long that another leads by now, who has read further: then it counts for nothing,
+        and if we lead again, everything is listed again. A slice that is left out would never be told.
+        """
+        if self._leads():
+            return self._store.append(list(map(cut, facts)), marks)
+        self._slices, self._list_again = None, True
+        return 0
 
     def _mark(self, cursor: str, as_of: float) -> Mark:
         return Mark(

@@ -287,7 +287,7 @@ def test_a_cluster_whose_reads_take_too_long_is_told_and_explained(ward: OpenWar
                 store.append([], [mark])
             host.wake()
 
-    host.watch = watch  # type: ignore[method-assign, assignment]
+    host.watch = watch  # type: ignore[method-assign]
     w.run(2 * HOUR)
     assert len(w.told("unheard")) == 1
     assert "takes too long (600 s, due every 5 s)" in w.told("unheard")[0]

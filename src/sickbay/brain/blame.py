@@ -55,7 +55,7 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     reason = job.end.reason if job.end is not None else None
     unplaced = not job.ranks and Capability.PLACE not in s.can
     preempted = (reason is EndReason.PREEMPTED or unplaced) and not job.calls  # nobody's fault: it costs nothing
-    late = _learned_late(job)
+    late = learned_late(job)
     blamed = any(call.node for call in job.calls) or bool(failed or late) or reason is EndReason.NODE_LOST
     reading = s.readings.get(s.cluster, 0.0)
     spent = tuple(at for at in job.restarts if at > reading - rule.window.total_seconds())
@@ -65,8 +65,8 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
         because = f"{listing(failed)} failed its check"
     elif unplaced:
         because = "the cluster had not placed it yet"
-    elif late and not job.calls:
-        because = f"its nodes fell sick: {listing(late)}"
+    elif late and not any(call.node for call in job.calls):
+        because = job.interruptions[-1].cause
     fail = ""
     if lost >= rule.max_interruptions:
         fail = f"{lost} interruptions within {rule.window}"
@@ -84,8 +84,8 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     return Move("requeue", because, also)
 
 
-def _learned_late(job: Job) -> tuple[str, ...]:
-    """Incidents of its nodes that were learned of after it had ended, and are dated before that."""
+def learned_late(job: Job) -> tuple[str, ...]:
+    """Incidents of its nodes that never asked it to stop: not acted upon, or learned of after it had ended."""
     last = job.interruptions[-1] if job.interruptions else None
     return last.incidents if last is not None and last.attempt == job.attempt and not last.closed else ()
 

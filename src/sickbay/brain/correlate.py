@@ -11,6 +11,7 @@ from sickbay.model.policy import FaultRule, Policy, Repeat
 KEEP_SIGHTINGS = SIGHTINGS  # of one code on one device; of more, neighbours in time are counted together
 KEEP_KINDS = 32  # codes and devices that a node remembers
 KEEP_EVIDENCE = 12
+KEEP_DEVICES = 64
 
 
 def rule_for(fault: Fault, node: Node, policy: Policy) -> FaultRule:
@@ -122,9 +123,15 @@ def _raised(incident: Incident, fault: Fault) -> Incident:
     if after.fault is fault:
         after = replace(after, shown_at=incident.seen_at)
     if fault.device != incident.fault.device:
-        beside = incident.fault if after.fault is fault else fault
-        after = replace(after, least=highest(incident.least, beside.remedy))
+        other = incident.fault if after.fault is fault else fault
+        after = replace(after, least=highest(incident.least, other.remedy), beside=_beside(incident, other))
     return replace(after, needs_human=incident.needs_human or fault.needs_human)
+
+
+def _beside(incident: Incident, other: Fault) -> tuple[int, ...]:
+    if other.device is None or other.device in incident.beside or not other.remedy.disrupts:
+        return incident.beside
+    return (*incident.beside, other.device)[:KEEP_DEVICES]
 
 
 def _advised(incident: Incident, word: Fault, advice: Remedy, node: Node, policy: Policy) -> Incident:

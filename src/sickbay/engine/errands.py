@@ -7,18 +7,20 @@ idempotent, so it goes on until a slice is not full.
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
+from typing import Any
 
 from msgspec.structs import replace
 
+from sickbay.engine.steps import KEEP_LINKED, cause_of
 from sickbay.engine.view import Draft
+from sickbay.model.fault import Fault, Scope
 from sickbay.model.fleet import Errand, Node
 from sickbay.model.incident import Incident
-from sickbay.model.job import Call, Job, JobState
+from sickbay.model.job import Call, Interruption, Job, JobState
 from sickbay.model.rows import DUE_NOW, key_of
 
 AT_ONCE = 10  # jobs
 KEEP_CALLS = 20
-KEEP_LINKED = 50  # incidents of one interruption: a storm may strike every node of a gang
 
 
 def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False) -> None:
@@ -26,13 +28,16 @@ def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False) -> 
     _run(draft, Errand(id=f"end/{node.id}", node=node, because=because, lost=lost, at=draft.now))
 
 
-def link_incident(draft: Draft, incident: Incident, at: datetime) -> None:
+def link_fault(draft: Draft, incident: Incident, fault: Fault, at: datetime) -> None:
     """A fault dated inside an ended attempt joins its interruption, however late it is learned."""
     node = draft.peek(Node, f"node:{incident.node}")
+    device = fault.device if fault.scope is Scope.DEVICE else None
     if node is not None:
+        name = f"link/{incident.id}/{'all' if device is None else device}"
         if draft.version(f"incident:{incident.id}") == 0:
-            draft.assume_new(f"errand:link/{incident.id}")
-        _run(draft, Errand(id=f"link/{incident.id}", node=node, because="", incident=incident.id, at=at))
+            draft.assume_new(f"errand:{name}")
+        because = cause_of(fault, incident.node)
+        _run(draft, Errand(id=name, node=node, because=because, incident=incident.id, device=device, at=at))
 
 
 def plan_errand(draft: Draft, subject: str) -> None:
@@ -71,18 +76,39 @@ def _ended(draft: Draft, errand: Errand) -> Iterator[Job]:
 
 def _linked(draft: Draft, errand: Errand) -> Iterator[Job]:
     for job in draft.open_jobs(errand.node.cluster):
-        linked = tuple(
-            replace(lost, incidents=(*lost.incidents, errand.incident))
-            if errand.incident is not None
-            and errand.incident not in lost.incidents
-            and len(lost.incidents) < KEEP_LINKED
-            and _inside(draft, job, n, errand.at)
-            and errand.node.id in draft.roster(job, lost)
-            else lost
-            for n, lost in enumerate(job.interruptions)
-        )
-        if linked != job.interruptions:
-            yield replace(job, interruptions=linked)
+        linked = job
+        for n, lost in enumerate(job.interruptions):
+            known = errand.incident in lost.incidents or len(lost.incidents) >= KEEP_LINKED
+            if not known and _had(draft, job, lost, errand) and _inside(draft, job, n, errand.at):
+                linked = _caused(draft, linked, n, errand)
+        if linked is not job:
+            yield linked
+
+
+def _had(draft: Draft, job: Job, lost: Interruption, errand: Errand) -> bool:
+    """Whether the attempt had what the fault is about."""
+    if errand.node.id not in draft.roster(job, lost):
+        return False
+    held = draft.shared(job, lost).get(errand.node.id)
+    return errand.device is None or not held or errand.device in held
+
+
+def _caused(draft: Draft, job: Job, n: int, errand: Errand) -> Job:
+    """The job with the incident on one of its interruptions. The first on one that is open is its cause, after all."""
+    lost = job.interruptions[n]
+    incidents = lost.incidents if errand.incident is None else (*lost.incidents, errand.incident)
+    linked = replace(lost, incidents=incidents)
+    changes: dict[str, Any] = {}
+    if not lost.closed and not lost.incidents:
+        linked = replace(linked, cause=errand.because, spent=None)
+        if lost.spent is not None:  # it was judged already, without knowing
+            changes["diagnosis"] = errand.because
+            told = f"attempt {lost.attempt} ended by {errand.because}, as is known by now"
+            if not draft.rules.policy.resume.faults_count:
+                changes["restarts"] = tuple(at for at in job.restarts if at != lost.spent)
+                told += ": its restart is given back"
+            draft.tell(told, key_of(job), event="linked")
+    return replace(job, interruptions=(*job.interruptions[:n], linked, *job.interruptions[n + 1 :]), **changes)
 
 
 def _inside(draft: Draft, job: Job, n: int, at: datetime) -> bool:

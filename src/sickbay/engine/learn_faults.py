@@ -8,8 +8,8 @@ from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
 from sickbay.brain.identity import Standing, standing_of
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
-from sickbay.engine.errands import link_incident
-from sickbay.engine.steps import due_now
+from sickbay.engine.errands import link_fault
+from sickbay.engine.steps import blames, due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Observed, Voice
@@ -148,7 +148,7 @@ def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check
     if known is not None:
         excused = own_check or _from_before_the_repair(draft, fact, known)
         _join(draft, known, fault, node, own_check=own_check, excused=excused)
-        _link_ended(draft, fact, draft.incident(known.id) or known)
+        _link_ended(draft, fact, draft.incident(known.id) or known, fault)
         return
     if fault.follows and any(s.code == fault.follows for s in node.recent):
         return
@@ -234,7 +234,7 @@ def open_incident(
     draft.tell(f"SUSPECT: {fault.code}: {fault.because}", key_of(incident), key_of(node), event="opened")
     if kind is IncidentKind.FAULT:
         count_brakes(draft, incident, node)
-        _link_ended(draft, fact, incident)
+        _link_ended(draft, fact, incident, fault)
     return incident
 
 
@@ -255,9 +255,9 @@ def count_brakes(draft: Draft, incident: Incident, node: Node) -> None:
             draft.tell(f"brake on: {len(pressed.seen)} nodes show {brake.signature} in {scope}", key, event="brake")
 
 
-def _link_ended(draft: Draft, fact: Fact, incident: Incident) -> None:
-    if incident.remedy.disrupts or incident.remedy is Remedy.RESTART_JOB:
-        link_incident(draft, incident, fact.at)
+def _link_ended(draft: Draft, fact: Fact, incident: Incident, fault: Fault) -> None:
+    if blames(fault.remedy):
+        link_fault(draft, incident, fault, fact.at)
 
 
 def checked(draft: Draft, fact: Fact, news: Checked) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from sickbay.brain.blame import learned_late
 from sickbay.brain.decision import Tell
 from sickbay.brain.submission import refusal
 from sickbay.engine.door import slim
 from sickbay.engine.seats import take_turns
-from sickbay.engine.steps import REPEATED_TELLS, due_now, first_step, interrupted, notify, step_job
+from sickbay.engine.steps import REPEATED_TELLS, charged, due_now, first_step, interrupted, notify, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.facts import Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
 from sickbay.model.fleet import Capability, Node, NodeId
@@ -135,10 +136,11 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
     if not JOB_LIFE.can(job.state, event):
         return
     restarts = job.restarts
-    if job.state is not JobState.QUEUED and not any(call.node for call in job.calls):
-        restarts = _spent(draft, job)  # in QUEUED it was judged, and spent if need be, before its controller came
     if job.state is JobState.RUNNING:
         job = replace(job, interruptions=interrupted(draft, job, "restarted by its own controller"))
+    if job.state is not JobState.QUEUED and not any(call.node for call in job.calls) and not learned_late(job):
+        restarts = _spent(draft, job)  # in QUEUED it was judged, and spent if need be, before its controller came
+        job = charged(job, replace(job, restarts=restarts))
     also = {
         "attempt": news.attempt,
         "claim": dict.fromkeys(news.ranks, ()),

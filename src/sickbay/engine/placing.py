@@ -1,5 +1,7 @@
 """Where a job's next attempt may run."""
 
+from collections.abc import Iterable
+
 from sickbay.brain.job_sight import AVOIDED, Placement, listing
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import Node, NodeId
@@ -8,6 +10,7 @@ from sickbay.model.job import Job
 from sickbay.model.policy import PlaceBy
 
 POOLS = 8  # of one cluster: a unit has room for few rows
+TOLD = 3  # sick nodes that a waiting job names
 WATCHED = 12  # nodes that a waiting job keeps an eye on; a unit has room for few rows
 
 
@@ -33,7 +36,21 @@ def place(draft: Draft, job: Job) -> Placement | str:
         return {node: free[node] for node in chosen}
     if own:
         return f"waits for its own nodes: {listing(n for n in sorted(last) if n not in free)} cannot be claimed"
-    return f"needs {least if fewer else most} nodes of {job.pool}, {len(chosen)} can be claimed"
+    needs = f"needs {least if fewer else most} nodes of {job.pool}, {len(chosen)} can be claimed"
+    return "; ".join([needs, *_sick(draft, sorted(last))])
+
+
+def _sick(draft: Draft, nodes: Iterable[NodeId]) -> list[str]:
+    """Nodes whose treatment is withheld, and by what: that keeps a job waiting, too."""
+    told: list[str] = []
+    for name in nodes:
+        node = draft.peek(Node, f"node:{name}")
+        if node is None or node.claimable or node.incident is None or len(told) == TOLD:
+            continue
+        incident = draft.peek(Incident, f"incident:{node.incident}")
+        if incident is not None and incident.phase is Phase.SUSPECT and incident.wait is not None:
+            told.append(f"{name} has {incident.fault.code}: {incident.wait.because}")
+    return told
 
 
 def _candidates(draft: Draft, job: Job) -> list[Node]:
@@ -74,6 +91,7 @@ def _named(draft: Draft, job: Job, taken: dict[NodeId, set[int] | None]) -> Plac
             why = "is not known" if node is None else "is taken"
             if node is not None and not node.claimable:
                 why = f"is being checked ({node.checking})" if node.checking else "cannot be claimed"
+                why = "; ".join([why, *_sick(draft, (node.id,))])
             return f"{name} {why}"
         placed[name] = devices
     return placed

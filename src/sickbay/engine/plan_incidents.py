@@ -18,7 +18,7 @@ from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, PolicyInForce
-from sickbay.model.fault import Fault, Scope
+from sickbay.model.fault import Fault, touches
 from sickbay.model.fleet import JobId, Node, Record
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
@@ -75,10 +75,9 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
         for number, job in enumerate(holders):
             if number < AT_ONCE:
                 draft.job(job.id)  # from here on its row is read, expected and watched
-            whole = incident.fault.scope is not Scope.DEVICE or incident.fault.device is None
-            named = whole or job.state is JobState.GATING  # what has not begun does not begin on a sick node
-            held = job.claim[node.id]
-            (scoped if named or not held or incident.fault.device in held else bystanders).append(job.id)
+            begins = job.state is JobState.GATING  # what has not begun does not begin on a sick node
+            named = begins or touches(incident.fault, job.claim[node.id])
+            (scoped if named else bystanders).append(job.id)
             if job.state is JobState.GATING:
                 gating.add(job.id)
             if any(call.incident == incident.id for call in job.calls):

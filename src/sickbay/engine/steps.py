@@ -1,6 +1,6 @@
 """Taking a step: what changes together when an incident or a job moves, or an intent is written down."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from sickbay.brain.decision import Do, Tell
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.fault import Remedy
+from sickbay.model.fault import Fault, Remedy, touches
 from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record, Roster
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
 from sickbay.model.intent import (
@@ -38,6 +38,7 @@ KEEP_LOOSE = 8  # repairs and drains of one incident that may still come; more t
 KEEP_STAGES = 60
 KEEP_INTERRUPTIONS = 60
 CAUSE = 500  # characters
+KEEP_LINKED = 50  # incidents of one interruption: a storm may strike every node of a gang
 REPEATED_TELLS = 40
 
 
@@ -159,7 +160,7 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
         case "ended":
             return stamp(after, "stopped", draft.now)
         case "requeue":
-            return stamp(_blamed(after, because), "diagnosed", draft.now)
+            return stamp(charged(before, _blamed(after, because)), "diagnosed", draft.now)
         case "claim":
             return stamp(after, "placed", draft.now)
         case "started" | "appear" | "restarted":
@@ -179,11 +180,13 @@ def interrupted(draft: Draft, job: Job, because: str) -> tuple[Interruption, ...
     symptoms = [call.dated for call in job.calls if call.dated] or [draft.now]
     symptoms += [job.end.at] if job.end else []
     symptoms += [i.stages["detected"] for i in job.interruptions[-1:] if not i.closed]
+    called = [call.incident for call in job.calls if call.incident]
+    sick = _sick(draft, job)
     lost = Interruption(
         attempt=job.attempt,
-        cause=because[:CAUSE],
+        cause=because[:CAUSE] if called or not sick else cause_of(sick[0].fault, sick[0].node),
         at=draft.reading(job.spec.cluster),
-        incidents=tuple(dict.fromkeys(c.incident for c in job.calls if c.incident)),
+        incidents=tuple(dict.fromkeys([*called, *(incident.id for incident in sick)]))[:KEEP_LINKED],
         stages={"detected": min(symptoms)},
         rosters=_write_rosters(draft, job),
     )
@@ -200,8 +203,58 @@ def _write_rosters(draft: Draft, job: Job) -> int:
     names = sorted(job.claim or job.ranks)
     parts = [tuple(names[at : at + PART]) for at in range(0, len(names), PART)]
     for number, some in enumerate(parts):
-        draft.put(Roster(job=job.id, attempt=job.attempt, number=number, at=draft.now, nodes=some))
+        draft.put(
+            Roster(
+                job=job.id, attempt=job.attempt, number=number, at=draft.now, nodes=some, devices=_devices(job, some)
+            )
+        )
     return len(parts)
+
+
+def _devices(job: Job, nodes: tuple[NodeId, ...]) -> dict[NodeId, tuple[int, ...]]:
+    return {node: held for node in nodes if (held := job.claim.get(node, ()))}
+
+
+def _sick(draft: Draft, job: Job) -> list[Incident]:
+    """Open faults of what an attempt holds as it ends, oldest first, whether or not anything was done about them."""
+    keys = [f"node:{node}" for node in job.claim or job.ranks]
+    draft.fetch(keys)
+    found = []
+    for key in keys:
+        node = draft.peek(Node, key)
+        incident = draft.peek(Incident, f"incident:{node.incident}") if node is not None and node.incident else None
+        if node is not None and incident is not None and _to_blame(draft, job, node, incident):
+            found.append(incident)
+    return sorted(found, key=lambda incident: incident.opened_at)
+
+
+def _to_blame(draft: Draft, job: Job, node: Node, incident: Incident) -> bool:
+    """Whether an open incident may have ended the attempt. What it began under, and was told to ignore, has not."""
+    held = job.claim.get(node.id, ())
+    if incident.kind is IncidentKind.INTAKE or incident.fault.code.startswith("operator."):
+        return False
+    if not touches(incident.fault, held) and not set(incident.beside) & set(held):
+        return False
+    shown = draft.now - timedelta(seconds=max(0.0, draft.reading(INGEST) - incident.seen_at))
+    during = job.began_at is None or shown >= job.began_at
+    return blames(incident.remedy) and (during or (incident.remedy.disrupts and not node.excused))
+
+
+def blames(remedy: Remedy) -> bool:
+    """Whether a fault that asks for this can be why an attempt ended."""
+    return remedy.disrupts or remedy is Remedy.RESTART_JOB
+
+
+def cause_of(fault: Fault, node: NodeId) -> str:
+    return f"{fault.code} on {node}"
+
+
+def charged(before: Job, after: Job) -> Job:
+    """The open interruption with the restart that was spent for it, if one was."""
+    spent = after.restarts[-1] if after.restarts[-1:] != before.restarts[-1:] and after.restarts else None
+    if spent is None or not after.interruptions or after.interruptions[-1].closed:
+        return after
+    return replace(after, interruptions=(*after.interruptions[:-1], replace(after.interruptions[-1], spent=spent)))
 
 
 def _blamed(job: Job, because: str) -> Job:

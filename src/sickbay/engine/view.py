@@ -186,6 +186,10 @@ class Draft:
         row = self._view.get(key).row
         return row if isinstance(row, kind) else None
 
+    def fetch(self, keys: Iterable[str]) -> None:
+        """Load what will be peeked at, all at once."""
+        self._view.fetch(keys)
+
     def find(self, kind: type[RowType], tag: str) -> list[RowType]:
         """Rows of one tag. One that cannot be read is not there, but a job: nobody knows what it holds."""
         keys = self._view.find(tag)
@@ -244,6 +248,12 @@ class Draft:
 
     def ledger(self, pool: str) -> Ledger:
         return self.read(Ledger, f"ledger:{pool}") or Ledger(pool=pool)
+
+    def shared(self, job: Job, lost: Interruption) -> dict[NodeId, tuple[int, ...]]:
+        """The devices that an attempt had of nodes that it shared with others."""
+        keys = [f"roster:{job.id}/{lost.attempt}/{number}" for number in range(lost.rosters)]
+        rows = (self.peek(Roster, key) for key in keys)
+        return {node: held for row in rows if row is not None for node, held in row.devices.items()}
 
     def roster(self, job: Job, lost: Interruption) -> frozenset[NodeId]:
         """The nodes of an attempt that was interrupted."""

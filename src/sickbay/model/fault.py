@@ -96,6 +96,12 @@ class Fault(Noun):
     advice: Remedy | None = None  # the driver's own word on the fault before it (154): it wins
 
 
+def touches(fault: Fault, held: tuple[int, ...]) -> bool:
+    """Whether a fault is about what somebody holds of its node: these devices, or with () all of it."""
+    whole = fault.scope is not Scope.DEVICE or fault.device is None
+    return whole or not held or fault.device in held
+
+
 NODE_LOST = "node.lost"
 AGENT_LOST = "agent.lost"
 PARTITION = "cluster.partition"

@@ -278,6 +278,7 @@ class Errand(Noun):
     at: datetime
     lost: bool = False
     incident: IncidentId | None = None  # to link; None: their ranks there have ended
+    device: int | None = None  # of the fault to link; None: it is about all of the node
 
 
 class Part(Noun):
@@ -300,6 +301,7 @@ class Roster(Noun):
     number: int
     at: datetime
     nodes: tuple[NodeId, ...] = ()
+    devices: dict[NodeId, tuple[int, ...]] = {}  # of nodes that it shared with others
 
 
 class InForce(Noun):

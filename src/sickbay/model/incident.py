@@ -111,6 +111,7 @@ class Incident(Noun):
     seen_at: float = 0.0  # reading of ingest at the newest evidence
     shown_at: float = 0.0  # of that, at the newest evidence of the leading fault itself: same code, same device
     remedy: Remedy = Remedy.NONE
+    beside: tuple[int, ...] = ()  # further devices that have shown a fault which asks for a repair
     least: Remedy = Remedy.NONE  # asked for by a person or for another device: no advice of the driver goes below it
     needs_human: bool = False
     tries: tuple[Try, ...] = ()

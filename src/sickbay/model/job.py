@@ -98,6 +98,7 @@ class Interruption(Noun):
     stages: dict[str, datetime] = {}  # detected stopped diagnosed placed gated started first_step
     closed: bool = False
     rosters: int = 0  # rows with the names of its nodes: `roster:<job>/<attempt>/<number>`
+    spent: float | None = None  # the restart that it cost: given back if a node turns out to be to blame
 
 
 class Job(Noun):

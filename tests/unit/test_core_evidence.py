@@ -7,14 +7,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.unit import test_decide as tables
 
-from sickbay.brain.admit import Asked, Fleet, admit
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.brain.admit import Asked, Fleet, admit, press, threshold
 from sickbay.brain.correlate import KEEP_KINDS, KEEP_SIGHTINGS, absorb, correlate
+from sickbay.brain.decide import decide
+from sickbay.brain.decision import Do
+from sickbay.brain.drift import shown
 from sickbay.brain.ladder import next_rung, strike
+from sickbay.engine.learn import learn
+from sickbay.engine.view import Draft, Rules, View
+from sickbay.knowledge.load import load_tables
+from sickbay.model.facts import Checked, Fact, Observed
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
-from sickbay.model.fleet import Capability, Incarnation, IncidentId, Ledger, Node, NodeId, PastIncident, Withholding
-from sickbay.model.incident import Incident, IncidentKind, Phase, Try
-from sickbay.model.policy import FaultRule, Ladder, Limit, Match, Policy, Repeat, RungRule, Strikes
+from sickbay.model.fleet import (
+    Brake,
+    Capability,
+    Incarnation,
+    IncidentId,
+    JobId,
+    Ledger,
+    Node,
+    NodeId,
+    PastIncident,
+    Withholding,
+)
+from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Try
+from sickbay.model.intent import Intent, IntentState, Release, Repair, Verify
+from sickbay.model.policy import BrakeRule, FaultRule, Ladder, Limit, Match, Policy, Repeat, RungRule, Strikes
+from sickbay.model.rows import Unit, key_of
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -205,3 +227,80 @@ def test_a_rung_below_the_last_one_is_not_tried_again() -> None:
     rung, _ = next_rung(tried, Ladder(rungs=rungs), Remedy.RESET_GPU, can, frozenset())
     assert rung is not None
     assert rung.do is Remedy.REPLACE
+
+
+# --- guards
+
+
+def test_an_order_to_act_now_does_not_wait_for_bystanders() -> None:
+    other = (JobId("other"),)
+    waits = tables.sight(tables.incident(Phase.DRAINING), bystanders=other)
+    assert tables.ask(waits) == "wait"
+    assert tables.ask(tables.sight(tables.incident(Phase.DRAINING, now=True), bystanders=other)) == "call"
+
+
+def test_a_repair_makes_older_proof_void() -> None:
+    proof = Proven(check="i1.1", incarnation=tables.BOOT, repairs=0)
+    decision = decide(tables.sight(tables.incident(Phase.DRAINED, proof=proof)), tables.POLICY)
+    assert isinstance(decision, Do)
+    assert decision.also["proof"] is None
+
+
+def test_a_repair_that_is_being_sent_is_awaited_before_the_cordon_is_taken_back() -> None:
+    sent = tables.intent(Repair(node=tables.SEAT, rung=Remedy.REBOOT), IntentState.SENT)
+    closing = tables.incident(Phase.REPAIRING, closing=Phase.DISMISSED, tries=tables.tries(Remedy.REBOOT))
+    assert tables.ask(tables.sight(closing, intent=sent)) == "wait"
+
+
+@pytest.mark.parametrize(("horizon", "seen"), [(9.0, False), (40.0, False), (50.0, True)])
+def test_absence_means_absence_only_after_the_doubt_of_its_call(horizon: float, seen: bool) -> None:
+    act = Release(node=tables.SEAT, owner=tables.OURS)
+    asked = tables.intent(act, IntentState.UNKNOWN, visible_from=10.0, doubt_until=50.0)
+    free = {tables.SEAT: tables.node(cordons=())}
+    assert shown(asked, free, None, horizon) is seen
+
+
+def test_a_storm_of_a_whole_fleet_fits_one_row() -> None:
+    rule = BrakeRule(nodes=3, percent=5)
+    brake = Brake(scope="pool:train", signature="xid.79")
+    for n in range(1000):
+        brake = press(brake, rule, f"n{n}", float(n) / 10, NOW, 100)
+    assert brake.tripped_at is not None
+    assert len(brake.seen) <= 2 * threshold(rule, 100)
+    assert press(brake, rule, "n0", 200.0, NOW, 100).seen["n0"] == 200.0, "who is known is known to show it still"
+
+
+def drafted(*rows: Node | Incident | Intent) -> Draft:
+    store = MemoryStore(limits=False)
+    lease = store.lease("test", 60.0)
+    assert lease is not None
+    for row in rows:
+        store.commit(Unit(writes={key_of(row): row}, expect={key_of(row): 0}), lease.epoch)
+    rules = Rules(policy=tables.POLICY, tables=load_tables(), policy_digest="", can={}, blind={})
+    return Draft(View(store), rules, {}, NOW)
+
+
+@pytest.mark.parametrize("state", [IntentState.ACCEPTED, IntentState.EXPIRED, IntentState.REJECTED])
+def test_a_check_that_is_over_proves_nothing_afterwards(state: IntentState) -> None:
+    check = tables.intent(Verify(nodes=(tables.SEAT,), level=2), state)
+    verifying = tables.incident(Phase.VERIFYING, intent="i1.1")
+    draft = drafted(tables.node(incident=verifying.id), verifying, check)
+    passed = Checked(check="i1.1", node=tables.SEAT, verdict="pass", incarnation=tables.BOOT, level=2)
+    learn(draft, Fact(id="f", at=NOW, news=passed, seq=7))
+    after = draft.incident(verifying.id)
+    assert after is not None
+    assert (after.proof is not None) is (state is IntentState.ACCEPTED)
+
+
+@pytest.mark.parametrize(("dismissed", "opens"), [(-1, True), (1, False), (7200, True)])
+def test_evidence_from_before_a_dismissal_opens_nothing(dismissed: int, opens: bool) -> None:
+    """A dismissal in the future is that of a clock that has jumped: it vouches for nothing."""
+    at = NOW - timedelta(minutes=1)
+    seat = tables.node(cordons=(), dismissed_at=at + timedelta(seconds=dismissed))
+    draft = drafted(seat)
+    fields: dict[str, str | int] = {"number": 79, "device": 0}
+    line = Observed(node=tables.SEAT, kind="xid", fields=fields, text="NVRM: Xid 79", incarnation=tables.BOOT)
+    learn(draft, Fact(id="f", at=at, news=line, seq=7))
+    after = draft.node(tables.SEAT)
+    assert after is not None
+    assert (after.incident is not None) is opens

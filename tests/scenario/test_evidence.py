@@ -14,6 +14,7 @@ from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.policy import BrakeRule, BrakeScope, FaultRule, Limit, Match, Repeat
 from sickbay.sim.ground import Rules
+from sickbay.sim.hardware import Defect
 from sickbay.sim.mischief import Odds
 
 # --- an announced end
@@ -258,6 +259,16 @@ def test_another_fault_confirms_nobody(ward: OpenWard) -> None:
     assert w.phase(node) == "DISMISSED"
     assert w.happened("cordon", node) == []
     assert len(checks(w, node)) == 1
+
+
+def test_a_failed_check_confirms_though_no_line_comes_with_it(ward: OpenWard) -> None:
+    w = ward(nodes=20, policy=ROOMY)
+    node = storm(w, [], w.nodes[:6])[-1]
+    w.world.strike(node, Defect(code="xid.79", cured_by=Remedy.REBOOT, silent=True))
+    w.order("brake_reset", "")
+    w.rests()
+    assert (w.phase(node), w.rungs(node)) == ("RELEASED", ["reboot"])
+    assert "its check failed: xid.79" in w.story(node)
 
 
 def test_the_same_fault_again_confirms_at_once(ward: OpenWard) -> None:

@@ -256,7 +256,7 @@ def test_a_repair_that_is_being_sent_is_awaited_before_the_cordon_is_taken_back(
 def test_absence_means_absence_only_after_the_doubt_of_its_call(horizon: float, seen: bool) -> None:
     act = Release(node=tables.SEAT, owner=tables.OURS)
     asked = tables.intent(act, IntentState.UNKNOWN, visible_from=10.0, doubt_until=50.0)
-    free = {tables.SEAT: tables.node(cordons=())}
+    free: dict[NodeId, Node | None] = {tables.SEAT: tables.node(cordons=())}
     assert shown(asked, free, None, horizon) is seen
 
 

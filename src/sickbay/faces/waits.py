@@ -99,8 +99,9 @@ def _by_phase(archive: Archive, incident: Incident, node: Node | None) -> tuple[
             "fewer nodes show it for long enough: the brake then goes off by itself",
         ), "it is judged afresh"
     match incident.phase:
-        case Phase.SUSPECT if "look" in because:  # the brake was on; suspects are looked at one after the other
-            return ("a fresh look at the node",), "it is looked at"
+        case Phase.SUSPECT if incident.doubt is not None and incident.shown_at <= incident.doubt.since:
+            # It was withheld; suspects are checked one after the other.
+            return ("a check confirms or clears it", f"{incident.fault.code} shows itself again"), "it is checked"
         case Phase.SUSPECT:
             return (f"a seat of pool {incident.pool} comes back into service",), "it is judged afresh"
         case Phase.WATCHED:

@@ -182,7 +182,7 @@ def _resume(policy: Policy) -> Iterator[Refusal]:
 
 def _limit(limit: Limit, at: Path) -> Iterator[Refusal]:
     if limit.size is not None and limit.size < 1:
-        yield Refusal((*at, "size"), "must be 1 or more; leave it out to use the most seats seen")
+        yield Refusal((*at, "size"), "must be 1 or more; leave it out to use the seats that are there")
     for kind in ("out", "repairing"):
         percent, absolute, at_least = (getattr(limit, f"{kind}_{part}") for part in ("percent", "absolute", "at_least"))
         yield from _percent(percent, (*at, f"{kind}_percent"))

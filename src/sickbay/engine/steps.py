@@ -211,8 +211,11 @@ def _write_rosters(draft: Draft, job: Job) -> int:
     return len(parts)
 
 
-def _devices(job: Job, nodes: tuple[NodeId, ...]) -> dict[NodeId, tuple[int, ...]]:
-    return {node: held for node in nodes if (held := job.claim.get(node, ()))}
+def _devices(job: Job, nodes: tuple[NodeId, ...]) -> tuple[tuple[int, ...], ...]:
+    held = tuple(job.claim.get(node, ()) for node in nodes)
+    if not any(held):
+        return ()
+    return held[:1] if len(set(held)) == 1 else held
 
 
 def _sick(draft: Draft, job: Job) -> list[Incident]:

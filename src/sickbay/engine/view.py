@@ -253,7 +253,12 @@ class Draft:
         """The devices that an attempt had of nodes that it shared with others."""
         keys = [f"roster:{job.id}/{lost.attempt}/{number}" for number in range(lost.rosters)]
         rows = (self.peek(Roster, key) for key in keys)
-        return {node: held for row in rows if row is not None for node, held in row.devices.items()}
+        shared: dict[NodeId, tuple[int, ...]] = {}
+        for row in rows:
+            if row is not None and row.devices:
+                each = row.devices if len(row.devices) == len(row.nodes) else row.devices * len(row.nodes)
+                shared |= dict(zip(row.nodes, each, strict=True))
+        return shared
 
     def roster(self, job: Job, lost: Interruption) -> frozenset[NodeId]:
         """The nodes of an attempt that was interrupted."""

@@ -301,7 +301,7 @@ class Roster(Noun):
     number: int
     at: datetime
     nodes: tuple[NodeId, ...] = ()
-    devices: dict[NodeId, tuple[int, ...]] = {}  # of nodes that it shared with others
+    devices: tuple[tuple[int, ...], ...] = ()  # of each node, where it had not all of them; one entry: the same of all
 
 
 class InForce(Noun):

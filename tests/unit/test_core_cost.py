@@ -3,22 +3,42 @@
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 import pytest
 from bench.far_side import AtOnce, far_hands
 from bench.rig import Bench, open_policy, rules_of, xid
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.ingest import Together
 from sickbay.engine.lead import Engine, Setup
+from sickbay.engine.learn import learn
+from sickbay.engine.placing import free_devices, place
+from sickbay.engine.view import Draft, View
 from sickbay.model.errors import StoreUnavailable
-from sickbay.model.facts import Fact, Outcome
+from sickbay.model.facts import Fact, Observed, Outcome
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import AgentState, Device, Incarnation, JobId, Node, NodeId, Roster
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent, IntentState
-from sickbay.model.rows import Rows, Unit
+from sickbay.model.job import Interruption, Job, JobSpec, JobState
+from sickbay.model.rows import Rows, Unit, key_of
 from sickbay.ports.store import Committed
+from sickbay.sim.hardware import Defect
+from sickbay.sim.programme import Programme
+from sickbay.sim.simulation import Plan, Simulation
 
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+INC = Incarnation(uid="u", instance_id="i", boot_id="b")
+RULES = rules_of(open_policy(), far_hands())
+NAMES = st.sampled_from(["c/a", "c/b", "c/d"])
+POOLS = st.sampled_from(["c/p", "c/q"])
 NODES = 60
 
 
@@ -131,6 +151,187 @@ def test_a_refused_unit_takes_none_of_those_before_it_along() -> None:
     assert meddled
     assert phases == [Phase.QUARANTINED] * NODES
     assert witness.early == []
+
+
+# --- indexes
+
+
+class Agrees(RuleBasedStateMachine):
+    """Whatever is written, in whatever order, the indexes say what a walk over all rows says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore(limits=False)
+        lease = self.store.lease("me", 1e9)
+        assert lease is not None
+        self.epoch = lease.epoch
+        self.view = View(self.store)
+        self.ahead: list[Unit] = []
+        self.times = count(1)
+
+    def write(self, *rows: Node | Job | Roster, ahead: bool) -> None:
+        unit = Unit(writes={key_of(row): row for row in rows})
+        self.view.fetch(unit.writes)
+        if ahead:
+            self.ahead.append(unit)
+            self.view.wrote(unit, -len(self.ahead))
+            return
+        self.settle()
+        self.view.wrote(unit, self.store.commit(unit, self.epoch))
+
+    @rule(name=NAMES, pool=POOLS, claimable=st.booleans(), gpus=st.integers(0, 3), ahead=st.booleans())
+    def write_node(self, name: str, pool: str, claimable: bool, gpus: int, ahead: bool) -> None:
+        devices = tuple(Device(index=index) for index in range(gpus))
+        row = Node(id=NodeId(name), cluster="c", pool=pool, incarnation=None, claimable=claimable, devices=devices)
+        self.write(row, ahead=ahead)
+
+    @rule(
+        name=st.sampled_from(["j1", "j2", "j3"]),
+        claim=st.dictionaries(NAMES, st.sampled_from([(), (0,), (1,), (0, 1)]), max_size=3),
+        lost=st.lists(st.lists(NAMES, max_size=3), max_size=3),
+        state=st.sampled_from([JobState.QUEUED, JobState.RUNNING, JobState.COMPLETE]),
+        ahead=st.booleans(),
+    )
+    def write_job(
+        self, name: str, claim: dict[str, tuple[int, ...]], lost: list[list[str]], state: JobState, ahead: bool
+    ) -> None:
+        row = Job(
+            id=JobId(name),
+            spec=JobSpec(name=name, cluster="c", pool="p"),
+            submitted_at=NOON,
+            state=state,
+            claim={NodeId(node): devices for node, devices in claim.items()} if state is JobState.RUNNING else {},
+            interruptions=tuple(
+                Interruption(attempt=n, cause="c", at=float(next(self.times)), rosters=1) for n in range(len(lost))
+            ),
+        )
+        rosters = [
+            Roster(job=row.id, attempt=n, number=0, at=NOON, nodes=tuple(map(NodeId, nodes)))
+            for n, nodes in enumerate(lost)
+        ]
+        self.write(row, *rosters, ahead=ahead)
+
+    @rule()
+    def settle(self) -> None:
+        if self.ahead:
+            done = self.store.commit_many(self.ahead, self.epoch)
+            assert done.refused is None
+            self.view.confirm(self.ahead, done.versions)
+            self.ahead = []
+
+    @precondition(lambda self: not self.ahead)
+    @rule()
+    def forget(self) -> None:
+        self.view.forget()
+
+    @invariant()
+    def agree(self) -> None:
+        nodes = [self.view.get(f"node:{name}").row for name in ("c/a", "c/b", "c/d")]
+        found = [self.view.get(f"job:{name}").row for name in ("j1", "j2", "j3")]
+        jobs = [job for job in found if isinstance(job, Job) and job.open]
+        draft = Draft(self.view, RULES, {}, NOON)
+        for node in nodes:
+            if not isinstance(node, Node):
+                continue
+            assert draft.holders(node) == [job for job in jobs if node.id in job.claim]
+            interrupted = [job for job in jobs if any(node.id in draft.roster(job, lost) for lost in job.interruptions)]
+            assert draft.interrupted_on(node) == interrupted
+            waiting = [job for job in jobs if job.state is JobState.QUEUED and job.pool == node.pool]
+            assert draft.waiting_jobs(node) == waiting
+        for pool, wanted in ((pool, wanted) for pool in ("c/p", "c/q") for wanted in (0, 1, 2)):
+            mine = [node for node in nodes if isinstance(node, Node) and node.pool == pool and node.claimable]
+            assert list(self.view.find(f"claimable:{pool}")) == [key_of(node) for node in mine]
+            spec = JobSpec(name="n", cluster="c", pool=pool.partition("/")[2], gpus_per_node=wanted)
+            asks = Job(id=JobId("new"), spec=spec, submitted_at=NOON)
+            fit = [node.id for node in mine if free_devices(draft, asks, node) is not None]
+            assert list(self.view.free(pool).first(wanted)) == fit
+            assert self.view.free(pool).count(wanted) == len(fit)
+
+
+Agrees.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestIndexes = Agrees.TestCase
+
+
+class Walked(Draft):
+    """Counts the rows that a decision looks at."""
+
+    def __init__(self, *asked: Any) -> None:
+        super().__init__(*asked)
+        self.looked: Counter[str] = Counter()
+
+    def read(self, kind: Any, key: str, *, watch: bool = True) -> Any:
+        self.looked[key.partition(":")[0]] += 1
+        return super().read(kind, key, watch=watch)
+
+    def peek(self, kind: Any, key: str) -> Any:
+        self.looked[key.partition(":")[0]] += 1
+        return super().peek(kind, key)
+
+
+def pool_of(nodes: int, jobs: int) -> View:
+    """A pool with one job on each of its first nodes; all of them were interrupted elsewhere."""
+    store = MemoryStore(limits=False)
+    lease = store.lease("me", 1e9)
+    assert lease is not None
+    rows: list[Node | Job | Roster] = [
+        Node(id=NodeId(f"c/n{n:05d}"), cluster="c", pool="c/p", incarnation=INC, claimable=True, agent=AgentState.HEARD)
+        for n in range(nodes)
+    ]
+    lost = Interruption(attempt=1, cause="c", stages={"detected": NOON}, rosters=1)
+    rows += [
+        Job(
+            id=JobId(f"j{n:05d}"),
+            spec=JobSpec(name="j", cluster="c", pool="p"),
+            submitted_at=NOON,
+            state=JobState.RUNNING,
+            claim={NodeId(f"c/n{n:05d}"): ()},
+            interruptions=(lost,),
+        )
+        for n in range(jobs)
+    ]
+    gone = (NodeId("c/gone"),)
+    rows += [Roster(job=JobId(f"j{n:05d}"), attempt=1, number=0, at=NOON, nodes=gone) for n in range(jobs)]
+    store.commit(Unit(writes={key_of(row): row for row in rows}), lease.epoch)
+    return View(store)
+
+
+def test_placing_a_job_that_waits_does_not_walk_its_pool() -> None:
+    view = pool_of(nodes=1000, jobs=990)
+    job = Job(id=JobId("waits"), spec=JobSpec(name="w", cluster="c", pool="p", nodes=20), submitted_at=NOON)
+    draft = Walked(view, RULES, {}, NOON)
+    assert place(draft, job) == "needs 20 nodes of c/p, 10 can be claimed"
+    assert draft.looked["node"] == draft.looked["job"] == 0
+    fits = replace(job, spec=replace(job.spec, nodes=4))
+    assert list(place(draft, fits)) == [f"c/n{n:05d}" for n in range(990, 994)]
+    assert draft.looked["node"] == 4, "it looks at the nodes that it takes"
+    assert draft.looked["job"] == 0
+
+
+def test_an_observation_looks_at_the_jobs_of_its_node_alone() -> None:
+    draft = Walked(pool_of(nodes=1000, jobs=900), RULES, {}, NOON)
+    news = Observed(node=NodeId("c/n00007"), kind="xid", fields={"number": 79, "device": 0}, text="x", incarnation=INC)
+    learn(draft, Fact(id="f", at=NOON, seq=1, news=news))
+    assert any(key.startswith("incident:") for key in draft.writes)
+    assert draft.looked["job"] <= 2, "the one that holds the node; none was interrupted there"
+
+
+def test_a_seat_that_fails_wakes_no_job_that_waits_and_what_is_freed_wakes_it() -> None:
+    sim = Simulation(Plan(nodes=6))
+    sim.submit("big", Programme(steps=10**6, checkpoint_every=1000), nodes=4)
+    sim.run_until(lambda: bool(sim.jobs()) and sim.jobs()[0].state is JobState.RUNNING, 600)
+    sim.submit("waits", Programme(steps=10), nodes=3)
+    sim.run(60)
+    before = sim.store.load(["job:waits"])["job:waits"].version
+    assert before
+    spare = next(node for node in sim.nodes if node not in sim.job(JobId("big")).claim)
+    sim.world.strike(spare, Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    assert sim.run_until(lambda: any(i.phase is Phase.REPAIRING for i in sim.incidents(spare)), 600)
+    assert sim.store.load(["job:waits"])["job:waits"].version == before, "it could only have waited on"
+    sim.order("stop", "big")
+    assert sim.run_until(lambda: sim.job(JobId("waits")).state is not JobState.QUEUED, 600)
+
+
+# --- outcomes
 
 
 def outcome(number: int) -> Outcome:

@@ -75,7 +75,7 @@ def _ended(draft: Draft, errand: Errand) -> Iterator[Job]:
 
 
 def _linked(draft: Draft, errand: Errand) -> Iterator[Job]:
-    for job in draft.open_jobs(errand.node.cluster):
+    for job in draft.interrupted_on(errand.node):
         linked = job
         for n, lost in enumerate(job.interruptions):
             known = errand.incident in lost.incidents or len(lost.incidents) >= KEEP_LINKED

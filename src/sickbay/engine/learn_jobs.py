@@ -91,7 +91,9 @@ def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
 def _make_room(draft: Draft, fact: Fact, job: Job, nodes: Iterable[NodeId]) -> None:
     """Others run where an attempt of ours was about to start: what has not begun gives way."""
     taken = set(nodes)
-    for other in draft.open_jobs(job.spec.cluster):
+    seats = [seat for node in sorted(taken) if (seat := draft.peek(Node, f"node:{node}")) is not None]
+    others = {other.id: other for seat in seats for other in draft.holders(seat)}
+    for other in others.values():
         crossed = sorted(taken & other.claim.keys())
         if other.id == job.id or other.state is not JobState.GATING or not crossed:
             continue

@@ -15,7 +15,6 @@ from sickbay.model.checkup import Checkup
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
-from sickbay.model.job import Job, JobState
 from sickbay.model.policy import Examine, Policy, Trigger
 from sickbay.model.rows import DUE_NOW, WaitMark
 
@@ -134,12 +133,8 @@ def _check(draft: Draft, node: Node, rule: Examine, key: str, by: str, reason: s
 def _room(draft: Draft, node: Node) -> bool:
     """No job waits, and the pool can do without one more node."""
     ledger = draft.ledger(node.pool)
-    if any(_waits(job) and job.pool == node.pool for job in draft.open_jobs(node.cluster)):
+    if draft.waiting_jobs(node):
         return False
     limit = limit_for(node.pool, draft.rules.policy)
     checking = len(draft.find(Node, f"checking:{node.pool}"))
     return ledger.out + checking < limit.out(limit.size or ledger.size)
-
-
-def _waits(job: Job) -> bool:
-    return job.state is JobState.QUEUED or (job.state is JobState.GATING and not job.claim)

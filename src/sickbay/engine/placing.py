@@ -1,6 +1,8 @@
 """Where a job's next attempt may run."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from heapq import merge
+from itertools import chain
 
 from sickbay.brain.job_sight import AVOIDED, Placement, listing
 from sickbay.engine.view import Draft
@@ -15,78 +17,110 @@ WATCHED = 12  # nodes that a waiting job keeps an eye on; a unit has room for fe
 
 
 def place(draft: Draft, job: Job) -> Placement | str:
-    """Nodes and devices for the next attempt, or why there are none. Reads the pool's ledger: claims wait for turns."""
-    draft.ledger(job.pool)
-    taken = _taken(draft, job)
+    """Nodes and devices for the next attempt, or why there are none.
+
+    Expects the pool's ledger, so that claims take turns, and waits for what is freed: nothing else can help a job that
+    waits, so nothing else wakes it.
+    """
+    draft.turn(job.pool)
     if job.spec.on:
-        return _named(draft, job, taken)
-    free = {node.id: devices for node in _candidates(draft, job) if (devices := _free(node, job, taken)) is not None}
+        return _named(draft, job)
+    free = _Free(draft, job)
     order = draft.rules.policy.resume.place
     last = draft.roster(job, job.interruptions[-1]) if job.interruptions else frozenset()
-    own = last and PlaceBy.SPARE not in order and all(draft.peek(Node, f"node:{node}") for node in last)
-    if own:  # no spare by policy: only its own nodes will do, as long as their seats are there
-        free = {node: devices for node, devices in free.items() if node in last}
-    avoid = set(job.avoid)
-    chosen = sorted(free, key=lambda n: (n in avoid, n not in last if order[:1] == (PlaceBy.SAME,) else False, n))
+    if last and PlaceBy.SPARE not in order and all(draft.peek(Node, f"node:{node}") for node in last):
+        # No spare by policy: only its own nodes will do, as long as their seats are there.
+        return _own(draft, job, free, last)
     most, least = job.spec.most, job.spec.least
-    if len(chosen) >= most:
-        return {node: free[node] for node in chosen[:most]}
     fewer = PlaceBy.FEWER in order and bool(job.interruptions)
-    if fewer and len(chosen) >= least:
-        return {node: free[node] for node in chosen}
-    if own:
-        return f"waits for its own nodes: {listing(n for n in sorted(last) if n not in free)} cannot be claimed"
-    needs = f"needs {least if fewer else most} nodes of {job.pool}, {len(chosen)} can be claimed"
+    count = free.count()
+    if count >= (least if fewer else most):
+        return free.choose(min(count, most), last if order[:1] == (PlaceBy.SAME,) else ())
+    needs = f"needs {least if fewer else most} nodes of {job.pool}, {count} can be claimed"
     return "; ".join([needs, *_sick(draft, sorted(last))])
 
 
 def _sick(draft: Draft, nodes: Iterable[NodeId]) -> list[str]:
-    """Nodes whose treatment is withheld, and by what: that keeps a job waiting, too."""
+    """Nodes whose treatment is withheld, and by what: that keeps a job waiting, too. What is told is waited on."""
     told: list[str] = []
     for name in nodes:
         node = draft.peek(Node, f"node:{name}")
         if node is None or node.claimable or node.incident is None or len(told) == TOLD:
             continue
         incident = draft.peek(Incident, f"incident:{node.incident}")
-        if incident is not None and incident.phase is Phase.SUSPECT and incident.wait is not None:
-            told.append(f"{name} has {incident.fault.code}: {incident.wait.because}")
+        if incident is not None and incident.phase is Phase.SUSPECT:
+            draft.incident(incident.id)
+            if incident.wait is not None:
+                told.append(f"{name} has {incident.fault.code}: {incident.wait.because}")
     return told
 
 
-def _candidates(draft: Draft, job: Job) -> list[Node]:
-    return draft.find(Node, f"claimable:{job.pool}")
+def _own(draft: Draft, job: Job, free: "_Free", last: frozenset[NodeId]) -> Placement | str:
+    placed = {node: devices for node in last if (devices := free.on(node)) is not None}
+    avoid = set(job.avoid)
+    chosen = sorted(placed, key=lambda node: (node in avoid, node))[: job.spec.most]
+    fewer = PlaceBy.FEWER in draft.rules.policy.resume.place
+    if len(chosen) >= (job.spec.least if fewer else job.spec.most):
+        return {node: placed[node] for node in chosen}
+    return f"waits for its own nodes: {listing(n for n in sorted(last) if n not in placed)} cannot be claimed"
 
 
-def _taken(draft: Draft, job: Job) -> dict[NodeId, set[int] | None]:
-    """Devices that other attempts hold; None: the whole node."""
-    taken: dict[NodeId, set[int] | None] = {}
-    for other in draft.open_jobs(job.spec.cluster):
-        if other.id == job.id:
-            continue
-        for node, devices in other.claim.items():
-            held = taken.setdefault(node, set())
-            taken[node] = None if not devices or held is None else held | set(devices)
-    return taken
+class _Free:
+    """What one job may claim in its pool: by the index, but for what this unit has changed or the job itself holds."""
+
+    def __init__(self, draft: Draft, job: Job) -> None:
+        self._draft = draft
+        self._job = job
+        self._wanted = job.spec.gpus_per_node
+        self._index = draft.free(job.pool)
+        self._apart = draft.touched() | job.claim.keys()
+
+    def count(self) -> int:
+        filed = sum(self._index.fits(node, self._wanted) for node in self._apart)
+        return self._index.count(self._wanted) - filed + sum(self.on(node) is not None for node in self._apart)
+
+    def on(self, node: NodeId) -> tuple[int, ...] | None:
+        """Devices of a node that it may have; none of them: the whole node. None: it may not."""
+        row = self._draft.peek(Node, f"node:{node}")
+        if row is None or not row.claimable or row.pool != self._job.pool:
+            return None
+        return free_devices(self._draft, self._job, row)
+
+    def choose(self, many: int, first: Collection[NodeId]) -> Placement:
+        """So many, in order: those that it had last before others if policy says so, those to avoid last of all."""
+        avoid = set(self._job.avoid)
+        theirs = sorted(node for node in self._apart if self.on(node) is not None)
+        filed = (node for node in self._index.first(self._wanted) if node not in self._apart)
+        others = (node for node in merge(filed, theirs) if node not in avoid and node not in first)
+        preferred = (node for node in sorted(first) if node not in avoid)
+        rest = sorted(avoid, key=lambda node: (node not in first, node))
+        placed: Placement = {}
+        for node in chain(preferred, others, rest):
+            if len(placed) == many:
+                break
+            if (devices := self.on(node)) is not None:
+                placed[node] = devices
+        return placed
 
 
-def _free(node: Node, job: Job, taken: dict[NodeId, set[int] | None]) -> tuple[int, ...] | None:
-    held = taken.get(node.id, set())
-    if held is None:
-        return None
+def free_devices(draft: Draft, job: Job, node: Node) -> tuple[int, ...] | None:
+    """What others leave of a node: as many devices as the job wants, or nothing."""
+    claims = [other.claim[node.id] for other in draft.holders(node) if other.id != job.id]
     wanted = job.spec.gpus_per_node
-    if wanted == 0:
-        return None if held else ()
+    if wanted == 0 or not all(claims):  # a claim without devices is one of the whole node
+        return None if claims else ()
+    held = {index for devices in claims for index in devices}
     free = [device.index for device in node.devices if device.index not in held]
     return tuple(free[:wanted]) if len(free) >= wanted else None
 
 
-def _named(draft: Draft, job: Job, taken: dict[NodeId, set[int] | None]) -> Placement | str:
+def _named(draft: Draft, job: Job) -> Placement | str:
     placed: Placement = {}
     for name in job.spec.on:
         node = draft.peek(Node, f"node:{name}")
         if node is not None:
-            draft.ledger(node.pool)
-        devices = _free(node, job, taken) if node is not None and node.claimable else None
+            draft.turn(node.pool)
+        devices = free_devices(draft, job, node) if node is not None and node.claimable else None
         if node is None or devices is None:
             why = "is not known" if node is None else "is taken"
             if node is not None and not node.claimable:
@@ -147,8 +181,11 @@ def lost(draft: Draft, job: Job) -> tuple[NodeId, ...]:
 def unseen(draft: Draft, job: Job) -> tuple[NodeId, ...]:
     """Nodes with ranks of this attempt that its cluster cannot reach, and where nobody else's attempt would suffer."""
     away = [(node, row) for node, row in _seats(draft, job) if row is None or row.incarnation is None or not row.ready]
-    shared = {node for other in draft.open_jobs(job.spec.cluster) if other.id != job.id for node in other.claim}
-    return tuple(node for node, row in away if row is None or row.lost or node not in shared)
+    return tuple(node for node, row in away if row is None or row.lost or not _shared(draft, job, row))
+
+
+def _shared(draft: Draft, job: Job, node: Node) -> bool:
+    return any(other.id != job.id for other in draft.holders(node))
 
 
 def _seats(draft: Draft, job: Job) -> list[tuple[NodeId, Node | None]]:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import limit_for
 from sickbay.engine.view import Draft
-from sickbay.model.fleet import AgentState, Capability, Ledger, Node, NodeId
+from sickbay.model.fleet import AgentState, Capability, Freed, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Job
 
@@ -27,6 +27,31 @@ def settle(draft: Draft) -> None:
     for row in list(draft.writes.values()):
         if isinstance(row, Incident):
             _book_repair(draft, row)
+    _free_up(draft)
+
+
+def _free_up(draft: Draft) -> None:
+    """Wake whoever waits for nodes where this unit lets go of something."""
+    pools: set[str] = set()
+    for key, row in draft.writes.items():
+        if key.startswith("node:"):
+            before, after = draft.before(Node, key), row if isinstance(row, Node) else None
+            if before is not None and after is None:
+                pools.add(before.pool)  # who waits for its own seats may take others now
+            elif after is not None and after.claimable and not _as_free(before, after):
+                pools.add(after.pool)
+        elif key.startswith("job:"):
+            held, kept = draft.before(Job, key), row.claim if isinstance(row, Job) else {}
+            left = [node for node, devices in held.claim.items() if kept.get(node) != devices] if held else []
+            seats = (draft.peek(Node, f"node:{node}") for node in left)
+            pools.update(seat.pool for seat in seats if seat is not None)
+    for pool in sorted(pools):
+        freed = draft.read(Freed, f"freed:{pool}", watch=False) or Freed(pool=pool)
+        draft.put(replace(freed, times=freed.times + 1))
+
+
+def _as_free(before: Node | None, after: Node) -> bool:
+    return before is not None and before.claimable and (before.pool, before.devices) == (after.pool, after.devices)
 
 
 def _book_repair(draft: Draft, incident: Incident) -> None:

@@ -1,13 +1,15 @@
 """Rows as a round sees them, and a draft of what one unit changes."""
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from sickbay.engine.indexes import FreeNodes, OpenJobs, waits
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import UnreadableRow
-from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, NodeId, Roster
+from sickbay.model.fleet import Capability, Freed, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Interruption, Job
@@ -46,7 +48,9 @@ class View:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: dict[str, Versioned] = {}
-        self._found: dict[str, Sequence[str]] = {}
+        self._found: dict[str, list[str]] = {}
+        self._jobs: dict[str, OpenJobs] = {}  # by tag
+        self._free: dict[str, FreeNodes] = {}  # by pool
         self._sure = True  # nothing was refused since we last wrote
         self._ahead: set[str] = set()  # keys of what is planned and not committed yet
 
@@ -70,15 +74,71 @@ class View:
             self._rows.setdefault(key, Versioned(row=None))
 
     def find(self, tag: str) -> Sequence[str]:
-        keys = self._found.get(tag)
-        if keys is None:
+        found = self._found.get(tag)
+        if found is None:
             keys = self._store.find(tag)
             if self._ahead:  # of these the store does not know yet
                 theirs = {key for key in self._ahead if _tag(self._rows[key].row) == tag}
                 keys = sorted({key for key in keys if key not in self._ahead} | theirs)
             self.fetch(keys)
-            self._found[tag] = keys
-        return keys
+            self._found[tag] = found = list(keys)
+        return found
+
+    def jobs(self, tag: str) -> OpenJobs:
+        """The open jobs of a tag, by node."""
+        index = self._jobs.get(tag)
+        if index is None:
+            index, jobs = OpenJobs(), list[Job]()
+            for key in self.find(tag):
+                found = self.get(key)
+                if found.damage:  # nobody knows what it holds
+                    raise UnreadableRow(found.damage)
+                if isinstance(found.row, Job):
+                    jobs.append(found.row)
+            self.fetch(key for job in jobs for lost in job.interruptions for key in rosters_of(job, lost))
+            for job in jobs:
+                index.put(key_of(job), None, job, self._roster)
+            self._jobs[tag] = index
+        return index
+
+    def free(self, pool: str) -> FreeNodes:
+        """The claimable nodes of a pool, by what is free on them."""
+        index = self._free.get(pool)
+        if index is None:
+            index = FreeNodes()
+            for key in self.find(f"claimable:{pool}"):
+                row = self.get(key).row
+                if isinstance(row, Node):
+                    index.put(row.id, row, self.jobs(jobs_near(row)).on(row.id).values())
+            self._free[pool] = index
+        return index
+
+    def _index(self, key: str, before: AnyRow | None, after: AnyRow | None) -> None:
+        """Bring the indexes along with a row that is written."""
+        if isinstance(before, Job) or isinstance(after, Job):
+            was = before if isinstance(before, Job) and before.open else None
+            now = after if isinstance(after, Job) and after.open else None
+            for tag in {_tag(was), _tag(now)} & self._jobs.keys():
+                left = was if _tag(was) == tag else None
+                come = now if _tag(now) == tag else None
+                for node in self._jobs[tag].put(key, left, come, self._roster):
+                    self._refile(node)
+        elif isinstance(before, Node) or isinstance(after, Node):
+            if isinstance(before, Node) and before.pool in self._free:
+                self._free[before.pool].put(before.id, None, ())
+            if isinstance(after, Node):
+                self._refile(after.id)
+
+    def _roster(self, job: Job, lost: Interruption) -> frozenset[NodeId]:
+        rows = (self.get(key).row for key in rosters_of(job, lost))
+        return frozenset(node for row in rows if isinstance(row, Roster) for node in row.nodes)
+
+    def _refile(self, node: NodeId) -> None:
+        found = self._rows.get(f"node:{node}")
+        row = found.row if found is not None else None
+        if isinstance(row, Node) and row.pool in self._free:
+            claims = self.jobs(jobs_near(row)).on(node).values()
+            self._free[row.pool].put(node, row if row.claimable else None, claims)
 
     def keys(self, kind: str, after: str, limit: int) -> Sequence[str]:
         """A page of the keys of one kind as the store has them, with their rows fetched."""
@@ -95,14 +155,22 @@ class View:
         self._sure = version >= 0 or self._sure
         if version < 0:
             self._ahead.update(unit.writes.keys())
+        rows = {key: self._rows.get(key) for key in unit.writes}
         for key, row in unit.writes.items():
-            before = self._rows.get(key)
-            if before is None:
-                self._found.clear()  # it was read under a memory that has been thrown away since
-            elif (was := _tag(before.row)) != (now := _tag(row)):
-                self._found.pop(was, None)
-                self._found.pop(now, None)
             self._rows[key] = Versioned(row=row, version=version if row is not None else 0)
+        if None in rows.values():  # one was read under a memory that has been thrown away since
+            self._found.clear()
+            self._jobs.clear()
+            self._free.clear()
+        for key, row in unit.writes.items():
+            if (before := rows[key]) is None:
+                continue
+            if (was := _tag(before.row)) != (now := _tag(row)):
+                if was in self._found:
+                    del self._found[was][bisect_left(self._found[was], key)]
+                if now in self._found:
+                    insort(self._found[now], key)
+            self._index(key, before.row, row)
 
     def confirm(self, units: Sequence[Unit], versions: Sequence[int]) -> None:
         """Units that were written here under −1, −2, … have been committed: these are their versions."""
@@ -118,6 +186,17 @@ class View:
         self._ahead.clear()
         self._rows.clear()
         self._found.clear()
+        self._jobs.clear()
+        self._free.clear()
+
+
+def rosters_of(job: Job, lost: Interruption) -> list[str]:
+    return [f"roster:{job.id}/{lost.attempt}/{number}" for number in range(lost.rosters)]
+
+
+def jobs_near(node: Node) -> str:
+    """The tag of the jobs that may claim a node."""
+    return f"open-job:{node.cluster}"
 
 
 def _tag(row: AnyRow | None) -> str:
@@ -262,16 +341,49 @@ class Draft:
 
     def roster(self, job: Job, lost: Interruption) -> frozenset[NodeId]:
         """The nodes of an attempt that was interrupted."""
-        keys = [f"roster:{job.id}/{lost.attempt}/{number}" for number in range(lost.rosters)]
-        rows = (self.peek(Roster, key) for key in keys)
+        rows = (self.peek(Roster, key) for key in rosters_of(job, lost))
         return frozenset(node for row in rows if row is not None for node in row.nodes)
 
-    def open_jobs(self, cluster: str) -> list[Job]:
-        """All jobs of a cluster, whatever pool they ask for. A claim changes only together with its nodes' ledgers."""
-        return self.find(Job, f"open-job:{cluster}")
+    def turn(self, pool: str) -> None:
+        """Expect the pool's ledger, so that claims take turns, and wait for what is freed in the pool."""
+        self.read(Ledger, f"ledger:{pool}", watch=False)
+        self.read(Freed, f"freed:{pool}")
 
     def holders(self, node: Node) -> list[Job]:
-        return [job for job in self.open_jobs(node.cluster) if node.id in job.claim]
+        """Jobs that claim a node, in order."""
+        found = self._jobs(self._view.jobs(jobs_near(node)).on(node.id))
+        return [job for job in found if node.id in job.claim]
+
+    def interrupted_on(self, node: Node) -> list[Job]:
+        """Jobs that lost an attempt on a node, in order."""
+        found = self._jobs(self._view.jobs(jobs_near(node)).interrupted_on(node.id))
+        return [job for job in found if any(node.id in self.roster(job, lost) for lost in job.interruptions)]
+
+    def waiting_jobs(self, node: Node) -> list[Job]:
+        """Jobs that wait for nodes of the same pool."""
+        found = self._jobs(self._view.jobs(jobs_near(node)).waiting[node.pool])
+        return [job for job in found if waits(job) and job.pool == node.pool]
+
+    def _jobs(self, keys: Iterable[str]) -> list[Job]:
+        """Those of the index, and those that this unit has changed: of these the index does not know yet."""
+        ours = (key for key, row in self.writes.items() if isinstance(row, Job))
+        rows = (self.peek(Job, key) for key in sorted({*keys, *ours}))
+        return [row for row in rows if row is not None and row.open]
+
+    def free(self, pool: str) -> FreeNodes:
+        """As it was before this unit: what `touched` names must be looked at by itself."""
+        return self._view.free(pool)
+
+    def touched(self) -> set[NodeId]:
+        """Nodes that this unit has changed, or whose claims it has."""
+        nodes: set[NodeId] = set()
+        for key, row in self.writes.items():
+            before = self._view.get(key).row
+            nodes.update(each.id for each in (before, row) if isinstance(each, Node))
+            jobs = [each for each in (before, row) if isinstance(each, Job)]
+            if len(jobs) < 2 or jobs[0].claim != jobs[1].claim:
+                nodes.update(node for each in jobs for node in each.claim)
+        return nodes
 
     def reading(self, clock: str) -> float:
         """The present, for what is dated, or set from now on. What has passed is judged by `readings`."""

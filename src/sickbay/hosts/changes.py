@@ -10,7 +10,8 @@ from sickbay.model.noun import Noun
 from sickbay.model.rows import Line, Unit, kind_of
 
 KEPT = 5000  # events that a watcher may lag behind; then it is told to read everything again
-SILENT = frozenset({"cursor", "intent", "voice", "record", "standstill"})  # rows that nobody looks at by themselves
+# Rows that nobody looks at by themselves.
+SILENT = frozenset({"cursor", "freed", "intent", "record", "standstill", "voice"})
 
 
 class Change(Noun):

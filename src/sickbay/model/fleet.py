@@ -177,6 +177,16 @@ class Node(Noun):
         return any(not owner.startswith("sickbay:") for owner in self.cordons)
 
 
+class Freed(Noun):
+    """Raised whenever something of a pool can be claimed that could not before: what jobs wait for that have no nodes.
+
+    Apart from the ledger, which changes with every seat that fails: that helps nobody who waits.
+    """
+
+    pool: str
+    times: int = 0
+
+
 class Ledger(Noun):
     """One row per pool. `out`, `ours` and `repairing` change only in the unit that changes a seat."""
 

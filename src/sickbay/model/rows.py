@@ -13,6 +13,7 @@ from sickbay.model.fleet import (
     Brake,
     Cursor,
     Errand,
+    Freed,
     InForce,
     Ledger,
     Node,
@@ -44,6 +45,7 @@ AnyRow = (
     | Token
     | Checkup
     | Aside
+    | Freed
     | Errand
     | Part
     | Roster
@@ -66,6 +68,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "token": Token,
     "checkup": Checkup,
     "aside": Aside,
+    "freed": Freed,
     "errand": Errand,
     "part": Part,
     "roster": Roster,
@@ -91,6 +94,8 @@ def key_of(row: AnyRow) -> str:
             return f"intent:{row.key}"
         case Ledger():
             return f"ledger:{row.pool}"
+        case Freed():
+            return f"freed:{row.pool}"
         case Brake():
             return f"brake:{row.scope}:{row.signature}"
         case Record():

@@ -3,8 +3,9 @@
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
+from sqlalchemy import Engine as SqlEngine
+from sqlalchemy import event
 
+from sickbay.adapters.stores.age import AT_ONCE
 from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.adapters.stores.sql import open_store
+from sickbay.brain.retention import aged, cutoff
 from sickbay.engine.ingest import Together
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.learn import learn
@@ -24,11 +30,11 @@ from sickbay.engine.view import Draft, View
 from sickbay.model.errors import StoreUnavailable
 from sickbay.model.facts import Fact, Observed, Outcome
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import AgentState, Device, Incarnation, JobId, Node, NodeId, Roster
+from sickbay.model.fleet import AgentState, Ages, Cursor, Device, Incarnation, JobId, Node, NodeId, Roster
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Interruption, Job, JobSpec, JobState
-from sickbay.model.rows import Rows, Unit, key_of
+from sickbay.model.rows import CURSOR, Rows, Unit, key_of
 from sickbay.ports.store import Committed
 from sickbay.sim.hardware import Defect
 from sickbay.sim.programme import Programme
@@ -373,3 +379,69 @@ def test_an_outcome_that_cannot_be_stored_is_told_to_whoever_stored_it() -> None
     told = Together(Gone(), Bench.over(MemoryStore()).clock)
     with pytest.raises(StoreUnavailable):
         told.tell("o", outcome(1))
+
+
+# --- retention
+
+KEEP = timedelta(days=90)
+T0 = 1_800_000_000.0
+
+
+def lived(days: int, jumps: dict[int, float] | None = None) -> tuple[Ages, float, float]:
+    """Ages after so many days, asked every hour of them; on some days the wall is ahead by so many seconds."""
+    ages = Ages()
+    reading = wall = 0.0
+    for hour in range(days * 24 + 1):
+        reading, wall = hour * 3600.0, T0 + hour * 3600.0 + (jumps or {}).get(hour // 24, 0.0)
+        ages = aged(ages, reading, wall, KEEP)
+    return ages, reading, wall
+
+
+def test_what_is_old_is_measured_by_the_watched_clock() -> None:
+    assert cutoff(*lived(80), KEEP) is None, "nothing here is 90 days old"
+    assert cutoff(*lived(200), KEEP) == datetime.fromtimestamp(T0 + 110 * 86_400, UTC)
+    assert len(lived(200)[0].marks) <= 93, "it does not grow with time"
+
+
+def test_a_wall_clock_that_jumps_months_ahead_makes_nothing_old() -> None:
+    ahead = 200 * 86_400.0
+    ages, reading, wall = lived(50)
+    assert cutoff(ages, reading, wall + ahead, KEEP) is None
+    right = datetime.fromtimestamp(T0 + 110 * 86_400, UTC)
+    ages, reading, wall = lived(200)
+    assert cutoff(ages, reading, wall + ahead, KEEP) == right
+    for day in (109, 110, 111, 150, 200):
+        assert cutoff(*lived(200, {day: ahead}), KEEP) == right, day
+
+
+def test_retention_reads_a_page_of_facts_when_none_is_old(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 's.db'}")
+    lease = store.lease("me", 1e9)
+    assert lease is not None
+    news = Observed(node=NodeId("c/a"), kind="xid", fields={"number": 31}, text="x")
+    store.append([Fact(id=f"f{n}", at=NOON, news=news) for n in range(2000)])
+    store.commit(Unit(writes={CURSOR: Cursor(at=2000)}), lease.epoch)
+    asked: list[str] = []
+
+    def note(_: object, __: object, statement: str, parameters: object, *___: object) -> None:
+        asked.append(f"{statement} {parameters}")
+
+    event.listen(SqlEngine, "before_cursor_execute", note)
+    try:
+        assert store.forget(NOON - KEEP) == 0
+    finally:
+        event.remove(SqlEngine, "before_cursor_execute", note)
+        store.close()
+    facts = [statement for statement in asked if "FROM facts" in statement]
+    assert len(facts) == 1
+    assert str(AT_ONCE) in facts[0]
+
+
+def test_the_engine_marks_each_day_and_says_what_may_be_forgotten() -> None:
+    sim = Simulation(Plan(nodes=2, strict=False))
+    engine = sim.hosts[0]._engine
+    assert engine.oldest(timedelta(seconds=30)) is None, "the first mark is younger"
+    sim.run(120.0)
+    found = engine.oldest(timedelta(seconds=30))
+    assert found is not None
+    assert timedelta(seconds=25) < datetime.fromtimestamp(sim.clock.wall(), UTC) - found < timedelta(seconds=60)

@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from msgspec.structs import replace
 
+from sickbay.brain.retention import aged, cutoff
 from sickbay.engine.aside import FACTS as FACTS_ASIDE
 from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
@@ -22,11 +23,11 @@ from sickbay.engine.view import Draft, Rules, View, moment, readings_of
 from sickbay.model.clock import INGEST, Standstill, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
 from sickbay.model.facts import Fact, Outcome, PolicyInForce
-from sickbay.model.fleet import Aside, Cursor, InForce, Node
+from sickbay.model.fleet import Ages, Aside, Cursor, InForce, Node
 from sickbay.model.intent import Intent, IntentState, StartJob, Strike, Verify, nodes_of
 from sickbay.model.job import Job
 from sickbay.model.protocol import command_id
-from sickbay.model.rows import BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
+from sickbay.model.rows import AGES, BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
@@ -137,9 +138,17 @@ class Engine:
             raise
         return done
 
-    def tidy(self, keep: timedelta = timedelta(days=90)) -> int:
-        """Forget what is over and older than this. For hosts to call now and then; returns how much went."""
-        return self._store.forget(moment(self._clock.wall()) - keep)
+    def oldest(self, keep: timedelta = timedelta(days=90)) -> datetime | None:
+        """Before which moment what is over may be forgotten (`Store.forget`); None: nothing is so old.
+
+        For hosts to ask now and then: each answer marks the day, in the store. Forgetting itself is for another thread.
+        """
+        if not self.leads:
+            return None
+        reading, wall = readings_of(self._clocks.newest).get(INGEST, 0.0), self._clock.wall()
+        self._commit(partial(_mark_age, reading=reading, wall=wall, keep=keep))
+        row = self._view.get(AGES).row
+        return cutoff(row, reading, wall, keep) if isinstance(row, Ages) else None
 
     def _read_clocks(self) -> Mapping[str, WatchedClock]:
         rows = self._store.load([f"clock:{source}" for source in (INGEST, *self._hands.sites)])
@@ -463,3 +472,9 @@ class Engine:
             told.tell(f"outcome/{outcome.key}/{outcome.sends}/{outcome.result}", outcome)
         except StoreError:
             log.warning("outcome_lost", extra={"intent": outcome.key})
+
+
+def _mark_age(draft: Draft, reading: float, wall: float, keep: timedelta) -> None:
+    ages = draft.read(Ages, AGES, watch=False) or Ages()
+    if (marked := aged(ages, reading, wall, keep)) != ages:
+        draft.put(marked)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 from sickbay.engine.clocks import SharedClock
 from sickbay.engine.ingest import Ingest, Watcher
@@ -29,6 +30,7 @@ log = logging.getLogger("sickbay.controller")
 AT_LEAST = 0.25
 CANARY = 1.0  # seconds between two proofs that we can be heard
 TIDY = 3600.0
+TIDY_LOOK = 5.0
 LOOK = 5.0  # seconds between two looks at what is planned and does not go out
 AGAIN = 1.0  # after the store could not be used
 LEASE = 30.0
@@ -71,6 +73,8 @@ class Controller:
         self._clock = clock = SharedClock(store, clock)
         self._stopping = threading.Event()
         self._awake = threading.Event()
+        self._untidy = threading.Event()
+        self._oldest: datetime | None = None  # before which what is over may be forgotten
         self._threads: list[threading.Thread] = []
         clusters = {name: site.cluster for name, site in fleet.hands.sites.items()}
         policy = fleet.rules.policy
@@ -111,6 +115,7 @@ class Controller:
     def start(self, canary: Callable[[], bool]) -> None:
         """`canary`: goes the way of a report, through whatever serves us; False when it did not arrive."""
         self._spawn("engine", self._run_engine)
+        self._spawn("tidy", self._run_tidy)
         self._spawn("canary", lambda: self._run_canary(canary))
         for name in self._fleet.hands.sites:
             self._spawn(f"watch {name}", lambda name=name: self._run_watcher(name))  # type: ignore[misc]
@@ -118,6 +123,7 @@ class Controller:
     def stop(self) -> None:
         self._stopping.set()
         self._awake.set()
+        self._untidy.set()
         for thread in self._threads:
             thread.join(timeout=15.0)
         with self._guarded("the lease"):
@@ -167,9 +173,20 @@ class Controller:
                     self._note_unheard()
                 if time.monotonic() >= tidy:
                     tidy = time.monotonic() + TIDY
-                    self._engine.tidy()
+                    self._oldest = self._engine.oldest()
+                    self._untidy.set()
                 if not done:
                     self._awake.wait(AT_LEAST)
+
+    def _run_tidy(self) -> None:
+        """Retention, beside the engine: however much there is to forget, no round waits for it."""
+        while not self._stopping.is_set():
+            with self._guarded("forgetting what is old"):
+                asked = self._untidy.wait(TIDY_LOOK)
+                self._untidy.clear()
+                before = self._oldest
+                if asked and before is not None and not self._stopping.is_set():
+                    self._store.forget(before)
 
     def _note_unheard(self) -> None:
         """A source of facts that is not heard: each of them by itself, and only while we lead and can tell."""

@@ -321,6 +321,12 @@ class InForce(Noun):
     knowledge: str
 
 
+class Ages(Noun):
+    """Which moment on the wall a reading of the ingest clock was, once for each day: how old is old (retention)."""
+
+    marks: tuple[tuple[float, float], ...] = ()  # reading, wall; oldest first
+
+
 class Cursor(Noun):
     """Planned up to: committed with what follows from the facts.
 

@@ -9,6 +9,7 @@ from sickbay.model.checkup import Checkup
 from sickbay.model.clock import Deadline, Standstill, WatchedClock
 from sickbay.model.facts import Voice
 from sickbay.model.fleet import (
+    Ages,
     Aside,
     Brake,
     Cursor,
@@ -45,6 +46,7 @@ AnyRow = (
     | Token
     | Checkup
     | Aside
+    | Ages
     | Freed
     | Errand
     | Part
@@ -68,6 +70,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "token": Token,
     "checkup": Checkup,
     "aside": Aside,
+    "ages": Ages,
     "freed": Freed,
     "errand": Errand,
     "part": Part,
@@ -77,6 +80,7 @@ KINDS: dict[str, type[AnyRow]] = {
 WITHHOLDING = "withholding:"
 IN_FORCE = "inforce:"
 CURSOR = "cursor:"
+AGES = "ages:"
 
 TO_SEND = "planned:"  # tags, before the lane: intents that may be sent now
 BACKING_OFF = "later:"  # and those that may not be sent before some time
@@ -108,6 +112,8 @@ def key_of(row: AnyRow) -> str:
             return IN_FORCE
         case Cursor():
             return CURSOR
+        case Ages():
+            return AGES
         case Token():
             return f"token:{row.hash}"
         case WatchedClock():

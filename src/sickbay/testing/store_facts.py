@@ -319,6 +319,23 @@ class AgeContract:
         assert store.forget(NOON + timedelta(hours=1)) == 1
         assert [each.id for each in store.facts(0)] == ["new", "old, not planned"]
 
+    def test_what_is_kept_does_not_hide_what_is_old_behind_it(self, store: Store, epoch: int) -> None:
+        """Retention goes in pages: one that is full of what an open incident keeps is not the last."""
+        store.commit(writes(incident("open")), epoch)
+        for number in range(10):
+            kept = tuple(line(f"kept {number}/{n}", "incident:open", at=NOON) for n in range(40))
+            store.commit(Unit(story=kept), epoch)
+        store.commit(Unit(story=(line("old", "node:c/a", at=NOON + timedelta(seconds=1)),)), epoch)
+        assert store.forget(LATER) == 1
+        assert len(store.story("incident:open")) == 400
+        assert list(store.story("node:c/a")) == []
+
+    def test_many_old_facts_go_page_by_page(self, store: Store, epoch: int) -> None:
+        store.append([fact(f"old {n}") for n in range(500)] + [fact(f"new {n}", at=LATER) for n in range(100)])
+        store.commit(Unit(writes={CURSOR: Cursor(at=store.facts(0, limit=1000)[-1].seq)}), epoch)
+        assert store.forget(NOON + timedelta(hours=1)) == 500
+        assert len(store.facts(0, limit=1000)) == 100
+
     def test_a_number_never_returns_after_its_fact_was_forgotten(self, store: Store, epoch: int) -> None:
         store.append([fact("a"), fact("b")])
         last = store.facts(0)[-1].seq

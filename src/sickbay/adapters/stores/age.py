@@ -1,21 +1,42 @@
-"""Retention in the SQL stores: a few thousand rows in one transaction, so that commits can go between."""
+"""Retention in the SQL stores: pages by index, a short transaction for each, so that commits and reads go between."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from sickbay.adapters.stores.database import Database
 from sickbay.adapters.stores.statements import Statements
 
-AT_ONCE = 5000
+AT_ONCE = 200  # rows that are looked at in one transaction: a few milliseconds
+BREATH = 0.002  # seconds between two pages: whoever waits for the file gets it
+
+Place = Mapping[str, Any]  # where a page begins: behind this
+Page = Callable[[Database, Statements, Mapping[str, Any]], tuple[int, Place | None]]
 
 
 def forget(database: Database, sql: Statements, *, planned: int, before: datetime) -> int:
     """Removes what is older than `before`, facts only up to the number `planned`; returns how many."""
-    limits = {"before": before.timestamp(), "limit": AT_ONCE}
+    limits = {"before": before.timestamp(), "planned": planned, "limit": AT_ONCE}
     # Lines before rows: a line is kept for the sake of an open row, never the other way round.
-    rows = _facts(database, sql, planned, limits) + _lines(database, sql, limits) + _rows(database, sql, limits)
-    return rows + _letters(database, sql, limits)
+    begins: tuple[tuple[Page, Place], ...] = ((_facts, {"after": 0}), (_lines, FIRST), (_rows, FIRST))
+    return sum(_all(database, sql, page, {**limits, **first}) for page, first in begins) + _letters(
+        database, sql, limits
+    )
+
+
+FIRST: Place = {"at": 0.0, "seq": 0, "key": ""}
+
+
+def _all(database: Database, sql: Statements, page: Page, limits: Mapping[str, Any]) -> int:
+    forgotten = 0
+    while True:
+        removed, place = page(database, sql, limits)
+        forgotten += removed
+        if place is None:
+            return forgotten
+        limits = {**limits, **place}
+        time.sleep(BREATH)
 
 
 def _letters(database: Database, sql: Statements, limits: Mapping[str, Any]) -> int:
@@ -24,43 +45,38 @@ def _letters(database: Database, sql: Statements, limits: Mapping[str, Any]) -> 
         return connection.execute(sql.forget_letters, {"before": limits["before"]}).rowcount
 
 
-def _facts(database: Database, sql: Statements, planned: int, limits: Mapping[str, Any]) -> int:
-    forgotten, after = 0, 0
-    while True:
-        # There is no index on a fact's age, because every append would pay for it: they are searched in the order of
-        # their numbers, outside the transaction that removes them.
-        with database.reading() as connection:
-            old = connection.execute(sql.old_facts, {**limits, "after": after, "planned": planned})
-            numbers = [{"seq": seq} for seq in old.scalars()]
-        if not numbers:
-            return forgotten
-        with database.writing(facts=True) as connection:
-            connection.execute(sql.forget_fact, numbers)
-        forgotten, after = forgotten + len(numbers), numbers[-1]["seq"]
+def _facts(database: Database, sql: Statements, limits: Mapping[str, Any]) -> tuple[int, Place | None]:
+    """There is no index on a fact's age, because every append would pay for it. They come in about the order of their
+    age: a page without an old one ends the search.
+    """
+    with database.reading() as connection:
+        found = connection.execute(sql.oldest_facts, limits).all()
+    old = [{"seq": seq} for seq, at in found if at < limits["before"]]
+    if not old:
+        return 0, None
+    with database.writing(facts=True, durable=False) as connection:
+        connection.execute(sql.forget_fact, old)
+    return len(old), {"after": found[-1][0]} if len(found) == limits["limit"] else None
 
 
-def _lines(database: Database, sql: Statements, limits: Mapping[str, Any]) -> int:
-    forgotten = 0
-    while True:
-        with database.writing(rows=True) as connection:
-            numbers = [{"seq": seq} for seq in connection.execute(sql.old_lines, limits).scalars()]
-            if not numbers:
-                return forgotten
-            connection.execute(sql.forget_told, numbers)
-            connection.execute(sql.forget_line, numbers)
-        forgotten += len(numbers)
+def _lines(database: Database, sql: Statements, limits: Mapping[str, Any]) -> tuple[int, Place | None]:
+    with database.writing(rows=True, durable=False) as connection:
+        found = connection.execute(sql.old_lines, limits).all()
+        old = [{"seq": seq} for seq, _, kept in found if not kept]
+        if old:
+            connection.execute(sql.forget_told, old)
+            connection.execute(sql.forget_line, old)
+    return len(old), {"seq": found[-1][0], "at": found[-1][1]} if len(found) == limits["limit"] else None
 
 
-def _rows(database: Database, sql: Statements, limits: Mapping[str, Any]) -> int:
-    forgotten = 0
-    while True:
-        with database.writing(rows=True) as connection:
-            keys = connection.execute(sql.old_rows, limits).scalars().all()
-            if not keys:
-                return forgotten
+def _rows(database: Database, sql: Statements, limits: Mapping[str, Any]) -> tuple[int, Place | None]:
+    with database.writing(rows=True, durable=False) as connection:
+        found = connection.execute(sql.old_rows, limits).all()
+        keys = [key for key, _, kept in found if not kept]
+        if keys:
             many = {"keys": database.many(keys)}
             connection.execute(sql.delete, many)
             connection.execute(sql.wake, many)
             connection.execute(sql.drop_reads, many)
             connection.execute(sql.drop_waits, many)
-        forgotten += len(keys)
+    return len(keys), {"key": found[-1][0], "at": found[-1][1]} if len(found) == limits["limit"] else None

@@ -90,19 +90,19 @@ _WORDS: Mapping[str, str] = {
     "strike": "DELETE FROM letters WHERE id {in_keys}",
     # --- age
     "forget_letters": "DELETE FROM letters WHERE at < :before",
-    "old_facts": (
-        "SELECT seq FROM facts WHERE seq > :after AND seq <= :planned AND at < :before ORDER BY seq LIMIT :limit"
-    ),
+    "oldest_facts": "SELECT seq, at FROM facts WHERE seq > :after AND seq <= :planned ORDER BY seq LIMIT :limit",
     "forget_fact": "DELETE FROM facts WHERE seq = :seq",
     "old_lines": (
-        "SELECT seq FROM lines WHERE at < :before AND NOT EXISTS (SELECT 1 FROM told"
-        " JOIN nouns ON nouns.key = told.subject WHERE told.seq = lines.seq AND nouns.opened = 1) LIMIT :limit"
+        "SELECT seq, at, EXISTS (SELECT 1 FROM told JOIN nouns ON nouns.key = told.subject"
+        " WHERE told.seq = lines.seq AND nouns.opened = 1) FROM lines"
+        " WHERE at < :before AND at >= :at AND (at, seq) > (:at, :seq) ORDER BY at, seq LIMIT :limit"
     ),
     "forget_line": "DELETE FROM lines WHERE seq = :seq",
     "forget_told": "DELETE FROM told WHERE seq = :seq",
     "old_rows": (
-        "SELECT key FROM nouns WHERE ended < :before AND ended IS NOT NULL AND NOT EXISTS (SELECT 1 FROM nouns AS of"
-        " WHERE of.key = nouns.owner AND of.opened = 1) LIMIT :limit"
+        "SELECT key, ended, EXISTS (SELECT 1 FROM nouns AS of WHERE of.key = nouns.owner AND of.opened = 1) FROM nouns"
+        " WHERE ended < :before AND ended >= :at AND ended IS NOT NULL AND (ended, key) > (:at, :key)"
+        " ORDER BY ended, key LIMIT :limit"
     ),
 }
 
@@ -148,7 +148,7 @@ class Statements(NamedTuple):
     mail: TextClause
     strike: TextClause
     forget_letters: TextClause
-    old_facts: TextClause
+    oldest_facts: TextClause
     forget_fact: TextClause
     old_lines: TextClause
     forget_line: TextClause

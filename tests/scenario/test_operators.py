@@ -23,9 +23,11 @@ def by_us(w: Ward, node: NodeId) -> list[str]:
 # --- through the cluster
 
 
-@pytest.mark.parametrize("phase", SEEN_OUT)
+# In REPAIRING a cordon may go with the boot that it was on, so its absence says nothing: it is put back.
+@pytest.mark.parametrize("phase", [phase for phase in SEEN_OUT if phase is not Phase.REPAIRING])
 def test_whoever_uncordons_has_dismissed_it_and_it_is_not_opened_again(ward: OpenWard, phase: Phase) -> None:
     w, node = in_phase(ward, phase)
+    w.until(lambda: w.incident(node).cordon_as_of is not None)  # seen again after the reboot
     w.world.operator_uncordons(node)
     w.rests()
     assert w.phase(node) == "DISMISSED"

@@ -12,6 +12,7 @@ from sickbay.model.job import JobState
 from sickbay.sim.mischief import Odds
 
 OPEN = [p for p in Phase if not p.terminal]
+AMBIGUOUS = [Phase.REPAIRING, Phase.VERIFYING]  # a cordon may have gone with the boot that it was on
 SEEN_OUT = [p for p in OPEN if p in OUT and p is not Phase.QUARANTINED]  # our cordon has been seen
 
 
@@ -23,17 +24,25 @@ def by_us(w: Ward, node: NodeId) -> list[str]:
 # --- through the cluster
 
 
-# In REPAIRING a cordon may go with the boot that it was on, so its absence says nothing: it is put back.
-@pytest.mark.parametrize("phase", [phase for phase in SEEN_OUT if phase is not Phase.REPAIRING])
+@pytest.mark.parametrize("phase", [phase for phase in SEEN_OUT if phase not in AMBIGUOUS])
 def test_whoever_uncordons_has_dismissed_it_and_it_is_not_opened_again(ward: OpenWard, phase: Phase) -> None:
     w, node = in_phase(ward, phase)
-    w.until(lambda: w.incident(node).cordon_as_of is not None)  # seen again after the reboot
     w.world.operator_uncordons(node)
     w.rests()
     assert w.phase(node) == "DISMISSED"
     assert len(w.incidents(node)) == 1
     assert not w.world.seat(node).cordons
     assert w.told() == ([] if phase is not Phase.HELD else w.told("held"))
+
+
+@pytest.mark.parametrize("phase", AMBIGUOUS)
+def test_a_cordon_that_goes_during_a_repair_is_put_back_and_the_node_is_proven(ward: OpenWard, phase: Phase) -> None:
+    w, node = in_phase(ward, phase)
+    w.world.operator_uncordons(node)
+    w.rests()
+    assert w.phase(node) == "RELEASED"
+    assert w.happened("check.pass", node)
+    assert not w.world.seat(node).cordons
 
 
 @pytest.mark.parametrize("phase", [Phase.SUSPECT, Phase.WATCHED, Phase.QUARANTINED])

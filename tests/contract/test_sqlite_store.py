@@ -126,6 +126,20 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date_and_loses_nothing(url:
         assert connection.execute("SELECT schema_version FROM meta").fetchall() == [(NEWEST,)]
 
 
+def test_rows_of_an_older_schema_are_refused_not_misread(url: str, tmp_path: Path) -> None:
+    store = open_store(url)
+    lease = store.lease("me", 30.0)
+    assert lease is not None
+    store.commit(Unit(writes={A: node("a")}), lease.epoch)
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("UPDATE meta SET schema_version = 2")
+        connection.commit()
+    with pytest.raises(UnusableStore) as caught:
+        open_store(url)
+    assert "written by an older Sickbay" in one_line(caught)
+
+
 def test_a_leader_that_died_does_not_keep_the_lease_from_the_next(url: str) -> None:
     store = open_store(url)
     first = store.lease("the dead", 3600.0)

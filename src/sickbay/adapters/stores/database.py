@@ -13,9 +13,10 @@ from typing import Any
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from sickbay.adapters.stores.schema import META, NEWEST, steps_after
+from sickbay.adapters.stores.schema import META, NEWEST, OLDEST, steps_after
 from sickbay.model.errors import StoreError, UnusableStore
 
+_ANY_ROW = text("SELECT 1 FROM nouns LIMIT 1")
 _READ_META = text("SELECT schema_version FROM meta")
 _WRITE_META = text("UPDATE meta SET schema_version = :version")
 
@@ -92,5 +93,11 @@ class Database(ABC):
         if found > NEWEST:
             raise UnusableStore(
                 f"{name} was written by a newer Sickbay (schema {found}; this one knows {NEWEST}): upgrade this program"
+            )
+        if found < OLDEST and connection.execute(_ANY_ROW).first() is not None:
+            # Read as if they were ours, open jobs would not be found, and a node would be repaired under one.
+            raise UnusableStore(
+                f"{name} was written by an older Sickbay (schema {found}), whose rows this one does not understand:"
+                " end its jobs with that program, or give this one a new --state directory"
             )
         return int(found)

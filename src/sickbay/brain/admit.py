@@ -79,7 +79,7 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
         again = node.out and incident.phase.out  # asked again, it is counted already: the others count
         out, ours = ledger.out - again, ledger.ours - again
         if out >= most and ours >= limit.out_at_least:
-            tell = "budget" if ledger.held else ""
+            tell = "budget" if ledger.held > node.held else ""  # another seat is held, not this one
             return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell)
     if asked is Asked.REPAIR:
         most = limit.repairing(limit.size or ledger.size)

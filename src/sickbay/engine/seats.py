@@ -9,7 +9,10 @@ from sickbay.brain.admit import limit_for
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Capability, Freed, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
-from sickbay.model.job import Job
+from sickbay.model.job import Job, JobState
+from sickbay.model.rows import DUE_NOW, key_of
+
+WAKE_AT_ONCE = 10  # jobs; others look again at their next reminder
 
 
 def settle(draft: Draft) -> None:
@@ -123,6 +126,16 @@ def _book_in(draft: Draft, pool: str, before: Node | None, after: Node | None) -
     changed = replace(changed, size=size if size is not None else changed.seats)
     if changed != ledger:
         draft.put(changed)
+        if draft.before(Ledger, f"ledger:{pool}") is None:
+            _new_pool(draft, pool)
+
+
+def _new_pool(draft: Draft, pool: str) -> None:
+    """A cluster has one more pool: who waits for seats anywhere in it could not wait on a row that was not there."""
+    cluster = pool.split("/", 1)[0]
+    waiting = [job for job in draft.find(Job, f"open-job:{cluster}") if job.state is JobState.QUEUED]
+    for job in waiting[:WAKE_AT_ONCE]:
+        draft.waits[key_of(job)] = DUE_NOW
 
 
 def _count(node: Node | None, what: str) -> int:

@@ -395,7 +395,9 @@ def let_go(draft: Draft, owner: Owner, key: str) -> Owner:
             owner = replace(owner, tries=owner.tries[:-1])  # what was never sent was not tried
             draft.put(owner)
         return owner
-    draft.put(replace(intent, withdrawn=True))
+    # A Transient answer to a later sending cleared its deadline; the doubt about an earlier one must end all the same.
+    seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
+    draft.put(replace(intent, withdrawn=True, seen_by=seen_by))
     if isinstance(intent.act, Repair | Verify | Look):
         _strike(draft, intent)
     if isinstance(owner, Incident) and isinstance(intent.act, Repair | Drain):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from sickbay.model.errors import Rejected, Transient, Unknown
+from sickbay.model.errors import EffectError, Rejected, Transient, Unknown
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import JobSpec
@@ -218,8 +218,19 @@ class SimMachines(_Channel):
     def _repair(
         self, act: str, key: str, node: NodeId, expect: Incarnation, repair: Callable[[Seat], object]
     ) -> Accepted:
+        def begin() -> None:
+            try:
+                repair(self._expected(node, expect))
+            except EffectError as error:
+                self._world.chronicle.note(f"late_refusal.{act}", node, str(error))
+
         def effect() -> None:
-            repair(self._expected(node, expect))
+            posted = self._rules.begins_within if act in {"reset_gpu", "reboot"} else 0.0
+            if posted:
+                self._expected(node, expect)
+                self._world.scheduler.after(self._world.ground.rng.uniform(0.0, posted), begin)
+            else:
+                repair(self._expected(node, expect))
 
         return self._mutate(act, key, node, effect, blind=act in self.blind)
 

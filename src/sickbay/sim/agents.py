@@ -115,6 +115,12 @@ class Agents:
             news = msgspec.structs.replace(news, last_words=True)
         return Fact(id=item.fact.id, at=self._ground.dated(item.at), news=news)
 
+    def echo(self, seat: Seat, later: float) -> None:
+        """A report without items that the agent sends now arrives much later: a proxy kept it."""
+        if seat.speaking:
+            voice = {seat.id: seat.voice}
+            self._ground.scheduler.after(later, lambda: None if self.deaf else self._deliver([], voice))
+
     def _copy(self, item: Item) -> None:
         """The network delivers what left the node long ago."""
         self._again([Fact(id=item.fact.id, at=self._ground.dated(item.at), news=item.fact.news)])

@@ -67,6 +67,7 @@ class ClusterRules(Noun):
     tells: frozenset[str] = frozenset({"uid", "instance", "boot"})  # what it knows of a node's incarnation
     keeps_cordons: bool = True  # over a replacement; else the seat's object is made anew, without them
     mixes_pools: bool = False  # its own scheduler does not ask for a job's pool
+    begins_within: float = 0.0  # seconds: a reset or reboot is accepted when it is posted, and begins some time later
 
 
 class Ground:

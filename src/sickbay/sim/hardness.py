@@ -13,6 +13,7 @@ class Trouble(StrEnum):
 
     CLUSTERS = "clusters"  # several clusters and pools; a name in two clusters, a pool name in two
     MOVES = "moves"  # a node changes its pool
+    TELLS = "tells"  # clusters that know only a part of an incarnation: uid, instance, boot
     MIXED_POOLS = "mixed_pools"  # a job runs on nodes of another pool than the one it names
     LONG_NAMES = "long_names"  # as the cloud gives them
     LARGE = "large"  # a fleet and a gang that press the limits of rows and units
@@ -20,7 +21,8 @@ class Trouble(StrEnum):
     SLOW_READS = "slow_reads"  # a read takes longer than its period; each cluster lags in its own way
     RELISTS = "relists"  # cursors are lost; the whole is compared in small slices
     HALF_OUT = "half_out"  # a cluster takes no writes while it can be read, or the reverse
-    BARE_SEATS = "bare_seats"  # seats come back without our cordon: replaced, deleted, registered anew
+    BARE_SEATS = "bare_seats"  # seats come back without our cordon: replaced, deleted, under the same name or another
+    REGISTERED_ANEW = "registered_anew"  # so does the same machine under the same boot: a new object
     LATE_REPORTS = "late_reports"  # hours late: of boots long ended
     EARLY_WORDS = "early_words"  # a newcomer is sick, and says so before the cluster says that it is there
     ODD_VALUES = "odd_values"  # whatever the protocol admits
@@ -37,20 +39,30 @@ class Trouble(StrEnum):
     FIRST_CONNECTION = "first_connection"  # to a cluster where others' jobs run and nodes idle
 
 
-# What random runs meet by default. The others wait for the engine to learn them.
-LANDED = frozenset(
+# Not met by default. These cost seconds a run:
+COSTLY = frozenset({Trouble.LARGE, Trouble.MANY_JOBS})
+# These still find what the engine has to learn; `random_run(seed, hard=…)` meets them all the same:
+UNMET = frozenset(
     {
-        Trouble.LONG_NAMES,
-        Trouble.NO_AGENTS,
+        Trouble.REGISTERED_ANEW,  # counts as a person who took our cordon away
+        Trouble.HALF_OUT,  # with others in one run a pool at its limit may wait for ever
+        Trouble.BARE_SEATS,  # a seat that was deleted and returns has forgotten its ended boots
+        Trouble.EARLY_WORDS,
+        Trouble.ORDERS,
+        Trouble.WITHHOLDING,
+        Trouble.STORMS,
     }
 )
+LANDED = frozenset(Trouble) - COSTLY - UNMET
 
 
 class Dice:
     """Chance for one run: a stream for what every run has, and one for each trouble."""
 
-    def __init__(self, seed: int, hard: Collection[Trouble]) -> None:
+    def __init__(self, seed: int, hard: Collection[Trouble], *, surely: bool = False) -> None:
+        """`surely`: the run meets each of these; else each with its own share."""
         self.seed = seed
+        self._surely = surely
         self.main = Random(seed)
         self._hard = frozenset(hard)
         self._streams: dict[Trouble, Random] = {}
@@ -64,7 +76,8 @@ class Dice:
     def meets(self, trouble: Trouble, share: float = 0.3) -> bool:
         """Whether this run has that trouble: decided once."""
         if trouble not in self._met:
-            self._met[trouble] = self.of(trouble).random() < share and trouble in self._hard
+            drawn = self.of(trouble).random() < share
+            self._met[trouble] = (drawn or self._surely) and trouble in self._hard
         return self._met[trouble]
 
     @property

@@ -1,17 +1,20 @@
 """Hosts: who runs the real engine in virtual time, warm or cold, and how it crashes and comes back."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 
 from sickbay.engine.clocks import SharedClock
 from sickbay.engine.execute import Hands
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
+from sickbay.engine.reception import Reception
 from sickbay.engine.view import Rules
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import StoreError
+from sickbay.model.errors import StoreError, UnitRefused
 from sickbay.model.facts import AnyNews, Fact, Outcome
 from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.model.protocol import PROTO, Report
 from sickbay.model.rows import Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.store import Store
@@ -140,6 +143,8 @@ class Host:
         except Crashed:
             self.crash()
             return False
+        except UnitRefused:
+            raise  # the store is well: it is this engine that cannot go on
         except StoreError:
             self.wake(AGAIN)
             return False
@@ -175,10 +180,27 @@ class Host:
         if not self.up or self.paused_until > self._scheduler.now:
             return False
         ingest = Ingest(self.store, self._clock, self._period, self._leads)
-        if not self._guarded(lambda: ingest.take(facts, pulses)):
+        alone = len(pulses) == 1 and not facts
+        take = partial(self._receive, *next(iter(pulses.items()))) if alone else partial(ingest.take, facts, pulses)
+        if not self._guarded(take):
             return False
         self.wake()
         return True
+
+    def _receive(self, node: NodeId, voice: Incarnation) -> None:
+        """A bare sign of life, however late, comes in where real ones do."""
+        report = Report(
+            proto=PROTO,
+            node=node,
+            instance_id=voice.instance_id,
+            boot_id=voice.boot_id,
+            agent_run="run",
+            first_seq=1,
+            mono_now=self._clock.mono(),
+            wall_now=self._clock.wall(),
+            watermark=self._clock.mono(),
+        )
+        Reception(self.store, self._clock, self._period / 2, leads=self._leads).receive(report)
 
     _period = 30.0
 

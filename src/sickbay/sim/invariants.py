@@ -38,6 +38,7 @@ class Invariants:
         self.rest = Rest(sim, self.witness)
         # Subjects that were made impossible to plan: these may be set aside. None: it is not asked.
         self.poisoned: set[str] | None = None
+        self._clocks: dict[str, tuple[float, float]] = {}  # each as it was first seen: as_of, reading
         self._read = 0
         self._violations = 0
         self._wrong: list[str] = []
@@ -93,6 +94,17 @@ class Invariants:
             aside = [line for line in unit.story if line.event == "set_aside"]
             self._wrong += [f"set aside: {a.subjects} {a.text}" for a in aside if not self.poisoned & set(a.subjects)]
 
+    def _paced(self, source: str, clock: WatchedClock) -> None:
+        """A cluster's clock never runs ahead of what was read of the cluster: deadlines would pass unseen."""
+        rules = self._sim.world.ground.clusters.get(source)
+        if rules is None:
+            return
+        read, began = self._clocks.setdefault(source, (clock.as_of, clock.reading))
+        slack = 3 * (rules.period + rules.read_takes) + 6 * (rules.lag + rules.read_takes) + 5.0
+        if clock.reading - began > clock.as_of - read + slack:
+            ran, seen = clock.reading - began, clock.as_of - read
+            raise self._broken(f"the clock of {source} has run {ran:.0f} s, of which {seen:.0f} s were read")
+
     def _changed(self, before: AnyRow | None, after: AnyRow | None) -> list[str]:
         match after:
             case Incident(phase=Phase.DISMISSED) if isinstance(before, Incident) and before.phase.out:
@@ -104,6 +116,12 @@ class Invariants:
                 return [f"{after.id} of {after.spec.cluster} claims {foreign}"] if foreign else []
             case _:
                 return []
+
+    def nobody_waits_for_the_dead(self) -> None:
+        """Hours after the last mishap, whatever is said to run does run."""
+        wrong = self.rest.dead()
+        if wrong:
+            raise self._broken("; ".join(wrong))
 
     # --- at rest
     def at_rest(self) -> None:
@@ -120,6 +138,8 @@ class Invariants:
         sources = (INGEST, *self._sim.hands.sites)
         loaded = store.load(f"clock:{source}" for source in sources).values()
         clocks = {v.row.source: v.row for v in loaded if isinstance(v.row, WatchedClock)}
+        for source, clock in clocks.items():
+            self._paced(source, clock)
         readings = {source: clock.reading for source, clock in clocks.items()}
         if store.due(readings, 1) or self.rest.planned():
             return  # it has not come to rest
@@ -127,6 +147,8 @@ class Invariants:
         open_things: list[Incident | Job] = [i for i in self._sim.incidents(intake=True) if i.open]
         open_things += [j for j in self._sim.jobs() if j.open]
         for thing in open_things:
+            if thing.wait is not None and thing.wait.would and thing.wait.until is not None:
+                continue  # what withholds it ends by the wall clock; that it is judged afresh then is scheduled
             kind = "incident" if isinstance(thing, Incident) else "job"
             draft = Draft(View(store), self._sim.rules, clocks, now)
             plan(draft, f"{kind}:{thing.id}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 REPAIRS = frozenset({"reset_gpu", "reboot", "replace"})
 INCARNATES = frozenset({"reboot", "replace", "up", "joined", "registered.anew"})
+BARES = frozenset({"deleted", "cordons.lost", "registered.anew"})
 UNCORDONS = frozenset({"uncordon", "operator.uncordon", "deleted", "cordons.lost", "registered.anew"})
 FIELDS = ("uid", "instance_id", "boot_id")
 
@@ -37,6 +38,7 @@ class Acts:
         self._holders: dict[NodeId, list[Incarnation]] = {}
         self._at: dict[tuple[NodeId, str], int] = {}  # how far a row has come in the seat's true history
         self._first: dict[NodeId, str] = {}  # instances that were there when we connected
+        self._bared: dict[NodeId, float] = {}  # when its cordons went with its object
         self._jumped = -1e9
 
     # --- what happened
@@ -48,6 +50,9 @@ class Acts:
             self._remember(node)
         if event.what in UNCORDONS:
             self._ours.pop(node, None)
+        if event.what in BARES:
+            self._bared[node] = event.at
+            self._first.pop(node, None)  # whoever comes back has been away
         match event.what:
             case "cordon":
                 return [*self._cordoned(node, event), *self._withheld("quarantine", node, event)]
@@ -214,6 +219,9 @@ class Acts:
         since = self._opened(incident)
         if max(self._vouched.get(incident.node, -1.0), self._vouched.get(incident.id, -1.0)) >= since:
             return []
+        tells = self._sim.world.ground.clusters[incident.cluster].tells
+        if len(tells) < len(FIELDS) and self._bared.get(incident.node, -1.0) >= since:
+            return []  # its object was made anew, and its cluster does not tell enough for anybody to see that
         return [f"{incident.id} on {incident.node} was dismissed, and no person had asked for it"]
 
     def _opened(self, incident: Incident) -> float:

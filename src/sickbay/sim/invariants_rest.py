@@ -27,7 +27,15 @@ class Rest:
         self._witness = witness
 
     def wrong(self) -> list[str]:
-        return [*self._waits(), *self._books(), *self._claims(), *self._checks(), *self._notices(), *self._sizes()]
+        return [
+            *self._waits(),
+            *self.dead(),
+            *self._books(),
+            *self._claims(),
+            *self._checks(),
+            *self._notices(),
+            *self._sizes(),
+        ]
 
     def planned(self) -> bool:
         """Whether something is about to be sent, now or after a pause."""
@@ -59,13 +67,18 @@ class Rest:
     def _waits_of_job(self, job: Job) -> Iterator[str]:
         if job.wait is None:
             yield f"{job.id} in {job.state} waits for nothing"
-        truth = self._sim.world.workload.jobs.get(job.id)
-        alive = truth is not None and any(not attempt.over for attempt in truth.attempts.values())
-        if job.state is JobState.RUNNING and not alive:
-            yield f"{job.id} is RUNNING, and nothing of it runs"
         forever = job.wait is not None and job.wait.until is None and job.deadline is None
         if job.state in {JobState.GATING, JobState.STOPPING, JobState.DIAGNOSING} and forever and not job.intent:
             yield f"{job.id} in {job.state} has no deadline: {job.wait}"
+
+    def dead(self) -> list[str]:
+        """Jobs that are said to run, and of which nothing runs."""
+        running = [job for job in self._sim.jobs() if job.state is JobState.RUNNING]
+        return [f"{job.id} is RUNNING, and nothing of it runs" for job in running if not self._alive(job)]
+
+    def _alive(self, job: Job) -> bool:
+        truth = self._sim.world.workload.jobs.get(job.id)
+        return truth is not None and any(not attempt.over for attempt in truth.attempts.values())
 
     # --- books
     def _books(self) -> Iterator[str]:

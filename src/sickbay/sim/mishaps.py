@@ -7,10 +7,11 @@ from random import Random
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
-from sickbay.model.incident import Incident
+from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import JobState
 from sickbay.sim.hardness import Dice, Trouble
 from sickbay.sim.hardware import Defect, Seat
+from sickbay.sim.programme import Programme
 from sickbay.sim.simulation import Simulation
 
 CODES = ["xid.79", "xid.48", "xid.119", "xid.31", "xid.74", "xid.64"]
@@ -98,8 +99,26 @@ def _moves(rng: Random, sim: Simulation, node: NodeId) -> None:
     _soon(rng, sim, 600.0, move)
 
 
+def _ambush(rng: Random, sim: Simulation, looks: int) -> None:
+    """Somebody reboots a node after its check has passed, just when the cluster takes no release."""
+
+    def look(left: int) -> None:
+        closing = [i for i in sim.incidents() if i.open and i.closing is Phase.RELEASED and i.node in sim.world.seats]
+        if closing:
+            now, incident = sim.scheduler.now, closing[0]
+            sim.mischief.outage(f"writes:{incident.cluster}", now, now + rng.uniform(60, 600))
+            sim.world.operator_reboots(incident.node)
+        elif left:
+            sim.scheduler.after(1.0, lambda: look(left - 1))
+
+    look(looks)
+
+
 def _half_out(rng: Random, sim: Simulation, node: NodeId) -> None:
     """Often just when a node falls silent: what is written down then is sent when it is long back."""
+    if rng.random() < 0.3:
+        _ambush(rng, sim, 1800)
+        return
     now, cluster = sim.scheduler.now, sim.world.seat(node).cluster
     channel = f"{rng.choice(['writes', 'reads'])}:{cluster}"
     sim.mischief.outage(channel, now, now + rng.uniform(30, 1200), hangs=rng.random() < 0.3)
@@ -117,14 +136,12 @@ def _back(sim: Simulation, node: NodeId) -> None:
 
 
 def _bare_seats(rng: Random, sim: Simulation, node: NodeId) -> None:
-    how = rng.choice(["anew", "replace", "delete", "return"])
+    how = rng.choice(["replace", "delete", "return"])
 
     def act() -> None:
         if node not in sim.world.seats:
             return
         match how:
-            case "anew":
-                sim.world.operator_registers_anew(node)
             case "replace":
                 sim.world.operator_replaces(node)
             case "delete" if len(sim.world.seats) > 2:
@@ -137,9 +154,16 @@ def _bare_seats(rng: Random, sim: Simulation, node: NodeId) -> None:
     _soon(rng, sim, 600.0, act)
 
 
+def _registered_anew(rng: Random, sim: Simulation, node: NodeId) -> None:
+    if rng.random() < 0.7:
+        sim.world.strike(node, defect(rng))
+    _soon(rng, sim, 600.0, partial(_if_there, sim, node, lambda: sim.world.operator_registers_anew(node)))
+
+
 def _late_reports(rng: Random, sim: Simulation, node: NodeId) -> None:
-    """A line leaves the node, and the node is rebooted more than once before it arrives."""
+    """A line leaves the node, and the node is rebooted more than once before it arrives; or a bare sign of life."""
     sim.world.write_line(node, rng.choice(CODES))
+    sim.world.agents.echo(sim.world.seat(node), rng.uniform(10, 3 * 3600))
 
     def reboot() -> None:
         if node in sim.world.seats:
@@ -184,6 +208,8 @@ def _orders(rng: Random, sim: Simulation, node: NodeId) -> None:
     """While something is being treated a person changes his mind, sometimes in one breath."""
     if rng.random() < 0.7:
         sim.world.strike(node, defect(rng))
+    if rng.random() < 0.5:
+        _change_of_mind(rng, sim, 300)
 
     def say() -> None:
         for _ in range(rng.choice([1, 1, 2, 3])):
@@ -192,6 +218,22 @@ def _orders(rng: Random, sim: Simulation, node: NodeId) -> None:
 
     for _ in range(rng.randint(1, 3)):
         _soon(rng, sim, 900.0, say)
+
+
+def _change_of_mind(rng: Random, sim: Simulation, looks: int) -> None:
+    """Just when a repair has been asked for, its incident is dismissed, and a job is submitted for that very node."""
+
+    def look(left: int) -> None:
+        found = [i for i in sim.incidents() if i.phase is Phase.REPAIRING and i.node in sim.world.seats]
+        if found and rng.random() < 0.5:
+            incident, seat = found[0], sim.world.seats[found[0].node]
+            sim.order("dismiss", incident.id)
+            where: dict[str, object] = {"cluster": seat.cluster, "pool": seat.pool, "on": (seat.id,), "precheck": 0}
+            sim.submit(f"eager-{incident.id}", Programme(steps=500), nodes=1, **where)
+        elif left:
+            sim.scheduler.after(2.0, lambda: look(left - 1))
+
+    look(looks)
 
 
 def _one_order(rng: Random, sim: Simulation, node: NodeId, found: list[Incident]) -> None:
@@ -204,6 +246,12 @@ def _one_order(rng: Random, sim: Simulation, node: NodeId, found: list[Incident]
 
 def _withholding(rng: Random, sim: Simulation, node: NodeId) -> None:
     """A person pauses while something is under way, and goes on later; often just when it cannot be sent."""
+    if rng.random() < 0.4:
+        now, cluster = sim.scheduler.now, sim.world.seat(node).cluster
+        sim.mischief.outage(f"machines:{cluster}", now, now + rng.uniform(200, 600))
+        sim.world.strike(node, defect(rng))
+        _pause_amid_repair(rng, sim, 100)
+        return
     if rng.random() < 0.6:
         sim.world.strike(node, defect(rng))
         if rng.random() < 0.5:
@@ -224,6 +272,19 @@ def _withholding(rng: Random, sim: Simulation, node: NodeId) -> None:
                 sim.order("brake_reset", "")
 
     _soon(rng, sim, 120.0, withhold)
+
+
+def _pause_amid_repair(rng: Random, sim: Simulation, looks: int) -> None:
+    """A repair is written down and cannot be sent yet when everything is paused."""
+
+    def look(left: int) -> None:
+        if any(i.phase is Phase.REPAIRING for i in sim.incidents()):
+            sim.order("pause", "")
+            sim.scheduler.after(rng.uniform(600, 1800), lambda: sim.order("unpause", ""))
+        elif left:
+            sim.scheduler.after(2.0, lambda: look(left - 1))
+
+    look(looks)
 
 
 def _long_ends(rng: Random, sim: Simulation, node: NodeId) -> None:
@@ -256,6 +317,13 @@ def _relists(rng: Random, sim: Simulation, node: NodeId) -> None:
         _soon(rng, sim, 300.0, view.cut)
 
 
+def _vanished_jobs(rng: Random, sim: Simulation, node: NodeId) -> None:
+    del node
+    alive = [job.id for job in sim.world.workload.jobs.values() if job.last is not None and job.last.alive]
+    if alive:
+        sim.world.forget_job(rng.choice(alive), told=rng.random() < 0.3)
+
+
 def _others_jobs(rng: Random, sim: Simulation, node: NodeId) -> None:
     """Their owners cancel them, and others preempt them."""
     del node
@@ -269,6 +337,7 @@ TROUBLES: dict[Trouble, Callable[[Random, Simulation, NodeId], None]] = {
     Trouble.MOVES: _moves,
     Trouble.HALF_OUT: _half_out,
     Trouble.BARE_SEATS: _bare_seats,
+    Trouble.REGISTERED_ANEW: _registered_anew,
     Trouble.LATE_REPORTS: _late_reports,
     Trouble.EARLY_WORDS: _early_words,
     Trouble.ODD_VALUES: _odd_values,
@@ -280,4 +349,5 @@ TROUBLES: dict[Trouble, Callable[[Random, Simulation, NodeId], None]] = {
     Trouble.NO_NOTIFIER: _no_notifier,
     Trouble.RELISTS: _relists,
     Trouble.OTHERS_JOBS: _others_jobs,
+    Trouble.VANISHED_JOBS: _vanished_jobs,
 }

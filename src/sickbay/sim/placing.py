@@ -63,6 +63,9 @@ class Placing:
         if not seat.reachable or others:
             why = f"cordoned by {others[0]}" if others else "not ready"
             raise Rejected(f"job {job}: node {seat.id} is {why}")
+        theirs = [holder for holder, _ in seat.holders if self._workload.jobs[holder].adopted]
+        if theirs:
+            raise Rejected(f"job {job}: node {seat.id} is in use by {theirs[0]}")
         if seat.ours:
             # Our own cordon does not bind our own start; that it came to this is the caller's mistake.
             self._ground.chronicle.violate("start_on_cordoned", seat.id, f"{job}: cordons {sorted(seat.cordons)}")

@@ -316,7 +316,9 @@ class Plant:
             # Ranks that nobody can reach and that were given up may be ended this way; others may not.
             if in_touch or not given_up:
                 text = f"{act} while {attempt.id} runs there"
-                self._ground.chronicle.violate("repair_on_running", seat.id, text, key=key, since=attempt.launched_at)
+                # What we start ourselves we know of; what others start, we must have read of.
+                since = attempt.launched_at if attempt.native or attempt.allocated else -1.0
+                self._ground.chronicle.violate("repair_on_running", seat.id, text, key=key, since=since)
 
     def _spare_others(self, act: str, seat: Seat, key: str) -> None:
         """Work that we do not manage is moved off before a repair, too; on a machine that is down there is none."""

@@ -29,13 +29,16 @@ class NotCalm(Broken):
     """Something is still open although nothing happens any more."""
 
 
-def random_run(seed: int, *, limits: bool = True, hard: Collection[Trouble] = LANDED) -> Simulation:
+def random_run(
+    seed: int, *, limits: bool = True, hard: Collection[Trouble] = LANDED, surely: bool = False
+) -> Simulation:
     """A run that the seed alone decides, to its end: whatever it does, every invariant must hold.
 
     A third of them have a cold host, a fifth two engines, a quarter checks on order, a seventh checks on schedule;
-    each meets some of the troubles in `hard`. Raises Broken (an AssertionError) with the reason.
+    each meets some of the troubles in `hard` (with `surely`, all of them).
+    Raises Broken (an AssertionError) with the reason.
     """
-    dice = Dice(seed, hard)
+    dice = Dice(seed, hard, surely=surely)
     rng, checks = dice.main, Random(-seed)
     sim = _fleet(dice, limits=limits)
     for _ in range(rng.randint(1, 6)):
@@ -49,6 +52,7 @@ def random_run(seed: int, *, limits: bool = True, hard: Collection[Trouble] = LA
     for _ in range(ROUNDS):
         if calm_within(sim, 8 * 3600):
             break
+        sim.invariants.nobody_waits_for_the_dead()
         _mend_what_is_held(sim)
     else:
         raise NotCalm(f"does not come to rest: {_open_things(sim)} (seed {seed}, t={sim.scheduler.now:.1f})")
@@ -113,6 +117,11 @@ def _cluster(dice: Dice, name: str) -> ClusterRules:
         rules = replace(rules, slice_size=dice.of(Trouble.RELISTS).choice([1, 2, 0]))
     if dice.meets(Trouble.BARE_SEATS, 0.4):
         rules = replace(rules, keeps_cordons=False)
+    if dice.meets(Trouble.ORDERS, 0.4):
+        rules = replace(rules, begins_within=dice.of(Trouble.ORDERS).choice([0.0, 55.0]))
+    if dice.meets(Trouble.TELLS, 0.4):
+        words = ["uid", "instance", "boot"]
+        rules = replace(rules, tells=frozenset(w for w in words if dice.of(Trouble.TELLS).random() < 0.6))
     if dice.meets(Trouble.MIXED_POOLS, 0.5):
         rules = replace(rules, mixes_pools=True)
     return rules
@@ -268,7 +277,8 @@ def _mend_what_is_held(sim: Simulation) -> None:
     for job in sim.jobs():
         mine = [s for s in seats.values() if s.cluster == job.spec.cluster and not s.agentless]
         pooled = [s for s in mine if s.pool == job.spec.pool.rpartition("/")[2]]
-        if job.open and (job.spec.most if job.attempt == 0 else job.spec.least) > len(pooled):
+        gone = [node for node in job.spec.on if node not in seats or seats[node].agentless]
+        if job.open and (gone or (job.spec.most if job.attempt == 0 else job.spec.least) > len(pooled)):
             sim.order("stop", job.id)
 
 

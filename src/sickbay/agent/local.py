@@ -14,6 +14,7 @@ from sickbay.agent.orders import LocalOrders
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.gauges import Gauges
+from sickbay.agent.probes.inventory import inventory_probe
 from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, Place
 from sickbay.agent.probes.ranks import RankWatch
 from sickbay.agent.probes.system_log import SystemLog, name_of
@@ -65,6 +66,7 @@ class LocalAgent:
                 witnesses=[Probe("devices", devices.look, period=5.0, gap=0.1, witness=True)],
                 probes=[
                     Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless),
+                    inventory_probe(seat.id, devices.inventory),
                     Probe("charts", Sampler([Gauges().values]).look, period=EVERY),
                 ],
                 wanted=self._wanted,

@@ -53,6 +53,17 @@ def devices_with(known: tuple[Device, ...], told: tuple[Device, ...]) -> tuple[D
     return tuple(d if d.serial else Device(index=d.index, serial=serials.get(d.index, "")) for d in told) or known
 
 
+def devices_found(known: tuple[Device, ...], found: tuple[Device, ...]) -> tuple[Device, ...]:
+    """A machine's devices after its agent's inventory. One that it does not find is a fault, not a smaller machine."""
+    after = {device.index: device for device in known}
+    serials = {device.serial for device in found}
+    for index, device in after.items():
+        if device.serial in serials:  # it may have moved
+            after[index] = Device(index=index)
+    after |= {d.index: d for d in devices_with(known, found) if d.index in {each.index for each in found}}
+    return tuple(after[index] for index in sorted(after))
+
+
 def devices_of_another(known: tuple[Device, ...]) -> tuple[Device, ...]:
     """What a machine in the same seat probably has, until somebody lists it: as many devices, no serials."""
     return tuple(Device(index=device.index) for device in known)

@@ -17,6 +17,7 @@ from sickbay.model.facts import (
     Checked,
     Fact,
     Hung,
+    Inventory,
     JobSeen,
     Looked,
     NodeSeen,
@@ -35,6 +36,7 @@ TAIL = 20_000  # the last characters of a job's log
 FIELDS = 40
 TESTS, FIGURES = 64, 64
 CORDONS = 16
+DEVICES, SERIAL = 64, 64  # devices of a node, and characters of a serial number
 EXITS = 256  # nodes whose exit code is kept, besides one for each further code
 SPEC = 64_000  # bytes of a job that others submitted
 
@@ -71,6 +73,8 @@ def _cut(news: AnyNews) -> AnyNews:
             skipped = tuple(_head(why, WORDS) for why in news.skipped[:FIELDS])
             loss = news.loss if news.loss is None or isfinite(news.loss) else None
             return replace(news, skipped=skipped, loss=loss)
+        case Inventory(devices=devices):
+            return replace(news, devices=tuple(replace(d, serial=d.serial[:SERIAL]) for d in devices[:DEVICES]))
         case NodeSeen(cordons=cordons) if len(cordons) > CORDONS or any(len(owner) > NAME for owner in cordons):
             ours_first = sorted(cordons, key=lambda owner: not owner.startswith("sickbay:"))
             return replace(news, cordons=tuple(_head(owner, NAME) for owner in ours_first[:CORDONS]))

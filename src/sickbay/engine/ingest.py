@@ -288,8 +288,8 @@ def _differs(row: object, seen: NodeSeen) -> bool:
         return True
     known = (row.registered, row.ready, row.cordons, row.unmanaged, row.pool, row.domain, row.linked, row.devices)
     pool, devices = pool_of(seen.cluster, seen.pool), devices_with(row.devices, seen.devices)
-    cordons = tuple(sorted(seen.cordons))
-    return known != (seen.incarnation, seen.ready, cordons, seen.unmanaged, pool, seen.domain, seen.linked, devices)
+    cordons, linked = tuple(sorted(seen.cordons)), row.linked if seen.linked is None else seen.linked
+    return known != (seen.incarnation, seen.ready, cordons, seen.unmanaged, pool, seen.domain, linked, devices)
 
 
 def _says_more(row: object, seen: JobSeen) -> bool:

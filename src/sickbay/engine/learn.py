@@ -14,6 +14,7 @@ from sickbay.model.facts import (
     Fact,
     Garbled,
     Hung,
+    Inventory,
     JobSeen,
     JobVanished,
     Looked,
@@ -42,6 +43,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_faults.observed(draft, fact, news)
         case Checked():
             learn_faults.checked(draft, fact, news)
+        case Inventory():
+            learn_nodes.inventory(draft, fact, news)
         case NodeSeen():
             learn_nodes.seen(draft, fact, news)
         case NodeVanished():
@@ -87,7 +90,13 @@ def reads_of(news: AnyNews) -> tuple[str, ...]:
         case NodeSeen(node=node, incarnation=incarnation):
             holder = learn_nodes.holder_key(incarnation)
             return f"node:{node}", f"voice:{node}", *((holder,) if holder else ())
-        case Observed(node=node) | AgentHeard(node=node) | AgentSilent(node=node) | NodeVanished(node=node):
+        case (
+            Observed(node=node)
+            | AgentHeard(node=node)
+            | AgentSilent(node=node)
+            | Inventory(node=node)
+            | NodeVanished(node=node)
+        ):
             return (f"node:{node}",)
         case Outcome(key=key):
             return (f"intent:{key}",)

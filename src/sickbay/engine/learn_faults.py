@@ -12,7 +12,7 @@ from sickbay.engine.errands import link_fault
 from sickbay.engine.steps import blames, due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Observed, Voice
+from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Inventory, Observed, Voice
 from sickbay.model.fault import RUNGS, Fault, Proof, Remedy, signature
 from sickbay.model.fleet import Brake, Incarnation, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
@@ -29,7 +29,9 @@ SAME_AGAIN = 5.0  # seconds within which a line that is known already is not wri
 def observed(draft: Draft, fact: Fact, news: Observed) -> None:
     node = draft.node(news.node)
     if _comes_early(node, news):
-        _keep(draft, fact, news)
+        fields = {k: v if isinstance(v, int) else v[:EARLY_TEXT] for k, v in list(news.fields.items())[:EARLY_WORDS]}
+        short = replace(news, text=news.text[:EARLY_TEXT], fields=fields)
+        keep_early(draft, fact, short, news.incarnation or Incarnation())
         return
     if node is None:
         return
@@ -67,16 +69,15 @@ def _comes_early(node: Node | None, news: Observed) -> bool:
     return node is None or standing_of(node, news.incarnation, by_agent=True) in early
 
 
-def _keep(draft: Draft, fact: Fact, news: Observed) -> None:
-    """Until its machine is known: then it is learned."""
+def keep_early(draft: Draft, fact: Fact, news: Observed | Inventory, who: Incarnation) -> None:
+    """Until its machine is known: then it is learned. Of inventories the last, and there is always room for it."""
     voice = draft.read(Voice, f"voice:{news.node}", watch=False)
-    who = news.incarnation or Incarnation()
     said = voice.said if voice is not None and voice.incarnation.same_boot(who) else ()
-    if len(said) >= EARLY_WORDS:
+    if isinstance(news, Inventory):
+        said = tuple(each for each in said if not isinstance(each.news, Inventory))
+    elif len(said) >= EARLY_WORDS:
         return
-    fields = {k: v if isinstance(v, int) else v[:EARLY_TEXT] for k, v in list(news.fields.items())[:EARLY_WORDS]}
-    short = replace(news, text=news.text[:EARLY_TEXT], fields=fields)
-    draft.put(Voice(node=news.node, incarnation=who, said=(*said, replace(fact, news=short)), at=draft.now))
+    draft.put(Voice(node=news.node, incarnation=who, said=(*said, replace(fact, news=news)), at=draft.now))
 
 
 def _announced(draft: Draft, node: Node, news: Observed) -> None:

@@ -6,6 +6,7 @@ from sickbay.brain.classify import classify
 from sickbay.brain.drift import drift
 from sickbay.brain.identity import (
     Standing,
+    devices_found,
     devices_of_another,
     devices_with,
     ended_with,
@@ -14,11 +15,11 @@ from sickbay.brain.identity import (
 )
 from sickbay.engine import patrol
 from sickbay.engine.errands import end_ranks
-from sickbay.engine.learn_faults import observed, open_incident, raise_fault
+from sickbay.engine.learn_faults import keep_early, observed, open_incident, raise_fault
 from sickbay.engine.steps import step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
-from sickbay.model.facts import AgentHeard, AgentSilent, Fact, NodeSeen, NodeVanished, Observed, Voice
+from sickbay.model.facts import AgentHeard, AgentSilent, Fact, Inventory, NodeSeen, NodeVanished, Observed, Voice
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Order, Phase, enqueue
@@ -41,7 +42,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         pool=pool_of(news.cluster, news.pool),
         domain=news.domain,
         devices=devices_with(before, news.devices),
-        linked=news.linked,
+        linked=known.linked if news.linked is None else news.linked,
         ready=news.ready,
         cordons=tuple(sorted(news.cordons)),
         unmanaged=news.unmanaged,
@@ -84,7 +85,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         incarnation=news.incarnation,
         registered=news.incarnation,
         devices=news.devices,
-        linked=news.linked,
+        linked=news.linked is not False,
         ready=news.ready,
         cordons=tuple(sorted(news.cordons)),
         unmanaged=news.unmanaged,
@@ -129,6 +130,23 @@ def _learn_early(draft: Draft, fact: Fact, voice: Voice | None) -> None:
     for early in voice.said if voice is not None else ():
         if isinstance(early.news, Observed):
             observed(draft, replace(early, seq=fact.seq), early.news)
+        elif isinstance(early.news, Inventory):
+            inventory(draft, early, early.news)
+
+
+def inventory(draft: Draft, fact: Fact, news: Inventory) -> None:
+    """Serial numbers, by which a lemon is known wherever it is put; how many devices there are, if nobody else says."""
+    if news.incarnation is None:
+        return
+    node = draft.node(news.node)
+    standing = standing_of(node, news.incarnation, by_agent=True) if node is not None else Standing.AHEAD
+    if node is None or standing in {Standing.AHEAD, Standing.SUCCEEDED}:
+        keep_early(draft, fact, news, news.incarnation)
+    elif standing is not Standing.ENDED:
+        linked = node.linked if news.linked is None else news.linked
+        after = replace(node, devices=devices_found(node.devices, news.devices), linked=linked)
+        if after != node:
+            draft.put(after)
 
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
@@ -269,7 +287,10 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
 def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | None) -> None:
     """A machine that registers again is known and its agent heard, unless it left while it was out of service."""
     if node.agent is AgentState.HEARD:
-        draft.put(Voice(node=node.id, incarnation=holder, at=draft.now))
+        # Its agent tells its inventory again only when that changes.
+        had = Inventory(devices=node.devices, linked=node.linked, node=node.id, incarnation=holder)
+        said = (Fact(id=f"inventory/{node.id}", at=draft.now, news=had),) if node.devices else ()
+        draft.put(Voice(node=node.id, incarnation=holder, said=said, at=draft.now))
     for key in _names_of(holder):
         record = draft.read(Record, key, watch=False)
         if record is not None and incident is not None and incident.phase.out:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.view import moment
 from sickbay.model.errors import BadInput, StoreError
-from sickbay.model.facts import AGENT_ANSWERED, AnyNews, Checked, Fact, Looked, Observed, Outcome, ResetDone
+from sickbay.model.facts import AGENT_ANSWERED, AnyNews, Checked, Fact, Inventory, Looked, Observed, Outcome, ResetDone
 from sickbay.model.fleet import Incarnation, Node, NodeId
 from sickbay.model.protocol import (
     PROTO,
@@ -94,8 +94,8 @@ class Reception:
         open_still = dict(asked)
         for item in report.items:
             at = moment(received - max(0.0, report.mono_now - item.mono))
-            if isinstance(item.news, Measured):
-                continue
+            if isinstance(item.news, Measured) or (report.ended and isinstance(item.news, Inventory)):
+                continue  # what a machine had in it under a boot that has ended says nothing of now
             if isinstance(item.news, Answered):
                 # The first answer counts: an agent that died over its answer may add that it does not know.
                 command = open_still.pop(item.news.command, None)
@@ -212,7 +212,7 @@ def _signed(item: Item, report: Report) -> AnyNews:
     assert not isinstance(news, Answered | Measured)
     if isinstance(news, Observed):
         return replace(news, node=report.node, incarnation=report.incarnation, ended=news.ended or report.ended)
-    if isinstance(news, Checked | Looked | ResetDone):
+    if isinstance(news, Checked | Inventory | Looked | ResetDone):
         return replace(news, node=report.node, incarnation=report.incarnation)
     return replace(news, node=report.node)
 

@@ -44,6 +44,15 @@ class AgentHeard(News, tag="agent_heard"):
     incarnation: Incarnation
 
 
+class Inventory(News, tag="inventory"):
+    """Which devices an agent finds in its machine. Many a cluster counts them only, or does not even do that."""
+
+    devices: tuple[Device, ...]
+    linked: bool | None = None  # NVLink ties them; None: the agent cannot tell
+    node: NodeId = NodeId("")
+    incarnation: Incarnation | None = None
+
+
 class NodeSeen(News, tag="node_seen"):
     """What a cluster says of one seat."""
 
@@ -54,7 +63,7 @@ class NodeSeen(News, tag="node_seen"):
     incarnation: Incarnation
     domain: str = ""
     devices: tuple[Device, ...] = ()
-    linked: bool = True
+    linked: bool | None = None  # None: the cluster cannot tell
     ready: bool = True
     cordons: tuple[str, ...] = ()
     unmanaged: int = 0
@@ -199,9 +208,9 @@ class Garbled(News, tag="garbled"):
 
 
 AnyNews = (
-    Observed | AgentSilent | AgentHeard | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped | Wrote | Hung
-    | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked | PolicyInForce
-    | Garbled
+    Observed | AgentSilent | AgentHeard | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
+    | Wrote | Hung | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked
+    | PolicyInForce | Garbled
 )  # fmt: skip
 
 

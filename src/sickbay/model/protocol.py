@@ -6,7 +6,7 @@ acknowledges after its commit, so an item arrives at least once and counts once 
 
 from datetime import datetime
 
-from sickbay.model.facts import Checked, Hung, Looked, News, Observed, ResetDone, Stepped, Wrote
+from sickbay.model.facts import Checked, Hung, Inventory, Looked, News, Observed, ResetDone, Stepped, Wrote
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.noun import Noun
 
@@ -31,7 +31,7 @@ class Measured(News, tag="measured"):
     node: NodeId = NodeId("")
 
 
-ItemNews = Observed | Checked | Looked | ResetDone | Stepped | Wrote | Hung | Answered | Measured
+ItemNews = Observed | Inventory | Checked | Looked | ResetDone | Stepped | Wrote | Hung | Answered | Measured
 
 
 class Item(Noun):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from sickbay.model.facts import AnyNews, Fact, Observed
+from sickbay.model.facts import AnyNews, Fact, Inventory, Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.sim.ground import Ground
 from sickbay.sim.hardware import Item, Seat
@@ -38,9 +38,16 @@ class Agents:
             self.voices.pop(seat.id, None)
         elif heard != seat.voice:
             self.voices[seat.id] = seat.voice
+            if not self._ground.clusters[seat.cluster].lists:
+                self.take_stock(seat)
             self._ground.scheduler.after(
                 self._ground.spread(self._ground.rules.report_takes), lambda: self.flush(seat, first_word=True)
             )
+
+    def take_stock(self, seat: Seat) -> None:
+        """The agent tells which devices it finds: at its start, and when that changes."""
+        found = Inventory(devices=seat.devices, linked=seat.linked, node=seat.id, incarnation=seat.voice)
+        self.say(seat, found, f"{seat.incarnation.boot_id}:inventory:{self._ground.number()}")
 
     def close_ear(self) -> None:
         """Nothing that agents say reaches us any more; they keep it."""

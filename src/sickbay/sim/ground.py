@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from random import Random
 
+from msgspec.structs import replace
+
 from sickbay.model.errors import BadInput, Gone
 from sickbay.model.facts import NodeVanished
 from sickbay.model.fleet import Capability, Device, Incarnation, NodeId
@@ -65,6 +67,7 @@ class ClusterRules(Noun):
     blind: frozenset[str] = frozenset()
     blind_repairs: frozenset[str] = frozenset()
     tells: frozenset[str] = frozenset({"uid", "instance", "boot"})  # what it knows of a node's incarnation
+    lists: bool = True  # a node's devices; if not, agents tell their inventory
     keeps_cordons: bool = True  # over a replacement; else the seat's object is made anew, without them
     mixes_pools: bool = False  # its own scheduler does not ask for a job's pool
     begins_within: float = 0.0  # seconds: a reset or reboot is accepted when it is posted, and begins some time later
@@ -153,7 +156,9 @@ class Ground:
     # --- what the cluster shows
     def show(self, seat: Seat) -> None:
         if seat.id in self.seats:
-            self.views[seat.cluster].put(seat.seen(self.now, self.clusters[seat.cluster].tells))
+            rules = self.clusters[seat.cluster]
+            seen = seat.seen(self.now, rules.tells)
+            self.views[seat.cluster].put(seen if rules.lists else replace(seen, devices=(), linked=None))
 
     def vanish(self, seat: Seat) -> None:
         del self.seats[seat.id]

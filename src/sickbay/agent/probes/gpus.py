@@ -18,11 +18,12 @@ from sickbay.agent.nvml.watched import CannotRead, Hung, Mismatch, NoDriver, Nvm
 from sickbay.agent.nvml.wire import Happened
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.inventory import inventory_probe
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
 from sickbay.brain.gpus import changes, held, missing, signs_among
-from sickbay.model.facts import Observed
-from sickbay.model.fleet import NodeId
+from sickbay.model.facts import Inventory, Observed
+from sickbay.model.fleet import Device, NodeId
 from sickbay.model.gpu import GpuReading
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
@@ -220,6 +221,15 @@ class Gpus:
         """Whether any GPU here has an NVLink."""
         return any(reading.links for reading in list(self._before.values()))
 
+    def inventory(self) -> Inventory:
+        """The GPUs that have answered since this agent started; one that is lost since is still in its slot."""
+        seen = {index: self._before[uuid] for index, uuid in sorted(self._uuids.copy().items()) if uuid in self._before}
+        links = [one.links for one in seen.values() if one.links is not None]
+        linked = any(links) if links else None
+        # A card without a serial number has at least a UUID of its own.
+        devices = tuple(Device(index=index, serial=one.serial or one.uuid) for index, one in seen.items())
+        return Inventory(devices=devices, linked=linked)
+
     def values(self) -> dict[str, float]:
         """For charts; nothing where nothing can be read: `look` says why."""
         if any(key[0] == "gpus.none" for key in self._told):  # asking would start a process again and again
@@ -257,6 +267,7 @@ class Watched:
         self.probes = [
             Probe("gpus", gpus.look, period=EVERY, gap=1.0, witness=True, flush=gpus.flush, may_hang=True),
             Probe("gpu_events", gpus.tell_events, period=1.0),
+            inventory_probe(node, gpus.inventory),
         ]
 
     def aside(self, why: str) -> AbstractContextManager[None]:

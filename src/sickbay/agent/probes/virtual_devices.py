@@ -2,7 +2,7 @@
 
 from sickbay.adapters.clusters.local.devices import Hardware
 from sickbay.agent.outbox import say
-from sickbay.model.facts import Observed
+from sickbay.model.facts import Inventory, Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
 
@@ -31,6 +31,9 @@ class VirtualDevices:
                 found.append(self._item("gpu.errors", device.index, text, now, errors=device.errors))
             self._errors[device.serial] = device.errors
         return found
+
+    def inventory(self) -> Inventory:
+        return Inventory(devices=self._hardware.devices().as_seen())
 
     def _item(self, kind: str, device: int, text: str, now: float, **fields: int) -> Item:
         return say(Observed(node=self._node, kind=kind, fields={"device": device, **fields}, text=text), now)

@@ -392,6 +392,24 @@ class AgeContract:
         assert store.forget(self._between()) == 1
         assert list(store.due({})) == ["node:c/a"]
 
+    def test_forgets_pulses_of_nodes_that_are_gone_once_their_silence_is_told(self, store: Store, epoch: int) -> None:
+        store.commit(writes(node("a")), epoch)
+        kept, gone = NodeId("c/a"), [NodeId(f"c/gone-{n:03d}") for n in range(450)]
+        speaks, back = NodeId("c/speaks"), NodeId("c/back")
+        everybody = {each: pulse(1.0) for each in (kept, *gone, speaks, back)}
+        store.hear(everybody)
+        store.append([], told=everybody)
+        store.append([], told=dict.fromkeys((kept, *gone, back)))
+        store.hear({back: pulse(2.0)})  # nobody has told yet that it is heard again
+        assert store.forget(NOON) == len(gone)
+        assert store.forget(NOON) == 0
+        assert store.voices(9.0).silent == ((speaks, pulse(1.0)),)
+        assert store.voices(9.0).heard == ((back, pulse(2.0)),)
+        store.hear({gone[0]: pulse(3.0), kept: pulse(3.0)})
+        assert dict(store.voices(9.0).heard) == {back: pulse(2.0), gone[0]: pulse(3.0), kept: pulse(3.0)}
+        store.append([], told={gone[0]: pulse(3.0)})
+        assert dict(store.voices(9.0).silent) == {speaks: pulse(1.0), gone[0]: pulse(3.0)}
+
     def _between(self) -> datetime:
         return NOON + timedelta(hours=1)
 

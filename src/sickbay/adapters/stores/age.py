@@ -19,7 +19,12 @@ def forget(database: Database, sql: Statements, *, planned: int, before: datetim
     """Removes what is older than `before`, facts only up to the number `planned`; returns how many."""
     limits = {"before": before.timestamp(), "planned": planned, "limit": AT_ONCE}
     # Lines before rows: a line is kept for the sake of an open row, never the other way round.
-    begins: tuple[tuple[Page, Place], ...] = ((_facts, {"after": 0}), (_lines, FIRST), (_rows, FIRST))
+    begins: tuple[tuple[Page, Place], ...] = (
+        (_facts, {"after": 0}),
+        (_lines, FIRST),
+        (_rows, FIRST),
+        (_pulses, {"node": ""}),
+    )
     return sum(_all(database, sql, page, {**limits, **first}) for page, first in begins) + _letters(
         database, sql, limits
     )
@@ -80,3 +85,13 @@ def _rows(database: Database, sql: Statements, limits: Mapping[str, Any]) -> tup
             connection.execute(sql.drop_reads, many)
             connection.execute(sql.drop_waits, many)
     return len(keys), {"key": found[-1][0], "at": found[-1][1]} if len(found) == limits["limit"] else None
+
+
+def _pulses(database: Database, sql: Statements, limits: Mapping[str, Any]) -> tuple[int, Place | None]:
+    """Of agents whose silence was told and whose node is gone. One that speaks again begins anew."""
+    with database.reading() as connection:
+        found = [{"node": node} for (node,) in connection.execute(sql.hushed, limits).all()]
+    if found:
+        with database.writing(durable=False) as connection:
+            connection.execute(sql.forget_pulse, found)
+    return len(found), found[-1] if len(found) == limits["limit"] else None

@@ -1,6 +1,6 @@
 """Pulses in memory: which agents have something to tell by their voice or their silence."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush, heapreplace
 
 from sickbay.model.fleet import Incarnation, NodeId
@@ -67,6 +67,13 @@ class Echoes:
             self._listed.add(node)
             heappush(self._quiet, (echo.pulse.reading, node))
 
+    def forget(self, known: Callable[[NodeId], bool]) -> int:
+        """Removes those whose silence was told and whose node is gone."""
+        old = [n for n, echo in self._echoes.items() if echo.hushed_at is not None and not echo.news and not known(n)]
+        for node in old:
+            del self._echoes[node]
+        return len(old)
+
     def heard(self, limit: int) -> tuple[tuple[NodeId, Pulse], ...]:
         if not self._news:  # a set that was large once is slow to walk even when it is empty
             return ()
@@ -77,8 +84,8 @@ class Echoes:
         quiet, echoes = self._quiet, self._echoes
         while quiet and quiet[0][0] < before and len(found) < limit:
             reading, node = quiet[0]
-            echo = echoes[node]
-            if echo.hushed_at is not None or echo.told is None:
+            echo = echoes.get(node)
+            if echo is None or echo.hushed_at is not None or echo.told is None:
                 heappop(quiet)
                 self._listed.discard(node)
             elif echo.pulse.reading != reading:

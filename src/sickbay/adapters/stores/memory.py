@@ -271,7 +271,8 @@ class MemoryStore:
     def forget(self, before: datetime) -> int:
         with self._lock:
             rows = self._forget_facts(before) + self._forget_lines(before) + self._forget_rows(before)
-            return rows + self._forget_letters(before)
+            pulses = self._echoes.forget(lambda node: f"node:{node}" in self._rows)
+            return rows + self._forget_letters(before) + pulses
 
     def _forget_letters(self, before: datetime) -> int:
         old = [id_ for id_, command in self._letters.items() if command.posted_at < before]

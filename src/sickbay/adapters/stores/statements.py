@@ -90,6 +90,11 @@ _WORDS: Mapping[str, str] = {
     "strike": "DELETE FROM letters WHERE id {in_keys}",
     # --- age
     "forget_letters": "DELETE FROM letters WHERE at < :before",
+    "hushed": (
+        "SELECT node FROM pulses WHERE node > :node AND hushed_at IS NOT NULL AND news = 0"
+        " AND NOT EXISTS (SELECT 1 FROM nouns WHERE key = 'node:' || pulses.node) ORDER BY node LIMIT :limit"
+    ),
+    "forget_pulse": "DELETE FROM pulses WHERE node = :node AND hushed_at IS NOT NULL AND news = 0",
     "oldest_facts": "SELECT seq, at FROM facts WHERE seq > :after AND seq <= :planned ORDER BY seq LIMIT :limit",
     "forget_fact": "DELETE FROM facts WHERE seq = :seq",
     "old_lines": (
@@ -148,6 +153,8 @@ class Statements(NamedTuple):
     mail: TextClause
     strike: TextClause
     forget_letters: TextClause
+    hushed: TextClause
+    forget_pulse: TextClause
     oldest_facts: TextClause
     forget_fact: TextClause
     old_lines: TextClause

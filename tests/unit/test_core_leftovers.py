@@ -1,12 +1,24 @@
 """What an agent finds in its machine, and how much of it is kept."""
 
-from tests.unit.test_reception import ME, NODE, Door, report
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
 
+from tests.unit.test_reception import ME, NODE, Door, HandClock, report
+
+from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.agent.probes.inventory import Stock
 from sickbay.brain.identity import devices_found
 from sickbay.engine.door import DEVICES, SERIAL, cut
+from sickbay.faces.api.rows import all_of
+from sickbay.hosts.changes import Changes
+from sickbay.hosts.desk import Desk
+from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import Inventory
-from sickbay.model.fleet import Device
+from sickbay.model.fleet import Device, JobId, NodeId
+from sickbay.model.job import Job, JobSpec
+from sickbay.model.parts import INLINE, stored
+from sickbay.model.rows import Unit
 
 BOARD = tuple(Device(index=n, serial=f"s{n}") for n in range(4))
 
@@ -58,3 +70,19 @@ def test_a_device_that_has_moved_is_in_one_place() -> None:
 def test_a_device_without_a_serial_keeps_the_one_that_is_known() -> None:
     assert devices_found(BOARD, tuple(Device(index=n) for n in range(4))) == BOARD
     assert devices_found((), BOARD) == BOARD
+
+
+def test_a_job_of_many_nodes_is_shown_with_all_of_them() -> None:
+    store, now = MemoryStore(), datetime(2026, 1, 1, tzinfo=UTC)
+    nodes = [NodeId(f"c/n{number:04d}") for number in range(2 * INLINE)]
+    spec = JobSpec(name="wide", cluster="c", pool="p", nodes=len(nodes), command=("train",))
+    job = Job(id=JobId("wide"), spec=spec, submitted_at=now, claim=dict.fromkeys(nodes, ()))
+    lease = store.lease("test", 60.0)
+    assert lease is not None
+    store.commit(stored(Unit(writes={"job:wide": job}), lambda _: None, now), lease.epoch)
+    desk = Desk(store, load_policy("default"), {}, {}, HandClock(), lambda: None, Changes())
+    (listed,) = all_of(cast("Any", SimpleNamespace(desk=desk)), Job, "job")
+    assert listed.claim.keys() == set(nodes)
+    found = desk._job(JobId("wide"))
+    assert found is not None
+    assert found.claim.keys() == set(nodes)

@@ -15,6 +15,7 @@ from sickbay.model.errors import BadInput
 from sickbay.model.facts import AnyNews, Observed, Ordered, Submitted, TokenIssued, TokenRevoked
 from sickbay.model.fleet import Capability, Cursor, JobId, Node, NodeId, Token
 from sickbay.model.job import Job, JobSpec
+from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
 from sickbay.model.protocol import AnyOrder, Command, Poll, Reply, Report
 from sickbay.model.rows import CURSOR
@@ -79,7 +80,7 @@ class Desk:
         return found
 
     def _job(self, job: JobId) -> Job | None:
-        row = self.store.load([f"job:{job}"])[f"job:{job}"].row
+        row = whole(self.store.load([key := f"job:{job}"]), self.store.load)[key].row
         return row if isinstance(row, Job) else None
 
     def learned(self) -> bool:

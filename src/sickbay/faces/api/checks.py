@@ -11,7 +11,7 @@ from sickbay.faces.api.table import Ask, Route
 from sickbay.model.checkup import Checkup, Finding, Tested, checkup_id
 from sickbay.model.fleet import pool_word
 from sickbay.model.intent import Intent, Verify
-from sickbay.model.rows import Versioned
+from sickbay.model.parts import whole
 
 LISTED_WITHIN = 10.0  # seconds that the caller waits until it is known which nodes are checked
 
@@ -56,8 +56,8 @@ def _listed(ask: Ask, ident: str) -> bool:
 
 
 def _intents(ask: Ask, checkup: Checkup) -> list[Intent]:
-    rows: list[Versioned] = list(ask.desk.store.load(checkup.intents).values())
-    return [found.row for found in rows if isinstance(found.row, Intent)]
+    load = ask.desk.store.load
+    return [found.row for found in whole(load(checkup.intents), load).values() if isinstance(found.row, Intent)]
 
 
 def _nodes(intent: Intent) -> list[str]:

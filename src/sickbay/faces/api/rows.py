@@ -4,6 +4,7 @@ from typing import TypeVar
 
 from sickbay.faces.api.reading import Reading
 from sickbay.faces.api.table import Ask
+from sickbay.model.parts import whole
 from sickbay.model.rows import AnyRow
 
 Kind = TypeVar("Kind", bound=AnyRow)
@@ -14,6 +15,6 @@ def all_of(ask: Ask, kind: type[Kind], name: str) -> list[Kind]:
     found: list[Kind] = []
     after = ""
     while page := reading.keys(name, after=after):
-        found += [version.row for version in reading.load(page).values() if isinstance(version.row, kind)]
+        found += [v.row for v in whole(reading.load(page), reading.load).values() if isinstance(v.row, kind)]
         after = page[-1]
     return found

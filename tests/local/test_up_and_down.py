@@ -35,11 +35,14 @@ def test_down_says_what_ended_and_a_second_time_that_nothing_ran(tmp_path: Path)
 
 def test_a_newcomer_is_told_of_by_its_nodes_name_and_not_by_its_incidents(tmp_path: Path) -> None:
     with reading(tmp_path / "home") as reader:
-        reader.run("sickbay up --detach --nodes 1 --port 0")
+        reader.run("sickbay up --detach --nodes 1 --port 0")  # who is there at first is nobody's newcomer
+        reader.run("sickbay down")
+        reader.run("sickbay up --detach --nodes 2 --port 0")
         told = tmp_path / "home" / "state" / "up.log"  # what it would have shown on a terminal
         reader.until(lambda: "fit for work" in told.read_text())
         said = told.read_text()
-    assert re.search(r"done +node-0 +new here: checked, and fit for work", said), said
+    assert re.search(r"done +node-1 +new here: checked, and fit for work", said), said
+    assert not re.search(r"node-0 +new here", said), said
     assert not re.search(r" n\d+ ", said), said
     assert "sickbay submit --name mine" in said
     assert "{job}" not in said

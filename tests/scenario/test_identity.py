@@ -186,6 +186,18 @@ def test_a_machine_that_comes_without_our_cordon_is_cordoned_again_and_proven(wa
     w.rests()
 
 
+@pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.VERIFYING, Phase.HELD])
+def test_a_node_that_registers_anew_without_our_cordon_is_cordoned_again(ward: OpenWard, phase: Phase) -> None:
+    w, node = in_phase(ward, phase)
+    seat = w.world.seat(node)
+    seat.incarnation = seat.shown = replace(seat.incarnation, uid="uid-anew")
+    seat.cordons.clear()
+    w.world.ground.show(seat)
+    w.until(lambda: len(w.happened("cordon", node)) == 2, HOUR)
+    w.run(60)
+    assert w.phase(node) != Phase.DISMISSED
+
+
 def test_our_own_replacement_without_our_cordon_is_cordoned_again_and_proven(ward: OpenWard) -> None:
     w = ward()
     w.sick(w.nodes[0], "xid.79", None)

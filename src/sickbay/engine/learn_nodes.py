@@ -233,7 +233,10 @@ def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> No
     incident = draft.incident(node.incident) if node.incident else None
     if incident is None or incident.incarnation is None or not incident.incarnation.same_boot(now):
         return after
-    draft.put(replace(incident, incarnation=incident.incarnation.told(now)))
+    known = replace(incident, incarnation=incident.incarnation.told(now))
+    if was.uid and now.uid != was.uid and incident.cordon_as_of is not None:
+        known = replace(known, cordon_as_of=None, cordon_from=0.0)  # a new object: our cordon was on the old one
+    draft.put(known)
     intent = draft.intent(incident.intent)
     # Not that of a repair: what is learned while it is under way may be the boot that it led to.
     if intent is not None and isinstance(intent.act, Verify) and intent.expect is not None:

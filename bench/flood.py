@@ -23,7 +23,7 @@ from sickbay.model.fleet import Cursor, NodeId
 from sickbay.model.intent import Intent, IntentState, Quarantine
 from sickbay.model.policy import Policy
 from sickbay.model.rows import Unit
-from sickbay.ports.store import Store
+from sickbay.ports.store import Committed, Store
 
 BATCH = 100  # observations in one report server's batch
 CRASHES = 2  # of a program, in each batch
@@ -71,12 +71,23 @@ class Stopwatch:
     def commit(self, unit: Unit, epoch: int) -> int:
         version = self._store.commit(unit, epoch)
         self.synced += not unit.follows
+        self._note(unit)
+        return version
+
+    def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
+        committed = self._store.commit_many(units, epoch)
+        taken = units[: len(committed.versions)]
+        self.synced += not all(unit.follows for unit in taken)
+        for unit in taken:
+            self._note(unit)
+        return committed
+
+    def _note(self, unit: Unit) -> None:
         for row in unit.writes.values():
             if isinstance(row, Cursor):
                 self._planned = row.at
             elif isinstance(row, Intent) and row.state is IntentState.PLANNED and isinstance(row.act, Quarantine):
                 self.quarantined.setdefault(row.act.node, time.perf_counter())
-        return version
 
 
 @dataclass(slots=True)

@@ -58,6 +58,8 @@ class Ledgered(MemoryStore):
         self.loads: Counter[int] = Counter()  # by how many rows were asked for
         self.appended: list[int] = []
         self.sent: set[str] = set()  # intents whose SENT has been committed
+        self.alone = 0  # units that were refused in their group and planned again by themselves
+        self._grouped = False
 
     def load(self, keys: Iterable[str]) -> Rows:
         asked = list(keys)
@@ -67,11 +69,17 @@ class Ledgered(MemoryStore):
     def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
         self.commits += 1
         self.synced += not all(unit.follows for unit in units)
+        self._grouped = True
         done = super().commit_many(units, epoch)
+        self._grouped = False
         for unit in units[: len(done.versions)]:
             rows = (row for row in unit.writes.values() if isinstance(row, Intent))
             self.sent.update(row.key for row in rows if row.state is IntentState.SENT)
         return done
+
+    def commit(self, unit: Unit, epoch: int) -> int:
+        self.alone += not self._grouped
+        return super().commit(unit, epoch)
 
 
 class Witness(AtOnce):
@@ -104,7 +112,7 @@ def fleet(group: int) -> tuple[Bench, Ledgered, Witness]:
 
 def strike(bench: Bench, store: Ledgered) -> None:
     bench.ingest.take([xid(number, 79, number, at=bench.clock.wall()) for number in range(NODES)])
-    store.commits = store.synced = 0
+    store.commits = store.synced = store.alone = 0
     store.loads.clear()
     bench.settle()
     phases = [v.row.phase for v in store.load(store.keys("incident")).values() if isinstance(v.row, Incident)]
@@ -116,6 +124,7 @@ def test_a_mass_failure_shares_its_commits_and_its_syncs() -> None:
     strike(bench, store)
     assert store.synced <= 3, "all SENT of a round wait for the disk once"
     assert store.commits <= 20
+    assert store.alone == 0, "each is planned upon what the last one leaves"
     bench, store, _ = fleet(group=1)
     strike(bench, store)
     assert store.synced == NODES, "each alone: each SENT by itself"

@@ -13,7 +13,7 @@ from sickbay.engine.steps import blames, due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Inventory, Observed, Voice
-from sickbay.model.fault import RUNGS, Fault, Proof, Remedy, signature
+from sickbay.model.fault import RUNGS, SILENCE, Fault, Proof, Remedy, signature
 from sickbay.model.fleet import Brake, Incarnation, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
 from sickbay.model.intent import Intent, Verify
@@ -248,12 +248,22 @@ def count_brakes(draft: Draft, incident: Incident, node: Node) -> None:
         key = f"brake:{scope}:{signature(incident.fault)}"
         brake = draft.read(Brake, key, watch=False) or Brake(scope=scope, signature=signature(incident.fault))
         size = draft.ledger(node.pool).size
+        brake = still_silent(draft, brake, reading - rule.within.total_seconds(), reading)
         pressed = press(brake, rule, node.id, reading, draft.now, size)
         draft.put(pressed)
         draft.waits[key] = WaitMark(until=Deadline(clock=INGEST, at=reading + rule.within.total_seconds()), urgency=3)
         if pressed.tripped_at is not None and brake.tripped_at is None:
             draft.waits[key] = DUE_NOW  # a human is told
             draft.tell(f"brake on: {len(pressed.seen)} nodes show {brake.signature} in {scope}", key, event="brake")
+
+
+def still_silent(draft: Draft, brake: Brake, before: float, reading: float) -> Brake:
+    """Silence is a state, not an event: whoever was counted before then and is still lost shows it now."""
+    if brake.signature != SILENCE or brake.tripped_at is None:
+        return brake
+    old = (node for node, at in brake.seen.items() if at < before)
+    gone = [node for node in old if (row := draft.peek(Node, f"node:{node}")) is not None and row.lost]
+    return replace(brake, seen={**brake.seen, **dict.fromkeys(gone, reading)}) if gone else brake
 
 
 def _link_ended(draft: Draft, fact: Fact, incident: Incident, fault: Fault) -> None:

@@ -5,12 +5,12 @@ from fnmatch import fnmatchcase
 from msgspec.structs import replace
 
 from sickbay.brain.admit import ease
+from sickbay.engine.learn_faults import still_silent
 from sickbay.engine.learn_nodes import look_again
 from sickbay.engine.steps import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import Fact, PolicyInForce
-from sickbay.model.fault import SILENCE
 from sickbay.model.fleet import AgentState, Brake, Node
 from sickbay.model.intent import (
     Notify,
@@ -26,11 +26,7 @@ def plan_brake(draft: Draft, subject: str) -> None:
         return
     rule = _brake_rule(draft, brake)
     reading = draft.reading(INGEST)
-    if (
-        brake.signature == SILENCE and brake.tripped_at is not None
-    ):  # a state, not an event: who is still lost still shows it
-        gone = (node for node in brake.seen if (row := draft.peek(Node, f"node:{node}")) is not None and row.lost)
-        brake = replace(brake, seen={**brake.seen, **dict.fromkeys(gone, reading)})
+    brake = still_silent(draft, brake, reading, reading)
     eased = ease(brake, rule, draft.readings.get(INGEST, 0.0))
     if eased != brake:
         draft.put(eased)

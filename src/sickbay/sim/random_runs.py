@@ -12,7 +12,7 @@ from sickbay.model.fleet import Capability, JobId, NodeId, Withholding
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec
 from sickbay.model.policy import Examine, FaultRule, Match, Mode, Policy, Trigger, Window
-from sickbay.model.rows import WITHHOLDING
+from sickbay.model.rows import WITHHOLDING, key_of
 from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
 from sickbay.sim.hardness import LANDED, Dice, Trouble
 from sickbay.sim.invariants import Broken
@@ -259,9 +259,13 @@ def _mend_what_is_held(sim: Simulation) -> None:
     """A person puts another machine into each held seat and has it checked: held seats keep others waiting.
 
     Seats that nobody fills are given up, and with them the jobs that have become too large for what is left. What the
-    policy only recommends, and what nobody there can check, he vouches for.
+    policy only recommends, and what nobody there can check, he vouches for. A brake that lasts, since its nodes stay
+    lost, he resets if he was told of it.
     """
     seats = sim.world.seats
+    told = {notice.subject for _, notice in sim.world.notices if notice.event == "brake"}
+    for brake in [b for b in sim.brakes() if b.tripped_at is not None and key_of(b) in told]:
+        sim.order("brake_reset", key_of(brake).removeprefix("brake:"))
     here = [i for i in sim.incidents(intake=True) if i.open and i.node in seats]
     held = [i for i in here if i.phase is Phase.HELD]
     for incident in held:

@@ -10,7 +10,7 @@ from sickbay.engine.view import Rules as EngineRules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import digest, load_policy
 from sickbay.model.facts import AnyNews, Fact, Ordered, Submitted
-from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
+from sickbay.model.fleet import Brake, Incarnation, JobId, Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.job import Job, JobSpec
 from sickbay.model.noun import Noun
@@ -303,6 +303,9 @@ class Simulation:
 
     def jobs(self) -> list[Job]:
         return [r for r in self._all("job") if isinstance(r, Job)]
+
+    def brakes(self) -> list[Brake]:
+        return [r for r in self._all("brake") if isinstance(r, Brake)]
 
     def _all(self, kind: str) -> list[object]:
         found: list[object] = []

@@ -6,7 +6,7 @@ from itertools import chain
 
 from sickbay.brain.job_sight import AVOIDED, Placement, listing
 from sickbay.engine.view import Draft
-from sickbay.model.fleet import Node, NodeId
+from sickbay.model.fleet import Freed, Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job
 from sickbay.model.policy import PlaceBy
@@ -185,7 +185,11 @@ def unseen(draft: Draft, job: Job) -> tuple[NodeId, ...]:
 
 
 def _shared(draft: Draft, job: Job, node: Node) -> bool:
-    return any(other.id != job.id for other in draft.holders(node))
+    """Whether somebody else holds a part of it; then what is freed in its pool is waited for, too."""
+    shared = any(other.id != job.id for other in draft.holders(node))
+    if shared:
+        draft.read(Freed, f"freed:{node.pool}")
+    return shared
 
 
 def _seats(draft: Draft, job: Job) -> list[tuple[NodeId, Node | None]]:

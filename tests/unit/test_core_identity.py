@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.brain.identity import KEEP_BOOTS, Standing, ended_with, held_by, standing_of
+from sickbay.brain.identity import KEEP_BOOTS, Standing, ended_too, ended_with, held_by, standing_of
 from sickbay.model.fleet import Incarnation, Node, NodeId
 from sickbay.model.protocol import Poll, Report
 
@@ -132,3 +132,11 @@ def test_an_agent_never_says_how_its_cluster_has_registered_it() -> None:
     report = Report(**given, uid="i-1", agent_run="r", first_seq=1, mono_now=0.0, wall_now=0.0, watermark=0.0)  # type: ignore[arg-type]
     assert report.incarnation == Who(instance_id="i-1", boot_id="b")
     assert Poll(**given).uid == ""  # type: ignore[arg-type]
+
+
+def test_a_boot_that_its_own_agent_calls_ended_is_history_though_nobody_knew_that_it_ran() -> None:
+    now = Incarnation(instance_id="i", boot_id="c")
+    seat = Node(id=NodeId("k/n"), cluster="k", pool="k/p", incarnation=now, ended_boots=("a",))
+    assert ended_too(seat, Incarnation(instance_id="i", boot_id="b")) == ("b", "a")
+    assert ended_too(seat, now) == ("a",)
+    assert ended_too(seat, Incarnation(instance_id="j", boot_id="b")) == ("a",)

@@ -75,3 +75,12 @@ def ended_with(node: Node, now: Incarnation) -> tuple[str, ...]:
     if not was or was == now.boot_id:
         return node.ended_boots
     return (*(boot for boot in node.ended_boots if boot != was), was)[-KEEP_BOOTS:]
+
+
+def ended_too(node: Node, said: Incarnation) -> tuple[str, ...]:
+    """The ended boots with one that its own agent calls ended, though we never knew that it ran: not the newest."""
+    boot, holder = said.boot_id, node.incarnation
+    known = not boot or holder is None or boot == holder.boot_id or boot in node.ended_boots
+    if known or not said.same_holder(holder):
+        return node.ended_boots
+    return (*node.ended_boots[:-1], boot, *node.ended_boots[-1:])[-KEEP_BOOTS:]

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.classify import classify
 from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
-from sickbay.brain.identity import Standing, standing_of
+from sickbay.brain.identity import Standing, ended_too, standing_of
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
 from sickbay.engine.errands import link_fault
@@ -36,6 +36,11 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
     if node is None:
         return
     ended = _of_an_ended_boot(node, news)
+    if (news.ended or news.last_words) and news.incarnation is not None:
+        boots = ended_too(node, news.incarnation)
+        if boots != node.ended_boots:  # a late sign of life of this boot must not be taken for a new one
+            node = replace(node, ended_boots=boots)
+            draft.put(node)
     if news.kind == GOING_DOWN:
         if not ended:
             _announced(draft, node, news)

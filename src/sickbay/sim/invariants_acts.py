@@ -127,9 +127,7 @@ class Acts:
         sent = self._witness.sent.get(event.detail)
         incident = sent.incident.id if sent is not None and sent.incident is not None else ""
         if seat is not None:
-            # Of a reboot and a replacement the turn changes with them; a reset keeps it.
-            turn = seat.turn if event.what == "reset_gpu" else seat.turn + 1
-            self._repaired[node] = (event.at, turn, incident)
+            self._repaired[node] = (event.at, seat.turn, incident)  # under way until the seat has another turn
         wrong = self._withheld("repair", node, event)
         if seat is None or sent is None:
             return wrong

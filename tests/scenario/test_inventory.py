@@ -1,11 +1,12 @@
 """Serial numbers: what an agent finds in its machine, where its cluster does not tell."""
 
 from msgspec.structs import replace
-from tests.scenario.wards import CLUSTER, OpenWard, Ward
+from tests.scenario.wards import OpenWard, Ward
 
 from sickbay.model.facts import Inventory, NodeVanished
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.sim.ground import ClusterRules
+from sickbay.sim.simulation import CLUSTER
 
 
 def counted(ward: OpenWard) -> Ward:

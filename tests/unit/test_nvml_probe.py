@@ -586,13 +586,23 @@ def test_an_agent_has_a_witness_and_charts_and_can_set_nvml_aside(machine: Machi
     settings = AgentSettings(url="", node=NODE, instance_id="i-1", state=str(machine.root), metrics=5.0)
     watched = gpus_for(settings, NODE, Sums())
     try:
-        look, events = watched.probes
-        assert (look.witness, look.may_hang, events.witness) == (True, True, False)
+        look, events, inventory = watched.probes
+        assert (look.witness, look.may_hang, events.witness, inventory.witness) == (True, True, False, False)
         assert watched.gpus.values()["gpu.0.power"] > 0
         with watched.aside("a reset"):
             assert watched.gpus.values() == {}
     finally:
         watched.close()
+
+
+def test_an_inventory_names_the_gpus_that_have_answered_by_their_serials(machine: Machine) -> None:
+    machine.on_the_bus(1)
+    gpus = machine.gpus()
+    assert gpus.inventory().devices == ()  # nobody has looked
+    gpus.look(0.0)
+    readings = machine.nvml().read()
+    assert [(d.index, d.serial) for d in gpus.inventory().devices] == [(one.index, one.serial) for one in readings]
+    assert all(one.serial for one in readings)
 
 
 @given(st.text(max_size=40))

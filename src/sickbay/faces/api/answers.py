@@ -31,7 +31,7 @@ class Health(Noun):
     version: str
 
 
-class Device(Noun):
+class NodeDevice(Noun):
     index: int
     serial: str
 
@@ -43,7 +43,7 @@ class Node(Noun):
     schedulable: bool
     boot_id: str | None
     instance_id: str | None
-    devices: list[Device]
+    devices: list[NodeDevice]
     job: str | None
     jobs: list[str]
     incident: str | None

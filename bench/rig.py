@@ -160,6 +160,5 @@ def _seen(number: int, wall: float) -> Fact:
         domain=f"rack-{number // 32}",
         devices=tuple(Device(index=index, serial=f"{number:08d}{index:02d}") for index in range(GPUS)),
         first_connection=True,
-        busy=True,
     )
     return Fact(id=f"seen/{number}", at=moment(wall), news=news)

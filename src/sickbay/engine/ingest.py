@@ -218,7 +218,6 @@ class Watcher:
         say nothing newer than the snapshot, and what must show itself on the cluster cannot have shown itself in them.
         """
         whole = self._cluster.snapshot()
-        busy = {node for job in whole.jobs for node, state in job.ranks.items() if state == "running"}
         wall = moment(self._clock.wall())
         stem = f"{self._cluster.id}/{whole.cursor}/whole"
         slices: list[list[Fact]] = []
@@ -230,7 +229,7 @@ class Watcher:
                     Fact(
                         id=f"{stem}/{n}/{seen.node}",
                         at=wall,
-                        news=replace(seen, first_connection=first, busy=seen.node in busy or bool(seen.unmanaged)),
+                        news=replace(seen, first_connection=first),
                     )
                     for seen in changed
                 ]

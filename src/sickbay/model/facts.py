@@ -68,7 +68,6 @@ class NodeSeen(News, tag="node_seen"):
     cordons: tuple[str, ...] = ()
     unmanaged: int = 0
     first_connection: bool = False  # seen while we first read this cluster: with running work it is no newcomer
-    busy: bool = False
 
 
 class NodeVanished(News, tag="node_vanished"):

@@ -155,7 +155,7 @@ class Seat:
         return Incarnation(instance_id=self.incarnation.instance_id, boot_id=self.incarnation.boot_id)
 
     def seen(self, as_of: float, tells: frozenset[str]) -> NodeSeen:
-        """The cluster's word on the seat; whether it is busy follows from the jobs that are seen with it."""
+        """The cluster's word on the seat; jobs say themselves where they run."""
         shown = self.shown or self.incarnation
         return NodeSeen(
             node=self.id,

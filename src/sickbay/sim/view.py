@@ -1,7 +1,6 @@
 """What a cluster shows: a log of changes, folded up to the moment that a read reaches."""
 
 from bisect import bisect_right
-from collections import Counter
 
 from msgspec.structs import replace
 
@@ -43,7 +42,6 @@ class ClusterView:
         self._dropped = 0  # how many entries have left the front of the log
         self._shown = 0  # absolute number of the first entry that is not shown yet
         self._nodes: dict[NodeId, NodeSeen] = {}
-        self._ranks: Counter[NodeId] = Counter()  # running ones, by node
         self._jobs: dict[tuple[JobId, int], tuple[float, JobSeen]] = {}
 
     def put(self, news: News) -> None:
@@ -112,7 +110,7 @@ class ClusterView:
         return Snapshot(
             cursor=self.cursor,
             as_of=self.as_of,
-            nodes=tuple(self._dated_node(seen) for seen in self._nodes.values()),
+            nodes=tuple(replace(seen, as_of=self.as_of) for seen in self._nodes.values()),
             jobs=tuple(replace(s, as_of=self.as_of) for (job, _), (_, s) in self._jobs.items() if job not in hidden),
             told=tuple(self._told),
         )
@@ -120,11 +118,7 @@ class ClusterView:
     def _dated(self, news: News | Told) -> News | Told:
         if isinstance(news, Told):
             return news
-        return self._dated_node(news) if isinstance(news, NodeSeen) else replace(news, as_of=self.as_of)
-
-    def _dated_node(self, seen: NodeSeen) -> NodeSeen:
-        # Jobs say where they run; no node's own entry is written when ranks come and go.
-        return replace(seen, as_of=self.as_of, busy=seen.unmanaged > 0 or self._ranks[seen.node] > 0)
+        return replace(news, as_of=self.as_of)
 
     def _fold(self, news: News | Told) -> None:
         match news:
@@ -136,20 +130,12 @@ class ClusterView:
                 self._nodes.pop(news.node, None)
             case JobVanished():
                 for key in [key for key in self._jobs if key[0] == news.job]:
-                    self._count(self._jobs.pop(key)[1].ranks, {})
+                    del self._jobs[key]
             case JobSeen():
-                known = self._jobs.get((news.job, news.attempt))
-                self._count(known[1].ranks if known else {}, news.ranks)
                 self._jobs[news.job, news.attempt] = (news.as_of, news)
                 before = self._jobs.get((news.job, news.attempt - 1))
                 if before is not None and before[1].end is not None and "running" not in before[1].ranks.values():
                     del self._jobs[news.job, news.attempt - 1]
-
-    def _count(self, before: dict[NodeId, str], after: dict[NodeId, str]) -> None:
-        for ranks, change in ((before, -1), (after, 1)):
-            for node, state in ranks.items():
-                if state == "running":
-                    self._ranks[node] += change
 
     def _trim(self) -> None:
         surplus = self._shown - self._dropped - self._keep

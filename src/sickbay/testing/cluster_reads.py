@@ -96,8 +96,7 @@ def _state(snapshot: Snapshot) -> dict[str, NodeSeen | JobSeen]:
 def _apply(state: dict[str, NodeSeen | JobSeen], news: NodeSeen | NodeVanished | JobSeen | JobVanished | Told) -> None:
     match news:
         case NodeSeen():
-            # Whether a node is busy follows from the jobs; only a first read asks the node itself.
-            state[f"node {news.node}"] = msgspec.structs.replace(news, as_of=0.0, busy=False)
+            state[f"node {news.node}"] = msgspec.structs.replace(news, as_of=0.0)
         case NodeVanished():
             state.pop(f"node {news.node}", None)
         case JobSeen():

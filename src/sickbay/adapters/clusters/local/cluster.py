@@ -75,7 +75,7 @@ class LocalCluster:
             return Snapshot(
                 cursor=reader.ring.cursor,
                 as_of=reader.reached,
-                nodes=tuple(map(reader.dated_node, reader.nodes.values())),
+                nodes=tuple(replace(seen, as_of=reader.reached) for seen in reader.nodes.values()),
                 jobs=tuple(replace(seen, as_of=reader.reached) for seen in reader.jobs.values()),
             )
 

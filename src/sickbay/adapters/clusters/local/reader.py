@@ -38,7 +38,6 @@ class Reader:
         self.nodes: dict[NodeId, NodeSeen] = {}
         self.jobs: dict[tuple[JobId, int], JobSeen] = {}
         self.sights: dict[str, Sight] = {}
-        self._busy: set[NodeId] = set()
 
     def read(self) -> None:
         """Look at everything. Dated before it begins: so it shows all that was done until then."""
@@ -108,7 +107,6 @@ class Reader:
             if self.jobs.get(key) != job:
                 self.ring.add(job)
         self.nodes, self.jobs = nodes, jobs
-        self._busy = {node for job in jobs.values() for node, state in job.ranks.items() if state == "running"}
 
     def _seen(self, sight: Sight) -> NodeSeen:
         seat = sight.seat
@@ -126,8 +124,4 @@ class Reader:
         )
 
     def dated(self, news: NodeSeen | NodeVanished | JobSeen) -> NodeSeen | NodeVanished | JobSeen:
-        return self.dated_node(news) if isinstance(news, NodeSeen) else replace(news, as_of=self.reached)
-
-    def dated_node(self, seen: NodeSeen) -> NodeSeen:
-        # Jobs say where they run; a node's own entry is not written anew when ranks come and go.
-        return replace(seen, as_of=self.reached, busy=seen.node in self._busy)
+        return replace(news, as_of=self.reached)

@@ -16,7 +16,6 @@ from sickbay.adapters.clusters.local.files import (
     Devices,
     Paths,
     Rank,
-    RankState,
     Seat,
     Status,
     read,
@@ -114,11 +113,6 @@ class Sight:
     def ranks(self, job: JobId, attempt: int, boot_id: str) -> tuple[Rank, ...]:
         everything = self.status.ranks if self.status else ()
         return tuple(rank for rank in everything if (rank.job, rank.attempt, rank.boot_id) == (job, attempt, boot_id))
-
-    @property
-    def busy(self) -> bool:
-        ranks = self.status.ranks if self.status and self.begun and self.alive else ()
-        return any(rank.state is RankState.RUNNING for rank in ranks)
 
     @property
     def trouble(self) -> str:

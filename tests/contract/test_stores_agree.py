@@ -154,7 +154,14 @@ class StoresAgree(RuleBasedStateMachine):
     @rule()
     def forget(self) -> None:
         old = [key for key, (row, _) in self.rows.items() if key.startswith("incident:") and not tag_of(row)]
-        assert {store.forget(NOON + timedelta(hours=1)) for store in self.stores} == {len(old)}
+        gone = [
+            who
+            for who, (present, _, hushed) in self.heard.items()
+            if hushed is not None and present.reading <= hushed and f"node:{who}" not in self.rows
+        ]
+        assert {store.forget(NOON + timedelta(hours=1)) for store in self.stores} == {len(old) + len(gone)}
+        for who in gone:
+            del self.heard[who]
         for key in old:
             self.change(key, None, 0)
             self.waits.pop(key, None)

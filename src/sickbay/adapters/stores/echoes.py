@@ -1,7 +1,7 @@
 """Pulses in memory: which agents have something to tell by their voice or their silence."""
 
 from collections.abc import Callable, Mapping
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.ports.store import Pulse
@@ -72,6 +72,10 @@ class Echoes:
         old = [n for n, echo in self._echoes.items() if echo.hushed_at is not None and not echo.news and not known(n)]
         for node in old:
             del self._echoes[node]
+        if old:  # no entry may outlive its agent: one that begins anew may begin at an earlier reading
+            self._quiet = [entry for entry in self._quiet if entry[1] in self._echoes]
+            heapify(self._quiet)
+            self._listed.intersection_update(self._echoes)
         return len(old)
 
     def heard(self, limit: int) -> tuple[tuple[NodeId, Pulse], ...]:

@@ -410,14 +410,6 @@ class AgeContract:
         store.append([], told={gone[0]: pulse(3.0)})
         assert dict(store.voices(9.0).silent) == {speaks: pulse(1.0), gone[0]: pulse(3.0)}
 
-    def _between(self) -> datetime:
-        return NOON + timedelta(hours=1)
-
-
-def _clock(row: object) -> WatchedClock:
-    assert isinstance(row, WatchedClock)
-    return row
-
     def test_an_agent_that_was_forgotten_and_begins_anew_may_begin_at_an_earlier_reading(self, store: Store) -> None:
         for heard in (pulse(6.0), None, pulse(1.0)):
             if heard is not None:
@@ -425,3 +417,11 @@ def _clock(row: object) -> WatchedClock:
             store.append([], told={N: heard})
             store.forget(NOON)
         assert store.voices(3.0).silent == ((N, pulse(1.0)),)
+
+    def _between(self) -> datetime:
+        return NOON + timedelta(hours=1)
+
+
+def _clock(row: object) -> WatchedClock:
+    assert isinstance(row, WatchedClock)
+    return row

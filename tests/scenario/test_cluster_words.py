@@ -177,6 +177,18 @@ def test_a_cluster_that_has_forgotten_a_job_proves_nothing_about_a_node_that_nob
     assert len(hall.starts(job)) == 1, "its ranks on the lost node may still write"
 
 
+def test_a_job_that_is_purged_just_when_a_node_is_cut_off_waits_for_its_ranks_there() -> None:
+    """The cluster takes a while to miss a node: until then it looks as if its purge had ended everything."""
+    hall = Hall(nodes=4, policy=policy_of(on_no_fault="restart"))
+    job = hall.training(nodes=2, steps=10**5)
+    kept, cut = hall.starts(job)[0][1]
+    hall.world.partition(cut)
+    hall.world.forget_job(job)
+    hall.until(lambda: hall.job(job).state is JobState.RUNNING and hall.job(job).attempt > 1, HOUR)
+    assert cut not in hall.job(job).claim
+    assert kept in hall.job(job).claim, "what ran there is gone: its cluster reaches it"
+
+
 # --- work that Sickbay does not manage
 
 

@@ -61,8 +61,9 @@ def stopping(s: JobSight, policy: Policy) -> Decision:
     # What nobody can reach is fenced at once; what only the cluster cannot reach, when its time to stop is over.
     away = s.unseen() if intent.state.over else s.lost()
     lost = tuple(node for node in left if node in away)
-    if isinstance(intent.act, StopJob) and intent.gone and not lost:
-        return _nothing_left(s, policy)
+    nothing = isinstance(intent.act, StopJob) and (intent.gone or (intent.state.over and vanished(job)))
+    if nothing and (not left or lost != left):
+        return _nothing_left(s, policy, lost)
     sent = intent.state not in {IntentState.PLANNED, IntentState.SENT}
     if sent and left and lost == left and (decision := _without_reach(s, policy, left)) is not None:
         return decision
@@ -153,14 +154,27 @@ def stuck(job: Job) -> bool:
     return _stuck_name(job) in job.told
 
 
-def _nothing_left(s: JobSight, policy: Policy) -> Decision:
-    """There was nothing to stop: it ended by itself, perhaps well. The read that tells how is awaited, not for ever."""
+def vanished(job: Job) -> bool:
+    """Its cluster has it no more, and nobody can say how it ended."""
+    return not job.adopted and not job.made and job.end is not None and job.end.reason is EndReason.UNKNOWN
+
+
+def _nothing_left(s: JobSight, policy: Policy, lost: tuple[NodeId, ...]) -> Decision:
+    """There was nothing to stop: it ended by itself, perhaps well. The read that tells how is awaited, not for ever.
+
+    Without such a read the cluster's word is about nodes that it reaches, and it takes a while to miss one that it does
+    not, whose ranks go on: as long as a stop may take.
+    """
     job = s.job
-    if job.end is not None or not job.ranks or s.passed(job.deadline):
-        return _off(s, policy, "all its ranks are gone")
+    told = job.end is not None and not vanished(job)
+    if told or not job.ranks or s.passed(job.deadline):
+        if not lost:
+            return _off(s, policy, "all its ranks are gone")
+        ranks = {node: state if node in lost else "gone" for node, state in job.ranks.items()}
+        return Change("all its ranks are gone where its cluster reaches", {"ranks": ranks, "deadline": None})
     if job.deadline is None:
-        wait = s.within(s.cluster, 2 * policy.pace.call_timeout)
-        return Change("the cluster has nothing left to stop", {"deadline": wait})
+        until = s.within(s.cluster, policy.resume.stop_deadline)
+        return Change("the cluster has nothing left to stop", {"deadline": until})
     return Stay(Wait(because="how it ended has not been read yet", until=job.deadline))
 
 

@@ -161,14 +161,6 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
     step_job(draft, job, event, f"its own controller started attempt {news.attempt}", also)
 
 
-def _over_unseen(draft: Draft, fact: Fact, job: Job) -> Job:
-    """An attempt that is over, nobody can say how. What ran on a node that nobody reaches may run there still."""
-    seats = {node: draft.peek(Node, f"node:{node}") for node in job.ranks}
-    ranks = {n: state if (seat := seats[n]) is not None and seat.lost else "gone" for n, state in job.ranks.items()}
-    end = job.end or End(reason=EndReason.UNKNOWN, at=fact.at)
-    return replace(job, ranks=ranks, end=end, missing_as_of=None)
-
-
 def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
     """Its cluster has it no more. Nobody can say how it ended; that a list lacked it once may be that list's fault."""
     job = draft.job(news.job)
@@ -180,10 +172,13 @@ def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
     if job.adopted:
         step_job(draft, job, "stopped", "its cluster has it no more", {"claim": {}})
         return
-    if job.state not in {JobState.GATING, JobState.RUNNING, JobState.STOPPING}:
+    known = job.end is not None and not job.made
+    if known or job.state not in {JobState.GATING, JobState.RUNNING, JobState.STOPPING}:
         return
     draft.tell("its cluster has it no more: how it ended is not known", key_of(job), event="vanished")
-    draft.put(replace(_over_unseen(draft, fact, job), made=False))
+    # Its ranks are not called gone: its cluster may not know yet that it does not reach one of their nodes.
+    end = job.end or End(reason=EndReason.UNKNOWN, at=fact.at)
+    draft.put(replace(job, end=end, made=False, missing_as_of=None))
 
 
 def _spent(draft: Draft, job: Job) -> tuple[float, ...]:

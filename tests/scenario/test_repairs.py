@@ -158,6 +158,35 @@ def test_a_reset_of_one_untied_gpu_interrupts_only_its_holder(ward: OpenWard, co
         assert len(w.job(job).interruptions) == (1 if job == sick else 0), job
 
 
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_a_second_sick_gpu_of_the_node_interrupts_its_own_holder_and_is_reset_with_the_first(
+    ward: OpenWard, cold: bool
+) -> None:
+    w = ward(nodes=1, linked=False, cold=cold)
+    jobs = [w.training(f"j{n}", nodes=1, gpus_per_node=2, steps=4000) for n in range(3)]
+    node = w.nodes[0]
+    for device in (0, 2):
+        w.sick(node, "xid.48", Remedy.RESET_GPU, device=device, kills_ranks=False)
+    w.rests()
+    assert w.rungs(node) == ["reset_gpu"]
+    assert w.phase(node) == "RELEASED"
+    for job in jobs:
+        assert w.job(job).state is JobState.COMPLETE
+        assert len(w.job(job).interruptions) == (0 if job == jobs[2] else 1), job
+
+
+def test_a_further_fault_of_the_whole_node_interrupts_whoever_runs_there(ward: OpenWard) -> None:
+    w = ward(nodes=1, linked=False, policy=policy_with(pace=replace(policy_with().pace, bystanders="wait")))
+    jobs = [w.training(f"j{n}", nodes=1, gpus_per_node=2, steps=4000) for n in range(3)]
+    node = w.nodes[0]
+    w.sick(node, "xid.48", Remedy.RESET_GPU, kills_ranks=False)
+    w.until(lambda: bool(w.incidents(node)), 60)
+    w.world.observe(node, "fs.read_only", {}, "remounted read-only")
+    w.run(60)
+    assert w.incident(node).fault.code == "xid.48"
+    assert set(w.incident(node).jobs) == set(jobs)
+
+
 @pytest.mark.parametrize("bystanders", ["wait", "stop"])
 def test_a_reboot_for_one_gpu_needs_the_whole_node(ward: OpenWard, bystanders: str) -> None:
     policy = policy_with(pace=replace(policy_with().pace, bystanders=bystanders))

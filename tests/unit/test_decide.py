@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from sickbay.brain.correlate import absorb
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.sight import Sight, reset_domain
@@ -259,6 +260,22 @@ def test_now_forces_what_was_asked_politely() -> None:
 def test_the_reset_domain(linked: bool, scope: Scope, device: int | None, domain: tuple[int, ...]) -> None:
     of = incident(Phase.DRAINED, fault("xid.48", Remedy.RESET_GPU, scope=scope, device=device))
     assert reset_domain(of, node(linked=linked)) == domain
+
+
+@pytest.mark.parametrize(
+    ("further", "domain"),
+    [
+        (fault("xid.48", Remedy.RESET_GPU, device=5), (3, 5)),
+        (fault("xid.31", Remedy.WATCH, device=5), (3,)),
+        (fault("fabric_manager.multicast", Remedy.RESET_GPU, scope=Scope.NODE, device=None), ()),
+        (fault("other", Remedy.RESET_GPU, scope=Scope.NODE, device=3), ()),
+    ],
+)
+def test_what_a_further_fault_is_about_is_reset_with_the_rest(further: Fault, domain: tuple[int, ...]) -> None:
+    first = incident(Phase.QUARANTINED, fault("xid.48", Remedy.RESET_GPU, device=3))
+    after = absorb(first, further, node(linked=False), POLICY, 10.0)
+    assert reset_domain(after, node(linked=False)) == domain
+    assert [after.about((device,)) for device in (3, 4, 5)] == [not domain or d in domain for d in (3, 4, 5)]
 
 
 def test_a_reset_of_one_untied_device_leaves_bystanders_alone() -> None:

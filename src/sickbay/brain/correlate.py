@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from sickbay.brain.causes import CAUSES, GPU, Cause, fits
-from sickbay.model.fault import Fault, Remedy, Severity, highest, lowest
+from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest, lowest
 from sickbay.model.fleet import SIGHTINGS, Node, Sighting
 from sickbay.model.incident import Incident, Order, Phase, enqueue
 from sickbay.model.policy import FaultRule, Policy, Repeat
@@ -122,16 +122,21 @@ def _raised(incident: Incident, fault: Fault) -> Incident:
         after = replace(incident, fault=fault)
     if after.fault is fault:
         after = replace(after, shown_at=incident.seen_at)
+    other = incident.fault if after.fault is fault else fault
     if fault.device != incident.fault.device:
-        other = incident.fault if after.fault is fault else fault
-        after = replace(after, least=highest(incident.least, other.remedy), beside=_beside(incident, other))
+        after = replace(after, least=highest(incident.least, other.remedy))
+    if (fault.device, fault.scope) != (incident.fault.device, incident.fault.scope):
+        after = _also_of(after, other)
     return replace(after, needs_human=incident.needs_human or fault.needs_human)
 
 
-def _beside(incident: Incident, other: Fault) -> tuple[int, ...]:
-    if other.device is None or other.device in incident.beside or not other.remedy.disrupts:
-        return incident.beside
-    return (*incident.beside, other.device)[:KEEP_DEVICES]
+def _also_of(incident: Incident, other: Fault) -> Incident:
+    """What a fault beside the leading one is about: its holders are interrupted, it is repaired with the rest."""
+    if not other.remedy.disrupts:
+        return incident
+    if other.device is None or other.scope is not Scope.DEVICE:
+        return replace(incident, wide=True)
+    return replace(incident, beside=tuple(dict.fromkeys((*incident.beside, other.device)))[:KEEP_DEVICES])
 
 
 def _advised(incident: Incident, word: Fault, advice: Remedy, node: Node, policy: Policy) -> Incident:

@@ -51,11 +51,11 @@ def owner_of(incident: Incident) -> str:
 
 
 def reset_domain(incident: Incident, node: Node) -> tuple[int, ...]:
-    """The devices that a reset of the sick one touches; () means all."""
+    """The devices that a reset of the sick ones touches; () means all."""
     device = incident.fault.device
-    if node.linked or device is None or incident.fault.scope is not Scope.DEVICE:
+    if node.linked or device is None or incident.wide or incident.fault.scope is not Scope.DEVICE:
         return ()
-    return (device,)
+    return tuple(sorted({device, *incident.beside}))
 
 
 def remind(s: Sight, policy: Policy, event: str, text: str, because: str) -> Decision:

@@ -18,7 +18,7 @@ from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, PolicyInForce
-from sickbay.model.fault import Fault, touches
+from sickbay.model.fault import Fault
 from sickbay.model.fleet import JobId, Node, Record
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
@@ -76,7 +76,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
             if number < AT_ONCE:
                 draft.job(job.id)  # from here on its row is read, expected and watched
             begins = job.state is JobState.GATING  # what has not begun does not begin on a sick node
-            named = begins or touches(incident.fault, job.claim[node.id])
+            named = begins or incident.about(job.claim[node.id])
             (scoped if named else bystanders).append(job.id)
             if job.state is JobState.GATING:
                 gating.add(job.id)

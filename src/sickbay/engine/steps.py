@@ -11,7 +11,7 @@ from sickbay.brain.decision import Do, Tell
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.fault import Fault, Remedy, touches
+from sickbay.model.fault import Fault, Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record, Roster
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
 from sickbay.model.intent import (
@@ -236,7 +236,7 @@ def _to_blame(draft: Draft, job: Job, node: Node, incident: Incident) -> bool:
     held = job.claim.get(node.id, ())
     if incident.kind is IncidentKind.INTAKE or incident.fault.code.startswith("operator."):
         return False
-    if not touches(incident.fault, held) and not set(incident.beside) & set(held):
+    if not incident.about(held):
         return False
     shown = draft.now - timedelta(seconds=max(0.0, draft.reading(INGEST) - incident.seen_at))
     during = job.began_at is None or shown >= job.began_at

@@ -6,7 +6,7 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from sickbay.model.clock import Deadline
-from sickbay.model.fault import Fault, Remedy
+from sickbay.model.fault import Fault, Remedy, touches
 from sickbay.model.fleet import Incarnation, IncidentId, JobId, NodeId
 from sickbay.model.lives import Life, Step
 from sickbay.model.noun import Noun
@@ -112,6 +112,7 @@ class Incident(Noun):
     shown_at: float = 0.0  # of that, at the newest evidence of the leading fault itself: same code, same device
     remedy: Remedy = Remedy.NONE
     beside: tuple[int, ...] = ()  # further devices that have shown a fault which asks for a repair
+    wide: bool = False  # a further fault that asks for a repair is about all of the node
     least: Remedy = Remedy.NONE  # asked for by a person or for another device: no advice of the driver goes below it
     needs_human: bool = False
     tries: tuple[Try, ...] = ()
@@ -143,6 +144,10 @@ class Incident(Noun):
     @property
     def open(self) -> bool:
         return not self.phase.terminal
+
+    def about(self, held: tuple[int, ...]) -> bool:
+        """Whether any of its faults is about what somebody holds of the node: these devices, or with () all of it."""
+        return self.wide or touches(self.fault, held) or bool(set(self.beside) & set(held))
 
     @property
     def as_good_as_over(self) -> bool:

@@ -2,10 +2,10 @@
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -108,7 +108,7 @@ def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
     from sickbay.faces.service import Service
 
     service = Service(wish, policy)
-    ended = _Signals()
+    ended = Signals()
     service.start(lambda text: click.echo(f"{text}; the state is in {wish.state}"))
     remember(service.url, service.token)
     click.echo(f"serving on {service.url}, policy {policy.name}")
@@ -171,22 +171,27 @@ def _next_steps(job: str) -> None:
     click.echo()
 
 
-class _Signals:
-    """Ctrl-C ends everything; SIGTERM (an upgrade, a stop by the system) ends only the controller."""
+class Signals:
+    """Ctrl-C ends everything; SIGTERM (an upgrade, a stop by the system) ends only the controller.
+
+    Kept by a pipe: two signals at once (a process group and its parent) would lock an event against itself.
+    """
 
     def __init__(self) -> None:
         self.by: int = 0
-        self._event = threading.Event()
+        self._hears, self._tells = os.pipe()
+        os.set_blocking(self._tells, False)
         signal.signal(signal.SIGTERM, self._told)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _told(self, number: int, frame: object) -> None:
         del frame
         self.by = number
-        self._event.set()
+        with contextlib.suppress(BlockingIOError):  # full of earlier ones: heard all the same
+            os.write(self._tells, b".")
 
     def wait(self, seconds: float) -> bool:
-        return self._event.wait(seconds)
+        return bool(select.select([self._hears], [], [], seconds)[0])
 
 
 def _in_the_background(state: Path) -> None:

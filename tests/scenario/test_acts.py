@@ -254,7 +254,8 @@ def test_a_persons_stop_of_a_job_is_not_held_by_a_pause(ward: OpenWard) -> None:
     w.until(lambda: w.state(job) == JobState.STOPPED, HOUR)
 
 
-def test_lost_seats_that_are_back_are_not_cordoned_beyond_the_pools_limit(ward: OpenWard) -> None:
+@pytest.mark.parametrize("sick", [False, True])
+def test_lost_seats_that_are_back_are_not_cordoned_beyond_the_pools_limit(ward: OpenWard, sick: bool) -> None:
     w = ward(nodes=4)
     cordon = Channel(w.sim.hands.sites["sim"].cluster, "cordon", down)
     lost = w.nodes[:2]
@@ -265,29 +266,13 @@ def test_lost_seats_that_are_back_are_not_cordoned_beyond_the_pools_limit(ward: 
     for node in lost:
         w.world.heal_partition(node)
         w.world.open_path(node)
+        if sick:  # then they are treated one after the other
+            w.sick(node)
     w.run(60)
     cordon.works()
     w.rests()
     assert all(w.node(node).claimable for node in w.nodes), w.why()
     assert w.ledger().out == 0
-
-
-def test_seats_that_came_back_sick_are_treated_one_after_the_other(ward: OpenWard) -> None:
-    w = ward(nodes=4)
-    cordon = Channel(w.sim.hands.sites["sim"].cluster, "cordon", down)
-    lost = w.nodes[:2]
-    for node in lost:
-        w.world.cut_path(node)
-        w.world.partition(node)
-    w.until(lambda: all(w.phase(node) == Phase.QUARANTINED for node in lost), HOUR)
-    for node in lost:
-        w.world.heal_partition(node)
-        w.world.open_path(node)
-        w.sick(node)
-    w.run(60)
-    cordon.works()
-    w.rests()
-    assert all(w.node(node).claimable for node in w.nodes), w.why()
 
 
 def test_a_call_that_stood_still_before_it_was_made_is_asked_again(ward: OpenWard) -> None:

@@ -233,28 +233,25 @@ class Draft:
         """The row as this unit sees it: its own writes first."""
         if watch:
             self.watched.add(key)
-        if key in self.writes:
-            row = self.writes[key]
-        else:
-            found = self._view.get(key)
-            if found.damage:
-                raise UnreadableRow(found.damage)
-            self.expect.setdefault(key, found.version)
-            row = found.row
+        row = self._row(key)
+        if key not in self.writes:
+            self.expect.setdefault(key, self.version(key))
         if row is not None and not isinstance(row, kind):
             raise TypeError(f"{key} is not a {kind.__name__}")
         return row
 
     def peek(self, kind: type[RowType], key: str) -> RowType | None:
         """The row without a claim on it: for what the ledger's version, or nothing at all, protects."""
-        if key in self.writes:
-            row = self.writes[key]
-        else:
-            found = self._view.get(key)
-            if found.damage:
-                raise UnreadableRow(found.damage)
-            row = found.row
+        row = self._row(key)
         return row if isinstance(row, kind) else None
+
+    def _row(self, key: str) -> AnyRow | None:
+        if key in self.writes:
+            return self.writes[key]
+        found = self._view.get(key)
+        if found.damage:
+            raise UnreadableRow(found.damage)
+        return found.row
 
     def version(self, key: str) -> int:
         """The row's version before this unit, 0 for none."""

@@ -10,7 +10,7 @@ from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId, Withholding
 from sickbay.model.incident import Phase
-from sickbay.model.job import JobSpec
+from sickbay.model.job import JobSpec, JobState
 from sickbay.model.policy import Examine, FaultRule, Match, Mode, Policy, Trigger, Window
 from sickbay.model.rows import WITHHOLDING, key_of
 from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
@@ -22,6 +22,7 @@ from sickbay.sim.programme import OnDeath, Programme
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Quarter, Simulation
 
 ROUNDS = 8  # how often a person comes round before we say that it never comes to rest
+STILL = 2 * 3600.0  # longer than any brake, look or back-off of the policy lasts
 OTHER_CLUSTER, OTHER_POOL = "far", "infer"
 
 
@@ -292,9 +293,18 @@ def _deaf(sim: Simulation, node: NodeId) -> bool:
 
 
 def calm_within(sim: Simulation, seconds: float, tick: float = 60.0) -> bool:
-    """Whether all is calm within so long, asked now and then: the question itself reads every row."""
+    """Whether all is calm within so long, asked now and then: the question itself reads every row.
+
+    Whoever is needed need not be awaited in vain: after two hours in which nothing happened nothing will.
+    """
     end = sim.scheduler.now + seconds
+    events, moved = -1, sim.scheduler.now
     while not (calm := sim.calm()) and sim.scheduler.now < end:
+        happened = len(sim.world.chronicle.events)
+        if happened != events or any(job.state is JobState.RUNNING for job in sim.jobs()):
+            events, moved = happened, sim.scheduler.now
+        elif sim.scheduler.now - moved >= STILL:
+            break
         sim.run(min(tick, end - sim.scheduler.now))
     return calm
 

@@ -1,7 +1,9 @@
 """sickbay sim NAME|FILE, sim list, sim soak."""
 
+import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from sickbay.sim.simulation import Simulation
 
 STORY_LINES = 60
+SAY_EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 IMPORTANT = frozenset(
     {
         "opened", "hold", "release", "dismiss", "replaced", "gone", "deferred", "brake", "repair", "fail", "order",
@@ -262,31 +265,59 @@ def list_command(as_json: bool) -> None:
 @click.option(
     "--from", "first", metavar="SEED", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed."
 )
+@click.option(
+    "--jobs", metavar="N", type=click.IntRange(min=1), help="How many at a time. Default: one for each core."
+)
 @as_json
-def soak(runs: int, first: int, as_json: bool) -> None:
+def soak(runs: int, first: int, jobs: int | None, as_json: bool) -> None:
     """Many random runs: faults, operators, outages, clock jumps, crashes, one engine or two, cold and warm.
 
-    Each seed is a run of its own. Exits 1 if any invariant broke, with the command that repeats it.
+    Each seed is a run of its own. One that breaks an invariant is printed with the command that repeats it, and the
+    others go on; at the end a summary, and exit 1 if there was any. Ctrl-C ends it early, with the summary so far.
     """
-    from sickbay.sim.random_runs import random_run
+    from sickbay.sim.soak import Soaked, soak_all
 
     quiet()
-    failed: list[dict[str, Any]] = []
-    with _progress(f"{runs} random runs", shown=not as_json) as advance:
-        for number, seed in enumerate(range(first, first + runs), start=1):
-            try:
-                random_run(seed)
-            except Exception as error:  # noqa: BLE001 - whatever ends a run is what this command looks for
-                why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                repeat = f"sickbay sim soak --from {seed} --runs 1"
-                failed.append({"seed": seed, "why": " ".join(why.split()), "repeat": repeat})
-                if not as_json:
-                    click.echo(f"seed {seed}: {failed[-1]['why']}\n  repeat it with: {repeat}")
-            if advance is not None:
-                advance(number / runs)
+    done, failed = 0, list[Soaked]()
+    try:
+        with _soaking(runs, shown=not as_json) as advance:
+            for done, run in enumerate(soak_all(first, runs, jobs or cores()), start=1):  # noqa: B007 - counted
+                if run.why:
+                    failed.append(run)
+                    if not as_json:
+                        click.echo(f"seed {run.seed}: {run.why}; repeat it with: {run.repeat}")
+                advance(done, len(failed))
+    except KeyboardInterrupt:
+        click.echo(f"interrupted after {done} of {runs} runs", err=True)
+    failed.sort()
     if as_json:
-        print_json({"runs": runs, "from": first, "failed": failed})
+        print_json(
+            {"runs": done, "from": first, "failed": [{"seed": f.seed, "why": f.why, "repeat": f.repeat} for f in failed]}
+        )
     else:
-        click.echo(f"{runs} runs from seed {first}: {len(failed) or 'none'} broke an invariant")
-    if failed:
+        seeds = f": seeds {', '.join(str(f.seed) for f in failed)}" if failed else ""
+        click.echo(f"{done} runs from seed {first}: {len(failed) or 'none'} broke an invariant{seeds}")
+    if failed or done < runs:
         leave(1)
+
+
+def cores() -> int:
+    """Those that this process may use, where the system can tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _soaking(runs: int, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; elsewhere a line on standard error now and then: a soak may take a night."""
+    began = last = time.monotonic()
+
+    def say(done: int, failed: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if shown and now - last >= SAY_EVERY:
+            last = now
+            left = span((now - began) / done * (runs - done))
+            click.echo(f"{done} of {runs} runs, {failed or 'none'} failed, about {left} left", err=True)
+
+    with _progress(f"{runs} random runs", shown=shown) as advance:
+        yield say if advance is None else lambda done, _failed: advance(done / runs)

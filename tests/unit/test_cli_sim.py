@@ -10,6 +10,7 @@ from sickbay.faces.cli.main import main
 from sickbay.model.errors import BadInput
 from sickbay.sim.invariants import Broken, Invariants
 from sickbay.sim.scenario_file import load_scenario, parse_scenario
+from sickbay.sim.soak import soak_all
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
 
@@ -72,8 +73,40 @@ def test_a_broken_invariant_is_one_line_with_the_command_that_repeats_it(monkeyp
     assert "repeat it with: sickbay sim soak --from 8 --runs 1" in soaked.stdout
 
 
+def test_a_soak_goes_on_after_a_run_that_broke_and_ends_with_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(seed: int) -> None:
+        if seed != 9:
+            raise Broken(f"broken by {seed}")
+
+    monkeypatch.setattr("sickbay.sim.soak.random_run", run)
+    result = sickbay("sim", "soak", "--from", "8", "--runs", "3", "--jobs", "1")
+    assert result.stdout.splitlines() == [
+        "seed 8: Broken: broken by 8; repeat it with: sickbay sim soak --from 8 --runs 1",
+        "seed 10: Broken: broken by 10; repeat it with: sickbay sim soak --from 10 --runs 1",
+        "3 runs from seed 8: 2 broke an invariant: seeds 8, 10",
+    ]
+    assert result.exit_code == 1
+
+
+def test_a_soak_that_is_interrupted_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(seed: int) -> None:
+        if seed == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sickbay.sim.soak.random_run", run)
+    result = sickbay("sim", "soak", "--runs", "5", "--jobs", "1")
+    assert result.stderr == "interrupted after 2 of 5 runs\n"
+    assert result.stdout == "2 runs from seed 0: none broke an invariant\n"
+    assert result.exit_code == 1, "what was asked for was not done"
+
+
+@pytest.mark.slow
+def test_a_soak_over_several_processes_runs_every_seed_once() -> None:
+    assert sorted(run.seed for run in soak_all(40, 5, jobs=2)) == [40, 41, 42, 43, 44]
+
+
 def test_a_soak_without_trouble_is_exit_0() -> None:
-    result = sickbay("sim", "soak", "--runs", "3", "--from", "20", "--json")
+    result = sickbay("sim", "soak", "--runs", "3", "--from", "20", "--jobs", "1", "--json")
     assert json.loads(result.stdout) == {"runs": 3, "from": 20, "failed": []}
     assert result.exit_code == 0
 

@@ -29,6 +29,13 @@ class Violation(NamedTuple):
     since: float = -1.0
 
 
+class Wrong(NamedTuple):
+    """An invariant that does not hold. `kind` names the invariant: what a planted defect must be found by."""
+
+    kind: str
+    text: str
+
+
 class Told(NamedTuple):
     """A call that reached, or should have reached, the world, and what its caller was told."""
 

@@ -15,7 +15,7 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
 from sickbay.model.rows import AnyRow, Unit
-from sickbay.sim.chronicle import Violation
+from sickbay.sim.chronicle import Violation, Wrong
 from sickbay.sim.invariants_acts import Acts
 from sickbay.sim.invariants_rest import Rest
 from sickbay.sim.witness import Sent, Witness
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 class Broken(AssertionError):  # noqa: N818 - the report says it in this word
-    """An invariant does not hold."""
+    """An invariant does not hold. `kinds` names each that broke."""
+
+    def __init__(self, message: str, *kinds: str) -> None:
+        super().__init__(message)
+        self.kinds = frozenset(kinds)
 
 
 class Invariants:
@@ -41,7 +45,7 @@ class Invariants:
         self._clocks: dict[str, tuple[float, float]] = {}  # each as it was first seen: as_of, reading
         self._read = 0
         self._violations = 0
-        self._wrong: list[str] = []
+        self._wrong: list[Wrong] = []
 
     def check(self) -> None:
         chronicle = self._sim.world.chronicle
@@ -49,13 +53,13 @@ class Invariants:
             violation = chronicle.violations[self._violations]
             self._violations += 1
             if not self._crossed(violation):
-                raise self._broken(str(violation))
+                raise self._broken(Wrong(violation.kind, str(violation)))
         while self._read < len(chronicle.events):
             event = chronicle.events[self._read]
             self._read += 1
             self._wrong += self.acts.happened(event)
         if self._wrong:
-            raise self._broken("; ".join(self._wrong))
+            raise self._broken(*self._wrong)
 
     def _crossed(self, violation: Violation) -> bool:
         """Two things that were on their way at the same time: nobody could have known."""
@@ -82,8 +86,9 @@ class Invariants:
         used = {device for devices in seat.holders.values() for device in devices or seat.domain_of(())}
         return incident.fault.device not in used
 
-    def _broken(self, what: str) -> Broken:
-        return Broken(f"{what} (seed {self._sim.seed}, t={self._sim.scheduler.now:.1f})")
+    def _broken(self, *wrong: Wrong) -> Broken:
+        what = "; ".join(each.text for each in wrong)
+        return Broken(f"{what} (seed {self._sim.seed}, t={self._sim.scheduler.now:.1f})", *(w.kind for w in wrong))
 
     # --- what the engine writes
     def written(self, unit: Unit) -> None:
@@ -92,7 +97,8 @@ class Invariants:
             self._wrong += self._changed(before, after)
         if self.poisoned is not None:
             aside = [line for line in unit.story if line.event == "set_aside"]
-            self._wrong += [f"set aside: {a.subjects} {a.text}" for a in aside if not self.poisoned & set(a.subjects)]
+            stray = [line for line in aside if not self.poisoned & set(line.subjects)]
+            self._wrong += [Wrong("set_aside", f"set aside: {line.subjects} {line.text}") for line in stray]
 
     def _paced(self, source: str, clock: WatchedClock) -> None:
         """A cluster's clock never runs ahead of what was read of the cluster: deadlines would pass unseen."""
@@ -103,9 +109,10 @@ class Invariants:
         slack = 3 * (rules.period + rules.read_takes) + 6 * (rules.lag + rules.read_takes) + 5.0
         if clock.reading - began > clock.as_of - read + slack:
             ran, seen = clock.reading - began, clock.as_of - read
-            raise self._broken(f"the clock of {source} has run {ran:.0f} s, of which {seen:.0f} s were read")
+            text = f"the clock of {source} has run {ran:.0f} s, of which {seen:.0f} s were read"
+            raise self._broken(Wrong("clock", text))
 
-    def _changed(self, before: AnyRow | None, after: AnyRow | None) -> list[str]:
+    def _changed(self, before: AnyRow | None, after: AnyRow | None) -> list[Wrong]:
         match after:
             case Incident(phase=Phase.DISMISSED) if isinstance(before, Incident) and before.phase.out:
                 return self.acts.dismissed(before)
@@ -113,7 +120,8 @@ class Invariants:
                 return self.acts.held_by(after)
             case Job(open=True):
                 foreign = [node for node in after.claim if not node.startswith(f"{after.spec.cluster}/")]
-                return [f"{after.id} of {after.spec.cluster} claims {foreign}"] if foreign else []
+                text = f"{after.id} of {after.spec.cluster} claims {foreign}"
+                return [Wrong("foreign_claim", text)] if foreign else []
             case _:
                 return []
 
@@ -121,7 +129,7 @@ class Invariants:
         """Hours after the last mishap, whatever is said to run does run."""
         wrong = self.rest.dead()
         if wrong:
-            raise self._broken("; ".join(wrong))
+            raise self._broken(*wrong)
 
     # --- at rest
     def at_rest(self) -> None:
@@ -129,7 +137,7 @@ class Invariants:
         self.check()
         wrong = self.rest.wrong()
         if wrong:
-            raise self._broken("; ".join(wrong))
+            raise self._broken(*wrong)
         self.incremental_law()
 
     def incremental_law(self) -> None:
@@ -144,9 +152,7 @@ class Invariants:
         if store.due(readings, 1) or self.rest.planned():
             return  # it has not come to rest
         now = moment(self._sim.clock.wall())
-        open_things: list[Incident | Job] = [i for i in self._sim.incidents(intake=True) if i.open]
-        open_things += [j for j in self._sim.jobs() if j.open]
-        for thing in open_things:
+        for thing in list(self.witness.open.values()):
             if thing.wait is not None and thing.wait.would and thing.wait.until is not None:
                 continue  # what withholds it ends by the wall clock; that it is judged afresh then is scheduled
             kind = "incident" if isinstance(thing, Incident) else "job"
@@ -154,4 +160,4 @@ class Invariants:
             plan(draft, f"{kind}:{thing.id}")
             fresh = [k for k, row in draft.writes.items() if isinstance(row, Intent) and draft.expect.get(k) == 0]
             if fresh:
-                raise self._broken(f"the whole fleet's plan has {fresh}, which nothing had woken")
+                raise self._broken(Wrong("law", f"the whole fleet's plan has {fresh}, which nothing had woken"))

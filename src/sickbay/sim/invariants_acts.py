@@ -10,7 +10,7 @@ from sickbay.model.fault import signature
 from sickbay.model.fleet import Incarnation, Ledger, Node, NodeId, WithheldActs, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.policy import Mode
-from sickbay.sim.chronicle import Event
+from sickbay.sim.chronicle import Event, Wrong
 from sickbay.sim.hardware import Power, Seat
 from sickbay.sim.witness import Witness
 
@@ -42,7 +42,7 @@ class Acts:
         self._jumped = -1e9
 
     # --- what happened
-    def happened(self, event: Event) -> list[str]:
+    def happened(self, event: Event) -> list[Wrong]:
         node = NodeId(event.subject)
         if not self._holders:
             self._begin()
@@ -88,7 +88,7 @@ class Acts:
         self._jumped = self._sim.scheduler.now
 
     # --- cordons
-    def _cordoned(self, node: NodeId, event: Event) -> list[str]:
+    def _cordoned(self, node: NodeId, event: Event) -> list[Wrong]:
         """No act of ours takes a pool over its limit. Newcomers are not part of it yet."""
         seat = self._sim.world.seats.get(node)
         incident = event.detail.removeprefix("sickbay:")
@@ -108,12 +108,13 @@ class Acts:
         seats = self._sim.world.seats
         mine = [n for n in self._ours if n in seats and _together(seats[n], seat) and seats[n].pooled_at <= known]
         if len(mine) > most:
-            return [f"{len(mine)} seats of {self.pool(seat)} are out by our hand, {most} are allowed: {mine}"]
+            text = f"{len(mine)} seats of {self.pool(seat)} are out by our hand, {most} are allowed: {mine}"
+            return [Wrong("out_limit", text)]
         return []
 
-    def _newcomer(self, node: NodeId, seat: Seat) -> list[str]:
+    def _newcomer(self, node: NodeId, seat: Seat) -> list[Wrong]:
         if self._sim.plan.trusted and self._first.get(node) == seat.incarnation.instance_id:
-            return [f"{node} was there when we connected, and was taken out to be taken in"]
+            return [Wrong("first_connection", f"{node} was there when we connected, and was taken out to be taken in")]
         return []
 
     def _known(self, incident: str, at: float) -> float:
@@ -122,7 +123,7 @@ class Acts:
         return mine[-1] if mine else at
 
     # --- repairs
-    def _repairs(self, node: NodeId, event: Event) -> list[str]:
+    def _repairs(self, node: NodeId, event: Event) -> list[Wrong]:
         seat = self._sim.world.seats.get(node)
         sent = self._witness.sent.get(event.detail)
         incident = sent.incident.id if sent is not None and sent.incident is not None else ""
@@ -135,7 +136,8 @@ class Acts:
         most = limit.repairing(limit.size or size)
         under_way = [n for n in self._under_repair() if n == node or self._same_pool(n, seat, sent.known)]
         if len(under_way) > most:
-            wrong.append(f"{len(under_way)} repairs in {self.pool(seat)}, {most} are allowed: {under_way}")
+            text = f"{len(under_way)} repairs in {self.pool(seat)}, {most} are allowed: {under_way}"
+            wrong.append(Wrong("repair_limit", text))
         return wrong
 
     def _under_repair(self) -> Iterator[NodeId]:
@@ -152,7 +154,7 @@ class Acts:
         return other is not None and _together(other, seat) and max(other.pooled_at, seat.pooled_at) <= known
 
     # --- what is withheld
-    def _withheld(self, act: str, node: NodeId, event: Event) -> list[str]:
+    def _withheld(self, act: str, node: NodeId, event: Event) -> list[Wrong]:
         """Nothing that is withheld is carried out, but for what was on its way when the engine learned of it."""
         key = event.detail if act == "repair" else self._key_of(act, node)
         sent = self._witness.sent.get(key)
@@ -164,7 +166,10 @@ class Acts:
             return []
         grace = 2 * self._sim.mischief.call_timeout + 10.0  # a lease: a worker may stand still before it calls
         return [
-            f"{act} of {node} for {incident.id}, sent at {sent.at:.1f}, was withheld since {since:.1f}: {why}"
+            Wrong(
+                "withheld",
+                f"{act} of {node} for {incident.id}, sent at {sent.at:.1f}, withheld since {since:.1f}: {why}",
+            )
             for since, why in self._reasons(act, incident, row, event.at)
             if since < event.at - grace and since <= sent.at
         ]
@@ -197,7 +202,7 @@ class Acts:
                     yield since_on, f"the brake for {signature(incident.fault)} is on"
 
     # --- release
-    def _released(self, node: NodeId, owner: str) -> list[str]:
+    def _released(self, node: NodeId, owner: str) -> list[Wrong]:
         """No release but with a check that the present incarnation passed after its last repair, or a person's word."""
         incident = self._witness.rows.get(f"incident:{owner.removeprefix('sickbay:')}")
         if not isinstance(incident, Incident):
@@ -207,12 +212,12 @@ class Acts:
         seat = self._sim.world.seats[node]
         who, at = self._proof.get(node, (None, -1.0))
         if who is None or at < self._repaired.get(node, (-1.0, 0, ""))[0]:
-            return [f"{node} was released without proof newer than its repair"]
+            return [Wrong("release", f"{node} was released without proof newer than its repair")]
         if who.boot_id != seat.incarnation.boot_id:
-            return [f"{node} was released on the proof of another incarnation"]
+            return [Wrong("release", f"{node} was released on the proof of another incarnation")]
         return []
 
-    def dismissed(self, incident: Incident) -> list[str]:
+    def dismissed(self, incident: Incident) -> list[Wrong]:
         """A node that is out by our hand is let go without proof only if a person answers for it."""
         since = self._opened(incident)
         if max(self._vouched.get(incident.node, -1.0), self._vouched.get(incident.id, -1.0)) >= since:
@@ -220,7 +225,7 @@ class Acts:
         tells = self._sim.world.ground.clusters[incident.cluster].tells
         if len(tells) < len(FIELDS) and self._bared.get(incident.node, -1.0) >= since:
             return []  # its object was made anew, and its cluster does not tell enough for anybody to see that
-        return [f"{incident.id} on {incident.node} was dismissed, and no person had asked for it"]
+        return [Wrong("dismissal", f"{incident.id} on {incident.node} was dismissed, and no person had asked for it")]
 
     def _opened(self, incident: Incident) -> float:
         """An order may be given before the report that opens it is learned."""
@@ -233,7 +238,7 @@ class Acts:
         if seat is not None and (not held or held[-1] != seat.incarnation):
             held.append(seat.incarnation)
 
-    def held_by(self, row: Node) -> list[str]:
+    def held_by(self, row: Node) -> list[Wrong]:
         """A row never says of a seat what was never true of it, and never goes back to what was true earlier."""
         self._remember(row.id)
         held = self._holders[row.id]
@@ -243,9 +248,9 @@ class Acts:
                 continue
             came = max((n for n, who in enumerate(held) if getattr(who, name) == value), default=None)
             if came is None:
-                return [f"{row.id} is said to be held by {name} {value}, which never held it"]
+                return [Wrong("incarnation", f"{row.id} is said to be held by {name} {value}, which never held it")]
             if came < self._at.get((row.id, name), 0):
-                return [f"{row.id} is said to be held by {name} {value} again"]
+                return [Wrong("incarnation", f"{row.id} is said to be held by {name} {value} again")]
             # The first place counts: a value may come again with the next holder.
             self._at[row.id, name] = next(n for n, who in enumerate(held) if getattr(who, name) == value)
         return []

@@ -11,6 +11,7 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import BACKING_OFF, TO_SEND
+from sickbay.sim.chronicle import Wrong
 from sickbay.sim.witness import Witness
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Rest:
         self._sim = sim
         self._witness = witness
 
-    def wrong(self) -> list[str]:
+    def wrong(self) -> list[Wrong]:
         return [
             *self._waits(),
             *self.dead(),
@@ -48,40 +49,42 @@ class Rest:
         return [row for row in self._rows("node") if isinstance(row, Node)]
 
     # --- every open thing has a deadline, waits for something that is alive, or a person was told
-    def _waits(self) -> Iterator[str]:
+    def _waits(self) -> Iterator[Wrong]:
         if self.planned():
             return
         for incident in self._sim.incidents(intake=True):
             if incident.open and (incident.wait is None or incident.wait.until is None):
-                yield f"{incident.id} in {incident.phase} waits for nothing: {incident.wait}"
+                yield Wrong("waits", f"{incident.id} in {incident.phase} waits for nothing: {incident.wait}")
         for job in self._sim.jobs():
             if job.open:
                 yield from self._waits_of_job(job)
         for intent in self._rows("intent"):
             if isinstance(intent, Intent) and not intent.state.over and intent.seen_by is None:
-                yield f"{intent.key} ({intent.act}) is {intent.state} without a deadline"
+                yield Wrong("waits", f"{intent.key} ({intent.act}) is {intent.state} without a deadline")
         for checkup in self._rows("checkup"):
             if isinstance(checkup, Checkup) and checkup.open and checkup.slices == len(checkup.ended):
-                yield f"{checkup.id} is open, and no check of it runs"
+                yield Wrong("waits", f"{checkup.id} is open, and no check of it runs")
 
-    def _waits_of_job(self, job: Job) -> Iterator[str]:
+    def _waits_of_job(self, job: Job) -> Iterator[Wrong]:
         if job.wait is None:
-            yield f"{job.id} in {job.state} waits for nothing"
+            yield Wrong("waits", f"{job.id} in {job.state} waits for nothing")
         forever = job.wait is not None and job.wait.until is None and job.deadline is None
         if job.state in {JobState.GATING, JobState.STOPPING, JobState.DIAGNOSING} and forever and not job.intent:
-            yield f"{job.id} in {job.state} has no deadline: {job.wait}"
+            yield Wrong("waits", f"{job.id} in {job.state} has no deadline: {job.wait}")
 
-    def dead(self) -> list[str]:
+    def dead(self) -> list[Wrong]:
         """Jobs that are said to run, and of which nothing runs."""
         running = [job for job in self._sim.jobs() if job.state is JobState.RUNNING]
-        return [f"{job.id} is RUNNING, and nothing of it runs" for job in running if not self._alive(job)]
+        return [
+            Wrong("dead", f"{job.id} is RUNNING, and nothing of it runs") for job in running if not self._alive(job)
+        ]
 
     def _alive(self, job: Job) -> bool:
         truth = self._sim.world.workload.jobs.get(job.id)
         return truth is not None and any(not attempt.over for attempt in truth.attempts.values())
 
     # --- books
-    def _books(self) -> Iterator[str]:
+    def _books(self) -> Iterator[Wrong]:
         """Ledgers say what the rows say, and the rows what is there."""
         rows = self._nodes()
         incidents = self._sim.incidents(intake=True)
@@ -93,30 +96,32 @@ class Rest:
             sums = [sum(getattr(r, what) for r in mine) for what in ("counted", "out", "ours", "held")]
             counts = (*sums, repairing)
             if counts != (ledger.seats, ledger.out, ledger.ours, ledger.held, ledger.repairing):
-                yield f"the ledger of {pool} says {ledger}, the rows say {counts}"
+                yield Wrong("ledger", f"the ledger of {pool} says {ledger}, the rows say {counts}")
         yield from self._truth(rows)
 
-    def _truth(self, rows: list[Node]) -> Iterator[str]:
+    def _truth(self, rows: list[Node]) -> Iterator[Wrong]:
         seats = self._sim.world.seats
         for row in rows:
             seat = seats.get(row.id)
             if seat is None:
                 if row.incarnation is not None:
-                    yield f"{row.id} has a row, and is not there"
+                    yield Wrong("truth", f"{row.id} has a row, and is not there")
                 continue
             if row.pool != pool_of(seat.cluster, seat.pool):
-                yield f"{row.id} is in {seat.cluster}/{seat.pool}, its row says {row.pool}"
+                yield Wrong("truth", f"{row.id} is in {seat.cluster}/{seat.pool}, its row says {row.pool}")
             if row.cordons != tuple(sorted(seat.cordons)) or row.ready != seat.ready:
-                yield f"{row.id} has cordons {sorted(seat.cordons)} and ready {seat.ready}, its row says {row}"
+                yield Wrong(
+                    "truth", f"{row.id} has cordons {sorted(seat.cordons)} and ready {seat.ready}, its row says {row}"
+                )
             ours = [owner.removeprefix("sickbay:") for owner in seat.cordons if owner.startswith("sickbay:")]
             for incident in ours:
                 found = self._sim.store.load([f"incident:{incident}"])[f"incident:{incident}"].row
                 if not isinstance(found, Incident) or not found.open:
-                    yield f"{row.id} is cordoned for {incident}, which is over"
+                    yield Wrong("truth", f"{row.id} is cordoned for {incident}, which is over")
         for node in seats.keys() - {row.id for row in rows}:
-            yield f"{node} is there, and has no row"
+            yield Wrong("truth", f"{node} is there, and has no row")
 
-    def _claims(self) -> Iterator[str]:
+    def _claims(self) -> Iterator[Wrong]:
         """No device is claimed twice."""
         claimed: dict[tuple[str, int], str] = {}
         for job in self._sim.jobs():
@@ -124,43 +129,47 @@ class Rest:
                 seat = self._sim.world.seats.get(node)
                 for device in devices or range(len(seat.devices) if seat is not None else 1):
                     if claimed.setdefault((node, device), job.id) != job.id:
-                        yield f"{node} device {device} is claimed twice"
+                        yield Wrong("claimed_twice", f"{node} device {device} is claimed twice")
 
-    def _checks(self) -> Iterator[str]:
+    def _checks(self) -> Iterator[Wrong]:
         """Whoever is held by a check is held by one that runs, and by nobody else."""
         held = {row.id: row.checking for row in self._nodes() if row.checking}
         intents = self._sim.store.load(f"intent:{key}" for key in held.values())
         for node, key in held.items():
             intent = intents[f"intent:{key}"].row
             if not isinstance(intent, Intent) or intent.state.over:
-                yield f"{node} is held by {key}, which is over"
+                yield Wrong("held_by_check", f"{node} is held by {key}, which is over")
         # What others place is claimed as it is, wherever that may be.
         ours = [job for job in self._sim.jobs() if job.open and not job.adopted and self._places(job)]
         claims = {node: job.id for job in ours for node in job.claim}
         for node in held.keys() & claims.keys():
-            yield f"{node} is checked by {held[node]} while {claims[node]} has it"
+            yield Wrong("held_by_check", f"{node} is checked by {held[node]} while {claims[node]} has it")
 
     def _places(self, job: Job) -> bool:
         cluster = self._sim.world.ground.clusters.get(job.spec.cluster)
         return cluster is not None and Capability.PLACE in cluster.capabilities
 
     # --- people
-    def _notices(self) -> Iterator[str]:
+    def _notices(self) -> Iterator[Wrong]:
         """Every notice was delivered, or is still being sent."""
         delivered = {key for key, _ in self._sim.world.notices}
         for key, intent in self._witness.notices.items():
             if key not in delivered and intent.state.over:
-                yield f"{key} was never told: {intent.state} after {intent.sends} sendings ({intent.answer})"
+                yield Wrong(
+                    "notice", f"{key} was never told: {intent.state} after {intent.sends} sendings ({intent.answer})"
+                )
 
     # --- sizes
-    def _sizes(self) -> Iterator[str]:
+    def _sizes(self) -> Iterator[Wrong]:
         """No row grows with time; what grows with a gang is the job's."""
         few = len(self._sim.world.seats) < 100
         for kind in ("node", "incident", "job", "brake", "record", "intent", "withholding"):
             for row in self._rows(kind) if few else ():
                 size = len(msgspec.json.encode(row))
                 if size > ROW_BYTES:
-                    yield f"a row of {kind} has {size} bytes: {str(row)[:100]}"
+                    yield Wrong("size", f"a row of {kind} has {size} bytes: {str(row)[:100]}")
         voices = len(self._rows("voice"))
         if voices > len(self._sim.world.seats):
-            yield f"{voices} voices wait for the cluster's word, there are {len(self._sim.world.seats)} seats"
+            yield Wrong(
+                "size", f"{voices} voices wait for the cluster's word, there are {len(self._sim.world.seats)} seats"
+            )

@@ -56,7 +56,8 @@ def random_run(
         sim.invariants.nobody_waits_for_the_dead()
         _mend_what_is_held(sim)
     else:
-        raise NotCalm(f"does not come to rest: {_open_things(sim)} (seed {seed}, t={sim.scheduler.now:.1f})")
+        why = f"does not come to rest: {_open_things(sim)} (seed {seed}, t={sim.scheduler.now:.1f})"
+        raise NotCalm(why, "not_calm")
     sim.run(60 + _slowest(sim))
     sim.invariants.at_rest()
     return sim

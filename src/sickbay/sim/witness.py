@@ -10,6 +10,7 @@ from sickbay.model.clock import WatchedClock
 from sickbay.model.fleet import Brake, Withhold, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState, Notify
+from sickbay.model.job import Job
 from sickbay.model.rows import AnyRow, Unit
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Witness:
     def __init__(self, sim: "Simulation") -> None:
         self._sim = sim
         self.rows: dict[str, AnyRow] = {}  # as last written, open or not
+        self.open: dict[str, Incident | Job] = {}  # those of the rows that are open
         self.sent: dict[str, Sent] = {}  # by key of the intent, the latest sending
         self.notices: dict[str, Intent] = {}
         self.withheld: dict[str, tuple[float, Withhold]] = {}  # pause and exclude in force, and since when
@@ -42,6 +44,10 @@ class Witness:
         changes: list[tuple[AnyRow | None, AnyRow | None]] = []
         for key, row in unit.writes.items():
             before = self.rows.get(key)
+            if isinstance(row, Incident | Job) and row.open:
+                self.open[key] = row
+            else:
+                self.open.pop(key, None)
             if row is None:
                 self.rows.pop(key, None)
             else:

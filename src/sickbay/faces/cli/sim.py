@@ -265,9 +265,7 @@ def list_command(as_json: bool) -> None:
 @click.option(
     "--from", "first", metavar="SEED", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed."
 )
-@click.option(
-    "--jobs", metavar="N", type=click.IntRange(min=1), help="How many at a time. Default: one for each core."
-)
+@click.option("--jobs", metavar="N", type=click.IntRange(min=1), help="How many at a time. Default: one for each core.")
 @as_json
 def soak(runs: int, first: int, jobs: int | None, as_json: bool) -> None:
     """Many random runs: faults, operators, outages, clock jumps, crashes, one engine or two, cold and warm.
@@ -281,7 +279,7 @@ def soak(runs: int, first: int, jobs: int | None, as_json: bool) -> None:
     done, failed = 0, list[Soaked]()
     try:
         with _soaking(runs, shown=not as_json) as advance:
-            for done, run in enumerate(soak_all(first, runs, jobs or cores()), start=1):  # noqa: B007 - counted
+            for done, run in enumerate(soak_all(first, runs, jobs or cores()), start=1):
                 if run.why:
                     failed.append(run)
                     if not as_json:
@@ -292,7 +290,11 @@ def soak(runs: int, first: int, jobs: int | None, as_json: bool) -> None:
     failed.sort()
     if as_json:
         print_json(
-            {"runs": done, "from": first, "failed": [{"seed": f.seed, "why": f.why, "repeat": f.repeat} for f in failed]}
+            {
+                "runs": done,
+                "from": first,
+                "failed": [{"seed": f.seed, "why": f.why, "repeat": f.repeat} for f in failed],
+            }
         )
     else:
         seeds = f": seeds {', '.join(str(f.seed) for f in failed)}" if failed else ""

@@ -152,12 +152,16 @@ class Invariants:
         if store.due(readings, 1) or self.rest.planned():
             return  # it has not come to rest
         now = moment(self._sim.clock.wall())
-        for thing in list(self.witness.open.values()):
+        for subject, thing in list(self.witness.open.items()):
             if thing.wait is not None and thing.wait.would and thing.wait.until is not None:
                 continue  # what withholds it ends by the wall clock; that it is judged afresh then is scheduled
-            kind = "incident" if isinstance(thing, Incident) else "job"
+            if self._set_aside(subject):
+                continue  # it cannot be planned; a person was told, and all others go on
             draft = Draft(View(store), self._sim.rules, clocks, now)
-            plan(draft, f"{kind}:{thing.id}")
+            plan(draft, subject)
             fresh = [k for k, row in draft.writes.items() if isinstance(row, Intent) and draft.expect.get(k) == 0]
             if fresh:
                 raise self._broken(Wrong("law", f"the whole fleet's plan has {fresh}, which nothing had woken"))
+
+    def _set_aside(self, subject: str) -> bool:
+        return self._sim.store.load([f"aside:{subject}"])[f"aside:{subject}"].row is not None

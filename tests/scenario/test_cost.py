@@ -1,7 +1,7 @@
 """What things cost, and who pays: nothing that waits may hide or delay what does not, nor grow with the fleet."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -12,13 +12,17 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.archive import Archive
 from sickbay.faces.waits import incident_waits
 from sickbay.model.fault import Remedy
+from sickbay.model.fleet import NodeId
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.policy import FaultRule, Match, Mode, Policy
 from sickbay.model.rows import Rows
+from sickbay.sim.hardware import Defect
 from sickbay.sim.host import VirtualExecutor
 from sickbay.sim.simulation import Plan, Simulation
 
 MINUTE = 60.0
+
+Storm = Callable[[Simulation, Sequence[NodeId]], None]
 
 
 def recommending() -> Policy:
@@ -47,6 +51,84 @@ class CountingStore(MemoryStore):
         found = super().find(tag, limit)
         self.read[f"found {tag.partition(':')[0]}"] += len(found)
         return found
+
+
+class PlanCounting(MemoryStore):
+    """How many times something of each kind fell due, which is how often it was planned."""
+
+    def __init__(self) -> None:
+        super().__init__(limits=False)
+        self.plans: Counter[str] = Counter()
+
+    def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
+        found = super().due(readings, limit)
+        self.plans.update(subject.partition(":")[0] for subject in found)
+        return found
+
+
+# --- storms
+
+
+def _all_sick(sim: Simulation, nodes: Sequence[NodeId]) -> None:
+    for node in nodes:
+        sim.world.strike(node, Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    sim.run(2 * HOUR)
+
+
+def _all_lost(sim: Simulation, nodes: Sequence[NodeId]) -> None:
+    for node in nodes:
+        sim.world.lose_node(node)
+    sim.run(3 * HOUR)
+
+
+def _excluded(sim: Simulation, nodes: Sequence[NodeId]) -> None:
+    sim.order("exclude", "", fault="xid.79", seconds="36000")
+    sim.run(MINUTE)
+    _all_sick(sim, nodes)
+
+
+def _three_repeat_themselves(sim: Simulation, nodes: Sequence[NodeId]) -> None:
+    """Under a brake: the first few nodes write a line each second."""
+    for node in nodes:
+        sim.world.strike(node, Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    sim.run(MINUTE)
+    for _ in range(len(nodes)):
+        for node in nodes[:3]:
+            sim.world.observe(node, "xid", {"number": 79, "device": 0}, "NVRM: Xid (PCI:0000:10:00): 79")
+        sim.run(1.0)
+
+
+def plans_for(storm: Storm, faults: int, brakes: bool) -> int:
+    """What a storm costs over all, in plans of incidents, in a fleet of its size."""
+    store = PlanCounting()
+    policy = policy_with() if brakes else policy_with(brakes=())
+    sim = Simulation(Plan(nodes=faults + 4, strict=False, limits=False), policy=policy, store=store)
+    sim.run(MINUTE)
+    storm(sim, sim.nodes[:faults])
+    assert len(sim.incidents()) == faults
+    return store.plans["incident"]
+
+
+@pytest.mark.parametrize(
+    ("storm", "brakes"),
+    [(_all_sick, False), (_all_lost, False), (_excluded, False), (_all_sick, True), (_three_repeat_themselves, True)],
+    ids=["limit", "repairs", "excluded", "brake", "brake pressed again and again"],
+)
+def test_a_storm_costs_plans_in_proportion_to_its_faults(storm: Storm, brakes: bool) -> None:
+    few, many = plans_for(storm, 16, brakes), plans_for(storm, 64, brakes)
+    assert many <= 5 * few, "four times the faults, about four times the plans"
+
+
+def test_what_waits_for_room_is_called_in_the_order_of_its_age(ward: OpenWard) -> None:
+    w = ward(nodes=8, policy=policy_with(brakes=()))
+    for node in reversed(w.nodes):
+        w.sick(node)
+        w.run(20)
+    w.rests()
+    opened = [incident.node for incident in sorted(w.incidents(), key=lambda i: i.opened_at)]
+    cordoned = [event.subject for event in w.world.chronicle.events if event.what == "cordon"]
+    assert opened == list(reversed(w.nodes))
+    assert list(dict.fromkeys(cordoned)) == opened
 
 
 # --- dispatch

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sickbay.brain.correlate import rule_for
 from sickbay.model.fault import signature
 from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding, pool_fits
-from sickbay.model.incident import Incident, IncidentKind, Phase
+from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
 
 
@@ -56,6 +56,7 @@ class Deferred:
     confirm: Confirm | None = None
     doubts: bool = False  # when this ends, a suspect must be confirmed or cleared: it is never replayed
     excused: bool = False  # excluded: the seat may be claimed all the same
+    room: Room | None = None  # of the pool's limit: whoever is deferred for want of it stands in a queue
 
 
 def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Deferred | None:
@@ -80,13 +81,23 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
         out, ours = ledger.out - again, ledger.ours - again
         if out >= most and ours >= limit.out_at_least:
             tell = "budget" if ledger.held > node.held else ""  # another seat is held, not this one
-            return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell)
+            room = None if again else Room.SEAT  # counted already, it waits for others to come back
+            return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell, room=room)
     if asked is Asked.REPAIR:
         most = limit.repairing(limit.size or ledger.size)
         repairing = ledger.repairing - (incident.phase is Phase.REPAIRING)  # of the others: asked again when it is sent
         if repairing >= most:
-            return Deferred(f"{repairing} of {most} repairs allowed at once in {node.pool} are under way")
+            because = f"{repairing} of {most} repairs allowed at once in {node.pool} are under way"
+            return Deferred(because, room=Room.REPAIR)
     return None
+
+
+def room_for(room: Room, ledger: Ledger, limit: Limit) -> int:
+    """How many more a pool's limit admits."""
+    size = limit.size or ledger.size
+    if room is Room.REPAIR:
+        return limit.repairing(size) - ledger.repairing
+    return max(limit.out(size) - ledger.out, limit.out_at_least - ledger.ours)
 
 
 def confirmation(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Confirm | None:

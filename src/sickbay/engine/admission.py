@@ -11,7 +11,7 @@ from sickbay.engine.steps import notify, step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy, signature
-from sickbay.model.fleet import Brake, Node, Withholding
+from sickbay.model.fleet import Brake, Flipped, Node, Withholding
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     Drain,
@@ -45,7 +45,9 @@ def ask(draft: Draft, asked: Asked, incident: Incident, node: Node) -> Deferred 
     brakes: list[tuple[BrakeRule, Brake]] = []
     if incident.kind is IncidentKind.FAULT:
         for rule, scope in brake_scopes(incident, node, draft.rules.policy):
-            brake = draft.read(Brake, f"brake:{scope}:{signature(incident.fault)}")
+            name = f"{scope}:{signature(incident.fault)}"
+            draft.read(Flipped, f"flipped:{name}")
+            brake = draft.read(Brake, f"brake:{name}", watch=False)
             if brake is not None:
                 brakes.append((rule, brake))
     fleet = Fleet(
@@ -72,7 +74,9 @@ def deferred(
         draft.put(incident)
     until, would = _by_wall(draft, refused.until), asked.value
     shown_as = f"would have: {would}" if refused.withheld else ""
-    wait = Wait(because=refused.because, until=until, would=shown_as)
+    wait = Wait(because=refused.because, until=until, would=shown_as, room=refused.room)
+    if asked is Asked.QUARANTINE and incident.phase.out:
+        draft.ledger(incident.pool)  # it is counted already, and waits for others to come back rather than for room
     if incident.wait is None or incident.wait.because != wait.because:
         person = ("operator:",) if incident.ordered or incident.kind is IncidentKind.OPERATOR else ()
         draft.tell(f"waits ({would}): {refused.because}", key_of(incident), key_of(node), *person, event="deferred")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
 
 from sickbay.model.fleet import Node, NodeId
+from sickbay.model.incident import Incident, IncidentKind, Room
 from sickbay.model.job import Interruption, Job, JobState
 
 Attempt = tuple[int, int, float]  # that was lost: its number, its rosters, and when
@@ -77,6 +78,35 @@ class OpenJobs:
 def waits(job: Job) -> bool:
     """It has no nodes yet."""
     return job.state is JobState.QUEUED or (job.state is JobState.GATING and not job.claim)
+
+
+class RoomQueue:
+    """The incidents of one pool that wait for room within its limit: what a person asked for first, then by age."""
+
+    def __init__(self) -> None:
+        self._lines: defaultdict[Room, list[tuple[bool, float, str]]] = defaultdict(list)
+
+    def put(self, key: str, before: Incident | None, after: Incident | None) -> None:
+        """An incident changed; None: it was not of this pool, or is not any more."""
+        was, now = _ticket(key, before), _ticket(key, after)
+        if was == now:
+            return
+        if was is not None:
+            line = self._lines[was[0]]
+            del line[bisect_left(line, was[1])]
+        if now is not None:
+            insort(self._lines[now[0]], now[1])
+
+    def first(self, room: Room) -> Iterator[str]:
+        return (key for _, _, key in self._lines.get(room, ()))
+
+
+def _ticket(key: str, incident: Incident | None) -> tuple[Room, tuple[bool, float, str]] | None:
+    room = incident.queues_for if incident is not None else None
+    if incident is None or room is None:
+        return None
+    asked = incident.ordered or incident.kind is IncidentKind.OPERATOR
+    return room, (not asked, incident.began, key)
 
 
 class FreeNodes:

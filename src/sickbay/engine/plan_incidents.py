@@ -19,7 +19,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, PolicyInForce
 from sickbay.model.fault import Fault
-from sickbay.model.fleet import JobId, Node, Record
+from sickbay.model.fleet import JobId, Ledger, Node, Record
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     Intent,
@@ -85,9 +85,9 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
             if job.state is JobState.RUNNING and job.id not in incident.jobs and _was_there(draft, job, incident):
                 training.add(job.id)
         if node.claimable and incident.phase is not Phase.WATCHED:
-            # Claims come with its version. Elsewhere nobody can claim the node, or a newcomer is none of its business;
-            # and a ledger changes so often that every needless reader of it is planned again and again.
-            draft.ledger(node.pool)
+            # Claims come with its version. Elsewhere nobody can claim the node, or a newcomer is none of its business.
+            # It is not waited on: whoever claims the node meanwhile is seen when its fault is not excused any more.
+            draft.read(Ledger, f"ledger:{node.pool}", watch=False)
     past = []
     for subject in _histories(incident, node):
         record = draft.read(Record, f"record:{subject}", watch=False)

@@ -1,18 +1,19 @@
 """Seats and their pools: what is in service, what may be claimed, and the ledger that changes with it."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import islice
 
 from msgspec.structs import replace
 
-from sickbay.brain.admit import limit_for
+from sickbay.brain.admit import limit_for, room_for
 from sickbay.engine.view import Draft
-from sickbay.model.fleet import AgentState, Capability, Freed, Ledger, Node, NodeId
-from sickbay.model.incident import Incident, IncidentKind, Phase
+from sickbay.model.fleet import AgentState, Aside, Brake, Capability, Flipped, Freed, Ledger, Node, NodeId
+from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import DUE_NOW, key_of
 
-WAKE_AT_ONCE = 10  # jobs; others look again at their next reminder
+WAKE_AT_ONCE = 10  # jobs, or incidents, by one unit; others look again at their next reminder
 
 
 def settle(draft: Draft) -> None:
@@ -30,7 +31,67 @@ def settle(draft: Draft) -> None:
     for row in list(draft.writes.values()):
         if isinstance(row, Incident):
             _book_repair(draft, row)
+    _flip(draft)
     _free_up(draft)
+    _call_in(draft)
+
+
+def _flip(draft: Draft) -> None:
+    """Wake whoever a brake holds, or may hold, where this unit trips or resets it."""
+    for brake in [row for row in draft.writes.values() if isinstance(row, Brake)]:
+        before = draft.before(Brake, key_of(brake)) or Brake(scope=brake.scope, signature=brake.signature)
+        if (before.tripped_at, before.reset_at) != (brake.tripped_at, brake.reset_at):
+            name = f"{brake.scope}:{brake.signature}"
+            flipped = draft.read(Flipped, f"flipped:{name}", watch=False) or Flipped(brake=name)
+            draft.put(replace(flipped, times=flipped.times + 1))
+
+
+def _call_in(draft: Draft) -> None:
+    """Call those who wait for room within a pool's limit, as many as there is room for, first come, first served.
+
+    Whoever is called and does not take it leaves the queue, or is at its head when the next is called; so there is
+    never room and a queue at once, and a change of the ledger costs a few plans, however long the queue is.
+    """
+    called = 0
+    for pool in _moved(draft):
+        ledger = draft.peek(Ledger, f"ledger:{pool}") or Ledger(pool=pool)
+        limit = limit_for(pool, draft.rules.policy)
+        for room in Room:
+            most = min(room_for(room, ledger, limit), WAKE_AT_ONCE - called)
+            if room is Room.SEAT and _more_held(draft, ledger):
+                most = max(most, 1)  # a person is to be told that the limit is used up by seats that only he can free
+            for key in islice(_able(draft, pool, room), max(most, 0)):
+                draft.waits[key] = DUE_NOW
+                called += 1
+
+
+def _moved(draft: Draft) -> list[str]:
+    """Pools whose queues may move by this unit: their ledgers change, or somebody leaves."""
+    pools: dict[str, None] = {}
+    for key, row in draft.writes.items():
+        if isinstance(row, Ledger):
+            pools[row.pool] = None
+        elif key.startswith("incident:"):
+            before, after = draft.before(Incident, key), row if isinstance(row, Incident) else None
+            if before is not None and before.queues_for is not None and not _queues_still(before, after):
+                pools[before.pool] = None
+    return list(pools)
+
+
+def _queues_still(before: Incident, after: Incident | None) -> bool:
+    return after is not None and (after.queues_for, after.pool) == (before.queues_for, before.pool)
+
+
+def _more_held(draft: Draft, ledger: Ledger) -> bool:
+    before = draft.before(Ledger, key_of(ledger))
+    return ledger.held > (before.held if before is not None else 0)
+
+
+def _able(draft: Draft, pool: str, room: Room) -> Iterator[str]:
+    """Who queues, but for those that this unit is about, and those that cannot be planned: they would block it."""
+    for key in draft.queue(pool, room):
+        if key not in draft.writes and key not in draft.waits and draft.peek(Aside, f"aside:{key}") is None:
+            yield key
 
 
 def _free_up(draft: Draft) -> None:
@@ -143,8 +204,11 @@ def _count(node: Node | None, what: str) -> int:
 
 
 def ledger_now(draft: Draft, incident: Incident) -> Ledger:
-    """The pool's ledger with what this unit has changed of the incident so far: a rung that has just failed is free."""
-    ledger = draft.ledger(incident.pool)
+    """The pool's ledger with what this unit has changed of the incident so far: a rung that has just failed is free.
+
+    It is expected, not waited on: it changes with every seat, and few of these changes are any use to who waits.
+    """
+    ledger = draft.read(Ledger, f"ledger:{incident.pool}", watch=False) or Ledger(pool=incident.pool)
     freed = _was_repairing(draft, incident) - int(incident.phase is Phase.REPAIRING)
     return replace(ledger, repairing=ledger.repairing - freed)
 

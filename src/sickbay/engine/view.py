@@ -1,16 +1,16 @@
 """Rows as a round sees them, and a draft of what one unit changes."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from sickbay.engine.indexes import FreeNodes, OpenJobs, waits
+from sickbay.engine.indexes import FreeNodes, OpenJobs, RoomQueue, waits
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import UnreadableRow
 from sickbay.model.fleet import Capability, Freed, IncidentId, JobId, Ledger, Node, NodeId, Roster
-from sickbay.model.incident import Incident
+from sickbay.model.incident import Incident, Room
 from sickbay.model.intent import Intent
 from sickbay.model.job import Interruption, Job
 from sickbay.model.parts import stored, whole
@@ -51,6 +51,7 @@ class View:
         self._found: dict[str, list[str]] = {}
         self._jobs: dict[str, OpenJobs] = {}  # by tag
         self._free: dict[str, FreeNodes] = {}  # by pool
+        self._queues: dict[str, RoomQueue] = {}  # by pool
         self._sure = True  # nothing was refused since we last wrote
         self._ahead: set[str] = set()  # keys of what is planned and not committed yet
 
@@ -113,8 +114,26 @@ class View:
             self._free[pool] = index
         return index
 
+    def queue(self, pool: str) -> RoomQueue:
+        """The open incidents of a pool that wait for room within its limit."""
+        queue = self._queues.get(pool)
+        if queue is None:
+            queue = RoomQueue()
+            for key in self.find(f"open-incident:{pool}"):
+                if isinstance(row := self.get(key).row, Incident):
+                    queue.put(key, None, row)
+            self._queues[pool] = queue
+        return queue
+
     def _index(self, key: str, before: AnyRow | None, after: AnyRow | None) -> None:
         """Bring the indexes along with a row that is written."""
+        if isinstance(before, Incident) or isinstance(after, Incident):
+            rows = [each if isinstance(each, Incident) else None for each in (before, after)]
+            for pool in {each.pool for each in rows if each is not None} & self._queues.keys():
+                self._queues[pool].put(
+                    key, *(each if each is not None and each.pool == pool else None for each in rows)
+                )
+            return
         if isinstance(before, Job) or isinstance(after, Job):
             was = before if isinstance(before, Job) and before.open else None
             now = after if isinstance(after, Job) and after.open else None
@@ -162,6 +181,7 @@ class View:
             self._found.clear()
             self._jobs.clear()
             self._free.clear()
+            self._queues.clear()
         for key, row in unit.writes.items():
             if (before := rows[key]) is None:
                 continue
@@ -188,6 +208,7 @@ class View:
         self._found.clear()
         self._jobs.clear()
         self._free.clear()
+        self._queues.clear()
 
 
 def rosters_of(job: Job, lost: Interruption) -> list[str]:
@@ -370,6 +391,10 @@ class Draft:
     def free(self, pool: str) -> FreeNodes:
         """As it was before this unit: what `touched` names must be looked at by itself."""
         return self._view.free(pool)
+
+    def queue(self, pool: str, room: Room) -> Iterator[str]:
+        """Keys of incidents that wait for room in a pool, in their order, as it was before this unit."""
+        return iter(self._view.queue(pool).first(room))
 
     def touched(self) -> set[NodeId]:
         """Nodes that this unit has changed, or whose claims it has."""

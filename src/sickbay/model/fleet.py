@@ -187,6 +187,13 @@ class Freed(Noun):
     times: int = 0
 
 
+class Flipped(Noun):
+    """Raised whenever a brake trips or resets. Who is held by it waits on this, and is not woken by its counting."""
+
+    brake: str  # <scope>:<signature>
+    times: int = 0
+
+
 class Ledger(Noun):
     """One row per pool. `out`, `ours` and `repairing` change only in the unit that changes a seat."""
 

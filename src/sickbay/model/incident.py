@@ -88,12 +88,20 @@ class Doubt(Noun):
     unrun: int = 0  # checks that could not run
 
 
+class Room(StrEnum):
+    """What a pool's limit leaves room for."""
+
+    SEAT = "seat"  # one more that is out
+    REPAIR = "repair"  # one more under way
+
+
 class Wait(Noun):
     """A decision not to act now."""
 
     because: str
     until: Deadline | None = None
     would: str = ""  # the act that is withheld
+    room: Room | None = None  # it stands in a queue of its pool, and is called when there is room (`engine.seats`)
 
 
 class Incident(Noun):
@@ -148,6 +156,11 @@ class Incident(Noun):
     def about(self, held: tuple[int, ...]) -> bool:
         """Whether any of its faults is about what somebody holds of the node: these devices, or with () all of it."""
         return self.wide or touches(self.fault, held) or bool(set(self.beside) & set(held))
+
+    @property
+    def queues_for(self) -> Room | None:
+        """What it needs of its pool's limit before it can go on, and has not got."""
+        return self.wait.room if self.open and self.wait is not None else None
 
     @property
     def as_good_as_over(self) -> bool:

@@ -14,6 +14,7 @@ from sickbay.model.fleet import (
     Brake,
     Cursor,
     Errand,
+    Flipped,
     Freed,
     InForce,
     Ledger,
@@ -48,6 +49,7 @@ AnyRow = (
     | Aside
     | Ages
     | Freed
+    | Flipped
     | Errand
     | Part
     | Roster
@@ -72,6 +74,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "aside": Aside,
     "ages": Ages,
     "freed": Freed,
+    "flipped": Flipped,
     "errand": Errand,
     "part": Part,
     "roster": Roster,
@@ -100,6 +103,8 @@ def key_of(row: AnyRow) -> str:
             return f"ledger:{row.pool}"
         case Freed():
             return f"freed:{row.pool}"
+        case Flipped():
+            return f"flipped:{row.brake}"
         case Brake():
             return f"brake:{row.scope}:{row.signature}"
         case Record():

@@ -278,14 +278,17 @@ def test_a_unit_is_refused_when_a_row_that_it_only_read_has_changed() -> None:
         store.commit(draft.unit(), lease.epoch)
 
 
-def test_a_decision_about_a_node_that_can_be_claimed_is_woken_by_every_claim_in_its_pool() -> None:
-    """A node whose fault is excused may be given to a job at any time, and then the job is the incident's business."""
+def test_a_decision_about_a_node_that_can_be_claimed_takes_turns_with_claims_and_is_not_woken_by_them() -> None:
+    """A node whose fault is excused may be given to a job at any time. Nothing follows while it is excused: when that
+    ends, its incident is due, and what runs there by then is its business. Claims are many.
+    """
     open_ = replace(incident_of("i"), began=0.0)
     seat = node("a", claimable=True, incident=open_.id, incarnation=open_.incarnation, excused=True)
-    for claimable, wakes in ((True, True), (False, False)):
+    for claimable, takes_turns in ((True, True), (False, False)):
         draft = drafted(MemoryStore(), open_, replace(seat, claimable=claimable), ingest=100.0)
         sight_of(draft, open_)
-        assert ("ledger:p" in draft.watched) is wakes
+        assert ("ledger:p" in draft.expect) is takes_turns
+        assert "ledger:p" not in draft.watched
 
 
 def test_sqlite_waits_for_the_disk_unless_the_write_may_be_lost(tmp_path: Path) -> None:

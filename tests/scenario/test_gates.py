@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import DAY, HOUR, Hall, cluster_without, policy_of, warm_and_cold
+from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.knowledge.policy import load_policy
 from sickbay.model.fleet import Capability
@@ -173,6 +173,49 @@ def test_a_gate_longer_than_its_deadline_is_not_a_pass() -> None:
     hall = Hall(nodes=2, policy=replace(default, examine=short))
     hall.ends(hall.submit(), JobState.FAILED, most=DAY)
     assert hall.happened("start") == []
+
+
+# --- nodes without an agent, where only an agent can check
+
+
+@warm_and_cold
+def test_a_job_with_a_gate_is_not_placed_where_nobody_can_check(cold: bool) -> None:
+    hall = Hall(nodes=4, agentless=2, cold=cold)
+    bare = {hall.nodes[1], hall.nodes[3]}
+    job = hall.training(nodes=2)
+    assert not bare & set(hall.job(job).claim)
+    assert not hall.job(job).gates
+    assert not [e for node in bare for e in hall.happened("check", node)]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["counted", "named"])
+def test_a_job_that_needs_a_node_without_an_agent_says_so_at_once_and_starts_when_it_is_heard(named: bool) -> None:
+    hall = Hall(nodes=2, agentless=2)
+    bare = hall.nodes[1]
+    job = hall.submit(nodes=2, on=tuple(hall.nodes) if named else ())
+    hall.run(MINUTE)
+    assert hall.job(job).state is JobState.QUEUED
+    assert "no agent has been heard" in hall.because(job)
+    assert not hall.job(job).gates
+    hall.world.seat(bare).agentless = False
+    hall.world.agents.refresh(hall.world.seat(bare))
+    hall.until(lambda: hall.trains(job), HOUR)
+
+
+def test_a_job_without_a_gate_runs_where_there_is_no_agent() -> None:
+    hall = Hall(nodes=2, agentless=2)
+    hall.training(nodes=2, precheck=0)
+
+
+def test_a_node_without_an_agent_is_not_checked_in_vain_at_a_jobs_end() -> None:
+    hall = Hall(nodes=3, agentless=3, policy=policy_of("ecs-hybrid", on_no_fault=OnNoFault.RESTART))
+    bare = hall.nodes[2]
+    job = hall.training(nodes=3, precheck=0)
+    hall.world.crash(job)
+    hall.until(lambda: len(hall.starts(job)) == 2, HOUR)
+    assert hall.happened("check.pass", hall.nodes[0])
+    assert not hall.happened("check", bare)
+    assert bare in hall.job(job).avoid
 
 
 # --- the check at a job's end

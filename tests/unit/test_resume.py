@@ -60,6 +60,7 @@ def sight(of: Job, last: Intent | None = None, **more: Any) -> JobSight:
         "place": lambda: {A: (), B: ()},
         "unusable": lambda: (),
         "well": lambda nodes: nodes,
+        "mute": lambda _nodes: (),
         "lost": lambda: (),
         "unseen": lambda: (),
         "readings": {"sim": 1000.0, "ingest": 1000.0},

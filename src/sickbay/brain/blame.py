@@ -31,9 +31,11 @@ def diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
         named = {*(call.node for call in job.calls), *ended_badly}
         suspects = tuple(sorted(node for node in job.ranks if node in named))
         chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
-        check = Verify(nodes=chosen, level=after.level, profile=after.profile)
-        also = {"avoid": _dark(intent, nodes)[:AVOIDED]}
-        return Do(check, "its nodes are checked before it restarts", after.deadline, INGEST, also=also)
+        mute = s.mute(chosen)
+        if asked := tuple(node for node in chosen if node not in mute):
+            check = Verify(nodes=asked, level=after.level, profile=after.profile)
+            also = {"avoid": tuple(dict.fromkeys((*_dark(intent, nodes), *mute)))[:AVOIDED]}
+            return Do(check, "its nodes are checked before it restarts", after.deadline, INGEST, also=also)
     if intent is not None and examined and not intent.state.over:
         return Stay(Wait(because="its nodes are checked", until=intent.seen_by))
     dark = _dark(intent, intent.act.nodes if intent and isinstance(intent.act, Verify) else nodes)

@@ -23,6 +23,7 @@ class JobSight:
     place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
     unusable: Callable[[], tuple[NodeId, ...] | str]  # what a cluster that chooses is to avoid, or why it is not asked
     well: Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]  # which of these nodes can be claimed
+    mute: Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]  # which of these nodes nobody can check
     lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
     unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
     readings: dict[str, float]

@@ -9,12 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
 
-from sickbay.model.fleet import Node, NodeId
+from sickbay.model.fleet import AgentState, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Room
 from sickbay.model.job import Interruption, Job, JobState
 
 Attempt = tuple[int, int, float]  # that was lost: its number, its rosters, and when
 Claim = Mapping[NodeId, tuple[int, ...]]
+File = tuple[int, bool, bool]  # free devices of a node, whether nobody is there at all, whether its agent is heard
 
 Rosters = Callable[[Job, Interruption], frozenset[NodeId]]  # the nodes of an attempt that was interrupted
 
@@ -113,8 +114,8 @@ class FreeNodes:
     """The claimable nodes of one pool, in order, filed by how many of their devices nobody claims."""
 
     def __init__(self) -> None:
-        self._files: defaultdict[tuple[int, bool], list[NodeId]] = defaultdict(list)
-        self._filed: dict[NodeId, tuple[int, bool]] = {}  # free devices, and whether nobody is there at all
+        self._files: defaultdict[File, list[NodeId]] = defaultdict(list)
+        self._filed: dict[NodeId, File] = {}
 
     def put(self, node: NodeId, row: Node | None, claims: Iterable[tuple[int, ...]]) -> None:
         """`row` None: it is not of this pool, or cannot be claimed."""
@@ -127,29 +128,30 @@ class FreeNodes:
             self._filed[node] = there
             insort(self._files[there], node)
 
-    def _fitting(self, wanted: int) -> list[list[NodeId]]:
-        return [file for there, file in self._files.items() if _fits(there, wanted)]
+    def _fitting(self, wanted: int, *, heard: bool) -> list[list[NodeId]]:
+        return [file for there, file in self._files.items() if _fits(there, wanted, heard=heard)]
 
-    def count(self, wanted: int) -> int:
-        """How many nodes have so many free devices; 0 wants a node to itself."""
-        return sum(len(file) for file in self._fitting(wanted))
+    def count(self, wanted: int, *, heard: bool = False) -> int:
+        """How many nodes have so many free devices; 0 wants a node to itself. `heard`: with an agent that we hear."""
+        return sum(len(file) for file in self._fitting(wanted, heard=heard))
 
-    def fits(self, node: NodeId, wanted: int) -> bool:
-        return node in self._filed and _fits(self._filed[node], wanted)
+    def fits(self, node: NodeId, wanted: int, *, heard: bool = False) -> bool:
+        return node in self._filed and _fits(self._filed[node], wanted, heard=heard)
 
-    def first(self, wanted: int) -> Iterator[NodeId]:
-        return merge(*self._fitting(wanted))
-
-
-def _fits(there: tuple[int, bool], wanted: int) -> bool:
-    free, untouched = there
-    return untouched if wanted == 0 else free >= wanted
+    def first(self, wanted: int, *, heard: bool = False) -> Iterator[NodeId]:
+        return merge(*self._fitting(wanted, heard=heard))
 
 
-def _free(node: Node, claims: Iterable[tuple[int, ...]]) -> tuple[int, bool]:
+def _fits(there: File, wanted: int, *, heard: bool) -> bool:
+    free, untouched, speaks = there
+    return (untouched if wanted == 0 else free >= wanted) and (speaks or not heard)
+
+
+def _free(node: Node, claims: Iterable[tuple[int, ...]]) -> File:
     held: set[int] = set()
     untouched = True
     for devices in claims:
         untouched = False
         held |= set(devices) or {device.index for device in node.devices}
-    return sum(device.index not in held for device in node.devices), untouched
+    free = sum(device.index not in held for device in node.devices)
+    return free, untouched, node.agent is AgentState.HEARD

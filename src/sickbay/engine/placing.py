@@ -4,15 +4,17 @@ from collections.abc import Collection, Iterable
 from heapq import merge
 from itertools import chain
 
+from sickbay.brain.gate import gate_of
 from sickbay.brain.job_sight import AVOIDED, Placement, listing
 from sickbay.engine.view import Draft
-from sickbay.model.fleet import Freed, Node, NodeId
+from sickbay.model.fleet import AgentState, Capability, Freed, Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job
 from sickbay.model.policy import PlaceBy
 
 POOLS = 8  # of one cluster: a unit has room for few rows
 TOLD = 3  # sick nodes that a waiting job names
+UNCHECKED = "no agent has been heard, and only an agent can do the check before its start"
 WATCHED = 12  # nodes that a waiting job keeps an eye on; a unit has room for few rows
 
 
@@ -37,7 +39,26 @@ def place(draft: Draft, job: Job) -> Placement | str:
     if count >= (least if fewer else most):
         return free.choose(min(count, most), last if order[:1] == (PlaceBy.SAME,) else ())
     needs = f"needs {least if fewer else most} nodes of {job.pool}, {count} can be claimed"
-    return "; ".join([needs, *_sick(draft, sorted(last))])
+    deaf = [f"{UNCHECKED} on {more} others"] if (more := free.unchecked()) else []
+    return "; ".join([needs, *deaf, *_sick(draft, sorted(last))])
+
+
+def _checked_by_agents(draft: Draft, job: Job) -> bool:
+    """Whether its nodes must pass a check before it starts that only their agents can do."""
+    by_agent = Capability.CHECK_BY_AGENT in draft.can(job.spec.cluster)
+    return by_agent and gate_of(job, draft.rules.policy) is not None
+
+
+def _deaf(node: Node) -> bool:
+    return node.agent is not AgentState.HEARD
+
+
+def mute(draft: Draft, job: Job, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Which of these nobody can check: only an agent could, and none has been heard there."""
+    if Capability.CHECK_BY_AGENT not in draft.can(job.spec.cluster):
+        return ()
+    rows = {node: draft.peek(Node, f"node:{node}") for node in nodes}
+    return tuple(node for node, row in rows.items() if row is not None and row.agent is AgentState.NONE)
 
 
 def _sick(draft: Draft, nodes: Iterable[NodeId]) -> list[str]:
@@ -72,17 +93,23 @@ class _Free:
         self._draft = draft
         self._job = job
         self._wanted = job.spec.gpus_per_node
+        self._heard = _checked_by_agents(draft, job)
         self._index = draft.free(job.pool)
         self._apart = draft.touched() | job.claim.keys()
 
     def count(self) -> int:
-        filed = sum(self._index.fits(node, self._wanted) for node in self._apart)
-        return self._index.count(self._wanted) - filed + sum(self.on(node) is not None for node in self._apart)
+        filed = sum(self._index.fits(node, self._wanted, heard=self._heard) for node in self._apart)
+        free = self._index.count(self._wanted, heard=self._heard)
+        return free - filed + sum(self.on(node) is not None for node in self._apart)
+
+    def unchecked(self) -> int:
+        """How many more it could have if it asked for no check before it starts."""
+        return self._index.count(self._wanted) - self._index.count(self._wanted, heard=self._heard)
 
     def on(self, node: NodeId) -> tuple[int, ...] | None:
         """Devices of a node that it may have; none of them: the whole node. None: it may not."""
         row = self._draft.peek(Node, f"node:{node}")
-        if row is None or not row.claimable or row.pool != self._job.pool:
+        if row is None or not row.claimable or row.pool != self._job.pool or (self._heard and _deaf(row)):
             return None
         return free_devices(self._draft, self._job, row)
 
@@ -90,7 +117,7 @@ class _Free:
         """So many, in order: those that it had last before others if policy says so, those to avoid last of all."""
         avoid = set(self._job.avoid)
         theirs = sorted(node for node in self._apart if self.on(node) is not None)
-        filed = (node for node in self._index.first(self._wanted) if node not in self._apart)
+        filed = (node for node in self._index.first(self._wanted, heard=self._heard) if node not in self._apart)
         others = (node for node in merge(filed, theirs) if node not in avoid and node not in first)
         preferred = (node for node in sorted(first) if node not in avoid)
         rest = sorted(avoid, key=lambda node: (node not in first, node))
@@ -120,7 +147,10 @@ def _named(draft: Draft, job: Job) -> Placement | str:
         node = draft.peek(Node, f"node:{name}")
         if node is not None:
             draft.turn(node.pool)
-        devices = free_devices(draft, job, node) if node is not None and node.claimable else None
+        deaf = node is not None and node.claimable and _checked_by_agents(draft, job) and _deaf(node)
+        devices = free_devices(draft, job, node) if node is not None and node.claimable and not deaf else None
+        if deaf:
+            return f"{name}: {UNCHECKED}"
         if node is None or devices is None:
             why = "is not known" if node is None else "is taken"
             if node is not None and not node.claimable:

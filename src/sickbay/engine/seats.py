@@ -115,7 +115,9 @@ def _free_up(draft: Draft) -> None:
 
 
 def _as_free(before: Node | None, after: Node) -> bool:
-    return before is not None and before.claimable and (before.pool, before.devices) == (after.pool, after.devices)
+    if before is None or not before.claimable:
+        return False
+    return (before.pool, before.devices, before.agent) == (after.pool, after.devices, after.agent)
 
 
 def _book_repair(draft: Draft, incident: Incident) -> None:

@@ -26,7 +26,9 @@ class Examinations:
             self._ground.chronicle.note("check", node, check)
             seat = self._ground.seats.get(node)
             takes = self._ground.spread(self._takes(level))
-            if seat is None or not seat.speaking:
+            if seat is not None and seat.agentless:
+                self._ground.chronicle.note("check.silent", node, check)  # nobody is there to say that it cannot
+            elif seat is None or not seat.speaking:
                 self._cannot(check, node, expect, level, "the node does not answer", after=takes)
             elif expect is not None and not seat.voice.agrees(expect):
                 self._cannot(check, node, seat.voice, level, "another incarnation holds the seat", after=takes)

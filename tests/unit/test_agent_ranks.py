@@ -121,6 +121,15 @@ def test_a_loss_that_is_no_number_is_left_out(room: Room, loss: Any) -> None:
     assert room.look(1.0) == [Stepped(job=JOB, attempt=1, step=3)]
 
 
+@pytest.mark.parametrize(("said", "fenced"), [({"fenced": True}, True), ({"fenced": "yes"}, False), ({}, False)])
+def test_that_older_attempts_can_commit_nothing_is_believed_only_if_it_is_said_plainly(
+    room: Room, said: dict[str, Any], fenced: bool
+) -> None:
+    room.ranks(rank())
+    room.beat(3, **said)
+    assert room.look(1.0) == [Stepped(job=JOB, attempt=1, step=3, fenced=fenced)]
+
+
 def test_a_rank_that_stalls_is_called_hung_once(room: Room) -> None:
     room.ranks(rank(stall_after=10.0))
     assert room.hangs(500.0) == []  # nothing counts before the first step

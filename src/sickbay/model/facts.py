@@ -107,7 +107,7 @@ class Stepped(News, tag="stepped"):
     resumed_from: int | None = None
     skipped: tuple[str, ...] = ()  # newer checkpoints that could not be used, each with its reason
     loss: float | None = None
-    fenced: bool = False  # the attempt has fenced its checkpoints: no older one can commit any more
+    fenced: bool = False  # the script says (`heartbeat(…, fenced=True)`) that no older attempt can commit any more
     node: NodeId | None = None  # whose agent says so
 
 

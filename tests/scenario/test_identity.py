@@ -353,6 +353,57 @@ def test_a_fault_of_a_holder_that_was_not_seen_yet_is_learned_when_it_is(ward: O
     assert found.incarnation.instance_id == new.instance_id
 
 
+# --- agents that nobody knows
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_an_agent_that_names_another_machine_than_its_cluster_is_told_once(ward: OpenWard, cold: bool) -> None:
+    w = ward(nodes=2, agentless=2, cold=cold)
+    node = w.nodes[1]
+    speaks = w.world.agents.voices
+    speaks[node] = Incarnation(instance_id="i-elsewhere", boot_id="b")
+    w.run(2 * HOUR)
+    (text,) = w.told("agent_unknown")
+    assert node in text
+    assert "i-elsewhere" in text
+    assert w.world.seat(node).incarnation.instance_id in text
+    assert text in w.story(node)
+    said = speaks.pop(node)
+    w.run(300)
+    assert w.node(node).agent is AgentState.NONE, "whoever is silent now was never the agent of this machine"
+    speaks[node] = said
+    w.run(2 * HOUR)
+    assert len(w.told("agent_unknown")) == 1
+    speaks[node] = w.world.seat(node).voice
+    w.run(300)
+    assert w.node(node).agent is AgentState.HEARD
+
+
+def test_an_agent_of_a_node_that_no_cluster_has_is_told_once(ward: OpenWard) -> None:
+    w = ward()
+    node = NodeId("sim/misspelt")
+    seat = w.world.ground.add_seat(node, pool="train", domain="d", gpus=8, linked=True)
+    w.world.agents.refresh(seat)
+    w.run(2 * HOUR)
+    (text,) = w.told("agent_unknown")
+    assert node in text
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["shown", "silent"])
+def test_an_agent_that_is_soon_known_or_silent_is_told_to_nobody(ward: OpenWard, gone: bool) -> None:
+    w = ward(policy=policy_with(examine=()))
+    node = NodeId("sim/new")
+    seat = w.world.ground.add_seat(node, pool="train", domain="d", gpus=8, linked=True)
+    w.world.agents.refresh(seat)
+    w.run(300)
+    if gone:
+        w.world.plant.set_agent(seat, alive=False)
+    else:
+        w.world.plant.cluster_hears(seat)
+    w.run(2 * HOUR)
+    assert not w.told("agent_unknown")
+
+
 # --- gates
 
 

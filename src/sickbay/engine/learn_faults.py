@@ -23,6 +23,7 @@ from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 ANNOUNCED = 120.0  # seconds that an announced end takes, where nothing else was said
 GOING_DOWN = "node.going_down"
 EARLY_WORDS, EARLY_TEXT = 20, 500  # observations of a machine that is not known yet, and characters of each
+UNKNOWN_AFTER = 900.0  # seconds that a cluster is given to speak of a machine whose agent is heard: it may be booting
 SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
 
 
@@ -76,13 +77,28 @@ def _comes_early(node: Node | None, news: Observed) -> bool:
 
 def keep_early(draft: Draft, fact: Fact, news: Observed | Inventory, who: Incarnation) -> None:
     """Until its machine is known: then it is learned. Of inventories the last, and there is always room for it."""
-    voice = draft.read(Voice, f"voice:{news.node}", watch=False)
-    said = voice.said if voice is not None and voice.incarnation.same_boot(who) else ()
+    voice = hear_early(draft, news.node, who)
+    said = voice.said
     if isinstance(news, Inventory):
         said = tuple(each for each in said if not isinstance(each.news, Inventory))
     elif len(said) >= EARLY_WORDS:
         return
-    draft.put(Voice(node=news.node, incarnation=who, said=(*said, replace(fact, news=news)), at=draft.now))
+    draft.put(replace(voice, said=(*said, replace(fact, news=news))))
+
+
+def hear_early(draft: Draft, node: NodeId, who: Incarnation) -> Voice:
+    """An agent speaks whose machine its cluster has not spoken of. If that lasts, a person is told."""
+    key = f"voice:{node}"
+    before = draft.read(Voice, key, watch=False)
+    known = before is not None and before.incarnation.same_holder(who)
+    if before is None or not known or not before.heard:
+        soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + UNKNOWN_AFTER)
+        draft.waits[key] = WaitMark(until=soon, urgency=7)
+    said = before.said if before is not None and before.incarnation.same_boot(who) else ()
+    told = before is not None and known and before.told
+    voice = Voice(node=node, incarnation=who, said=said, at=draft.now, told=told)
+    draft.put(voice)
+    return voice
 
 
 def _announced(draft: Draft, node: Node, news: Observed) -> None:

@@ -15,7 +15,7 @@ from sickbay.brain.identity import (
 )
 from sickbay.engine import patrol
 from sickbay.engine.errands import end_ranks
-from sickbay.engine.learn_faults import keep_early, observed, open_incident, raise_fault
+from sickbay.engine.learn_faults import hear_early, keep_early, observed, open_incident, raise_fault
 from sickbay.engine.steps import step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
@@ -116,7 +116,7 @@ def _voice(draft: Draft, node: Node) -> Voice | None:
     if voice is None or standing_of(node, voice.incarnation, by_agent=True) is not Standing.PRESENT:
         return None
     draft.drop(key_of(voice))
-    return voice
+    return voice if voice.heard else None
 
 
 def _heard_as(node: Node, voice: Voice | None) -> Node:
@@ -307,10 +307,13 @@ def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | 
 
 def agent_silent(draft: Draft, fact: Fact, news: AgentSilent) -> None:
     node = draft.node(news.node)
-    if node is None and draft.read(Voice, f"voice:{news.node}", watch=False) is not None:
-        draft.drop(f"voice:{news.node}")
-    if node is None or node.incarnation is None:
-        return
+    voice = draft.read(Voice, f"voice:{news.node}", watch=False)
+    if voice is not None and voice.told:
+        draft.put(replace(voice, said=(), heard=False))
+    elif voice is not None:
+        draft.drop(key_of(voice))
+    if node is None or node.incarnation is None or (voice is not None and node.agent is not AgentState.HEARD):
+        return  # whoever fell silent was never heard for the machine that holds the seat
     node = replace(node, agent=AgentState.SILENT, silent_at=news.since)
     draft.put(node)
     draft.tell("the agent is silent", key_of(node), event="silent")
@@ -323,9 +326,7 @@ def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
     if standing is Standing.ENDED:
         return  # a late word
     if node is None or standing is Standing.AHEAD:
-        before = draft.read(Voice, f"voice:{news.node}", watch=False)
-        said = before.said if before is not None and before.incarnation.same_boot(news.incarnation) else ()
-        draft.put(Voice(node=news.node, incarnation=news.incarnation, said=said, at=draft.now))
+        hear_early(draft, news.node, news.incarnation)
         return  # the cluster's word is awaited
     known = node
     if standing is Standing.SUCCEEDED:

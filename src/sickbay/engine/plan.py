@@ -9,7 +9,7 @@ from sickbay.engine.patrol import WALK, plan_patrol, walk
 from sickbay.engine.plan_incidents import plan_incident
 from sickbay.engine.plan_intents import plan_intent
 from sickbay.engine.plan_jobs import plan_job
-from sickbay.engine.plan_seats import plan_brake, plan_node
+from sickbay.engine.plan_seats import plan_brake, plan_node, plan_voice
 from sickbay.engine.seats import settle
 from sickbay.engine.standstill import plan_standstill
 from sickbay.engine.steps import subjects_of
@@ -59,6 +59,8 @@ def plan(draft: Draft, subject: str) -> None:
             plan_brake(draft, subject)
         case "node":
             plan_node(draft, subject)
+        case "voice":
+            plan_voice(draft, subject)
         case "errand":
             plan_errand(draft, subject)
         case "patrol":

@@ -5,12 +5,13 @@ from fnmatch import fnmatchcase
 from msgspec.structs import replace
 
 from sickbay.brain.admit import ease
+from sickbay.brain.identity import Standing, standing_of
 from sickbay.engine.learn_faults import still_silent
 from sickbay.engine.learn_nodes import look_again
 from sickbay.engine.steps import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import Fact, PolicyInForce
+from sickbay.model.facts import Fact, PolicyInForce, Voice
 from sickbay.model.fleet import AgentState, Brake, Node
 from sickbay.model.intent import (
     Notify,
@@ -50,6 +51,27 @@ def _brake_rule(draft: Draft, brake: Brake) -> BrakeRule:
         if rule.scope == kind and fnmatchcase(brake.signature, rule.signature):
             return rule
     return BrakeRule()
+
+
+def plan_voice(draft: Draft, subject: str) -> None:
+    """An agent whose machine no cluster has spoken of for some time: nothing that it says counts. A person is told."""
+    voice = draft.read(Voice, subject, watch=False)
+    draft.waits[subject] = None
+    if voice is None or voice.told or not voice.heard:
+        return
+    node = draft.read(Node, f"node:{voice.node}", watch=False)
+    if node is not None and standing_of(node, voice.incarnation, by_agent=True) is not Standing.AHEAD:
+        return
+    who = voice.incarnation.instance_id or "a machine that it cannot name"
+    holder = node.registered if node is not None else None
+    theirs = "no cluster has such a node"
+    if node is not None:
+        theirs = f"its cluster says that {holder.instance_id or holder.uid if holder else 'nobody'} holds that seat"
+    text = f"{voice.node}: an agent reports from {who}, {theirs}: nothing that it says counts until the two agree"
+    notice = Notify(event="agent_unknown", subject=f"node:{voice.node}", text=text)
+    post(draft, notice, key=f"{subject}.{draft.reading(INGEST):.0f}", cluster="", pool="")
+    draft.tell(text, f"node:{voice.node}", "operator:", event="agent_unknown")
+    draft.put(replace(voice, told=True))
 
 
 def plan_node(draft: Draft, subject: str) -> None:

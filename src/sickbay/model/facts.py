@@ -227,6 +227,8 @@ class Voice(Noun):
     incarnation: Incarnation
     said: tuple[Fact, ...] = ()  # the first observations, cut short
     at: datetime | None = None  # of its last word
+    heard: bool = True  # not silent since
+    told: bool = False  # a person knows that no cluster speaks of its machine: kept over its silence
 
 
 class Mark(Noun):

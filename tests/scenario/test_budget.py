@@ -1,10 +1,12 @@
 """The ledger has the last word on how much of a pool we take away by ourselves."""
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, cluster_without
+from tests.scenario.wards import HOUR, OpenWard, cluster_without, policy_with
 
 from sickbay.model.fault import Remedy
+from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
+from sickbay.model.policy import Limit
 
 CODES = ["xid.79", "xid.48", "xid.119"]  # one signature on three nodes would be the brake's business
 
@@ -102,3 +104,22 @@ def test_repairs_wait_for_one_another(ward: OpenWard) -> None:
     assert sorted(w.phase(node) for node in w.nodes[:2]) == ["DRAINED", "REPAIRING"]
     w.rests()
     assert [w.phase(node) for node in w.nodes[:2]] == ["RELEASED", "RELEASED"]
+
+
+def test_a_repair_that_a_hold_let_go_of_counts_as_under_way_until_it_is_over(ward: OpenWard) -> None:
+    """Limit of repairs: one. The reboot that was sent goes on, whatever its incident is called meanwhile."""
+    w = ward(nodes=10, policy=policy_with(limits=(Limit(out_percent=50.0, repairing_percent=10.0),)))
+    first, second = w.nodes[:2]
+    w.sick(first)
+    w.until(lambda: bool(w.happened("reboot", first)), HOUR)
+    w.order("hold", w.incident(first).id)
+    w.reaches(first, Phase.HELD, HOUR)
+    w.sick(second)
+    w.run(60)
+    assert w.phase(second) == Phase.DRAINED
+    assert not w.happened("reboot", second)
+    assert w.ledger().repairing == 1
+    w.until(lambda: w.phase(second) == Phase.RELEASED, HOUR)
+    assert len(w.happened("up", first)) == 1, "the second was repaired when the first had come back"
+    assert w.ledger().repairing == 0
+    w.rests()

@@ -85,7 +85,7 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
             return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell, room=room)
     if asked is Asked.REPAIR:
         most = limit.repairing(limit.size or ledger.size)
-        repairing = ledger.repairing - (incident.phase is Phase.REPAIRING)  # of the others: asked again when it is sent
+        repairing = ledger.repairing - incident.repairs  # of the others: asked again when it is sent
         if repairing >= most:
             because = f"{repairing} of {most} repairs allowed at once in {node.pool} are under way"
             return Deferred(because, room=Room.REPAIR)

@@ -59,6 +59,10 @@ def _go_on(draft: Draft, ended: Incident, fault: Fault) -> None:
 
 def _decide_once(draft: Draft, incident: Incident) -> tuple[Incident, Wait | None]:
     sight = _sight(draft, incident)
+    if incident.astray and not any(isinstance(intent.act, Repair) for intent in sight.loose):
+        incident = replace(incident, astray=False)
+        draft.put(incident)
+        sight = _sight(draft, incident)
     return _take(draft, incident, sight, decide(sight, draft.rules.policy))
 
 

@@ -123,8 +123,8 @@ def _as_free(before: Node | None, after: Node) -> bool:
 def _book_repair(draft: Draft, incident: Incident) -> None:
     """Apart from the seat's own count: the seat of a repair may have gone before the repair ends."""
     before = draft.before(Incident, f"incident:{incident.id}")
-    moved = Counter({incident.pool: int(incident.phase is Phase.REPAIRING)})
-    if before is not None and before.phase is Phase.REPAIRING:
+    moved = Counter({incident.pool: int(incident.repairs)})
+    if before is not None and before.repairs:
         moved.subtract([before.pool])
     for pool, begun in moved.items():
         if begun:
@@ -134,7 +134,7 @@ def _book_repair(draft: Draft, incident: Incident) -> None:
 
 def _was_repairing(draft: Draft, incident: Incident) -> int:
     before = draft.before(Incident, f"incident:{incident.id}")
-    return int(before is not None and before.phase is Phase.REPAIRING and before.pool == incident.pool)
+    return int(before is not None and before.repairs and before.pool == incident.pool)
 
 
 def _touched(draft: Draft) -> list[NodeId]:
@@ -211,7 +211,7 @@ def ledger_now(draft: Draft, incident: Incident) -> Ledger:
     It is expected, not waited on: it changes with every seat, and few of these changes are any use to who waits.
     """
     ledger = draft.read(Ledger, f"ledger:{incident.pool}", watch=False) or Ledger(pool=incident.pool)
-    freed = _was_repairing(draft, incident) - int(incident.phase is Phase.REPAIRING)
+    freed = _was_repairing(draft, incident) - int(incident.repairs)
     return replace(ledger, repairing=ledger.repairing - freed)
 
 

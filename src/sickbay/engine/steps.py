@@ -401,7 +401,8 @@ def let_go(draft: Draft, owner: Owner, key: str) -> Owner:
     if isinstance(intent.act, Repair | Verify | Look):
         _strike(draft, intent)
     if isinstance(owner, Incident) and isinstance(intent.act, Repair | Drain):
-        owner = replace(owner, loose=(*owner.loose, key)[-KEEP_LOOSE:])
+        hurts = isinstance(intent.act, Repair) and intent.act.rung is not Remedy.RESTART_SERVICE
+        owner = replace(owner, loose=(*owner.loose, key)[-KEEP_LOOSE:], astray=owner.astray or hurts)
         draft.put(owner)
     return owner
 

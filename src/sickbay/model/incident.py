@@ -132,6 +132,7 @@ class Incident(Noun):
     cordon_from: float | None = None  # reads up to here may be older than a change of incarnation: they confirm nothing
     intent: str = ""  # key of the intent under way
     loose: tuple[str, ...] = ()  # keys of repairs and drains that it has let go of; they may still take effect
+    astray: bool = False  # a repair is among those: it counts as one of its pool's until it is over
     acts: int = 0  # how many intents this incident has made: names the next key
     orders: tuple[Order, ...] = ()  # a queue, oldest first
     ordered: bool = False  # a person asked for its treatment: it passes observe, recommend and brakes
@@ -161,6 +162,11 @@ class Incident(Noun):
     def queues_for(self) -> Room | None:
         """What it needs of its pool's limit before it can go on, and has not got."""
         return self.wait.room if self.open and self.wait is not None else None
+
+    @property
+    def repairs(self) -> bool:
+        """Whether it counts among the repairs under way in its pool."""
+        return self.phase is Phase.REPAIRING or (self.astray and self.open)
 
     @property
     def as_good_as_over(self) -> bool:

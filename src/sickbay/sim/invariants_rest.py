@@ -7,7 +7,7 @@ import msgspec
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.fleet import Capability, Ledger, Node, pool_of
-from sickbay.model.incident import Incident, Phase
+from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import BACKING_OFF, TO_SEND
@@ -92,7 +92,7 @@ class Rest:
         for pool in {row.pool for row in rows} | ledgers.keys():
             mine = [row for row in rows if row.pool == pool]
             ledger = ledgers.get(pool, Ledger(pool=pool))
-            repairing = sum(1 for i in incidents if i.phase is Phase.REPAIRING and i.pool == pool)
+            repairing = sum(1 for i in incidents if i.repairs and i.pool == pool)
             sums = [sum(getattr(r, what) for r in mine) for what in ("counted", "out", "ours", "held")]
             counts = (*sums, repairing)
             if counts != (ledger.seats, ledger.out, ledger.ours, ledger.held, ledger.repairing):

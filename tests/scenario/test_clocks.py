@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import HOUR, OpenWard, Ward
+from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.engine import ingest, lead
 from sickbay.engine.ingest import Ingest, Watcher
@@ -16,8 +16,9 @@ from sickbay.model.facts import AnyNews, Fact, JobSeen, Mark, NodeSeen, Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent
-from sickbay.model.job import End, EndReason
+from sickbay.model.job import End, EndReason, JobState
 from sickbay.ports.cluster import Deltas, Lost
+from sickbay.sim.ground import ClusterRules
 from sickbay.sim.host import InlineExecutor
 from sickbay.sim.simulation import CLUSTER, POOL
 
@@ -188,6 +189,40 @@ def test_a_slice_that_could_not_be_stored_is_read_again(ward: OpenWard, monkeypa
     w.sim.fates.update(dict.fromkeys(range(points + 1, points + 2), "unavailable"))
     w.run(120)
     assert w.node(w.nodes[3]).unmanaged == 1
+
+
+def test_what_is_in_doubt_is_not_sent_again_because_its_seat_was_read_further_than_its_cluster(ward: OpenWard) -> None:
+    """Slices bring rows that are newer than the clock: that is no read newer than the end of the call."""
+    w = ward(nodes=12, limits=False, cluster=ClusterRules(id=CLUSTER, slice_size=1))
+    sick = w.nodes[0]
+    now = w.sim.scheduler.now
+    w.sim.mischief.outage(f"machines:{CLUSTER}", now, now + 600.0, hangs=True)
+    w.sick(sick, "xid.79", Remedy.REBOOT)
+    w.reaches(sick, Phase.REPAIRING, HOUR)
+    for amount in range(1, 9):
+        for seat in w.world.seats.values():
+            seat.domain = f"rack-{amount}"
+            w.world.ground.show(seat)
+        w.world.ground.views[CLUSTER].cut()
+        w.run(60)
+    assert intent(w, w.incident(sick).intent).sends < 600 / 20
+
+
+def test_a_job_that_is_known_to_have_vanished_is_not_looked_for_in_list_after_list(ward: OpenWard) -> None:
+    """Else a cluster that is read in slices is never read on, and its clock stands still."""
+    cluster = cluster_without("fence", "reboot", "replace", slice_size=1, read_takes=20.0)
+    w = ward(nodes=12, limits=False, cluster=cluster)
+    jobs = [w.training(name, nodes=1, steps=10**6) for name in ("one", "two", "three")]
+    for job in jobs:
+        w.world.lose_node(next(iter(w.job(job).claim)), zombie=True)
+    for job in jobs:
+        w.until(lambda job=job: w.job(job).state is JobState.STOPPING, HOUR)  # type: ignore[misc]
+        w.world.forget_job(job)
+    w.run(600)
+    before = clock(w)
+    w.run(600)
+    assert [w.job(job).state for job in jobs] == [JobState.STOPPING] * 3
+    assert clock(w).reading > before.reading + 500
 
 
 class SlowCluster:

@@ -61,7 +61,7 @@ def stopping(s: JobSight, policy: Policy) -> Decision:
     # What nobody can reach is fenced at once; what only the cluster cannot reach, when its time to stop is over.
     away = s.unseen() if intent.state.over else s.lost()
     lost = tuple(node for node in left if node in away)
-    nothing = isinstance(intent.act, StopJob) and (intent.gone or (intent.state.over and vanished(job)))
+    nothing = isinstance(intent.act, StopJob) and (intent.gone or (intent.state.over and job.vanished))
     if nothing and (not left or lost != left):
         return _nothing_left(s, policy, lost)
     sent = intent.state not in {IntentState.PLANNED, IntentState.SENT}
@@ -154,11 +154,6 @@ def stuck(job: Job) -> bool:
     return _stuck_name(job) in job.told
 
 
-def vanished(job: Job) -> bool:
-    """Its cluster has it no more, and nobody can say how it ended."""
-    return not job.adopted and not job.made and job.end is not None and job.end.reason is EndReason.UNKNOWN
-
-
 def _nothing_left(s: JobSight, policy: Policy, lost: tuple[NodeId, ...]) -> Decision:
     """There was nothing to stop: it ended by itself, perhaps well. The read that tells how is awaited, not for ever.
 
@@ -166,7 +161,7 @@ def _nothing_left(s: JobSight, policy: Policy, lost: tuple[NodeId, ...]) -> Deci
     not, whose ranks go on: as long as a stop may take.
     """
     job = s.job
-    told = job.end is not None and not vanished(job)
+    told = job.end is not None and job.end.reason is not EndReason.UNKNOWN
     if told or not job.ranks or s.passed(job.deadline):
         if not lost:
             return _off(s, policy, "all its ranks are gone")

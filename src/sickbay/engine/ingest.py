@@ -265,7 +265,10 @@ class Watcher:
             after = page[-1]
 
     def _missing(self, present: set[JobId], as_of: float) -> Iterator[JobId]:
-        """Open jobs that this cluster has shown and this list does not have."""
+        """Open jobs that this cluster has shown and this list does not have.
+
+        Of one that is known to have vanished no list says more; listed again and again a cluster is hardly read at all.
+        """
         for keys in _sliced(self._store.find(f"open-job:{self._cluster.id}"), SLICE):
             for found in self._store.load(keys).values():
                 row = found.row
@@ -273,6 +276,7 @@ class Watcher:
                     isinstance(row, Job)
                     and row.id not in present
                     and row.state in SHOWN
+                    and not row.vanished
                     and 0 < row.ranks_as_of < as_of
                 ):
                     yield row.id

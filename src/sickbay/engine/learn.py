@@ -31,8 +31,22 @@ from sickbay.model.facts import (
     TokenRevoked,
     Wrote,
 )
-from sickbay.model.fleet import InForce
-from sickbay.model.intent import INTENT_LIFE, Intent, IntentState, Notify, Repair
+from sickbay.model.fleet import InForce, Node
+from sickbay.model.intent import (
+    INTENT_LIFE,
+    Drain,
+    Fence,
+    Intent,
+    IntentState,
+    Notify,
+    Quarantine,
+    Release,
+    Repair,
+    RerunJob,
+    StartJob,
+    StopJob,
+)
+from sickbay.model.job import Job
 from sickbay.model.rows import IN_FORCE
 
 
@@ -170,9 +184,15 @@ def _again_later(draft: Draft, intent: Intent) -> Intent:
 
 
 def in_doubt(draft: Draft, intent: Intent) -> Intent:
-    """Absence means absence only in a read newer than the end of the call."""
+    """Absence means absence only in a read newer than the end of the call: of its subjects, which may have been read
+    further than their whole cluster (a list comes in slices).
+    """
     intent = replace(intent, doubted=intent.doubted or intent.sends)
     clock = draft.newest.get(intent.cluster)
     if clock is None:
         return intent
-    return replace(intent, doubt_until=clock.as_of + intent.call_timeout + 2 * clock.period)
+    act = intent.act
+    seat = draft.peek(Node, f"node:{act.node}") if isinstance(act, Quarantine | Drain | Repair | Release) else None
+    job = draft.peek(Job, f"job:{act.job}") if isinstance(act, StopJob | StartJob | RerunJob | Fence) else None
+    reached = max(clock.as_of, seat.as_of if seat is not None else 0.0, job.ranks_as_of if job is not None else 0.0)
+    return replace(intent, doubt_until=reached + intent.call_timeout + 2 * clock.period)

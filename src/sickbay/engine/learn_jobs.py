@@ -172,8 +172,7 @@ def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
     if job.adopted:
         step_job(draft, job, "stopped", "its cluster has it no more", {"claim": {}})
         return
-    known = job.end is not None and not job.made
-    if known or job.state not in {JobState.GATING, JobState.RUNNING, JobState.STOPPING}:
+    if job.vanished or job.state not in {JobState.GATING, JobState.RUNNING, JobState.STOPPING}:
         return
     draft.tell("its cluster has it no more: how it ended is not known", key_of(job), event="vanished")
     # Its ranks are not called gone: its cluster may not know yet that it does not reach one of their nodes.

@@ -142,6 +142,11 @@ class Job(Noun):
     def open(self) -> bool:
         return not self.state.terminal
 
+    @property
+    def vanished(self) -> bool:
+        """Its attempt was there and has ended, and its cluster has it no more: no read will say more of it."""
+        return not self.adopted and not self.made and self.end is not None
+
     def awaits(self, intent: str) -> bool:
         """Whether it still waits for exactly this intent."""
         return intent == self.intent or intent in self.fences

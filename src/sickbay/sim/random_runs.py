@@ -284,7 +284,8 @@ def _mend_what_is_held(sim: Simulation) -> None:
         mine = [s for s in seats.values() if s.cluster == job.spec.cluster and not s.agentless]
         pooled = [s for s in mine if s.pool == job.spec.pool.rpartition("/")[2]]
         gone = [node for node in job.spec.on if node not in seats or seats[node].agentless]
-        if job.open and (gone or (job.spec.most if job.attempt == 0 else job.spec.least) > len(pooled)):
+        # One that never ran wants all that it asked for, however often its start was called off.
+        if job.open and (gone or (job.spec.least if job.interruptions else job.spec.most) > len(pooled)):
             sim.order("stop", job.id)
 
 

@@ -3,13 +3,14 @@
 from datetime import UTC, datetime
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, in_phase, policy_with
+from tests.scenario.wards import DAY, HOUR, OpenWard, in_phase, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Withhold
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import FaultRule, Match, Mode, Window
+from sickbay.sim.simulation import CLUSTER
 
 XID_79 = Match(fault="xid.79")
 
@@ -166,3 +167,25 @@ def test_a_fault_that_heals_while_it_is_withheld_is_not_repaired_afterwards(ward
     w.rests()
     assert w.phase(node) == "DISMISSED", "its check passed"
     assert len(w.happened("reboot", node)) == 1
+
+
+def test_a_stop_that_is_withheld_for_long_is_told_and_reminded_of(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    job = w.training(nodes=2, steps=10**6)
+    node = next(iter(w.job(job).claim))
+    now = w.sim.scheduler.now
+    w.sim.mischief.outage(f"writes:{CLUSTER}", now, now + 90.0)
+    w.says(node, 79)
+    w.until(lambda: w.job(job).state is JobState.STOPPING, HOUR)
+    w.order("pause", "")
+    w.run(10 * 60)
+    assert w.job(job).state is JobState.STOPPING
+    assert "pause" in (w.job(job).wait.because if w.job(job).wait else "")
+    assert w.job(job).wait.until is not None
+    assert [text for text in w.told("job_stuck") if "pause" in text] == w.told("job_stuck")
+    assert len(w.told("job_stuck")) == 1
+    w.run(DAY)
+    assert len(w.told("job_stuck")) == 3, "reminded every twelve hours"
+    w.order("unpause", "")
+    w.until(lambda: w.job(job).state is JobState.RUNNING and w.job(job).attempt == 2, HOUR)
+    assert w.job(job).remind is None

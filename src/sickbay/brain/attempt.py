@@ -67,9 +67,10 @@ def stopping(s: JobSight, policy: Policy) -> Decision:
     sent = intent.state not in {IntentState.PLANNED, IntentState.SENT}
     if sent and left and lost == left and (decision := _without_reach(s, policy, left)) is not None:
         return decision
+    if intent.state is IntentState.PLANNED and intent.answer:
+        return _unsent(s, policy, intent)
     if not intent.state.over:
-        told = f": {intent.answer}" if intent.state is IntentState.PLANNED and intent.answer else ""
-        return Stay(Wait(because=f"stopping its ranks{told}", until=intent.seen_by))
+        return Stay(Wait(because="stopping its ranks", until=intent.seen_by))
     return _stuck(s, policy, left or tuple(sorted(job.claim)))
 
 
@@ -113,6 +114,20 @@ def _fenced(fence: Intent) -> bool:
     return fence.state is IntentState.SEEN or fence.gone
 
 
+def _unsent(s: JobSight, policy: Policy, intent: Intent) -> Decision:
+    """Its stop is withheld, or does not go through: what withholds it may last for ever, so a human is told."""
+    job = s.job
+    why = f"stopping its ranks: {intent.answer}"
+    if job.remind is None:  # mostly it goes through a little later
+        return Change(why, {"remind": s.within(s.cluster, policy.resume.stop_deadline)})
+    if not s.passed(job.remind):
+        return Stay(Wait(because=why, until=job.remind))
+    text = f"{job.spec.name}: attempt {job.attempt} is to end and its stop is not sent: {intent.answer}"
+    notice = Notify(event="job_stuck", subject=f"job:{job.id}", text=text)
+    tell = Tell(notice, f"job_unsent:{job.attempt}:{s.readings.get(s.cluster, 0.0):.0f}")
+    return Change(why, {"remind": s.within(s.cluster, policy.pace.held_reminder)}, tell)
+
+
 def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
     """Neither stopped nor fenced: a human is told, now and again, and both are tried again. Nothing starts meanwhile.
 
@@ -124,7 +139,7 @@ def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
         held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) != "gone"}
         also: dict[str, object] = {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}
         tell = None
-        if job.remind is None or s.passed(job.remind):
+        if job.remind is None or not stuck(job) or s.passed(job.remind):
             notice = Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}")
             again = f":{s.readings.get(s.cluster, 0.0):.0f}" if stuck(job) else ""
             tell = Tell(notice, f"{_stuck_name(job)}{again}")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 from tests.scenario.wards import OpenWard, Ward, policy_with
@@ -187,6 +188,27 @@ def test_a_job_that_is_purged_just_when_a_node_is_cut_off_waits_for_its_ranks_th
     hall.until(lambda: hall.job(job).state is JobState.RUNNING and hall.job(job).attempt > 1, HOUR)
     assert cut not in hall.job(job).claim
     assert kept in hall.job(job).claim, "what ran there is gone: its cluster reaches it"
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+def test_a_cluster_that_has_forgotten_a_job_proves_nothing_about_a_node_that_it_cannot_reach(shared: bool) -> None:
+    """Its agent is heard, so it is not lost; but the cluster could not end what runs there."""
+    hall = Hall(nodes=4, policy=policy_of(on_no_fault="restart"))
+    job = hall.training(steps=10**5, gpus_per_node=2)
+    away = hall.starts(job)[0][1][0]
+    if shared:
+        hall.training("beside", nodes=1, steps=10**5, gpus_per_node=2, on=(away,))
+    hall.world.partition(away)
+    hall.run(90)
+    hall.world.forget_job(job)
+    if shared:
+        hall.run(HOUR)
+        assert hall.job(job).state is JobState.STOPPING
+        assert len(hall.starts(job)) == 1, "a fence would end the other job, which its own node still trains"
+        assert hall.told("job_stuck")
+    else:
+        hall.until(lambda: len(hall.starts(job)) == 2, HOUR)
+        assert hall.happened("fenced", away)
 
 
 # --- work that Sickbay does not manage

@@ -63,6 +63,7 @@ def sight(of: Job, last: Intent | None = None, **more: Any) -> JobSight:
         "mute": lambda _nodes: (),
         "lost": lambda: (),
         "unseen": lambda: (),
+        "fenceable": lambda: (),
         "readings": {"sim": 1000.0, "ingest": 1000.0},
         "can": EVERYTHING,
     }
@@ -204,11 +205,10 @@ def test_only_what_is_out_of_reach_is_fenced(
 ) -> None:
     stop = intent(StopJob(job=JobId("train"), attempt=1), state)
     stopping = job(JobState.STOPPING, ranks={A: "running", B: "gone"})
-    decision = decided(sight(stopping, stop, lost=lambda: lost, unseen=lambda: unseen))
+    seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
+    decision = decided(sight(stopping, stop, **seats))
     assert (isinstance(decision, Do) and isinstance(decision.act, Fence)) is fenced
-    without = decided(
-        sight(stopping, stop, lost=lambda: lost, unseen=lambda: unseen, can=EVERYTHING - {Capability.FENCE})
-    )
+    without = decided(sight(stopping, stop, can=EVERYTHING - {Capability.FENCE}, **seats))
     assert not isinstance(without, Do)
 
 
@@ -375,7 +375,8 @@ def test_every_job_comes_to_rest_by_legal_steps(
 ) -> None:
     current, doing = start, last
     for _ in range(ROUNDS):
-        s = sight(current, doing, can=can, place=lambda: placed, lost=lambda: lost, unseen=lambda: unseen)
+        seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
+        s = sight(current, doing, can=can, place=lambda: placed, **seats)
         decision = resume(s, POLICIES[policy], TABLES)
         match decision:
             case Stay(wait=wait):
@@ -410,11 +411,14 @@ def test_nothing_starts_while_a_rank_may_be_left(
 ) -> None:
     """A job leaves STOPPING only when its ranks are gone: seen gone, stopped, fenced, or nothing was there to stop."""
     stopping = replace(start, state=JobState.STOPPING)
-    decision = decided(sight(stopping, last, can=can, lost=lambda: lost, unseen=lambda: unseen))
+    seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
+    decision = decided(sight(stopping, last, can=can, **seats))
     if not isinstance(decision, Move):
         return
     assert last is not None
     all_gone = bool(start.ranks) and "running" not in start.ranks.values() and start.claim.keys() <= start.ranks.keys()
-    stopped = isinstance(last.act, StopJob) and (last.state is IntentState.SEEN or last.gone)
+    unheard = any(state == "running" and node in unseen for node, state in start.ranks.items())
+    nothing_there = last.gone and (start.fenced or not unheard)  # a cluster's word about what it can reach
+    stopped = isinstance(last.act, StopJob) and (last.state is IntentState.SEEN or nothing_there)
     fenced = last.state is IntentState.SEEN
     assert all_gone or stopped or fenced

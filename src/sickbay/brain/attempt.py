@@ -59,11 +59,13 @@ def stopping(s: JobSight, policy: Policy) -> Decision:
     if proven or intent.state is IntentState.SEEN:
         return _off(s, policy, "all its ranks are gone")
     # What nobody can reach is fenced at once; what only the cluster cannot reach, when its time to stop is over.
-    away = s.unseen() if intent.state.over else s.lost()
+    away = s.fenceable() if intent.state.over else s.lost()
     lost = tuple(node for node in left if node in away)
+    unreached = frozenset(s.unseen())
+    unseen = tuple(node for node in left if node in unreached)
     nothing = isinstance(intent.act, StopJob) and (intent.gone or (intent.state.over and job.vanished))
-    if nothing and (not left or lost != left):
-        return _nothing_left(s, policy, lost)
+    if nothing and (not left or unseen != left):
+        return _nothing_left(s, policy, unseen)
     sent = intent.state not in {IntentState.PLANNED, IntentState.SENT}
     if sent and left and lost == left and (decision := _without_reach(s, policy, left)) is not None:
         return decision
@@ -169,7 +171,7 @@ def stuck(job: Job) -> bool:
     return _stuck_name(job) in job.told
 
 
-def _nothing_left(s: JobSight, policy: Policy, lost: tuple[NodeId, ...]) -> Decision:
+def _nothing_left(s: JobSight, policy: Policy, unseen: tuple[NodeId, ...]) -> Decision:
     """There was nothing to stop: it ended by itself, perhaps well. The read that tells how is awaited, not for ever.
 
     Without such a read the cluster's word is about nodes that it reaches, and it takes a while to miss one that it does
@@ -178,9 +180,9 @@ def _nothing_left(s: JobSight, policy: Policy, lost: tuple[NodeId, ...]) -> Deci
     job = s.job
     told = job.end is not None and job.end.reason is not EndReason.UNKNOWN
     if told or not job.ranks or s.passed(job.deadline):
-        if not lost:
+        if not unseen:
             return _off(s, policy, "all its ranks are gone")
-        ranks = {node: state if node in lost else "gone" for node, state in job.ranks.items()}
+        ranks = {node: state if node in unseen else "gone" for node, state in job.ranks.items()}
         return Change("all its ranks are gone where its cluster reaches", {"ranks": ranks, "deadline": None})
     if job.deadline is None:
         until = s.within(s.cluster, policy.resume.stop_deadline)

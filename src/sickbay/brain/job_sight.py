@@ -26,6 +26,7 @@ class JobSight:
     mute: Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]  # which of these nodes nobody can check
     lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
     unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
+    fenceable: Callable[[], tuple[NodeId, ...]]  # those of them that no other attempt would miss
     readings: dict[str, float]
     can: frozenset[Capability]
     present: dict[str, float] | None = None  # what deadlines are set from, where `readings` lag behind it

@@ -209,8 +209,13 @@ def lost(draft: Draft, job: Job) -> tuple[NodeId, ...]:
 
 
 def unseen(draft: Draft, job: Job) -> tuple[NodeId, ...]:
-    """Nodes with ranks of this attempt that its cluster cannot reach, and where nobody else's attempt would suffer."""
-    away = [(node, row) for node, row in _seats(draft, job) if row is None or row.incarnation is None or not row.ready]
+    """Nodes with ranks of this attempt that its cluster cannot reach: its word that they are gone proves nothing."""
+    return tuple(node for node, row in _seats(draft, job) if row is None or row.incarnation is None or not row.ready)
+
+
+def fenceable(draft: Draft, job: Job) -> tuple[NodeId, ...]:
+    """Those of them where nobody else's attempt would suffer from a fence."""
+    away = [(node, draft.peek(Node, f"node:{node}")) for node in unseen(draft, job)]
     return tuple(node for node, row in away if row is None or row.lost or not _shared(draft, job, row))
 
 

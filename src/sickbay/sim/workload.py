@@ -342,6 +342,9 @@ class Workload:
         self.on_end(job, attempt)
 
     def show(self, job: SimJob, attempt: Attempt) -> None:
+        """A job that was purged is shown no more, whatever becomes of its ranks."""
+        if job.purged:
+            return
         self._ground.views[job.spec.cluster].put(job.seen(attempt, self._ground.now))
 
     def _later(self, attempt: Attempt, seconds: float, act: Callable[[], None]) -> None:

@@ -277,6 +277,36 @@ def test_a_node_that_is_deleted_and_registers_again_under_the_same_boot_is_known
         assert not w.sim.incidents(w.nodes[0], intake=True)
 
 
+@pytest.mark.parametrize("word", ["alive", "fault"])
+@pytest.mark.parametrize("vacant", [False, True], ids=["deleted", "vacant"])
+def test_a_seat_that_was_gone_and_is_back_knows_its_ended_boots(
+    ward: OpenWard, cluster: ClusterRules, word: str, vacant: bool
+) -> None:
+    """What was said under them may arrive hours later, when the seat has long been held again."""
+    w = ward(nodes=2, cluster=cluster)
+    node = w.nodes[0]
+    olds = [w.world.seat(node).voice]
+    w.world.operator_reboots(node)
+    w.run(900)
+    olds.append(w.world.seat(node).voice)
+    if vacant:
+        w.sick(node, "xid.79", Remedy.REPLACE)
+        w.reaches(node, Phase.REPAIRING, HOUR)
+        w.until(lambda: w.incident(node).rung is Remedy.REPLACE, HOUR)
+    w.world.operator_returns(node, 120, same_machine=not vacant)
+    w.run(60)
+    Reception(w.sim.store, w.sim.clock).receive(report(node, olds[0]))
+    w.rests()
+    job = w.training(nodes=2, steps=100_000)
+    for old in olds:
+        said = [xid(node)] if word == "fault" else []
+        Reception(w.sim.store, w.sim.clock).receive(report(node, old, *said))
+        w.sim.hosts[0].wake()
+        w.run(300)
+        assert w.node(node).incarnation.agrees(w.world.seat(node).incarnation)
+        assert (w.state(job), w.job(job).interruptions) == (JobState.RUNNING, ())
+
+
 # --- a fault leaves with its machine
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.brain.identity import KEEP_BOOTS, Standing, ended_too, ended_with, held_by, standing_of
+from sickbay.brain.identity import KEEP_BOOTS, Standing, ended_too, held_by, standing_of, with_holder
 from sickbay.model.fleet import Incarnation, Node, NodeId
 from sickbay.model.protocol import Poll, Report
 
@@ -122,9 +122,9 @@ def test_the_last_boots_of_a_seat_are_remembered() -> None:
     node = seat(Who(boot_id="b0"))
     for n in range(1, 40):
         now = Who(boot_id=f"b{n}")
-        node = Node(id=NODE, cluster="k", pool="p", incarnation=now, ended_boots=ended_with(node, now))
+        node = with_holder(node, now)
     assert node.ended_boots == tuple(f"b{n}" for n in range(39 - KEEP_BOOTS, 39))
-    assert ended_with(node, Who(instance_id="i", boot_id="b39")) == node.ended_boots
+    assert with_holder(node, Who(instance_id="i", boot_id="b39")).ended_boots == node.ended_boots
 
 
 def test_an_agent_never_says_how_its_cluster_has_registered_it() -> None:

@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from sickbay.model.fleet import Device, Incarnation, Node
 
 KEEP_BOOTS = 16
@@ -69,12 +71,29 @@ def devices_of_another(known: tuple[Device, ...]) -> tuple[Device, ...]:
     return tuple(Device(index=device.index) for device in known)
 
 
-def ended_with(node: Node, now: Incarnation) -> tuple[str, ...]:
-    """The seat's ended boots once `now` holds it."""
-    was = node.incarnation.boot_id if node.incarnation is not None else ""
-    if not was or was == now.boot_id:
-        return node.ended_boots
-    return (*(boot for boot in node.ended_boots if boot != was), was)[-KEEP_BOOTS:]
+def with_holder(node: Node, now: Incarnation) -> Node:
+    """The seat once `now` holds it: the boot before it has ended. One that it left under may be the one that is back."""
+    known = bool(now.boot_id)
+    over = [boot for boot in (node.left_boot if known else "", _boot(node)) if boot and boot != now.boot_id]
+    ended = (*(boot for boot in node.ended_boots if boot not in over), *over)[-KEEP_BOOTS:]
+    return replace(node, incarnation=now, ended_boots=ended, left_boot="" if known else node.left_boot)
+
+
+def boots_of(node: Node) -> tuple[str, ...]:
+    """What is remembered of a seat that is gone: its ended boots and, last, the one that it left under."""
+    return (*node.ended_boots, _boot(node) or node.left_boot)
+
+
+def back_again(node: Node, boots: tuple[str, ...]) -> Node:
+    """A seat that is there again, of which these boots were remembered."""
+    if not boots or node.incarnation is None:
+        return node
+    gone = replace(node, incarnation=None, ended_boots=boots[:-1], left_boot=boots[-1])
+    return with_holder(gone, node.incarnation)
+
+
+def _boot(node: Node) -> str:
+    return node.incarnation.boot_id if node.incarnation is not None else ""
 
 
 def ended_too(node: Node, said: Incarnation) -> tuple[str, ...]:

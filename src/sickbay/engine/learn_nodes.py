@@ -6,12 +6,14 @@ from sickbay.brain.classify import classify
 from sickbay.brain.drift import drift
 from sickbay.brain.identity import (
     Standing,
+    back_again,
+    boots_of,
     devices_found,
     devices_of_another,
     devices_with,
-    ended_with,
     held_by,
     standing_of,
+    with_holder,
 )
 from sickbay.engine import patrol
 from sickbay.engine.errands import end_ranks
@@ -50,6 +52,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     )
     if known.incarnation is None:
         after = replace(after, vacant_until=None)
+        _boots_before(draft, known.id)  # in the row, too
         draft.waits[key_of(after)] = None
     after = _hold_seat(draft, fact, after, news.incarnation, standing)
     after = replace(after, registered=news.incarnation)
@@ -91,6 +94,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         unmanaged=news.unmanaged,
         as_of=news.as_of,
     )
+    node = back_again(node, _boots_before(draft, node.id))
     voice = _voice(draft, node)
     node = _heard_as(node, voice)
     draft.put(node)
@@ -110,6 +114,16 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     _learn_early(draft, fact, voice)
 
 
+def _boots_before(draft: Draft, node: NodeId) -> tuple[str, ...]:
+    """The boots of a seat before it was gone. Now that it is back its row remembers them."""
+    key = f"record:seat/{node}"
+    record = draft.read(Record, key, watch=False)
+    if record is None:
+        return ()
+    draft.drop(key)
+    return record.boots
+
+
 def _voice(draft: Draft, node: Node) -> Voice | None:
     """Its agent may have been heard before anybody else spoke of it; then what was kept is used up."""
     voice = draft.read(Voice, f"voice:{node.id}", watch=False)
@@ -122,7 +136,7 @@ def _voice(draft: Draft, node: Node) -> Voice | None:
 def _heard_as(node: Node, voice: Voice | None) -> Node:
     if voice is None or node.incarnation is None:
         return node
-    return replace(node, agent=AgentState.HEARD, incarnation=node.incarnation.told(voice.incarnation))
+    return replace(with_holder(node, node.incarnation.told(voice.incarnation)), agent=AgentState.HEARD)
 
 
 def _learn_early(draft: Draft, fact: Fact, voice: Voice | None) -> None:
@@ -199,9 +213,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     incident = draft.incident(node.incident) if node.incident else None
     ours = incident is not None and incident.phase is Phase.REPAIRING
     after = replace(
-        node,
-        incarnation=now,
-        ended_boots=ended_with(node, now),
+        with_holder(node, now),
         boot_ended_by_us=ours,
         agent=AgentState.NONE,  # not heard yet under this boot
         silent_at=None,
@@ -226,7 +238,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
 
 def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> Node:
     """More is known of the same boot, or its machine has registered anew: whatever is under way is about this one."""
-    after = replace(node, incarnation=now)
+    after = with_holder(node, now)
     draft.put(after)
     if now.instance_id != was.instance_id:
         _remember(draft, now)
@@ -271,11 +283,14 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
     if node is None or news.as_of < node.as_of or node.incarnation is None:
         return
     end_ranks(draft, node, f"{node.name} was deleted", lost=True)
+    boots = boots_of(node)
+    if any(boots):
+        draft.put(Record(subject=f"seat/{node.id}", boots=boots, gone_at=draft.now))
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
         patience = draft.rules.policy.pace.vacancy.total_seconds()
         until = Deadline(clock=node.cluster, at=draft.reading(node.cluster) + patience)
-        gone = replace(node, incarnation=None, registered=None, checking="", check_due=None)
+        gone = replace(node, incarnation=None, registered=None, left_boot=boots[-1], checking="", check_due=None)
         draft.put(replace(gone, vacant_until=until, as_of=news.as_of, cordons=(), ready=False))
         draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
         draft.tell("its seat is vacant", key_of(node), event="vacant")

@@ -132,6 +132,7 @@ class Node(Noun):
     incarnation: Incarnation | None = None  # what cluster and agent know together; None: vacant
     registered: Incarnation | None = None  # the cluster's own word: what it cannot tell, the agent's word decides
     ended_boots: tuple[str, ...] = ()  # the last ones, newest last: what comes from them is history
+    left_boot: str = ""  # under which it was deleted, while it is back and nobody knows yet under which it came
     boot_ended_by_us: bool = False
     devices: tuple[Device, ...] = ()
     linked: bool = True  # NVLink ties the GPUs: one cannot be reset alone
@@ -216,10 +217,15 @@ class PastIncident(Noun):
 
 
 class Record(Noun):
-    """The history of one piece of hardware (an instance id or a device serial), never of a seat."""
+    """The history of one piece of hardware (an instance id or a device serial), never of a seat.
+
+    Of a seat that is gone (`seat/<node>`) only the boots are remembered, so that a late word from one of them is known
+    for what it is when somebody holds the seat again.
+    """
 
     subject: str
     past: tuple[PastIncident, ...] = ()
+    boots: tuple[str, ...] = ()  # the last ones, newest last; that one may run still
     gone_at: datetime | None = None  # since then nobody has seen a machine that is merely remembered
 
 

@@ -31,6 +31,7 @@ KNOWS = {
     "kubernetes": frozenset({"uid", "instance", "boot"}),
     "kubernetes on bare metal": frozenset({"uid", "boot"}),
     "ecs": frozenset({"uid", "instance"}),
+    "names of registrations": frozenset({"uid"}),
     "slurm": frozenset[str](),
 }
 

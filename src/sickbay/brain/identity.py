@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from sickbay.model.fleet import Device, Incarnation, Node
+from sickbay.model.fleet import AgentState, Device, Incarnation, Node
 
 KEEP_BOOTS = 16
 
@@ -30,6 +30,8 @@ def standing_of(node: Node, said: Incarnation, *, by_agent: bool) -> Standing:
         return Standing.AHEAD
     if not by_agent and said == node.registered:
         return Standing.PRESENT  # said before: it is no answer to what an agent has told since
+    if not by_agent and node.agent is AgentState.HEARD and not (said.instance_id or said.boot_id):
+        return Standing.PRESENT  # a registration alone tells no machine from another, but its agent can
     if not said.same_holder(now):
         return Standing.SUCCEEDED
     return Standing.REBOOTED if said.new_boot(now) else Standing.PRESENT
@@ -72,11 +74,16 @@ def devices_of_another(known: tuple[Device, ...]) -> tuple[Device, ...]:
 
 
 def with_holder(node: Node, now: Incarnation) -> Node:
-    """The seat once `now` holds it: the boot before it has ended. One that it left under may be the one that is back."""
-    known = bool(now.boot_id)
-    over = [boot for boot in (node.left_boot if known else "", _boot(node)) if boot and boot != now.boot_id]
+    """The seat once `now` holds it: the boots before it have ended, as far as `now` can be told from them."""
+    was = _boot(node)
+    if now.boot_id:
+        over, left = [boot for boot in (node.left_boot, was) if boot and boot != now.boot_id], ""
+    elif now.instance_id:
+        over, left = [was] if was else [], node.left_boot
+    else:
+        over, left = [], was or node.left_boot
     ended = (*(boot for boot in node.ended_boots if boot not in over), *over)[-KEEP_BOOTS:]
-    return replace(node, incarnation=now, ended_boots=ended, left_boot="" if known else node.left_boot)
+    return replace(node, incarnation=now, ended_boots=ended, left_boot=left)
 
 
 def boots_of(node: Node) -> tuple[str, ...]:

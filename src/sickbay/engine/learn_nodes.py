@@ -306,9 +306,10 @@ def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | 
     """A machine that registers again is known and its agent heard, unless it left while it was out of service."""
     if node.agent is AgentState.HEARD:
         # Its agent tells its inventory again only when that changes.
-        had = Inventory(devices=node.devices, linked=node.linked, node=node.id, incarnation=holder)
+        who = replace(holder, uid="")  # how it is registered no agent knows
+        had = Inventory(devices=node.devices, linked=node.linked, node=node.id, incarnation=who)
         said = (Fact(id=f"inventory/{node.id}", at=draft.now, news=had),) if node.devices else ()
-        draft.put(Voice(node=node.id, incarnation=holder, said=said, at=draft.now))
+        draft.put(Voice(node=node.id, incarnation=who, said=said, at=draft.now))
     for key in _names_of(holder):
         record = draft.read(Record, key, watch=False)
         if record is not None and incident is not None and incident.phase.out:

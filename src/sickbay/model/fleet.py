@@ -132,7 +132,7 @@ class Node(Noun):
     incarnation: Incarnation | None = None  # what cluster and agent know together; None: vacant
     registered: Incarnation | None = None  # the cluster's own word: what it cannot tell, the agent's word decides
     ended_boots: tuple[str, ...] = ()  # the last ones, newest last: what comes from them is history
-    left_boot: str = ""  # under which it was deleted, while it is back and nobody knows yet under which it came
+    left_boot: str = ""  # the one before, while nobody can tell whether it has ended: the seat was made anew since
     boot_ended_by_us: bool = False
     devices: tuple[Device, ...] = ()
     linked: bool = True  # NVLink ties the GPUs: one cannot be reset alone

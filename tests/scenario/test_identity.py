@@ -4,7 +4,16 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, in_phase, policy_with
+from tests.scenario.wards import (
+    DAY,
+    HOUR,
+    OPENS_AT_THREE,
+    OpenWard,
+    Ward,
+    cluster_without,
+    in_phase,
+    policy_with,
+)
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.ingest import Ingest
@@ -197,6 +206,26 @@ def test_a_node_that_registers_anew_without_our_cordon_is_cordoned_again(ward: O
     w.until(lambda: len(w.happened("cordon", node)) == 2, HOUR)
     w.run(60)
     assert w.phase(node) != Phase.DISMISSED
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAINED, Phase.HELD])
+def test_seats_that_come_back_without_our_cordon_do_not_wait_for_each_other(ward: OpenWard, phase: Phase) -> None:
+    """Lost seats may be more than the limit; when they serve again, one after the other is taken out of service."""
+    policy = policy_with(windows=OPENS_AT_THREE) if phase is Phase.DRAINED else None
+    lacks = ("reboot", "replace") if phase is Phase.HELD else ()
+    w = ward(nodes=4, policy=policy, cluster=cluster_without(*lacks))
+    lost = w.nodes[:2]
+    for node in lost:
+        w.world.lose_node(node, back_by=Remedy.REPLACE)
+    for node in lost:
+        w.reaches(node, phase, 2 * HOUR)
+    for node in lost:
+        made_anew(w, node)
+    w.run(HOUR)
+    for node in lost if phase is Phase.HELD else ():
+        w.order("confirm", w.incident(node).id)
+    w.rests()
+    assert {w.phase(node) for node in lost} == {Phase.RELEASED}, w.why()
 
 
 def test_our_own_replacement_without_our_cordon_is_cordoned_again_and_proven(ward: OpenWard) -> None:

@@ -50,6 +50,21 @@ def test_a_newcomer_takes_no_part_of_the_budget(ward: OpenWard) -> None:
     w.rests()
 
 
+def test_a_newcomer_in_a_kept_seat_is_taken_in_while_the_pool_is_at_its_limit(ward: OpenWard) -> None:
+    """It does not serve before its release, so its cordon takes nothing out of service."""
+    w = ward(nodes=4, cluster=cluster_without("reboot", "replace", "reset_gpu"))
+    w.sick(w.nodes[0])
+    w.reaches(w.nodes[0], Phase.HELD, HOUR)
+    w.world.announce(w.nodes[1], "maintenance", 1800)
+    w.run(5)
+    w.world.operator_replaces(w.nodes[1])
+    w.world.seat(w.nodes[1]).cordons.clear()
+    w.reaches(w.nodes[1], Phase.RELEASED, 2 * HOUR)
+    assert w.incident(w.nodes[1]).kind is IncidentKind.INTAKE
+    assert w.phase(w.nodes[0]) == Phase.HELD
+    assert w.node(w.nodes[1]).claimable
+
+
 def test_all_nodes_that_join_after_we_have_connected_are_taken_in(ward: OpenWard) -> None:
     w = ward(intake=True)
     w.run(60)

@@ -114,7 +114,9 @@ def confirmation(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -
 
 
 def _serves(incident: Incident, node: Node) -> bool:
-    """Whether the cordon would be what takes the seat out of service."""
+    """Whether the cordon would be what takes the seat out of service. A newcomer does not serve before its release."""
+    if incident.kind is IncidentKind.INTAKE:
+        return False
     if not incident.phase.out:
         return node.counted and not node.out
     # Asked again: one that was lost when we began may be back, and a cordon that is there already takes nothing.

@@ -64,9 +64,13 @@ def deferred(
 ) -> tuple[Incident, Wait | None]:
     if node.excused != refused.excused:
         draft.put(replace(node, excused=refused.excused))
-    if asked is Asked.QUARANTINE and incident.phase is Phase.QUARANTINED and not cordon_may_come(draft, incident):
+    if asked is Asked.QUARANTINE and incident.phase is Phase.QUARANTINED and not cordon_may_come(draft, incident, node):
         # It is in service: as a seat that is out it would count against others who wait for the same limit.
         return step_incident(draft, incident, "defer", refused.because, {}), None
+    if asked is Asked.QUARANTINE and incident.phase.out and not incident.serves:
+        # So is this one; counted as out, two of them would wait for each other.
+        incident = replace(incident, serves=True)
+        draft.put(incident)
     if refused.doubts:
         incident = doubted(draft, incident)
     if incident.phase in {Phase.QUARANTINED, Phase.DRAINING}:  # while we hold back, its time does not run out
@@ -87,8 +91,8 @@ def deferred(
     return incident, wait
 
 
-def cordon_may_come(draft: Draft, incident: Incident) -> bool:
-    """Whether our cordon is there, or a sending of one may have taken effect."""
+def cordon_may_come(draft: Draft, incident: Incident, node: Node) -> bool:
+    """Whether our cordon is there, or a sending of one may have taken effect on whoever holds the seat now."""
     if incident.cordon_as_of is not None or incident.acts > CORDONS_ASKED:
         return True
     keys = (f"intent:{incident.id}.{number}" for number in range(1, incident.acts + 1))
@@ -98,6 +102,7 @@ def cordon_may_come(draft: Draft, incident: Incident) -> bool:
         and isinstance(intent.act, Quarantine)
         and bool(intent.sent_at)
         and intent.state is not IntentState.REJECTED
+        and (intent.expect is None or intent.expect.agrees(node.incarnation))
         for intent in asked
     )
 

@@ -21,10 +21,7 @@ from sickbay.model.facts import Fact, PolicyInForce
 from sickbay.model.fault import Fault
 from sickbay.model.fleet import JobId, Ledger, Node, Record
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
-from sickbay.model.intent import (
-    Intent,
-    Repair,
-)
+from sickbay.model.intent import Intent, Quarantine, Repair
 from sickbay.model.job import Call, Job, JobState
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import key_of
@@ -166,6 +163,8 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
                     draft.put(replace(node, excused=False))
             intent, number = write_down(draft, incident, decision)
             more = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
+            if isinstance(act, Quarantine):
+                more["serves"] = False
             if isinstance(act, Repair):
                 more["tries"] = tried(incident, act.rung, draft.now)
             if event:

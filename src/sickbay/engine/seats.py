@@ -152,7 +152,8 @@ def _touched(draft: Draft) -> list[NodeId]:
 def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) -> Node:
     phase = incident.phase if incident is not None else None
     newcomer = incident is not None and incident.kind is IncidentKind.INTAKE  # not in service before it is released
-    ours = phase is not None and (phase.out or newcomer)
+    bare = incident is not None and incident.serves and f"sickbay:{incident.id}" not in node.cordons
+    ours = phase is not None and ((phase.out and not bare) or newcomer)
     vacant = node.incarnation is None  # for a while after we have had its machine replaced
     out = node.counted and (vacant or ours or node.others_cordon or node.lost)
     # Where no agent was ever heard, its silence says nothing; one that was heard must be heard under this boot.
@@ -163,7 +164,7 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     claimable = node.incarnation is not None and node.ready and speaks and healthy and free
     mine = node.counted and (vacant or ours)
     known = node.agent_known or node.agent is not AgentState.NONE
-    return replace(node, agent_known=known, out=out, ours=mine, held=ours and phase is Phase.HELD, claimable=claimable)
+    return replace(node, agent_known=known, out=out, ours=mine, held=phase is Phase.HELD, claimable=claimable)
 
 
 def _book(draft: Draft, before: Node | None, after: Node | None) -> None:

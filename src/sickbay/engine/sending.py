@@ -119,7 +119,9 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
     draft.put(replace(intent, state=IntentState.EXPIRED, answer=f"withdrawn: {refused.because}"))
     draft.waits[key] = None
     untried = {"tries": incident.tries[:-1]} if isinstance(intent.act, Repair) else {}
-    may_return = isinstance(intent.act, Quarantine) and not cordon_may_come(draft, incident)
+    node = draft.node(incident.node)
+    cordon = isinstance(intent.act, Quarantine)
+    may_return = cordon and (node is None or not cordon_may_come(draft, incident, node))
     if incident.phase is Phase.REPAIRING or (incident.phase is Phase.QUARANTINED and may_return):
         step_incident(draft, incident, "defer", refused.because, untried)
     else:

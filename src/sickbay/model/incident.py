@@ -128,6 +128,7 @@ class Incident(Noun):
     relapse: str = ""  # a fault from the new boot while REPAIRING or VERIFYING: fails the rung
     proof: Proven | None = None
     bared: bool = False  # our cordon went with the incarnation that it was on: it is put back before anything else
+    serves: bool = False  # and may not be put back now: the seat is in service, and is not counted as out
     cordon_as_of: float | None = None  # our cordon has been seen: a newer read without it means that another removed it
     cordon_from: float | None = None  # reads up to here may be older than a change of incarnation: they confirm nothing
     intent: str = ""  # key of the intent under way

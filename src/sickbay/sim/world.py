@@ -263,8 +263,13 @@ class World:
         self.placing.wake()
 
     def operator_registers_anew(self, node: NodeId) -> None:
-        """Deletes the node's object; the same machine, under the same boot, makes a new one without cordons."""
+        """Deletes the node's object; the same machine, under the same boot, makes a new one without cordons.
+
+        Only a machine that is up and in touch with its cluster makes one.
+        """
         seat = self.seat(node)
+        if not seat.reachable:
+            return
         uid = f"uid-{self.ground.number():06d}"
         seat.incarnation = replace(seat.incarnation, uid=uid)
         seat.shown = replace(seat.shown, uid=uid) if seat.shown is not None else None

@@ -211,6 +211,21 @@ def test_a_cluster_that_has_forgotten_a_job_proves_nothing_about_a_node_that_it_
         assert hall.happened("fenced", away)
 
 
+def test_a_cluster_is_not_listed_for_as_long_as_a_job_that_it_has_forgotten_is_open() -> None:
+    hall = Hall(nodes=4, cluster=cluster_without(Capability.FENCE, Capability.REBOOT, Capability.REPLACE))
+    job = hall.training(steps=10**5)
+    hall.world.lose_node(hall.starts(job)[0][1][0], zombie=True)
+    hall.reaches(job, JobState.STOPPING, most=HOUR)
+    lists = []
+    cluster = hall.sim.hands.sites[CLUSTER].cluster
+    whole = cluster.snapshot
+    cluster.snapshot = lambda: lists.append(whole()) or lists[-1]  # type: ignore[func-returns-value,method-assign]
+    hall.world.forget_job(job)
+    hall.run(HOUR)
+    assert hall.job(job).state is JobState.STOPPING
+    assert len(lists) <= 3, "one that lacks it, and one more to be sure"
+
+
 # --- work that Sickbay does not manage
 
 

@@ -162,6 +162,11 @@ class Watcher:
             self._slices = None  # this slice may not have been stored, and the cursor must not move past it
             raise
 
+    @property
+    def midway(self) -> bool:
+        """Whether slices of a list are left to be told: the next step reads nothing."""
+        return self._slices is not None
+
     def _read_on(self) -> int:
         known = _clock(self._store, self._cluster.id)
         self._began = self._clock.mono()

@@ -213,6 +213,9 @@ class Host:
             self._guarded(self._watchers[cluster].read)
             self.wake()
 
+    def midway(self, cluster: str) -> bool:
+        return self._watchers[cluster].midway
+
     def tell(self, key: str, news: AnyNews) -> bool:
         """A person's command. False: it was not acknowledged, the person must repeat it."""
         if not self.up or self.paused_until > self._scheduler.now:

@@ -234,7 +234,8 @@ class Simulation:
     def _watch(self, cluster: str) -> None:
         takes = self.world.ground.clusters[cluster].read_takes
         for host in self.hosts:
-            self.clock.behind = takes  # until it is answered: a slow read began so long ago
+            # Until it is answered: a slow read began so long ago.
+            self.clock.behind = 0.0 if host.midway(cluster) else takes
             host.watch(cluster)
             self.clock.behind = 0.0
 

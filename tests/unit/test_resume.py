@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sickbay.brain.attempt import vanished
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.drift import shown
 from sickbay.brain.gate import gate_of
@@ -419,7 +418,7 @@ def test_nothing_starts_while_a_rank_may_be_left(
     assert last is not None
     all_gone = bool(start.ranks) and "running" not in start.ranks.values() and start.claim.keys() <= start.ranks.keys()
     unheard = any(state == "running" and node in unseen for node, state in start.ranks.items())
-    said = last.gone or (last.state.over and vanished(start))
+    said = last.gone or (last.state.over and start.vanished)
     nothing_there = said and (start.fenced or not unheard)  # a cluster's word about what it can reach
     stopped = isinstance(last.act, StopJob) and (last.state is IntentState.SEEN or nothing_there)
     fenced = last.state is IntentState.SEEN

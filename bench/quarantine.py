@@ -2,14 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 from bench.far_side import far_hands
 from bench.figure import Figure, Line, Size
 from bench.rig import LEASE, Bench, RealClock, open_policy, rules_of, store_of, xid
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.engine.lead import Engine, Setup
-from sickbay.model.facts import Outcome
+from sickbay.hosts.controller import AT_LEAST, Waking
 from sickbay.model.intent import Intent, IntentState
 from sickbay.ports.store import Store
 
@@ -18,32 +17,13 @@ GOAL = 5.0
 PATIENCE = 600.0
 
 
-class Waking:
-    """An executor whose outcomes wake the loop, as the controller's does."""
-
-    def __init__(self, inner: ThreadExecutor) -> None:
-        self._inner = inner
-        self.awake = threading.Event()
-
-    def room(self, lane: str) -> int:
-        return self._inner.room(lane)
-
-    def submit(
-        self, lane: str, call: Callable[[], Outcome], timeout: float, done: Callable[[Outcome], None], key: str
-    ) -> None:
-        def told(outcome: Outcome) -> None:
-            done(outcome)
-            self.awake.set()
-
-        self._inner.submit(lane, call, timeout, told, key)
-
-
 def measure(nodes: int, group: int) -> float:
     """Nodes per second from their faults' facts to the answer of each Quarantine."""
     with store_of("sqlite") as store:
         Bench.over(store, RealClock()).populate(nodes)
         store.resign("bench")
-        executor = Waking(ThreadExecutor(workers_per_lane=WORKERS))
+        awake = threading.Event()
+        executor = Waking(ThreadExecutor(workers_per_lane=WORKERS), awake.set)
         setup = Setup(holder="mass", lease_ttl=LEASE, group=group, strict=True)
         hands = far_hands()
         engine = Engine(store, hands, rules_of(open_policy(), hands), executor, RealClock(), setup)
@@ -52,11 +32,11 @@ def measure(nodes: int, group: int) -> float:
         bench.ingest.take([xid(number, 79, number, at=time.time()) for number in range(nodes)])
         start = time.perf_counter()
         while True:
-            executor.awake.clear()
+            awake.clear()
             if not engine.round():
                 if _answered(store, nodes) == nodes:
                     break
-                executor.awake.wait(0.25)
+                awake.wait(AT_LEAST)
             if time.perf_counter() - start > PATIENCE:
                 raise RuntimeError(f"{_answered(store, nodes)} of {nodes} were quarantined in {PATIENCE:.0f} s")
         return nodes / (time.perf_counter() - start)

@@ -42,8 +42,8 @@ def replica_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-class _Waking:
-    """An executor whose outcomes wake the engine at once."""
+class Waking:
+    """An executor whose outcomes wake the engine's loop at once."""
 
     def __init__(self, inner: Executor, wake: Callable[[], None]) -> None:
         self._inner = inner
@@ -92,7 +92,7 @@ class Controller:
             leads=lambda: self.leads,
         )
         setup = Setup(holder=holder or replica_name(), lease_ttl=LEASE)
-        waking = _Waking(executor, self._awake.set)
+        waking = Waking(executor, self._awake.set)
         self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, changes.committed)
         self._troubles: dict[str, str] = {}
         silence = policy.silence.agent.total_seconds()

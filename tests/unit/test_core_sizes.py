@@ -4,23 +4,30 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from bench.far_side import FarCluster
+from bench.rig import RealClock
 from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.admit import COUNTED_MOST, ease, press, threshold
 from sickbay.brain.job_sight import TOLD, listing
 from sickbay.engine.door import EXITS, TAIL, TEXT, cut
+from sickbay.engine.ingest import Watcher
+from sickbay.engine.learn import learn
+from sickbay.engine.plan import plan
+from sickbay.engine.seats import settle
 from sickbay.engine.steps import step_job
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import Fact, JobSeen, Observed, Stepped
-from sickbay.model.fleet import Brake, JobId, NodeId
+from sickbay.model.fleet import Brake, JobId, Node, NodeId
 from sickbay.model.intent import StartJob, Verify
 from sickbay.model.job import End, EndReason, Job, JobSpec, JobState
 from sickbay.model.parts import INLINE, whole
 from sickbay.model.policy import BrakeRule, BrakeScope
-from sickbay.model.rows import ITEM_BYTES, AnyRow, key_of, kind_of
+from sickbay.model.rows import ITEM_BYTES, UNIT_ACTIONS, AnyRow, key_of, kind_of
+from sickbay.ports.cluster import Lost, Snapshot
 from sickbay.testing.store_nouns import intent as small_intent
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -107,6 +114,60 @@ def test_a_step_of_training_writes_the_head_of_a_large_job_alone() -> None:
     assert shelf.read("job:llama") == replace(job, step=2, ranks=ranks)
     shelf.put(replace(job, claim={}, ranks={}))
     assert list(shelf.store.keys("part")) == []
+
+
+def test_a_job_that_takes_the_nodes_of_two_hundred_that_have_not_begun_is_learned_in_bounded_units() -> None:
+    shelf = Shelf()
+    wide = gang(200)
+    crossed = [gang(1, id=JobId(f"late-{n}"), state=JobState.GATING, claim={name(n): ()}, ranks={}) for n in range(200)]
+    for node in wide.claim:
+        shelf.put(Node(id=node, cluster="eks-train", pool="eks-train/gpu"))
+    for job in crossed:
+        shelf.put(job)
+    news = JobSeen(job=JobId("slurm-1"), attempt=1, as_of=1.0, ranks=wide.ranks, spec=wide.spec, native=True)
+    draft = shelf.draft()
+    learn(draft, Fact(id="f", at=NOW, news=news, seq=1))
+    settle(draft)
+    assert draft.actions < UNIT_ACTIONS / 2, "there is room for what else a unit must do"
+    shelf.commit(draft)
+    for _ in range(200):
+        for subject in [key for key in shelf.store.due({}, 1000) if key.startswith("errand:")]:
+            draft = shelf.draft()
+            plan(draft, subject)
+            shelf.commit(draft)
+    rows = [shelf.read(key_of(job)) for job in crossed]
+    assert [len(row.calls) for row in rows if isinstance(row, Job)] == [1] * 200, "each gives way, once"
+    assert list(shelf.store.keys("errand")) == []
+
+
+class Listing(FarCluster):
+    """Lists one job each time that it is read."""
+
+    id = "eks-train"
+
+    def __init__(self, job: Job) -> None:
+        self._seen = JobSeen(job=job.id, attempt=1, as_of=2.0, ranks=job.ranks, spec=job.spec)
+
+    def watch(self, cursor: str | None) -> Lost:
+        del cursor
+        return Lost()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(cursor="1", as_of=2.0, jobs=(self._seen,))
+
+
+@pytest.mark.parametrize("size", [4, INLINE + 50], ids=["in one row", "in parts"])
+def test_a_list_says_of_a_job_only_what_is_new_however_many_nodes_it_has(size: int) -> None:
+    shelf = Shelf()
+    job = gang(size, ranks_as_of=1.0)
+    shelf.put(job)
+    watcher = Watcher(shelf.store, Listing(job), RealClock())
+    while watcher.read() or watcher.amid:
+        pass
+    assert list(shelf.store.facts(after=0)) == []
+    shelf.put(replace(job, ranks={}))
+    watcher.read()
+    assert [type(fact.news) for fact in shelf.store.facts(after=0)] == [JobSeen]
 
 
 def test_the_gate_and_the_start_of_16384_nodes_fit_their_unit() -> None:

@@ -4,7 +4,7 @@ Two hundred jobs of one GPU each may run on one node. An errand is a row for wha
 idempotent, so it goes on until a slice is not full.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sickbay.engine.steps import KEEP_LINKED, cause_of
 from sickbay.engine.view import Draft
 from sickbay.model.fault import Fault, Scope
-from sickbay.model.fleet import Errand, Node
+from sickbay.model.fleet import Errand, Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.job import Call, Interruption, Job, JobState
 from sickbay.model.rows import DUE_NOW, key_of
@@ -25,7 +25,8 @@ KEEP_CALLS = 20
 
 def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False) -> None:
     """What ran on a node that has restarted or is gone is gone: every job there is called."""
-    _run(draft, Errand(id=f"end/{node.id}", node=node, because=because, lost=lost, at=draft.now))
+    errand = Errand(id=f"end/{node.id}", node=node, because=because, lost=lost, at=draft.now)
+    _run(draft, errand, _ended(draft, errand, node))
 
 
 def link_fault(draft: Draft, incident: Incident, fault: Fault, at: datetime) -> None:
@@ -37,18 +38,34 @@ def link_fault(draft: Draft, incident: Incident, fault: Fault, at: datetime) -> 
         if draft.version(f"incident:{incident.id}") == 0:
             draft.assume_new(f"errand:{name}")
         because = cause_of(fault, incident.node)
-        _run(draft, Errand(id=name, node=node, because=because, incident=incident.id, device=device, at=at))
+        errand = Errand(id=name, node=node, because=because, incident=incident.id, device=device, at=at)
+        _run(draft, errand, _linked(draft, errand, node))
+
+
+def make_room(draft: Draft, job: Job, nodes: Iterable[NodeId], at: datetime) -> None:
+    """Others run where an attempt of ours was about to start: what has not begun gives way."""
+    errand = Errand(id=f"room/{job.id}", job=job.id, because=f"was taken by {job.id} meanwhile", at=at)
+    _run(draft, errand, _crossed(draft, errand, set(nodes)))
 
 
 def plan_errand(draft: Draft, subject: str) -> None:
     draft.waits[subject] = None
     errand = draft.read(Errand, subject)
     if errand is not None:
-        _run(draft, errand)
+        _run(draft, errand, _changes(draft, errand))
 
 
-def _run(draft: Draft, errand: Errand) -> None:
-    changes = _ended(draft, errand) if errand.incident is None else _linked(draft, errand)
+def _changes(draft: Draft, errand: Errand) -> Iterator[Job]:
+    """Jobs as they are after it, those that it is not done for yet."""
+    if errand.job is not None:
+        job = draft.peek(Job, f"job:{errand.job}")
+        return _crossed(draft, errand, set(job.claim) if job is not None else set())
+    if errand.node is None:
+        return iter(())
+    return _ended(draft, errand, errand.node) if errand.incident is None else _linked(draft, errand, errand.node)
+
+
+def _run(draft: Draft, errand: Errand, changes: Iterator[Job]) -> None:
     some = list(islice(changes, AT_ONCE + 1))
     for job in some[:AT_ONCE]:
         draft.put(job)
@@ -61,9 +78,22 @@ def _run(draft: Draft, errand: Errand) -> None:
         draft.waits[key] = None
 
 
-def _ended(draft: Draft, errand: Errand) -> Iterator[Job]:
-    node = errand.node.id
-    for job in draft.holders(errand.node):
+def _crossed(draft: Draft, errand: Errand, taken: set[NodeId]) -> Iterator[Job]:
+    seats = (draft.peek(Node, f"node:{node}") for node in sorted(taken))
+    others = {other.id: other for seat in seats if seat is not None for other in draft.holders(seat)}
+    for other in others.values():
+        crossed = sorted(taken & other.claim.keys())
+        if other.id == errand.job or other.state is not JobState.GATING or not crossed:
+            continue
+        if any(call.node in taken for call in other.calls):  # it gives way already
+            continue
+        call = Call(because=f"{crossed[0]} {errand.because}", node=crossed[0], dated=errand.at)
+        yield replace(other, calls=(*other.calls, call)[-KEEP_CALLS:])
+
+
+def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
+    node = seat.id
+    for job in draft.holders(seat):
         runs = job.ranks.get(node) == "running"
         called = any(each.node == node for each in job.calls)
         gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on
@@ -74,22 +104,22 @@ def _ended(draft: Draft, errand: Errand) -> Iterator[Job]:
         yield replace(job, ranks={**job.ranks, node: "gone"} if runs else job.ranks, calls=calls)
 
 
-def _linked(draft: Draft, errand: Errand) -> Iterator[Job]:
-    for job in draft.interrupted_on(errand.node):
+def _linked(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
+    for job in draft.interrupted_on(seat):
         linked = job
         for n, lost in enumerate(job.interruptions):
             known = errand.incident in lost.incidents or len(lost.incidents) >= KEEP_LINKED
-            if not known and _had(draft, job, lost, errand) and _inside(draft, job, n, errand.at):
+            if not known and _had(draft, job, lost, errand, seat) and _inside(draft, job, n, errand.at):
                 linked = _caused(draft, linked, n, errand)
         if linked is not job:
             yield linked
 
 
-def _had(draft: Draft, job: Job, lost: Interruption, errand: Errand) -> bool:
+def _had(draft: Draft, job: Job, lost: Interruption, errand: Errand, seat: Node) -> bool:
     """Whether the attempt had what the fault is about."""
-    if errand.node.id not in draft.roster(job, lost):
+    if seat.id not in draft.roster(job, lost):
         return False
-    held = draft.shared(job, lost).get(errand.node.id)
+    held = draft.shared(job, lost).get(seat.id)
     return errand.device is None or not held or errand.device in held
 
 

@@ -28,6 +28,7 @@ from sickbay.model.facts import (
 )
 from sickbay.model.fleet import Incarnation, JobId, Node, NodeId, pool_of
 from sickbay.model.job import Job, JobState
+from sickbay.model.parts import whole
 from sickbay.ports.clock import Clock
 from sickbay.ports.cluster import Cluster, Deltas, Lost, Told
 from sickbay.ports.store import Pulse, Store
@@ -222,11 +223,11 @@ class Watcher:
         """What a snapshot says that the rows do not. Cursor and clock move with the last slice only: those before it
         say nothing newer than the snapshot, and what must show itself on the cluster cannot have shown itself in them.
         """
-        whole = self._cluster.snapshot()
+        listed = self._cluster.snapshot()
         wall = moment(self._clock.wall())
-        stem = f"{self._cluster.id}/{whole.cursor}/whole"
+        stem = f"{self._cluster.id}/{listed.cursor}/whole"
         slices: list[list[Fact]] = []
-        for n, some in enumerate(_sliced(whole.nodes, self._slices_of or SLICE)):
+        for n, some in enumerate(_sliced(listed.nodes, self._slices_of or SLICE)):
             rows = self._store.load(f"node:{seen.node}" for seen in some)
             changed = [s for s in some if _differs(rows[f"node:{s.node}"].row, s)]
             slices.append(
@@ -239,24 +240,24 @@ class Watcher:
                     for seen in changed
                 ]
             )
-        for some_jobs in _sliced(whole.jobs, self._slices_of or SLICE):
-            rows = self._store.load(f"job:{seen.job}" for seen in some_jobs)
+        for some_jobs in _sliced(listed.jobs, self._slices_of or SLICE):
+            rows = whole(self._store.load(f"job:{seen.job}" for seen in some_jobs), self._store.load)
             news = [seen for seen in some_jobs if _says_more(rows[f"job:{seen.job}"].row, seen)]
             slices.append([Fact(id=f"{stem}/job/{s.job}/{s.attempt}", at=_dated(s, wall), news=s) for s in news])
         slices.extend(
-            [self._told(told, wall) for told in some] for some in _sliced(whole.told, self._slices_of or SLICE)
+            [self._told(told, wall) for told in some] for some in _sliced(listed.told, self._slices_of or SLICE)
         )
-        missing = [JobVanished(job=job, as_of=whole.as_of, sure=False)
-                   for job in self._missing({seen.job for seen in whole.jobs}, whole.as_of)]  # fmt: skip
+        missing = [JobVanished(job=job, as_of=listed.as_of, sure=False)
+                   for job in self._missing({seen.job for seen in listed.jobs}, listed.as_of)]  # fmt: skip
         slices.extend([Fact(id=f"{stem}/missing/{job.job}/{job.as_of}", at=wall, news=job) for job in some]
                       for some in _sliced(missing, self._slices_of or SLICE))  # fmt: skip
-        slices.append([Fact(id=f"{stem}/gone/{node}", at=wall, news=NodeVanished(node=node, as_of=whole.as_of))
-                       for node in self._vanished({seen.node for seen in whole.nodes})])  # fmt: skip
+        slices.append([Fact(id=f"{stem}/gone/{node}", at=wall, news=NodeVanished(node=node, as_of=listed.as_of))
+                       for node in self._vanished({seen.node for seen in listed.nodes})])  # fmt: skip
         for facts in filter(None, slices[:-1]):
             yield facts, []
         self._slices = None
         self._list_again = bool(missing)
-        yield slices[-1], [self._mark(whole.cursor, whole.as_of)]
+        yield slices[-1], [self._mark(listed.cursor, listed.as_of)]
 
     def _vanished(self, present: set[NodeId]) -> Iterator[NodeId]:
         after = ""

@@ -1,13 +1,12 @@
 """What clusters and ranks say of jobs."""
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 from sickbay.brain.blame import learned_late
 from sickbay.brain.decision import Tell
 from sickbay.brain.submission import refusal
 from sickbay.engine.door import slim
+from sickbay.engine.errands import make_room
 from sickbay.engine.seats import take_turns
 from sickbay.engine.steps import REPEATED_TELLS, charged, due_now, first_step, interrupted, notify, step_job
 from sickbay.engine.view import Draft
@@ -77,7 +76,7 @@ def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
     """The claim, where the cluster chose the nodes. One of them that must not be used fails the attempt of ours."""
     new = sorted(job.ranks.keys() - job.claim.keys())
     take_turns(draft, job, new)
-    _make_room(draft, fact, job, new)
+    make_room(draft, job, new, fact.at)
     deadline = job.deadline if job.claim else None  # the wait for nodes is over
     claimed = replace(job, claim={**job.claim, **dict.fromkeys(new, ())}, deadline=deadline)
     if job.adopted or job.state is not JobState.GATING:
@@ -86,19 +85,6 @@ def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
     bad = [seat.id for seat in seats if seat is not None and not seat.claimable]
     calls = tuple(Call(because=f"{node} was allocated but cannot be used", node=node, dated=fact.at) for node in bad)
     return replace(claimed, calls=(*job.calls, *calls)[-KEEP_CALLS:])
-
-
-def _make_room(draft: Draft, fact: Fact, job: Job, nodes: Iterable[NodeId]) -> None:
-    """Others run where an attempt of ours was about to start: what has not begun gives way."""
-    taken = set(nodes)
-    seats = [seat for node in sorted(taken) if (seat := draft.peek(Node, f"node:{node}")) is not None]
-    others = {other.id: other for seat in seats for other in draft.holders(seat)}
-    for other in others.values():
-        crossed = sorted(taken & other.claim.keys())
-        if other.id == job.id or other.state is not JobState.GATING or not crossed:
-            continue
-        call = Call(because=f"{crossed[0]} was taken by {job.id} meanwhile", node=crossed[0], dated=fact.at)
-        draft.put(replace(other, calls=(*other.calls, call)[-KEEP_CALLS:]))
 
 
 def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -> None:
@@ -120,7 +106,7 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
         **kept,
     )
     take_turns(draft, job, job.claim)
-    _make_room(draft, fact, job, job.claim)
+    make_room(draft, job, job.claim, fact.at)
     due_now(draft, job)
     draft.tell(f"RUNNING: adopted as attempt {news.attempt}", key_of(job), event="adopted")
 
@@ -157,7 +143,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "held": False,
         "restarts": restarts,
     }
-    _make_room(draft, fact, job, news.ranks)
+    make_room(draft, job, news.ranks, fact.at)
     step_job(draft, job, event, f"its own controller started attempt {news.attempt}", also)
 
 

@@ -293,12 +293,15 @@ class Aside(Noun):
 
 
 class Errand(Noun):
-    """What is left to be done to many jobs for one cause: end their ranks on a node, or link them to an incident."""
+    """What is left to be done to many jobs for one cause: end their ranks on a node, link them to an incident, or let
+    those that have not begun give way to one that has.
+    """
 
     id: str
-    node: Node  # as it was
     because: str
     at: datetime
+    node: Node | None = None  # as it was
+    job: JobId | None = None  # to which others give way
     lost: bool = False
     incident: IncidentId | None = None  # to link; None: their ranks there have ended
     device: int | None = None  # of the fault to link; None: it is about all of the node

@@ -9,6 +9,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import Limit
+from sickbay.sim.simulation import CLUSTER
 
 ROOMY = policy_with(limits=(Limit(out_percent=50, repairing_percent=50),))
 BRAKE = "pool:sim/train:xid.79"
@@ -141,3 +142,18 @@ def test_resetting_a_brake_that_is_not_on_is_told_and_changes_nothing(ward: Open
     w.run(60)
     told = [line.text for line in w.sim.store.story("operator:")]
     assert told == ["operator: brake_reset: no brake 'xid.79' is on", "operator: brake_reset: no brake is on"]
+
+
+def test_a_brake_knows_of_everybody_who_is_silent_not_only_of_the_first(ward: OpenWard) -> None:
+    """More fall silent than it takes to trip it. The first come back; all others are still lost, so it stays on."""
+    w, name = ward(nodes=40, limits=False), f"cluster:{CLUSTER}:silence"
+    for node in w.nodes[:30]:
+        w.world.lose_node(node, zombie=True)
+    w.run(300)
+    assert w.brake(name).tripped_at is not None
+    assert set(w.brake(name).seen) == set(w.nodes[:30])
+    for node in w.nodes[:10]:
+        w.world.heal_partition(node)
+        w.world.open_path(node)
+    w.run(3 * HOUR)
+    assert w.brake(name).tripped_at is not None

@@ -221,3 +221,14 @@ def test_the_storm_that_comes_back_ends_the_quiet() -> None:
     for node in ("a", "b"):
         brake = press(brake, RULE, node, 1100.0, NOW, 20)
     assert ease(brake, RULE, 2801.0).tripped_at is not None
+
+
+def test_a_storm_that_goes_on_is_counted_by_its_newest_nodes_not_by_its_first() -> None:
+    """Else it would seem to be over when those that came first are too long ago."""
+    brake, last = Brake(scope="pool:train", signature="xid.79"), 0.0
+    for number in range(120):
+        last = 10.0 * number
+        brake = press(brake, RULE, f"n{number}", last, NOW, 20)
+    assert len(brake.seen) == brake.most
+    later = last + RULE.within.total_seconds() / 2
+    assert ease(brake, RULE, later).below_since is None, "half of the time in which they count is not over"

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from msgspec.structs import replace
 
 from sickbay.brain.correlate import rule_for
-from sickbay.model.fault import signature
+from sickbay.model.fault import SILENCE, signature
 from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding, pool_fits
 from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
@@ -220,11 +220,25 @@ def press(brake: Brake, rule: BrakeRule, node: str, reading: float, now: datetim
     """The brake after one more sighting: counted, and tripped if that is one too many."""
     since = reading - rule.within.total_seconds()
     most = threshold(rule, size)
-    seen = _since(brake.seen, since)
-    if len(seen) < most or node in seen:  # enough to know: a storm of a whole fleet does not count further
-        seen = {**seen, node: reading}
+    # Silence lasts: whoever is still lost must be known by name, or it ends when the first of them are back.
+    room = COUNTED_MOST if brake.signature == SILENCE else most
+    seen = _count_one(_since(brake.seen, since), node, reading, room, stale=reading - rule.within.total_seconds() / 4)
     tripped = brake.tripped_at or (now if len(seen) >= most else None)
     return replace(brake, most=most, seen=seen, tripped_at=tripped, below_since=None)
+
+
+def _count_one(seen: dict[str, float], node: str, reading: float, room: int, stale: float) -> dict[str, float]:
+    """One more, where there is room; else in place of one that was seen a while ago.
+
+    So many are enough to know, so a storm of a whole fleet is not written down node by node; nor does it end with its
+    first nodes.
+    """
+    if len(seen) < room or node in seen:
+        return {**seen, node: reading}
+    oldest = min(seen, key=lambda other: seen[other])
+    if seen[oldest] >= stale:
+        return seen
+    return {**{other: at for other, at in seen.items() if other != oldest}, node: reading}
 
 
 def _since(seen: dict[str, float], since: float) -> dict[str, float]:

@@ -85,6 +85,23 @@ def test_a_start_refused_after_one_in_doubt_is_not_a_year_in_the_clusters_queue(
     assert w.told("job_failed")
 
 
+@pytest.mark.parametrize("place", [False, True], ids=["cluster chooses", "we choose"])
+def test_starts_that_are_refused_after_one_in_doubt_do_not_go_on_for_ever(ward: OpenWard, place: bool) -> None:
+    """Each time: no answer, sent again, refused. Whether the first took effect a stop tells; it never did."""
+    w = ward(nodes=4) if place else ward(nodes=4, cluster=cluster_without("place"))
+    start = Channel(
+        w.sim.hands.sites["sim"].cluster,
+        "start",
+        lambda n: Unknown("no answer") if n % 2 else Rejected("invalid partition"),
+    )
+    job = w.sim.submit("train", nodes=2)
+    w.until(lambda: w.state(job) == JobState.FAILED, DAY)
+    w.run(5)
+    assert len(w.told("job_failed")) == 1
+    assert start.calls <= 2 * 5
+    w.rests()
+
+
 def test_a_late_refusal_of_a_repair_whose_sendings_failed_ends_it(ward: OpenWard) -> None:
     w = ward()
     node = w.nodes[0]

@@ -72,6 +72,8 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     fail = ""
     if lost >= rule.max_interruptions:
         fail = f"{lost} interruptions within {rule.window}"
+    if unplaced and job.gates >= rule.max_gates:
+        fail = f"{job.diagnosis}; {job.gates} starts have failed"
     if not blamed and not preempted and not fail:
         fail, because = _no_fault(job, policy, tables, because)
     if not fail and not preempted and (not blamed or rule.faults_count):
@@ -82,7 +84,8 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     also: dict[str, object] = {"diagnosis": fail or because, "deadline": None}
     if fail:
         return Move("fail", fail, also, tell(job, "job_failed", f"{job.spec.name}: {fail}"))
-    also |= {"restarts": spent, "avoid": tuple(sorted({*dark}))[:AVOIDED], "calls": (), "gates": 0}
+    gates = job.gates if unplaced else 0  # a start that was refused in their queue counts as one
+    also |= {"restarts": spent, "avoid": tuple(sorted({*dark}))[:AVOIDED], "calls": (), "gates": gates}
     return Move("requeue", because, also)
 
 

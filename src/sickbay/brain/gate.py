@@ -190,7 +190,9 @@ def _in_their_queue(s: JobSight, policy: Policy, intent: Intent) -> Decision:
         known = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
         why = f"the start was refused: {intent.answer}; an earlier sending may have been taken"
         if s.passed(known):
-            return Move("stop", f"{why}: what there is of it is stopped", {"deadline": None})
+            # It counts as a failed gate: if all that follow are refused too, that ends it.
+            also = {"deadline": None, "gates": job.gates + 1, "diagnosis": why}
+            return Move("stop", f"{why}: what there is of it is stopped", also)
         return Stay(Wait(because=why, until=known))
     if not job.claim:
         well = s.well(intent.act.avoid) if isinstance(intent.act, StartJob) else ()

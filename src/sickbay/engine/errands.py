@@ -20,7 +20,6 @@ from sickbay.model.job import Call, Interruption, Job, JobState
 from sickbay.model.rows import DUE_NOW, key_of
 
 AT_ONCE = 10  # jobs
-KEEP_CALLS = 20
 
 
 def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False) -> None:
@@ -85,23 +84,23 @@ def _crossed(draft: Draft, errand: Errand, taken: set[NodeId]) -> Iterator[Job]:
         crossed = sorted(taken & other.claim.keys())
         if other.id == errand.job or other.state is not JobState.GATING or not crossed:
             continue
-        if any(call.node in taken for call in other.calls):  # it gives way already
+        if other.called_enough or any(call.node in taken for call in other.calls):  # it gives way already
             continue
         call = Call(because=f"{crossed[0]} {errand.because}", node=crossed[0], dated=errand.at)
-        yield replace(other, calls=(*other.calls, call)[-KEEP_CALLS:])
+        yield other.called(call)
 
 
 def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
     node = seat.id
     for job in draft.holders(seat):
         runs = job.ranks.get(node) == "running"
-        called = any(each.node == node for each in job.calls)
+        called = job.called_enough or any(each.node == node for each in job.calls)
         gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on
         if not (runs or gated) or (job.began_at is not None and job.began_at > errand.at):
             continue
         call = Call(because=errand.because, node=node, lost=errand.lost, dated=errand.at)
-        calls = job.calls if called and not errand.lost else (*job.calls, call)[-KEEP_CALLS:]
-        yield replace(job, ranks={**job.ranks, node: "gone"} if runs else job.ranks, calls=calls)
+        ended = replace(job, ranks={**job.ranks, node: "gone"}) if runs else job
+        yield ended if called and not errand.lost else ended.called(call)
 
 
 def _linked(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:

@@ -16,7 +16,6 @@ from sickbay.model.intent import Look, Notify
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState
 from sickbay.model.rows import key_of
 
-KEEP_CALLS = 20
 KEEP_RESTARTS = 1000  # a native controller may restart its job every second
 STACKS = 20_000  # characters from one node
 TAIL = 16_384  # characters of an attempt's output that come after its end
@@ -84,7 +83,7 @@ def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
     seats = [draft.peek(Node, f"node:{node}") for node in new]  # not expected one by one: a gang may have hundreds
     bad = [seat.id for seat in seats if seat is not None and not seat.claimable]
     calls = tuple(Call(because=f"{node} was allocated but cannot be used", node=node, dated=fact.at) for node in bad)
-    return replace(claimed, calls=(*job.calls, *calls)[-KEEP_CALLS:])
+    return claimed.called(*calls)
 
 
 def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -> None:
@@ -237,4 +236,5 @@ def hung(draft: Draft, fact: Fact, news: Hung) -> None:
     if not _runs_there(job, news.node):
         return
     call = Call(because=f"hung: {news.because}", dated=fact.at)
-    draft.put(replace(job, calls=(*job.calls, call)[-KEEP_CALLS:]))
+    if all(known.node or known.incident for known in job.calls):  # nobody need say it twice
+        draft.put(job.called(call))

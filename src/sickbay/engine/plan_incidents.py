@@ -72,7 +72,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
     gating: set[JobId] = set()
     if node is not None:
         # Those that are not asked yet first: many jobs may run on one node, and a unit has room for few.
-        holders = sorted(draft.holders(node), key=lambda job: any(c.incident == incident.id for c in job.calls))
+        holders = sorted(draft.holders(node), key=partial(_has_called, incident))
         for number, job in enumerate(holders):
             if number < AT_ONCE:
                 draft.job(job.id)  # from here on its row is read, expected and watched
@@ -81,7 +81,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
             (scoped if named else bystanders).append(job.id)
             if job.state is JobState.GATING:
                 gating.add(job.id)
-            if any(call.incident == incident.id for call in job.calls):
+            if _has_called(incident, job):
                 called.add(job.id)
             if job.state is JobState.RUNNING and job.id not in incident.jobs and _was_there(draft, job, incident):
                 training.add(job.id)
@@ -195,6 +195,11 @@ def _confirm(draft: Draft, sight: Sight, node: Node, needed: Confirm) -> tuple[I
     return changed, None
 
 
+def _has_called(incident: Incident, job: Job) -> bool:
+    """Whether the attempt ends for this incident too. One that many want to end does not name them all."""
+    return any(call.incident == incident.id for call in job.calls) or (job.called_enough and job.id in incident.jobs)
+
+
 def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: str, *, lost: bool) -> Incident:
     """Ask attempts to end. Only `resume` stops them."""
     some = jobs[:AT_ONCE]  # the next decision sees who is left
@@ -209,6 +214,7 @@ def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: st
             lost=lost,
             dated=incident.opened_at,
         )
-        draft.put(replace(job, calls=(*job.calls, call)[-20:]))
+        if not job.called_enough:
+            draft.put(job.called(call))
         draft.tell(f"asks {job_id} to stop: {because}", key_of(incident), key_of(job), event="call")
     return replace(incident, jobs=tuple(dict.fromkeys((*incident.jobs, *some)))[-KEEP_JOBS:])

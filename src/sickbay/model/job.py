@@ -3,6 +3,8 @@
 from datetime import datetime
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from sickbay.model.clock import Deadline
 from sickbay.model.fleet import IncidentId, JobId, NodeId, pool_of
 from sickbay.model.incident import Wait
@@ -69,6 +71,9 @@ class JobSpec(Noun):
     @property
     def most(self) -> int:
         return len(self.on) or self.nodes
+
+
+KEEP_CALLS = 20  # that an attempt names
 
 
 class Call(Noun):
@@ -146,6 +151,14 @@ class Job(Noun):
     def vanished(self) -> bool:
         """Its attempt was there and has ended, and its cluster has it no more: no read will say more of it."""
         return not self.adopted and not self.made and self.end is not None
+
+    def called(self, *calls: Call) -> "Job":
+        """The job with these calls, as far as it has room: one is enough for its end, so those it has are kept."""
+        return replace(self, calls=(*self.calls, *calls)[: max(KEEP_CALLS, len(self.calls))])
+
+    @property
+    def called_enough(self) -> bool:
+        return len(self.calls) >= KEEP_CALLS
 
     def awaits(self, intent: str) -> bool:
         """Whether it still waits for exactly this intent."""

@@ -13,7 +13,7 @@ from typing import IO
 from urllib.parse import quote
 
 from sqlalchemy import Connection, create_engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from sickbay.adapters.stores.database import Database
@@ -101,13 +101,13 @@ class Sqlite(Database):
                     connection.exec_driver_sql("COMMIT")
             except BaseException:
                 # SQLite has rolled back by itself after some errors (a full disk); then there is nothing to undo.
-                with suppress(DBAPIError):
+                with suppress(SQLAlchemyError):
                     connection.exec_driver_sql("ROLLBACK")
                 raise
             finally:
                 if not durable:
                     # A connection that cannot even do this fails again at the next BEGIN: the first error is the cause.
-                    with suppress(DBAPIError):
+                    with suppress(SQLAlchemyError):
                         connection.exec_driver_sql("PRAGMA synchronous = FULL")
 
     def many(self, keys: Iterable[str]) -> str:

@@ -1,0 +1,371 @@
+"""Small mends that no other test would miss: each of these is red without the line that it is about."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from sqlalchemy import Connection
+from tests.unit import test_decide as tables
+
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.adapters.stores.sql import open_store
+from sickbay.adapters.stores.sqlite import Sqlite
+from sickbay.brain.admit import Asked, Fleet, admit, brake_scopes
+from sickbay.engine.ingest import Ingest, Together, Watcher
+from sickbay.engine.learn import learn
+from sickbay.engine.seats import settle
+from sickbay.engine.steps import let_go
+from sickbay.engine.view import Draft, Rules, View
+from sickbay.knowledge.load import load_tables
+from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.errors import StoreError
+from sickbay.model.facts import Fact, NodeSeen, NodeVanished, Observed, Ordered
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import (
+    Brake,
+    Capability,
+    Device,
+    Incarnation,
+    JobId,
+    Ledger,
+    NodeId,
+    Record,
+    Withhold,
+    Withholding,
+)
+from sickbay.model.incident import Phase
+from sickbay.model.intent import IntentState, Repair
+from sickbay.model.job import Job, JobSpec, JobState
+from sickbay.model.policy import BrakeRule, BrakeScope, Limit
+from sickbay.model.rows import DUE_NOW, AnyRow, Unit, key_of
+from sickbay.ports.cluster import Deltas, Lost, Snapshot
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+READING = 1000.0
+
+
+class Bench:
+    """A store with some rows, and drafts over it."""
+
+    def __init__(self, *rows: AnyRow, can: frozenset[Capability] = frozenset(Capability)) -> None:
+        self.store = MemoryStore(limits=False)
+        lease = self.store.lease("test", 1e6)
+        assert lease is not None
+        self._epoch = lease.epoch
+        self._can = can
+        if rows:
+            self.store.commit(Unit(writes={key_of(row): row for row in rows}), self._epoch)
+
+    def draft(self) -> Draft:
+        rules = Rules(policy=tables.POLICY, tables=load_tables(), policy_digest="", can={"sim": self._can}, blind={})
+        clocks = {c: WatchedClock(source=c, period=5.0, reading=READING, as_of=READING) for c in (INGEST, "sim")}
+        return Draft(View(self.store), rules, clocks, NOW)
+
+    def commit(self, draft: Draft) -> None:
+        self.store.commit(draft.body(draft.unit()), self._epoch)
+
+
+def ordered(draft: Draft, verb: str, target: str = "", seq: int = 7, **args: str) -> None:
+    news = Ordered(verb=verb, target=target, by="ann", reason="so", args=args)
+    learn(draft, Fact(id=f"order-{seq}", at=NOW, news=news, seq=seq))
+
+
+def told(draft: Draft) -> str:
+    return "\n".join(line.text for line in draft.story)
+
+
+# --- what is let go, what is asked again, what is new
+
+
+def test_what_is_let_go_has_a_deadline_also_if_a_later_sending_did_not_arrive() -> None:
+    """Sent twice: the first may have taken effect, the second surely did not, and took the deadline along."""
+    doubted = tables.intent(
+        Repair(node=tables.SEAT, rung=Remedy.REBOOT), IntentState.PLANNED,
+        doubted=True, sends=2, sent_at=990.0, seen_by=None, patience=900.0, clock="sim", expect=tables.BOOT,
+    )  # fmt: skip
+    repairing = tables.incident(Phase.REPAIRING, intent=doubted.key)
+    draft = Bench(doubted, repairing).draft()
+    after = let_go(draft, repairing, doubted.key)
+    assert after.loose == (doubted.key,)
+    loose = draft.intent(doubted.key)
+    assert loose is not None
+    assert loose.withdrawn
+    assert loose.seen_by is not None
+    assert loose.seen_by.at == READING + 900.0
+
+
+@pytest.mark.parametrize(("held", "tell"), [(1, ""), (2, "budget")])
+def test_a_held_seat_that_is_asked_for_again_is_not_what_uses_the_budget_up(held: int, tell: str) -> None:
+    """It was lost when we began and is back; the pool is at its limit without it."""
+    seat = tables.node(cordons=(), out=True, ours=True, held=True, counted=True)
+    waiting = tables.incident(Phase.HELD)
+    ledger = Ledger(pool="train", seats=4, size=4, out=2, ours=2, held=held)
+    policy = replace(tables.POLICY, limits=(Limit(out_percent=0, out_at_least=1),))
+    fleet = Fleet(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
+    refused = admit(Asked.QUARANTINE, waiting, seat, fleet, policy)
+    assert refused is not None
+    assert "1 of 1 seats" in refused.because
+    assert refused.tell == tell
+
+
+def test_a_seat_that_is_counted_already_may_be_cordoned_at_the_limit() -> None:
+    seat = tables.node(cordons=(), out=True, ours=True, held=True, counted=True)
+    ledger = Ledger(pool="train", seats=4, size=4, out=1, ours=1, held=1)
+    policy = replace(tables.POLICY, limits=(Limit(out_percent=0, out_at_least=1),))
+    fleet = Fleet(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
+    assert admit(Asked.QUARANTINE, tables.incident(Phase.HELD), seat, fleet, policy) is None
+
+
+def test_who_waits_for_seats_of_a_cluster_is_woken_when_it_has_one_more_pool() -> None:
+    def job(name: str, cluster: str, state: JobState) -> Job:
+        spec = JobSpec(name=name, cluster=cluster, pool="debug", nodes=1)
+        return Job(id=JobId(name), spec=spec, submitted_at=NOW, state=state)
+
+    waits, runs = job("waits", "sim", JobState.QUEUED), job("runs", "sim", JobState.RUNNING)
+    elsewhere = job("elsewhere", "other", JobState.QUEUED)
+    bench = Bench(waits, runs, elsewhere)
+    draft = bench.draft()
+    draft.put(tables.node(pool="sim/new", cordons=()))
+    settle(draft)
+    assert draft.waits.get(key_of(waits)) == DUE_NOW
+    assert key_of(runs) not in draft.waits
+    assert key_of(elsewhere) not in draft.waits
+    bench.commit(draft)
+    again = bench.draft()
+    again.put(tables.node(id=NodeId("sim/b"), pool="sim/new", cordons=()))
+    settle(again)
+    assert key_of(waits) not in again.waits, "the pool is known by now"
+
+
+# --- what a list says that the rows do not
+
+
+class OneList:
+    """A cluster that has one list to tell."""
+
+    id, period = "sim", 5.0
+
+    def __init__(self, seen: NodeSeen) -> None:
+        self._seen = seen
+
+    def watch(self, _cursor: str | None) -> Deltas | Lost:
+        return Lost()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(cursor="1", as_of=self._seen.as_of, nodes=(self._seen,), jobs=())
+
+
+class StillClock:
+    def wall(self) -> float:
+        return NOW.timestamp()
+
+    def mono(self) -> float:
+        return READING
+
+
+KNOWN = tables.node(
+    cordons=("other:fan",), domain="rack-1", devices=(Device(index=0, serial="s0"), Device(index=1, serial="s1")),
+    registered=tables.BOOT, pool="sim/train", linked=True, unmanaged=1,
+)  # fmt: skip
+LISTED = NodeSeen(
+    node=tables.SEAT, cluster="sim", pool="train", as_of=20.0, incarnation=tables.BOOT, domain="rack-1",
+    devices=(Device(index=0), Device(index=1)), linked=True, ready=True, cordons=("other:fan",), unmanaged=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "news"),
+    [
+        ({}, False),
+        ({"as_of": 99.0}, False),
+        ({"linked": None}, False),  # it cannot tell
+        ({"devices": ()}, False),
+        ({"devices": (Device(index=0, serial="s9"), Device(index=1))}, True),
+        ({"devices": (Device(index=0),)}, True),
+        ({"domain": "rack-2"}, True),
+        ({"linked": False}, True),
+        ({"pool": "infer"}, True),
+        ({"ready": False}, True),
+        ({"cordons": ()}, True),
+        ({"unmanaged": 0}, True),
+        ({"incarnation": tables.NEXT}, True),
+    ],
+)
+def test_a_list_is_a_fact_for_whatever_a_row_keeps_of_it(changed: dict[str, Any], news: bool) -> None:
+    bench = Bench(KNOWN)
+    cluster: Any = OneList(replace(LISTED, **changed))
+    watcher = Watcher(bench.store, cluster, StillClock())
+    watcher.read()
+    facts = bench.store.facts(after=0, limit=10)
+    assert [fact.news for fact in facts if isinstance(fact.news, NodeSeen)] == (
+        [replace(LISTED, first_connection=True, **changed)] if news else []
+    )
+
+
+# --- rows that would grow
+
+
+def test_exclusions_are_bounded_and_whoever_makes_one_too_many_is_told() -> None:
+    rows = tuple(
+        Withhold(id=f"exclude-{n}", because="b" * 200, by="ann", node=f"sim/n{n}", excuse=True) for n in range(1000)
+    )
+    bench = Bench(Withholding(rows=rows))
+    draft = bench.draft()
+    ordered(draft, "exclude", node="sim/one-more")
+    kept = draft.read(Withholding, "withholding:")
+    assert kept is not None
+    assert len(kept.rows) == 1000
+    assert "there is no room for more" in told(draft)
+
+
+def test_exclusions_that_are_over_make_room_and_leave() -> None:
+    over = NOW - timedelta(hours=1)
+    rows = tuple(Withhold(id=f"exclude-{n}", because="b" * 200, by="ann", until=over, excuse=True) for n in range(1000))
+    draft = Bench(Withholding(rows=rows)).draft()
+    ordered(draft, "exclude", node="sim/one-more")
+    kept = draft.read(Withholding, "withholding:")
+    assert kept is not None
+    assert [row.node for row in kept.rows] == ["sim/one-more"]
+
+
+def test_pauses_are_bounded_and_those_that_last_longest_stay() -> None:
+    bench = Bench()
+    for seq in range(1, 60):
+        draft = bench.draft()
+        ordered(draft, "pause", seq=seq, seconds=str(1000 - seq))
+        bench.commit(draft)
+    kept = bench.draft().read(Withholding, "withholding:")
+    assert kept is not None
+    assert len(kept.rows) < 30
+    assert any(row.id == "pause-1" for row in kept.rows)
+    assert any(row.id == "pause-59" for row in kept.rows), "the newest is in force, whatever it is worth"
+
+
+def test_a_brake_is_found_by_its_name_however_many_there_are() -> None:
+    many = [Brake(scope=f"domain:sim/rack-{n:04d}", signature="xid.79") for n in range(1500)]
+    last = Brake(scope="pool:sim/zz", signature="xid.48", tripped_at=NOW)
+    paces = [Brake(scope=f"pace/pool:sim/p{n}", signature="xid.79") for n in range(1500)]
+    bench = Bench(*many, *paces, last)
+    draft = bench.draft()
+    ordered(draft, "brake_reset", "pool:sim/zz:xid.48")
+    after = draft.read(Brake, key_of(last))
+    assert after is not None
+    assert after.tripped_at is None
+    assert "no brake" not in told(draft)
+
+
+def test_a_domains_brake_is_that_of_its_own_cluster() -> None:
+    policy = replace(tables.POLICY, brakes=(BrakeRule(scope=BrakeScope.DOMAIN, signature="*"),))
+    sick = tables.incident(Phase.SUSPECT)
+    scopes = [
+        [scope for _, scope in brake_scopes(sick, tables.node(cluster=cluster, domain="rack-1"), policy)]
+        for cluster in ("a", "b")
+    ]
+    assert scopes == [["domain:a/rack-1"], ["domain:b/rack-1"]]
+    assert not list(brake_scopes(sick, tables.node(domain=""), policy)), "nobody said where it stands"
+
+
+def test_a_machine_that_is_gone_is_forgotten_some_time_after_and_not_before() -> None:
+    """Who held a seat is remembered, so that it is no newcomer if it registers again; not for ever."""
+    holder = f"record:holder/{tables.BOOT.instance_id}"
+    bench = Bench()
+    first = bench.draft()
+    learn(first, Fact(id="seen", at=NOW, news=replace(LISTED, first_connection=True), seq=1))
+    bench.commit(first)
+    bench.store.forget(NOW + timedelta(days=900))
+    assert isinstance(bench.store.load([holder])[holder].row, Record)
+    second = bench.draft()
+    learn(second, Fact(id="gone", at=NOW, news=NodeVanished(node=tables.SEAT, as_of=30.0), seq=2))
+    bench.commit(second)
+    bench.store.forget(NOW - timedelta(days=1))
+    assert isinstance(bench.store.load([holder])[holder].row, Record)
+    bench.store.forget(NOW + timedelta(days=1))
+    assert bench.store.load([holder])[holder].row is None
+
+
+def test_a_machine_that_comes_back_is_remembered_again() -> None:
+    holder = f"record:holder/{tables.BOOT.instance_id}"
+    bench = Bench(Record(subject=holder.removeprefix("record:"), gone_at=NOW - timedelta(days=3)))
+    draft = bench.draft()
+    learn(draft, Fact(id="seen", at=NOW, news=LISTED, seq=1))
+    bench.commit(draft)
+    row = bench.store.load([holder])[holder].row
+    assert isinstance(row, Record)
+    assert row.gone_at is None
+    seat = bench.draft().node(tables.SEAT)
+    assert seat is not None
+    assert seat.incident is None, "it is no newcomer"
+
+
+# --- the disk
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Any:
+    store: Any = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    yield store._db
+    store.close()
+
+
+def level(connection: Connection) -> int:
+    return int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+
+
+def test_what_must_be_durable_is_on_the_disk_when_its_commit_returns(database: Sqlite) -> None:
+    """1 is NORMAL, 2 is FULL (https://www.sqlite.org/pragma.html#pragma_synchronous)."""
+    with database.writing() as connection:
+        assert level(connection) == 2
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+    with database.writing(durable=False) as connection:
+        assert level(connection) == 1
+    with database.writing() as connection:
+        assert level(connection) == 2
+
+
+def test_a_write_that_need_not_be_durable_and_fails_leaves_the_next_one_durable(database: Sqlite) -> None:
+    with pytest.raises(StoreError):
+        wrong(database)
+    with database.writing() as connection:
+        assert level(connection) == 2
+
+
+def test_the_first_error_of_a_connection_is_the_one_that_is_told(database: Sqlite) -> None:
+    """A connection that is gone can neither roll back nor be set back to FULL: that must not hide why it failed."""
+    with pytest.raises(StoreError, match="closed database"):
+        wrong(database, closed=True)
+
+
+def wrong(database: Sqlite, *, closed: bool = False) -> None:
+    with database.writing(durable=False) as connection:
+        raw: Any = connection.connection.dbapi_connection
+        if closed:
+            raw.close()
+        connection.exec_driver_sql("SELECT nothing FROM nowhere")
+
+
+# --- the door
+
+
+LONG = "x" * 450_000
+
+
+@pytest.mark.parametrize("way", ["take", "tell", "together", "watch"])
+def test_a_long_text_is_cut_whichever_way_it_enters(way: str) -> None:
+    store = MemoryStore(limits=False)
+    clock: Any = StillClock()
+    news = Observed(node=tables.SEAT, kind="xid", text=LONG, incarnation=Incarnation(boot_id="b"))
+    fact = Fact(id="f", at=NOW, news=news)
+    match way:
+        case "take":
+            Ingest(store, clock).take([fact])
+        case "tell":
+            Ingest(store, clock).tell("f", news)
+        case "together":
+            Together(store, clock).tell("f", news)
+        case _:
+            cluster: Any = OneList(replace(LISTED, cordons=(f"other:{LONG}",)))
+            Watcher(store, cluster, clock).read()
+    (kept,) = store.facts(after=0, limit=10)
+    assert LONG not in str(kept.news)

@@ -16,8 +16,10 @@ from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.intent import Intent
 from sickbay.model.job import JobState
 from sickbay.model.policy import Examine, Limit, Policy, Trigger
+from sickbay.sim.ground import ClusterRules
 from sickbay.sim.hardware import Defect
 from sickbay.sim.mischief import Odds
+from sickbay.sim.simulation import CLUSTER
 
 
 def scheduled(every: timedelta = timedelta(hours=12), level: int = 2, **more: object) -> Policy:
@@ -377,3 +379,53 @@ def test_a_watched_node_that_fails_its_check_is_treated() -> None:
     hall.until(lambda: bool(hall.happened("reboot", hall.nodes[0])), HOUR)
     hall.rests()
     assert incident_phase(hall, hall.nodes[0]) == "RELEASED"
+
+
+# --- nodes that were there before us, where they are to be checked first
+
+
+def checks_first(**plan: Any) -> Hall:
+    return Hall(cluster=ClusterRules(id=CLUSTER, checks_first=True), **plan)
+
+
+@warm_and_cold
+def test_who_was_there_before_us_is_checked_once_at_a_pace_within_the_limits_and_cordoned_by_nobody(cold: bool) -> None:
+    limits = (Limit(out_percent=0.0, out_at_least=2),)
+    hall = checks_first(nodes=8, cold=cold, policy=replace(load_policy("default"), limits=limits))
+    seen = 0
+
+    def count() -> bool:
+        nonlocal seen
+        seen = max(seen, sum(1 for node in hall.nodes if hall.sim.node(node).checking))
+        return all(hall.passed_checks(node) for node in hall.nodes)
+
+    hall.run(MINUTE)
+    hall.until(count, 6 * HOUR)
+    hall.run(6 * HOUR)
+    assert seen == 2
+    assert {len(hall.passed_checks(node)) for node in hall.nodes} == {1}
+    assert all(e.detail == "level 2" for e in hall.happened("check.start"))
+    assert hall.happened("cordon") == []
+    assert hall.sim.incidents(intake=True) == []
+    assert hall.told() == []
+
+
+def test_who_was_there_before_us_and_fails_its_first_check_is_treated() -> None:
+    hall = checks_first(nodes=4)
+    hall.spoil(hall.nodes[2])
+    hall.until(lambda: bool(hall.incidents(hall.nodes[2])), 6 * HOUR)
+    assert hall.incidents(hall.nodes[2])[0].fault.code == "check.failed"
+
+
+def test_a_first_check_waits_until_nothing_runs_there_and_a_gate_of_its_level_takes_its_place() -> None:
+    hall = checks_first(nodes=2)
+    hall.ends(hall.submit("deep", nodes=2, steps=4000, precheck=2), most=6 * HOUR)
+    hall.run(6 * HOUR)
+    times = sorted(len(hall.passed_checks(node)) for node in hall.nodes)
+    assert times == [1, 2], "one was checked before the job came, the other by its gate alone"
+
+
+def test_where_who_was_there_is_trusted_nobody_is_checked_for_it() -> None:
+    hall = Hall(nodes=4)
+    hall.run(6 * HOUR)
+    assert hall.happened("check") == []

@@ -102,6 +102,7 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     draft.tell(f"seen first as {_called(news.incarnation)}", key_of(node), event="joined")
     if news.first_connection and node.incarnation is not None:  # whoever was there before us is no newcomer
         _remember(draft, node.incarnation)
+        patrol.check_first(draft, node)
         _learn_early(draft, fact, voice)
         return
     vacancies = draft.find(Node, f"vacant:{node.pool}")
@@ -220,6 +221,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
         recent=node.recent if now.same_holder(was) else (),
         checking="",  # it ended with the boot
         check_due=node.check_due if now.same_holder(was) else None,
+        unproven=node.unproven and now.same_holder(was),
     )
     what = "rebooted" if now.same_holder(was) else f"now held by {_called(now)}"
     draft.tell(f"{what} (boot {now.boot_id or 'not known yet'})", key_of(node), event="incarnation")

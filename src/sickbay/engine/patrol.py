@@ -1,6 +1,7 @@
-"""Checks that nobody asks for by hand: on the schedule, and of a node whose fault is only watched.
+"""Checks that nobody asks for by hand: on the schedule, of a node whose fault is only watched, of those that were there
+before us.
 
-Both look at one node at a time, when it is idle. They never stand in a job's way: none begins while a job of the pool
+All look at one node at a time, when it is idle. They never stand in a job's way: none begins while a job of the pool
 waits for nodes, and together with the seats that are out they keep within the pool's limit.
 """
 
@@ -19,6 +20,7 @@ from sickbay.model.policy import Examine, Policy, Trigger
 from sickbay.model.rows import DUE_NOW, WaitMark
 
 BUSY = 60.0  # seconds until a node that was not idle is looked at again, at least
+EACH = 0.1  # seconds for each node of a pool in which all are to be checked once, until one is looked at again
 AGAIN = 0.1  # of the schedule's interval: when a check that did not pass is tried again
 SPREAD = 0.1  # of the interval: nodes that passed together do not fall due together
 WALK = "checkup:schedule"  # the row by which all nodes are given their place in the schedule
@@ -65,8 +67,18 @@ def wake(draft: Draft, node: Node, trigger: Trigger = Trigger.SCHEDULE) -> None:
         draft.waits[f"patrol:{node.id}"] = _after(draft, 0.0)
 
 
+def check_first(draft: Draft, node: Node) -> None:
+    """A node that was there before us, where such nodes are to be checked: once, and it serves meanwhile."""
+    if node.cluster in draft.rules.checks_first and rule_of(draft.rules.policy, Trigger.JOIN) is not None:
+        draft.put(replace(node, unproven=True))
+        draft.waits[f"patrol:{node.id}"] = _after(draft, 0.0)
+
+
 def passed(draft: Draft, node: Node, level: int) -> Node:
     """The node after a check of any kind that it passed: one as deep as the schedule's puts its next one off."""
+    join = rule_of(draft.rules.policy, Trigger.JOIN)
+    if node.unproven and (join is None or level >= join.level):
+        node = replace(node, unproven=False)
     rule = rule_of(draft.rules.policy, Trigger.SCHEDULE)
     if rule is None or rule.every is None or level < rule.level:
         return node
@@ -94,6 +106,13 @@ def _next_check(draft: Draft, node: Node) -> float | None:
         return None
     if node.checking or _suspect(draft, node):
         return BUSY
+    join = rule_of(draft.rules.policy, Trigger.JOIN)
+    if node.unproven and join is not None:
+        if not why_not(draft, node) and _room(draft, node):
+            key = f"check-first-{node.cluster}-{node.name}"
+            _check(draft, replace(node, unproven=False), join, key, "first connection", "it was there before us")
+        # A large pool is asked less often: only a share of it may be checked at once.
+        return max(BUSY, draft.ledger(node.pool).size * EACH)
     rule = rule_of(draft.rules.policy, Trigger.SCHEDULE)
     if rule is None or rule.every is None:
         return None

@@ -33,6 +33,7 @@ class Rules:
     policy_digest: str
     can: Mapping[str, frozenset[Capability]]
     blind: Mapping[str, frozenset[str]]
+    checks_first: frozenset[str] = frozenset()  # clusters whose nodes are checked once that were there before us
 
     @property
     def digest(self) -> str:

@@ -67,7 +67,7 @@ class NodeSeen(News, tag="node_seen"):
     ready: bool = True
     cordons: tuple[str, ...] = ()
     unmanaged: int = 0
-    first_connection: bool = False  # seen while we first read this cluster: with running work it is no newcomer
+    first_connection: bool = False  # seen while we first read this cluster: it is no newcomer
 
 
 class NodeVanished(News, tag="node_vanished"):

@@ -152,6 +152,7 @@ class Node(Noun):
     counted: bool = True  # part of its pool's size (a newcomer is not, until it is released)
     vacant_until: Deadline | None = None
     checking: str = ""  # the check of an idle node that runs here: it is nobody's to claim until that is over
+    unproven: bool = False  # it was there before us, and its cluster wants such nodes checked once
     check_due: float | None = None  # reading of ingest from which the schedule wants it checked
     # Derived by the unit that writes the row, so that ledger and free list change with their cause:
     out: bool = False

@@ -70,6 +70,7 @@ class ClusterRules(Noun):
     lists: bool = True  # a node's devices; if not, agents tell their inventory
     keeps_cordons: bool = True  # over a replacement; else the seat's object is made anew, without them
     mixes_pools: bool = False  # its own scheduler does not ask for a job's pool
+    checks_first: bool = False  # nodes that were there before us are checked once
     begins_within: float = 0.0  # seconds: a reset or reboot is accepted when it is posted, and begins some time later
 
 

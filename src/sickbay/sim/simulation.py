@@ -168,6 +168,7 @@ class Simulation:
             policy_digest=digest(self.policy),
             can={cluster: site.capabilities for cluster, site in self.hands.sites.items()},
             blind={cluster: site.blind for cluster, site in self.hands.sites.items()},
+            checks_first=frozenset(c.id for c in self.world.ground.clusters.values() if c.checks_first),
         )
 
     def _host(self, name: str, rng: Random) -> Host:

@@ -294,6 +294,25 @@ def test_reports_that_do_not_reach_us_are_told(ward: OpenWard) -> None:
     assert [text.split(";")[0] for text in w.told("unheard")] == ["no report reaches us"]
 
 
+def test_a_person_is_told_when_nothing_at_all_is_heard(ward: OpenWard) -> None:
+    """No clock moves then, so no deadline can tell: the engine's own time does."""
+    w = ward(nodes=4, strict=False)
+    reminder = w.sim.policy.pace.held_reminder.total_seconds()
+    w.run(60)
+    cluster_out(w, 1.5 * reminder)
+    w.world.go_deaf(1.5 * reminder)
+    w.run(500)
+    assert w.told("unheard") == []
+    w.run(300)
+    assert [text.split(":")[0] for text in w.told("unheard")] == ["neither a report nor any cluster reaches us"]
+    assert set(w.sim.hosts[0]._engine.unheard) == {"ingest", CLUSTER}
+    w.run(reminder)
+    assert len(w.told("unheard")) == 2
+    w.run(reminder)
+    assert len(w.told("unheard")) == 2
+    assert w.sim.hosts[0]._engine.unheard == {}
+
+
 def test_our_own_absence_is_nobodys_standstill(ward: OpenWard) -> None:
     w = ward(nodes=4)
     w.run(60)

@@ -193,6 +193,32 @@ def test_an_adopted_job_that_reports_steps_is_interrupted_until_its_first_one() 
 
 # --- nodes that nobody reaches
 
+
+@warm_and_cold
+def test_a_job_that_our_stop_holds_is_let_go_on_its_cluster_when_it_is_given_up(cold: bool) -> None:
+    hall = Hall(nodes=4, cold=cold, cluster=HOLDS)
+    job = hall.training(steps=10**5, max_restarts=0)
+    hall.world.hang(job)
+    done = hall.ends(job, JobState.FAILED)
+    assert "restarts are spent" in done.diagnosis
+    assert hall.true_job(job).cancelled, "its cluster does not hold it any more"
+    hall.rests()
+    assert len(hall.told("job_failed")) == 1
+
+
+@warm_and_cold
+def test_a_native_job_pays_no_restart_for_a_sick_node_that_the_limit_keeps_in_service(cold: bool) -> None:
+    hall = Hall(nodes=2, cold=cold)
+    first, second = hall.nodes
+    hall.order("cordon", first)
+    hall.until(lambda: hall.sim.node(first).ours, HOUR)
+    job = hall.submitted_elsewhere(nodes=1, steps=10**5, native_delay=10.0)
+    assert hall.starts(job)[0][1] == (second,)
+    hall.strike(second)
+    hall.until(lambda: len(hall.starts(job)) >= 3, HOUR)
+    assert hall.job(job).restarts == ()
+
+
 BARE = (Capability.FENCE, Capability.REBOOT, Capability.REPLACE)  # bare metal without a way to its power
 
 

@@ -1,10 +1,13 @@
 """Whatever cannot be heard runs out of no time: outages, hangs and jumps of the clock, in every phase."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from tests.scenario.wards import HOUR, OpenWard, Ward, in_phase
 
+from sickbay.model.errors import StoreUnavailable
+from sickbay.model.facts import Fact, Outcome
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.sim.mischief import Odds
@@ -90,3 +93,26 @@ def test_an_outage_in_a_rough_world_ends_like_any_other(ward: OpenWard, seed: in
     both_out(w)
     w.rests()
     assert w.phase(w.nodes[0]) in {"RELEASED", "HELD"}
+
+
+def test_an_outcome_that_the_store_could_not_take_is_covered_by_its_intents_doubt(
+    ward: OpenWard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and the effect shows itself, or is asked for again under the same key."""
+    w = ward(nodes=4)
+    node, store = w.nodes[0], w.sim.hosts[0].store
+    append, lost = store.append, []
+
+    def fails(facts: Sequence[Fact], *more: Any, **named: Any) -> int:
+        outcomes = [fact.news.key for fact in facts if isinstance(fact.news, Outcome)]
+        if outcomes and outcomes[0] not in lost:
+            lost.extend(outcomes)
+            raise StoreUnavailable("the disk is busy")
+        return append(facts, *more, **named)
+
+    store.append = fails  # type: ignore[method-assign]
+    w.sick(node)
+    w.reaches(node, Phase.RELEASED, 3 * HOUR)
+    assert lost
+    assert {record.message for record in caplog.records} == {"outcome_lost"}
+    assert len(w.happened("cordon", node)) == len(w.happened("reboot", node)) == len(w.happened("uncordon", node)) == 1

@@ -2,11 +2,12 @@
 
 from sickbay.brain.decision import Decision, Do, Move, Stay
 from sickbay.brain.diagnose import SHELL, diagnose, signal_of
-from sickbay.brain.job_sight import AVOIDED, JobSight, listing, tell
+from sickbay.brain.gate import give_up
+from sickbay.brain.job_sight import AVOIDED, JobSight, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
-from sickbay.model.intent import Intent, Look, Verify
+from sickbay.model.intent import Intent, Look, StopJob, Verify
 from sickbay.model.job import EndReason, Job
 from sickbay.model.policy import OnNoFault, Policy, Trigger, WhichNodes
 from sickbay.model.tables import Tables
@@ -18,6 +19,8 @@ def diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
     nodes = tuple(sorted(set(job.ranks) - blamed))
     if job.stop_asked or job.cancelled:
         return Move("stopped", job.stop_asked or "cancelled by its owner")
+    if intent is not None and isinstance(intent.act, StopJob):
+        return give_up(s, policy, job.diagnosis)
     looked = intent is not None and isinstance(intent.act, Look)
     if Capability.LOOK in s.can and nodes and intent is None:
         because = "its nodes are looked at before it restarts"
@@ -81,9 +84,9 @@ def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
         if len(spent) >= most:
             fail = f"{because}; {len(spent)} of {most} restarts are spent"
         spent = (*spent, reading)
-    also: dict[str, object] = {"diagnosis": fail or because, "deadline": None}
     if fail:
-        return Move("fail", fail, also, tell(job, "job_failed", f"{job.spec.name}: {fail}"))
+        return give_up(s, policy, fail)
+    also: dict[str, object] = {"diagnosis": because, "deadline": None}
     gates = job.gates if unplaced else 0  # a start that was refused in their queue counts as one
     also |= {"restarts": spent, "avoid": tuple(sorted({*dark}))[:AVOIDED], "calls": (), "gates": gates}
     return Move("requeue", because, also)

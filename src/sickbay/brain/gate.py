@@ -111,21 +111,36 @@ def _rerun(s: JobSight, policy: Policy) -> Decision:
             return Move("stopped", f"its controller has it no more: {intent.answer}")
         if intent.not_before is not None and not s.passed(intent.not_before):  # it may have run it by itself meanwhile
             return Stay(Wait(because=f"its controller refused: {intent.answer}", until=intent.not_before))
-        why = f"its controller did not run it again: {intent.answer or intent.state}"
-        return Move("fail", why, {"diagnosis": why}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
+        return give_up(s, policy, f"its controller did not run it again: {intent.answer or intent.state}")
+    if intent is not None and isinstance(intent.act, StopJob):
+        return give_up(s, policy, job.diagnosis)
     if job.deadline is None:
         grace = timedelta(0) if job.held else policy.resume.native_grace
         return Change("its controller may restart it", {"deadline": s.within(s.cluster, grace)})
     if not s.passed(job.deadline):
         return Stay(Wait(because="its own controller may restart it first", until=job.deadline))
     if Capability.RERUN not in s.can:
-        why = "its controller did not restart it and cannot be asked to"
-        return Move("fail", why, {"diagnosis": why}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
+        return give_up(s, policy, "its controller did not restart it and cannot be asked to")
     avoid = s.unusable()
     if isinstance(avoid, str):
         return Stay(Wait(because=avoid, until=job.deadline))
     because = "our stop holds it" if job.held else "its controller did not restart it by itself"
     return _ask_to_rerun(s, avoid, because)
+
+
+def give_up(s: JobSight, policy: Policy, why: str) -> Decision:
+    """FAILED. Where our own stop holds it, its cluster is told first to let it be: else it would hold it for ever."""
+    job, intent = s.job, s.intent
+    stop = intent if intent is not None and isinstance(intent.act, StopJob) else None
+    if job.held and s.native and stop is None:
+        act = StopJob(job=job.id, attempt=job.attempt, final=True)
+        also: dict[str, object] = {"diagnosis": why, "deadline": None}
+        return Do(act, f"it is given up: {why}", policy.resume.stop_deadline, s.cluster, also=also)
+    if stop is not None and not stop.state.over:
+        return Stay(Wait(because=f"its controller is told to let it be: {why}", until=stop.seen_by))
+    if stop is not None and stop.state is not IntentState.SEEN and not stop.gone:
+        why = f"{why}; its cluster may still hold it: {stop.answer or stop.state}"
+    return Move("fail", why, {"diagnosis": why, "deadline": None}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
 
 
 def _ask_to_rerun(s: JobSight, avoid: tuple[NodeId, ...], because: str) -> Do:

@@ -19,6 +19,7 @@ from sickbay.engine.learn import learn, reads_of
 from sickbay.engine.plan import plan, prefetch
 from sickbay.engine.seats import settle
 from sickbay.engine.sending import send, wanted, withheld
+from sickbay.engine.standstill import Deaf, tell_deaf
 from sickbay.engine.view import Draft, Rules, View, moment, readings_of
 from sickbay.model.clock import INGEST, Standstill, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
@@ -84,6 +85,7 @@ class Engine:
         self._view = View(store)
         self._group = Group(store, self._view, self._draft, setup.group, committed)
         self._clocks = Clocks()
+        self._deaf = Deaf()
         self._epoch = 0
         self._lease_until = 0.0
         self._full: dict[str, float] = {}  # lanes that had no room for what is planned, and since when
@@ -103,6 +105,7 @@ class Engine:
         if lease.epoch != self._epoch:
             self._view.forget()  # others may have written since we last led
             self._clocks = Clocks()
+            self._deaf = Deaf()
             self._aside = None
         self._epoch = lease.epoch
         self._lease_until = asked + lease.ttl
@@ -201,12 +204,17 @@ class Engine:
         for source in self._clocks.newest:
             if self._view.get(subject := f"standstill:{source}").row is None:
                 self._try(subject, partial(plan, subject=subject), "could not be planned")
+        mono = self._clock.mono()
+        self._deaf.heard(readings_of(self._clocks.newest), mono)
+        if self._deaf.to_tell(mono, self._rules.policy.pace.held_reminder.total_seconds()):
+            self._commit(tell_deaf)
 
     @property
     def unheard(self) -> Mapping[str, str]:
         """Sources that have not been heard for long, and why. Of the last round."""
         rows = [self._view.get(f"standstill:{source}").row for source in self._clocks.newest]
-        return {row.source: row.because for row in rows if isinstance(row, Standstill) and row.because}
+        told = {row.source: row.because for row in rows if isinstance(row, Standstill) and row.because}
+        return {**dict.fromkeys(self._clocks.newest, self._deaf.because), **told} if self._deaf.because else told
 
     def _cursor(self) -> Cursor:
         found = self._view.get(CURSOR)

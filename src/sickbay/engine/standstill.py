@@ -2,6 +2,7 @@
 
 A clock that stands still harms nothing by itself, and that is the danger: nothing on it ever runs out, so whatever
 waits for it waits for ever and nobody would know. Another clock is the witness: it moves only while we live and hear.
+Where all of them stand, the process that leads is its own witness (`Deaf`).
 """
 
 from msgspec.structs import replace
@@ -15,6 +16,43 @@ from sickbay.model.rows import WaitMark
 STANDS_AFTER = 600.0  # seconds on the witness: far longer than a rolling upgrade of an API server
 LOOK_AGAIN = 60.0  # at a clock that stands, so that a person who mended it is not left in doubt
 KIND = "standstill"
+NOTHING_HEARD = "neither a report nor any cluster reaches us: all clocks stand still, and what waits goes on waiting"
+
+
+class Deaf:
+    """How long no clock at all has moved, by the monotonic clock of the process that leads. Kept in memory: it decides
+    nothing but whether a person is told, and our own absence is nobody's standstill.
+    """
+
+    def __init__(self) -> None:
+        self._readings: dict[str, float] = {}
+        self._since = 0.0
+        self._told: float | None = None
+
+    def heard(self, readings: dict[str, float], mono: float) -> None:
+        if readings != self._readings:
+            self._readings, self._since, self._told = dict(readings), mono, None
+
+    def to_tell(self, mono: float, again: float) -> bool:
+        """Whether a person must hear of it now; from then on at each reminder."""
+        due = self._since + STANDS_AFTER if self._told is None else self._told + again
+        if not self._readings or mono < due:
+            return False
+        self._told = mono
+        return True
+
+    @property
+    def because(self) -> str:
+        """For people; empty while something is heard."""
+        return NOTHING_HEARD if self._told is not None else ""
+
+
+def tell_deaf(draft: Draft) -> None:
+    """Neither agents nor any cluster: no deadline runs out, so nothing but this would be told."""
+    subject = f"{KIND}:{INGEST}"
+    notice = Notify(event="unheard", subject=subject, text=NOTHING_HEARD)
+    post(draft, notice, key=f"{KIND}.all.{draft.now.timestamp():.0f}", cluster="", pool="")
+    draft.tell(NOTHING_HEARD, subject, "operator:", event="unheard")
 
 
 def plan_standstill(draft: Draft, subject: str) -> None:

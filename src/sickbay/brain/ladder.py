@@ -1,11 +1,18 @@
 """Which rung is tried next, and how it is proven."""
 
+from datetime import timedelta
+
 from msgspec.structs import replace
 
 from sickbay.model.fault import RUNGS, Remedy
 from sickbay.model.fleet import Capability, Node, PastIncident
 from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.policy import Ladder, Policy, RungRule, Strikes
+
+
+def looks_back(policy: Policy) -> timedelta:
+    """How far: no rule asks for anything older."""
+    return max((strikes.within for ladder in policy.ladders for strikes in ladder.strikes), default=timedelta())
 
 
 def ladder_for(incident: Incident, node: Node, policy: Policy) -> Ladder:

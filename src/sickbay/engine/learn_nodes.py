@@ -228,6 +228,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     draft.put(after)
     end_ranks(draft, after, f"{node.name} restarted under it")  # the new incarnation is the proof
     if not now.same_holder(was):
+        _part_with(draft, was)
         patrol.wake(draft, after)
         if incident is not None and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
             # What was wrong has left with its machine; the newcomer must be taken in.
@@ -236,6 +237,14 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
         _intake(draft, fact, after, filled=True)
         after = draft.node(node.id) or after
     return after
+
+
+def _part_with(draft: Draft, holder: Incarnation | None) -> None:
+    """Another holds its seat: it is remembered for a while, and if it is seen again it is known."""
+    for key in _names_of(holder) if holder is not None else ():
+        record = draft.read(Record, key, watch=False)
+        if record is not None and record.gone_at is None:
+            draft.put(replace(record, gone_at=draft.now))
 
 
 def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> Node:

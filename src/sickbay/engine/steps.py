@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.attempt import stuck
 from sickbay.brain.decision import Do, Tell
+from sickbay.brain.ladder import looks_back
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
@@ -34,6 +35,7 @@ from sickbay.model.policy import Trigger
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 KEEP_PAST = 20
+KEEP_ACTS = 300  # intents of one open owner that are kept
 KEEP_LOOSE = 8  # repairs and drains of one incident that may still come; more than a ladder has rungs
 KEEP_STAGES = 60
 KEEP_INTERRUPTIONS = 60
@@ -107,7 +109,8 @@ def _close(draft: Draft, incident: Incident, *, by_hand: bool) -> None:
     )
     for subject in subjects_of(incident.incarnation, node, incident.fault.device):
         record = draft.read(Record, f"record:{subject}", watch=False) or Record(subject=subject)
-        draft.put(replace(record, past=(*record.past, past)[-KEEP_PAST:]))
+        until = draft.now + looks_back(draft.rules.policy)
+        draft.put(replace(record, past=(*record.past, past)[-KEEP_PAST:], told_until=until))
 
 
 def subjects_of(incarnation: Incarnation | None, node: Node | None, device: int | None) -> list[str]:
@@ -313,6 +316,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
     )
     draft.create(intent)
     draft.waits[f"intent:{intent.key}"] = WaitMark(on={f"intent:{intent.key}": 0}, urgency=1)
+    _drop_old(draft, owner, number - KEEP_ACTS)
     subjects = [key_of(owner)]
     if isinstance(owner, Incident):
         subjects.append(f"node:{owner.node}")
@@ -321,6 +325,14 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
     if not asked_again and not (isinstance(do.act, StopJob | Fence) and isinstance(owner, Job) and stuck(owner)):
         draft.tell(f"{_name(do)}: {do.because}", *subjects, event="intent")
     return intent, number
+
+
+def _drop_old(draft: Draft, owner: Incident | Job, number: int) -> None:
+    """What is open keeps what was done for it, whatever its age; a job that runs for ever keeps the newest of it."""
+    old = draft.read(Intent, f"intent:{owner.id}.{number}", watch=False) if number > 0 else None
+    if old is not None and old.state.over and old.key != owner.intent:
+        draft.drop(f"intent:{old.key}")
+        draft.waits[f"intent:{old.key}"] = None
 
 
 def _blind(draft: Draft, cluster: str, do: Do) -> bool:

@@ -33,6 +33,9 @@ class Committed(NamedTuple):
     refused: StoreError | None = None
 
 
+STORY = 1000  # lines of one subject that are shown at most, and kept of an open one whatever their age
+
+
 class Store(Mail, Protocol):
     """Rows under keys with versions, units, numbered facts, pulses, a story, and a lease.
 
@@ -125,7 +128,7 @@ class Store(Mail, Protocol):
         ...
 
     # --- the story, the lease, and age
-    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+    def story(self, subject: str, limit: int = STORY) -> Sequence[Line]:
         """Oldest first; of a longer story the newest `limit` lines."""
         ...
 
@@ -144,8 +147,8 @@ class Store(Mail, Protocol):
     def forget(self, before: datetime) -> int:
         """Retention: removes facts already planned, lines, ended intents and closed incidents and jobs older than this.
 
-        Returns how many; never touches what is open (nor lines told under it and intents done for it, whatever their
-        age), nor the rows that hold present state.
+        Returns how many; never touches what is open (nor the newest STORY lines told under it and intents done for it,
+        whatever their age), nor the rows that hold present state.
         """
         ...
 

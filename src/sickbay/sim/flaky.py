@@ -8,7 +8,7 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Command
 from sickbay.model.rows import Lease, Line, Rows, Unit, given
-from sickbay.ports.store import Committed, Pulse, Store, Voices
+from sickbay.ports.store import STORY, Committed, Pulse, Store, Voices
 
 
 class Crashed(BaseException):
@@ -113,7 +113,7 @@ class FlakyStore:
     def voices(self, before: float, limit: int = 500) -> Voices:
         return self._store.voices(before, limit)
 
-    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+    def story(self, subject: str, limit: int = STORY) -> Sequence[Line]:
         return self._store.story(subject, limit)
 
     def lease(self, holder: str, ttl: float) -> Lease | None:

@@ -16,7 +16,7 @@ from sickbay.model.incident import Phase
 from sickbay.model.intent import IntentState
 from sickbay.model.job import JobState
 from sickbay.model.rows import CURSOR, Unit, Versioned, WaitMark
-from sickbay.ports.store import Store
+from sickbay.ports.store import STORY, Store
 from sickbay.testing.store_nouns import LATER, NOON, checkup, fact, incident, intent, job, line, node, pulse, writes
 
 N, M = NodeId("c/a"), NodeId("c/b")
@@ -383,6 +383,16 @@ class AgeContract:
         assert store.forget(self._between()) == 1
         assert [each.text for each in store.story("node:c/a")] == ["of the open", "new"]
         assert list(store.story("node:c/b")) == []
+
+    def test_of_a_story_that_goes_on_for_ever_the_newest_lines_are_kept(self, store: Store, epoch: int) -> None:
+        store.commit(writes(incident("open"), incident("old", Phase.GONE, closed_at=LATER)), epoch)
+        told = [line(f"{n}", "incident:open", *(["incident:old"] if n < 10 else [])) for n in range(STORY + 70)]
+        for first in range(0, len(told), 40):
+            store.commit(Unit(story=tuple(told[first : first + 40])), epoch)
+        assert store.forget(self._between()) == 70
+        assert [each.text for each in store.story("incident:open", 10**6)] == [each.text for each in told[70:]]
+        assert list(store.story("incident:old")) == []
+        assert store.forget(self._between()) == 0
 
     def test_a_wait_goes_with_a_forgotten_row_and_others_on_it_fall_due(self, store: Store, epoch: int) -> None:
         store.commit(writes(incident("old", Phase.GONE, closed_at=NOON), node("a")), epoch)

@@ -7,8 +7,10 @@ from typing import Any
 
 from sickbay.adapters.stores.database import Database
 from sickbay.adapters.stores.statements import Statements
+from sickbay.ports.store import STORY
 
 AT_ONCE = 200  # rows that are looked at in one transaction: a few milliseconds
+LINES_AT_ONCE = 50  # for those of an open subject its story is counted back
 BREATH = 0.002  # seconds between two pages: whoever waits for the file gets it
 
 Place = Mapping[str, Any]  # where a page begins: behind this
@@ -65,6 +67,7 @@ def _facts(database: Database, sql: Statements, limits: Mapping[str, Any]) -> tu
 
 
 def _lines(database: Database, sql: Statements, limits: Mapping[str, Any]) -> tuple[int, Place | None]:
+    limits = {**limits, "limit": LINES_AT_ONCE, "story": STORY}
     with database.writing(rows=True, durable=False) as connection:
         found = connection.execute(sql.old_lines, limits).all()
         old = [{"seq": seq} for seq, _, kept in found if not kept]

@@ -165,7 +165,7 @@ def ended_at(row: AnyRow) -> datetime | None:
         case Part() | Roster() | Voice():
             return row.at
         case Record():
-            return row.gone_at
+            return row.gone_at or row.told_until
         case _:
             return None
 

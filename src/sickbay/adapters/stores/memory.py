@@ -39,7 +39,7 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, NodeId
 from sickbay.model.protocol import Command
 from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, Versioned, given, kind_of, tag_of
-from sickbay.ports.store import Committed, Pulse, Voices
+from sickbay.ports.store import STORY, Committed, Pulse, Voices
 
 _seq = attrgetter("seq")
 
@@ -247,7 +247,7 @@ class MemoryStore:
 
     # --- the story, the lease, and age
 
-    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+    def story(self, subject: str, limit: int = STORY) -> Sequence[Line]:
         with self._lock:
             lines = self._lines.get(subject, [])
             return lines[max(0, len(lines) - limit) :]
@@ -293,10 +293,11 @@ class MemoryStore:
 
     def _forget_lines(self, before: datetime) -> int:
         old: dict[int, Line] = {}
+        shown = {id(line) for subject, lines in self._lines.items() if self._open(subject) for line in lines[-STORY:]}
         for subject, lines in list(self._lines.items()):
             kept = []
             for line in lines:
-                if line.at < before and not any(map(self._open, line.subjects)):
+                if line.at < before and id(line) not in shown:
                     old[id(line)] = line
                 else:
                     kept.append(line)

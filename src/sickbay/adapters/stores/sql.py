@@ -40,7 +40,7 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, Incarnation, NodeId
 from sickbay.model.protocol import Command
 from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, tag_of
-from sickbay.ports.store import Committed, Pulse, Store, Voices
+from sickbay.ports.store import STORY, Committed, Pulse, Store, Voices
 
 ALL = 2**31 - 1
 
@@ -280,7 +280,7 @@ class SqlStore:
 
     # --- the story, the lease, and age
 
-    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+    def story(self, subject: str, limit: int = STORY) -> Sequence[Line]:
         with self._db.reading() as connection:
             bodies = connection.execute(self._sql.story, {"subject": subject, "limit": limit}).scalars().all()
         return [unpack_line(body) for body in reversed(bodies)]

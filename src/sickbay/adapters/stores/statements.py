@@ -99,7 +99,8 @@ _WORDS: Mapping[str, str] = {
     "forget_fact": "DELETE FROM facts WHERE seq = :seq",
     "old_lines": (
         "SELECT seq, at, EXISTS (SELECT 1 FROM told JOIN nouns ON nouns.key = told.subject"
-        " WHERE told.seq = lines.seq AND nouns.opened = 1) FROM lines"
+        " WHERE told.seq = lines.seq AND nouns.opened = 1 AND told.seq > coalesce((SELECT later.seq FROM told AS later"
+        " WHERE later.subject = told.subject ORDER BY later.seq DESC LIMIT 1 OFFSET :story), -1)) FROM lines"
         " WHERE at < :before AND at >= :at AND (at, seq) > (:at, :seq) ORDER BY at, seq LIMIT :limit"
     ),
     "forget_line": "DELETE FROM lines WHERE seq = :seq",

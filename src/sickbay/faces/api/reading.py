@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from sickbay.model.rows import Line, Rows, Versioned
-from sickbay.ports.store import Store
+from sickbay.ports.store import STORY, Store
 
 
 class Reading:
@@ -35,5 +35,5 @@ class Reading:
         self.load(page)
         return page
 
-    def story(self, subject: str, limit: int = 1000) -> Sequence[Line]:
+    def story(self, subject: str, limit: int = STORY) -> Sequence[Line]:
         return self._store.story(subject, limit)

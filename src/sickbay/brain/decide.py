@@ -6,17 +6,17 @@ not asked here.
 
 from datetime import timedelta
 
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.doubt import checking
 from sickbay.brain.job_sight import listing
-from sickbay.brain.orders import close, obey
+from sickbay.brain.orders import WISH, close, obey
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
 from sickbay.brain.sight import Sight, away, later, owner_of, remind
 from sickbay.model.clock import INGEST
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import AgentState, Capability, Node
 from sickbay.model.incident import IncidentKind, Phase, Wait
-from sickbay.model.intent import Drain, IntentState, Quarantine, Repair
+from sickbay.model.intent import Drain, IntentState, Notify, Quarantine, Repair
 from sickbay.model.policy import Policy
 
 CORDON_TRIES = 3
@@ -228,12 +228,23 @@ def _drain(s: Sight, node: Node, policy: Policy, how: str) -> Decision:
 
 
 def _held(s: Sight, node: Node, policy: Policy) -> Decision:
-    cordoned = owner_of(s.incident) in node.cordons
-    if cordoned and s.incident.cordon_as_of is None:
+    incident = s.incident
+    cordoned = owner_of(incident) in node.cordons
+    if cordoned and incident.cordon_as_of is None:
         return Change("our cordon is seen", {"cordon_as_of": node.as_of})
-    why = s.incident.stages[-1].because if s.incident.stages else s.incident.fault.because
-    text = f"{s.incident.node}: {s.incident.fault.code} is held: {why}"
+    sick = incident.remedy.disrupts and not incident.fault.code.startswith(WISH)
+    worse = f"worse:{incident.fault.code}"
+    if sick and incident.kind is IncidentKind.OPERATOR and worse not in incident.told:
+        text = f"{node.id} is held, and it shows {incident.fault.code}: an operator decides on its repair"
+        notice = Notify(event="held", subject=f"incident:{incident.id}", text=text)
+        return Change("a human is told", tell=Tell(notice, worse))
+    why = incident.stages[-1].because if incident.stages else incident.fault.because
+    text = f"{incident.node}: {incident.fault.code} is held: {why}"
     told = remind(s, policy, "held", text, f"an operator must act: {why}")
+    if (
+        isinstance(told, Stay) and sick and s.uncalled(s.scoped)
+    ):  # shown since it is held: nothing trains on a sick node
+        return Change(f"it runs on what {incident.fault.code} is about", call=s.uncalled(s.scoped))
     if isinstance(told, Stay) and not cordoned and s.intent is None:
         cordon = _cordon(s, node, policy)  # held before it was cordoned: asked for once more, then it is a human's
         return Do(cordon.act, cordon.because, cordon.patience, cordon.clock)

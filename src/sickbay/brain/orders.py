@@ -2,15 +2,45 @@
 
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.repair import occupied, stands
 from sickbay.brain.sight import Sight, away, later, on_its_way, owner_of, remind
 from sickbay.model.clock import Deadline
-from sickbay.model.fault import Remedy, highest
+from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, Order, Phase, Wait
+from sickbay.model.incident import Incident, IncidentKind, Order, Phase, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
 from sickbay.model.policy import Policy
+
+NODE_VERBS = {
+    "cordon": Remedy.NONE,
+    "drain": Remedy.NONE,
+    "reset": Remedy.RESET_GPU,
+    "reboot": Remedy.REBOOT,
+    "replace": Remedy.REPLACE,
+}
+WISH = "operator."
+
+
+def wished(verb: str, by: str, reason: str) -> Fault:
+    """A person's cordon, drain, reset, reboot or replace takes the same path as a fault's."""
+    return Fault(
+        code=f"{WISH}{verb}",
+        component="node",
+        severity=Severity.INFO,
+        scope=Scope.NODE,
+        remedy=NODE_VERBS[verb],
+        because=f"{verb} by {by}: {reason}",
+        needs_human=verb in {"cordon", "drain"},
+    )
+
+
+def together(fault: Fault, wish: Fault) -> Fault:
+    """A fault and a person's wish that both wait for an incident to close: neither is lost in the next one."""
+    needs_human = fault.needs_human or wish.needs_human
+    return replace(fault, remedy=highest(fault.remedy, wish.remedy), needs_human=needs_human)
 
 
 def obey(s: Sight, order: Order) -> Decision:
@@ -42,8 +72,57 @@ def obey(s: Sight, order: Order) -> Decision:
             above = _one_above(incident)
             also = {**rest, **decided, "remedy": above, "least": above, "to_verify": False}
             return Move(_way_out(s, "escalate"), because, also, answer=done)
+        case verb if verb in NODE_VERBS:
+            return _wish(s, order, rest, {**decided, "to_verify": False})
         case _:
             return Change(because, rest, answer=_refusal(order, f"it is {incident.phase}"))
+
+
+def _wish(s: Sight, order: Order, rest: dict[str, object], decided: dict[str, object]) -> Decision:
+    """What a person asks of a node that is treated already raises what is done, it never lowers it."""
+    incident, wish = s.incident, wished(order.verb, order.by, order.reason)
+    done, because, repair = f"{order.by}: {order.verb}: done", wish.because, wish.remedy.disrupts
+    if incident.closing is not None:
+        after = together(incident.sequel, wish) if incident.sequel is not None else wish
+        also = {**rest, "sequel": after, "now": order.now}
+        return Change(because, also, answer=f"{order.by}: {order.verb}: it is being closed: begins when that is over")
+    if repair and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
+        made = "is under way" if incident.phase is Phase.REPAIRING else "was done"
+        return Change(because, rest, answer=_refusal(order, f"{incident.rung} {made} for {incident.id} already"))
+    also = {**rest, **_raised(incident, wish), "now": incident.now or order.now}
+    match incident.phase:
+        case Phase.HELD if repair:
+            return Move(_way_out(s, "escalate"), because, {**also, **decided}, answer=done)
+        case Phase.HELD if order.verb == "drain" and s.node is not None and occupied(s, s.node):
+            return Move(_way_out(s, "drain"), because, also, answer=done)
+        case Phase.HELD:
+            held = "it is held, and nothing runs there" if order.verb == "drain" else "it is held already"
+            return Change(because, rest, answer=f"{done}: {held}")
+        case Phase.VERIFYING if repair:
+            return Move("fail", because, {**also, "proof": None}, answer=done)
+        case Phase.REPAIRING if repair:  # what is under way is seen through: its end counts as not enough
+            return Change(because, {**also, "relapse": because}, answer=f"{done}: after the {incident.rung}")
+        case _:
+            return Change(because, also, answer=done)
+
+
+def _raised(incident: Incident, wish: Fault) -> dict[str, object]:
+    repair = wish.remedy.disrupts
+    # Whoever asks for a repair has decided; whoever asks for the node wants to.
+    raised: dict[str, object] = {
+        "needs_human": wish.needs_human or (incident.needs_human and not repair),
+        "least": highest(incident.least, wish.remedy),
+        "ordered": True,
+    }
+    watched = not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT
+    if watched:  # what a person asks for takes its place
+        raised |= {"remedy": wish.remedy, "fault": wish, "kind": IncidentKind.OPERATOR, "deadline": None}
+    elif wish.remedy.rank > incident.remedy.rank:
+        leads = wish if incident.fault.code.startswith(WISH) else replace(incident.fault, scope=Scope.NODE)
+        raised |= {"remedy": wish.remedy, "fault": leads, "kind": IncidentKind.OPERATOR}
+    elif wish.code == f"{WISH}drain" and incident.fault.code == f"{WISH}cordon":  # what runs there may stay no more
+        raised |= {"fault": wish}
+    return raised
 
 
 def _way_out(s: Sight, event: str) -> str:

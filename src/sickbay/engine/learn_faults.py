@@ -6,6 +6,7 @@ from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.classify import classify
 from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
 from sickbay.brain.identity import Standing, ended_too, standing_of
+from sickbay.brain.orders import WISH, together
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
 from sickbay.engine.errands import link_fault
@@ -204,7 +205,12 @@ def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_che
     if incident.as_good_as_over and fault.remedy.disrupts and not fault.follows and not own_check:
         if incident.sequel is None:
             draft.tell(f"{fault.code} again while it closes", key_of(incident), key_of(node), event="joined")
-        worse = incident.sequel is None or fault.remedy.rank > incident.sequel.remedy.rank
+        waits = incident.sequel
+        if waits is not None and waits.code.startswith(WISH):
+            draft.put(replace(incident, sequel=together(fault, waits), seen_at=reading))
+            count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
+            return
+        worse = waits is None or fault.remedy.rank > waits.remedy.rank
         draft.put(replace(incident, sequel=fault if worse else incident.sequel, seen_at=reading))
         count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
         return

@@ -7,24 +7,17 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.admit import released
+from sickbay.brain.orders import NODE_VERBS, wished
 from sickbay.engine import checkups
 from sickbay.engine.learn_faults import open_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
-from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
 from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, Order, enqueue
 from sickbay.model.job import Job
 from sickbay.model.rows import WITHHOLDING, key_of
 
-NODE_VERBS = {
-    "cordon": Remedy.NONE,
-    "drain": Remedy.NONE,
-    "reset": Remedy.RESET_GPU,
-    "reboot": Remedy.REBOOT,
-    "replace": Remedy.REPLACE,
-}
 KEEP_PAUSES = 20
 WITHHELD = 200_000  # bytes of all exclusions: every admission reads them
 RESET_AT_ONCE = 8  # brakes; each has its line in a unit that has room for few
@@ -77,6 +70,8 @@ def _stop(draft: Draft, news: Ordered) -> None:
     if job is not None and job.open:
         draft.put(replace(job, stop_asked=f"stopped by {news.by}: {news.reason}"))
         _audit(draft, news, key_of(job))
+    else:
+        _refuse(draft, news, f"{news.target} is {job.state}" if job is not None else f"there is no job {news.target}")
 
 
 def _uncordon(draft: Draft, news: Ordered) -> None:
@@ -85,8 +80,8 @@ def _uncordon(draft: Draft, news: Ordered) -> None:
         draft.drop(key_of(node))
         draft.waits[key_of(node)] = None
         _audit(draft, news, key_of(node))
-    elif node is not None:
-        _order(draft, news, draft.incident(node.incident) if node.incident else None)
+    else:
+        _order(draft, news, draft.incident(node.incident) if node is not None and node.incident else None)
 
 
 def _order(draft: Draft, news: Ordered, incident: Incident | None) -> None:
@@ -94,12 +89,16 @@ def _order(draft: Draft, news: Ordered, incident: Incident | None) -> None:
         _refuse(draft, news, f"there is no incident of {news.target}")
         return
     _audit(draft, news, key_of(incident))
+    _queue(draft, news, incident)
+
+
+def _queue(draft: Draft, news: Ordered, incident: Incident) -> None:
     if not incident.open:
         _refuse(draft, news, f"it is {incident.phase}", key_of(incident))
     elif len(incident.orders) >= ORDERS_MOST:
         _refuse(draft, news, f"{len(incident.orders)} orders wait already", key_of(incident))
     else:
-        draft.put(enqueue(incident, Order(verb=news.verb, by=news.by, reason=news.reason)))
+        draft.put(enqueue(incident, Order(verb=news.verb, by=news.by, reason=news.reason, now=news.now)))
 
 
 def _refuse(draft: Draft, news: Ordered, why: str, *subjects: str) -> None:
@@ -107,41 +106,18 @@ def _refuse(draft: Draft, news: Ordered, why: str, *subjects: str) -> None:
 
 
 def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
-    """A person's cordon, drain, reset, reboot or replace takes the same path as a fault's."""
+    """Of a node that is being treated already it is one more order to its incident."""
     node = draft.node(NodeId(news.target))
     if node is None or node.incarnation is None:
+        _refuse(draft, news, f"no machine is known as {news.target}")
         return
     _audit(draft, news, key_of(node))
-    stays = news.verb in {"cordon", "drain"}
-    fault = Fault(
-        code=f"operator.{news.verb}",
-        component="node",
-        severity=Severity.INFO,
-        scope=Scope.NODE,
-        remedy=NODE_VERBS[news.verb],
-        because=f"{news.verb} by {news.by}: {news.reason}",
-        needs_human=stays,
-    )
     incident = draft.incident(node.incident) if node.incident else None
     if incident is None:
+        fault = wished(news.verb, news.by, news.reason)
         open_incident(draft, fact, node, fault, IncidentKind.OPERATOR, now=news.now)
     else:
-        _join(draft, news, incident, fault)
-
-
-def _join(draft: Draft, news: Ordered, incident: Incident, wish: Fault) -> None:
-    """The node is being treated already: the wish raises what is done, it never lowers it."""
-    needs_human = incident.needs_human or wish.needs_human
-    least = highest(incident.least, wish.remedy)
-    asked = {"needs_human": needs_human, "least": least, "ordered": True}
-    raised = replace(incident, now=incident.now or news.now, **asked)
-    if not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT:
-        # It was only watched: what a person asks for takes its place.
-        raised = replace(raised, remedy=wish.remedy, fault=wish, kind=IncidentKind.OPERATOR, deadline=None)
-    elif wish.remedy.rank > incident.remedy.rank:
-        fault = replace(incident.fault, scope=Scope.NODE)
-        raised = replace(raised, remedy=wish.remedy, fault=fault, kind=IncidentKind.OPERATOR)
-    draft.put(raised)
+        _queue(draft, news, incident)
 
 
 def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:

@@ -9,6 +9,7 @@ from sickbay.brain.admit import Asked, Confirm
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.doubt import confirm
+from sickbay.brain.orders import WISH
 from sickbay.brain.sight import Sight
 from sickbay.engine import patrol
 from sickbay.engine.admission import ask, asked_for, deferred, take_turn, told_of
@@ -46,12 +47,16 @@ def _go_on(draft: Draft, ended: Incident, fault: Fault) -> None:
     """What was seen while an incident closed is not over with it: the node goes from the one into the next."""
     draft.put(replace(ended, sequel=None))
     node = draft.node(ended.node)
+    wish = fault.code.startswith(WISH)
     if node is None or node.incident is not None or node.incarnation is None:
+        if wish:
+            _answer(draft, ended, f"not possible: {fault.because}: {ended.node} is {ended.phase}")
         return
-    if not node.incarnation.same_boot(ended.incarnation):
+    if not wish and not node.incarnation.same_boot(ended.incarnation):
         return
     fact = Fact(id=f"{ended.id}.sequel", at=draft.now, news=PolicyInForce(policy="", knowledge=""))
-    open_incident(draft, fact, node, fault, IncidentKind.FAULT, name=f"{ended.id}.2")
+    kind = IncidentKind.OPERATOR if wish else IncidentKind.FAULT
+    open_incident(draft, fact, node, fault, kind, name=f"{ended.id}.2", now=wish and ended.now)
 
 
 def _decide_once(draft: Draft, incident: Incident) -> tuple[Incident, Wait | None]:

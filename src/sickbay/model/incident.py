@@ -75,9 +75,12 @@ ORDERS_MOST = 8  # of people, waiting in one incident; whoever comes then is ref
 class Order(Noun):
     """What was asked of an incident and it has not answered yet, by a person or by what others did."""
 
-    verb: str  # of people: confirm | hold | dismiss | escalate | uncordon; of others: uncordoned | cancel
+    # Of people: confirm | hold | dismiss | escalate | uncordon, and cordon | drain | reset | reboot | replace of a node
+    # that is treated already; of others: uncordoned | cancel.
+    verb: str
     by: str
     reason: str
+    now: bool = False
 
 
 class Doubt(Noun):

@@ -1,0 +1,118 @@
+"""Every open thing has a deadline or a person who was told; every order is carried out or refused in a line."""
+
+import pytest
+from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
+
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import NodeId
+from sickbay.model.incident import Phase
+
+
+def answers(w: Ward) -> list[str]:
+    return [line.text for line in w.sim.store.story("operator:") if line.event == "answer"]
+
+
+def held(w: Ward) -> NodeId:
+    """A node that a person has cordoned."""
+    w.order("cordon", w.nodes[0])
+    w.reaches(w.nodes[0], Phase.HELD, HOUR)
+    return w.nodes[0]
+
+
+# --- orders
+
+
+@pytest.mark.parametrize("verb", ["reboot", "replace"])
+def test_a_repair_that_a_person_orders_of_a_node_held_by_his_cordon_is_done(ward: OpenWard, verb: str) -> None:
+    w = ward()
+    node = held(w)
+    w.order(verb, node, now=True)
+    w.reaches(node, Phase.RELEASED, 2 * HOUR)
+    assert w.rungs(node) == [verb]
+    assert "done" in answers(w)[-1]
+
+
+def test_a_drain_of_a_node_that_is_held_moves_its_work_off_and_leaves_it_held(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    job = w.training(nodes=2, steps=10**6)
+    node = min(w.job(job).claim)
+    w.order("cordon", node)
+    w.reaches(node, Phase.HELD, HOUR)
+    w.run(60)
+    assert node in w.job(job).claim, "a cordon leaves alone what runs"
+    w.order("drain", node, now=True)
+    w.until(lambda: node not in w.job(job).claim and w.state(job) == "RUNNING", HOUR)
+    w.reaches(node, Phase.HELD, HOUR)
+    assert "done" in answers(w)[-1]
+
+
+def test_what_cannot_be_done_again_for_a_held_node_is_refused_in_a_line(ward: OpenWard) -> None:
+    w = ward(cluster=cluster_without("replace"))
+    node = w.nodes[0]
+    w.sick(node, "xid.79", None)
+    w.reaches(node, Phase.HELD, 12 * HOUR)
+    w.order("reboot", node)
+    w.run(60)
+    assert w.phase(node) == Phase.HELD
+    assert "not possible" in answers(w)[-1]
+
+
+@pytest.mark.parametrize("phase", [Phase.REPAIRING, Phase.VERIFYING])
+def test_a_stronger_repair_ordered_during_another_follows_it(ward: OpenWard, phase: Phase) -> None:
+    w = ward()
+    node = w.nodes[0]
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, phase, HOUR)
+    w.run(2)
+    w.order("replace", node)
+    w.reaches(node, Phase.RELEASED, 3 * HOUR)
+    assert w.rungs(node) == ["reboot", "replace"]
+    assert "done" in answers(w)[-1]
+
+
+@pytest.mark.parametrize(("verb", "ends"), [("cordon", Phase.HELD), ("replace", Phase.RELEASED)])
+def test_an_order_to_an_incident_that_closes_begins_when_that_is_over(ward: OpenWard, verb: str, ends: Phase) -> None:
+    w = ward()
+    node = w.nodes[0]
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.until(lambda: w.phase(node) == Phase.VERIFYING and w.incident(node).closing is not None, HOUR)
+    w.order(verb, node)
+    w.until(lambda: len(w.incidents(node)) == 2, HOUR)
+    w.reaches(node, ends, 2 * HOUR)
+    assert w.incident(node).fault.code == f"operator.{verb}"
+    assert "begins when that is over" in answers(w)[-1]
+
+
+def test_a_cordon_behind_an_uncordon_is_there_in_the_end(ward: OpenWard) -> None:
+    w = ward()
+    node = held(w)
+    w.run(20)
+    w.order("uncordon", node)
+    w.order("cordon", node)
+    w.until(lambda: len(w.incidents(node)) == 2 and w.phase(node) == Phase.HELD, HOUR)
+    assert w.world.seat(node).cordons
+
+
+def test_an_order_for_what_is_not_there_is_refused_in_a_line(ward: OpenWard) -> None:
+    w = ward()
+    for verb in ("cordon", "uncordon", "stop"):
+        w.order(verb, "sim/nobody")
+        w.run(10)
+        assert "not possible" in answers(w)[-1]
+        assert verb in answers(w)[-1]
+
+
+# --- faults
+
+
+def test_a_fault_on_a_node_that_a_person_holds_interrupts_its_job_and_is_told(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    job = w.training(nodes=2, steps=10**6)
+    node = min(w.job(job).claim)
+    w.order("cordon", node)
+    w.reaches(node, Phase.HELD, HOUR)
+    w.run(60)
+    w.says(node, 79)
+    w.until(lambda: node not in w.job(job).claim and w.state(job) == "RUNNING", HOUR)
+    assert w.phase(node) == Phase.HELD, "whoever cordoned it decides on its repair"
+    assert any("xid.79" in text for text in w.told("held"))

@@ -5,6 +5,7 @@
 
 import pytest
 
+from sickbay.sim.hardness import Trouble
 from sickbay.sim.random_runs import random_run
 
 CHUNK = 5
@@ -27,3 +28,10 @@ def test_whatever_the_weather_every_invariant_holds(first: int) -> None:
 @pytest.mark.parametrize("first", range(10, 130, CHUNK))
 def test_in_many_more_runs_every_invariant_holds(first: int) -> None:
     _chunk(first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 4])
+def test_with_sixty_jobs_on_one_node_every_invariant_holds(seed: int) -> None:
+    sim = random_run(seed, hard={Trouble.MANY_JOBS}, surely=True)
+    assert len(sim.jobs()) > 60

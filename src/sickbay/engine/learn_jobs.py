@@ -8,15 +8,16 @@ from sickbay.brain.submission import refusal
 from sickbay.engine.door import slim
 from sickbay.engine.errands import make_room
 from sickbay.engine.seats import take_turns
-from sickbay.engine.steps import REPEATED_TELLS, charged, due_now, first_step, interrupted, notify, step_job
+from sickbay.engine.steps import REPEATED_TELLS, charged, due_now, first_step, interrupted, let_go, notify, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.facts import Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
 from sickbay.model.fleet import Capability, Node, NodeId
-from sickbay.model.intent import Look, Notify
+from sickbay.model.intent import Look, Notify, StartJob
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState
 from sickbay.model.rows import key_of
 
 KEEP_RESTARTS = 1000  # a native controller may restart its job every second
+HAS_NODES = frozenset({JobState.GATING, JobState.RUNNING, JobState.STOPPING})  # whatever runs of it is its claim
 STACKS = 20_000  # characters from one node
 TAIL = 16_384  # characters of an attempt's output that come after its end
 SKIPPED, SKIPPED_WORDS = 10, 300  # checkpoints that a line names, and characters of each
@@ -45,7 +46,7 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     if job.state.terminal:
         if news.end is not None and news.attempt == job.attempt:
             _fill_tail(draft, job, news.end.tail)
-        if job.adopted and news.native and news.attempt > job.attempt and news.end is None and news.ranks:
+        if job.adopted and news.native and news.end is None and news.ranks and _anew(job, news):
             _adopt(draft, fact, news, job)  # we had given it up, or stopped it; its own controller thinks otherwise
         return
     if news.attempt < job.attempt:
@@ -65,10 +66,22 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     elif news.end is not None and job.end is not None and not job.end.tail:
         after = replace(after, end=replace(job.end, tail=news.end.tail[-TAIL:]))
     theirs = job.adopted or Capability.PLACE not in draft.can(job.spec.cluster)
-    if theirs and ranks.keys() - job.claim.keys() and job.state in {JobState.GATING, JobState.RUNNING}:
+    if theirs and ranks.keys() - job.claim.keys() and job.state in HAS_NODES:
         after = _allocated(draft, fact, after)
     if after != job:
         draft.put(after)
+
+
+def _anew(job: Job, news: JobSeen) -> bool:
+    """Whether what is seen of a job that is over is a further attempt, or another job under its name.
+
+    The latter counts from one again; it shows by what runs in a read newer than its cluster's word that it was over.
+    """
+    if news.attempt > job.attempt:
+        return True
+    over = job.end is not None or job.missing_as_of is not None
+    newer = news.as_of > max(job.ranks_as_of, job.missing_as_of or 0.0)
+    return over and newer and any(state == "running" for state in news.ranks.values())
 
 
 def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
@@ -122,10 +135,14 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
     event = "restarted" if JOB_LIFE.can(job.state, "restarted") else "appear"
     if not JOB_LIFE.can(job.state, event):
         return
-    restarts = job.restarts
+    restarts, begun = job.restarts, job.state is not JobState.QUEUED
+    if job.state is JobState.GATING:
+        intent = draft.intent(job.intent)
+        begun = intent is not None and isinstance(intent.act, StartJob)
+        job = let_go(draft, job, job.intent) if job.intent else job
     if job.state is JobState.RUNNING:
         job = replace(job, interruptions=interrupted(draft, job, "restarted by its own controller"))
-    if job.state is not JobState.QUEUED and not any(call.node for call in job.calls) and not learned_late(job):
+    if begun and not any(call.node for call in job.calls) and not learned_late(job):
         restarts = _spent(draft, job)  # in QUEUED it was judged, and spent if need be, before its controller came
         job = charged(job, replace(job, restarts=restarts))
     also = {
@@ -149,13 +166,17 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
 def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
     """Its cluster has it no more. Nobody can say how it ended; that a list lacked it once may be that list's fault."""
     job = draft.job(news.job)
-    if job is None or not job.open or news.as_of <= max(job.ranks_as_of, job.missing_as_of or 0.0):
+    if job is None or news.as_of <= max(job.ranks_as_of, job.missing_as_of or 0.0):
+        return
+    if not job.open:
+        if news.sure and job.adopted:
+            draft.put(replace(job, missing_as_of=news.as_of))
         return
     if not news.sure and job.missing_as_of is None:
         draft.put(replace(job, missing_as_of=news.as_of))
         return
     if job.adopted:
-        step_job(draft, job, "stopped", "its cluster has it no more", {"claim": {}})
+        step_job(draft, job, "stopped", "its cluster has it no more", {"claim": {}, "missing_as_of": news.as_of})
         return
     if job.vanished or job.state not in {JobState.GATING, JobState.RUNNING, JobState.STOPPING}:
         return

@@ -118,7 +118,8 @@ class Job(Noun):
     began_at: datetime | None = None  # when the attempt was claimed
     ranks: dict[NodeId, str] = {}  # as last seen: running | gone
     ranks_as_of: float = 0.0
-    missing_as_of: float | None = None  # a list of its cluster did not have it: one more, and it has vanished
+    # A list of its cluster did not have it: one more, and it has vanished; of one that is over: that it has.
+    missing_as_of: float | None = None
     calls: tuple[Call, ...] = ()
     end: End | None = None
     avoid: tuple[NodeId, ...] = ()  # nodes that the next attempt does not use (unknown after a look, failed its gate)
@@ -178,6 +179,7 @@ JOB_LIFE: Life[JobState, Job] = Life(
         Step(JobState.QUEUED, "stopped", JobState.STOPPED),
         Step(JobState.QUEUED, "fail", JobState.FAILED),
         Step(JobState.GATING, "started", JobState.RUNNING),
+        Step(JobState.GATING, "restarted", JobState.RUNNING),  # ours ended before it was seen, or has not begun
         Step(JobState.GATING, "unclaim", JobState.QUEUED),
         Step(JobState.GATING, "stop", JobState.STOPPING),
         Step(JobState.GATING, "fail", JobState.FAILED),

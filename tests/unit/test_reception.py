@@ -79,7 +79,7 @@ def test_acknowledges_what_is_stored_and_stores_it_once() -> None:
     first = door.reception.receive(report(XID, XID, first=5))
     again = door.reception.receive(report(XID, XID, first=5))
     assert (first.ack, again.ack) == (6, 6)
-    assert [fact.id for fact in door.facts()] == ["b2/r/main/5", "b2/r/main/6"]
+    assert [fact.id for fact in door.facts()] == ["c/n1/b2/r/main/5", "c/n1/b2/r/main/6"]
 
 
 def test_a_line_that_two_runs_of_an_agent_read_is_one_fact() -> None:
@@ -88,7 +88,7 @@ def test_a_line_that_two_runs_of_an_agent_read_is_one_fact() -> None:
         said = report(XID, agent_run=run)
         numbered = tuple(replace(item, source="kmsg", source_seq=640) for item in said.items)
         door.reception.receive(replace(said, items=numbered))
-    assert [fact.id for fact in door.facts()] == ["b2/kmsg/640"]
+    assert [fact.id for fact in door.facts()] == ["c/n1/b2/kmsg/640"]
 
 
 def test_an_item_is_dated_by_how_long_ago_it_was_and_never_by_the_nodes_wall_clock() -> None:
@@ -145,7 +145,7 @@ def test_what_was_spooled_under_an_ended_boot_is_no_sign_of_life() -> None:
     door.reception.receive(report())
     door.reception.receive(report(XID, boot_id="b1", agent_run="old"))
     assert [pulse.incarnation.boot_id for _, pulse in door.store.voices(before=-1.0).heard] == ["b2"]
-    assert [fact.id for fact in door.facts()] == ["b1/old/main/1"]
+    assert [fact.id for fact in door.facts()] == ["c/n1/b1/old/main/1"]
 
 
 def test_commands_ride_on_replies_with_the_time_that_is_left_to_them() -> None:
@@ -196,7 +196,7 @@ def test_a_reset_that_was_not_surely_done_is_a_late_refusal(result: str) -> None
     door.post(RunReset(key="k"))
     door.reception.receive(report(Answered(command="k/c/n1", result=result, text="held by rank 0")))
     (fact,) = door.facts()
-    assert fact.news == Outcome(key="k", result="rejected", sends=0, text="held by rank 0")
+    assert fact.news == Outcome(key="k", result="rejected", sends=0, text="held by rank 0", node=NODE)
     assert not door.store.mail(NODE)
 
 

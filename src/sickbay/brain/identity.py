@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from sickbay.model.fleet import AgentState, Device, Incarnation, Node
 
 KEEP_BOOTS = 16
+MOST_DEVICES = 64  # of one machine
 
 
 class Standing(StrEnum):
@@ -65,6 +66,9 @@ def devices_found(known: tuple[Device, ...], found: tuple[Device, ...]) -> tuple
         if device.serial in serials:  # it may have moved
             after[index] = Device(index=index)
     after |= {d.index: d for d in devices_with(known, found) if d.index in {each.index for each in found}}
+    if len(after) > MOST_DEVICES:  # no machine has so many: what its agent finds now is there, of the others some
+        now = {device.index for device in found}
+        after = {index: after[index] for index in sorted(after, key=lambda i: (i not in now, i))[:MOST_DEVICES]}
     return tuple(after[index] for index in sorted(after))
 
 

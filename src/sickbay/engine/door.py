@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec.json import encode
 from msgspec.structs import replace
 
+from sickbay.brain.identity import MOST_DEVICES
 from sickbay.model.checkup import Tested
 from sickbay.model.facts import (
     AnyNews,
@@ -36,7 +37,7 @@ TAIL = 20_000  # the last characters of a job's log
 FIELDS = 40
 TESTS, FIGURES = 64, 64
 CORDONS = 16
-DEVICES, SERIAL = 64, 64  # devices of a node, and characters of a serial number
+DEVICES, SERIAL = MOST_DEVICES, 64  # devices of a node, and characters of a serial number
 EXITS = 256  # nodes whose exit code is kept, besides one for each further code
 SPEC = 64_000  # bytes of a job that others submitted
 

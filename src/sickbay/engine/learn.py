@@ -31,7 +31,7 @@ from sickbay.model.facts import (
     TokenRevoked,
     Wrote,
 )
-from sickbay.model.fleet import InForce, Node
+from sickbay.model.fleet import InForce, Node, NodeId
 from sickbay.model.intent import (
     INTENT_LIFE,
     Drain,
@@ -133,8 +133,8 @@ def _outcome(draft: Draft, news: Outcome) -> None:
     intent = draft.intent(news.key)
     if intent is None or intent.state.over:
         return
-    if news.result == "rejected" and not news.sends and not isinstance(intent.act, Repair):
-        return  # one agent's word: what several were asked is not over with it
+    if news.result == "rejected" and not news.sends and not _asked_alone(intent, news.node):
+        return  # one agent's word: what others were asked is not over with it
     if news.result in {"transient", "unknown", "rejected"} and 0 < news.sends < intent.sends:
         if news.result != "unknown" and news.sends == intent.doubted:
             draft.put(replace(intent, doubted=0))  # that one had no effect, after all
@@ -166,6 +166,10 @@ def _outcome(draft: Draft, news: Outcome) -> None:
         case _:
             pass
     draft.put(answered)
+
+
+def _asked_alone(intent: Intent, node: NodeId) -> bool:
+    return isinstance(intent.act, Repair) and node in {"", intent.act.node}  # "": in facts from before it was told
 
 
 def _again_later(draft: Draft, intent: Intent) -> Intent:

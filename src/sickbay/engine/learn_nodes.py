@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.classify import classify
 from sickbay.brain.drift import drift
 from sickbay.brain.identity import (
+    MOST_DEVICES,
     Standing,
     back_again,
     boots_of,
@@ -160,6 +161,9 @@ def inventory(draft: Draft, fact: Fact, news: Inventory) -> None:
     elif standing is not Standing.ENDED:
         linked = node.linked if news.linked is None else news.linked
         after = replace(node, devices=devices_found(node.devices, news.devices), linked=linked)
+        if len(after.devices) == MOST_DEVICES > len(node.devices):
+            text = f"its agent has named {MOST_DEVICES} devices by now, as many as a node can have: no more are kept"
+            draft.tell(text, key_of(node), "operator:", event="inventory")
         if after != node:
             draft.put(after)
 

@@ -7,12 +7,15 @@ from msgspec.structs import replace
 
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.view import moment
+from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import BadInput, StoreError
 from sickbay.model.facts import AGENT_ANSWERED, AnyNews, Checked, Fact, Inventory, Looked, Observed, Outcome, ResetDone
 from sickbay.model.fleet import Incarnation, Node, NodeId
+from sickbay.model.intent import Intent, IntentState
 from sickbay.model.protocol import (
     PROTO,
     Answered,
+    AnyOrder,
     Command,
     Item,
     Measured,
@@ -22,6 +25,7 @@ from sickbay.model.protocol import (
     RunCheck,
     RunCollect,
     RunInject,
+    RunLook,
     RunReboot,
     RunReset,
     command_id,
@@ -162,16 +166,35 @@ class Reception:
     # --- commands
     def _reply(self, commands: Sequence[Command], ack: int = 0) -> Reply:
         """What is still wanted goes along, with the time that is left to it; what is not is struck."""
-        now = moment(self._clock.wall())
+        intents = self._intents(commands)
         fresh, stale = [], []
         for command in commands:
-            left = command.expires_after - max(0.0, (now - command.posted_at).total_seconds())
-            if left > 0:
+            intent = intents.get(_behind(command.order))
+            if intent is not None and intent.state is IntentState.PLANNED:
+                continue  # it is to be sent once more, and may be held back before that
+            left = command.expires_after - self._age(command, intent)
+            if left > 0 and (intent is None or _in_flight(intent)):
                 fresh.append(replace(command, expires_after=left))
             else:
                 stale.append(command.id)
         self._strike(stale)
         return Reply(ack=ack, commands=tuple(fresh[:AT_ONCE]), report_every=self._report_every, poll_for=self._poll_for)
+
+    def _intents(self, commands: Sequence[Command]) -> dict[str, Intent]:
+        """The intents behind these commands, by key: a letter must not outlive its intent, whatever clocks say."""
+        keys = {key for command in commands if (key := _behind(command.order))}
+        if not keys:
+            return {}
+        rows = self._store.load([f"intent:{key}" for key in sorted(keys)])
+        return {each.row.key: each.row for each in rows.values() if isinstance(each.row, Intent)}
+
+    def _age(self, command: Command, intent: Intent | None) -> float:
+        """Seconds since it was sent, on the clock that its intent's time runs on; the wall's only where it has none."""
+        if intent is None:
+            return max(0.0, (moment(self._clock.wall()) - command.posted_at).total_seconds())
+        key = f"clock:{intent.clock}"
+        clock = self._store.load([key])[key].row
+        return max(0.0, clock.reading - intent.sent_at) if isinstance(clock, WatchedClock) else 0.0
 
     def _strike(self, ids: Collection[str]) -> None:
         if ids:
@@ -191,6 +214,20 @@ class _Batch:
         self.facts.extend(facts)
         self.pulses.update(pulses)
         self.reports += 1
+
+
+def _behind(order: AnyOrder) -> str:
+    """The key of the intent that asks for it; empty: a person does, beside all intents."""
+    match order:
+        case RunCheck(check=key) | RunLook(look=key) | RunReset(key=key) | RunReboot(key=key):
+            return key
+        case RunCollect() | RunInject():
+            return ""
+
+
+def _in_flight(intent: Intent) -> bool:
+    """Whether what it asks for may still begin."""
+    return not (intent.state.over or intent.withdrawn or intent.refused)
 
 
 def _refuse(proto: int) -> None:
@@ -222,7 +259,8 @@ def _refused_late(answer: Answered, report: Report) -> Outcome | None:
     key = answer.command.removesuffix(command_id("", report.node))
     if answer.result != "refused" or key == answer.command:
         return None
-    return Outcome(key=key, result="rejected", sends=0, text=answer.text or "the agent refused it")
+    text = answer.text or "the agent refused it"
+    return Outcome(key=key, result="rejected", sends=0, text=text, node=report.node)
 
 
 def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | None:
@@ -235,7 +273,8 @@ def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | No
         case _ if answer.result == "done":
             return None
         case RunReset(key=key) | RunReboot(key=key):
-            return Outcome(key=key, result="rejected", sends=0, text=answer.text or f"the agent says {answer.result}")
+            text = answer.text or f"the agent says {answer.result}"
+            return Outcome(key=key, result="rejected", sends=0, text=text, node=report.node)
         case RunCheck(check=check, level=level):
             because = answer.text or f"the agent says {answer.result}"
             return Checked(

@@ -159,8 +159,9 @@ class Outcome(News, tag="outcome"):
 
     key: str
     result: str
-    sends: int  # which sending of the intent this answers
+    sends: int  # which sending of the intent this answers; 0: an agent's own word
     text: str = ""
+    node: NodeId = NodeId("")  # whose agent says so
     visible_from: float = 0.0
 
 

@@ -157,7 +157,11 @@ class Reply(Noun):
 
 
 def fact_id(report: Report, item: Item) -> str:
-    """The same item has the same id, whichever run of the agent says it and however often."""
+    """The same item has the same id, whichever run of the agent says it and however often.
+
+    The node is part of it: what one agent says is never a double of what another says. A source counts anew with each
+    boot, so where the boot is not known its count holds for one run of the agent only.
+    """
     if item.source and item.source_seq is not None:
-        return f"{report.boot_id}/{item.source}/{item.source_seq}"
-    return f"{report.boot_id}/{report.agent_run}/{report.stream}/{item.seq}"
+        return f"{report.node}/{report.boot_id or report.agent_run}/{item.source}/{item.source_seq}"
+    return f"{report.node}/{report.boot_id}/{report.agent_run}/{report.stream}/{item.seq}"

@@ -1,16 +1,19 @@
 """Acts, letters and words that come at a bad moment, or from somebody who has no say in them."""
 
+from tests.scenario.test_acts import Channel
 from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.adapters.machines.agents import AgentMachines
 from sickbay.engine.reception import Reception
+from sickbay.model.errors import Transient
 from sickbay.model.facts import Inventory, Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Device, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.protocol import PROTO, Answered, Command, Item, ItemNews, Poll, Report
-from sickbay.sim.ground import ClusterRules
+from sickbay.sim.ground import ClusterRules, Rules
+from sickbay.sim.programme import Programme
 
 
 def intent_of(w: Ward, key: str) -> Intent:
@@ -113,3 +116,35 @@ def test_a_node_keeps_no_more_devices_than_a_machine_has(ward: OpenWard) -> None
         w.run(5)
     assert len(w.node(node).devices) == 64
     assert w.story(node).count("no more are kept") == 1
+
+
+def test_who_reboots_in_a_gate_is_checked_again_though_the_clock_is_set_back(ward: OpenWard) -> None:
+    w = ward(rules=Rules(boot_takes=15.0, check_takes=(60.0, 150.0, 900.0, 3600.0)))
+    job = w.sim.submit("train", Programme(steps=100_000, checkpoint_every=100), nodes=4, precheck=2)
+    w.until(lambda: w.state(job) == "GATING" and bool(intent_of(w, w.job(job).intent).verdicts), HOUR)
+    first = next(iter(intent_of(w, w.job(job).intent).verdicts))
+    w.sim.jump(-3600)
+    w.world.operator_reboots(first)
+    w.until(lambda: w.state(job) == "RUNNING", HOUR)
+    passed = [e.at for e in w.world.chronicle.events if e.what == "check.pass" and e.subject == first]
+    rebooted = [e.at for e in w.world.chronicle.events if e.what == "reboot" and e.subject == first]
+    assert first not in w.job(job).claim or passed[-1] > rebooted[-1]
+
+
+def test_a_stop_that_was_not_sent_goes_with_the_incident_that_called_for_it(ward: OpenWard) -> None:
+    w = ward()
+    job = w.training(nodes=2, steps=100_000, precheck=0)
+    node = min(w.job(job).claim)
+    stop = Channel(w.sim.hands.sites["sim"].cluster, "stop", lambda _: Transient("no connection"))
+    w.says(node, 79)
+    w.until(lambda: w.state(job) == "STOPPING" and stop.calls > 0, HOUR)
+    w.order("pause", "")
+    w.run(10)
+    stop.works()
+    w.order("dismiss", w.incident(node).id)
+    w.until(lambda: w.phase(node) == "DISMISSED", HOUR)
+    w.run(120)
+    assert w.state(job) == "RUNNING"
+    assert w.world.running(job)
+    assert w.job(job).attempt == 1
+    assert not w.job(job).interruptions

@@ -93,6 +93,6 @@ def test_an_answer_to_a_later_command_counts_however_many_wait_before_it(waiting
         door.post(RunReset(key=f"k{number}"), name=f"c{number:04d}")
     door.reception.receive(report(Answered(command=f"c{waiting - 1:04d}", result="refused", text="busy")))
     assert [fact.news for fact in door.facts()] == [
-        Outcome(key=f"k{waiting - 1}", result="rejected", sends=0, text="busy")
+        Outcome(key=f"k{waiting - 1}", result="rejected", sends=0, text="busy", node=NODE)
     ]
     assert f"c{waiting - 1:04d}" not in [command.id for command in door.store.mail(NODE, limit=1000)]

@@ -24,7 +24,8 @@ AT_ONCE = 10  # jobs
 
 def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False) -> None:
     """What ran on a node that has restarted or is gone is gone: every job there is called."""
-    errand = Errand(id=f"end/{node.id}", node=node, because=because, lost=lost, at=draft.now)
+    reading = draft.reading(node.cluster)
+    errand = Errand(id=f"end/{node.id}", node=node, because=because, lost=lost, at=draft.now, reading=reading)
     _run(draft, errand, _ended(draft, errand, node))
 
 
@@ -96,7 +97,7 @@ def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
         runs = job.ranks.get(node) == "running"
         called = job.called_enough or any(each.node == node for each in job.calls)
         gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on
-        if not (runs or gated) or (job.began_at is not None and job.began_at > errand.at):
+        if not (runs or gated) or job.began > errand.reading:
             continue
         call = Call(because=errand.because, node=node, lost=errand.lost, dated=errand.at)
         ended = replace(job, ranks={**job.ranks, node: "gone"}) if runs else job

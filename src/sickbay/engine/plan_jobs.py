@@ -58,7 +58,8 @@ def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | N
             if isinstance(decision.act, StartJob):
                 more |= {"ranks": {}, "ranks_as_of": 0.0, "missing_as_of": None, "end": None, "resumed_from": None}
             if event:
-                job = step_job(draft, job, event, because, {"began_at": draft.now, **more})
+                begun = {"began_at": draft.now, "began": draft.reading(job.spec.cluster)}
+                job = step_job(draft, job, event, because, {**begun, **more})
             else:
                 job = replace(job, **more)
                 if isinstance(decision.act, StartJob):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sickbay.brain.admit import Asked, Deferred
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
 from sickbay.engine.seats import settle
-from sickbay.engine.steps import step_incident
+from sickbay.engine.steps import step_incident, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
@@ -32,6 +32,12 @@ def send(draft: Draft, key: str) -> None:
     if not wanted(draft, intent):
         draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
         draft.waits[key] = None
+        return
+    if isinstance(intent.act, StopJob) and not intent.doubted and (job := _spared(draft, intent.act)) is not None:
+        draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn: what called for it was dismissed"))
+        draft.waits[key] = None
+        _run_on(draft, job)
+        settle(draft)
         return
     refused = withheld(draft, intent)
     if refused is not None:
@@ -85,12 +91,13 @@ def _disturbs(act: AnyAct) -> bool:
 def _stop_withheld(draft: Draft, act: StopJob) -> Deferred | None:
     """An incident's stop of an attempt that is whole and that nobody and nothing else wants to end."""
     job = draft.job(act.job)
-    whole = job is not None and bool(job.ranks) and all(state == "running" for state in job.ranks.values())
-    if job is None or not whole or job.stop_asked or job.cancelled or job.end is not None:
+    if job is None or not _whole(job):
         return None
     refused: Deferred | None = None
     for call in job.calls:
         incident = draft.incident(call.incident) if call.incident else None
+        if incident is not None and _dismissed(incident):
+            continue
         node = draft.node(incident.node) if incident is not None and incident.open else None
         if incident is None or node is None:
             return None
@@ -98,6 +105,34 @@ def _stop_withheld(draft: Draft, act: StopJob) -> Deferred | None:
         if refused is None:
             return None
     return refused
+
+
+def _whole(job: Job) -> bool:
+    """Whether all of it runs, and nothing but calls wants its end."""
+    runs = bool(job.ranks) and all(state == "running" for state in job.ranks.values())
+    return runs and not (job.stop_asked or job.cancelled or job.end is not None)
+
+
+def _dismissed(incident: Incident) -> bool:
+    """A person vouches for the node. A fault that asks only for a restart of the job ends by itself, and was right."""
+    return incident.phase is Phase.DISMISSED and incident.remedy.disrupts
+
+
+def _spared(draft: Draft, act: StopJob) -> Job | None:
+    """The job, where its attempt is whole and all that called for its end was dismissed since."""
+    job = draft.job(act.job)
+    if job is None or job.attempt != act.attempt or not job.calls or not _whole(job):
+        return None
+    called = [draft.incident(call.incident) if call.incident else None for call in job.calls]
+    return job if all(incident is not None and _dismissed(incident) for incident in called) else None
+
+
+def _run_on(draft: Draft, job: Job) -> None:
+    """It has lost nothing: its attempt goes on as if it had never been called."""
+    kept = tuple(lost for lost in job.interruptions if lost.closed or lost.attempt != job.attempt)
+    also = {"calls": (), "deadline": None, "remind": None, "interruptions": kept}
+    step_job(draft, job, "spared", "what called for its end was dismissed before its stop was sent", also)
+    draft.waits[key_of(job)] = DUE_NOW
 
 
 def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:

@@ -307,6 +307,7 @@ class Errand(Noun):
     lost: bool = False
     incident: IncidentId | None = None  # to link; None: their ranks there have ended
     device: int | None = None  # of the fault to link; None: it is about all of the node
+    reading: float = 0.0  # of the clock of the node's cluster, when their ranks ended
 
 
 class Part(Noun):

@@ -116,6 +116,7 @@ class Job(Noun):
     attempt: int = 0  # 0: none yet
     claim: dict[NodeId, tuple[int, ...]] = {}  # nodes and devices promised to the open attempt
     began_at: datetime | None = None  # when the attempt was claimed
+    began: float = 0.0  # the same, as a reading of its cluster's clock
     ranks: dict[NodeId, str] = {}  # as last seen: running | gone
     ranks_as_of: float = 0.0
     # A list of its cluster did not have it: one more, and it has vanished; of one that is over: that it has.
@@ -193,6 +194,7 @@ JOB_LIFE: Life[JobState, Job] = Life(
         Step(JobState.STOPPING, "stopped", JobState.STOPPED),
         Step(JobState.STOPPING, "complete", JobState.COMPLETE),  # it finished before our stop reached it
         Step(JobState.STOPPING, "restarted", JobState.RUNNING),
+        Step(JobState.STOPPING, "spared", JobState.RUNNING),  # its stop was not sent, and nobody wants it any more
         Step(JobState.DIAGNOSING, "requeue", JobState.QUEUED),
         Step(JobState.DIAGNOSING, "fail", JobState.FAILED),
         Step(JobState.DIAGNOSING, "stopped", JobState.STOPPED),

@@ -15,7 +15,7 @@ from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.brain.admit import Asked, Fleet, admit, brake_scopes
 from sickbay.engine.ingest import Ingest, Together, Watcher
 from sickbay.engine.learn import learn
-from sickbay.engine.seats import settle
+from sickbay.engine.seats import derive, settle
 from sickbay.engine.steps import let_go
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
@@ -137,6 +137,14 @@ def test_who_waits_for_seats_of_a_cluster_is_woken_when_it_has_one_more_pool() -
     again.put(tables.node(id=NodeId("sim/b"), pool="sim/new", cordons=()))
     settle(again)
     assert key_of(waits) not in again.waits, "the pool is known by now"
+
+
+@pytest.mark.parametrize(
+    ("phase", "claimable"), [(Phase.SUSPECT, True), (Phase.QUARANTINED, False), (Phase.HELD, False)]
+)
+def test_an_exclusion_excuses_a_suspect_and_nobody_who_is_out(phase: Phase, claimable: bool) -> None:
+    seat = tables.node(cordons=(), excused=True)
+    assert derive(seat, tables.incident(phase), frozenset(Capability)).claimable is claimable
 
 
 # --- what a list says that the rows do not

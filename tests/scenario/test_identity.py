@@ -171,6 +171,18 @@ def test_a_node_that_registers_anew_under_the_same_boot_is_neither_rebooted_nor_
     assert not w.sim.incidents(w.nodes[0], intake=True)
 
 
+def test_an_agent_that_was_silent_when_its_node_registered_anew_is_heard_again(ward: OpenWard) -> None:
+    """Nobody could tell whether this was another machine: its boot has not ended for sure."""
+    w = ward(cluster=telling("uid"))
+    w.world.lose_agent(w.nodes[0])
+    w.until(lambda: w.node(w.nodes[0]).agent is AgentState.SILENT, HOUR)
+    w.world.operator_registers_anew(w.nodes[0])
+    w.run(60)
+    w.world.restore_agent(w.nodes[0])
+    w.run(600)
+    assert w.node(w.nodes[0]).agent is AgentState.HEARD
+
+
 # --- a cordon that goes with its machine
 
 

@@ -1,15 +1,18 @@
 """What is held stays known: claims, calls and seats under hostile order, and rows that cannot be read."""
 
 import pytest
+from msgspec.structs import replace
 from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
+from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import JobSeen, JobVanished
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec
-from sickbay.model.policy import BrakeRule, Limit
+from sickbay.model.policy import BrakeRule, Limit, Trigger
 from sickbay.ports.cluster import Accepted
-from sickbay.sim.adapters import SimCluster
+from sickbay.sim.adapters import SimCluster, SimMachines
+from sickbay.sim.hardware import Seat
 from sickbay.sim.programme import Programme
 
 ALL_AT_ONCE = (Limit(out_percent=100, repairing_percent=100),)
@@ -106,3 +109,55 @@ def test_a_job_that_is_deleted_and_made_anew_under_its_name_holds_its_nodes(
     shows(w, a, b)
     assert w.state(THEIRS) == "RUNNING"
     is_not_repaired_under(w, a)
+
+
+def test_a_seat_that_is_filled_again_after_its_vacancy_was_given_up_counts_again(
+    ward: OpenWard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unchecked = tuple(e for e in load_policy("default").examine if e.on is not Trigger.JOIN)
+    w = ward(nodes=10, policy=policy_with(examine=unchecked), cluster=cluster_without("seat_kept"))
+    node = w.nodes[0]
+
+    def takes_away(_: object, seat: NodeId, **__: object) -> Accepted:
+        w.world.plant.delete(w.world.seat(seat), cause="replaced")
+        return Accepted(visible_from=w.sim.scheduler.now)
+
+    monkeypatch.setattr(SimMachines, "replace", takes_away)
+    w.order("replace", node)
+    w.until(lambda: node not in w.world.seats, HOUR)
+    w.run(1.2 * HOUR)
+    assert w.ledger().size == 9
+    comes_back(w, node)
+    w.run(120)
+    assert w.node(node).claimable
+    assert (w.node(node).counted, w.ledger().size, w.ledger().out) == (True, 10, 0)
+
+
+def comes_back(w: Ward, node: NodeId) -> Seat:
+    seat = w.world.ground.add_seat(node, pool="train", domain="", gpus=8, linked=True, agentless=False)
+    w.world.agents.refresh(seat)
+    w.world.plant.cluster_hears(seat)
+    return seat
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_suspect_whose_node_is_deleted_and_registers_anew_is_a_suspect_still(ward: OpenWard, joins: bool) -> None:
+    examine = tuple(e for e in load_policy("default").examine if joins or e.on is not Trigger.JOIN)
+    w = ward(policy=policy_with(examine=examine))
+    node = w.nodes[0]
+    w.order("pause", "")
+    w.sick(node)
+    w.reaches(node, Phase.SUSPECT, HOUR)
+    old = w.world.seat(node)
+    w.world.plant.delete(old, cause="operator")
+    w.until(lambda: w.phase(node) == Phase.GONE, HOUR)
+    new = w.world.ground.add_seat(node, pool="train", domain="", gpus=8, linked=True, agentless=False)
+    new.devices, new.defects = old.devices, old.defects
+    new.incarnation = replace(old.incarnation, uid=new.incarnation.uid)
+    w.world.agents.refresh(new)
+    w.world.plant.cluster_hears(new)
+    w.run(120)
+    assert (w.phase(node), w.incident(node).fault.code) == (Phase.SUSPECT, "xid.79")
+    assert not w.node(node).claimable
+    w.order("unpause", "")
+    w.reaches(node, Phase.RELEASED)

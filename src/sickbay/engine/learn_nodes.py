@@ -23,8 +23,8 @@ from sickbay.engine.steps import step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import AgentHeard, AgentSilent, Fact, Inventory, NodeSeen, NodeVanished, Observed, Voice
-from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
-from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Record, pool_of
+from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy
+from sickbay.model.fleet import AgentState, Incarnation, IncidentId, Node, NodeId, Record, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Order, Phase, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
@@ -52,7 +52,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         as_of=news.as_of,
     )
     if known.incarnation is None:
-        after = replace(after, vacant_until=None)
+        after = replace(after, vacant_until=None, counted=True)  # the pool is as large again as it was
         _boots_before(draft, known.id)  # in the row, too
         draft.waits[key_of(after)] = None
     after = _hold_seat(draft, fact, after, news.incarnation, standing)
@@ -170,7 +170,12 @@ def inventory(draft: Draft, fact: Fact, news: Inventory) -> None:
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
     wanted = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
-    if node.incarnation is None or not _remember(draft, node.incarnation):
+    left = _left_with(draft, node.incarnation)
+    new = node.incarnation is not None and _remember(draft, node.incarnation)
+    if left is not None and node.incident is None:
+        raise_fault(draft, fact, node, left)
+        return
+    if not new:
         return
     if not wanted or node.incident is not None:
         return
@@ -204,6 +209,22 @@ def _remember(draft: Draft, incarnation: Incarnation) -> bool:
     return record is None
 
 
+def _left_with(draft: Draft, incarnation: Incarnation | None) -> Fault | None:
+    """What a machine that is seen again had shown, and no check had cleared, when it left."""
+    keys = _names_of(incarnation) if incarnation is not None else []
+    records = [draft.read(Record, key, watch=False) for key in keys]
+    left = next((record.left for record in records if record is not None and record.left is not None), None)
+    incident = draft.incident(left) if left is not None else None
+    return replace(incident.fault, remedy=incident.remedy) if incident is not None else None
+
+
+def _uncleared(incident: Incident | None) -> IncidentId | None:
+    if incident is None or incident.kind is not IncidentKind.FAULT or incident.as_good_as_over:
+        return None
+    sick = incident.remedy.disrupts and incident.phase is not Phase.WATCHED
+    return incident.id if incident.open and sick else None
+
+
 def _called(incarnation: Incarnation) -> str:
     return incarnation.instance_id or incarnation.uid or incarnation.boot_id or "a machine that nobody can name"
 
@@ -232,7 +253,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     draft.put(after)
     end_ranks(draft, after, f"{node.name} restarted under it")  # the new incarnation is the proof
     if not now.same_holder(was):
-        _part_with(draft, was)
+        _part_with(draft, was, incident)
         patrol.wake(draft, after)
         if incident is not None and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
             # What was wrong has left with its machine; the newcomer must be taken in.
@@ -243,12 +264,13 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     return after
 
 
-def _part_with(draft: Draft, holder: Incarnation | None) -> None:
+def _part_with(draft: Draft, holder: Incarnation | None, incident: Incident | None) -> None:
     """Another holds its seat: it is remembered for a while, and if it is seen again it is known."""
     for key in _names_of(holder) if holder is not None else ():
         record = draft.read(Record, key, watch=False)
         if record is not None and record.gone_at is None:
-            draft.put(replace(record, gone_at=draft.now))
+            left = _uncleared(incident) if incident is not None and incident.phase is Phase.SUSPECT else None
+            draft.put(replace(record, gone_at=draft.now, left=left))
 
 
 def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> Node:
@@ -318,19 +340,23 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
 
 
 def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | None) -> None:
-    """A machine that registers again is known and its agent heard, unless it left while it was out of service."""
+    """A machine that registers again is known and its agent heard, and with it what no check had cleared.
+
+    One that left while it was out of service is a newcomer, where newcomers are checked.
+    """
     if node.agent is AgentState.HEARD:
         # Its agent tells its inventory again only when that changes.
         who = replace(holder, uid="")  # how it is registered no agent knows
         had = Inventory(devices=node.devices, linked=node.linked, node=node.id, incarnation=who)
         said = (Fact(id=f"inventory/{node.id}", at=draft.now, news=had),) if node.devices else ()
         draft.put(Voice(node=node.id, incarnation=who, said=said, at=draft.now))
+    taken_in = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
     for key in _names_of(holder):
         record = draft.read(Record, key, watch=False)
-        if record is not None and incident is not None and incident.phase.out:
+        if record is not None and incident is not None and incident.phase.out and taken_in:
             draft.drop(key)  # nobody has proven it well: it is taken in like a newcomer
         elif record is not None:
-            draft.put(replace(record, gone_at=draft.now))
+            draft.put(replace(record, gone_at=draft.now, left=_uncleared(incident)))
 
 
 # --- witnesses of silence

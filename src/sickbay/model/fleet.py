@@ -228,6 +228,7 @@ class Record(Noun):
     past: tuple[PastIncident, ...] = ()
     boots: tuple[str, ...] = ()  # the last ones, newest last; that one may run still
     gone_at: datetime | None = None  # since then nobody has seen a machine that is merely remembered
+    left: IncidentId | None = None  # of what a machine had shown, and no check had cleared, when it was last seen
     told_until: datetime | None = None  # when no rule of the policy looks back so far as the newest of `past`
 
 

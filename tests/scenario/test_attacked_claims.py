@@ -161,3 +161,20 @@ def test_a_suspect_whose_node_is_deleted_and_registers_anew_is_a_suspect_still(w
     assert not w.node(node).claimable
     w.order("unpause", "")
     w.reaches(node, Phase.RELEASED)
+
+
+def test_a_fault_is_not_lost_because_some_job_of_its_cluster_cannot_be_read(ward: OpenWard) -> None:
+    w = ward(nodes=12, forgiving=True, strict=False)  # the law plans every row, this one too
+    job = w.training(nodes=2, steps=10**6, precheck=0)
+    far, key, bodies = w.nodes[-1], f"job:{job}", w.sim.store._bodies  # noqa: SLF001: a disk damages what it likes
+    whole = bodies[key]
+    bodies[key] = whole[:40]
+    w.sim.hosts[0].crash()
+    w.run(30)
+    w.sick(far)
+    w.run(HOUR)
+    assert (w.phase(far), w.node(far).claimable) == (Phase.SUSPECT, False)  # nobody knows who works there: no act
+    assert not w.happened("reboot", far)
+    bodies[key] = whole
+    w.sim.hosts[0].crash()
+    w.reaches(far, Phase.RELEASED)

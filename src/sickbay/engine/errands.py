@@ -80,7 +80,7 @@ def _run(draft: Draft, errand: Errand, changes: Iterator[Job]) -> None:
 
 def _crossed(draft: Draft, errand: Errand, taken: set[NodeId]) -> Iterator[Job]:
     seats = (draft.peek(Node, f"node:{node}") for node in sorted(taken))
-    others = {other.id: other for seat in seats if seat is not None for other in draft.holders(seat)}
+    others = {other.id: other for seat in seats if seat is not None for other in draft.holders(seat, readable=True)}
     for other in others.values():
         crossed = sorted(taken & other.claim.keys())
         if other.id == errand.job or other.state is not JobState.GATING or not crossed:
@@ -93,7 +93,7 @@ def _crossed(draft: Draft, errand: Errand, taken: set[NodeId]) -> Iterator[Job]:
 
 def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
     node = seat.id
-    for job in draft.holders(seat):
+    for job in draft.holders(seat, readable=True):
         runs = job.ranks.get(node) == "running"
         called = job.called_enough or any(each.node == node for each in job.calls)
         gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on

@@ -163,7 +163,7 @@ def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check
     known = draft.incident(node.incident) if node.incident else None
     if known is not None and reading - known.seen_at < SAME_AGAIN and _says_nothing_new(known, found):
         return
-    job = next((job.id for job in draft.holders(node)), "")
+    job = next((job.id for job in draft.holders(node, readable=True)), "")
     fault, recent = correlate(judge(found, node, policy), node, policy, reading, job, count)
     if recent != node.recent and (fault.remedy is not Remedy.NONE or fault.follows):
         node = replace(node, recent=recent)

@@ -86,21 +86,23 @@ class View:
             self._found[tag] = found = list(keys)
         return found
 
-    def jobs(self, tag: str) -> OpenJobs:
-        """The open jobs of a tag, by node."""
+    def jobs(self, tag: str, *, readable: bool = False) -> OpenJobs:
+        """The open jobs of a tag, by node. One that cannot be read may hold any of them: refused, but if `readable`."""
         index = self._jobs.get(tag)
         if index is None:
-            index, jobs = OpenJobs(), list[Job]()
+            index, jobs, damage = OpenJobs(), list[Job](), ""
             for key in self.find(tag):
                 found = self.get(key)
-                if found.damage:  # nobody knows what it holds
-                    raise UnreadableRow(found.damage)
+                damage = damage or found.damage
                 if isinstance(found.row, Job):
                     jobs.append(found.row)
+            if damage and not readable:
+                raise UnreadableRow(damage)
             self.fetch(key for job in jobs for lost in job.interruptions for key in rosters_of(job, lost))
             for job in jobs:
                 index.put(key_of(job), None, job, self._roster)
-            self._jobs[tag] = index
+            if not damage:
+                self._jobs[tag] = index
         return index
 
     def free(self, pool: str) -> FreeNodes:
@@ -368,14 +370,14 @@ class Draft:
         self.read(Ledger, f"ledger:{pool}", watch=False)
         self.read(Freed, f"freed:{pool}")
 
-    def holders(self, node: Node) -> list[Job]:
-        """Jobs that claim a node, in order."""
-        found = self._jobs(self._view.jobs(jobs_near(node)).on(node.id))
+    def holders(self, node: Node, *, readable: bool = False) -> list[Job]:
+        """Jobs that claim a node, in order. `readable`: to learn what is said of it; an act needs to know them all."""
+        found = self._jobs(self._view.jobs(jobs_near(node), readable=readable).on(node.id))
         return [job for job in found if node.id in job.claim]
 
     def interrupted_on(self, node: Node) -> list[Job]:
         """Jobs that lost an attempt on a node, in order."""
-        found = self._jobs(self._view.jobs(jobs_near(node)).interrupted_on(node.id))
+        found = self._jobs(self._view.jobs(jobs_near(node), readable=True).interrupted_on(node.id))
         return [job for job in found if any(node.id in self.roster(job, lost) for lost in job.interruptions)]
 
     def waiting_jobs(self, node: Node) -> list[Job]:

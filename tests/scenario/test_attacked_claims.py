@@ -178,3 +178,20 @@ def test_a_fault_is_not_lost_because_some_job_of_its_cluster_cannot_be_read(ward
     bodies[key] = whole
     w.sim.hosts[0].crash()
     w.reaches(far, Phase.RELEASED)
+
+
+def test_a_brake_that_cannot_be_read_keeps_no_other_from_being_reset(ward: OpenWard) -> None:
+    w = ward(nodes=10, forgiving=True, strict=False, policy=policy_with(brakes=(BrakeRule(nodes=2),)))
+    for number in (79, 48):
+        for node in w.nodes[number % 7 : number % 7 + 2]:
+            w.says(node, number)
+    w.run(60)
+    damaged, other = [key for key in w.sim.store.keys("brake") if "xid." in key][:2]
+    assert w.brake(other.removeprefix("brake:")).tripped_at is not None
+    bodies = w.sim.store._bodies  # noqa: SLF001: a disk damages what it likes
+    bodies[damaged] = bodies[damaged][:40]
+    w.sim.hosts[0].crash()
+    w.run(30)
+    w.order("brake_reset", "")
+    w.run(30)
+    assert w.brake(other.removeprefix("brake:")).tripped_at is None

@@ -155,7 +155,8 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
 def _brakes(draft: Draft) -> Iterator[Brake]:
     after = ""
     while page := draft.keys("brake", after=after):
-        yield from (brake for key in page if (brake := draft.peek(Brake, key)) is not None)
+        able = [key for key in page if draft.readable(key)]  # one that is damaged keeps nobody from resetting others
+        yield from (brake for key in able if (brake := draft.peek(Brake, key)) is not None)
         after = page[-1]
 
 

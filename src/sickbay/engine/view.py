@@ -294,9 +294,12 @@ class Draft:
         """Rows of one tag. One that cannot be read is not there, but a job: nobody knows what it holds."""
         keys = self._view.find(tag)
         if kind is not Job:
-            keys = [key for key in keys if not self._view.get(key).damage]
+            keys = [key for key in keys if self.readable(key)]
         rows = (self.peek(kind, key) for key in keys)
         return [row for row in rows if row is not None]
+
+    def readable(self, key: str) -> bool:
+        return key in self.writes or not self._view.get(key).damage
 
     def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
         """A page of the rows of one kind that were there before this unit, in order."""

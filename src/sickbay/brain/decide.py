@@ -57,7 +57,8 @@ def decide(s: Sight, policy: Policy) -> Decision:
 def _suspect(s: Sight, node: Node, policy: Policy) -> Decision:
     incident = s.incident
     if incident.fault.code == NODE_LOST and not node.lost and incident.healed is None:
-        return Move("dismiss", "the node is heard again")
+        heard = "the node is heard again" if node.agent is AgentState.HEARD else "the cluster calls it ready again"
+        return Move("dismiss", heard)
     if not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT:
         grace = 2 * policy.silence.agent if incident.fault.code == PARTITION else policy.pace.watch_for
         watch = None if incident.fault.code == AGENT_LOST else s.within(INGEST, grace)

@@ -19,7 +19,7 @@ from sickbay.brain.identity import (
 from sickbay.engine import patrol
 from sickbay.engine.errands import end_ranks
 from sickbay.engine.learn_faults import hear_early, keep_early, observed, open_incident, raise_fault
-from sickbay.engine.steps import step_incident
+from sickbay.engine.steps import hear_again, step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import AgentHeard, AgentSilent, Fact, Inventory, NodeSeen, NodeVanished, Observed, Voice
@@ -251,6 +251,8 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     what = "rebooted" if now.same_holder(was) else f"now held by {_called(now)}"
     draft.tell(f"{what} (boot {now.boot_id or 'not known yet'})", key_of(node), event="incarnation")
     draft.put(after)
+    if node.agent is AgentState.SILENT and node.going_down is None:  # that it is silent is not said a second time
+        hear_again(draft, after)
     end_ranks(draft, after, f"{node.name} restarted under it")  # the new incarnation is the proof
     if not now.same_holder(was):
         _part_with(draft, was, incident)
@@ -430,6 +432,8 @@ def _verdict(draft: Draft, node: Node, *, fell: bool) -> str | None:
         return None  # an announced end is not silence
     match (node.agent, node.ready):
         case (AgentState.SILENT, True):
+            return AGENT_LOST
+        case (AgentState.NONE, True) if fell and node.agent_known:  # it did not start with this boot
             return AGENT_LOST
         case (AgentState.SILENT, False):
             return NODE_LOST

@@ -12,7 +12,7 @@ from sickbay.engine.steps import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import Fact, PolicyInForce, Voice
-from sickbay.model.fleet import AgentState, Brake, Node
+from sickbay.model.fleet import Brake, Node
 from sickbay.model.intent import (
     Notify,
 )
@@ -80,7 +80,7 @@ def plan_node(draft: Draft, subject: str) -> None:
     draft.waits[subject] = None
     if node is None:
         return
-    unheard = node.incident is None and (not node.ready or node.agent is AgentState.SILENT)
+    unheard = node.incident is None and (not node.ready or node.unheard)
     announced = node.going_down is not None and not node.going_down.passed(draft.readings)
     if announced:
         draft.waits[subject] = WaitMark(until=node.going_down, urgency=4)

@@ -93,9 +93,8 @@ def _close(draft: Draft, incident: Incident, *, by_hand: bool) -> None:
                 else node.proven_at,
             )
         )
-        if not node.ready or node.agent is AgentState.SILENT:  # dismissed while it cannot be heard: look again soon
-            soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + draft.rules.policy.silence.agent.total_seconds())
-            draft.waits[key_of(node)] = WaitMark(until=soon, urgency=4)
+        if not node.ready or node.unheard:  # dismissed while it cannot be heard
+            hear_again(draft, node)
     repair = last_repair(incident)
     passed = incident.phase is Phase.RELEASED  # without a repair it is no strike, but it may wipe strikes
     if incident.kind is not IncidentKind.FAULT or not incident.remedy.disrupts or not (repair or passed):
@@ -111,6 +110,14 @@ def _close(draft: Draft, incident: Incident, *, by_hand: bool) -> None:
         record = draft.read(Record, f"record:{subject}", watch=False) or Record(subject=subject)
         until = draft.now + looks_back(draft.rules.policy)
         draft.put(replace(record, past=(*record.past, past)[-KEEP_PAST:], told_until=until))
+
+
+def hear_again(draft: Draft, node: Node) -> None:
+    """Look at it again soon; after a boot its agent is given the time that a restart of it may take."""
+    silence = draft.rules.policy.silence
+    patience = silence.restart_deadline if node.agent is AgentState.NONE and node.ready else silence.agent
+    soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + patience.total_seconds())
+    draft.waits[key_of(node)] = WaitMark(until=soon, urgency=4)
 
 
 def subjects_of(incarnation: Incarnation | None, node: Node | None, device: int | None) -> list[str]:

@@ -170,6 +170,11 @@ class Node(Noun):
         return self.agent is AgentState.SILENT
 
     @property
+    def unheard(self) -> bool:
+        """An agent is known here, and is not heard under this boot."""
+        return self.agent is AgentState.SILENT or (self.agent is AgentState.NONE and self.agent_known)
+
+    @property
     def lost(self) -> bool:
         """Both witnesses are silent (or the only one there is)."""
         return not self.ready and self.agent is not AgentState.HEARD

@@ -1,11 +1,16 @@
 """Every open thing has a deadline or a person who was told; every order is carried out or refused in a line."""
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
+from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without
 
+from sickbay.brain.repair import CUT_SHORT
+from sickbay.model.facts import JobSeen
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import NodeId
+from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
+from sickbay.model.job import JobSpec
+from sickbay.sim.ground import Rules
+from sickbay.sim.programme import Programme
 
 
 def answers(w: Ward) -> list[str]:
@@ -116,3 +121,89 @@ def test_a_fault_on_a_node_that_a_person_holds_interrupts_its_job_and_is_told(wa
     w.until(lambda: node not in w.job(job).claim and w.state(job) == "RUNNING", HOUR)
     assert w.phase(node) == Phase.HELD, "whoever cordoned it decides on its repair"
     assert any("xid.79" in text for text in w.told("held"))
+
+
+# --- silence
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_an_agent_that_does_not_start_after_a_reboot_is_told(ward: OpenWard, announced: bool) -> None:
+    w = ward(nodes=4)
+    node = w.nodes[0]
+    if announced:
+        w.world.announce(node, "kernel upgrade", 600)
+        w.run(5)
+    else:  # a pause withholds what its silence would have led to
+        w.order("pause", "")
+        w.run(5)
+        w.world.lose_agent(node)
+        w.world.partition(node)
+        w.run(200)
+    w.world.seat(node).agentless = True
+    w.world.operator_reboots(node)
+    w.run(600)
+    if not announced:
+        w.world.heal_partition(node)
+        w.run(120)
+        w.order("unpause", "")
+    w.until(lambda: bool(w.told("agent_lost")), 2 * HOUR)
+    assert w.incident(node).fault.code == "agent.lost"
+
+
+# --- loops
+
+
+def test_a_machine_that_boots_anew_under_every_check_is_held_and_told(ward: OpenWard) -> None:
+    w = ward(rules=Rules(boot_takes=20.0), strict=False)
+    node = w.nodes[0]
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, Phase.VERIFYING, HOUR)
+    fallen: set[str] = set()
+
+    def falls() -> None:
+        incident = w.incident(node)
+        if incident.phase is Phase.VERIFYING and incident.intent not in {"", *fallen}:
+            fallen.add(incident.intent)
+            w.sim.scheduler.after(10.0, lambda: w.world.operator_reboots(node))
+        w.sim.scheduler.after(20.0, falls)
+
+    falls()
+    w.reaches(node, Phase.HELD, HOUR)
+    w.until(lambda: bool(w.told("held")), HOUR)
+    assert len(fallen) == CUT_SHORT
+
+
+# --- jobs
+
+
+def test_an_adopted_job_that_cannot_be_asked_to_run_again_is_told(ward: OpenWard) -> None:
+    w = ward(nodes=2, cluster=cluster_without("restart_service"))
+    job, spec = JobId("theirs"), JobSpec(name="theirs", cluster="sim", pool="train", nodes=2)
+    w.world.submit_to_cluster(job, spec, Programme(steps=10**5, checkpoint_every=100))
+    w.until(lambda: w.state(job) == "RUNNING", HOUR)
+    w.run(60)
+    w.world.lose_agent(w.nodes[0])
+    w.run(120)
+    w.world.crash(job)
+    w.until(lambda: bool(w.told("job_waits")), DAY)
+    w.world.restore_agent(w.nodes[0])
+    w.until(lambda: w.state(job) == "RUNNING", HOUR)
+
+
+def test_a_job_whose_ranks_are_all_gone_without_a_word_of_its_end_is_told(ward: OpenWard) -> None:
+    w = ward()
+    spec = JobSpec(name="theirs", cluster="sim", pool="train", nodes=2)
+    for n, state in enumerate(("running", "gone")):
+        ranks = dict.fromkeys(w.nodes[:2], state)
+        said = JobSeen(
+            job=JobId("theirs"),
+            attempt=1,
+            as_of=w.sim.scheduler.now,
+            ranks=ranks,
+            native=True,
+            spec=spec,
+            cluster="sim",
+        )
+        w.sim.hosts[0].tell(f"seen/{n}", said)
+        w.run(20)
+    w.until(lambda: bool(w.told("job_stuck")), HOUR)

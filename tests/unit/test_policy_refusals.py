@@ -80,6 +80,14 @@ def refused(text: str) -> str:
         ("limits: [{out_percent: 101}]\n", "limits[0].out_percent: a percentage is 0 to 100, not 101"),
         ("limits: [{repairing_percent: -1}]\n", "a percentage is 0 to 100, not -1"),
         ("limits: [{out_at_least: 5, out_absolute: 2}]\n", "at_least 5 is above absolute 2"),
+        (
+            "limits: [{out_percent: 0, out_at_least: 0}]\n",
+            "no node could ever be taken out of service: write 1 or more",
+        ),
+        (
+            "limits: [{repairing_absolute: 0, repairing_at_least: 0}]\n",
+            "no node could ever be repaired: write 1 or more",
+        ),
         ("limits: [{size: 0}]\n", "limits[0].size: must be 1 or more"),
         ("limits: []\n", "some pools have no limit"),
         ("limits: [{pool: a}]\n", "some pools have no limit: end the list with one for pool '*'"),

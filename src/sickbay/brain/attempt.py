@@ -31,7 +31,22 @@ def running(s: JobSight, policy: Policy) -> Decision:
         return Move("stop", job.stop_asked)
     if job.calls:
         return _stacks(s, policy) or Move("stop", job.calls[0].because)
+    if job.ranks and all(state == "gone" for state in job.ranks.values()):
+        return _without_end(s, policy)
     return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
+
+
+def _without_end(s: JobSight, policy: Policy) -> Decision:
+    """Nothing of it is left and nobody has said how it ended: the word is awaited, and a human is told of it."""
+    job = s.job
+    why = "all its ranks are gone, and its cluster has not said how it ended"
+    if job.remind is None:  # mostly it is said a little later
+        return Change(why, {"remind": s.within(s.cluster, policy.resume.start_deadline)})
+    if not s.passed(job.remind):
+        return Stay(Wait(because=why, until=job.remind))
+    notice = Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}")
+    tell = Tell(notice, f"job_unended:{job.attempt}:{s.readings.get(s.cluster, 0.0):.0f}")
+    return Change(why, {"remind": s.within(s.cluster, policy.pace.held_reminder)}, tell)
 
 
 def _stacks(s: JobSight, policy: Policy) -> Decision | None:

@@ -123,7 +123,7 @@ def _rerun(s: JobSight, policy: Policy) -> Decision:
         return give_up(s, policy, "its controller did not restart it and cannot be asked to")
     avoid = s.unusable()
     if isinstance(avoid, str):
-        return Stay(Wait(because=avoid, until=job.deadline))
+        return _kept_waiting(s, policy, avoid)
     because = "our stop holds it" if job.held else "its controller did not restart it by itself"
     return _ask_to_rerun(s, avoid, because)
 
@@ -141,6 +141,17 @@ def give_up(s: JobSight, policy: Policy, why: str) -> Decision:
     if stop is not None and stop.state is not IntentState.SEEN and not stop.gone:
         why = f"{why}; its cluster may still hold it: {stop.answer or stop.state}"
     return Move("fail", why, {"diagnosis": why, "deadline": None}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
+
+
+def _kept_waiting(s: JobSight, policy: Policy, why: str) -> Decision:
+    """Its controller's own time is over, so the reminder is apart from it: it is asked as soon as it can be."""
+    job = s.job
+    if job.remind is not None and not s.passed(job.remind):
+        return Stay(Wait(because=why, until=job.remind))
+    also = {"remind": s.within(s.cluster, policy.pace.held_reminder)}
+    if job.remind is None:
+        return Change(why, also)
+    return Change(why, also, tell(job, "job_waits", f"{job.spec.name}: {why}"))
 
 
 def _ask_to_rerun(s: JobSight, avoid: tuple[NodeId, ...], because: str) -> Do:

@@ -13,6 +13,8 @@ from sickbay.model.incident import Incident, IncidentKind, Phase, Wait, proven
 from sickbay.model.intent import Intent, IntentState, Repair, Verify
 from sickbay.model.policy import CouldNotRun, Policy, RungRule, Strikes, Trigger
 
+CUT_SHORT = 3  # boots under as many checks: by chance one, perhaps two
+
 
 def drained(s: Sight, node: Node, policy: Policy) -> Decision:
     incident = s.incident
@@ -41,7 +43,7 @@ def drained(s: Sight, node: Node, policy: Policy) -> Decision:
         return Move("drain", f"{rung.do} needs the node empty", also)
     act = Repair(node=node.id, rung=rung.do, devices=reset_domain(incident, node))
     clock = INGEST if rung.do is Remedy.RESET_GPU else incident.cluster
-    fresh = {"proof": None, "healed": None, "relapse": "", "to_verify": False}
+    fresh = {"proof": None, "healed": None, "relapse": "", "to_verify": False, "cut_short": 0}
     told = because if rung.do is incident.remedy else f"{rung.do} now: {because}"
     return Do(act, told, rung.deadline, clock, "repair", fresh)
 
@@ -148,8 +150,14 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
             return waits
         if _disturbs(s, node):
             return _check(s, node, policy, "")
+        cut_short = incident.cut_short + (meant is not None)
+        if cut_short >= CUT_SHORT:
+            why = f"check level {level} could not run: {cut_short} times the machine booted anew under it"
+            fails = incident.remedy.disrupts and rule.on_could_not_run is CouldNotRun.FAIL
+            return Move("fail" if fails else "hold", why, {"proof": None, "cut_short": 0})
         act = Verify(nodes=(node.id,), level=level, profile=rule.profile or incident.fault.component)
-        return Do(act, "proof before return", rule.verify_deadline, INGEST, also={"incarnation": node.incarnation})
+        also = {"incarnation": node.incarnation, "cut_short": cut_short}
+        return Do(act, "proof before return", rule.verify_deadline, INGEST, also=also)
     if not intent.state.over:
         return Stay(Wait(because=f"check level {level} is running", until=intent.seen_by))
     verdict = intent.verdicts.get(node.id, "could_not_run") if intent.state is IntentState.SEEN else "could_not_run"

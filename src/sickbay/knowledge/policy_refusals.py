@@ -192,6 +192,10 @@ def _limit(limit: Limit, at: Path) -> Iterator[Refusal]:
         if absolute is not None and at_least > absolute:
             text = f"at_least {at_least} is above absolute {absolute}: lower one or raise the other"
             yield Refusal((*at, f"{kind}_at_least"), text)
+        if at_least == 0 and (percent == 0 or absolute == 0):
+            done = "taken out of service" if kind == "out" else "repaired"
+            text = f"no node could ever be {done}: write 1 or more, or pause it"
+            yield Refusal((*at, f"{kind}_at_least"), text)
 
 
 def _brake(brake: BrakeRule, at: Path) -> Iterator[Refusal]:

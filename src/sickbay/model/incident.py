@@ -130,6 +130,9 @@ class Incident(Noun):
     healed: Remedy | None = None  # a rung that others did (a reboot by hand, the boot that ended with its last words)
     relapse: str = ""  # a fault from the new boot while REPAIRING or VERIFYING: fails the rung
     proof: Proven | None = None
+    cut_short: int = (
+        0  # checks in a row that a new boot has ended: a machine that falls under each is not checked for ever
+    )
     bared: bool = False  # our cordon went with the incarnation that it was on: it is put back before anything else
     serves: bool = False  # and may not be put back now: the seat is in service, and is not counted as out
     cordon_as_of: float | None = None  # our cordon has been seen: a newer read without it means that another removed it

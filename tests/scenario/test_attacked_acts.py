@@ -1,5 +1,6 @@
 """Acts, letters and words that come at a bad moment, or from somebody who has no say in them."""
 
+import pytest
 from tests.scenario.test_acts import Channel
 from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
 
@@ -148,3 +149,21 @@ def test_a_stop_that_was_not_sent_goes_with_the_incident_that_called_for_it(ward
     assert w.world.running(job)
     assert w.job(job).attempt == 1
     assert not w.job(job).interruptions
+
+
+@pytest.mark.parametrize("asked_by", ["checkup", "gate"])
+def test_no_check_is_sent_to_a_node_where_others_work_runs_by_now(ward: OpenWard, asked_by: str) -> None:
+    w = ward(nodes=2)
+    node = w.nodes[0]
+    now = w.sim.scheduler.now
+    w.sim.mischief.outage("checks:sim", now, now + 100)
+    if asked_by == "checkup":
+        w.order("check", node, level="1")
+    else:
+        w.sim.submit("train", Programme(steps=100, checkpoint_every=10), nodes=2, precheck=1)
+    w.run(40)
+    assert w.world.other_scheduler_starts_work(node)
+    w.run(900)
+    assert not w.happened("check", node)
+    w.rests()
+    assert all(job.state == "COMPLETE" for job in w.sim.jobs())

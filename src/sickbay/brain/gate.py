@@ -192,8 +192,12 @@ def gating(s: JobSight, policy: Policy) -> Decision:
         if starting and Capability.PLACE not in s.can:
             return _in_their_queue(s, policy, intent)
         what = "checking its nodes" if isinstance(intent.act, Verify) else "starting its ranks"
+        if isinstance(intent.act, Verify) and intent.state is IntentState.PLANNED and intent.answer:
+            what = f"{what}: {intent.answer}"
         return Stay(Wait(because=what, until=intent.seen_by))
     if isinstance(intent.act, Verify):
+        if _unsent(intent):
+            return _gate_unsent(s, intent)
         bad = tuple(node for node in intent.act.nodes if intent.verdicts.get(node) != "pass")
         if not bad:
             return _start(s, policy, job.claim)
@@ -248,6 +252,19 @@ def _refused(s: JobSight, policy: Policy, intent: Intent) -> Decision:
     if not s.passed(again):
         return Stay(Wait(because=f"{why}; it is tried again", until=again))
     return _gate_failed(s, policy, why, ())
+
+
+def _unsent(intent: Intent) -> bool:
+    """Whether it was over before any of its checks began."""
+    never = intent.state is IntentState.EXPIRED and not intent.sent_at
+    return never and set(intent.verdicts.values()) == {"could_not_run"}
+
+
+def _gate_unsent(s: JobSight, intent: Intent) -> Decision:
+    """Others' work kept its check from being sent: nobody failed, and it takes other nodes if there are any."""
+    job = s.job
+    avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *intent.verdicts}))[:AVOIDED]
+    return Move("unclaim", intent.answer, {"claim": {}, "calls": (), "avoid": avoid, "deadline": None})
 
 
 def _gate_failed(s: JobSight, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> Decision:

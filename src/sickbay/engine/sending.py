@@ -8,18 +8,21 @@ it, and its owner decides again.
 from msgspec.structs import replace
 
 from sickbay.brain.admit import Asked, Deferred
+from sickbay.brain.job_sight import listing
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
 from sickbay.engine.seats import settle
 from sickbay.engine.steps import step_incident, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
+from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import INTENT_LIFE, AnyAct, Intent, IntentState, Quarantine, Repair, StopJob, Verify
 from sickbay.model.job import Job
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 ASK_AGAIN = 30.0  # seconds until a job's stop that is withheld is judged afresh
+FEW = 12  # nodes of a check
 
 
 def send(draft: Draft, key: str) -> None:
@@ -73,6 +76,8 @@ def withheld(draft: Draft, intent: Intent) -> Deferred | None:
     """What holds the act now, whatever was so when it was written down. None: nothing."""
     if isinstance(intent.act, StopJob):
         return _stop_withheld(draft, intent.act)
+    if isinstance(intent.act, Verify) and (busy := _busy(draft, intent.act)):
+        return Deferred(f"unmanaged work has come to {listing(busy)} meanwhile")
     incident = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
     node = draft.node(incident.node) if incident is not None else None
     if incident is None or node is None:
@@ -85,7 +90,15 @@ def withheld(draft: Draft, intent: Intent) -> Deferred | None:
 
 def _disturbs(act: AnyAct) -> bool:
     """Whether it needs the node empty."""
-    return isinstance(act, Verify) or (isinstance(act, Repair) and act.rung is not Remedy.RESTART_SERVICE)
+    return isinstance(act, Repair) and act.rung is not Remedy.RESTART_SERVICE
+
+
+def _busy(draft: Draft, act: Verify) -> tuple[NodeId, ...]:
+    """Nodes of a check, whoever asked for it, where others' work runs. Many are not expected one by one."""
+    few = len(act.nodes) <= FEW
+    draft.fetch([f"node:{node}" for node in act.nodes])
+    seats = [draft.node(node) if few else draft.peek(Node, f"node:{node}") for node in act.nodes]
+    return tuple(seat.id for seat in seats if seat is not None and seat.unmanaged)
 
 
 def _stop_withheld(draft: Draft, act: StopJob) -> Deferred | None:
@@ -148,6 +161,9 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
         draft.put(replace(intent, state=state, refused=True, seen_by=seen_by, answer=refused.because))
         draft.waits[key] = DUE_NOW
         return
+    if isinstance(intent.act, Verify) and not intent.owner.startswith("incident:"):
+        _check_later(draft, intent, intent.act, refused)
+        return
     incident = draft.read(Incident, intent.owner)
     if incident is None:
         return
@@ -163,3 +179,19 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
         deadline = incident.deadline if incident.phase is Phase.HELD else None  # there it is a human's reminder
         draft.put(replace(incident, intent="", deadline=deadline, **untried))
     draft.waits[key_of(incident)] = DUE_NOW
+
+
+def _check_later(draft: Draft, intent: Intent, act: Verify, refused: Deferred) -> None:
+    """A job's or a checkup's check of a node that others use by now: asked again for as long as it may take.
+
+    Then it is over without a verdict, as one that nobody answered.
+    """
+    reading = draft.reading(intent.clock)
+    seen_by = intent.seen_by or Deadline(clock=intent.clock, at=reading + intent.patience)
+    again = Deadline(clock=intent.clock, at=reading + ASK_AGAIN)
+    if reading < seen_by.at:
+        draft.put(replace(intent, not_before=again, seen_by=seen_by, answer=refused.because))
+        return
+    unrun = dict.fromkeys(_busy(draft, act), "could_not_run")
+    draft.put(replace(intent, state=IntentState.EXPIRED, answer=refused.because, verdicts=unrun))
+    draft.waits[f"intent:{intent.key}"] = DUE_NOW

@@ -270,3 +270,20 @@ def test_a_text_of_half_a_megabyte_is_stored_once_and_short(opened: OpenSim) -> 
     assert len(msgspec.json.encode(ill(sim, sick)[0])) < 20_000
     assert max(len(fact.news.text) for fact in sim.store.facts(0) if isinstance(fact.news, Observed)) < 3_000
     assert set_aside(sim) == []
+
+
+def test_what_was_said_while_a_row_could_not_be_read_is_learned_from_the_next_list() -> None:
+    sim = Simulation(Plan(nodes=3, forgiving=True))
+    sim.invariants.poisoned = set()
+    node = sim.nodes[0]
+    sim.order("cordon", node)
+    sim.run(120)
+    (incident,) = ill(sim, node)
+    assert sim.node(node).cordons == (f"sickbay:{incident.id}",)
+    sim.damage(f"incident:{incident.id}", 300.0)
+    sim.world.operator_uncordons(node)  # while nobody reads; after it nothing happens on the cluster
+    sim.run(200)
+    assert any("could not be learned" in text for text in told(sim))
+    sim.run(600)
+    assert sim.node(node).cordons == ()
+    assert ill(sim, node)[0].phase is Phase.DISMISSED

@@ -99,6 +99,15 @@ def test_an_item_is_dated_by_how_long_ago_it_was_and_never_by_the_nodes_wall_clo
     assert [fact.at.timestamp() for fact in door.facts()] == [START - 7.5, START]
 
 
+@pytest.mark.parametrize("mono_now", [1e18, 1e308, -1e308])
+def test_an_agent_whose_clock_cannot_be_right_is_heard_all_the_same(mono_now: float) -> None:
+    door = Door()
+    reply = door.reception.receive(report(XID, Measured(values={"cpu.busy": 1.0}), mono_now=mono_now))
+    assert reply.ack == 2
+    (fact,) = door.facts()
+    assert 0.0 <= START - fact.at.timestamp() <= 366 * 86_400
+
+
 def test_an_agent_speaks_for_its_own_node_and_incarnation_only() -> None:
     door = Door()
     stranger = Incarnation(uid="x", instance_id="x", boot_id="x")

@@ -225,7 +225,8 @@ class Watcher:
         """
         listed = self._cluster.snapshot()
         wall = moment(self._clock.wall())
-        stem = f"{self._cluster.id}/{listed.cursor}/whole"
+        # Each list speaks for itself: what an earlier one said at the same cursor may have been set aside since.
+        stem = f"{self._cluster.id}/{listed.cursor}/whole/{wall.timestamp():.3f}"
         slices: list[list[Fact]] = []
         for n, some in enumerate(_sliced(listed.nodes, self._slices_of or SLICE)):
             rows = self._store.load(f"node:{seen.node}" for seen in some)

@@ -1,6 +1,7 @@
 """Where agents are received: their reports become facts, and commands that wait for them go back with the reply."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from threading import Lock
 
 from msgspec.structs import replace
@@ -36,6 +37,7 @@ from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
 AT_ONCE = 20  # commands that ride on one reply
+OLDEST = 366 * 86_400.0  # seconds: an agent's clock that says more is wrong, and some such moments have no date
 
 
 class Reception:
@@ -97,7 +99,7 @@ class Reception:
         received = self._clock.wall()
         open_still = dict(asked)
         for item in report.items:
-            at = moment(received - max(0.0, report.mono_now - item.mono))
+            at = _happened(received, report, item)
             if isinstance(item.news, Measured) or (report.ended and isinstance(item.news, Inventory)):
                 continue  # what a machine had in it under a boot that has ended says nothing of now
             if isinstance(item.news, Answered):
@@ -116,7 +118,7 @@ class Reception:
         received = self._clock.wall()
         for item in report.items:
             if isinstance(item.news, Measured):
-                at = moment(received - max(0.0, report.mono_now - item.mono))
+                at = _happened(received, report, item)
                 self._metrics.record(report.node, at, item.news.values)
 
     def _alive(self, report: Report) -> Incarnation | None:
@@ -233,6 +235,10 @@ def _in_flight(intent: Intent) -> bool:
 def _refuse(proto: int) -> None:
     if proto != PROTO:
         raise BadInput(f"protocol {proto} is not spoken here: install an agent that speaks protocol {PROTO}")
+
+
+def _happened(received: float, report: Report, item: Item) -> datetime:
+    return moment(received - min(OLDEST, max(0.0, report.mono_now - item.mono)))
 
 
 def _in_order(report: Report) -> int:

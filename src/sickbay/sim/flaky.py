@@ -7,7 +7,7 @@ from sickbay.model.errors import Conflict, StoreUnavailable, StoreUnknown, UnitR
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Command
-from sickbay.model.rows import Lease, Line, Rows, Unit, given
+from sickbay.model.rows import Lease, Line, Rows, Unit, Versioned, given
 from sickbay.ports.store import STORY, Committed, Pulse, Store, Voices
 
 
@@ -19,12 +19,18 @@ class FlakyStore:
     """Asks `fate(what)` around every write; reads pass through."""
 
     def __init__(
-        self, store: Store, fate: Callable[[str], str], written: Callable[[Unit], None] = lambda _unit: None
+        self,
+        store: Store,
+        fate: Callable[[str], str],
+        written: Callable[[Unit], None] = lambda _unit: None,
+        led: Callable[[int], None] = lambda _epoch: None,
     ) -> None:
-        """`written` hears of every unit that the store took, whoever hears of it besides."""
+        """`written` hears of every unit that the store took, whoever hears of it besides; `led` of every epoch."""
         self._store = store
         self._fate = fate
         self._written = written
+        self._led = led
+        self.damaged: set[str] = set()  # keys of rows that cannot be read back
 
     def _around(self, what: str, write: Callable[[], int]) -> int:
         match self._fate(what):
@@ -84,7 +90,12 @@ class FlakyStore:
         self._around("strike", write)
 
     def load(self, keys: Iterable[str]) -> Rows:
-        return self._store.load(keys)
+        rows = self._store.load(keys)
+        for key in self.damaged & rows.keys() if self.damaged else ():
+            if rows[key].row is not None:
+                damage = f"the row {key} in the store cannot be read"
+                rows = {**rows, key: Versioned(row=None, version=rows[key].version, damage=damage)}
+        return rows
 
     def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
         return self._store.find(tag, limit)
@@ -117,7 +128,10 @@ class FlakyStore:
         return self._store.story(subject, limit)
 
     def lease(self, holder: str, ttl: float) -> Lease | None:
-        return self._store.lease(holder, ttl)
+        lease = self._store.lease(holder, ttl)
+        if lease is not None:
+            self._led(lease.epoch)
+        return lease
 
     def resign(self, holder: str) -> None:
         self._store.resign(holder)

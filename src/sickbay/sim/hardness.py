@@ -36,6 +36,9 @@ class Trouble(StrEnum):
     SKEW = "skew"  # two replicas whose wall clocks differ
     NO_NOTIFIER = "no_notifier"  # nobody can be told for an hour
     NO_AGENTS = "no_agents"  # some nodes have none
+    ODD_REPORTS = "odd_reports"  # reports with any item, number and text that the agents' protocol admits
+    POISON = "poison"  # a row cannot be read back for a while; the engine runs as in production
+    EQUAL_NAMES = "equal_names"  # two replicas whose operator gave them one name
     FIRST_CONNECTION = "first_connection"  # to a cluster where others' jobs run and nodes idle
 
 
@@ -44,6 +47,7 @@ COSTLY = frozenset({Trouble.LARGE, Trouble.MANY_JOBS})
 # These still find what the engine has to learn; `random_run(seed, hard=…)` meets them all the same:
 UNMET = frozenset(
     {
+        Trouble.POISON,  # an agent's first word that could not be learned is not asked for again
         Trouble.REGISTERED_ANEW,  # counts as a person who took our cordon away
         Trouble.HALF_OUT,  # with others in one run a pool at its limit may wait for ever
         Trouble.BARE_SEATS,  # a seat that was deleted and returns has forgotten its ended boots

@@ -1,6 +1,8 @@
 """Hosts: who runs the real engine in virtual time, warm or cold, and how it crashes and comes back."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -11,7 +13,7 @@ from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import Rules
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import StoreError, UnitRefused
+from sickbay.model.errors import BadInput, StoreError, UnitRefused
 from sickbay.model.facts import AnyNews, Fact, Outcome
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import PROTO, Report
@@ -87,8 +89,11 @@ class Host:
         lease_ttl: float = 60.0,
         forgiving: bool = False,
         written: Callable[[Unit], None] = lambda _unit: None,
+        led: Callable[[int], None] = lambda _epoch: None,
+        holder: Callable[[], str] | None = None,
         slices: Mapping[str, int] | None = None,
     ) -> None:
+        """`holder` gives each life of the process a name of its own; else all of them have the host's."""
         self.name = name
         self.cold = cold
         self.life = 0
@@ -96,18 +101,24 @@ class Host:
         self.paused_until = 0.0
         self.crashes = 0
         self.rounds = 0
-        self.store = FlakyStore(store, fate, written)
+        self.store = FlakyStore(store, fate, written, led)
         self._hands = hands
         self._rules = rules
         self._scheduler = scheduler
         self._clock = SharedClock(self.store, clock)
         self._rng = rng
         self._setup = Setup(holder=name, lease_ttl=lease_ttl, strict=not forgiving)
+        self._anew = holder
         self._slices = slices or {}
         self._busy = (0.0, 0)
         self._woken = False
+        self._rename()
         self._engine = self._make()
         self._watchers = self._watching()
+
+    def _rename(self) -> None:
+        if self._anew is not None:
+            self._setup = replace(self._setup, holder=self._anew())
 
     def _watching(self) -> dict[str, Watcher]:
         return {
@@ -162,6 +173,7 @@ class Host:
     def _start(self, life: int) -> None:
         if self.life == life:
             self.up = True
+            self._rename()
             self._engine = self._make()
             self._watchers = self._watching()
             self.wake()
@@ -201,6 +213,16 @@ class Host:
             watermark=self._clock.mono(),
         )
         Reception(self.store, self._clock, self._period / 2, leads=self._leads).receive(report)
+
+    def report(self, report: Report) -> bool:
+        """An agent's whole report comes in where real ones do. A refusal is an answer."""
+        if not self.up or self.paused_until > self._scheduler.now:
+            return False
+        receive = Reception(self.store, self._clock, self._period / 2, leads=self._leads).receive
+        with suppress(BadInput):
+            self._guarded(partial(receive, report))
+        self.wake()
+        return True
 
     _period = 30.0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sickbay.engine.plan import plan
 from sickbay.engine.view import Draft, View, moment
 from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.errors import UnreadableRow
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident, Phase
@@ -43,6 +44,7 @@ class Invariants:
         # Subjects that were made impossible to plan: these may be set aside. None: it is not asked.
         self.poisoned: set[str] | None = None
         self._clocks: dict[str, tuple[float, float]] = {}  # each as it was first seen: as_of, reading
+        self._leaders: dict[int, str] = {}  # by epoch
         self._read = 0
         self._violations = 0
         self._wrong: list[Wrong] = []
@@ -90,6 +92,11 @@ class Invariants:
         what = "; ".join(each.text for each in wrong)
         return Broken(f"{what} (seed {self._sim.seed}, t={self._sim.scheduler.now:.1f})", *(w.kind for w in wrong))
 
+    def led(self, host: str, epoch: int) -> None:
+        """A term of leadership belongs to one replica."""
+        if self._leaders.setdefault(epoch, host) != host:
+            self._wrong.append(Wrong("two_leaders", f"two replicas lead in the epoch {epoch}"))
+
     # --- what the engine writes
     def written(self, unit: Unit) -> None:
         """Hears of every unit that was committed. What is wrong is raised after the step, not in the engine."""
@@ -97,8 +104,25 @@ class Invariants:
             self._wrong += self._changed(before, after)
         if self.poisoned is not None:
             aside = [line for line in unit.story if line.event == "set_aside"]
-            stray = [line for line in aside if not self.poisoned & set(line.subjects)]
+            stray = [line for line in aside if not self._touched(line.subjects)]
             self._wrong += [Wrong("set_aside", f"set aside: {line.subjects} {line.text}") for line in stray]
+
+    def _touched(self, subjects: tuple[str, ...]) -> bool:
+        """Whether it is what cannot be read, or has to read it: who is on whose node decides what may be done there.
+
+        A job that cannot be read may hold any node of its cluster: nothing is repaired or placed there until a person
+        has mended it. A fact about such a node cannot be learned either; all that is left then is to tell a person.
+        """
+        poisoned = self.poisoned or set()
+        if poisoned & set(subjects) or (poisoned and subjects == ("operator:",)):
+            return True
+        where = [self.witness.place_of(subject) for subject in subjects]
+        near = [self.witness.place_of(key) for key in poisoned]
+        return any(
+            mine.cluster == its.cluster and (not its.node or not mine.node or mine.node == its.node)
+            for mine in where
+            for its in near
+        )
 
     def _paced(self, source: str, clock: WatchedClock) -> None:
         """A cluster's clock never runs ahead of what was read of the cluster: deadlines would pass unseen."""
@@ -158,7 +182,12 @@ class Invariants:
             if self._set_aside(subject):
                 continue  # it cannot be planned; a person was told, and all others go on
             draft = Draft(View(store), self._sim.rules, clocks, now)
-            plan(draft, subject)
+            try:
+                plan(draft, subject)
+            except UnreadableRow:
+                if self.poisoned:
+                    continue  # it will be set aside when it is due
+                raise
             intents = {k: row for k, row in draft.writes.items() if isinstance(row, Intent)}
             fresh = [k for k, row in intents.items() if draft.expect.get(k) == 0 and not _told_by_the_first(thing, row)]
             if fresh:

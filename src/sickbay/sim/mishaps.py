@@ -4,11 +4,15 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from sickbay.model.facts import Observed
+import msgspec
+
+from sickbay.model.checkup import Tested
+from sickbay.model.facts import Checked, Hung, Inventory, Looked, Observed, ResetDone, Stepped, Wrote
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import NodeId
+from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import JobState
+from sickbay.model.protocol import PROTO, Answered, Item, ItemNews, Measured, Report
 from sickbay.sim.hardness import Dice, Trouble
 from sickbay.sim.hardware import Defect, Seat
 from sickbay.sim.programme import Programme
@@ -18,6 +22,7 @@ CODES = ["xid.79", "xid.48", "xid.119", "xid.31", "xid.74", "xid.64"]
 CURES = [Remedy.RESTART_JOB, Remedy.RESET_GPU, Remedy.REBOOT, Remedy.REPLACE, None]
 # What the protocol admits in a field, besides what makes sense.
 ODD: list[str | int] = ["nan", "inf", "-inf", "-1", "1e309", "", "0x10", "seven", 10**12, -5, 0]
+FLOATS = [0.0, 1.0, -1.0, 1e9, -1e9, 1e18, 1e308, -1e308, 5e-324]
 KINDS = ["xid", "sxid", "node.going_down", "gpu.lost", "thermal", "no.such.kind", ""]
 
 
@@ -199,6 +204,106 @@ def _say(sim: Simulation, seat: Seat, news: Observed) -> None:
     sim.world.agents.say(seat, news, f"{seat.incarnation.boot_id}:odd:{seat.seq}")
 
 
+def _odd_reports(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """An agent says anything that can be decoded, in any order: refused or taken, it harms nobody."""
+    for _ in range(rng.randint(1, 4)):
+        report = msgspec.json.decode(msgspec.json.encode(odd_report(rng, sim, node)), type=Report)
+        for host in sim.hosts:
+            host.report(report)
+
+
+def odd_report(rng: Random, sim: Simulation, node: NodeId) -> Report:
+    """Its incarnation is the present one, or one that never was: what it says of the hardware is not a lie."""
+    seat = sim.world.seat(node)
+    first = rng.choice([1, 1, 1, 0, 10**12, 2**62])
+    news = [_odd_item(rng, sim, seat) for _ in range(rng.randint(0, 4))]
+    numbers = [first + n for n in range(len(news))]
+    if rng.random() < 0.1:
+        rng.shuffle(numbers)
+    return Report(
+        proto=rng.choice([PROTO, PROTO, PROTO, PROTO, 0, 2**31]),
+        node=node,
+        instance_id=rng.choice([seat.voice.instance_id, ""]),
+        boot_id=seat.voice.boot_id,
+        agent_run=rng.choice(["run", "", "r" * 10_000]),
+        first_seq=first,
+        mono_now=rng.choice(FLOATS),
+        wall_now=rng.choice(FLOATS),
+        watermark=rng.choice(FLOATS),
+        stream=rng.choice(["odd", "", "s" * 10_000]),
+        items=tuple(
+            Item(
+                seq=seq,
+                mono=rng.choice(FLOATS),
+                news=each,
+                source=rng.choice(["", "kmsg", "k" * 5_000]),
+                source_seq=rng.choice([None, 2**62, -1]),
+            )
+            for seq, each in zip(numbers, news, strict=True)
+        ),
+    )
+
+
+def _odd_item(rng: Random, sim: Simulation, seat: Seat) -> ItemNews:
+    """Of any kind. What would be a false proof (a passed check, a reset, a step of the present attempt) names nothing
+    that anybody waits for: against an agent that lies about its own hardware nobody can hold.
+    """
+    text = rng.choice(["", "x" * 300_000, "\0\x1b[31m", "é" * 3_000])
+    who = rng.choice([seat.voice, Incarnation(), Incarnation(boot_id="b" * 9_000)])
+    job = JobId(rng.choice([*(job.id for job in sim.jobs()), "no-such-job", "", "j" * 9_000]))
+    number = rng.choice([0, -1, -(2**63), 2**63 - 1, 10**12])
+    device = Device(index=rng.choice([0, -1, 2**40]), serial=rng.choice(["", "s" * 9_000]))
+    tests = tuple(Tested(name=text, verdict="odd", because=text) for _ in range(rng.choice([0, 1, 300])))
+    values: list[str | int] = [number, text, "nan"]
+    fields = {rng.choice(["number", "device", "seconds", text]): rng.choice(values)}
+    match rng.randrange(10):
+        case 0:
+            kind = rng.choice([*KINDS, text])
+            return Observed(
+                node=seat.id, kind=kind, fields=fields, text=text, count=number, last_words=who is not seat.voice
+            )
+        case 1:
+            same = tuple(seat.devices)
+            return Inventory(devices=rng.choice([same, (), (*same, device)]), linked=rng.choice([None, seat.linked]))
+        case 2:
+            return Checked(
+                check=text,
+                node=seat.id,
+                verdict=rng.choice(["pass", "odd", ""]),
+                incarnation=who,
+                level=number,
+                tests=tests,
+            )
+        case 3:
+            return Looked(look=text, node=seat.id, incarnation=who, text=text)
+        case 4:
+            return ResetDone(key=text, node=seat.id, incarnation=who)
+        case 5:
+            loss = rng.choice([None, *FLOATS])
+            return Stepped(job=job, attempt=number, step=number, resumed_from=number, skipped=(text,) * 3, loss=loss)
+        case 6:
+            return Wrote(job=job, attempt=number, text=text)
+        case 7:
+            return Hung(job=job, attempt=number, because=text)
+        case 8:
+            return Answered(command=text, result=rng.choice(["done", "refused", "odd"]), text=text)
+        case _:
+            return Measured(values={text[:200]: rng.choice(FLOATS)})
+
+
+def _poison(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """An open incident's or job's row is damaged, and comes back from a backup later."""
+    if rng.random() < 0.7:
+        sim.world.strike(node, defect(rng))
+
+    def damage() -> None:
+        found = list(sim.invariants.witness.open)
+        if found:
+            sim.damage(rng.choice(found), rng.uniform(120, 3000))
+
+    _soon(rng, sim, 300.0, damage)
+
+
 def _budgets(rng: Random, sim: Simulation, node: NodeId) -> None:
     if sim.world.other_scheduler_starts_work(node) and rng.random() < 0.6:
         _soon(rng, sim, 60.0, partial(_if_there, sim, node, lambda: sim.world.strike(node, defect(rng))))
@@ -341,6 +446,8 @@ TROUBLES: dict[Trouble, Callable[[Random, Simulation, NodeId], None]] = {
     Trouble.LATE_REPORTS: _late_reports,
     Trouble.EARLY_WORDS: _early_words,
     Trouble.ODD_VALUES: _odd_values,
+    Trouble.ODD_REPORTS: _odd_reports,
+    Trouble.POISON: _poison,
     Trouble.BUDGETS: _budgets,
     Trouble.ORDERS: _orders,
     Trouble.WITHHOLDING: _withholding,

@@ -97,9 +97,13 @@ def _fleet(dice: Dice, *, limits: bool) -> Simulation:
         connect_after=120.0 if connects else 0.0,
         trusted=connects,
         skew=dice.of(Trouble.SKEW).uniform(-30, 30) if dice.meets(Trouble.SKEW, 0.7) else 0.0,
+        one_name=dice.meets(Trouble.EQUAL_NAMES, 0.3),
+        forgiving=dice.meets(Trouble.POISON, 0.15),
         rules=Rules(budget_holds=900.0) if dice.meets(Trouble.BUDGETS, 0.5) else Rules(),
     )
     sim = Simulation(plan, seed=seed, policy=_policy(dice))
+    if dice.meets(Trouble.POISON):
+        sim.invariants.poisoned = set()
     if connects:
         _running_already(dice, sim)
     _jobs(dice, sim)
@@ -246,6 +250,8 @@ def _bad_luck(rng: Random, sim: Simulation) -> None:
 def _clear_up(sim: Simulation) -> None:
     """The weather ends: what no repair of ours can mend is mended, so that everything may come to rest."""
     sim.mischief.odds = Odds()
+    for key in sorted({key for host in sim.hosts for key in host.store.damaged}):
+        sim.mend_row(key)
     for node in list(sim.world.seats):
         sim.world.heal_partition(node)
         sim.world.open_path(node)

@@ -63,6 +63,7 @@ class Plan(Noun):
     agentless: int = 0
     also: tuple[Quarter, ...] = ()  # further clusters and pools
     connect_after: float = 0.0  # seconds: what runs by then was there when we first connected
+    one_name: bool = False  # engines are called alike: each process has to find a name of its own
     skew: float = 0.0  # seconds by which the second engine's wall clock differs
     trusted: bool = False  # assert that nobody who was there at first is taken in
 
@@ -104,6 +105,7 @@ class Simulation:
         self.points = 0  # places where a crash is possible, so far
         self.fates: dict[int, str] = {}  # by number of the place
         self.invariants = Invariants(self)
+        self._processes = 0
         self.hosts = [self._host(f"engine-{n}", Random(rng.random())) for n in range(self.plan.engines)]
         self._unheard: list[tuple[list[Fact], dict[NodeId, Incarnation]]] = []
         self._unsaid: list[tuple[str, AnyNews]] = []
@@ -185,10 +187,17 @@ class Simulation:
             forgiving=self.plan.forgiving,
             lease_ttl=2 * self.policy.pace.call_timeout.total_seconds() + 10.0,
             written=self.invariants.written,
+            led=partial(self.invariants.led, name),
+            holder=self._replica_name if self.plan.one_name else None,
             slices={c: rules.slice_size for c, rules in self.world.ground.clusters.items()},
         )
         host.period(max(self.plan.rules.pulse, self.plan.cluster.period))
         return host
+
+    def _replica_name(self) -> str:
+        """Whatever its operator calls it, a process takes a name that no other has: `controller.replica_name`."""
+        self._processes += 1
+        return f"engine-{self._processes}"
 
     def _settle_in(self) -> None:
         """We connect: whoever is there then counts as known."""
@@ -258,6 +267,20 @@ class Simulation:
                 if self._steps % LAW_EVERY == 0:
                     self.invariants.incremental_law()
         return True
+
+    def damage(self, key: str, seconds: float) -> None:
+        """A row cannot be read for a while, and comes back from a backup; engines start anew and have to read it."""
+        assert self.invariants.poisoned is not None, "only an engine that sets things aside lives with it"
+        self.invariants.poisoned.add(key)
+        for host in self.hosts:
+            host.store.damaged.add(key)
+            host.crash()
+        self.scheduler.after(seconds, lambda: self.mend_row(key))
+
+    def mend_row(self, key: str) -> None:
+        for host in self.hosts:
+            host.store.damaged.discard(key)
+            host.crash()
 
     def jump(self, seconds: float) -> None:
         """Our wall clocks are set, all of them."""

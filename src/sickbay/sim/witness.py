@@ -26,6 +26,11 @@ class Sent(NamedTuple):
     incident: Incident | None
 
 
+class Place(NamedTuple):
+    cluster: str
+    node: str = ""  # empty: any of its cluster
+
+
 class Witness:
     """Hears of every unit that the store took. Costs what was written."""
 
@@ -76,6 +81,19 @@ class Witness:
                 self.tripped.setdefault(f"{row.scope}:{row.signature}", now)
             case _:
                 pass
+
+    def place_of(self, subject: str) -> Place:
+        """Where an incident, an intent or a row about one node is; a job may be anywhere in its cluster."""
+        match self.rows.get(subject.removeprefix("send/")):
+            case Intent(owner=owner) if owner:
+                return self.place_of(owner)
+            case Incident(node=node, cluster=cluster):
+                return Place(cluster, node)
+            case Job(spec=spec):
+                return Place(spec.cluster)
+            case _:
+                name = subject.partition(":")[2]
+                return Place(name.partition("/")[0], name)
 
     def _owner(self, intent: Intent) -> Incident | None:
         row = self.rows.get(intent.owner)

@@ -249,7 +249,9 @@ def test_a_planted_defect_is_found_by_its_own_invariant_in_a_run_that_is_clean_w
             defect.plant(patch)
             found = _outcome(defect, seed)
         if found & defect.found_by:
-            assert _outcome(defect, seed) == frozenset(), f"seed {seed} breaks without the defect"
-            return
+            found = _outcome(defect, seed)
+            if not found:
+                return
+            # A run that breaks by itself proves nothing, whatever it breaks by with the defect.
         others[seed] = found
-    pytest.fail(f"none of these is {set(defect.found_by)}: {others}")
+    pytest.fail(f"none is broken by {set(defect.found_by)} and clean without the defect: {others}")

@@ -166,16 +166,15 @@ def test_a_suspect_whose_node_is_deleted_and_registers_anew_is_a_suspect_still(w
 def test_a_fault_is_not_lost_because_some_job_of_its_cluster_cannot_be_read(ward: OpenWard) -> None:
     w = ward(nodes=12, forgiving=True, strict=False)  # the law plans every row, this one too
     job = w.training(nodes=2, steps=10**6, precheck=0)
-    far, key, bodies = w.nodes[-1], f"job:{job}", w.sim.store._bodies  # noqa: SLF001: a disk damages what it likes
-    whole = bodies[key]
-    bodies[key] = whole[:40]
+    far, damaged = w.nodes[-1], w.sim.hosts[0].store.damaged
+    damaged.add(f"job:{job}")
     w.sim.hosts[0].crash()
     w.run(30)
     w.sick(far)
     w.run(HOUR)
     assert (w.phase(far), w.node(far).claimable) == (Phase.SUSPECT, False)  # nobody knows who works there: no act
     assert not w.happened("reboot", far)
-    bodies[key] = whole
+    damaged.clear()
     w.sim.hosts[0].crash()
     w.reaches(far, Phase.RELEASED)
 
@@ -188,8 +187,7 @@ def test_a_brake_that_cannot_be_read_keeps_no_other_from_being_reset(ward: OpenW
     w.run(60)
     damaged, other = [key for key in w.sim.store.keys("brake") if "xid." in key][:2]
     assert w.brake(other.removeprefix("brake:")).tripped_at is not None
-    bodies = w.sim.store._bodies  # noqa: SLF001: a disk damages what it likes
-    bodies[damaged] = bodies[damaged][:40]
+    w.sim.hosts[0].store.damaged.add(damaged)
     w.sim.hosts[0].crash()
     w.run(30)
     w.order("brake_reset", "")

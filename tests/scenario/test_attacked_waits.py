@@ -207,3 +207,21 @@ def test_a_job_whose_ranks_are_all_gone_without_a_word_of_its_end_is_told(ward: 
         w.sim.hosts[0].tell(f"seen/{n}", said)
         w.run(20)
     w.until(lambda: bool(w.told("job_stuck")), HOUR)
+
+
+def test_a_machine_that_boots_anew_under_every_gate_ends_the_loop_and_is_told(ward: OpenWard) -> None:
+    w = ward(rules=Rules(boot_takes=15.0), strict=False)
+    on = tuple(w.nodes[:2])
+    job = w.sim.submit("train", Programme(steps=100, checkpoint_every=100), nodes=2, on=on, precheck=2)
+    fallen: set[str] = set()
+
+    def falls() -> None:
+        row = next((row for row in w.sim.jobs() if row.id == job), None)
+        if row is not None and row.state == "GATING" and row.intent not in {"", *fallen}:
+            fallen.add(row.intent)
+            w.sim.scheduler.after(10.0, lambda: w.world.operator_reboots(on[0]))
+        w.sim.scheduler.after(15.0, falls)
+
+    falls()
+    w.until(lambda: w.state(job) == "FAILED", 2 * HOUR)
+    w.until(lambda: any("booted anew under the gate" in text for text in w.told("job_failed")), HOUR)

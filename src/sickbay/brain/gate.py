@@ -185,6 +185,8 @@ def gating(s: JobSight, policy: Policy) -> Decision:
         failed = _failed(intent)
         if failed:
             return _gate_failed(s, policy, f"{listing(failed)} did not pass the gate", failed)
+        if fell := _fell(job, intent):
+            return _gate_failed(s, policy, f"{listing(fell)} booted anew under the gate", fell)
         return Move("unclaim", because, {"claim": {}, "calls": (), "deadline": None})
     if intent is None:
         return Move("unclaim", "its intent is gone", {"claim": {}})
@@ -243,6 +245,12 @@ def _failed(intent: Intent | None) -> tuple[NodeId, ...]:
     """Nodes that a gate has found sick so far; its other nodes may not have answered yet."""
     gate = intent is not None and isinstance(intent.act, Verify)
     return tuple(n for n, verdict in sorted(intent.verdicts.items()) if verdict == "fail") if intent and gate else ()
+
+
+def _fell(job: Job, intent: Intent | None) -> tuple[NodeId, ...]:
+    """Nodes that booted anew under a gate that had begun: one that does so under each would be gated for ever."""
+    begun = intent is not None and isinstance(intent.act, Verify) and bool(intent.sent_at)
+    return tuple(sorted({call.node for call in job.calls if call.booted and call.node})) if begun else ()
 
 
 def _refused(s: JobSight, policy: Policy, intent: Intent) -> Decision:

@@ -99,7 +99,7 @@ def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
         gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on
         if not (runs or gated) or job.began > errand.reading:
             continue
-        call = Call(because=errand.because, node=node, lost=errand.lost, dated=errand.at)
+        call = Call(because=errand.because, node=node, lost=errand.lost, booted=not errand.lost, dated=errand.at)
         ended = replace(job, ranks={**job.ranks, node: "gone"}) if runs else job
         yield ended if called and not errand.lost else ended.called(call)
 

@@ -83,6 +83,7 @@ class Call(Noun):
     incident: IncidentId | None = None
     node: NodeId | None = None
     lost: bool = False  # the node cannot be reached: its ranks must be fenced
+    booted: bool = False  # the node has booted anew
     dated: datetime | None = None
 
 

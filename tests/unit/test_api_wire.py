@@ -145,7 +145,7 @@ def test_a_report_is_stored_before_it_is_acknowledged(calls: Clinic) -> None:
     response = calls.agent.post("/v1/agent/report", _report(items=items, agent_run="r-acked"))
     assert response.json()["ack"] == 3
     ids = {fact.id for fact in calls.ward.sim.store.facts(after=0, limit=100_000)}
-    assert {"b/r-acked/main/1", "b/r-acked/main/2", "b/r-acked/main/3"} <= ids
+    assert {f"{NODE}/b/r-acked/main/{n}" for n in (1, 2, 3)} <= ids
 
 
 @pytest.mark.parametrize(

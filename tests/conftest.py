@@ -80,6 +80,7 @@ SLOW_PLACES = (
     "docs/",
     "local/",
     "contract/test_local_cluster.py",
+    "contract/test_openapi_fuzz.py",
     "contract/test_postgres_store.py",
     "contract/test_stores_agree.py",
     "scenario/test_crash_everywhere.py",
@@ -102,9 +103,26 @@ SLOW_PLACES = (
 )
 
 
+def _is_slow_place(path: Path) -> bool:
+    return path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW_PLACES)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast tier does not even import what it leaves out, unless it is asked for by name."""
+    named = {Path(argument.split("::")[0]).resolve() for argument in config.args}
+    left_out = config.option.markexpr == "not slow" and collection_path not in named
+    return True if left_out and collection_path.is_file() and _is_slow_place(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    """Besides slow places: of a scenario with many cases the fast tier takes one."""
+    taken = set()
     for item in items:
-        if item.path.relative_to(here).as_posix().startswith(SLOW_PLACES):
+        name, case, _ = item.nodeid.partition("[")
+        if _is_slow_place(item.path):
             item.add_marker(pytest.mark.slow)
+        elif case and "/scenario/" in name and item.get_closest_marker("slow") is None:
+            if name in taken:
+                item.add_marker(pytest.mark.slow)
+            taken.add(name)

@@ -62,6 +62,7 @@ class TestSqliteStore(Opened):
         return f"sqlite:///{tmp_path}/store.db"
 
 
+@pytest.mark.slow
 class TestPostgresStore(Opened):
     @pytest.fixture
     def url(self, postgres_url: str) -> str:

@@ -192,6 +192,7 @@ def test_a_brake_holds_what_was_written_down_before_it_tripped(ward: OpenWard) -
     assert {w.phase(node) for node in w.nodes[:2]} == {"DRAINED"}
 
 
+@pytest.mark.slow
 def test_a_window_that_closes_holds_what_was_written_down_in_it(ward: OpenWard) -> None:
     w = ward(policy=policy_with(windows=(Window(start="00:00", end="00:10"),)))
     node = w.nodes[0]

@@ -132,6 +132,7 @@ def test_a_person_stops_an_adopted_job_for_good() -> None:
     assert hall.world.running(job) == []
 
 
+@pytest.mark.slow
 def test_native_restarts_for_ever_do_not_grow_a_row_without_end() -> None:
     hall = Hall(nodes=2, policy=policy_of(max_interruptions=1000))
     job = hall.submitted_elsewhere(native_delay=1.0, steps=10**7, nodes=1)

@@ -18,6 +18,7 @@ from sickbay.sim.programme import Programme
 ALL_AT_ONCE = (Limit(out_percent=100, repairing_percent=100),)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_very_many_incidents_want_to_end_lets_the_engine_rest(ward: OpenWard) -> None:
     policy = policy_with(limits=ALL_AT_ONCE, brakes=(BrakeRule(nodes=50),))
     w = ward(nodes=26, policy=policy, cluster=cluster_without("fence"))

@@ -176,6 +176,7 @@ def test_a_machine_that_boots_anew_under_every_check_is_held_and_told(ward: Open
 # --- jobs
 
 
+@pytest.mark.slow
 def test_an_adopted_job_that_cannot_be_asked_to_run_again_is_told(ward: OpenWard) -> None:
     w = ward(nodes=2, cluster=cluster_without("restart_service"))
     job, spec = JobId("theirs"), JobSpec(name="theirs", cluster="sim", pool="train", nodes=2)

@@ -118,6 +118,7 @@ def test_a_storm_of_silence_reboots_nobody(ward: OpenWard) -> None:
     assert all(w.node(node).claimable for node in lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["signature", "nothing"])
 def test_nodes_that_stay_lost_after_the_brake_are_repaired(ward: OpenWard, by: str) -> None:
     w = ward(nodes=20, policy=ROOMY)
@@ -144,6 +145,7 @@ def test_resetting_a_brake_that_is_not_on_is_told_and_changes_nothing(ward: Open
     assert told == ["operator: brake_reset: no brake 'xid.79' is on", "operator: brake_reset: no brake is on"]
 
 
+@pytest.mark.slow
 def test_a_brake_knows_of_everybody_who_is_silent_not_only_of_the_first(ward: OpenWard) -> None:
     """More fall silent than it takes to trip it. The first come back; all others are still lost, so it stays on."""
     w, name = ward(nodes=40, limits=False), f"cluster:{CLUSTER}:silence"

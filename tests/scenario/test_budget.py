@@ -41,6 +41,7 @@ def test_a_deferred_quarantine_keeps_new_work_off_and_leaves_living_work_alone(w
     assert w.job(first).state is JobState.COMPLETE
 
 
+@pytest.mark.slow
 def test_a_quarantine_deferred_by_held_seats_pages_once(ward: OpenWard) -> None:
     w = ward(nodes=3, cluster=cluster_without("reboot", "replace", "reset_gpu"))
     w.sick(w.nodes[0], "xid.79")

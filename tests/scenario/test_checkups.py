@@ -269,6 +269,7 @@ def test_what_each_test_of_a_check_found_is_kept_with_its_reason() -> None:
 # --- the schedule
 
 
+@pytest.mark.slow
 @warm_and_cold
 def test_idle_nodes_are_checked_on_schedule_and_not_all_at_one_moment(cold: bool) -> None:
     every = timedelta(hours=4)
@@ -329,6 +330,7 @@ def test_a_scheduled_check_that_fails_opens_an_incident_and_tells() -> None:
     assert len(hall.told("check_failed")) == 1
 
 
+@pytest.mark.slow
 def test_a_scheduled_check_that_could_not_run_is_tried_again_later_not_at_once() -> None:
     hall = idle_hall(
         nodes=1, policy=scheduled(timedelta(hours=4)), odds=Odds(check_could_not_run=1.0, check_silent=0.0)
@@ -339,6 +341,7 @@ def test_a_scheduled_check_that_could_not_run_is_tried_again_later_not_at_once()
     assert all(b - a > 0.1 * 4 * HOUR - 1 for a, b in pairwise(times))
 
 
+@pytest.mark.slow
 def test_newcomers_have_their_place_in_the_schedule() -> None:
     hall = idle_hall(nodes=2, policy=scheduled(timedelta(hours=6)))
     hall.run(HOUR)
@@ -388,6 +391,7 @@ def checks_first(**plan: Any) -> Hall:
     return Hall(cluster=ClusterRules(id=CLUSTER, checks_first=True), **plan)
 
 
+@pytest.mark.slow
 @warm_and_cold
 def test_who_was_there_before_us_is_checked_once_at_a_pace_within_the_limits_and_cordoned_by_nobody(cold: bool) -> None:
     limits = (Limit(out_percent=0.0, out_at_least=2),)
@@ -417,6 +421,7 @@ def test_who_was_there_before_us_and_fails_its_first_check_is_treated() -> None:
     assert hall.incidents(hall.nodes[2])[0].fault.code == "check.failed"
 
 
+@pytest.mark.slow
 def test_a_first_check_waits_until_nothing_runs_there_and_a_gate_of_its_level_takes_its_place() -> None:
     hall = checks_first(nodes=2)
     hall.ends(hall.submit("deep", nodes=2, steps=4000, precheck=2), most=6 * HOUR)
@@ -425,6 +430,7 @@ def test_a_first_check_waits_until_nothing_runs_there_and_a_gate_of_its_level_ta
     assert times == [1, 2], "one was checked before the job came, the other by its gate alone"
 
 
+@pytest.mark.slow
 def test_where_who_was_there_is_trusted_nobody_is_checked_for_it() -> None:
     hall = Hall(nodes=4)
     hall.run(6 * HOUR)

@@ -265,6 +265,7 @@ def cluster_out(w: Ward, seconds: float) -> None:
     w.sim.mischief.outage("cluster:sim", now, now + seconds)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_cannot_be_read_for_long_is_told_once_and_reminded_of(ward: OpenWard) -> None:
     w = ward(nodes=4, strict=False)
     reminder = w.sim.policy.pace.held_reminder.total_seconds()
@@ -294,6 +295,7 @@ def test_reports_that_do_not_reach_us_are_told(ward: OpenWard) -> None:
     assert [text.split(";")[0] for text in w.told("unheard")] == ["no report reaches us"]
 
 
+@pytest.mark.slow
 def test_a_person_is_told_when_nothing_at_all_is_heard(ward: OpenWard) -> None:
     """No clock moves then, so no deadline can tell: the engine's own time does."""
     w = ward(nodes=4, strict=False)

@@ -150,6 +150,7 @@ def test_many_notices_behind_a_hung_notifier_never_delay_a_cordon(
     assert len(w.sim.store.find("planned:log/Notify")) >= 220, "the notices wait still"
 
 
+@pytest.mark.slow
 def test_what_is_not_due_is_not_read_again_and_again() -> None:
     store = CountingStore()
     sim = Simulation(Plan(nodes=110, strict=False, limits=False), policy=recommending(), store=store)

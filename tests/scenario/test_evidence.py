@@ -282,6 +282,7 @@ def test_the_same_fault_again_confirms_at_once(ward: OpenWard) -> None:
     assert checks(w, node) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_a_check_that_cannot_run_clears_nobody_and_ends_with_a_person(
     ward: OpenWard, monkeypatch: pytest.MonkeyPatch, cold: bool

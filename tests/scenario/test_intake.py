@@ -112,6 +112,7 @@ def test_where_seats_are_not_kept_the_newcomer_fills_the_vacancy(ward: OpenWard,
     assert w.told() == []
 
 
+@pytest.mark.slow
 def test_a_vacancy_that_nobody_fills_is_told_once(ward: OpenWard) -> None:
     w = ward(cluster=cluster_without("seat_kept"), odds=Odds(no_newcomer=1.0))
     w.order("replace", w.nodes[0])

@@ -84,6 +84,7 @@ def test_the_jobs_own_max_restarts_goes_before_the_policys() -> None:
     assert len(hall.starts(job)) == 2
 
 
+@pytest.mark.slow
 def test_restarts_are_forgiven_after_the_window() -> None:
     hall = Hall(nodes=2, policy=policy_of(window=timedelta(hours=2)))
     job = hall.training(steps=200_000)
@@ -461,6 +462,7 @@ def test_a_start_that_is_refused_at_once_does_not_burn_all_gates_before_the_next
     assert set(hall.starts(job)[0][1]) == set(hall.nodes[1:])
 
 
+@pytest.mark.slow
 @warm_and_cold
 def test_an_outage_of_the_cluster_while_a_job_trains_is_nobodys_fault(cold: bool) -> None:
     hall = Hall(nodes=2, cold=cold)

@@ -131,6 +131,7 @@ def test_a_submitted_job_that_its_cluster_has_purged_is_made_anew(cold: bool) ->
     assert [attempt for attempt, _ in hall.starts(job)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_rerun_that_waits_in_its_clusters_queue_is_no_failure() -> None:
     hall = Hall(nodes=2, cluster=HOLDS)
     job = hall.training()
@@ -241,6 +242,7 @@ def test_a_job_that_fences_itself_goes_on_without_a_node_that_nobody_can_fence(c
     assert hall.told("job_stuck") == []
 
 
+@pytest.mark.slow
 @warm_and_cold
 def test_a_job_that_can_neither_be_stopped_nor_fenced_keeps_telling_a_human_why(cold: bool) -> None:
     hall = Hall(nodes=4, cold=cold, cluster=cluster_without(*BARE))

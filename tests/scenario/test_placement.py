@@ -48,6 +48,7 @@ def test_without_a_spare_the_job_waits_with_its_reason_and_spends_no_restart(col
     hall.rests()
 
 
+@pytest.mark.slow
 def test_a_human_hears_of_a_job_that_waits_long_once_in_a_shift() -> None:
     hall = Hall(nodes=2)
     job = hall.submit(nodes=3)

@@ -240,6 +240,7 @@ def controllers(w: Ward, *names: str) -> list[Controller]:
     return [Controller(store, fleet, ThreadExecutor(), SystemClock(), Changes(), holder=name) for name in names]
 
 
+@pytest.mark.slow
 def test_a_source_that_is_not_heard_is_a_trouble_of_the_controller(
     ward: OpenWard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """A storm of silence lasts while its nodes are lost, whoever falls silent later."""
 
+import pytest
 from tests.scenario.wards import HOUR, OpenWard, policy_with
 
 from sickbay.model.policy import Limit
@@ -7,6 +8,7 @@ from sickbay.model.policy import Limit
 ROOMY = policy_with(limits=(Limit(out_percent=50, repairing_percent=50),))
 
 
+@pytest.mark.slow
 def test_one_more_that_falls_silent_hours_later_does_not_end_the_brake_of_those_who_are_still_lost(
     ward: OpenWard,
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_stored_fact_that_cannot_be_read_is_set_aside_and_those_after_it_are_l
 # --- many jobs on one node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trouble", "jobs"), [("lost", 200), ("rebooted", 60), ("deleted", 60), ("ordered", 60)])
 def test_two_hundred_jobs_on_one_node_are_all_called_a_few_in_each_unit(trouble: str, jobs: int) -> None:
     policy = replace(load_policy("default"), examine=())
@@ -242,6 +243,7 @@ def head(sim: Simulation, job: JobId) -> Job:
     return row if isinstance(row, Job) else Job(id=job, spec=JobSpec(name="", cluster="", pool=""), submitted_at=EPOCH)
 
 
+@pytest.mark.slow
 def test_a_gang_of_many_nodes_is_gated_interrupted_and_started_again_in_rows_of_bounded_size() -> None:
     sim = Simulation(Plan(nodes=1_015, cluster=LONG, strict=False))
     job = sim.submit("llama", Programme(steps=10**7, checkpoint_every=1000), nodes=1_010, precheck=1)

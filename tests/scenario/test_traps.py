@@ -71,6 +71,7 @@ def test_many_copies_of_few_lines_make_one_incident(ward: OpenWard) -> None:
     assert w.phase(node) == "RELEASED"
 
 
+@pytest.mark.slow
 def test_a_gpu_that_leaves_the_bus_without_a_line_is_found_before_a_start(ward: OpenWard) -> None:
     w = ward()
     node = w.nodes[0]
@@ -102,6 +103,7 @@ def test_a_provider_that_fails_for_ever_is_not_in_progress_for_ever(ward: OpenWa
     assert w.phase(node) == "RELEASED"
 
 
+@pytest.mark.slow
 def test_a_provider_that_hangs_for_ever_is_given_up_with_a_reason(ward: OpenWard) -> None:
     w = ward()
     node = w.nodes[0]

@@ -169,6 +169,7 @@ def test_a_fault_that_heals_while_it_is_withheld_is_not_repaired_afterwards(ward
     assert len(w.happened("reboot", node)) == 1
 
 
+@pytest.mark.slow
 def test_a_stop_that_is_withheld_for_long_is_told_and_reminded_of(ward: OpenWard) -> None:
     w = ward(nodes=4)
     job = w.training(nodes=2, steps=10**6)

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.agent_rig import XID_63, XID_79
@@ -227,6 +228,7 @@ def test_the_same_event_a_while_later_is_told_again() -> None:
     assert sums.add(seen("text:/m", XID_79), 100.0, XID_79)
 
 
+@pytest.mark.slow
 def test_800_000_copies_of_29_messages_are_29_observations_with_counts() -> None:
     sums = Sums()
     events = [seen("devkmsg", XID_79, pci=f"0000:{n:02x}:00") for n in range(29)]

@@ -88,6 +88,7 @@ def test_a_probe_is_called_when_something_changes(tmp_path: Path, there_already:
         until(lambda: probe.looks > before)
 
 
+@pytest.mark.slow
 def test_a_probe_that_is_called_without_end_keeps_its_gap(tmp_path: Path) -> None:
     probe = Counted()
     with looping(tmp_path, [Probe("p", probe.look, period=1000.0, gap=0.2)], {tmp_path: ("p", CLOSED)}):

@@ -86,6 +86,7 @@ def test_a_look_that_cannot_read_is_no_look(ward: Ward) -> None:
     assert ward.senses.watermark == 0.0
 
 
+@pytest.mark.slow
 def test_stacks_of_a_job_that_does_not_run_here_are_empty(ward: Ward) -> None:
     for boot_id in ("", "older", "b"):  # the supervisor has not spoken, spoke before this boot, lists no ranks
         if boot_id:

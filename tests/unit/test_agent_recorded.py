@@ -131,6 +131,7 @@ def test_a_foreign_address_has_no_device_and_the_own_one_has() -> None:
     assert {one.fields.get("device") for one in news if one.fields["pci"] != KMSG["pci"]} == {None}
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(0, len(RECORDS)), max_size=4).map(sorted))
 def test_wherever_the_agent_is_restarted_every_line_is_told_once(ends: list[int]) -> None:

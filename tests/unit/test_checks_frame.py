@@ -140,6 +140,7 @@ def test_profiles_speak_of_components_that_tests_have() -> None:
 # --- children
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_is_killed_at_its_deadline_with_all_that_it_started(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     script = f"sleep 600 & echo $! > {note}; trap '' TERM INT; sleep 600"
@@ -201,6 +202,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "odd_jobs"
 
 
+@pytest.mark.slow
 def test_a_hanging_test_is_could_not_run_and_says_so(jobs: str) -> None:
     (found,) = apart([(f"{jobs}:hang", {})], time.monotonic() + 1.0)
     assert found.verdict == "could_not_run"

@@ -121,6 +121,7 @@ def test_ctrl_c_leaves_no_process_behind(number: int, tmp_path: Path) -> None:
     assert until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
 
 
+@pytest.mark.slow
 def test_a_whole_check_of_level_1_needs_no_controller_and_takes_seconds() -> None:
     command = [sys.executable, "-c", "from sickbay.faces.cli.main import main; main()", "check", "--json"]
     began = time.monotonic()

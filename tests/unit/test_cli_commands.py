@@ -338,6 +338,7 @@ def test_a_check_waits_for_its_verdict_and_a_pass_is_exit_0(server: Canned) -> N
     assert len(server.of("GET", "/v1/checks/c1")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verdict", ["fail", "could_not_run"])
 def test_anything_but_a_pass_of_all_is_exit_1(server: Canned, verdict: str) -> None:
     _checks(server, _result("n0", "pass"), _result("n1", verdict))
@@ -347,6 +348,7 @@ def test_anything_but_a_pass_of_all_is_exit_1(server: Canned, verdict: str) -> N
     assert server.asked[0].body == {"all": True, "level": 1}
 
 
+@pytest.mark.slow
 def test_busy_nodes_are_named_and_do_not_make_a_check_of_all_fail(server: Canned) -> None:
     _checks(server, _result("n0", "pass"), skipped=("n1",))
     result = done("check", "--pool", "gpu", "--json")
@@ -362,6 +364,7 @@ def test_a_node_that_nobody_checked_has_not_passed(server: Canned) -> None:
     assert sickbay("check", "--all").exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_node_without_a_verdict_at_the_end_has_not_passed(server: Canned) -> None:
     _checks(server, _result("n0", "pass"))
     server.says("POST /v1/checks", {"check": "c1", "nodes": ["local/n0", "local/n1"], "skipped": []})

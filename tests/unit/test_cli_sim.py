@@ -105,6 +105,7 @@ def test_a_soak_over_several_processes_runs_every_seed_once() -> None:
     assert sorted(run.seed for run in soak_all(40, 5, jobs=2)) == [40, 41, 42, 43, 44]
 
 
+@pytest.mark.slow
 def test_a_soak_without_trouble_is_exit_0() -> None:
     result = sickbay("sim", "soak", "--runs", "3", "--from", "20", "--jobs", "1", "--json")
     assert json.loads(result.stdout) == {"runs": 3, "from": 20, "failed": []}

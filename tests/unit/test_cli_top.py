@@ -91,6 +91,7 @@ def test_a_quiet_fleet_is_not_asked_for_again_and_again(server: Canned) -> None:
     assert len(view.ticker) == 10  # the small ones are left out
 
 
+@pytest.mark.slow
 def test_events_are_heard_again_after_the_stream_was_lost(server: Canned) -> None:
     def stream(number: int) -> Answer:
         text = f'id: r-{number}\nevent: changed\ndata: {{"kind": "node", "id": "{number}"}}\n\n'

@@ -84,6 +84,7 @@ class Shelf:
         return found
 
 
+@pytest.mark.slow
 def test_a_job_on_4096_nodes_with_60_interruptions_has_rows_of_bounded_size() -> None:
     shelf = Shelf()
     job = gang(4096)
@@ -206,6 +207,7 @@ def test_whatever_grows_or_shrinks_comes_back_as_it_was(sizes: tuple[int, ...]) 
 # --- storms
 
 
+@pytest.mark.slow
 def test_a_storm_in_a_pool_of_100000_trips_its_brake_and_fits_its_rows() -> None:
     shelf = Shelf()
     rule = BrakeRule(scope=BrakeScope.POOL, percent=5.0)

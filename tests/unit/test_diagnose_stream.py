@@ -306,6 +306,7 @@ def flood(line: str, times: int) -> Iterator[bytes]:
         yield "".join(f"[{n:>5}.123456] {line}\n" for n in range(start, start + 1000)).encode()
 
 
+@pytest.mark.slow
 def test_two_hundred_thousand_repetitions_take_bounded_memory() -> None:
     stream = Stream(RULES)
     tracemalloc.start()

@@ -206,6 +206,7 @@ def test_a_name_that_means_two_things_must_be_said_in_full() -> None:
     assert told(sim, "node:train-0003").kind == "node"
 
 
+@pytest.mark.slow
 def test_every_open_thing_can_be_explained_at_any_moment() -> None:
     """Whatever goes on, the answer has a reason and at least one thing that would change it."""
     storm = NAMED["storm"]

@@ -235,6 +235,7 @@ def of_kind(told: Sequence[Observed], kind: str) -> list[Observed]:
     return [one for one in told if one.kind == kind]
 
 
+@pytest.mark.slow
 @given(
     st.permutations(TELLERS).flatmap(lambda order: st.tuples(st.just(order), st.integers(1, len(order)))),
     st.lists(st.sampled_from((0.0, 0.3, 2.0, 8.0)), min_size=len(TELLERS), max_size=len(TELLERS)),

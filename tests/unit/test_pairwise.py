@@ -49,6 +49,7 @@ def test_never_blames_a_healthy_node_however_many_are_bad(count: int, bad: set[i
     assert {*found.bad, *found.good, *found.unknown} == set(names)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 41), st.data())
 def test_flaky_and_missing_results_never_crash_and_everybody_is_in_one_place(count: int, data: st.DataObject) -> None:
     names = nodes(count)

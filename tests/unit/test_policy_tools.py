@@ -87,6 +87,7 @@ def test_what_show_prints_is_the_same_policy(name: str, tmp_path: Path) -> None:
     assert digest(parse_policy(to_yaml(policy), "x.yaml")) == digest(policy)
 
 
+@pytest.mark.slow
 def test_show_survives_words_that_look_like_something_else() -> None:
     odd = [
         "on",

@@ -99,6 +99,7 @@ train.heartbeat(2)
     assert script(tmp_path, code)["step"] == 1
 
 
+@pytest.mark.slow
 def test_a_reader_never_sees_half_a_heartbeat_and_sees_every_step_of_a_slow_caller(tmp_path: Path) -> None:
     code = "import sys\nfor line in sys.stdin: train.heartbeat(int(line), 0.1)\n"
     rank = subprocess.Popen(

@@ -1,6 +1,7 @@
 """Policies: from a shipped name or a YAML file to the frozen noun, or to one line that says what to write instead."""
 
 import hashlib
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,15 @@ def _load(path_or_name: str | Path, beside: Path, depth: int) -> tuple[Policy, P
         if path_or_name not in found:
             hint = f"; for the file write ./{path_or_name}" if (beside / path_or_name).is_file() else ""
             raise BadInput(f"{unknown('policy', path_or_name, found)}{hint or ', or a path to a .yaml file'}")
-        path, where = found[path_or_name], f"{path_or_name}.yaml"
+        return _shipped_policy(path_or_name)
     return _parse(_text(path, where), where, path.parent, depth)
+
+
+@cache
+def _shipped_policy(name: str) -> tuple[Policy, Places]:
+    """Read once: it changes only with the program, and whoever simulates asks for it for every run."""
+    path, where = _shipped_files()[name], f"{name}.yaml"
+    return _parse(_text(path, where), where, path.parent, 0)
 
 
 def _text(path: Path, where: str) -> str:

@@ -185,7 +185,7 @@ DEFECTS = {
         _knows_one_ended_boot, _needs(T.LATE_REPORTS), _by("incarnation"), tuple(range(12))
     ),
     "what one side cannot tell counts as another boot": Defect(
-        _takes_a_blank_for_another_boot, _needs(T.TELLS), _by("repair_on_running"), (10, *range(10))
+        _takes_a_blank_for_another_boot, _needs(T.TELLS), _by("repair_on_running"), (294, 10)
     ),
     "jobs that vanish while nobody reads are not missed": Defect(
         _never_misses_a_job, _needs(T.VANISHED_JOBS), _by("dead"), tuple(range(8))

@@ -174,15 +174,16 @@ def test_a_token_that_is_revoked_meanwhile_ends_the_waiting(server: Canned) -> N
 
 def test_an_interrupted_wait_says_that_the_job_goes_on(server: Canned) -> None:
     server.says(f"GET {JOB}", job())
-    waiting = subprocess.Popen(
-        [str(Path(sys.executable).with_name("sickbay")), "submit", "--name", "x", "--nodes", "1", "--wait", "true"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
-    )  # fmt: skip
-    until = time.monotonic() + 20
-    while not server.of("GET", JOB) and time.monotonic() < until:
-        time.sleep(0.01)
-    waiting.send_signal(signal.SIGINT)
-    said, trouble = waiting.communicate(timeout=20)
+    command = [str(Path(sys.executable).with_name("sickbay")), "submit", "--name", "x", "--nodes", "1", "--wait", "true"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        try:
+            until = time.monotonic() + 60
+            while not server.of("GET", JOB) and time.monotonic() < until:
+                time.sleep(0.01)
+            waiting.send_signal(signal.SIGINT)
+            said, trouble = waiting.communicate(timeout=60)
+        finally:
+            waiting.kill()
     assert waiting.returncode == 130
     assert said == ""
     assert "train-1a2b3 goes on without you" in trouble

@@ -235,7 +235,7 @@ class Plant:
         seat = self._ground.seats.get(node)
         if seat is None:
             return
-        if expect is not None and seat.power is not Power.DOWN and seat.incarnation != expect:
+        if expect is not None and seat.power is not Power.DOWN and not seat.incarnation.same_boot(expect):
             return  # the boot that was meant is over; whoever holds the seat now has nothing to do with it
         in_touch = seat.reachable or seat.speaking
         living = self._workload.on(seat)

@@ -103,6 +103,16 @@ class RepairContract:
         rig.wait(lambda: self._fence_done(rig, node, there))
         rig.wait(lambda: node not in where(rig))
 
+    @pytest.mark.parametrize("unknown", ["uid", "instance_id", "boot_id"])
+    def test_who_knows_less_of_a_machine_fences_it_all_the_same(self, rig: ClusterRig, unknown: str) -> None:
+        need(rig, Capability.FENCE)
+        node = run_job(rig)[0]
+        rig.settle()  # a machine on which nothing runs yet may be left alone
+        less = msgspec.structs.replace(holder(rig, node), **{unknown: ""})
+        rig.cluster.stop(job_of(rig), 1, final=False, key=rig.named("stop-1"))
+        rig.wait(lambda: self._fence_done(rig, node, less))
+        rig.wait(lambda: not self._ready(rig, node))
+
     def test_a_fence_that_was_meant_for_another_incarnation_touches_nobody(self, rig: ClusterRig) -> None:
         need(rig, Capability.FENCE)
         nodes = run_job(rig)

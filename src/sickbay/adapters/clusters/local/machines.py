@@ -84,7 +84,7 @@ class LocalMachines:
         """The boot that was meant (else the one that runs when the key first comes) is surely ended; no later one."""
         name = self._name(node)
         with changing(), self._room.held(name) as seat:
-            meant = seat.incarnation if expect is None or self._holds(seat, expect) else expect
+            meant = seat.incarnation if expect is None or seat.incarnation.same_boot(expect) else expect
             repair = self._written(name, key, FENCE) or self._write(name, key, FENCE, meant, meant)
             if not repair.done:
                 if seat.boot_id == repair.before.boot_id:
@@ -152,10 +152,6 @@ class LocalMachines:
             if cluster == self._id and name in self._room.names():
                 return name
         raise Gone(f"there is no node {node}")
-
-    @staticmethod
-    def _holds(seat: Seat, expect: Incarnation) -> bool:
-        return seat.incarnation == expect
 
     def _must_be(self, name: str, expect: Incarnation) -> None:
         with self._lock:

@@ -1,7 +1,6 @@
 """Submitting a job, waiting for it, and reading what it writes."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -174,7 +173,7 @@ def test_a_token_that_is_revoked_meanwhile_ends_the_waiting(server: Canned) -> N
 
 def test_an_interrupted_wait_says_that_the_job_goes_on(server: Canned) -> None:
     server.says(f"GET {JOB}", job())
-    command = [str(Path(sys.executable).with_name("sickbay")), "submit", "--name", "x", "--nodes", "1", "--wait", "true"]
+    command = [str(Path(sys.executable).with_name("sickbay")), "submit", "--name=x", "--nodes=1", "--wait", "true"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
         try:
             until = time.monotonic() + 60

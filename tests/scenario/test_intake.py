@@ -10,11 +10,12 @@ from sickbay.sim.hardware import Defect
 from sickbay.sim.mischief import Odds
 
 
-def joins(w: Ward, name: str, *defects: Defect) -> NodeId:
+def joins(w: Ward, name: str, *defects: Defect, unmanaged: int = 0) -> NodeId:
     """A machine that nobody has seen before."""
     node = NodeId(f"sim/{name}")
     seat = w.world.ground.add_seat(node, pool="train", domain="train-rack-0", gpus=8, linked=True)
     seat.defects.extend(defects)
+    seat.unmanaged = unmanaged
     w.world.agents.refresh(seat)
     w.world.plant.cluster_hears(seat)
     return node
@@ -38,6 +39,22 @@ def test_a_newcomer_is_checked_before_it_counts(ward: OpenWard, cold: bool) -> N
     assert (w.ledger().seats, w.ledger().out) == (5, 0)
     assert w.incidents(node) == [], "intake is shown only on request"
     assert w.told() == []
+
+
+def test_a_newcomer_that_came_with_work_keeps_it_and_is_checked_when_that_has_left(ward: OpenWard) -> None:
+    w = ward()
+    node = joins(w, "newcomer", unmanaged=1)
+    w.run(2 * HOUR)
+    assert w.phases(node) == ["SUSPECT"], "it is suspected of nothing: nobody is sent away"
+    assert not w.node(node).claimable
+    assert w.told() == []
+    w.run(12 * HOUR)
+    assert len(w.told("check_could_not_run")) == 1, "a human hears of it now and then"
+    seat = w.world.seats[node]
+    seat.unmanaged = 0
+    w.world.plant.cluster_hears(seat)
+    w.rests()
+    assert w.phases(node) == ["SUSPECT", "QUARANTINED", "DRAINED", "VERIFYING", "RELEASED"]
 
 
 def test_a_newcomer_takes_no_part_of_the_budget(ward: OpenWard) -> None:

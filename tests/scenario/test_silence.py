@@ -4,7 +4,7 @@ import pytest
 from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import AgentState, NodeId
+from sickbay.model.fleet import MANY_SILENCES, AgentState, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import Window
@@ -83,6 +83,21 @@ def test_zombie_ranks_are_fenced_before_the_next_attempt(ward: OpenWard) -> None
     assert w.job(job).state is JobState.COMPLETE
     assert w.job(job).attempt == 2
     assert w.phase(node) == "RELEASED"
+
+
+def test_an_agent_that_comes_and_goes_is_told_once_and_not_restarted_for_ever(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    for _ in range(20):
+        w.world.lose_agent(node)
+        w.run(90)
+        w.world.restore_agent(node)
+        w.run(90)
+    assert len(w.told("agent_lost")) == 1
+    assert "5 times" in w.told("agent_lost")[0]
+    assert sum(len(incident.tries) for incident in w.incidents(node)) <= MANY_SILENCES
+    w.rests()
+    assert w.phase(node) == "DISMISSED", "once it was steady for long enough"
 
 
 def test_a_partition_is_told_and_nothing_is_repaired(ward: OpenWard) -> None:

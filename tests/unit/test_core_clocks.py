@@ -302,3 +302,10 @@ def test_sqlite_waits_for_the_disk_unless_the_write_may_be_lost(tmp_path: Path) 
         assert modes == [2, 1, 2]
     finally:
         database.close()
+
+
+def test_an_answer_that_was_lost_before_the_first_read_of_its_cluster_is_doubted_from_then_on() -> None:
+    release = accepted(Release(node=SEAT, owner="sickbay:i"), visible_from=0.0)
+    lost = replace(release, state=IntentState.UNKNOWN, doubt_until=0.0)
+    found = followed(drafted(MemoryStore(), lost, as_of=900.0), lost)
+    assert found.doubt_until > 900.0, "only then may its absence be believed, and it be sent again"

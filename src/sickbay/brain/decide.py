@@ -6,15 +6,17 @@ not asked here.
 
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.doubt import checking
 from sickbay.brain.job_sight import listing
 from sickbay.brain.orders import WISH, close, obey
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
 from sickbay.brain.sight import Sight, away, later, owner_of, remind
-from sickbay.model.clock import INGEST
+from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
-from sickbay.model.fleet import AgentState, Capability, Node
+from sickbay.model.fleet import MANY_SILENCES, AgentState, Capability, JobId, Node
 from sickbay.model.incident import IncidentKind, Phase, Wait
 from sickbay.model.intent import Drain, IntentState, Notify, Quarantine, Repair
 from sickbay.model.policy import Policy
@@ -68,7 +70,23 @@ def _suspect(s: Sight, node: Node, policy: Policy) -> Decision:
         return Change("the node is lost, and with it what runs there", call=s.uncalled(s.scoped))
     if incident.kind is IncidentKind.FAULT and checking(s):  # what the check provokes belongs to its verdict
         return Stay(Wait(because="a check is to confirm or clear it", until=s.retry_at))
+    if incident.kind is IncidentKind.INTAKE and (s.scoped or s.bystanders or node.unmanaged):
+        return _came_with_work(s, node, policy)
     return _cordon(s, node, policy, event="quarantine")
+
+
+def _came_with_work(s: Sight, node: Node, policy: Policy) -> Decision:
+    """A newcomer that others use already: it is suspected of nothing, so nobody is sent away to look at it."""
+    if s.incident.deadline is None:
+        return Change("work runs there already", {"deadline": s.within(INGEST, policy.pace.held_reminder)})
+    text = f"{node.id}: it is new and has not been checked, since work runs there all the time"
+    return remind(s, policy, "check_could_not_run", text, "it is checked when the work that it came with has left")
+
+
+def _unwelcome(s: Sight) -> tuple[JobId, ...]:
+    """Who must stop because of what the incident is about. What runs on a newcomer may stay until it ends."""
+    asked = s.uncalled(s.scoped)
+    return tuple(job for job in asked if job in s.gating) if s.incident.kind is IncidentKind.INTAKE else asked
 
 
 def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
@@ -121,6 +139,11 @@ def _watched(s: Sight, node: Node, policy: Policy) -> Decision:
 
 def _agent_lost(s: Sight, node: Node, policy: Policy) -> Decision:
     incident = s.incident
+    if (steady := _steady_at(s, node, policy)) is not None:
+        often = f"the agent has fallen silent {MANY_SILENCES} times within {policy.pace.watch_for}"
+        text = f"{node.id}: {often}; it is not restarted any more, and its job is left alone"
+        told = remind(s, policy, "agent_lost", text, f"{often}: a human must find out why")
+        return Stay(replace(told.wait, until=steady)) if isinstance(told, Stay) else told
     if node.agent is AgentState.HEARD:
         return Move("dismiss", "the agent is heard again")
     if s.intent is not None and not s.intent.state.over:
@@ -135,6 +158,14 @@ def _agent_lost(s: Sight, node: Node, policy: Policy) -> Decision:
     return remind(s, policy, "agent_lost", text, "the agent is silent: the node is not given new work")
 
 
+def _steady_at(s: Sight, node: Node, policy: Policy) -> Deadline | None:
+    """When an agent that comes and goes will have been steady for long enough. None: it does not, or has been."""
+    if len(node.silences) < MANY_SILENCES:
+        return None
+    steady = Deadline(clock=INGEST, at=node.silences[-MANY_SILENCES] + policy.pace.watch_for.total_seconds())
+    return None if s.passed(steady) else steady
+
+
 def _partitioned(s: Sight, node: Node, policy: Policy) -> Decision:
     if node.ready:
         return Move("dismiss", "the cluster sees the node again")
@@ -144,7 +175,7 @@ def _partitioned(s: Sight, node: Node, policy: Policy) -> Decision:
 
 def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
-    asked = s.uncalled(s.scoped)
+    asked = _unwelcome(s)
     if incident.fault.code == OPERATOR_CORDON:  # what runs may stay; what has not begun does not begin there
         asked = tuple(job for job in asked if job in s.gating)
     if asked:
@@ -189,16 +220,17 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
     must = (*s.scoped, *s.bystanders) if incident.to_verify else must_leave(s, node, rung)
     if incident.deadline is None:  # what was withheld meanwhile ran no deadline
         return Change("it drains", {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)})
-    if s.uncalled(s.scoped):
-        return Change(f"it runs on what {incident.fault.code} is about", call=s.uncalled(s.scoped))
+    if asked := _unwelcome(s):
+        return Change(f"it runs on what {incident.fault.code} is about", call=asked)
     if not must and not node.unmanaged:
         return Move("empty", "nothing runs there any more")
     late = s.passed(incident.deadline)
-    if s.uncalled(must) and (late or incident.now or policy.pace.bystanders == "stop"):
+    stays = incident.kind is IncidentKind.INTAKE and not incident.now
+    if s.uncalled(must) and not stays and (late or incident.now or policy.pace.bystanders == "stop"):
         also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         return Change("the node is to be repaired", also, call=s.uncalled(must))
-    asked = intent.act if intent is not None and isinstance(intent.act, Drain) else None
-    forced = incident.now or (asked is not None and asked.how == "force")
+    sent = intent.act if intent is not None and isinstance(intent.act, Drain) else None
+    forced = incident.now or (sent is not None and sent.how == "force")
     if late and not must and not forced and policy.pace.drain_then == "force" and Capability.DRAIN in s.can:
         because = f"{node.unmanaged} pieces of unmanaged work did not leave in {policy.pace.drain_deadline}"
         also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}

@@ -24,7 +24,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import AgentHeard, AgentSilent, Fact, Inventory, NodeSeen, NodeVanished, Observed, Voice
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy
-from sickbay.model.fleet import AgentState, Incarnation, IncidentId, Node, NodeId, Record, pool_of
+from sickbay.model.fleet import MANY_SILENCES, AgentState, Incarnation, IncidentId, Node, NodeId, Record, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Order, Phase, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
@@ -373,7 +373,8 @@ def agent_silent(draft: Draft, fact: Fact, news: AgentSilent) -> None:
         draft.drop(key_of(voice))
     if node is None or node.incarnation is None or (voice is not None and node.agent is not AgentState.HEARD):
         return  # whoever fell silent was never heard for the machine that holds the seat
-    node = replace(node, agent=AgentState.SILENT, silent_at=news.since)
+    silences = (*node.silences, news.since)[-MANY_SILENCES:]
+    node = replace(node, agent=AgentState.SILENT, silent_at=news.since, silences=silences)
     draft.put(node)
     draft.tell("the agent is silent", key_of(node), event="silent")
     _witness(draft, fact, node)

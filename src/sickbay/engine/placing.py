@@ -179,7 +179,8 @@ def unusable(draft: Draft, job: Job) -> tuple[NodeId, ...] | str:
     if bad & set(job.spec.on) or seats - len(bad) < least:
         for node in sorted(bad)[:WATCHED]:
             draft.node(node)  # our cordon on one of them is enough to ask
-        return f"needs {least} nodes of {job.pool}: {listing(sorted(bad))} cannot be used"
+        short = f": {listing(sorted(bad))} cannot be used" if bad else f", {seats} are there"
+        return f"needs {least} nodes of {job.pool}{short}"
     dark = set(job.avoid)
     avoid = bad | dark if seats - len(bad | dark) >= least and not dark & set(job.spec.on) else bad
     return tuple(sorted(avoid))[:AVOIDED]

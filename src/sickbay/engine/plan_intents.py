@@ -39,6 +39,9 @@ def plan_intent(draft: Draft, subject: str) -> None:
         if intent is not None:
             _undelivered(draft, intent)
         return
+    if _undoubted(intent) and _first_read(intent).passed(draft.readings):
+        intent = in_doubt(draft, intent)
+        draft.put(intent)
     while (found := _development(draft, intent)) is not None:
         event, because = found
         intent = replace(intent, state=INTENT_LIFE.target(intent, intent.state, event))
@@ -64,6 +67,15 @@ def plan_intent(draft: Draft, subject: str) -> None:
     until = _next_look(draft, intent)
     on = {key: draft.expect[key] for key in sorted(draft.watched)}
     draft.waits[subject] = WaitMark(until=until, on=on, urgency=1)
+
+
+def _undoubted(intent: Intent) -> bool:
+    """Its cluster had not been read yet when its answer was lost: when its absence counts is known after a read."""
+    return intent.state is IntentState.UNKNOWN and not intent.doubt_until and intent.clock == intent.cluster
+
+
+def _first_read(intent: Intent) -> Deadline:
+    return Deadline(clock=intent.cluster, at=1e-6)
 
 
 def _undelivered(draft: Draft, intent: Intent) -> None:
@@ -154,6 +166,8 @@ def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
             return intent.not_before
         case IntentState.SENT:
             return Deadline(clock=intent.clock, at=intent.sent_at + intent.call_timeout)
+        case IntentState.UNKNOWN if _undoubted(intent):
+            return _first_read(intent)
         case IntentState.UNKNOWN if may_be_sent_again(intent):
             soon = Deadline(clock=intent.clock, at=reading + 0.5 * intent.call_timeout)
             return soon if intent.seen_by is None or soon.at < intent.seen_by.at else intent.seen_by

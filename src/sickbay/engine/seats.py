@@ -31,6 +31,7 @@ def settle(draft: Draft) -> None:
     for row in list(draft.writes.values()):
         if isinstance(row, Incident):
             _book_repair(draft, row)
+    _open_pools(draft)
     _flip(draft)
     _free_up(draft)
     _call_in(draft)
@@ -190,16 +191,17 @@ def _book_in(draft: Draft, pool: str, before: Node | None, after: Node | None) -
     changed = replace(changed, size=size if size is not None else changed.seats)
     if changed != ledger:
         draft.put(changed)
-        if draft.before(Ledger, f"ledger:{pool}") is None:
-            _new_pool(draft, pool)
 
 
-def _new_pool(draft: Draft, pool: str) -> None:
+def _open_pools(draft: Draft) -> None:
     """A cluster has one more pool: who waits for seats anywhere in it could not wait on a row that was not there."""
-    cluster = pool.split("/", 1)[0]
-    waiting = [job for job in draft.find(Job, f"open-job:{cluster}") if job.state is JobState.QUEUED]
-    for job in waiting[:WAKE_AT_ONCE]:
-        draft.waits[key_of(job)] = DUE_NOW
+    ledgers = [row for row in draft.writes.values() if isinstance(row, Ledger)]
+    for ledger in ledgers:
+        if draft.before(Ledger, key_of(ledger)) is None:
+            cluster = ledger.pool.split("/", 1)[0]
+            waiting = [job for job in draft.find(Job, f"open-job:{cluster}") if job.state is JobState.QUEUED]
+            for job in waiting[:WAKE_AT_ONCE]:
+                draft.waits[key_of(job)] = DUE_NOW
 
 
 def _count(node: Node | None, what: str) -> int:

@@ -122,6 +122,9 @@ class Sighting(Noun):
         return self.code, self.device
 
 
+MANY_SILENCES = 5  # so many within the time that a fault is watched: the agent comes and goes
+
+
 class Node(Noun):
     """A seat and what is known of it. Rewritten only when something that a decision reads has changed."""
 
@@ -140,6 +143,9 @@ class Node(Noun):
     agent: AgentState = AgentState.NONE
     agent_known: bool = False  # one has been heard in this seat, under whichever holder
     silent_at: float | None = None  # reading of ingest when the agent was last heard, while SILENT
+    silences: tuple[
+        float, ...
+    ] = ()  # readings of ingest when the agent was last heard, before each of its last silences
     going_down: Deadline | None = None  # an announced end is not silence
     cordons: tuple[str, ...] = ()  # owners: sickbay:<incident>, other:<text>
     unmanaged: int = 0  # pieces of work there that Sickbay does not manage

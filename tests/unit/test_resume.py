@@ -348,6 +348,7 @@ JOBS = st.builds(
     avoid=st.sampled_from([(), (A,)]), restarts=st.lists(st.floats(0, 1000), max_size=4).map(tuple),
     interruptions=LOSSES, gates=st.integers(0, 5), stop_asked=st.sampled_from(["", "by hand"]),
     cancelled=st.booleans(), deadline=DEADLINES, told=st.sampled_from([(), ("job_stuck:1",)]),
+    diagnosis=st.just("it ended badly"),  # whoever is given up with a last stop has been diagnosed before it
 )  # fmt: skip
 TRAIN = JobId("train")
 JOB_ACTS = st.sampled_from(

@@ -5,7 +5,7 @@ idempotent, so it goes on until a slice is not full.
 """
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -20,12 +20,18 @@ from sickbay.model.job import Call, Interruption, Job, JobState
 from sickbay.model.rows import DUE_NOW, key_of
 
 AT_ONCE = 10  # jobs
+HARDLY = timedelta(minutes=1)
 
 
-def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False) -> None:
-    """What ran on a node that has restarted or is gone is gone: every job there is called."""
+def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False, since: datetime | None = None) -> None:
+    """What ran on a node that has restarted or is gone is gone: every job there is called.
+
+    `since`: when its present boot began. An attempt that is younger may run in it: that is for its cluster to say.
+    """
     reading = draft.reading(node.cluster)
-    errand = Errand(id=f"end/{node.id}", node=node, because=because, lost=lost, at=draft.now, reading=reading)
+    errand = Errand(
+        id=f"end/{node.id}", node=node, because=because, lost=lost, at=draft.now, reading=reading, since=since
+    )
     _run(draft, errand, _ended(draft, errand, node))
 
 
@@ -94,7 +100,7 @@ def _crossed(draft: Draft, errand: Errand, taken: set[NodeId]) -> Iterator[Job]:
 def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
     node = seat.id
     for job in draft.holders(seat, readable=True):
-        runs = job.ranks.get(node) == "running"
+        runs = job.ranks.get(node) == "running" and not _younger(job, errand.since)
         called = job.called_enough or any(each.node == node for each in job.calls)
         gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on
         if not (runs or gated) or job.began > errand.reading:
@@ -102,6 +108,11 @@ def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
         call = Call(because=errand.because, node=node, lost=errand.lost, booted=not errand.lost, dated=errand.at)
         ended = replace(job, ranks={**job.ranks, node: "gone"}) if runs else job
         yield ended if called and not errand.lost else ended.called(call)
+
+
+def _younger(job: Job, boot: datetime | None) -> bool:
+    """Whether the attempt may have begun after the boot did. What the agent's clock says is good to a minute."""
+    return boot is not None and job.began_at is not None and job.began_at > boot - HARDLY
 
 
 def _linked(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:

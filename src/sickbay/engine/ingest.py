@@ -160,7 +160,9 @@ class Watcher:
             self.trouble = str(error)
             return 0
         except StoreError:
-            self._slices = None  # this slice may not have been stored, and the cursor must not move past it
+            # This slice may not have been stored: the cursor must not move past it, and the list counts for nothing.
+            self._list_again = self._list_again or self._slices is not None
+            self._slices = None
             raise
 
     @property
@@ -175,7 +177,7 @@ class Watcher:
         found = Lost() if again else self._cluster.watch(known.cursor)
         self.trouble = ""
         if isinstance(found, Lost):
-            self._list_again = False
+            self._list_again = True  # until all of it is stored: a list that ends early is one that was not read
             self._slices = self._compare(first=known.cursor is None)
             return self._next_slice(self._slices)
         return self._deltas(found)
@@ -215,8 +217,10 @@ class Watcher:
 
     def _next_slice(self, slices: Iterator[tuple[list[Fact], list[Mark]]]) -> int:
         for facts, marks in slices:
-            return self._append(facts, marks)
-        self._slices = None
+            told = self._append(facts, marks)
+            if marks and self._slices is slices:
+                self._slices = None  # that was the last one
+            return told
         return 0
 
     def _compare(self, *, first: bool) -> Iterator[tuple[list[Fact], list[Mark]]]:
@@ -256,7 +260,6 @@ class Watcher:
                        for node in self._vanished({seen.node for seen in listed.nodes})])  # fmt: skip
         for facts in filter(None, slices[:-1]):
             yield facts, []
-        self._slices = None
         self._list_again = bool(missing)
         yield slices[-1], [self._mark(listed.cursor, listed.as_of)]
 

@@ -10,6 +10,7 @@ from sickbay.model.facts import (
     AgentHeard,
     AgentSilent,
     AnyNews,
+    Booted,
     Checked,
     Fact,
     Garbled,
@@ -57,6 +58,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_faults.observed(draft, fact, news)
         case Checked():
             learn_faults.checked(draft, fact, news)
+        case Booted():
+            learn_nodes.booted(draft, fact, news)
         case Inventory():
             learn_nodes.inventory(draft, fact, news)
         case NodeSeen():
@@ -108,6 +111,7 @@ def reads_of(news: AnyNews) -> tuple[str, ...]:
             Observed(node=node)
             | AgentHeard(node=node)
             | AgentSilent(node=node)
+            | Booted(node=node)
             | Inventory(node=node)
             | NodeVanished(node=node)
         ):

@@ -22,7 +22,17 @@ from sickbay.engine.learn_faults import hear_early, keep_early, observed, open_i
 from sickbay.engine.steps import hear_again, step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
-from sickbay.model.facts import AgentHeard, AgentSilent, Fact, Inventory, NodeSeen, NodeVanished, Observed, Voice
+from sickbay.model.facts import (
+    AgentHeard,
+    AgentSilent,
+    Booted,
+    Fact,
+    Inventory,
+    NodeSeen,
+    NodeVanished,
+    Observed,
+    Voice,
+)
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy
 from sickbay.model.fleet import MANY_SILENCES, AgentState, Incarnation, IncidentId, Node, NodeId, Record, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Order, Phase, enqueue
@@ -253,7 +263,8 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     draft.put(after)
     if node.agent is AgentState.SILENT and node.going_down is None:  # that it is silent is not said a second time
         hear_again(draft, after)
-    end_ranks(draft, after, f"{node.name} restarted under it")  # the new incarnation is the proof
+    since = node.dated_boot[1] if node.dated_boot and node.dated_boot[0] == now.boot_id else None
+    end_ranks(draft, after, f"{node.name} restarted under it", since=since)  # the new incarnation is the proof
     if not now.same_holder(was):
         _part_with(draft, was, incident)
         patrol.wake(draft, after)
@@ -397,6 +408,13 @@ def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
     _compare(draft, node)
     _witness(draft, fact, node)
     _learn_early(draft, fact, _voice(draft, node))
+
+
+def booted(draft: Draft, fact: Fact, news: Booted) -> None:
+    """When a boot began that its agent speaks of: told before the boot itself, which ends what is older."""
+    node = draft.node(news.node)
+    if node is not None and standing_of(node, news.incarnation, by_agent=True) is Standing.REBOOTED:
+        draft.put(replace(node, dated_boot=(news.incarnation.boot_id, fact.at)))
 
 
 def _returned(was: Node, node: Node) -> Node:

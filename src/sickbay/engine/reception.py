@@ -10,7 +10,18 @@ from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.view import moment
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import BadInput, StoreError
-from sickbay.model.facts import AGENT_ANSWERED, AnyNews, Checked, Fact, Inventory, Looked, Observed, Outcome, ResetDone
+from sickbay.model.facts import (
+    AGENT_ANSWERED,
+    AnyNews,
+    Booted,
+    Checked,
+    Fact,
+    Inventory,
+    Looked,
+    Observed,
+    Outcome,
+    ResetDone,
+)
 from sickbay.model.fleet import Incarnation, Node, NodeId
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.protocol import (
@@ -133,8 +144,17 @@ class Reception:
         row = self._store.load([key])[key].row
         if isinstance(row, Node) and report.boot_id in row.ended_boots:
             return None
+        if isinstance(row, Node) and incarnation.new_boot(row.incarnation):
+            self._date(report)
         self._present[report.node] = incarnation
         return incarnation
+
+    def _date(self, report: Report) -> None:
+        """When a new boot began, stored before its first sign of life: jobs that are younger may run in it."""
+        if 0.0 < report.mono_now < OLDEST:
+            news = Booted(node=report.node, incarnation=report.incarnation)
+            at = moment(self._clock.wall() - report.mono_now)
+            self._store.append([Fact(id=f"booted/{report.node}/{report.boot_id}", at=at, news=news)])
 
     def _keep(self, facts: Sequence[Fact], pulses: Mapping[NodeId, Incarnation]) -> None:
         """Into the open batch; whoever may commit next commits all that has gathered meanwhile."""

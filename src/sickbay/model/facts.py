@@ -44,6 +44,13 @@ class AgentHeard(News, tag="agent_heard"):
     incarnation: Incarnation
 
 
+class Booted(News, tag="booted"):
+    """An agent is heard under another boot, which began when the fact is dated, by the agent's own clock."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
 class Inventory(News, tag="inventory"):
     """Which devices an agent finds in its machine. Many a cluster counts them only, or does not even do that."""
 
@@ -208,7 +215,7 @@ class Garbled(News, tag="garbled"):
 
 
 AnyNews = (
-    Observed | AgentSilent | AgentHeard | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
+    Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
     | Wrote | Hung | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked
     | PolicyInForce | Garbled
 )  # fmt: skip

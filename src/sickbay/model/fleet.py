@@ -137,6 +137,7 @@ class Node(Noun):
     ended_boots: tuple[str, ...] = ()  # the last ones, newest last: what comes from them is history
     left_boot: str = ""  # the one before, while nobody can tell whether it has ended: the seat was made anew since
     boot_ended_by_us: bool = False
+    dated_boot: tuple[str, datetime] | None = None  # a boot, the next or the present one, and when it began
     devices: tuple[Device, ...] = ()
     linked: bool = True  # NVLink ties the GPUs: one cannot be reset alone
     ready: bool = True  # the cluster's word
@@ -320,6 +321,7 @@ class Errand(Noun):
     incident: IncidentId | None = None  # to link; None: their ranks there have ended
     device: int | None = None  # of the fault to link; None: it is about all of the node
     reading: float = 0.0  # of the clock of the node's cluster, when their ranks ended
+    since: datetime | None = None  # when the node's present boot began, if that is known
 
 
 class Part(Noun):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from sickbay.model.facts import AnyNews, Fact, Inventory, Observed
+from sickbay.model.facts import AnyNews, Booted, Fact, Inventory, Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.sim.ground import Ground
 from sickbay.sim.hardware import Item, Seat
@@ -38,11 +38,19 @@ class Agents:
             self.voices.pop(seat.id, None)
         elif heard != seat.voice:
             self.voices[seat.id] = seat.voice
+            self._date(seat)
             if not self._ground.clusters[seat.cluster].lists:
                 self.take_stock(seat)
             self._ground.scheduler.after(
                 self._ground.spread(self._ground.rules.report_takes), lambda: self.flush(seat, first_word=True)
             )
+
+    def _date(self, seat: Seat) -> None:
+        """Its first report under a boot tells since when it is up; that is stored before anything else of it."""
+        if seat.turn and not self.deaf:
+            news = Booted(node=seat.id, incarnation=seat.voice)
+            name = f"booted/{seat.id}/{seat.incarnation.boot_id}"
+            self._deliver([Fact(id=name, at=self._ground.dated(seat.up_at), news=news)], {})
 
     def take_stock(self, seat: Seat) -> None:
         """The agent tells which devices it finds: at its start, and when that changes."""
@@ -55,6 +63,8 @@ class Agents:
 
     def open_ear(self) -> None:
         self.deaf = False
+        for node in self.voices:
+            self._date(self._ground.seats[node])
         for seat in list(self._waiting.values()):
             self.flush(seat)
 

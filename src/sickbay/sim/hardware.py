@@ -99,6 +99,7 @@ class Seat:
     devices: tuple[Device, ...]
     linked: bool = True
     power: Power = Power.UP
+    up_at: float = 0.0
     turn: int = 0  # raised by every change of power: what was scheduled for an earlier turn is void
     stuck: Remedy | None = None  # the least remedy that brings the machine back
     agentless: bool = False  # nobody has installed one

@@ -14,7 +14,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent, Notify
-from sickbay.model.job import Job
+from sickbay.model.job import Job, JobState
 from sickbay.model.rows import AnyRow, Unit
 from sickbay.sim.chronicle import Violation, Wrong
 from sickbay.sim.invariants_acts import Acts
@@ -68,12 +68,19 @@ class Invariants:
         sent = self.witness.sent.get(violation.key)
         if violation.kind.startswith("check_on") and sent is not None and self._shares(sent, violation):
             return True
+        if violation.kind == "fence_on_running":
+            return self._ends(violation.detail)
         if violation.since >= 0.0:
             return not self.witness.could_know(violation.key, violation.since)
         if violation.kind != "start_on_cordoned":
             return False
         cordons = self._sim.world.chronicle.of("cordon", violation.subject)
         return bool(cordons) and violation.at - cordons[-1].at <= self._sim.mischief.call_timeout
+
+    def _ends(self, attempt: str) -> bool:
+        """Whether our stop of the attempt is under way, too: of two jobs on a lost node each fences for itself."""
+        job = self.witness.rows.get(f"job:{attempt.rpartition('#')[0]}")
+        return isinstance(job, Job) and job.state is JobState.STOPPING and f"{job.id}#{job.attempt}" == attempt
 
     def _shares(self, sent: Sent, violation: Violation) -> bool:
         """A node that jobs share: a GPU that somebody uses is not tested, and said to be in use.

@@ -206,8 +206,8 @@ def _say(sim: Simulation, seat: Seat, news: Observed) -> None:
 
 def _odd_reports(rng: Random, sim: Simulation, node: NodeId) -> None:
     """An agent says anything that can be decoded, in any order: refused or taken, it harms nobody."""
-    if sim.world.seat(node).agentless:
-        return  # a node where nobody speaks would be known for an agent that is then missed for ever
+    if not sim.world.seat(node).speaking:
+        return  # a machine that is still booting does not name the boot to come; where nobody speaks nobody is missed
     for _ in range(rng.randint(1, 4)):
         report = msgspec.json.decode(msgspec.json.encode(odd_report(rng, sim, node)), type=Report)
         for host in sim.hosts:

@@ -280,7 +280,7 @@ class Plant:
         def up() -> None:
             if seat.turn != turn:
                 return
-            seat.power = Power.UP
+            seat.power, seat.up_at = Power.UP, self._ground.now
             seat.devices = devices or seat.devices  # nobody sees new ones before they are there
             seat.agent_alive = seat.kubelet_alive = seat.path_open = seat.link_open = True
             self._ground.chronicle.note("up", seat.id, seat.incarnation.boot_id)
@@ -310,11 +310,11 @@ class Plant:
         if by != SICKBAY:
             return
         self._spare_others(act, seat, key)
-        in_touch = seat.reachable or seat.speaking
         for attempt in self._workload.on(seat):
-            given_up = attempt.stop_told or attempt.end is not None
-            # Ranks that nobody can reach and that were given up may be ended this way; others may not.
-            if in_touch or not given_up:
+            # Ranks that nobody can reach and that were given up may be ended this way; others may not. Of one that its
+            # cluster called over while it did not reach the node, nobody knows that it still runs.
+            in_touch = seat.reachable or (seat.speaking and attempt.end is None)
+            if in_touch or not (attempt.stop_told or attempt.end is not None):
                 text = f"{act} while {attempt.id} runs there"
                 # What we start ourselves we know of; what others start, we must have read of.
                 since = attempt.launched_at if attempt.native or attempt.allocated else -1.0

@@ -76,8 +76,8 @@ def withheld(draft: Draft, intent: Intent) -> Deferred | None:
     """What holds the act now, whatever was so when it was written down. None: nothing."""
     if isinstance(intent.act, StopJob):
         return _stop_withheld(draft, intent.act)
-    if isinstance(intent.act, Verify) and (busy := _busy(draft, intent.act)):
-        return Deferred(f"unmanaged work has come to {listing(busy)} meanwhile")
+    if isinstance(intent.act, Verify) and (busy := _busy(draft, intent, intent.act)):
+        return Deferred(f"work has come to {listing(busy)} meanwhile")
     incident = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
     node = draft.node(incident.node) if incident is not None else None
     if incident is None or node is None:
@@ -93,12 +93,20 @@ def _disturbs(act: AnyAct) -> bool:
     return isinstance(act, Repair) and act.rung is not Remedy.RESTART_SERVICE
 
 
-def _busy(draft: Draft, act: Verify) -> tuple[NodeId, ...]:
-    """Nodes of a check, whoever asked for it, where others' work runs. Many are not expected one by one."""
+def _busy(draft: Draft, intent: Intent, act: Verify) -> tuple[NodeId, ...]:
+    """Nodes of a check, whoever asked for it, where others' work runs. Many are not expected one by one.
+
+    One that was asked for on idle nodes is sent to nobody who is not idle any more; a gate's nodes may be shared.
+    """
+    idle = intent.owner.startswith("checkup:")
     few = len(act.nodes) <= FEW
     draft.fetch([f"node:{node}" for node in act.nodes])
     seats = [draft.node(node) if few else draft.peek(Node, f"node:{node}") for node in act.nodes]
-    return tuple(seat.id for seat in seats if seat is not None and seat.unmanaged)
+    return tuple(
+        seat.id
+        for seat in seats
+        if seat is not None and (seat.unmanaged or (idle and draft.holders(seat, readable=True)))
+    )
 
 
 def _stop_withheld(draft: Draft, act: StopJob) -> Deferred | None:
@@ -192,6 +200,6 @@ def _check_later(draft: Draft, intent: Intent, act: Verify, refused: Deferred) -
     if reading < seen_by.at:
         draft.put(replace(intent, not_before=again, seen_by=seen_by, answer=refused.because))
         return
-    unrun = dict.fromkeys(_busy(draft, act), "could_not_run")
+    unrun = dict.fromkeys(_busy(draft, intent, act), "could_not_run")
     draft.put(replace(intent, state=IntentState.EXPIRED, answer=refused.because, verdicts=unrun))
     draft.waits[f"intent:{intent.key}"] = DUE_NOW

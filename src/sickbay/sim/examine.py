@@ -41,6 +41,8 @@ class Examinations:
     def _disturb(self, check: str, seat: Seat) -> None:
         """A check takes the devices: whatever runs there suffers."""
         for attempt in self._workload.on(seat):
+            if attempt.end is not None and not seat.reachable:
+                continue  # its cluster called it over while it did not reach the node: nobody knows that it runs
             text = f"{check} while {attempt.id} runs there"
             self._ground.chronicle.violate("check_on_running", seat.id, text, key=check, since=attempt.launched_at)
         if seat.unmanaged:

@@ -38,8 +38,8 @@ class Placing:
     ) -> None:
         """Begins an attempt under a key; the same key again brings what is missing of its gang. `only`: a part."""
         known = self._workload.jobs.get(job)
-        if known is not None:
-            known.purged = False  # it is made anew
+        if known is not None and known.purged:
+            known.purged = known.cancelled = False  # it is made anew
         if known is not None and (attempt := self._workload.refuse_second(known, number, key)) is not None:
             self._complete_gang(known, attempt)
             return

@@ -28,13 +28,13 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, JobId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.intent import Intent
-from sickbay.model.job import JobState
+from sickbay.model.job import JobSpec, JobState
 from sickbay.model.protocol import Item, Report
 from sickbay.model.rows import Unit
 from sickbay.sim.ground import ClusterRules
 from sickbay.sim.hardware import Seat
 from sickbay.sim.programme import Programme
-from sickbay.sim.simulation import CLUSTER
+from sickbay.sim.simulation import CLUSTER, POOL
 
 KNOWS = {
     "kubernetes": frozenset({"uid", "instance", "boot"}),
@@ -122,6 +122,28 @@ def test_a_reboot_that_the_cluster_cannot_tell_is_learned_from_the_agent(ward: O
     assert before is not None
     assert row.incarnation == replace(before, boot_id=w.world.seat(w.nodes[0]).incarnation.boot_id)
     assert row.ended_boots == (before.boot_id,)
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_a_job_that_began_after_a_reboot_that_nobody_heard_of_is_left_alone(ward: OpenWard, cold: bool) -> None:
+    w = ward(nodes=1, cold=cold, cluster=telling("uid", "instance"))
+    job = JobId("theirs")
+    spec = JobSpec(name="theirs", cluster=CLUSTER, pool=POOL, nodes=1)
+    w.world.submit_to_cluster(job, spec, Programme(steps=3000), native_delay=10.0)
+    w.until(lambda: w.state(job) == JobState.RUNNING, HOUR)
+    w.world.agents.close_ear()  # of what agents say nothing reaches us
+    w.world.operator_reboots(w.nodes[0])
+    w.until(lambda: w.job(job).attempt == 2, HOUR)
+    w.run(120)
+    w.world.agents.open_ear()
+    w.run(120)
+    boot = w.world.seat(w.nodes[0]).incarnation.boot_id
+    row = w.node(w.nodes[0])
+    assert row.incarnation is not None
+    assert row.incarnation.boot_id == boot, "it is known by now"
+    assert (w.state(job), w.job(job).attempt) == (JobState.RUNNING, 2)
+    assert len(w.job(job).interruptions) == 1, "that of the attempt before the reboot"
+    w.rests()
 
 
 @pytest.mark.parametrize("boots", [1, 2, 5])

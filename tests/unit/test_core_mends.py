@@ -21,7 +21,7 @@ from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.errors import StoreError
-from sickbay.model.facts import Fact, NodeSeen, NodeVanished, Observed, Ordered
+from sickbay.model.facts import Fact, JobVanished, NodeSeen, NodeVanished, Observed, Ordered
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import (
     Brake,
@@ -377,3 +377,55 @@ def test_a_long_text_is_cut_whichever_way_it_enters(way: str) -> None:
             Watcher(store, cluster, clock).read()
     (kept,) = store.facts(after=0, limit=10)
     assert LONG not in str(kept.news)
+
+
+# --- a list that ends early
+
+
+class PurgedQueue(OneList):
+    """A cluster whose lists have no jobs, and whose deltas say nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(LISTED)
+        self.lists = 0
+
+    def watch(self, cursor: str | None) -> Deltas | Lost:
+        return Lost() if cursor is None else Deltas(cursor=cursor, as_of=20.0 + self.lists)
+
+    def snapshot(self) -> Snapshot:
+        self.lists += 1
+        return Snapshot(cursor="1", as_of=20.0 + self.lists, nodes=(LISTED,), jobs=())
+
+
+class FailingStore(MemoryStore):
+    """Its next append fails, once."""
+
+    failing = False
+
+    def append(self, *args: Any, **more: Any) -> int:
+        if self.failing:
+            self.failing = False
+            raise StoreError("not now")
+        return super().append(*args, **more)
+
+
+def test_a_list_that_was_not_stored_whole_is_listed_again() -> None:
+    spec = JobSpec(name="llama", cluster="sim", pool="train", nodes=1)
+    job = Job(
+        id=JobId("llama"), spec=spec, submitted_at=NOW, state=JobState.RUNNING, attempt=1,
+        ranks={tables.SEAT: "running"}, claim={tables.SEAT: ()}, ranks_as_of=5.0,
+    )  # fmt: skip
+    store, cluster = FailingStore(limits=False), PurgedQueue()
+    lease = store.lease("test", 1e6)
+    assert lease is not None
+    store.commit(Unit(writes={key_of(job): job, key_of(KNOWN): KNOWN}), lease.epoch)
+    told: Any = cluster
+    watcher = Watcher(store, told, StillClock())
+    while watcher.read() or watcher.amid or not cluster.lists:
+        pass
+    store.failing = True  # at the second list, which is asked for because a job was missing in the first
+    with pytest.raises(StoreError):
+        watcher.read()
+    watcher.read()
+    missing = [fact.news.as_of for fact in store.facts(after=0, limit=50) if isinstance(fact.news, JobVanished)]
+    assert missing == [21.0, 23.0], "the list that failed counts for nothing, and another is asked for"

@@ -13,7 +13,7 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.reception import Reception
 from sickbay.model.clock import INGEST
 from sickbay.model.errors import BadInput, StoreUnavailable
-from sickbay.model.facts import Checked, Fact, Looked, Observed, Outcome, Stepped
+from sickbay.model.facts import Booted, Checked, Fact, Looked, Observed, Outcome, Stepped
 from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
 from sickbay.model.protocol import (
     Answered,
@@ -155,6 +155,33 @@ def test_what_was_spooled_under_an_ended_boot_is_no_sign_of_life() -> None:
     door.reception.receive(report(XID, boot_id="b1", agent_run="old"))
     assert [pulse.incarnation.boot_id for _, pulse in door.store.voices(before=-1.0).heard] == ["b2"]
     assert [fact.id for fact in door.facts()] == ["c/n1/b1/old/main/1"]
+
+
+def test_the_first_report_under_a_new_boot_says_when_it_began_before_it_is_a_sign_of_life() -> None:
+    door = Door()
+    lease = door.store.lease("engine", 30.0)
+    seat = Node(id=NODE, cluster="c", pool="c/p", incarnation=Incarnation(uid="u", instance_id="i", boot_id="b1"))
+    door.store.commit(Unit(writes={f"node:{NODE}": seat}), lease.epoch)
+    heard: list[int] = []
+    hear = door.store.hear
+    door.store.hear = lambda pulses: (heard.append(len(door.facts())), hear(pulses))
+    for _ in range(3):
+        door.reception.receive(report(mono_now=100.0))
+        door.clock.now += 5.0
+    (booted,) = door.facts()
+    assert booted.news == Booted(node=NODE, incarnation=ME)
+    assert booted.at == datetime.fromtimestamp(START - 100.0, UTC)
+    assert heard == [1, 1, 1]
+
+
+@pytest.mark.parametrize("mono_now", [-1.0, 0.0, 1e12])
+def test_an_agent_whose_clock_cannot_be_right_says_nothing_of_when_its_boot_began(mono_now: float) -> None:
+    door = Door()
+    lease = door.store.lease("engine", 30.0)
+    seat = Node(id=NODE, cluster="c", pool="c/p", incarnation=Incarnation(uid="u", instance_id="i", boot_id="b1"))
+    door.store.commit(Unit(writes={f"node:{NODE}": seat}), lease.epoch)
+    door.reception.receive(report(mono_now=mono_now))
+    assert door.facts() == []
 
 
 def test_commands_ride_on_replies_with_the_time_that_is_left_to_them() -> None:

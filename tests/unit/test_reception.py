@@ -30,6 +30,7 @@ from sickbay.model.protocol import (
 )
 from sickbay.model.rows import Unit
 from sickbay.ports.metrics import Point
+from sickbay.ports.store import Pulse
 
 NODE = NodeId("c/n1")
 ME = Incarnation(instance_id="i", boot_id="b2")
@@ -163,8 +164,13 @@ def test_the_first_report_under_a_new_boot_says_when_it_began_before_it_is_a_sig
     seat = Node(id=NODE, cluster="c", pool="c/p", incarnation=Incarnation(uid="u", instance_id="i", boot_id="b1"))
     door.store.commit(Unit(writes={f"node:{NODE}": seat}), lease.epoch)
     heard: list[int] = []
-    hear = door.store.hear
-    door.store.hear = lambda pulses: (heard.append(len(door.facts())), hear(pulses))
+
+    class Listening(MemoryStore):
+        def hear(self, pulses: Mapping[NodeId, Pulse]) -> None:
+            heard.append(len(door.facts()))
+            super().hear(pulses)
+
+    door.store.__class__ = Listening
     for _ in range(3):
         door.reception.receive(report(mono_now=100.0))
         door.clock.now += 5.0

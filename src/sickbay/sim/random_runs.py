@@ -271,10 +271,11 @@ def _mend_what_is_held(sim: Simulation) -> None:
     Seats that nobody fills are given up, and with them the jobs that have become too large for what is left. What the
     policy only recommends, and what nobody there can check, he vouches for. A brake that lasts, since its nodes stay
     lost, he resets if he was told of it. A job that waits in a queue which does not have it any more, he stops if he
-    was told that it waits: it began, ended and was purged between two reads.
+    was told that it waits: it began, ended and was purged between two reads. So he does with one that was given up
+    and that its own controller runs again and again, on a node that only makes its program look wrong.
     """
     seats = sim.world.seats
-    told = {notice.subject for _, notice in sim.world.notices if notice.event in {"brake", "job_waits"}}
+    told = {notice.subject for _, notice in sim.world.notices if notice.event in {"brake", "job_waits", "job_failed"}}
     for brake in [b for b in sim.brakes() if b.tripped_at is not None and key_of(b) in told]:
         sim.order("brake_reset", key_of(brake).removeprefix("brake:"))
     here = [i for i in sim.incidents(intake=True) if i.open and i.node in seats]
@@ -296,7 +297,10 @@ def _mend_what_is_held(sim: Simulation) -> None:
         # One that never ran wants all that it asked for, however often its start was called off.
         known = sim.world.workload.jobs.get(job.id)
         purged = job.state is JobState.GATING and known is not None and known.purged and key_of(job) in told
-        if job.open and (purged or gone or (job.spec.least if job.interruptions else job.spec.most) > len(pooled)):
+        over = job.adopted and len(job.interruptions) >= sim.policy.resume.max_interruptions and key_of(job) in told
+        if job.open and (
+            purged or over or gone or (job.spec.least if job.interruptions else job.spec.most) > len(pooled)
+        ):
             sim.order("stop", job.id)
 
 

@@ -1,4 +1,4 @@
-"""Mends that no test holds (put into tests/unit/test_core_held.py): each is red when its mend is reverted."""
+"""Mends that no other test holds: each of these is red when its mend is reverted."""
 
 import threading
 import time

@@ -4,11 +4,12 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
+from sickbay.brain.correlate import absorb
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.repair import occupied, stands
 from sickbay.brain.sight import Sight, away, later, on_its_way, owner_of, remind
-from sickbay.model.clock import Deadline
-from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.fault import NODE_LOST, Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Order, Phase, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
@@ -22,6 +23,8 @@ NODE_VERBS = {
     "replace": Remedy.REPLACE,
 }
 WISH = "operator."
+# What `absorb` changes of an incident.
+ILLNESS = ("fault", "remedy", "least", "evidence", "seen_at", "shown_at", "beside", "wide", "needs_human", "relapse")
 
 
 def wished(verb: str, by: str, reason: str) -> Fault:
@@ -177,6 +180,8 @@ def close(s: Sight, node: Node, policy: Policy) -> Decision:
         return remind(s, policy, "release_failed", text, "trying again to take our cordon back")
     elif releasing and not s.passed(incident.deadline):
         return Stay(Wait(because="trying again later to take our cordon back", until=incident.deadline))
+    if event == "release" and releasing and (sequel := _sick_again(incident, node)) is not None:
+        return _keep_out(s, node, policy, sequel)
     act = Release(node=node.id, owner=owner_of(incident))
     return Do(act, because, policy.pace.cordon_deadline, incident.cluster, also={"deadline": None})
 
@@ -187,6 +192,24 @@ def _refusal_stands(s: Sight, node: Node, intent: Intent, policy: Policy) -> Dea
         return None
     until = later(intent.not_before, policy.pace.vacancy if away(node) else timedelta(0))
     return None if s.passed(until) else until
+
+
+def _sick_again(incident: Incident, node: Node) -> Fault | None:
+    """What the node has shown since its check passed, and still asks for its repair."""
+    fault = incident.sequel
+    if fault is None or not fault.remedy.disrupts or fault.code.startswith(WISH):
+        return None
+    heard_again = fault.code == NODE_LOST and not node.lost
+    return fault if owner_of(incident) in node.cordons and not heard_again else None
+
+
+def _keep_out(s: Sight, node: Node, policy: Policy, fault: Fault) -> Decision:
+    """Its release was not taken, and the node fell ill meanwhile: our cordon stays, and the incident goes on."""
+    reading = s.readings.get(INGEST, 0.0)
+    ill = absorb(replace(s.incident, closing=None, sequel=None), fault, node, policy, reading)
+    changed = {name: getattr(ill, name) for name in ILLNESS}
+    again = {"closing": None, "closing_why": "", "sequel": None, "proof": None, "intent": "", "deadline": None}
+    return Change(f"{fault.code} before it was released", {**changed, **again})
 
 
 def _removed_by_another(incident: Incident, node: Node) -> bool:

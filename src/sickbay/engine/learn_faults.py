@@ -77,14 +77,27 @@ def _comes_early(node: Node | None, news: Observed) -> bool:
 
 
 def keep_early(draft: Draft, fact: Fact, news: Observed | Inventory, who: Incarnation) -> None:
-    """Until its machine is known: then it is learned. Of inventories the last, and there is always room for it."""
+    """Until its machine is known: then it is learned. Of inventories the last, of observations what tells most."""
     voice = hear_early(draft, news.node, who)
     said = voice.said
     if isinstance(news, Inventory):
         said = tuple(each for each in said if not isinstance(each.news, Inventory))
-    elif len(said) >= EARLY_WORDS:
-        return
-    draft.put(replace(voice, said=(*said, replace(fact, news=news))))
+    draft.put(replace(voice, said=_telling(draft, (*said, replace(fact, news=news)))))
+
+
+def _telling(draft: Draft, said: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    """As many observations as are kept. Of too many a repeated one goes, else the mildest; among equals the newest."""
+    found = [(n, classify(f.news, draft.rules.tables)) for n, f in enumerate(said) if isinstance(f.news, Observed)]
+    if len(found) <= EARLY_WORDS:
+        return said
+    first: set[tuple[str, int | None]] = set()
+    worth = []
+    for n, fault in found:
+        sign = (fault.code, fault.device) if fault is not None else ("", None)
+        worth.append((sign not in first, fault.remedy.rank if fault is not None else -1, -n))
+        first.add(sign)
+    least = -min(worth)[2]
+    return (*said[:least], *said[least + 1 :])
 
 
 def hear_early(draft: Draft, node: NodeId, who: Incarnation) -> Voice:

@@ -19,7 +19,7 @@ from sickbay.brain.identity import (
 from sickbay.engine import patrol
 from sickbay.engine.errands import end_ranks
 from sickbay.engine.learn_faults import hear_early, keep_early, observed, open_incident, raise_fault
-from sickbay.engine.steps import hear_again, step_incident
+from sickbay.engine.steps import hear_again, step_incident, subjects_of
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import (
@@ -179,7 +179,6 @@ def inventory(draft: Draft, fact: Fact, news: Inventory) -> None:
 
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
-    wanted = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
     left = _left_with(draft, node.incarnation)
     new = node.incarnation is not None and _remember(draft, node.incarnation)
     if left is not None and node.incident is None:
@@ -187,7 +186,7 @@ def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
         return
     if not new:
         return
-    if not wanted or node.incident is not None:
+    if not _takes_in(draft) or node.incident is not None:
         return
     fault = classify(Observed(node=node.id, kind="intake"), draft.rules.tables)
     if fault is None:
@@ -195,6 +194,11 @@ def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
     node = replace(node, counted=filled)
     draft.put(node)
     open_incident(draft, fact, node, fault, IncidentKind.INTAKE)
+
+
+def _takes_in(draft: Draft) -> bool:
+    """Whether newcomers are checked."""
+    return any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
 
 
 def _names_of(incarnation: Incarnation) -> list[str]:
@@ -246,6 +250,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
         return node
     if standing is Standing.PRESENT and was is not None:
         return _fill_in(draft, node, was, now)
+    known = draft.node(node.id) or node  # with the devices that it had
     incident = draft.incident(node.incident) if node.incident else None
     ours = incident is not None and incident.phase is Phase.REPAIRING
     after = replace(
@@ -266,6 +271,7 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     since = node.dated_boot[1] if node.dated_boot and node.dated_boot[0] == now.boot_id else None
     end_ranks(draft, after, f"{node.name} restarted under it", since=since)  # the new incarnation is the proof
     if not now.same_holder(was):
+        _leave_history(draft, known, incident)
         _part_with(draft, was, incident)
         patrol.wake(draft, after)
         if incident is not None and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
@@ -277,13 +283,28 @@ def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing
     return after
 
 
+def _leave_history(draft: Draft, node: Node, incident: Incident | None) -> None:
+    """The machine that fell ill leaves its seat: what the incident comes to is its history, not its successor's."""
+    incident = draft.incident(incident.id) if incident is not None else None
+    if incident is not None and incident.phase.out and incident.whose is None:
+        whose = subjects_of(node.incarnation, node, incident.fault.device)
+        draft.put(replace(incident, whose=tuple(whose)))
+
+
 def _part_with(draft: Draft, holder: Incarnation | None, incident: Incident | None) -> None:
-    """Another holds its seat: it is remembered for a while, and if it is seen again it is known."""
+    """Another holds its seat: it is remembered for a while, and if it is seen again it is known.
+
+    One that left while it was out of service is a newcomer wherever it is put, where newcomers are checked.
+    """
+    unproven = incident is not None and incident.phase.out and not incident.as_good_as_over
     for key in _names_of(holder) if holder is not None else ():
         record = draft.read(Record, key, watch=False)
-        if record is not None and record.gone_at is None:
-            left = _uncleared(incident) if incident is not None and incident.phase is Phase.SUSPECT else None
-            draft.put(replace(record, gone_at=draft.now, left=left))
+        if record is None:
+            continue
+        if unproven and _takes_in(draft):
+            draft.drop(key)  # whatever becomes of the incident is about the machine that holds the seat now
+        elif record.gone_at is None:
+            draft.put(replace(record, gone_at=draft.now, left=_uncleared(incident)))
 
 
 def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> Node:
@@ -338,6 +359,8 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
         draft.put(Record(subject=f"seat/{node.id}", boots=boots, gone_at=draft.now))
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
+        _leave_history(draft, node, incident)
+        _part_with(draft, node.incarnation, incident)
         patience = draft.rules.policy.pace.vacancy.total_seconds()
         until = Deadline(clock=node.cluster, at=draft.reading(node.cluster) + patience)
         gone = replace(node, incarnation=None, registered=None, left_boot=boots[-1], checking="", check_due=None)
@@ -363,10 +386,9 @@ def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | 
         had = Inventory(devices=node.devices, linked=node.linked, node=node.id, incarnation=who)
         said = (Fact(id=f"inventory/{node.id}", at=draft.now, news=had),) if node.devices else ()
         draft.put(Voice(node=node.id, incarnation=who, said=said, at=draft.now))
-    taken_in = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
     for key in _names_of(holder):
         record = draft.read(Record, key, watch=False)
-        if record is not None and incident is not None and incident.phase.out and taken_in:
+        if record is not None and incident is not None and incident.phase.out and _takes_in(draft):
             draft.drop(key)  # nobody has proven it well: it is taken in like a newcomer
         elif record is not None:
             draft.put(replace(record, gone_at=draft.now, left=_uncleared(incident)))

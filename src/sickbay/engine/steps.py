@@ -1,5 +1,6 @@
 """Taking a step: what changes together when an incident or a job moves, or an intent is written down."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -106,10 +107,17 @@ def _close(draft: Draft, incident: Incident, *, by_hand: bool) -> None:
         ended=incident.phase,
         rung=repair or "",
     )
-    for subject in subjects_of(incident.incarnation, node, incident.fault.device):
+    for subject in _whose(incident, node):
         record = draft.read(Record, f"record:{subject}", watch=False) or Record(subject=subject)
         until = draft.now + looks_back(draft.rules.policy)
         draft.put(replace(record, past=(*record.past, past)[-KEEP_PAST:], told_until=until))
+
+
+def _whose(incident: Incident, node: Node | None) -> Iterable[str]:
+    """A machine that was put in for another does not inherit what its predecessor had."""
+    if incident.whose is not None:
+        return incident.whose
+    return subjects_of(incident.incarnation, node, incident.fault.device)
 
 
 def hear_again(draft: Draft, node: Node) -> None:

@@ -116,6 +116,7 @@ class Incident(Noun):
     incarnation: Incarnation | None  # the holder that it is about now
     fault: Fault  # what leads
     opened_at: datetime
+    whose: tuple[str, ...] | None = None  # whose history it enters, once the machine that fell ill has left its seat
     phase: Phase = Phase.SUSPECT
     evidence: tuple[str, ...] = ()
     began: float = 0.0  # reading of ingest when it was opened

@@ -44,8 +44,8 @@ def _books_in_one_pool(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_a_new_seat_for_a_persons_word(patch: pytest.MonkeyPatch) -> None:
-    def uncordoned(incident: Incident, node: Node, horizon: float) -> tuple[str, dict[str, object]]:
-        del horizon
+    def uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool) -> tuple[str, dict[str, object]]:
+        del horizon, repairs
         seen = incident.phase.out and incident.closing is None and incident.cordon_as_of is not None
         gone = seen and f"sickbay:{incident.id}" not in node.cordons and node.as_of > (incident.cordon_as_of or 0.0)
         return ("our cordon was removed by another" if gone else ""), {}

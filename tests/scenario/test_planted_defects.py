@@ -114,6 +114,10 @@ def _takes_everybody_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(learn_nodes, "seen", as_newcomer)
 
 
+def _sends_amid_a_list(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sending, "_rest_of_read", lambda _draft, _intent: None)
+
+
 def _shares_one_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Simulation, "_replica_name", lambda _self: "engine")
 
@@ -201,6 +205,9 @@ DEFECTS = {
     ),
     "everybody is taken in at first connection": Defect(
         _takes_everybody_in, _needs(T.FIRST_CONNECTION), _by("first_connection"), tuple(range(4))
+    ),
+    "a check is sent before the rest of a list has told what runs there": Defect(
+        _sends_amid_a_list, _needs(T.FIRST_CONNECTION), _by("check_on_running"), (5, 13, *range(12))
     ),
     "two replicas lead under one name": Defect(_shares_one_name, _needs(T.EQUAL_NAMES), _by("two_leaders"), (4, 9, 14)),
     "a row that cannot be read stops everything": Defect(

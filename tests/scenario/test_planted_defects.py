@@ -44,8 +44,8 @@ def _books_in_one_pool(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_a_new_seat_for_a_persons_word(patch: pytest.MonkeyPatch) -> None:
-    def uncordoned(incident: Incident, node: Node, horizon: float) -> tuple[str, dict[str, object]]:
-        del horizon
+    def uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool) -> tuple[str, dict[str, object]]:
+        del horizon, repairs
         seen = incident.phase.out and incident.closing is None and incident.cordon_as_of is not None
         gone = seen and f"sickbay:{incident.id}" not in node.cordons and node.as_of > (incident.cordon_as_of or 0.0)
         return ("our cordon was removed by another" if gone else ""), {}
@@ -112,6 +112,10 @@ def _takes_everybody_in(patch: pytest.MonkeyPatch) -> None:
         seen(draft, fact, replace(news, first_connection=False))
 
     patch.setattr(learn_nodes, "seen", as_newcomer)
+
+
+def _sends_amid_a_list(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sending, "_rest_of_read", lambda _draft, _intent: None)
 
 
 def _shares_one_name(patch: pytest.MonkeyPatch) -> None:
@@ -201,6 +205,9 @@ DEFECTS = {
     ),
     "everybody is taken in at first connection": Defect(
         _takes_everybody_in, _needs(T.FIRST_CONNECTION), _by("first_connection"), tuple(range(4))
+    ),
+    "a check is sent before the rest of a list has told what runs there": Defect(
+        _sends_amid_a_list, _needs(T.FIRST_CONNECTION), _by("check_on_running"), (5, 13, *range(12))
     ),
     "two replicas lead under one name": Defect(_shares_one_name, _needs(T.EQUAL_NAMES), _by("two_leaders"), (4, 9, 14)),
     "a row that cannot be read stops everything": Defect(

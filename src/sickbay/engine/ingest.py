@@ -35,6 +35,7 @@ from sickbay.ports.store import Pulse, Store
 
 SLICE = 500
 SHOWN = frozenset({JobState.GATING, JobState.RUNNING, JobState.STOPPING})  # a list must have what was shown once
+Said = NodeSeen | NodeVanished | JobSeen | JobVanished
 Thing = TypeVar("Thing")
 
 
@@ -187,10 +188,14 @@ class Watcher:
         facts = [
             self._told(news, at)
             if isinstance(news, Told)
-            else Fact(id=f"{self._cluster.id}/{found.cursor}/{n}", at=_dated(news, at), news=news)
+            else Fact(id=f"{self._cluster.id}/{found.cursor}/{n}", at=_dated(news, at), news=self._signed(news))
             for n, news in enumerate(found.news)
         ]
         return self._append(facts, [self._mark(found.cursor, found.as_of)])
+
+    def _signed(self, news: Said) -> Said:
+        """With the name of who says it: two clusters may have a job of one id."""
+        return replace(news, cluster=self._cluster.id) if isinstance(news, JobSeen | JobVanished) else news
 
     def _told(self, told: Told, now: datetime) -> Fact:
         """Named by the far side: a list that says it again is no second fact."""
@@ -248,11 +253,12 @@ class Watcher:
         for some_jobs in _sliced(listed.jobs, self._slices_of or SLICE):
             rows = whole(self._store.load(f"job:{seen.job}" for seen in some_jobs), self._store.load)
             news = [seen for seen in some_jobs if _says_more(rows[f"job:{seen.job}"].row, seen)]
-            slices.append([Fact(id=f"{stem}/job/{s.job}/{s.attempt}", at=_dated(s, wall), news=s) for s in news])
+            slices.append([Fact(id=f"{stem}/job/{s.job}/{s.attempt}", at=_dated(s, wall), news=self._signed(s))
+                           for s in news])  # fmt: skip
         slices.extend(
             [self._told(told, wall) for told in some] for some in _sliced(listed.told, self._slices_of or SLICE)
         )
-        missing = [JobVanished(job=job, as_of=listed.as_of, sure=False)
+        missing = [JobVanished(job=job, as_of=listed.as_of, sure=False, cluster=self._cluster.id)
                    for job in self._missing({seen.job for seen in listed.jobs}, listed.as_of)]  # fmt: skip
         slices.extend([Fact(id=f"{stem}/missing/{job.job}/{job.as_of}", at=wall, news=job) for job in some]
                       for some in _sliced(missing, self._slices_of or SLICE))  # fmt: skip

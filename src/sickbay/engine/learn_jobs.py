@@ -43,6 +43,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
         if news.spec is not None and news.end is None and news.ranks:
             _adopt(draft, fact, news)
         return
+    if _of_another(draft, job, news):
+        return
     if job.state.terminal:
         if news.end is not None and news.attempt == job.attempt:
             _fill_tail(draft, job, news.end.tail)
@@ -70,6 +72,19 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
         after = _allocated(draft, fact, after)
     if after != job:
         draft.put(after)
+
+
+def _of_another(draft: Draft, job: Job, news: JobSeen | JobVanished) -> bool:
+    """Whether another cluster says this, of a job of its own that has the same id. A person is told once."""
+    if not news.cluster or news.cluster == job.spec.cluster:
+        return False
+    only = f"only that of {job.spec.cluster} is seen, and nodes are treated as if the other were not there"
+    text = f"{news.cluster} has a job {job.id}, too: {only}"
+    notice = Notify(event="set_aside", subject=key_of(job), text=text)
+    told = notify(draft, job, Tell(notice, f"namesake:{news.cluster}"))
+    if told != job.told:
+        draft.put(replace(job, told=told))
+    return True
 
 
 def _anew(job: Job, news: JobSeen) -> bool:
@@ -168,7 +183,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
 def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
     """Its cluster has it no more. Nobody can say how it ended; that a list lacked it once may be that list's fault."""
     job = draft.job(news.job)
-    if job is None or news.as_of <= max(job.ranks_as_of, job.missing_as_of or 0.0):
+    if job is None or _of_another(draft, job, news) or news.as_of <= max(job.ranks_as_of, job.missing_as_of or 0.0):
         return
     if not job.open:
         if news.sure and job.adopted:

@@ -334,7 +334,7 @@ def _compare(draft: Draft, node: Node) -> None:
         return
     clock = draft.clocks.get(node.cluster)
     horizon = clock.as_of + 2 * clock.period if clock is not None else node.as_of
-    found = drift(incident, node, horizon)
+    found = drift(incident, node, horizon, draft.intent(incident.intent))
     after = replace(incident, **found.cordon)
     if found.uncordoned:
         order = Order(verb="uncordoned", by="another", reason=found.uncordoned)

@@ -160,7 +160,8 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     # Where no agent was ever heard, its silence says nothing; one that was heard must be heard under this boot.
     never = node.agent is AgentState.NONE and (not node.agent_known or Capability.LOOK not in can)
     speaks = node.agent is AgentState.HEARD or never
-    healthy = phase in {None, Phase.WATCHED} or (phase is Phase.SUSPECT and node.excused)
+    # An exclusion is about faults: it is no proof of a newcomer, which nobody has checked.
+    healthy = phase in {None, Phase.WATCHED} or (phase is Phase.SUSPECT and node.excused and not newcomer)
     free = not node.cordons and not node.checking
     claimable = node.incarnation is not None and node.ready and speaks and healthy and free
     mine = node.counted and (vacant or ours)

@@ -310,12 +310,17 @@ def first_step(job: Job, at: datetime) -> Job:
 # --- intents
 
 
+def name_of(owner: Incident | Job) -> str:
+    """In front of its acts' keys. Others name jobs: one called as an incident is must not get the keys of its acts."""
+    return owner.id if isinstance(owner, Incident) else f"job.{owner.id}"
+
+
 def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int]:
     """The intent of a decision, PLANNED. Its key is the owner's next number: planning it twice gives one intent."""
     number = owner.acts + 1
     cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
     intent = Intent(
-        key=f"{owner.id}.{number}",
+        key=f"{name_of(owner)}.{number}",
         owner=key_of(owner),
         cluster=cluster,
         pool=owner.pool,
@@ -344,7 +349,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
 
 def _drop_old(draft: Draft, owner: Incident | Job, number: int) -> None:
     """What is open keeps what was done for it, whatever its age; a job that runs for ever keeps the newest of it."""
-    old = draft.read(Intent, f"intent:{owner.id}.{number}", watch=False) if number > 0 else None
+    old = draft.read(Intent, f"intent:{name_of(owner)}.{number}", watch=False) if number > 0 else None
     if old is not None and old.state.over and old.key != owner.intent:
         draft.drop(f"intent:{old.key}")
         draft.waits[f"intent:{old.key}"] = None
@@ -381,7 +386,7 @@ def notify(draft: Draft, owner: Incident | Job, tell: Tell) -> tuple[str, ...]:
     if tell.once in owner.told:
         return owner.told
     cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
-    post(draft, tell.notice, key=f"{owner.id}.tell.{tell.once}", cluster=cluster, pool=owner.pool)
+    post(draft, tell.notice, key=f"{name_of(owner)}.tell.{tell.once}", cluster=cluster, pool=owner.pool)
     draft.tell(f"told: {tell.notice.text}", key_of(owner), event="notify")
     return (*owner.told, tell.once)[-REPEATED_TELLS:]
 

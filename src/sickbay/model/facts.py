@@ -103,6 +103,7 @@ class JobVanished(News, tag="job_vanished"):
     job: JobId
     as_of: float
     sure: bool = True
+    cluster: str = ""
 
 
 class Stepped(News, tag="stepped"):

@@ -83,6 +83,8 @@ def _fleet(dice: Dice, *, limits: bool) -> Simulation:
         nodes = dice.of(Trouble.LARGE).randint(300, 600)
     joins = rng.random() < 0.2
     connects = dice.meets(Trouble.FIRST_CONNECTION, 0.2)
+    if connects and seed % 2:
+        first = replace(first, checks_first=True)  # of those that idle, while others' jobs run
     plan = Plan(
         nodes=nodes,
         gpus=64 if many else gpus,

@@ -145,8 +145,8 @@ class Invariants:
 
     def _changed(self, before: AnyRow | None, after: AnyRow | None) -> list[Wrong]:
         match after:
-            case Incident(phase=Phase.DISMISSED) if isinstance(before, Incident) and before.phase.out:
-                return self.acts.dismissed(before)
+            case Incident(phase=Phase.DISMISSED) if isinstance(before, Incident):
+                return self.acts.dismissed(before) if before.phase.out or self._asked_for(before) else []
             case Node():
                 return self.acts.held_by(after)
             case Job(open=True):
@@ -155,6 +155,12 @@ class Invariants:
                 return [Wrong("foreign_claim", text)] if foreign else []
             case _:
                 return []
+
+    def _asked_for(self, incident: Incident) -> bool:
+        """Whether a person has asked for its treatment, and the machine that he meant is still there."""
+        row = self.witness.rows.get(f"node:{incident.node}")
+        holder = row.incarnation if isinstance(row, Node) else None
+        return incident.ordered and holder is not None and holder.same_holder(incident.incarnation)
 
     def nobody_waits_for_the_dead(self) -> None:
         """Hours after the last mishap, whatever is said to run does run."""

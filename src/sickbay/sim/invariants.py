@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sickbay.engine.plan import plan
 from sickbay.engine.view import Draft, View, moment
-from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.clock import INGEST, LEADER, WatchedClock
 from sickbay.model.errors import UnreadableRow
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Node, NodeId
@@ -180,7 +180,7 @@ class Invariants:
     def incremental_law(self) -> None:
         """Forgetting what is dirty and planning the whole fleet yields no intent that was not taken or scheduled."""
         store = self._sim.store
-        sources = (INGEST, *self._sim.hands.sites)
+        sources = (INGEST, LEADER, *self._sim.hands.sites)
         loaded = store.load(f"clock:{source}" for source in sources).values()
         clocks = {v.row.source: v.row for v in loaded if isinstance(v.row, WatchedClock)}
         for source, clock in clocks.items():

@@ -136,6 +136,11 @@ def test_orders_do_what_the_phase_allows(verb: str, phase: Phase, word: str) -> 
     assert decision.also["orders"] == ()
 
 
+def test_what_a_person_has_ordered_is_not_cancelled_by_the_driver() -> None:
+    taken_back = (Order(verb="cancel", by="xid.162", reason="xid.162 takes it back"),)
+    assert said(decide(sight(incident(Phase.SUSPECT, ordered=True, orders=taken_back)), POLICY)) == "change"
+
+
 @pytest.mark.parametrize(
     ("tried", "remedy"),
     [((), Remedy.REBOOT), ((Remedy.REBOOT,), Remedy.REPLACE), ((Remedy.REPLACE,), Remedy.REPLACE)],

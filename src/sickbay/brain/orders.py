@@ -11,7 +11,7 @@ from sickbay.brain.sight import Sight, away, later, on_its_way, owner_of, remind
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import NODE_LOST, Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, IncidentKind, Order, Phase, Wait
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, Order, Phase, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
 from sickbay.model.policy import Policy
 
@@ -40,23 +40,20 @@ def wished(verb: str, by: str, reason: str) -> Fault:
     )
 
 
-def together(fault: Fault, wish: Fault) -> Fault:
-    """A fault and a person's wish that both wait for an incident to close: neither is lost in the next one."""
-    needs_human = fault.needs_human or wish.needs_human
-    return replace(fault, remedy=highest(fault.remedy, wish.remedy), needs_human=needs_human)
-
-
 def obey(s: Sight, order: Order) -> Decision:
     incident = s.incident
     because = f"{order.verb} by {order.by}: {order.reason}"
     rest: dict[str, object] = {"orders": incident.orders[1:]}
     done = f"{order.by}: {order.verb}: done"
-    decided: dict[str, object] = {"ordered": True, "needs_human": False}  # by a human, who is what it was held for
+    # By a human, who is what it was held for.
+    decided: dict[str, object] = {"ordered": True, "needs_human": False, "kept": False}
     match order.verb:
         case "dismiss" | "uncordon":
             return Change(
                 because, {**rest, **_closing(s, "by an operator")}, answer=f"{done}: our cordon is taken back"
             )
+        case "cancel" if incident.ordered:  # by a person, whatever the driver says
+            return Change(because, rest)
         case "cancel":  # the driver took its own word back, while the node was still in service
             return Move("dismiss", order.reason, rest)
         case "uncordoned":  # another removed our cordon on the cluster: there is nothing left to release
@@ -64,9 +61,10 @@ def obey(s: Sight, order: Order) -> Decision:
         case "hold" if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
             return Change(because, rest, answer=_refusal(order, "it is being closed"))
         case "hold" if incident.phase.out and incident.phase is not Phase.HELD:
-            return Move("hold", because, rest, answer=done)
+            return Move("hold", because, {**rest, "kept": True}, answer=done)
         case "hold":
-            return Change(because, {**rest, "needs_human": True}, answer=f"{done}: a human decides before any repair")
+            also = {**rest, "needs_human": True, "kept": True}
+            return Change(because, also, answer=f"{done}: a human decides before any repair")
         case "confirm" if incident.phase is Phase.HELD:
             event = _way_out(s, "verify")
             also = {**rest, **decided, "proof": None, "to_verify": event != "verify"}
@@ -85,9 +83,10 @@ def _wish(s: Sight, order: Order, rest: dict[str, object], decided: dict[str, ob
     """What a person asks of a node that is treated already raises what is done, it never lowers it."""
     incident, wish = s.incident, wished(order.verb, order.by, order.reason)
     done, because, repair = f"{order.by}: {order.verb}: done", wish.because, wish.remedy.disrupts
+    if incident.closing is not None and len(incident.later) >= ORDERS_MOST:
+        return Change(because, rest, answer=_refusal(order, f"{len(incident.later)} orders wait already"))
     if incident.closing is not None:
-        after = together(incident.sequel, wish) if incident.sequel is not None else wish
-        also = {**rest, "sequel": after, "now": order.now}
+        also = {**rest, "later": (*incident.later, order)}
         return Change(because, also, answer=f"{order.by}: {order.verb}: it is being closed: begins when that is over")
     if repair and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
         made = "is under way" if incident.phase is Phase.REPAIRING else "was done"
@@ -100,7 +99,7 @@ def _wish(s: Sight, order: Order, rest: dict[str, object], decided: dict[str, ob
             return Move(_way_out(s, "drain"), because, also, answer=done)
         case Phase.HELD:
             held = "it is held, and nothing runs there" if order.verb == "drain" else "it is held already"
-            return Change(because, rest, answer=f"{done}: {held}")
+            return Change(because, {**rest, "kept": True}, answer=f"{done}: {held}")
         case Phase.VERIFYING if repair:
             return Move("fail", because, {**also, "proof": None}, answer=done)
         case Phase.REPAIRING if repair:  # what is under way is seen through: its end counts as not enough
@@ -116,6 +115,7 @@ def _raised(incident: Incident, wish: Fault) -> dict[str, object]:
         "needs_human": wish.needs_human or (incident.needs_human and not repair),
         "least": highest(incident.least, wish.remedy),
         "ordered": True,
+        "kept": not repair,
     }
     watched = not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT
     if watched:  # what a person asks for takes its place
@@ -173,6 +173,8 @@ def close(s: Sight, node: Node, policy: Policy) -> Decision:
             return Stay(Wait(because="waiting to see our cordon gone", until=intent.seen_by))
     elif event == "dismiss" and _removed_by_another(incident, node):
         return Move(event, because)
+    elif event == "dismiss" and intent is not None and releasing and intent.expect is not None:
+        pass  # it was meant for one boot, before a person vouched for whoever is there: asked for anew without that
     elif intent is not None and releasing and (until := _refusal_stands(s, node, intent, policy)) is not None:
         return Stay(Wait(because=f"the cluster refused our release: {intent.answer}", until=until))
     elif releasing and incident.deadline is None:

@@ -34,7 +34,7 @@ def drained(s: Sight, node: Node, policy: Policy) -> Decision:
     if incident.healed is not None and incident.healed.rank >= wanted.rank:
         return _check(s, node, policy, f"{incident.healed} was done by others")
     came_back = incident.fault.code == NODE_LOST and node.agent is AgentState.HEARD and node.ready
-    if came_back and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
+    if came_back and not incident.ordered and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
         return _check(s, node, policy, "the node is heard again by itself")
     if rung is None:
         return Move("hold", f"the ladder's end: {because}")

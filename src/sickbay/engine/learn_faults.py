@@ -6,7 +6,6 @@ from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.classify import classify
 from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
 from sickbay.brain.identity import Standing, ended_too, standing_of
-from sickbay.brain.orders import WISH, together
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
 from sickbay.engine.errands import link_fault
@@ -219,10 +218,6 @@ def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_che
         if incident.sequel is None:
             draft.tell(f"{fault.code} again while it closes", key_of(incident), key_of(node), event="joined")
         waits = incident.sequel
-        if waits is not None and waits.code.startswith(WISH):
-            draft.put(replace(incident, sequel=together(fault, waits), seen_at=reading))
-            count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
-            return
         worse = waits is None or fault.remedy.rank > waits.remedy.rank
         draft.put(replace(incident, sequel=fault if worse else incident.sequel, seen_at=reading))
         count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
@@ -265,6 +260,7 @@ def open_incident(
         remedy=fault.remedy,
         least=fault.remedy if kind is IncidentKind.OPERATOR else Remedy.NONE,
         needs_human=fault.needs_human,
+        kept=fault.needs_human and kind is IncidentKind.OPERATOR,
         stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
         now=now,
     )

@@ -33,7 +33,7 @@ from sickbay.model.facts import (
     Observed,
     Voice,
 )
-from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy
+from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import MANY_SILENCES, AgentState, Incarnation, IncidentId, Node, NodeId, Record, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Order, Phase, enqueue
 from sickbay.model.intent import Verify
@@ -182,7 +182,12 @@ def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
     left = _left_with(draft, node.incarnation)
     new = node.incarnation is not None and _remember(draft, node.incarnation)
     if left is not None and node.incident is None:
-        raise_fault(draft, fact, node, left)
+        was = replace(left.fault, remedy=left.remedy)
+        if left.kept:
+            again = open_incident(draft, fact, node, replace(was, needs_human=True), IncidentKind.OPERATOR)
+            draft.put(replace(again, ordered=True))
+        else:
+            raise_fault(draft, fact, node, was)
         return
     if not new:
         return
@@ -223,20 +228,19 @@ def _remember(draft: Draft, incarnation: Incarnation) -> bool:
     return record is None
 
 
-def _left_with(draft: Draft, incarnation: Incarnation | None) -> Fault | None:
-    """What a machine that is seen again had shown, and no check had cleared, when it left."""
+def _left_with(draft: Draft, incarnation: Incarnation | None) -> Incident | None:
+    """What a machine that is seen again had shown, and no check had cleared, when it left; or who had held it."""
     keys = _names_of(incarnation) if incarnation is not None else []
     records = [draft.read(Record, key, watch=False) for key in keys]
     left = next((record.left for record in records if record is not None and record.left is not None), None)
-    incident = draft.incident(left) if left is not None else None
-    return replace(incident.fault, remedy=incident.remedy) if incident is not None else None
+    return draft.incident(left) if left is not None else None
 
 
 def _uncleared(incident: Incident | None) -> IncidentId | None:
-    if incident is None or incident.kind is not IncidentKind.FAULT or incident.as_good_as_over:
+    if incident is None or not incident.open or incident.as_good_as_over:
         return None
-    sick = incident.remedy.disrupts and incident.phase is not Phase.WATCHED
-    return incident.id if incident.open and sick else None
+    sick = incident.kind is IncidentKind.FAULT and incident.remedy.disrupts and incident.phase is not Phase.WATCHED
+    return incident.id if sick or incident.kept else None
 
 
 def _called(incarnation: Incarnation) -> str:
@@ -344,7 +348,10 @@ def _compare(draft: Draft, node: Node) -> None:
     elif incident.bared and f"sickbay:{incident.id}" in node.cordons:
         after = replace(after, bared=False, cordon_as_of=node.as_of)
     if found.healed is not None:
-        after = replace(after, healed=found.healed, incarnation=node.incarnation, proof=None, relapse="")
+        # What was asked for beyond that (a person's order, a further fault) still follows.
+        enough = found.healed.rank >= incident.remedy.rank
+        relapse = "" if enough else incident.relapse
+        after = replace(after, healed=found.healed, incarnation=node.incarnation, proof=None, relapse=relapse)
     if after != incident:
         draft.put(after)
 
@@ -378,7 +385,7 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
 def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | None) -> None:
     """A machine that registers again is known and its agent heard, and with it what no check had cleared.
 
-    One that left while it was out of service is a newcomer, where newcomers are checked.
+    One that left while it was out of service is a newcomer, where newcomers are checked; but not if a person keeps it.
     """
     if node.agent is AgentState.HEARD:
         # Its agent tells its inventory again only when that changes.
@@ -386,9 +393,10 @@ def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | 
         had = Inventory(devices=node.devices, linked=node.linked, node=node.id, incarnation=who)
         said = (Fact(id=f"inventory/{node.id}", at=draft.now, news=had),) if node.devices else ()
         draft.put(Voice(node=node.id, incarnation=who, said=said, at=draft.now))
+    unproven = incident is not None and incident.phase.out and not incident.kept
     for key in _names_of(holder):
         record = draft.read(Record, key, watch=False)
-        if record is not None and incident is not None and incident.phase.out and _takes_in(draft):
+        if record is not None and unproven and _takes_in(draft):
             draft.drop(key)  # nobody has proven it well: it is taken in like a newcomer
         elif record is not None:
             draft.put(replace(record, gone_at=draft.now, left=_uncleared(incident)))

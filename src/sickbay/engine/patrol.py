@@ -109,7 +109,7 @@ def _next_check(draft: Draft, node: Node) -> float | None:
     join = rule_of(draft.rules.policy, Trigger.JOIN)
     if node.unproven and join is not None:
         if not why_not(draft, node) and _room(draft, node):
-            key = f"check-first-{node.cluster}-{node.name}"
+            key = f"check-first/{node.id}"  # no name has a slash: joined by a dash, those of two clusters may be one
             _check(draft, replace(node, unproven=False), join, key, "first connection", "it was there before us")
         # A large pool is asked less often: only a share of it may be checked at once.
         return max(BUSY, draft.ledger(node.pool).size * EACH)
@@ -126,7 +126,7 @@ def _next_check(draft: Draft, node: Node) -> float | None:
     if why_not(draft, node) or not _room(draft, node):
         return max(BUSY, every / 100)
     tried = replace(node, check_due=reading + max(BUSY, AGAIN * every))
-    _check(draft, tried, rule, f"check-{node.cluster}-{node.name}-{reading:.0f}", "schedule", f"every {rule.every}")
+    _check(draft, tried, rule, f"check/{node.id}/{reading:.0f}", "schedule", f"every {rule.every}")
     return BUSY
 
 

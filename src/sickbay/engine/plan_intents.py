@@ -7,7 +7,7 @@ from sickbay.brain.drift import horizon_of, shown
 from sickbay.engine import checkups
 from sickbay.engine.learn import in_doubt
 from sickbay.engine.view import Draft
-from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.clock import INGEST, LEADER, Deadline
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.intent import (
@@ -153,9 +153,9 @@ def _time_up(draft: Draft, intent: Intent) -> bool:
 
 
 def _surely_absent(draft: Draft, intent: Intent) -> bool:
-    """A read newer than the end of the call has not shown it. What agents carry out has no such read: time must do."""
-    if intent.clock == INGEST:
-        return draft.readings.get(INGEST, 0.0) >= intent.sent_at + 2 * intent.call_timeout
+    """A read newer than the end of the call has not shown it. What no cluster shows has no such read: time must do."""
+    if intent.clock in {INGEST, LEADER}:
+        return draft.readings.get(intent.clock, 0.0) >= intent.sent_at + 2 * intent.call_timeout
     return bool(intent.doubt_until) and _horizon(draft, intent) >= intent.doubt_until
 
 

@@ -12,7 +12,7 @@ from sickbay.brain.decision import Do, Tell
 from sickbay.brain.ladder import looks_back
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
-from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.clock import INGEST, LEADER, Deadline
 from sickbay.model.fault import Fault, Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record, Roster
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
@@ -404,7 +404,7 @@ def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> 
             act=replace(notice, to=to),
             because=notice.text,
             planned_at=draft.now,
-            clock=INGEST,
+            clock=LEADER,
             call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
             patience=draft.rules.policy.pace.notice_patience.total_seconds(),
         )

@@ -144,12 +144,14 @@ class Incident(Noun):
     acts: int = 0  # how many intents this incident has made: names the next key
     orders: tuple[Order, ...] = ()  # a queue, oldest first
     ordered: bool = False  # a person asked for its treatment: it passes observe, recommend and brakes
+    kept: bool = False  # a person wants the node out of service, whether it is well or not, until he says otherwise
     now: bool = False  # an operator's --now: no windows, no waiting
     to_verify: bool = False  # once the node is empty a check is next, whatever its fault asks for
     closing: Phase | None = None  # what it becomes when our cordon is seen gone
     closing_why: str = ""
     doubt: Doubt | None = None  # while SUSPECT: it was withheld, and must be confirmed or cleared
     sequel: Fault | None = None  # seen while it closes: it opens the next incident
+    later: tuple[Order, ...] = ()  # what people asked for while it closes: the next incident begins with it
     deadline: Deadline | None = None  # of the phase
     wait: Wait | None = None
     stages: tuple[Stage, ...] = ()

@@ -12,7 +12,7 @@ from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import Rules
-from sickbay.model.clock import WatchedClock
+from sickbay.model.clock import INGEST, LEADER, WatchedClock
 from sickbay.model.errors import BadInput, StoreError, UnitRefused
 from sickbay.model.facts import AnyNews, Fact, Outcome
 from sickbay.model.fleet import Incarnation, NodeId
@@ -266,6 +266,7 @@ class Host:
         now = self._scheduler.now
         self._busy = (now, self._busy[1] + 1 if self._busy[0] == now else 1)
         if self._busy[1] > ROUNDS:
-            rows = self.store.load(["clock:ingest", *(f"clock:{c}" for c in self._hands.sites)]).values()
+            sources = (INGEST, LEADER, *self._hands.sites)
+            rows = self.store.load([f"clock:{source}" for source in sources]).values()
             readings = {v.row.source: v.row.reading for v in rows if isinstance(v.row, WatchedClock)}
             raise AssertionError(f"does not come to rest at t={now}: {self.store.due(readings, 5)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sickbay.engine.plan import plan
 from sickbay.engine.view import Draft, View, moment
-from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.clock import INGEST, LEADER, WatchedClock
 from sickbay.model.errors import UnreadableRow
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Node, NodeId
@@ -145,8 +145,8 @@ class Invariants:
 
     def _changed(self, before: AnyRow | None, after: AnyRow | None) -> list[Wrong]:
         match after:
-            case Incident(phase=Phase.DISMISSED) if isinstance(before, Incident) and before.phase.out:
-                return self.acts.dismissed(before)
+            case Incident(phase=Phase.DISMISSED) if isinstance(before, Incident):
+                return self.acts.dismissed(before) if before.phase.out or self._asked_for(before) else []
             case Node():
                 return self.acts.held_by(after)
             case Job(open=True):
@@ -155,6 +155,12 @@ class Invariants:
                 return [Wrong("foreign_claim", text)] if foreign else []
             case _:
                 return []
+
+    def _asked_for(self, incident: Incident) -> bool:
+        """Whether a person has asked for its treatment, and the machine that he meant is still there."""
+        row = self.witness.rows.get(f"node:{incident.node}")
+        holder = row.incarnation if isinstance(row, Node) else None
+        return incident.ordered and holder is not None and holder.same_holder(incident.incarnation)
 
     def nobody_waits_for_the_dead(self) -> None:
         """Hours after the last mishap, whatever is said to run does run."""
@@ -174,7 +180,7 @@ class Invariants:
     def incremental_law(self) -> None:
         """Forgetting what is dirty and planning the whole fleet yields no intent that was not taken or scheduled."""
         store = self._sim.store
-        sources = (INGEST, *self._sim.hands.sites)
+        sources = (INGEST, LEADER, *self._sim.hands.sites)
         loaded = store.load(f"clock:{source}" for source in sources).values()
         clocks = {v.row.source: v.row for v in loaded if isinstance(v.row, WatchedClock)}
         for source, clock in clocks.items():

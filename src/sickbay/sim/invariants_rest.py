@@ -8,7 +8,7 @@ import msgspec
 from sickbay.model.checkup import Checkup
 from sickbay.model.fleet import Capability, Ledger, Node, pool_of
 from sickbay.model.incident import Incident
-from sickbay.model.intent import Intent
+from sickbay.model.intent import Intent, Verify
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import BACKING_OFF, TO_SEND
 from sickbay.sim.chronicle import Wrong
@@ -139,6 +139,8 @@ class Rest:
             intent = intents[f"intent:{key}"].row
             if not isinstance(intent, Intent) or intent.state.over:
                 yield Wrong("held_by_check", f"{node} is held by {key}, which is over")
+            elif isinstance(intent.act, Verify) and node not in intent.act.nodes:
+                yield Wrong("held_by_check", f"{node} is held by {key}, which checks {intent.act.nodes}")
         # What others place is claimed as it is, wherever that may be.
         ours = [job for job in self._sim.jobs() if job.open and not job.adopted and self._places(job)]
         claims = {node: job.id for job in ours for node in job.claim}

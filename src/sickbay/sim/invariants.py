@@ -4,6 +4,7 @@ This is the frame and what holds at any moment; `invariants_acts` judges each ac
 must hold when nothing moves.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sickbay.engine.plan import plan
@@ -12,7 +13,7 @@ from sickbay.model.clock import INGEST, LEADER, WatchedClock
 from sickbay.model.errors import UnreadableRow
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Node, NodeId
-from sickbay.model.incident import Incident, Phase
+from sickbay.model.incident import Incident, Phase, Wait
 from sickbay.model.intent import Intent, Notify
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import AnyRow, Unit
@@ -192,6 +193,8 @@ class Invariants:
         for subject, thing in list(self.witness.open.items()):
             if thing.wait is not None and thing.wait.would and thing.wait.until is not None:
                 continue  # what withholds it ends by the wall clock; that it is judged afresh then is scheduled
+            if thing.wait is not None and _at_the_next_read(thing.wait, readings):
+                continue
             if self._set_aside(subject):
                 continue  # it cannot be planned; a person was told, and all others go on
             draft = Draft(View(store), self._sim.rules, clocks, now)
@@ -208,6 +211,11 @@ class Invariants:
 
     def _set_aside(self, subject: str) -> bool:
         return self._sim.store.load([f"aside:{subject}"])[f"aside:{subject}"].row is not None
+
+
+def _at_the_next_read(wait: Wait, readings: Mapping[str, float]) -> bool:
+    """Whether it is scheduled for when its clock moves. A read after a gap shows what is new, and does not move it."""
+    return wait.until is not None and wait.until.at < readings.get(wait.until.clock, 0.0) + 1e-3
 
 
 def _told_by_the_first(thing: Incident | Job, intent: Intent) -> bool:

@@ -39,7 +39,8 @@ class Placing:
         """Begins an attempt under a key; the same key again brings what is missing of its gang. `only`: a part."""
         known = self._workload.jobs.get(job)
         if known is not None and known.purged:
-            known.purged = known.cancelled = False  # it is made anew
+            known.purged = known.cancelled = False  # it is made anew, and what waited of it is not there any more
+            known.attempts = {n: attempt for n, attempt in known.attempts.items() if attempt.nodes}
         if known is not None and (attempt := self._workload.refuse_second(known, number, key)) is not None:
             self._complete_gang(known, attempt)
             return

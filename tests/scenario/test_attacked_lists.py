@@ -20,7 +20,7 @@ def submitted(world: Any, nodes: int = 3) -> None:
     world.submit_to_cluster(THEIRS, spec, Programme(steps=10**6))
 
 
-def test_nobody_calls_a_node_empty_before_the_jobs_of_the_list_are_learned(ward: OpenWard) -> None:
+def test_no_node_is_repaired_before_the_jobs_of_the_list_are_learned(ward: OpenWard) -> None:
     w = ward(nodes=3, cluster=cluster_without("place", "reset_gpu"))
     node = w.nodes[0]
     submitted(w.world)
@@ -29,8 +29,8 @@ def test_nobody_calls_a_node_empty_before_the_jobs_of_the_list_are_learned(ward:
     w.until(lambda: bool(w.world.seat(node).cordons), HOUR)
     assert w.state(THEIRS) == ""  # the leader ends before it has read of the job, or of its own cordon
     w.sim.hosts[0].crash(down_for=60.0)
-    w.until(lambda: w.phase(node) in {Phase.DRAINING, Phase.DRAINED, Phase.REPAIRING}, HOUR)
-    assert w.phases(node)[-1] == Phase.DRAINING
+    w.reaches(node, Phase.DRAINING)
+    assert not w.happened("reboot")
     w.reaches(node, Phase.RELEASED)
 
 
@@ -104,7 +104,8 @@ def test_a_list_is_not_held_against_rows_that_have_not_learned_what_is_stored(wa
     assert reads(w) == 1  # its row says that it is ready, and is about to learn that it is not
     goes_on()
     w.rests()
-    assert w.node(node).ready and w.node(node).claimable
+    assert w.node(node).ready
+    assert w.node(node).claimable
 
 
 def test_a_node_that_came_and_went_while_the_engine_was_busy_leaves_no_row(ward: OpenWard) -> None:

@@ -552,6 +552,32 @@ def test_a_release_that_meets_another_boot_is_refused_and_proven_again(ward: Ope
     assert w.told() == []
 
 
+def test_a_release_is_asked_for_again_and_again_and_a_person_is_reminded_at_another_pace(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    uncordon = Channel(w.sim.hands.sites["sim"].cluster, "uncordon", down)
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, Phase.VERIFYING, HOUR)
+    w.run(2 * HOUR)
+    assert len(w.told("release_failed")) == 1
+    assert w.story(node).count("Release: ") == 1  # the same again is no news
+    uncordon.works()
+    w.reaches(node, Phase.RELEASED, 300)
+
+
+def test_a_release_that_the_cluster_refuses_is_asked_for_again_at_a_pace(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    uncordon = Channel(w.sim.hands.sites["sim"].cluster, "uncordon", lambda _: Rejected("not now"))
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, Phase.VERIFYING, HOUR)
+    w.run(13 * HOUR)
+    assert len(w.told("release_failed")) == 2
+    assert 100 < uncordon.calls < 500
+    uncordon.works()
+    w.reaches(node, Phase.RELEASED, 300)
+
+
 # --- no repair and no check under work, managed or not
 
 

@@ -328,7 +328,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
     if isinstance(owner, Incident):
         subjects.append(f"node:{owner.node}")
     before = draft.intent(owner.intent)
-    asked_again = isinstance(do.act, Drain) and before is not None and before.act == do.act
+    asked_again = isinstance(do.act, Drain | Release) and before is not None and before.act == do.act
     if not asked_again and not (isinstance(do.act, StopJob | Fence) and isinstance(owner, Job) and stuck(owner)):
         draft.tell(f"{_name(do)}: {do.because}", *subjects, event="intent")
     return intent, number

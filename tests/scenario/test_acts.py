@@ -358,6 +358,89 @@ def _exclusion(w: Ward) -> int:
     return int(rows.rows[-1].id.rsplit("-", 1)[1])
 
 
+def test_an_exclusion_covers_no_other_fault_that_joins_the_excluded_one(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="xid.79", seconds="36000")
+    w.says(node, 79)
+    w.run(60)
+    assert w.node(node).claimable
+    w.sick(node, "xid.48", Remedy.RESET_GPU)  # nobody excluded this one
+    w.reaches(node, Phase.RELEASED, HOUR)
+    assert w.incident(node).fault.code == "xid.48"
+    assert w.rungs(node) == ["reset_gpu"], "what is excluded is left alone"
+
+
+def test_an_exclusion_covers_what_its_fault_brings_with_it(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="xid.79", seconds="36000")
+    w.says(node, 79)
+    w.says(node, 48)
+    w.run(HOUR)
+    assert w.node(node).claimable
+    assert w.happened("cordon") == []
+
+
+def test_two_exclusions_cover_two_faults_of_one_node(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    for number in (79, 48):
+        w.order("exclude", "", node=node, fault=f"xid.{number}", seconds="36000")
+    w.says(node, 79)
+    w.run(60)
+    w.says(node, 48)
+    w.run(600)
+    assert w.node(node).claimable
+    assert w.happened("cordon") == []
+
+
+def test_a_pause_holds_a_fault_that_joins_an_excluded_one_and_it_is_checked_afterwards(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="xid.79", seconds="36000")
+    w.says(node, 79)
+    w.run(60)
+    w.order("pause", "")
+    w.says(node, 48)
+    w.run(60)
+    assert not w.node(node).claimable
+    w.order("unpause", "")
+    w.run(600)
+    assert w.phase(node) == Phase.DISMISSED, "a check has cleared it"
+    assert w.happened("cordon") == []
+
+
+@pytest.mark.parametrize("verb", ["reboot", "replace"])
+def test_a_fault_on_a_node_whose_repair_waits_for_a_window_takes_it_out_of_service(ward: OpenWard, verb: str) -> None:
+    w = ward(nodes=4, policy=policy_with(windows=(Window(start="03:00"),)))
+    node = w.nodes[0]
+    w.order(verb, node)
+    w.run(60)
+    assert w.node(node).claimable
+    w.sick(node, "xid.48", Remedy.RESET_GPU)
+    w.reaches(node, Phase.DRAINED, 600)
+    assert not w.node(node).claimable
+    w.run(HOUR)
+    assert w.happened(verb, node) == [], "the repair waits for its window"
+    w.reaches(node, Phase.RELEASED)
+    assert w.rungs(node) == [verb], "what the person asked for is done"
+
+
+def test_a_fault_that_the_policy_only_observes_does_not_hurry_a_repair_that_waits_for_a_window(ward: OpenWard) -> None:
+    observed = (FaultRule(match=Match(fault="xid.48"), mode=Mode.OBSERVE),)
+    w = ward(nodes=4, policy=policy_with(windows=(Window(start="03:00"),), faults=observed))
+    node = w.nodes[0]
+    w.order("reboot", node)
+    w.run(60)
+    w.says(node, 48)
+    w.run(HOUR)
+    assert w.phase(node) == Phase.SUSPECT
+    assert not w.node(node).claimable, "it is not given new work"
+    w.reaches(node, Phase.RELEASED)
+    assert w.rungs(node) == ["reboot"]
+
+
 # --- withdrawal: what nobody wants any more, and what may have come of it
 
 

@@ -176,6 +176,23 @@ def test_a_pause_holds_a_repair_that_was_written_down_before_it(ward: OpenWard, 
     assert w.rungs(node) == ["reboot"]
 
 
+def test_a_repair_that_is_withheld_while_an_earlier_sending_is_in_doubt_was_not_tried(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    reboot = Channel(w.sim.hands.sites["sim"].machines, "reboot", lambda n: Unknown("no answer") if n == 1 else None)
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.until(lambda: reboot.calls == 1, HOUR)
+    w.run(2)
+    w.order("pause", "")
+    w.run(2 * HOUR)
+    assert w.phase(node) == Phase.DRAINED
+    assert w.rungs(node) == []
+    w.order("unpause", "")
+    w.rests()
+    assert w.rungs(node) == ["reboot"]
+    assert repairs(w) == [f"reboot {node}"]
+
+
 def test_a_brake_holds_what_was_written_down_before_it_tripped(ward: OpenWard) -> None:
     w = ward(nodes=20)
     reboot = Channel(w.sim.hands.sites["sim"].machines, "reboot", down)
@@ -749,6 +766,23 @@ def test_a_check_that_was_written_down_before_work_came_is_not_begun_under_it(wa
     assert w.happened("check.start") == []
     w.rests()
     assert w.phases(node)[-4:] == ["DRAINING", "DRAINED", "VERIFYING", "RELEASED"]
+    assert w.rungs(node) == ["reboot"]
+
+
+def test_a_check_that_is_withheld_while_an_earlier_sending_is_in_doubt_has_not_failed(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    start = Channel(w.sim.hands.sites["sim"].checks, "start", lambda n: Unknown("no answer") if n == 1 else None)
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.until(lambda: start.calls == 1, HOUR)
+    seat = w.world.seat(node)
+    seat.unmanaged += 1  # put there by hand, past the cordon
+    w.world.ground.show(seat)
+    w.run(1200)
+    seat.unmanaged -= 1
+    w.world.ground.show(seat)
+    w.rests()
+    assert w.phase(node) == Phase.RELEASED
     assert w.rungs(node) == ["reboot"]
 
 

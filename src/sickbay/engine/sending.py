@@ -166,7 +166,7 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
     if intent.doubted:  # an earlier sending may have taken effect: that is awaited, it is not sent again
         seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
         state = INTENT_LIFE.target(intent, intent.state, "unknown")
-        draft.put(replace(intent, state=state, refused=True, seen_by=seen_by, answer=refused.because))
+        draft.put(replace(intent, state=state, refused=True, withheld=True, seen_by=seen_by, answer=refused.because))
         draft.waits[key] = DUE_NOW
         return
     if isinstance(intent.act, Verify) and not intent.owner.startswith("incident:"):

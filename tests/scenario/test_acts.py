@@ -505,6 +505,38 @@ def test_nobody_is_let_in_while_a_repair_may_be_on_its_way(ward: OpenWard, how: 
     assert w.job(job).interruptions == (), "nothing hit it"
 
 
+@pytest.mark.parametrize("begins", ["runs", "begins late", "never begins", "no answer"])
+@pytest.mark.parametrize("verb", ["dismiss", "uncordon"])
+def test_no_job_is_placed_under_a_check_of_a_node_that_a_person_has_back_meanwhile(
+    ward: OpenWard, verb: str, begins: str
+) -> None:
+    w = ward(nodes=1, policy=policy_with(examine=()))
+    node = w.nodes[0]
+    checks = w.sim.hands.sites["sim"].checks
+    real, late = checks.start, {"runs": 0.0, "begins late": 55.0, "no answer": 55.0, "never begins": 1e9}[begins]
+
+    def start(*args: Any, **more: Any) -> Accepted:
+        w.sim.scheduler.after(late, lambda: real(*args, **more))
+        if begins == "no answer":
+            raise Unknown("no answer")
+        return Accepted(visible_from=w.sim.scheduler.now)
+
+    checks.start = start  # type: ignore[method-assign]
+    w.sick(node, kills_ranks=False)
+    incident = w.reaches(node, Phase.VERIFYING)
+    w.run(5)
+    w.order(verb, incident.id if verb == "dismiss" else node)
+    w.reaches(node, Phase.DISMISSED, 60)
+    assert not w.node(node).cordons, "the person has his node at once"
+    job = w.sim.submit("train", Programme(steps=100, checkpoint_every=100), nodes=1)
+    w.run(150)
+    assert w.job(job).state is JobState.QUEUED
+    w.until(lambda: w.job(job).state is JobState.COMPLETE, 3 * HOUR)
+    began = next(e.at for e in w.world.chronicle.events if e.what == "start")
+    assert all(e.at <= began for e in w.world.chronicle.events if e.what == "check.pass")
+    w.rests()
+
+
 def test_nobody_is_let_in_when_the_cordon_goes_while_a_repair_is_on_its_way(ward: OpenWard) -> None:
     w = ward(nodes=1, policy=policy_with(examine=()))
     node = w.nodes[0]

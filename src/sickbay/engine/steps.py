@@ -423,7 +423,18 @@ def let_go(draft: Draft, owner: Owner, key: str) -> Owner:
         hurts = isinstance(intent.act, Repair) and intent.act.rung is not Remedy.RESTART_SERVICE
         owner = replace(owner, loose=(*owner.loose, key)[-KEEP_LOOSE:], astray=owner.astray or hurts)
         draft.put(owner)
+    if isinstance(owner, Incident) and isinstance(intent.act, Verify) and (owner.as_good_as_over or not owner.open):
+        _check_on(draft, owner, intent)
     return owner
+
+
+def _check_on(draft: Draft, incident: Incident, check: Intent) -> None:
+    """A person has his node at once, but a check that nobody can call back may run there: no job is placed under it."""
+    node = draft.node(incident.node)
+    if node is None or node.checking or draft.holders(node, readable=True):
+        return
+    if check.expect is None or check.expect.agrees(node.incarnation):
+        draft.put(replace(node, checking=check.key))
 
 
 def _strike(draft: Draft, intent: Intent) -> None:

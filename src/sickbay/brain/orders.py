@@ -177,15 +177,17 @@ def close(s: Sight, node: Node, policy: Policy) -> Decision:
         pass  # it was meant for one boot, before a person vouched for whoever is there: asked for anew without that
     elif intent is not None and releasing and (until := _refusal_stands(s, node, intent, policy)) is not None:
         return Stay(Wait(because=f"the cluster refused our release: {intent.answer}", until=until))
-    elif releasing and incident.deadline is None:
+    elif releasing and (incident.deadline is None or s.passed(incident.deadline)):
         text = f"{node.id}: the cluster does not take our release: {intent.answer if intent else ''}"
         return remind(s, policy, "release_failed", text, "trying again to take our cordon back")
-    elif releasing and not s.passed(incident.deadline):
-        return Stay(Wait(because="trying again later to take our cordon back", until=incident.deadline))
+    elif releasing and s.retry_at is not None and not s.passed(s.retry_at):
+        return Stay(Wait(because="trying again to take our cordon back", until=s.retry_at))
     if event == "release" and releasing and (sequel := _sick_again(incident, node)) is not None:
         return _keep_out(s, node, policy, sequel)
     act = Release(node=node.id, owner=owner_of(incident))
-    return Do(act, because, policy.pace.cordon_deadline, incident.cluster, also={"deadline": None})
+    # The deadline is the next reminder's. A release takes nothing from anybody: it is not put off for as long as that.
+    also: dict[str, object] = {} if releasing else {"deadline": None}
+    return Do(act, because, policy.pace.cordon_deadline, incident.cluster, also=also)
 
 
 def _refusal_stands(s: Sight, node: Node, intent: Intent, policy: Policy) -> Deadline | None:

@@ -109,6 +109,9 @@ def repairing(s: Sight, node: Node) -> Decision:
     if intent.state is IntentState.EXPIRED and not intent.sent_at:
         never = incident.tries[:-1]  # what was never carried out was not tried
         return Move("hold", f"{rung} could not be carried out: {intent.answer}", {"tries": never})
+    if intent.state is IntentState.EXPIRED and intent.withheld:
+        because = f"{rung} was withheld while an earlier sending was in doubt, and has not happened: {intent.answer}"
+        return Move("defer", because, {"tries": incident.tries[:-1]})
     if intent.state is IntentState.EXPIRED:
         return Move("fail", f"{rung} was not seen within its deadline")
     return Stay(Wait(because=f"waiting for proof of {rung}", until=intent.seen_by))
@@ -160,6 +163,8 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         return Do(act, "proof before return", rule.verify_deadline, INGEST, also=also)
     if not intent.state.over:
         return Stay(Wait(because=f"check level {level} is running", until=intent.seen_by))
+    if intent.state is IntentState.EXPIRED and intent.withheld and node.id not in intent.verdicts:
+        return Change(f"check level {level} was withheld and has not run: {intent.answer}", {"intent": ""})
     verdict = intent.verdicts.get(node.id, "could_not_run") if intent.state is IntentState.SEEN else "could_not_run"
     told = "failed" if verdict == "fail" else f"could not run ({intent.answer or intent.state})"
     counts_as_failed = verdict == "fail" or rule.on_could_not_run is CouldNotRun.FAIL

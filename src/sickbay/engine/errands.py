@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sickbay.engine.seats import turn_pools
 from sickbay.engine.steps import KEEP_LINKED, cause_of
 from sickbay.engine.view import Draft
 from sickbay.model.fault import Fault, Scope
@@ -57,7 +58,9 @@ def make_room(draft: Draft, job: Job, nodes: Iterable[NodeId], at: datetime) -> 
 def plan_errand(draft: Draft, subject: str) -> None:
     draft.waits[subject] = None
     errand = draft.read(Errand, subject)
-    if errand is not None:
+    if errand is not None and errand.pools:
+        turn_pools(draft, errand)
+    elif errand is not None:
         _run(draft, errand, _changes(draft, errand))
 
 

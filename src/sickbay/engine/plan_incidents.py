@@ -12,7 +12,7 @@ from sickbay.brain.doubt import confirm
 from sickbay.brain.orders import wished
 from sickbay.brain.sight import Sight
 from sickbay.engine import patrol
-from sickbay.engine.admission import ask, asked_for, deferred, take_turn, told_of
+from sickbay.engine.admission import ask_for_each, asked_for, deferred, take_turn, told_of
 from sickbay.engine.learn_faults import open_incident
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
@@ -155,7 +155,7 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
         case Change(because=because, also=also, tell=tell, call=call, answer=answer):
             _answer(draft, incident, answer)
             if call and node is not None:
-                refused = ask(draft, Asked.CALL, incident, node)
+                incident, refused = ask_for_each(draft, Asked.CALL, incident, node)
                 if refused is not None:
                     return deferred(draft, Asked.CALL, incident, node, refused)
                 incident = _call(draft, incident, call, because, lost=node.lost)
@@ -165,7 +165,10 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
         case Do(act=act, event=event, also=also, because=because):
             asked = asked_for(act)
             if asked is not None and node is not None:
-                refused = ask(draft, asked, incident, node)
+                led = incident.fault.code
+                incident, refused = ask_for_each(draft, asked, incident, node)
+                if incident.fault.code != led:
+                    return incident, None  # decided anew for what leads now
                 if refused is not None and refused.confirm is not None:
                     return _confirm(draft, sight, node, refused.confirm)
                 if refused is not None:

@@ -48,7 +48,7 @@ def send(draft: Draft, key: str) -> None:
         return
     if not wanted(draft, intent):
         draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
-        draft.waits[key] = None
+        draft.waits[key] = DUE_NOW  # it may have kept its node from being claimed
         return
     if (rest := _rest_of_read(draft, intent)) is not None:
         draft.put(replace(intent, not_before=rest, answer="the rest of its cluster's list is awaited"))
@@ -239,7 +239,7 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
     if intent.doubted:  # an earlier sending may have taken effect: that is awaited, it is not sent again
         seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
         state = INTENT_LIFE.target(intent, intent.state, "unknown")
-        draft.put(replace(intent, state=state, refused=True, seen_by=seen_by, answer=refused.because))
+        draft.put(replace(intent, state=state, refused=True, withheld=True, seen_by=seen_by, answer=refused.because))
         draft.waits[key] = DUE_NOW
         return
     if isinstance(intent.act, Fence):

@@ -341,7 +341,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
     if isinstance(owner, Incident):
         subjects.append(f"node:{owner.node}")
     before = draft.intent(owner.intent)
-    asked_again = isinstance(do.act, Drain) and before is not None and before.act == do.act
+    asked_again = isinstance(do.act, Drain | Release) and before is not None and before.act == do.act
     if not asked_again and not (isinstance(do.act, StopJob | Fence) and isinstance(owner, Job) and stuck(owner)):
         draft.tell(f"{_name(do)}: {do.because}", *subjects, event="intent")
     return intent, number
@@ -436,7 +436,20 @@ def let_go(draft: Draft, owner: Owner, key: str) -> Owner:
         hurts = isinstance(intent.act, Repair) and intent.act.rung is not Remedy.RESTART_SERVICE
         owner = replace(owner, loose=(*owner.loose, key)[-KEEP_LOOSE:], astray=owner.astray or hurts)
         draft.put(owner)
+    if isinstance(owner, Incident) and isinstance(intent.act, Verify) and (owner.as_good_as_over or not owner.open):
+        _check_on(draft, owner, intent)
     return owner
+
+
+def _check_on(draft: Draft, incident: Incident, check: Intent) -> None:
+    """A person has his node at once, but a check that nobody can call back may run there: no job is placed under it."""
+    node = draft.node(incident.node)
+    if node is None or node.checking or draft.holders(node, readable=True):
+        return
+    if node.agent is AgentState.NONE and Capability.CHECK_BY_AGENT in draft.can(node.cluster):
+        return  # nobody has been there who could have begun it
+    if check.expect is None or check.expect.agrees(node.incarnation):
+        draft.put(replace(node, checking=check.key))
 
 
 def _strike(draft: Draft, intent: Intent) -> None:

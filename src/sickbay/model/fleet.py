@@ -309,7 +309,7 @@ class Aside(Noun):
 
 class Errand(Noun):
     """What is left to be done to many jobs for one cause: end their ranks on a node, link them to an incident, or let
-    those that have not begun give way to one that has.
+    those that have not begun give way to one that has; or to the books of many pools, which a gang has come to or left.
     """
 
     id: str
@@ -322,6 +322,7 @@ class Errand(Noun):
     device: int | None = None  # of the fault to link; None: it is about all of the node
     reading: float = 0.0  # of the clock of the node's cluster, when their ranks ended
     since: datetime | None = None  # when the node's present boot began, if that is known
+    pools: tuple[str, ...] = ()
 
 
 class Part(Noun):

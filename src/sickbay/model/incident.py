@@ -125,6 +125,9 @@ class Incident(Noun):
     remedy: Remedy = Remedy.NONE
     beside: tuple[int, ...] = ()  # further devices that have shown a fault which asks for a repair
     wide: bool = False  # a further fault that asks for a repair is about all of the node
+    others: tuple[
+        Fault, ...
+    ] = ()  # further faults that ask for a repair: what excuses the leading one may not excuse them
     least: Remedy = Remedy.NONE  # asked for by a person or for another device: no advice of the driver goes below it
     needs_human: bool = False
     tries: tuple[Try, ...] = ()

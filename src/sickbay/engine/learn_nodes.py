@@ -40,6 +40,8 @@ from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
 
+NAMED_WITHIN = 1800.0  # seconds: an agent that starts with its machine has spoken by then
+
 
 def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     known = draft.node(news.node)
@@ -61,18 +63,20 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         unmanaged=news.unmanaged,
         as_of=news.as_of,
     )
+    anew = True
     if known.incarnation is None:
         after = replace(after, vacant_until=None, counted=True)  # the pool is as large again as it was
-        _boots_before(draft, known.id)  # in the row, too
+        anew = _booted_since(_take_former(draft, known.id), news.incarnation)  # its boots are in the row, too
         draft.waits[key_of(after)] = None
-    after = _hold_seat(draft, fact, after, news.incarnation, standing)
-    after = replace(after, registered=news.incarnation)
+    after = _hold_seat(draft, fact, after, news.incarnation, standing, anew=anew)
+    unconfirmed = after.unconfirmed and not (news.ready and standing is Standing.PRESENT)
+    after = replace(after, registered=news.incarnation, unconfirmed=unconfirmed)
     if after.pool != known.pool:
         _moved(draft, known, after)
     voice = _voice(draft, after)
     after = _returned(known, _heard_as(after, voice))
-    if after.incarnation is not None and after.incarnation != known.incarnation:
-        _remember(draft, after.incarnation)
+    if after.incarnation != known.incarnation:
+        after = _make_known(draft, fact, after)
     draft.put(after)
     _compare(draft, after)
     same = after.incarnation is not None and after.incarnation.same_boot(known.incarnation)
@@ -105,10 +109,13 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         unmanaged=news.unmanaged,
         as_of=news.as_of,
     )
-    node = back_again(node, _boots_before(draft, node.id))
+    former = _take_former(draft, node.id)
+    node = back_again(node, former.boots if former is not None else ())
     voice = _voice(draft, node)
     node = _heard_as(node, voice)
     draft.put(node)
+    if _booted_since(former, node.incarnation):
+        end_ranks(draft, node, f"{node.name} restarted under it")
     patrol.wake(draft, node)
     draft.tell(f"seen first as {_called(news.incarnation)}", key_of(node), event="joined")
     if news.first_connection and node.incarnation is not None:  # whoever was there before us is no newcomer
@@ -126,14 +133,22 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     _learn_early(draft, fact, voice)
 
 
-def _boots_before(draft: Draft, node: NodeId) -> tuple[str, ...]:
-    """The boots of a seat before it was gone. Now that it is back its row remembers them."""
+def _take_former(draft: Draft, node: NodeId) -> Record | None:
+    """What is remembered of a seat that was gone. Now that it is back its row remembers the boots."""
     key = f"record:seat/{node}"
-    record = draft.read(Record, key, watch=False)
-    if record is None:
-        return ()
-    draft.drop(key)
-    return record.boots
+    former = draft.read(Record, key, watch=False)
+    if former is not None:
+        draft.drop(key)
+    return former
+
+
+def _booted_since(former: Record | None, now: Incarnation | None) -> bool:
+    """Whether the machine that held a seat is back in it under another boot: what ran there is over.
+
+    Under the same boot it may run on; so may it on a machine whose place another has taken while nobody had either.
+    """
+    was = former.holder if former is not None else None
+    return was is not None and now is not None and now.same_holder(was) and now.new_boot(was)
 
 
 def _voice(draft: Draft, node: Node) -> Voice | None:
@@ -179,6 +194,9 @@ def inventory(draft: Draft, fact: Fact, news: Inventory) -> None:
 
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
+    if node.incarnation is not None and not holder_key(node.incarnation):
+        draft.put(replace(node, unnamed_since=draft.reading(node.cluster)))  # its agent will name it
+        return
     left = _left_with(draft, node.incarnation)
     new = node.incarnation is not None and _remember(draft, node.incarnation)
     if left is not None and node.incident is None:
@@ -228,6 +246,27 @@ def _remember(draft: Draft, incarnation: Incarnation) -> bool:
     return record is None
 
 
+def _make_known(draft: Draft, fact: Fact, node: Node) -> Node:
+    """Its machine has another name than before, or its first one: then it may turn out to be a newcomer.
+
+    One that has served for long without a name is not taken out for it: it is checked once, when it is idle.
+    """
+    holder, since = node.incarnation, node.unnamed_since
+    if holder is None or not holder_key(holder):
+        return node
+    if since is None:
+        _remember(draft, holder)
+        return node
+    node = replace(node, unnamed_since=None)
+    draft.put(node)
+    soon = draft.reading(node.cluster) <= since + NAMED_WITHIN
+    if node.incident is None and (soon or _left_with(draft, holder) is not None):
+        _intake(draft, fact, node, filled=False)
+    elif _remember(draft, holder):
+        patrol.check_once(draft, node)
+    return draft.node(node.id) or node
+
+
 def _left_with(draft: Draft, incarnation: Incarnation | None) -> Incident | None:
     """What a machine that is seen again had shown, and no check had cleared, when it left; or who had held it."""
     keys = _names_of(incarnation) if incarnation is not None else []
@@ -247,44 +286,56 @@ def _called(incarnation: Incarnation) -> str:
     return incarnation.instance_id or incarnation.uid or incarnation.boot_id or "a machine that nobody can name"
 
 
-def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing: Standing) -> Node:
-    """The seat after a statement about its holder. A new boot ends what ran there; a new holder is taken in."""
+def _hold_seat(
+    draft: Draft, fact: Fact, node: Node, said: Incarnation, standing: Standing, *, anew: bool = True
+) -> Node:
+    """The seat after a statement about its holder. A new boot ends what ran there; a new holder is taken in.
+
+    `anew`: unless what ran there may run on, though the seat was vacant.
+    """
     was, now = node.incarnation, held_by(node, said, standing)
     if now is None or now == was:
         return node
     if standing is Standing.PRESENT and was is not None:
-        return _fill_in(draft, node, was, now)
+        return _fill_in(draft, fact, node, was, now)
+    same = standing is not Standing.SUCCEEDED
+    spoke = was is not None and was.boot_id == now.boot_id != ""  # it spoke before its cluster did
     known = draft.node(node.id) or node  # with the devices that it had
     incident = draft.incident(node.incident) if node.incident else None
     ours = incident is not None and incident.phase is Phase.REPAIRING
     after = replace(
         with_holder(node, now),
         boot_ended_by_us=ours,
-        agent=AgentState.NONE,  # not heard yet under this boot
-        silent_at=None,
-        recent=node.recent if now.same_holder(was) else (),
+        unconfirmed=standing is Standing.REBOOTED and not (node.ready or said.instance_id or said.uid),
+        agent=node.agent if spoke else AgentState.NONE,  # else not heard yet under this boot
+        silent_at=node.silent_at if spoke else None,
+        recent=node.recent if same else (),
         checking="",  # it ended with the boot
-        check_due=node.check_due if now.same_holder(was) else None,
-        unproven=node.unproven and now.same_holder(was),
+        check_due=node.check_due if same else None,
+        unproven=node.unproven and same,
     )
-    what = "rebooted" if now.same_holder(was) else f"now held by {_called(now)}"
+    what = "rebooted" if same else f"now held by {_called(now)}"
     draft.tell(f"{what} (boot {now.boot_id or 'not known yet'})", key_of(node), event="incarnation")
     draft.put(after)
     if node.agent is AgentState.SILENT and node.going_down is None:  # that it is silent is not said a second time
         hear_again(draft, after)
-    since = node.dated_boot[1] if node.dated_boot and node.dated_boot[0] == now.boot_id else None
-    end_ranks(draft, after, f"{node.name} restarted under it", since=since)  # the new incarnation is the proof
-    if not now.same_holder(was):
-        _leave_history(draft, known, incident)
-        _part_with(draft, was, incident)
-        patrol.wake(draft, after)
-        if incident is not None and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
-            # What was wrong has left with its machine; the newcomer must be taken in.
-            step_incident(draft, incident, "dismiss", f"the seat is now held by {_called(now)}", {})
-            after = draft.node(node.id) or after
-        _intake(draft, fact, after, filled=True)
-        after = draft.node(node.id) or after
-    return after
+    if anew:  # the new incarnation is the proof
+        since = node.dated_boot[1] if node.dated_boot and node.dated_boot[0] == now.boot_id else None
+        end_ranks(draft, after, f"{node.name} restarted under it", since=since)
+    return after if same else _succeed(draft, fact, after, known)
+
+
+def _succeed(draft: Draft, fact: Fact, node: Node, known: Node) -> Node:
+    """Another machine holds the seat: what was wrong has left with the one before, and the newcomer is taken in."""
+    incident = draft.incident(node.incident) if node.incident else None
+    _leave_history(draft, known, incident)
+    _part_with(draft, known.incarnation, incident)
+    patrol.wake(draft, node)
+    if incident is not None and incident.phase in {Phase.SUSPECT, Phase.WATCHED} and node.incarnation is not None:
+        step_incident(draft, incident, "dismiss", f"the seat is now held by {_called(node.incarnation)}", {})
+        node = draft.node(node.id) or node
+    _intake(draft, fact, node, filled=True)
+    return draft.node(node.id) or node
 
 
 def _leave_history(draft: Draft, node: Node, incident: Incident | None) -> None:
@@ -311,12 +362,12 @@ def _part_with(draft: Draft, holder: Incarnation | None, incident: Incident | No
             draft.put(replace(record, gone_at=draft.now, left=_uncleared(incident)))
 
 
-def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> Node:
+def _fill_in(draft: Draft, fact: Fact, node: Node, was: Incarnation, now: Incarnation) -> Node:
     """More is known of the same boot, or its machine has registered anew: whatever is under way is about this one."""
     after = with_holder(node, now)
     draft.put(after)
     if now.instance_id != was.instance_id:
-        _remember(draft, now)
+        after = _make_known(draft, fact, after)
     incident = draft.incident(node.incident) if node.incident else None
     if incident is None or incident.incarnation is None or not incident.incarnation.same_boot(now):
         return after
@@ -362,18 +413,19 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
         return
     end_ranks(draft, node, f"{node.name} was deleted", lost=True)
     boots = boots_of(node)
-    if any(boots):
-        draft.put(Record(subject=f"seat/{node.id}", boots=boots, gone_at=draft.now))
+    if any(boots) or node.incarnation != Incarnation():
+        draft.put(Record(subject=f"seat/{node.id}", boots=boots, holder=node.incarnation, gone_at=draft.now))
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
         _leave_history(draft, node, incident)
-        _part_with(draft, node.incarnation, incident)
         patience = draft.rules.policy.pace.vacancy.total_seconds()
         until = Deadline(clock=node.cluster, at=draft.reading(node.cluster) + patience)
         gone = replace(node, incarnation=None, registered=None, left_boot=boots[-1], checking="", check_due=None)
         draft.put(replace(gone, vacant_until=until, as_of=news.as_of, cordons=(), ready=False))
         draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
         draft.tell("its seat is vacant", key_of(node), event="vacant")
+        # Its object is gone: that its machine was replaced is not said.
+        _forget(draft, node, node.incarnation, incident)
         return
     draft.drop(key_of(node))
     draft.tell("deleted", key_of(node), event="deleted")

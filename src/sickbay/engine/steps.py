@@ -372,6 +372,9 @@ def _expected(draft: Draft, owner: Incident | Job, do: Do) -> Incarnation | None
             seat = draft.node(only)
         case _:
             return None
+    if isinstance(act, Fence) and (seat is None or seat.incarnation is None):  # its machine is meant
+        former = draft.read(Record, f"record:seat/{act.node}", watch=False)
+        return former.holder if former is not None else None
     return seat.incarnation if seat is not None else None
 
 

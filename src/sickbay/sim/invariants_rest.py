@@ -118,7 +118,7 @@ class Rest:
                 found = self._sim.store.load([f"incident:{incident}"])[f"incident:{incident}"].row
                 if not isinstance(found, Incident) or not found.open:
                     yield Wrong("truth", f"{row.id} is cordoned for {incident}, which is over")
-        for node in seats.keys() - {row.id for row in rows}:
+        for node in {seat.id for seat in seats.values() if not seat.forgotten} - {row.id for row in rows}:
             yield Wrong("truth", f"{node} is there, and has no row")
 
     def _claims(self) -> Iterator[Wrong]:

@@ -165,6 +165,20 @@ def _registered_anew(rng: Random, sim: Simulation, node: NodeId) -> None:
     _soon(rng, sim, 600.0, partial(_if_there, sim, node, lambda: sim.world.operator_registers_anew(node)))
 
 
+def _forgotten(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """Mostly before anybody has fenced it. After an hour the machine goes, too, if it was not in touch meanwhile."""
+    busy = [seat.id for seat in sim.world.seats.values() if seat.holders]
+    node = rng.choice(busy) if busy else node
+    sim.world.lose_node(node, zombie=True)
+
+    def at_last() -> None:
+        if sim.world.seat(node).forgotten:
+            sim.world.operator_deletes(node)
+
+    _soon(rng, sim, 150.0, partial(_if_there, sim, node, lambda: sim.world.operator_forgets(node)))
+    sim.scheduler.after(3600.0, partial(_if_there, sim, node, at_last))
+
+
 def _late_reports(rng: Random, sim: Simulation, node: NodeId) -> None:
     """A line leaves the node, and the node is rebooted more than once before it arrives; or a bare sign of life."""
     sim.world.write_line(node, rng.choice(CODES))
@@ -445,6 +459,7 @@ TROUBLES: dict[Trouble, Callable[[Random, Simulation, NodeId], None]] = {
     Trouble.HALF_OUT: _half_out,
     Trouble.BARE_SEATS: _bare_seats,
     Trouble.REGISTERED_ANEW: _registered_anew,
+    Trouble.FORGOTTEN: _forgotten,
     Trouble.LATE_REPORTS: _late_reports,
     Trouble.EARLY_WORDS: _early_words,
     Trouble.ODD_VALUES: _odd_values,

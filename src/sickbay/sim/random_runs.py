@@ -298,7 +298,8 @@ def _mend_what_is_held(sim: Simulation) -> None:
         gone = [node for node in job.spec.on if node not in seats or seats[node].agentless]
         # One that never ran wants all that it asked for, however often its start was called off.
         known = sim.world.workload.jobs.get(job.id)
-        purged = job.state is JobState.GATING and known is not None and known.purged and key_of(job) in told
+        queues = job.state in {JobState.GATING, JobState.QUEUED}
+        purged = queues and known is not None and known.purged and key_of(job) in told
         over = job.adopted and len(job.interruptions) >= sim.policy.resume.max_interruptions and key_of(job) in told
         if job.open and (
             purged or over or gone or (job.spec.least if job.interruptions else job.spec.most) > len(pooled)

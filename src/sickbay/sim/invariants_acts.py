@@ -38,7 +38,6 @@ class Acts:
         self._freed: dict[NodeId, float] = {}  # when others last took their cordons away
         self._holders: dict[NodeId, list[Incarnation]] = {}
         self._at: dict[tuple[NodeId, str], int] = {}  # how far a row has come in the seat's true history
-        self._said: set[tuple[NodeId, str]] = set()  # what rows have said of a seat
         self._first: dict[NodeId, str] = {}  # instances that were there when we connected
         self._bared: dict[NodeId, float] = {}  # when its cordons went with its object
         self._jumped = NEVER
@@ -244,10 +243,7 @@ class Acts:
             held.append(seat.incarnation)
 
     def held_by(self, row: Node) -> list[Wrong]:
-        """A row never says of a seat what was never true of it, and never goes back to what was true earlier.
-
-        Of a boot that nobody had spoken of while it ran nobody can know, when a late word of it comes, that it is over.
-        """
+        """A row never says of a seat what was never true of it, and never goes back to what was true earlier."""
         self._remember(row.id)
         held = self._holders[row.id]
         for name in FIELDS:
@@ -257,9 +253,8 @@ class Acts:
             came = max((n for n, who in enumerate(held) if getattr(who, name) == value), default=None)
             if came is None:
                 return [Wrong("incarnation", f"{row.id} is said to be held by {name} {value}, which never held it")]
-            if came < self._at.get((row.id, name), 0) and (row.id, value) in self._said:
+            if came < self._at.get((row.id, name), 0):
                 return [Wrong("incarnation", f"{row.id} is said to be held by {name} {value} again")]
-            self._said.add((row.id, value))
             # The first place counts: a value may come again with the next holder.
             self._at[row.id, name] = next(n for n, who in enumerate(held) if getattr(who, name) == value)
         return []

@@ -111,6 +111,7 @@ class Host:
         self._anew = holder
         self._slices = slices or {}
         self._busy = (0.0, 0)
+        self._stalled_until = -60.0
         self._woken = False
         self._rename()
         self._engine = self._make()
@@ -251,8 +252,20 @@ class Host:
             self._woken = True
             self.later(after, self._round)
 
+    def stall(self, seconds: float) -> None:
+        """Its rounds stand still, as in a flood of facts, while its watchers and doors, on other threads, go on."""
+        self._stalled_until = self._scheduler.now + seconds
+
+    @property
+    def behind(self) -> bool:
+        """Whether it stood still until a moment ago."""
+        return self._scheduler.now < self._stalled_until + 60.0
+
     def _round(self) -> None:
         self._woken = False
+        if self._stalled_until > self._scheduler.now:
+            self.wake(self._stalled_until - self._scheduler.now)
+            return
         self.rounds += 1
         if self.cold:
             self._engine = self._make()

@@ -31,6 +31,7 @@ class Rest:
         return [
             *self._waits(),
             *self.dead(),
+            *self._unknown(),
             *self._books(),
             *self._claims(),
             *self._checks(),
@@ -78,6 +79,16 @@ class Rest:
         return [
             Wrong("dead", f"{job.id} is RUNNING, and nothing of it runs") for job in running if not self._alive(job)
         ]
+
+    def _unknown(self) -> Iterator[Wrong]:
+        """Jobs that are said to be over, and that others have run again since: who knows of it leaves them alone."""
+        for job in self._sim.jobs():
+            truth = self._sim.world.workload.jobs.get(job.id)
+            last = truth.last if truth is not None and not truth.purged else None
+            if job.open or last is None or last.number <= job.attempt or not last.alive:
+                continue
+            if last.launched_at < self._witness.read_to(job.spec.cluster) - 60.0:
+                yield Wrong("unknown", f"{last.id} runs, and {job.id} is {job.state} after attempt {job.attempt}")
 
     def _alive(self, job: Job) -> bool:
         truth = self._sim.world.workload.jobs.get(job.id)

@@ -74,6 +74,10 @@ class Placing:
     def _complete_gang(self, job: SimJob, attempt: Attempt) -> None:
         missing, attempt.missing = attempt.missing, ()
         present = tuple(node for node in missing if node in self._ground.seats)
+        for node in present:
+            if self._ground.seats[node].holders:  # others were placed there in between
+                attempt.missing = missing
+                raise Rejected(f"job {job.id}: node {node} is in use")
         if present and attempt.end is None and not attempt.stop_told and attempt.halted_at is None:
             self._workload.launch(job, attempt, present)
 

@@ -75,7 +75,8 @@ class Witness:
             case Intent(state=IntentState.SENT):
                 again = isinstance(before, Intent) and before.sends == row.sends
                 if not again:
-                    self.sent[row.key] = Sent(now, self._known(row.cluster), self._told(row), row, self._owner(row))
+                    known, told = self.read_to(row.cluster), self._told(row)
+                    self.sent[row.key] = Sent(now, known, told, row, self._owner(row))
             case Withholding(rows=rows):
                 self.withheld = {w.id: self.withheld.get(w.id, (now, w)) for w in rows}
             case Incident():
@@ -104,7 +105,8 @@ class Witness:
         row = self.rows.get(intent.owner)
         return row if isinstance(row, Incident) else None
 
-    def _known(self, cluster: str) -> float:
+    def read_to(self, cluster: str) -> float:
+        """The cluster's time up to which it has been read."""
         row = self._sim.store.load([f"clock:{cluster}"])[f"clock:{cluster}"].row
         return row.as_of if isinstance(row, WatchedClock) else 0.0
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from sickbay.brain import admit, decide, drift, identity, orders, repair
 from sickbay.brain.decision import Move
-from sickbay.engine import ingest, lead, learn, learn_nodes, reception, seats, sending
+from sickbay.engine import ingest, lead, learn, learn_jobs, learn_nodes, reception, seats, sending
 from sickbay.engine.ingest import Watcher
 from sickbay.engine.view import Draft
 from sickbay.model.facts import NodeSeen
@@ -157,6 +157,19 @@ def _takes_a_blank_for_another_boot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Incarnation, "new_boot", lambda self, other: other is not None and self.boot_id != other.boot_id)
 
 
+def _compares_with_rows_that_lag(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Watcher, "_behind", lambda _self: ingest.Behind(set(), set()))
+
+
+def _calls_empty_what_is_half_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Draft, "half_read", lambda _self, _node: False)
+
+
+def _knows_no_attempt_after_an_end(patch: pytest.MonkeyPatch) -> None:
+    anew = learn_jobs._anew
+    patch.setattr(learn_jobs, "_anew", lambda job, news: job.adopted and anew(job, news))
+
+
 def _needs(*troubles: Trouble) -> frozenset[Trouble]:
     return frozenset(troubles)
 
@@ -216,6 +229,15 @@ DEFECTS = {
     "a node is repaired under work that others started": Defect(
         _repairs_under_unmanaged_work, _needs(T.BUDGETS), _by("repair_on_work"), (2, *range(12))
     ),
+    "a list is compared with rows that have not learned what is stored": Defect(
+        _compares_with_rows_that_lag, _needs(T.RELISTS), _by("truth"), (5001, 5015, 5025)
+    ),
+    "a node is called empty before the jobs of its list are learned": Defect(
+        _calls_empty_what_is_half_read, _needs(T.FIRST_CONNECTION), _by("check_on_running"), (8012, 8016)
+    ),
+    "a job of ours that is over is not seen to run again": Defect(
+        _knows_no_attempt_after_an_end, _needs(T.OTHERS_JOBS), _by("unknown"), (6026, 6032)
+    ),
     "repairs have no limit": Defect(_repairs_over_the_limit, _needs(T.STORMS), _by("repair_limit"), (4, *range(12))),
 }
 
@@ -243,6 +265,8 @@ QUICK = [
     "a row that cannot be read stops everything",
     "a node is repaired under work that others started",
     "repairs have no limit",
+    "a list is compared with rows that have not learned what is stored",
+    "a job of ours that is over is not seen to run again",
 ]
 MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in DEFECTS]
 

@@ -214,7 +214,9 @@ class Acts:
         who, at = self._proof.get(node, (None, -1.0))
         if who is None or at < self._repaired.get(node, (-1.0, 0, ""))[0]:
             return [Wrong("release", f"{node} was released without proof newer than its repair")]
-        if who.boot_id != seat.incarnation.boot_id:
+        # A boot that failed never ran: whoever is down is still known by the boot before.
+        down = seat.power is Power.DOWN and who.same_holder(seat.incarnation)
+        if who.boot_id != seat.incarnation.boot_id and not down:
             return [Wrong("release", f"{node} was released on the proof of another incarnation")]
         return []
 

@@ -93,7 +93,7 @@ def _fleet(dice: Dice, *, limits: bool) -> Simulation:
         cold=seed % 3 == 2 and not large,
         engines=2 if seed % 5 == 4 else 1,
         limits=limits,
-        cluster=first,
+        cluster=replace(first, checks_first=connects and seed % 2 == 0),
         intake=joins or connects,
         names=cloud_name if dice.meets(Trouble.LONG_NAMES, 0.3) or large else None,
         agentless=dice.of(Trouble.NO_AGENTS).choice([2, 3]) if dice.meets(Trouble.NO_AGENTS, 0.15) else 0,

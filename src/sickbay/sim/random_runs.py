@@ -15,6 +15,7 @@ from sickbay.model.policy import Examine, FaultRule, Match, Mode, Policy, Trigge
 from sickbay.model.rows import WITHHOLDING, key_of
 from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
 from sickbay.sim.hardness import LANDED, Dice, Trouble
+from sickbay.sim.hardware import Power
 from sickbay.sim.invariants import Broken
 from sickbay.sim.mischief import Odds
 from sickbay.sim.mishaps import mishap
@@ -282,8 +283,11 @@ def _mend_what_is_held(sim: Simulation) -> None:
         sim.order("brake_reset", key_of(brake).removeprefix("brake:"))
     here = [i for i in sim.incidents(intake=True) if i.open and i.node in seats]
     held = [i for i in here if i.phase is Phase.HELD]
-    for incident in held:
-        sim.world.operator_replaces(incident.node)
+    # A machine that was down before we connected is nobody's incident: he finds it when a job is said to wait.
+    treated = {incident.node for incident in here}
+    down = [s.id for s in seats.values() if s.power is Power.DOWN and s.id not in treated]
+    for node in (*(incident.node for incident in held), *(down if any(key.startswith("job:") for key in told) else ())):
+        sim.world.operator_replaces(node)
     sim.run(1800)
     for incident in here:
         if incident.phase is Phase.SUSPECT or (incident.phase is Phase.HELD and _deaf(sim, incident.node)):

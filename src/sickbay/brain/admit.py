@@ -67,7 +67,8 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
     if rows:
         # One exclusion frees the seat, whatever else withholds. When the first of them ends it is judged afresh.
         until = min((row.until for row in rows if row.until is not None), default=None)
-        tell, excused = "withheld" if rows[0].tell else "", any(row.excuse for row in rows)
+        tell = "withheld" if rows[0].tell else ""
+        excused = any(row.excuse for row in rows)
         return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True)
     if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not Asked.RESTART_SERVICE:
         for _, brake in fleet.brakes:

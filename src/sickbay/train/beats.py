@@ -68,7 +68,7 @@ def heartbeat(step: int, loss: float | None = None, **more: object) -> None:
         _put_loss(beat, loss)
     try:
         _write(json.dumps(beat, default=_plain, allow_nan=False).encode())
-    except ValueError:  # not a number, somewhere among `more`
+    except (ValueError, TypeError):  # not a number, or a key that is no text, somewhere among `more`
         _write(json.dumps({name: _finite(value) for name, value in beat.items()}, default=_plain).encode())
 
 
@@ -84,7 +84,7 @@ def _finite(value: object) -> object:
     """Text for what JSON cannot say."""
     try:
         json.dumps(value, default=_plain, allow_nan=False)
-    except ValueError:
+    except (ValueError, TypeError):
         return str(value)
     return value
 

@@ -5,14 +5,18 @@ checkpoint. What was chosen is written into LINEAGE only after it was verified. 
 ranks, each its share (`sickbay.train.sharing`).
 """
 
+import errno
 import hashlib
 import logging
 import os
+import sys
+import time
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from sickbay.train import disk
-from sickbay.train.errors import AlreadyBegun, CheckpointError, Superseded, Unreadable
+from sickbay.train.errors import RESTARTED_IN_PLACE, AlreadyBegun, CheckpointError, Superseded, Unreadable
 from sickbay.train.layout import (
     Fence,
     Lineage,
@@ -38,6 +42,8 @@ from sickbay.train.sharing import Looking, wait_for
 from sickbay.train.validity import Checkpoint, Survey, survey
 
 log = logging.getLogger("sickbay.train")
+READ_AGAIN = (1.0, 4.0, 15.0, 60.0)  # seconds after which what could not be read is tried again, before it is refused
+COMES_BACK = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
 ANEW = "SICKBAY_BEGIN_ANEW=1 (or anew=True) begins at step 0 beside what is there, and removes none of it"
 # What the ranks of one launch share, and those of the next do not.
 LAUNCH = ("SICKBAY_JOB_ID", "SICKBAY_ATTEMPT", "TORCHELASTIC_RUN_ID")
@@ -145,6 +151,7 @@ def _fence(run: Run) -> tuple[Fence, Looking]:
         if number != highest and create_fence(run.directory, fence):
             break
         if run.attempt is not None:
+            _end_with(RESTARTED_IN_PLACE)
             raise AlreadyBegun(
                 f"attempt {number} has already begun in {run.directory}: every run needs a number of its own"
                 " (a launcher must not restart ranks within an attempt: torchrun --max-restarts=0)"
@@ -198,7 +205,7 @@ def _choose(run: Run, fence: Fence, looking: Looking) -> Survey:
     if run.anew:
         log.warning("attempt %d begins anew in %s, as was asked for", fence.attempt, run.directory)
         return Survey(None, ())
-    found = survey(run.directory, fence.attempt, looking.together)
+    found = _survey(run, fence, looking)
     if found.chosen is not None:
         _put_back(run.directory, Place(found.chosen.attempt, found.chosen.step))
     elif found.committed:
@@ -214,6 +221,20 @@ def _choose(run: Run, fence: Fence, looking: Looking) -> Survey:
             )
         log.warning("attempt %d finds no earlier attempt in %s", fence.attempt, run.directory)
     return found
+
+
+def _survey(run: Run, fence: Fence, looking: Looking) -> Survey:
+    """A server that does not answer now may answer in a minute."""
+    for pause in READ_AGAIN:
+        try:
+            return survey(run.directory, fence.attempt, looking.together)
+        except Unreadable as why:
+            if not isinstance(why.__cause__, OSError) or why.__cause__.errno not in COMES_BACK:
+                raise
+            log.warning("%s; tried again in %g s", why, pause)
+            time.sleep(pause)
+            _still_first(run.directory, fence.attempt)
+    return survey(run.directory, fence.attempt, looking.together)
 
 
 def _put_back(root: Path, place: Place) -> None:
@@ -237,6 +258,7 @@ def _follow(run: Run, looking: Looking) -> Lineage:
     number = looking.attempt
     disk.make(begun_path(run.directory, number, run.rank).parent)
     if not disk.take(begun_path(run.directory, number, run.rank)):
+        _end_with(RESTARTED_IN_PLACE)
         raise AlreadyBegun(
             f"rank {run.rank} of attempt {number} has begun already in {run.directory}: a rank that ends takes its"
             " attempt along, all ranks start again under the next number (torchrun --max-restarts=0)"
@@ -306,6 +328,20 @@ def _parent(directory: Path, lineage: Lineage) -> Checkpoint | None:
             f"{lineage.parent}, from which attempt {lineage.attempt} goes on, is gone: start once more"
         )
     return Checkpoint(*lineage.parent, lineage.skipped, manifest.world_size, step_path(directory, lineage.parent))
+
+
+def _end_with(code: int) -> None:
+    """A script that does not catch AlreadyBegun ends with a code of its own, by which its launcher knows what it is."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if issubclass(kind, AlreadyBegun):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    sys.excepthook = hook
 
 
 def superseded(directory: Path, number: int, later: int) -> Superseded:

@@ -39,6 +39,7 @@ from sickbay.train.sharing import CorruptShard, allowance, read_shard
 from sickbay.train.validity import Checkpoint
 
 log = logging.getLogger("sickbay.train")
+AT_EXIT = 60.0  # seconds that a script which ends without `wait` gives its last save, besides what its bytes take
 GRACE = 10.0  # seconds that a save in flight has left when the script fails: other ranks may never come
 AGAIN = (1.0, 5.0, 20.0)  # seconds after which a save that failed is tried again, before it is given up
 
@@ -89,6 +90,7 @@ class Checkpoints:
         self._last: int | None = None
         self._thread: Thread | None = None
         self._error: Exception | None = None
+        self._size = 0  # bytes of the last save of this rank
         self._failed = 0  # saves in a row
         self._hurry = Event()  # the next save waits, or the end: nothing is tried again
         self._giving_up = Event()
@@ -150,6 +152,7 @@ class Checkpoints:
             return False
         shot = snapshot.take(state, self._kept)
         self._kept = shot.kept
+        self._size = sum(len(part) for part in shot.parts)
         shard = shard_name(self.rank)
         tries = count()
 
@@ -230,6 +233,10 @@ class Checkpoints:
         if getattr(sys, "last_value", None) is not None:
             self._give_up()
             return
+        self._hurry.set()
+        self._thread.join(AT_EXIT + allowance(self._size))
+        if self._thread.is_alive():  # others may have ended before their part was written
+            self._giving_up.set()
         try:
             self.wait()
         except CheckpointError as error:

@@ -54,7 +54,7 @@ class Looking:
             answer = look_path(self.root, self.attempt, number, rank)
             told = wait_for(partial(disk.read, answer), self, what)
             if told["unreadable"]:
-                raise Unreadable(told["unreadable"])
+                raise Unreadable(f"rank {rank}: {told['unreadable']}")
             faults.append(told["fault"])
         return next((fault for fault in faults if fault), None)
 

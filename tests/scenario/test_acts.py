@@ -176,6 +176,23 @@ def test_a_pause_holds_a_repair_that_was_written_down_before_it(ward: OpenWard, 
     assert w.rungs(node) == ["reboot"]
 
 
+def test_a_repair_that_is_withheld_while_an_earlier_sending_is_in_doubt_was_not_tried(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    reboot = Channel(w.sim.hands.sites["sim"].machines, "reboot", lambda n: Unknown("no answer") if n == 1 else None)
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.until(lambda: reboot.calls == 1, HOUR)
+    w.run(2)
+    w.order("pause", "")
+    w.run(2 * HOUR)
+    assert w.phase(node) == Phase.DRAINED
+    assert w.rungs(node) == []
+    w.order("unpause", "")
+    w.rests()
+    assert w.rungs(node) == ["reboot"]
+    assert repairs(w) == [f"reboot {node}"]
+
+
 def test_a_brake_holds_what_was_written_down_before_it_tripped(ward: OpenWard) -> None:
     w = ward(nodes=20)
     reboot = Channel(w.sim.hands.sites["sim"].machines, "reboot", down)
@@ -358,6 +375,89 @@ def _exclusion(w: Ward) -> int:
     return int(rows.rows[-1].id.rsplit("-", 1)[1])
 
 
+def test_an_exclusion_covers_no_other_fault_that_joins_the_excluded_one(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="xid.79", seconds="36000")
+    w.says(node, 79)
+    w.run(60)
+    assert w.node(node).claimable
+    w.sick(node, "xid.48", Remedy.RESET_GPU)  # nobody excluded this one
+    w.reaches(node, Phase.RELEASED, HOUR)
+    assert w.incident(node).fault.code == "xid.48"
+    assert w.rungs(node) == ["reset_gpu"], "what is excluded is left alone"
+
+
+def test_an_exclusion_covers_what_its_fault_brings_with_it(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="xid.79", seconds="36000")
+    w.says(node, 79)
+    w.says(node, 48)
+    w.run(HOUR)
+    assert w.node(node).claimable
+    assert w.happened("cordon") == []
+
+
+def test_two_exclusions_cover_two_faults_of_one_node(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    for number in (79, 48):
+        w.order("exclude", "", node=node, fault=f"xid.{number}", seconds="36000")
+    w.says(node, 79)
+    w.run(60)
+    w.says(node, 48)
+    w.run(600)
+    assert w.node(node).claimable
+    assert w.happened("cordon") == []
+
+
+def test_a_pause_holds_a_fault_that_joins_an_excluded_one_and_it_is_checked_afterwards(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="xid.79", seconds="36000")
+    w.says(node, 79)
+    w.run(60)
+    w.order("pause", "")
+    w.says(node, 48)
+    w.run(60)
+    assert not w.node(node).claimable
+    w.order("unpause", "")
+    w.run(600)
+    assert w.phase(node) == Phase.DISMISSED, "a check has cleared it"
+    assert w.happened("cordon") == []
+
+
+@pytest.mark.parametrize("verb", ["reboot", "replace"])
+def test_a_fault_on_a_node_whose_repair_waits_for_a_window_takes_it_out_of_service(ward: OpenWard, verb: str) -> None:
+    w = ward(nodes=4, policy=policy_with(windows=(Window(start="03:00"),)))
+    node = w.nodes[0]
+    w.order(verb, node)
+    w.run(60)
+    assert w.node(node).claimable
+    w.sick(node, "xid.48", Remedy.RESET_GPU)
+    w.reaches(node, Phase.DRAINED, 600)
+    assert not w.node(node).claimable
+    w.run(HOUR)
+    assert w.happened(verb, node) == [], "the repair waits for its window"
+    w.reaches(node, Phase.RELEASED)
+    assert w.rungs(node) == [verb], "what the person asked for is done"
+
+
+def test_a_fault_that_the_policy_only_observes_does_not_hurry_a_repair_that_waits_for_a_window(ward: OpenWard) -> None:
+    observed = (FaultRule(match=Match(fault="xid.48"), mode=Mode.OBSERVE),)
+    w = ward(nodes=4, policy=policy_with(windows=(Window(start="03:00"),), faults=observed))
+    node = w.nodes[0]
+    w.order("reboot", node)
+    w.run(60)
+    w.says(node, 48)
+    w.run(HOUR)
+    assert w.phase(node) == Phase.SUSPECT
+    assert not w.node(node).claimable, "it is not given new work"
+    w.reaches(node, Phase.RELEASED)
+    assert w.rungs(node) == ["reboot"]
+
+
 # --- withdrawal: what nobody wants any more, and what may have come of it
 
 
@@ -403,6 +503,38 @@ def test_nobody_is_let_in_while_a_repair_may_be_on_its_way(ward: OpenWard, how: 
     assert w.phase(node) == "DISMISSED"
     assert w.state(job) == JobState.COMPLETE
     assert w.job(job).interruptions == (), "nothing hit it"
+
+
+@pytest.mark.parametrize("begins", ["runs", "begins late", "never begins", "no answer"])
+@pytest.mark.parametrize("verb", ["dismiss", "uncordon"])
+def test_no_job_is_placed_under_a_check_of_a_node_that_a_person_has_back_meanwhile(
+    ward: OpenWard, verb: str, begins: str
+) -> None:
+    w = ward(nodes=1, policy=policy_with(examine=()))
+    node = w.nodes[0]
+    checks = w.sim.hands.sites["sim"].checks
+    real, late = checks.start, {"runs": 0.0, "begins late": 55.0, "no answer": 55.0, "never begins": 1e9}[begins]
+
+    def start(*args: Any, **more: Any) -> Accepted:
+        w.sim.scheduler.after(late, lambda: real(*args, **more))
+        if begins == "no answer":
+            raise Unknown("no answer")
+        return Accepted(visible_from=w.sim.scheduler.now)
+
+    checks.start = start  # type: ignore[method-assign]
+    w.sick(node, kills_ranks=False)
+    incident = w.reaches(node, Phase.VERIFYING)
+    w.run(5)
+    w.order(verb, incident.id if verb == "dismiss" else node)
+    w.reaches(node, Phase.DISMISSED, 60)
+    assert not w.node(node).cordons, "the person has his node at once"
+    job = w.sim.submit("train", Programme(steps=100, checkpoint_every=100), nodes=1)
+    w.run(150)
+    assert w.job(job).state is JobState.QUEUED
+    w.until(lambda: w.job(job).state is JobState.COMPLETE, 3 * HOUR)
+    began = next(e.at for e in w.world.chronicle.events if e.what == "start")
+    assert all(e.at <= began for e in w.world.chronicle.events if e.what == "check.pass")
+    w.rests()
 
 
 def test_nobody_is_let_in_when_the_cordon_goes_while_a_repair_is_on_its_way(ward: OpenWard) -> None:
@@ -552,6 +684,32 @@ def test_a_release_that_meets_another_boot_is_refused_and_proven_again(ward: Ope
     assert w.told() == []
 
 
+def test_a_release_is_asked_for_again_and_again_and_a_person_is_reminded_at_another_pace(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    uncordon = Channel(w.sim.hands.sites["sim"].cluster, "uncordon", down)
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, Phase.VERIFYING, HOUR)
+    w.run(2 * HOUR)
+    assert len(w.told("release_failed")) == 1
+    assert w.story(node).count("Release: ") == 1  # the same again is no news
+    uncordon.works()
+    w.reaches(node, Phase.RELEASED, 300)
+
+
+def test_a_release_that_the_cluster_refuses_is_asked_for_again_at_a_pace(ward: OpenWard) -> None:
+    w = ward()
+    node = w.nodes[0]
+    uncordon = Channel(w.sim.hands.sites["sim"].cluster, "uncordon", lambda _: Rejected("not now"))
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.reaches(node, Phase.VERIFYING, HOUR)
+    w.run(13 * HOUR)
+    assert len(w.told("release_failed")) == 2
+    assert 100 < uncordon.calls < 500
+    uncordon.works()
+    w.reaches(node, Phase.RELEASED, 300)
+
+
 # --- no repair and no check under work, managed or not
 
 
@@ -565,7 +723,7 @@ def watched_for_work(w: Ward, node: NodeId) -> list[str]:
 
         def call(*args: Any, **more: Any) -> Any:
             seat = w.world.seat(node)
-            gate = args[0].startswith("train")  # a job's own
+            gate = args[0].startswith("job.")  # a job's own
             here = args[0] == node or (not gate and len(args) > 1 and isinstance(args[1], dict) and node in args[1])
             if here and (seat.unmanaged or any(node in job.claim for job in w.sim.jobs())):
                 met.append(name)
@@ -640,6 +798,23 @@ def test_a_check_that_was_written_down_before_work_came_is_not_begun_under_it(wa
     assert w.happened("check.start") == []
     w.rests()
     assert w.phases(node)[-4:] == ["DRAINING", "DRAINED", "VERIFYING", "RELEASED"]
+    assert w.rungs(node) == ["reboot"]
+
+
+def test_a_check_that_is_withheld_while_an_earlier_sending_is_in_doubt_has_not_failed(ward: OpenWard) -> None:
+    w = ward(nodes=1)
+    node = w.nodes[0]
+    start = Channel(w.sim.hands.sites["sim"].checks, "start", lambda n: Unknown("no answer") if n == 1 else None)
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.until(lambda: start.calls == 1, HOUR)
+    seat = w.world.seat(node)
+    seat.unmanaged += 1  # put there by hand, past the cordon
+    w.world.ground.show(seat)
+    w.run(1200)
+    seat.unmanaged -= 1
+    w.world.ground.show(seat)
+    w.rests()
+    assert w.phase(node) == Phase.RELEASED
     assert w.rungs(node) == ["reboot"]
 
 

@@ -19,7 +19,7 @@ from sickbay.model.policy import Examine, Limit, Policy, Trigger
 from sickbay.sim.ground import ClusterRules
 from sickbay.sim.hardware import Defect
 from sickbay.sim.mischief import Odds
-from sickbay.sim.simulation import CLUSTER
+from sickbay.sim.simulation import CLUSTER, Quarter
 
 
 def scheduled(every: timedelta = timedelta(hours=12), level: int = 2, **more: object) -> Policy:
@@ -317,7 +317,7 @@ def test_a_job_that_waits_for_nodes_comes_before_the_schedule() -> None:
     begun = len(hall.happened("check.start"))
     hall.run(3 * HOUR)
     assert hall.job(large).state is JobState.QUEUED
-    later = [e for e in hall.happened("check.start")[begun:] if e.subject.startswith("check-")]
+    later = [e for e in hall.happened("check.start")[begun:] if e.subject.startswith("check/")]
     assert later == []
 
 
@@ -347,7 +347,7 @@ def test_newcomers_have_their_place_in_the_schedule() -> None:
     hall.run(HOUR)
     (new,) = hall.world.add_nodes("sim", 1, pool="train")
     hall.run(20 * HOUR)
-    assert [e for e in hall.happened("check.start") if e.subject.startswith(f"check-{str(new).replace('/', '-')}-")]
+    assert [e for e in hall.happened("check.start") if e.subject.startswith(f"check/{new}/")]
 
 
 # --- a watched fault
@@ -412,6 +412,24 @@ def test_who_was_there_before_us_is_checked_once_at_a_pace_within_the_limits_and
     assert hall.happened("cordon") == []
     assert hall.sim.incidents(intake=True) == []
     assert hall.told() == []
+
+
+@pytest.mark.parametrize("way", ["first", "schedule"])
+def test_nodes_of_two_clusters_whose_names_run_into_each_other_are_all_checked(way: str) -> None:
+    first = way == "first"
+    far = ClusterRules(id="sim-eu", checks_first=first)
+    hall = idle_hall(
+        nodes=2,
+        cluster=ClusterRules(id=CLUSTER, checks_first=first),
+        names=lambda n: f"eu-gpu-{n}",
+        also=(Quarter(cluster=far, nodes=2, names=lambda n: f"gpu-{n}"),),
+        policy=load_policy("default") if first else scheduled(timedelta(hours=4)),
+    )
+    hall.run(6 * HOUR)
+    nodes = {"sim/eu-gpu-0", "sim/eu-gpu-1", "sim-eu/gpu-0", "sim-eu/gpu-1"}
+    assert {e.subject for e in hall.happened("check")} == nodes
+    assert {checkup.target for checkup in checkups(hall)} >= nodes
+    hall.rests()
 
 
 def test_who_was_there_before_us_and_fails_its_first_check_is_treated() -> None:

@@ -4,18 +4,20 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
+from tests.scenario.test_acts import Channel
 from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
 
-from sickbay.engine import ingest, lead
+from sickbay.engine import ingest, lead, plan_jobs
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import moment
 from sickbay.faces.explain import explain
 from sickbay.model.clock import WatchedClock
+from sickbay.model.errors import Transient, Unknown
 from sickbay.model.facts import AnyNews, Fact, JobSeen, Mark, NodeSeen, Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
-from sickbay.model.intent import Intent
+from sickbay.model.intent import Intent, IntentState, Notify
 from sickbay.model.job import End, EndReason, JobState
 from sickbay.ports.cluster import Deltas, Lost
 from sickbay.sim.ground import ClusterRules
@@ -293,6 +295,59 @@ def test_reports_that_do_not_reach_us_are_told(ward: OpenWard) -> None:
     w.world.go_deaf(2 * HOUR)
     w.run(1400)
     assert [text.split(";")[0] for text in w.told("unheard")] == ["no report reaches us"]
+
+
+@pytest.mark.parametrize(
+    "answer", [Transient("connection reset"), Unknown("no answer in time")], ids=["refused", "lost"]
+)
+@pytest.mark.parametrize("all_of_it", [False, True], ids=["agents", "agents and clusters"])
+def test_a_notice_that_did_not_get_through_is_sent_again_though_nobody_is_heard(
+    ward: OpenWard, answer: Exception, all_of_it: bool
+) -> None:
+    w = ward(nodes=4)
+    w.run(60)
+    notifier = Channel(w.sim.hands.notifiers["log"], "tell", lambda n: answer if n == 1 else None)
+    w.world.go_deaf(4 * HOUR)
+    if all_of_it:
+        cluster_out(w, 4 * HOUR)
+    w.run(2 * HOUR)
+    assert len(w.told("unheard")) == 1
+    assert notifier.calls == 2
+
+
+def test_a_notice_that_was_on_its_way_when_its_sender_died_is_sent_again_though_nobody_is_heard(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    w.run(60)
+
+    def dies(calls: int) -> Exception | None:
+        if calls == 1:
+            w.sim.hosts[0].crash()
+        return None
+
+    notifier = Channel(w.sim.hands.notifiers["log"], "tell", dies)
+    w.world.go_deaf(4 * HOUR)
+    w.run(2 * HOUR)
+    assert notifier.calls == 2
+    (told,) = [row for row in w.sim._all("intent") if isinstance(row, Intent) and isinstance(row.act, Notify)]
+    assert told.state is IntentState.SEEN
+
+
+def test_what_is_set_aside_is_tried_again_though_nobody_is_heard(
+    ward: OpenWard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = ward(nodes=4, forgiving=True)
+    job = w.training(steps=10**6)
+    w.world.go_deaf(4 * HOUR)
+    monkeypatch.setattr(plan_jobs, "resume", refuses)
+    w.order("stop", job)
+    w.run(30)
+    assert w.told("set_aside")
+    monkeypatch.undo()
+    w.until(lambda: w.state(job) == JobState.STOPPED, HOUR)
+
+
+def refuses(*_: object) -> None:
+    raise ValueError("it cannot be planned")
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_the_gate_has_the_level_that_the_job_or_else_the_policy_asks_for(
 ) -> None:
     hall = Hall(nodes=2, cold=cold)
     job = hall.training(precheck=precheck)
-    gates = [e.detail for e in hall.happened("check.start") if e.subject.startswith(f"{job}.")]
+    gates = [e.detail for e in hall.happened("check.start") if e.subject.startswith(f"job.{job}.")]
     assert gates == ([] if level is None else [f"level {level}"])
 
 
@@ -159,7 +159,7 @@ def test_without_a_rule_in_the_policy_there_is_a_gate_only_if_the_job_asks() -> 
     hall = Hall(nodes=2, policy=policy)
     hall.training("plain", nodes=1)
     hall.training("careful", nodes=1, precheck=2)
-    assert [(e.subject.split(".")[0], e.detail) for e in hall.happened("check.start")] == [("careful", "level 2")]
+    assert [(e.subject.split(".")[1], e.detail) for e in hall.happened("check.start")] == [("careful", "level 2")]
 
 
 def test_where_nothing_can_check_there_is_no_gate() -> None:

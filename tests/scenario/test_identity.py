@@ -427,6 +427,25 @@ def test_a_fault_of_a_node_that_was_never_seen_is_learned_when_it_is(ward: OpenW
     assert w.sim.store.load([f"voice:{node}"])[f"voice:{node}"].row is None
 
 
+@pytest.mark.parametrize("noise", [31, 79], ids=["milder", "repeated"])
+def test_many_early_words_hide_none_that_is_graver_or_of_another_device(ward: OpenWard, noise: int) -> None:
+    w = ward(policy=policy_with(examine=()))
+    node = NodeId("sim/train-new")
+    seat = w.world.ground.add_seat(node, pool="train", domain="d", gpus=8, linked=True)
+    last = replace(xid(node, 79), fields={"number": 79, "device": 3}, text="Xid 79 of the fourth GPU")
+    Reception(w.sim.store, w.sim.clock).receive(report(node, seat.incarnation, *[xid(node, noise)] * 30, last))
+    w.sim.hosts[0].wake()
+    w.run(30)
+    kept = w.sim.store.load([f"voice:{node}"])[f"voice:{node}"].row
+    assert isinstance(kept, Voice)
+    assert (len(kept.said), kept.said[-1].news.fields["device"]) == (20, 3)
+    w.world.agents.refresh(seat)
+    w.world.plant.cluster_hears(seat)
+    w.until(lambda: bool(w.incidents(node)), HOUR)
+    assert "fourth GPU" in " ".join(w.incident(node).evidence)
+    assert w.incident(node).remedy.disrupts
+
+
 @pytest.mark.parametrize("tells", ["uid instance boot", ""])
 def test_a_fault_of_a_holder_that_was_not_seen_yet_is_learned_when_it_is(ward: OpenWard, tells: str) -> None:
     w = ward(policy=policy_with(examine=()), cluster=telling(*tells.split()))

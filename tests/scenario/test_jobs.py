@@ -278,7 +278,7 @@ def _starting(hall: Hall, state: IntentState) -> JobId:
     job = hall.submit(precheck=0)
 
     def begun() -> bool:
-        intent = hall.sim.store.load([key := f"intent:{job}.1"])[key].row
+        intent = hall.sim.store.load([key := f"intent:job.{job}.1"])[key].row
         return intent is not None and isinstance(intent.act, StartJob) and intent.state is state
 
     if hall.sim.plan.cold and state is IntentState.SENT:

@@ -15,6 +15,8 @@ def at_once(w: Ward, *news: AnyNews) -> None:
     ingest = Ingest(w.sim.store, w.sim.clock)
     for n, said in enumerate(news):
         ingest.tell(f"batch/{n}/{w.sim.scheduler.now}", said)
+        if isinstance(said, Ordered):
+            w.sim.invariants.acts.ordered(said.verb, said.target)
     w.sim.hosts[0].wake()
     w.run(5)
 

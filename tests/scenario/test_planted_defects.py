@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from sickbay.brain import admit, decide, drift, identity, orders, repair
 from sickbay.brain.decision import Move
-from sickbay.engine import ingest, lead, learn, learn_nodes, reception, seats, sending
+from sickbay.engine import ingest, lead, learn, learn_jobs, learn_nodes, reception, seats, sending
 from sickbay.engine.ingest import Watcher
 from sickbay.engine.view import Draft
 from sickbay.model.facts import NodeSeen
@@ -44,8 +44,8 @@ def _books_in_one_pool(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_a_new_seat_for_a_persons_word(patch: pytest.MonkeyPatch) -> None:
-    def uncordoned(incident: Incident, node: Node, horizon: float) -> tuple[str, dict[str, object]]:
-        del horizon
+    def uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool) -> tuple[str, dict[str, object]]:
+        del horizon, repairs
         seen = incident.phase.out and incident.closing is None and incident.cordon_as_of is not None
         gone = seen and f"sickbay:{incident.id}" not in node.cordons and node.as_of > (incident.cordon_as_of or 0.0)
         return ("our cordon was removed by another" if gone else ""), {}
@@ -114,6 +114,10 @@ def _takes_everybody_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(learn_nodes, "seen", as_newcomer)
 
 
+def _sends_amid_a_list(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sending, "_rest_of_read", lambda _draft, _intent: None)
+
+
 def _shares_one_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Simulation, "_replica_name", lambda _self: "engine")
 
@@ -151,6 +155,15 @@ def _repairs_over_the_limit(patch: pytest.MonkeyPatch) -> None:
 def _takes_a_blank_for_another_boot(patch: pytest.MonkeyPatch) -> None:
     """What one side cannot tell counts as different from what the other knows."""
     patch.setattr(Incarnation, "new_boot", lambda self, other: other is not None and self.boot_id != other.boot_id)
+
+
+def _compares_with_rows_that_lag(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Watcher, "_behind", lambda _self: ingest.Behind(set(), set()))
+
+
+def _knows_no_attempt_after_an_end(patch: pytest.MonkeyPatch) -> None:
+    anew = learn_jobs._anew
+    patch.setattr(learn_jobs, "_anew", lambda job, news: job.adopted and anew(job, news))
 
 
 def _needs(*troubles: Trouble) -> frozenset[Trouble]:
@@ -202,12 +215,21 @@ DEFECTS = {
     "everybody is taken in at first connection": Defect(
         _takes_everybody_in, _needs(T.FIRST_CONNECTION), _by("first_connection"), tuple(range(4))
     ),
+    "a check is sent before the rest of a list has told what runs there": Defect(
+        _sends_amid_a_list, _needs(T.FIRST_CONNECTION), _by("check_on_running"), (8012, 8016, 8020, 36)
+    ),
     "two replicas lead under one name": Defect(_shares_one_name, _needs(T.EQUAL_NAMES), _by("two_leaders"), (4, 9, 14)),
     "a row that cannot be read stops everything": Defect(
         _stops_at_the_first_error, _needs(T.POISON), _by("UnreadableRow"), tuple(range(6))
     ),
     "a node is repaired under work that others started": Defect(
         _repairs_under_unmanaged_work, _needs(T.BUDGETS), _by("repair_on_work"), (2, *range(12))
+    ),
+    "a list is compared with rows that have not learned what is stored": Defect(
+        _compares_with_rows_that_lag, _needs(T.RELISTS), _by("truth"), (5001, 5015, 5025)
+    ),
+    "a job of ours that is over is not seen to run again": Defect(
+        _knows_no_attempt_after_an_end, _needs(T.OTHERS_JOBS), _by("unknown"), (6026, 6032)
     ),
     "repairs have no limit": Defect(_repairs_over_the_limit, _needs(T.STORMS), _by("repair_limit"), (4, *range(12))),
 }
@@ -236,6 +258,8 @@ QUICK = [
     "a row that cannot be read stops everything",
     "a node is repaired under work that others started",
     "repairs have no limit",
+    "a list is compared with rows that have not learned what is stored",
+    "a job of ours that is over is not seen to run again",
 ]
 MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in DEFECTS]
 

@@ -8,7 +8,7 @@ from sickbay.brain.admit import fits, limit_for, next_opening
 from sickbay.engine.execute import Hands, Site
 from sickbay.model.facts import Submitted
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import JobId, Ledger, NodeId, Withhold
+from sickbay.model.fleet import JobId, Ledger, NodeId, Withhold, pool_of
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec, JobState
 from sickbay.model.policy import Limit, Match, Window
@@ -203,3 +203,52 @@ def test_a_check_of_a_pool_takes_its_name_in_either_form(ward: OpenWard, pool: s
     w.order("check", "", pool=pool, level="1")
     w.run(600)
     assert {e.subject for e in w.world.chronicle.events if e.what == "check.pass"} == set(w.nodes)
+
+
+# --- a gang that lies in more pools than a unit has room for
+
+MANY = 120
+
+
+def racks(w: Ward) -> None:
+    """Each node in a pool of its own."""
+    for number, node in enumerate(w.nodes):
+        seat = w.world.seat(node)
+        seat.pool = f"rack-{number:03}"
+        w.world.ground.show(seat)
+    w.run(60)
+
+
+def errands(w: Ward) -> list[str]:
+    return [key for key in w.sim.store.keys("errand") if key.startswith("errand:pools/")]
+
+
+def test_a_job_whose_nodes_are_in_very_many_pools_is_stopped_and_they_are_free(ward: OpenWard) -> None:
+    w = ward(nodes=MANY)
+    job = w.training(nodes=MANY, steps=10**6)
+    racks(w)
+    waits = [w.sim.submit(f"next-{n}", LONG, nodes=1, pool=pool_of(CLUSTER, f"rack-{n:03}")) for n in (0, MANY - 1)]
+    w.run(60)
+    assert {w.job(each).state for each in waits} == {JobState.QUEUED}
+    w.order("stop", job)
+    w.until(lambda: w.job(job).state is JobState.STOPPED, HOUR)
+    w.until(lambda: all(w.job(each).state is JobState.RUNNING for each in waits), 300)  # long before a reminder
+    assert w.told("set_aside") == []
+    assert errands(w) == []
+
+
+def test_an_adopted_gang_in_very_many_pools_is_known_and_no_node_is_repaired_under_it(ward: OpenWard) -> None:
+    w = ward(nodes=MANY, cluster=cluster_without("place", mixes_pools=True))
+    racks(w)
+    gang = JobId("gang")
+    w.world.submit_to_cluster(gang, JobSpec(name="gang", cluster=CLUSTER, pool=POOL, nodes=MANY), LONG)
+    w.until(lambda: bool(w.world.running(gang)), HOUR)
+    w.run(120)
+    assert len(w.job(gang).claim) == MANY
+    turns = [ledger(w, pool_of(CLUSTER, f"rack-{n:03}")).turn for n in (0, MANY - 1)]
+    assert min(turns) > 0
+    w.sick(w.nodes[0], kills_ranks=False)
+    w.reaches(w.nodes[0], Phase.RELEASED, HOUR)
+    assert w.world.chronicle.violations == []
+    assert w.told("set_aside") == []
+    assert errands(w) == []

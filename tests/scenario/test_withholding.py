@@ -6,10 +6,11 @@ import pytest
 from tests.scenario.wards import DAY, HOUR, OpenWard, in_phase, policy_with
 
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Withhold
+from sickbay.model.fleet import Withhold, Withholding
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import FaultRule, Match, Mode, Window
+from sickbay.model.rows import WITHHOLDING
 from sickbay.sim.simulation import CLUSTER
 
 XID_79 = Match(fault="xid.79")
@@ -190,3 +191,35 @@ def test_a_stop_that_is_withheld_for_long_is_told_and_reminded_of(ward: OpenWard
     w.order("unpause", "")
     w.until(lambda: w.job(job).state is JobState.RUNNING and w.job(job).attempt == 2, HOUR)
     assert w.job(job).remind is None
+
+
+def test_an_exclusion_is_no_proof_of_a_newcomer(ward: OpenWard) -> None:
+    w = ward(nodes=2)
+    w.order("exclude", "", pool="train")
+    w.run(5)
+    new = w.world.add_nodes("sim", 1, names=lambda _: "new-0000")[0]
+    w.run(120)
+    assert not w.node(new).claimable
+    assert w.told("withheld")
+    stored = w.sim.store.load([WITHHOLDING])[WITHHOLDING].row
+    assert isinstance(stored, Withholding)
+    w.order("include", stored.rows[0].id)
+    w.until(lambda: w.node(new).claimable, HOUR)
+    assert w.happened("check.pass", new)
+
+
+@pytest.mark.parametrize("before", ["observe", "pause"])
+def test_an_exclusion_frees_a_seat_whatever_else_withholds(ward: OpenWard, before: str) -> None:
+    observed = policy_with(faults=(FaultRule(match=Match(), mode=Mode.OBSERVE),))
+    w = ward(nodes=2, policy=observed if before == "observe" else None)
+    node = w.nodes[0]
+    if before == "pause":
+        w.order("pause", "")
+    w.run(2)
+    w.says(node, 79)
+    w.run(30)
+    assert not w.node(node).claimable
+    w.order("exclude", "", node=node)
+    w.run(30)
+    assert w.node(node).claimable
+    assert w.phase(node) == Phase.SUSPECT

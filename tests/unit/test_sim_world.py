@@ -460,6 +460,19 @@ def test_a_gang_started_in_part_is_completed_under_its_key() -> None:
     assert bench.violations() == []
 
 
+def test_an_attempt_that_ends_before_all_of_it_has_begun_holds_no_node() -> None:
+    bench = Bench()
+    bench.mischief.force_next("partial")
+    with pytest.raises(Unknown):
+        bench.start(wait=0.0)
+    bench.world.operator_reboots(bench.a)
+    bench.start(wait=0.0)  # the rest of it, a moment before the first node is found absent
+    bench.run(600)
+    assert bench.job().end is not None
+    bench.start(2, key="s2")
+    assert bench.violations() == []
+
+
 def test_the_clusters_own_scheduler_waits_for_free_uncordoned_nodes() -> None:
     bench = Bench(capabilities=CLUSTER_CAN - {Capability.PLACE})
     for node in bench.nodes[:4]:

@@ -61,11 +61,14 @@ class Deferred:
 
 def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Deferred | None:
     """None: admitted."""
-    for row in _rows(incident, node, fleet, policy):
-        if row.acts is WithheldActs.REPAIR and asked is not Asked.REPAIR:
-            continue
-        tell = "withheld" if row.tell else ""
-        return Deferred(row.because, row.until, tell, withheld=True, excused=row.excuse, doubts=True)
+    rows = [
+        row for row in _rows(incident, node, fleet, policy) if row.acts is WithheldActs.ALL or asked is Asked.REPAIR
+    ]
+    if rows:
+        # One exclusion frees the seat, whatever else withholds. When the first of them ends it is judged afresh.
+        until = min((row.until for row in rows if row.until is not None), default=None)
+        tell, excused = "withheld" if rows[0].tell else "", any(row.excuse for row in rows)
+        return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True)
     if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not Asked.RESTART_SERVICE:
         for _, brake in fleet.brakes:
             if brake.tripped_at is not None:

@@ -220,6 +220,8 @@ def _off(s: JobSight, policy: Policy, because: str) -> Decision:
             return _stop(s, policy)
         if s.native and stop is not None and not stop.state.over:
             return Stay(Wait(because="its controller is told not to run it again", until=stop.seen_by))
+        if s.native and stop is not None and (unread := s.unread(stop)) is not None:
+            return Stay(Wait(because="there was nothing to stop: whether it runs again is read next", until=unread))
         return Move("stopped", job.stop_asked, gone)
     taken = stop is not None and not stop.gone and stop.state in {IntentState.ACCEPTED, IntentState.SEEN}
     return Move("ended", because, {**gone, "held": Capability.HOLDS in s.can and taken and not final})

@@ -12,6 +12,8 @@ KEEP_SIGHTINGS = SIGHTINGS  # of one code on one device; of more, neighbours in 
 KEEP_KINDS = 32  # codes and devices that a node remembers
 KEEP_EVIDENCE = 12
 KEEP_DEVICES = 64
+BURST = 30.0  # seconds after a cause in which what can only come after it is its consequence, excused with it
+KEEP_OTHERS = 8  # faults beside the leading one
 
 
 def rule_for(fault: Fault, node: Node, policy: Policy) -> FaultRule:
@@ -94,7 +96,9 @@ def absorb(incident: Incident, fault: Fault, node: Node, policy: Policy, reading
     if fault.remedy.disrupts and incident.phase in {Phase.REPAIRING, Phase.VERIFYING}:
         return _raised(replace(after, relapse=line), fault)
     if brings(incident.fault, fault):
-        return after  # the burst that the root cause brings with it
+        # The burst that the root cause brings with it. What was to say nothing more and speaks again later is not gone.
+        belated = reading - incident.shown_at > BURST and not brings(incident.fault, fault, late=True)
+        return replace(after, others=_others(after, fault)) if belated else after
     return _raised(after, fault)
 
 
@@ -127,7 +131,27 @@ def _raised(incident: Incident, fault: Fault) -> Incident:
         after = replace(after, least=highest(incident.least, other.remedy))
     if (fault.device, fault.scope) != (incident.fault.device, incident.fault.scope):
         after = _also_of(after, other)
+    after = replace(after, others=_others(after, other))
     return replace(after, needs_human=incident.needs_human or fault.needs_human)
+
+
+def _others(incident: Incident, other: Fault) -> tuple[Fault, ...]:
+    """Those beside the leading fault that ask for a repair, the newest word of each. A person's wish is no fault."""
+    kept = tuple(each for each in incident.others if each.code not in {other.code, incident.fault.code})
+    wish = other.code.startswith("operator.")
+    if wish or not other.remedy.disrupts or other.code == incident.fault.code:
+        return kept
+    return (*kept, other)[-KEEP_OTHERS:]
+
+
+def lead(incident: Incident, fault: Fault, reading: float) -> Incident:
+    """The incident led by a fault that joined it, because what led is excused and this one is not.
+
+    A person's wish is kept as the least that is done; what is excluded is left alone.
+    """
+    others = _others(replace(incident, fault=fault), incident.fault)
+    remedy = highest(fault.remedy, incident.least)
+    return replace(incident, fault=fault, others=others, remedy=remedy, doubt=None, shown_at=reading)
 
 
 def _also_of(incident: Incident, other: Fault) -> Incident:

@@ -58,7 +58,8 @@ def decide(s: Sight, policy: Policy) -> Decision:
 
 def _suspect(s: Sight, node: Node, policy: Policy) -> Decision:
     incident = s.incident
-    if incident.fault.code == NODE_LOST and not node.lost and incident.healed is None:
+    back = incident.fault.code == NODE_LOST and not node.lost and incident.healed is None
+    if back and not incident.ordered:  # what a person has asked for meanwhile is done all the same
         heard = "the node is heard again" if node.agent is AgentState.HEARD else "the cluster calls it ready again"
         return Move("dismiss", heard)
     if not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT:
@@ -66,7 +67,7 @@ def _suspect(s: Sight, node: Node, policy: Policy) -> Decision:
         watch = None if incident.fault.code == AGENT_LOST else s.within(INGEST, grace)
         because = f"{incident.fault.code} asks for {incident.remedy}: the node stays in service"
         return Move("watch", because, {"deadline": watch})
-    if incident.fault.code == NODE_LOST and s.uncalled(s.scoped):
+    if incident.fault.code == NODE_LOST and not back and s.uncalled(s.scoped):
         return Change("the node is lost, and with it what runs there", call=s.uncalled(s.scoped))
     if incident.kind is IncidentKind.FAULT and checking(s):  # what the check provokes belongs to its verdict
         return Stay(Wait(because="a check is to confirm or clear it", until=s.retry_at))

@@ -37,14 +37,20 @@ class Drift:
     healed: Remedy | None = None  # a rung that others did
 
 
-def drift(incident: Incident, node: Node, horizon: float) -> Drift:
-    """Compare an open incident with its node as just seen. A read newer than `horizon` shows what is so now."""
-    uncordoned, cordon = _uncordoned(incident, node, horizon)
+def drift(incident: Incident, node: Node, horizon: float, intent: Intent | None = None) -> Drift:
+    """Compare an open incident with its node as just seen. A read newer than `horizon` shows what is so now.
+
+    `intent`: what it is about now. A repair that was not sent has taken nothing along.
+    """
+    sent = intent is None or bool(intent.sent_at or intent.doubted)
+    late = any(made.rung.rank >= Remedy.REBOOT.rank for made in incident.tries[:-1])  # an earlier one may come still
+    repairs = incident.phase is Phase.REPAIRING and (sent or late)
+    uncordoned, cordon = _uncordoned(incident, node, horizon, repairs=repairs)
     bared = bool(cordon.get("bared"))
     return Drift(uncordoned=uncordoned, bared=bared, cordon=cordon, healed=_healed(incident, node.incarnation))
 
 
-def _uncordoned(incident: Incident, node: Node, horizon: float) -> tuple[str, dict[str, object]]:
+def _uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool) -> tuple[str, dict[str, object]]:
     """Whether a person took our cordon away. One that goes with its machine, its boot or under our repair says nothing.
 
     A seat whose object is made anew has no cordon, and some clusters lift one with a reboot. So after a change it must
@@ -62,7 +68,7 @@ def _uncordoned(incident: Incident, node: Node, horizon: float) -> tuple[str, di
             return "", {"cordon_as_of": node.as_of, "cordon_from": None}
         return "", {} if there else lost
     gone = not there and node.as_of > incident.cordon_as_of
-    if changed or incident.phase is Phase.REPAIRING:
+    if changed or repairs:
         if gone:
             return "", lost
         return "", {"cordon_as_of": None, "cordon_from": horizon} if changed else {}

@@ -91,6 +91,8 @@ def _called_off(s: JobSight, policy: Policy) -> Decision:
         return Stay(Wait(because="its controller is told not to run it again", until=intent.seen_by))
     if intent.state is IntentState.REJECTED and intent.not_before is not None and not s.passed(intent.not_before):
         return Stay(Wait(because=f"its controller refused: {intent.answer}", until=intent.not_before))
+    if (unread := s.unread(intent)) is not None:
+        return Stay(Wait(because="there was nothing to stop: whether it runs again is read next", until=unread))
     if intent.gone or intent.state is IntentState.SEEN:
         return Move("stopped", job.stop_asked)
     why = f"{job.stop_asked}; its controller may still run it again: {intent.answer or intent.state}"
@@ -109,8 +111,10 @@ def _rerun(s: JobSight, policy: Policy) -> Decision:
             )
         if intent.gone:
             return Move("stopped", f"its controller has it no more: {intent.answer}")
-        if intent.not_before is not None and not s.passed(intent.not_before):  # it may have run it by itself meanwhile
-            return Stay(Wait(because=f"its controller refused: {intent.answer}", until=intent.not_before))
+        # Refused for another attempt that has begun: the read that shows it is awaited for as long as a start may take.
+        shown = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
+        if intent.state is IntentState.REJECTED and not s.passed(shown):
+            return Stay(Wait(because=f"its controller refused: {intent.answer}", until=shown))
         return give_up(s, policy, f"its controller did not run it again: {intent.answer or intent.state}")
     if intent is not None and isinstance(intent.act, StopJob):
         return give_up(s, policy, job.diagnosis)

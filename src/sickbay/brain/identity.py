@@ -31,7 +31,8 @@ def standing_of(node: Node, said: Incarnation, *, by_agent: bool) -> Standing:
         return Standing.AHEAD
     if not by_agent and said == node.registered:
         return Standing.PRESENT  # said before: it is no answer to what an agent has told since
-    if not by_agent and node.agent is AgentState.HEARD and not (said.instance_id or said.boot_id):
+    another = node.unconfirmed and not now.instance_id  # a new registration with a new boot, and no name to go by
+    if not by_agent and node.agent is AgentState.HEARD and not (said.instance_id or said.boot_id or another):
         return Standing.PRESENT  # a registration alone tells no machine from another, but its agent can
     if not said.same_holder(now):
         return Standing.SUCCEEDED
@@ -48,6 +49,8 @@ def held_by(node: Node, said: Incarnation, standing: Standing) -> Incarnation | 
             return now
         case Standing.PRESENT | Standing.REBOOTED if now is not None:
             return now.told(said)
+        case _ if now is not None and node.unconfirmed and not said.boot_id:
+            return Incarnation(uid=said.uid, instance_id=said.instance_id, boot_id=now.boot_id)  # its agent spoke first
         case _:
             return said
 

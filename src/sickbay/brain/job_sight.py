@@ -30,6 +30,7 @@ class JobSight:
     readings: dict[str, float]
     can: frozenset[Capability]
     present: dict[str, float] | None = None  # what deadlines are set from, where `readings` lag behind it
+    as_of: float = float("inf")  # how far its cluster has been read
 
     def passed(self, deadline: Deadline | None) -> bool:
         return deadline is not None and deadline.passed(self.readings)
@@ -37,6 +38,15 @@ class JobSight:
     def within(self, clock: str, duration: timedelta) -> Deadline:
         present = self.readings if self.present is None else self.present
         return Deadline(clock=clock, at=present.get(clock, 0.0) + duration.total_seconds())
+
+    def unread(self, stop: Intent) -> Deadline | None:
+        """Nothing is left to stop: an attempt that its controller has begun since shows itself in a newer read.
+
+        When to look for it again; None: it would have been shown.
+        """
+        if not stop.gone or self.as_of >= stop.doubt_until:
+            return None
+        return Deadline(clock=self.cluster, at=self.readings.get(self.cluster, 0.0) + 1e-6)
 
     @property
     def native(self) -> bool:

@@ -4,13 +4,14 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
+from sickbay.brain.correlate import absorb
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.repair import occupied, stands
 from sickbay.brain.sight import Sight, away, later, on_its_way, owner_of, remind
-from sickbay.model.clock import Deadline
-from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.fault import NODE_LOST, Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, IncidentKind, Order, Phase, Wait
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, Order, Phase, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
 from sickbay.model.policy import Policy
 
@@ -22,6 +23,8 @@ NODE_VERBS = {
     "replace": Remedy.REPLACE,
 }
 WISH = "operator."
+# What `absorb` changes of an incident.
+ILLNESS = ("fault", "remedy", "least", "evidence", "seen_at", "shown_at", "beside", "wide", "needs_human", "relapse")
 
 
 def wished(verb: str, by: str, reason: str) -> Fault:
@@ -37,23 +40,20 @@ def wished(verb: str, by: str, reason: str) -> Fault:
     )
 
 
-def together(fault: Fault, wish: Fault) -> Fault:
-    """A fault and a person's wish that both wait for an incident to close: neither is lost in the next one."""
-    needs_human = fault.needs_human or wish.needs_human
-    return replace(fault, remedy=highest(fault.remedy, wish.remedy), needs_human=needs_human)
-
-
 def obey(s: Sight, order: Order) -> Decision:
     incident = s.incident
     because = f"{order.verb} by {order.by}: {order.reason}"
     rest: dict[str, object] = {"orders": incident.orders[1:]}
     done = f"{order.by}: {order.verb}: done"
-    decided: dict[str, object] = {"ordered": True, "needs_human": False}  # by a human, who is what it was held for
+    # By a human, who is what it was held for.
+    decided: dict[str, object] = {"ordered": True, "needs_human": False, "kept": False}
     match order.verb:
         case "dismiss" | "uncordon":
             return Change(
                 because, {**rest, **_closing(s, "by an operator")}, answer=f"{done}: our cordon is taken back"
             )
+        case "cancel" if incident.ordered:  # by a person, whatever the driver says
+            return Change(because, rest)
         case "cancel":  # the driver took its own word back, while the node was still in service
             return Move("dismiss", order.reason, rest)
         case "uncordoned":  # another removed our cordon on the cluster: there is nothing left to release
@@ -61,9 +61,10 @@ def obey(s: Sight, order: Order) -> Decision:
         case "hold" if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
             return Change(because, rest, answer=_refusal(order, "it is being closed"))
         case "hold" if incident.phase.out and incident.phase is not Phase.HELD:
-            return Move("hold", because, rest, answer=done)
+            return Move("hold", because, {**rest, "kept": True}, answer=done)
         case "hold":
-            return Change(because, {**rest, "needs_human": True}, answer=f"{done}: a human decides before any repair")
+            also = {**rest, "needs_human": True, "kept": True}
+            return Change(because, also, answer=f"{done}: a human decides before any repair")
         case "confirm" if incident.phase is Phase.HELD:
             event = _way_out(s, "verify")
             also = {**rest, **decided, "proof": None, "to_verify": event != "verify"}
@@ -82,9 +83,10 @@ def _wish(s: Sight, order: Order, rest: dict[str, object], decided: dict[str, ob
     """What a person asks of a node that is treated already raises what is done, it never lowers it."""
     incident, wish = s.incident, wished(order.verb, order.by, order.reason)
     done, because, repair = f"{order.by}: {order.verb}: done", wish.because, wish.remedy.disrupts
+    if incident.closing is not None and len(incident.later) >= ORDERS_MOST:
+        return Change(because, rest, answer=_refusal(order, f"{len(incident.later)} orders wait already"))
     if incident.closing is not None:
-        after = together(incident.sequel, wish) if incident.sequel is not None else wish
-        also = {**rest, "sequel": after, "now": order.now}
+        also = {**rest, "later": (*incident.later, order)}
         return Change(because, also, answer=f"{order.by}: {order.verb}: it is being closed: begins when that is over")
     if repair and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
         made = "is under way" if incident.phase is Phase.REPAIRING else "was done"
@@ -97,7 +99,7 @@ def _wish(s: Sight, order: Order, rest: dict[str, object], decided: dict[str, ob
             return Move(_way_out(s, "drain"), because, also, answer=done)
         case Phase.HELD:
             held = "it is held, and nothing runs there" if order.verb == "drain" else "it is held already"
-            return Change(because, rest, answer=f"{done}: {held}")
+            return Change(because, {**rest, "kept": True}, answer=f"{done}: {held}")
         case Phase.VERIFYING if repair:
             return Move("fail", because, {**also, "proof": None}, answer=done)
         case Phase.REPAIRING if repair:  # what is under way is seen through: its end counts as not enough
@@ -113,6 +115,7 @@ def _raised(incident: Incident, wish: Fault) -> dict[str, object]:
         "needs_human": wish.needs_human or (incident.needs_human and not repair),
         "least": highest(incident.least, wish.remedy),
         "ordered": True,
+        "kept": not repair,
     }
     watched = not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT
     if watched:  # what a person asks for takes its place
@@ -170,15 +173,21 @@ def close(s: Sight, node: Node, policy: Policy) -> Decision:
             return Stay(Wait(because="waiting to see our cordon gone", until=intent.seen_by))
     elif event == "dismiss" and _removed_by_another(incident, node):
         return Move(event, because)
+    elif event == "dismiss" and intent is not None and releasing and intent.expect is not None:
+        pass  # it was meant for one boot, before a person vouched for whoever is there: asked for anew without that
     elif intent is not None and releasing and (until := _refusal_stands(s, node, intent, policy)) is not None:
         return Stay(Wait(because=f"the cluster refused our release: {intent.answer}", until=until))
-    elif releasing and incident.deadline is None:
+    elif releasing and (incident.deadline is None or s.passed(incident.deadline)):
         text = f"{node.id}: the cluster does not take our release: {intent.answer if intent else ''}"
         return remind(s, policy, "release_failed", text, "trying again to take our cordon back")
-    elif releasing and not s.passed(incident.deadline):
-        return Stay(Wait(because="trying again later to take our cordon back", until=incident.deadline))
+    elif releasing and s.retry_at is not None and not s.passed(s.retry_at):
+        return Stay(Wait(because="trying again to take our cordon back", until=s.retry_at))
+    if event == "release" and releasing and (sequel := _sick_again(incident, node)) is not None:
+        return _keep_out(s, node, policy, sequel)
     act = Release(node=node.id, owner=owner_of(incident))
-    return Do(act, because, policy.pace.cordon_deadline, incident.cluster, also={"deadline": None})
+    # The deadline is the next reminder's. A release takes nothing from anybody: it is not put off for as long as that.
+    also: dict[str, object] = {} if releasing else {"deadline": None}
+    return Do(act, because, policy.pace.cordon_deadline, incident.cluster, also=also)
 
 
 def _refusal_stands(s: Sight, node: Node, intent: Intent, policy: Policy) -> Deadline | None:
@@ -187,6 +196,24 @@ def _refusal_stands(s: Sight, node: Node, intent: Intent, policy: Policy) -> Dea
         return None
     until = later(intent.not_before, policy.pace.vacancy if away(node) else timedelta(0))
     return None if s.passed(until) else until
+
+
+def _sick_again(incident: Incident, node: Node) -> Fault | None:
+    """What the node has shown since its check passed, and still asks for its repair."""
+    fault = incident.sequel
+    if fault is None or not fault.remedy.disrupts or fault.code.startswith(WISH):
+        return None
+    heard_again = fault.code == NODE_LOST and not node.lost
+    return fault if owner_of(incident) in node.cordons and not heard_again else None
+
+
+def _keep_out(s: Sight, node: Node, policy: Policy, fault: Fault) -> Decision:
+    """Its release was not taken, and the node fell ill meanwhile: our cordon stays, and the incident goes on."""
+    reading = s.readings.get(INGEST, 0.0)
+    ill = absorb(replace(s.incident, closing=None, sequel=None), fault, node, policy, reading)
+    changed = {name: getattr(ill, name) for name in ILLNESS}
+    again = {"closing": None, "closing_why": "", "sequel": None, "proof": None, "intent": "", "deadline": None}
+    return Change(f"{fault.code} before it was released", {**changed, **again})
 
 
 def _removed_by_another(incident: Incident, node: Node) -> bool:

@@ -34,7 +34,7 @@ def drained(s: Sight, node: Node, policy: Policy) -> Decision:
     if incident.healed is not None and incident.healed.rank >= wanted.rank:
         return _check(s, node, policy, f"{incident.healed} was done by others")
     came_back = incident.fault.code == NODE_LOST and node.agent is AgentState.HEARD and node.ready
-    if came_back and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
+    if came_back and not incident.ordered and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
         return _check(s, node, policy, "the node is heard again by itself")
     if rung is None:
         return Move("hold", f"the ladder's end: {because}")
@@ -109,6 +109,9 @@ def repairing(s: Sight, node: Node) -> Decision:
     if intent.state is IntentState.EXPIRED and not intent.sent_at:
         never = incident.tries[:-1]  # what was never carried out was not tried
         return Move("hold", f"{rung} could not be carried out: {intent.answer}", {"tries": never})
+    if intent.state is IntentState.EXPIRED and intent.withheld:
+        because = f"{rung} was withheld while an earlier sending was in doubt, and has not happened: {intent.answer}"
+        return Move("defer", because, {"tries": incident.tries[:-1]})
     if intent.state is IntentState.EXPIRED:
         return Move("fail", f"{rung} was not seen within its deadline")
     return Stay(Wait(because=f"waiting for proof of {rung}", until=intent.seen_by))
@@ -160,6 +163,8 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         return Do(act, "proof before return", rule.verify_deadline, INGEST, also=also)
     if not intent.state.over:
         return Stay(Wait(because=f"check level {level} is running", until=intent.seen_by))
+    if intent.state is IntentState.EXPIRED and intent.withheld and node.id not in intent.verdicts:
+        return Change(f"check level {level} was withheld and has not run: {intent.answer}", {"intent": ""})
     verdict = intent.verdicts.get(node.id, "could_not_run") if intent.state is IntentState.SEEN else "could_not_run"
     told = "failed" if verdict == "fail" else f"could not run ({intent.answer or intent.state})"
     counts_as_failed = verdict == "fail" or rule.on_could_not_run is CouldNotRun.FAIL

@@ -1,10 +1,12 @@
 """Asking for admission, and what follows when it is deferred."""
 
+import dataclasses
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from sickbay.brain.admit import Asked, Confirm, Deferred, Fleet, admit, brake_scopes
+from sickbay.brain.correlate import lead
 from sickbay.brain.decision import Tell
 from sickbay.engine.seats import ledger_now
 from sickbay.engine.steps import notify, step_incident
@@ -57,6 +59,41 @@ def ask(draft: Draft, asked: Asked, incident: Incident, node: Node) -> Deferred 
         now=draft.now,
     )
     return admit(asked, incident, node, fleet, draft.rules.policy)
+
+
+def ask_for_each(draft: Draft, asked: Asked, incident: Incident, node: Node) -> tuple[Incident, Deferred | None]:
+    """What is excused is the leading fault, or a person's wish. Another one on the node is asked for by itself.
+
+    The first that is admitted leads from then on; the node is excused only while all of them are.
+    """
+    excuse = ask(draft, asked, incident, node)
+    if excuse is None or not excuse.excused:
+        return incident, excuse
+    held: Deferred | None = None
+    for other in incident.others:
+        led = lead(incident, other, incident.seen_at)
+        alone = replace(led, kind=IncidentKind.FAULT, ordered=False, doubt=incident.doubt)
+        own = ask(draft, asked, alone, node)
+        if own is None:
+            because = f"{other.code} leads now: it is not what waits ({excuse.because})"
+            draft.tell(because, key_of(incident), key_of(node), event="joined")
+            draft.put(led)
+            return led, None
+        if not own.excused and held is None:
+            held = _of_another(excuse, own, incident)
+    if held is None:
+        return incident, excuse
+    if held.doubts and incident.doubt is not None and incident.seen_at > incident.doubt.since:
+        incident = replace(incident, doubt=Doubt(since=draft.reading(INGEST)))
+        draft.put(incident)
+    return incident, held
+
+
+def _of_another(excuse: Deferred, own: Deferred, incident: Incident) -> Deferred:
+    """What holds another fault back, judged afresh with the leading one; no check of it clears a person's wish."""
+    ends = [until for until in (excuse.until, own.until) if until is not None]
+    confirm = own.confirm if incident.kind is IncidentKind.FAULT else None
+    return dataclasses.replace(own, until=min(ends, default=None), confirm=confirm)
 
 
 def deferred(

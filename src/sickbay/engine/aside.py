@@ -6,7 +6,7 @@ later and later.
 
 from sickbay.engine.steps import post
 from sickbay.engine.view import Draft
-from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.clock import LEADER, Deadline
 from sickbay.model.errors import StoreError, UnitRefused
 from sickbay.model.fleet import Aside
 from sickbay.model.intent import Notify
@@ -27,12 +27,12 @@ def set_aside(draft: Draft, subject: str, what: str, error: Exception, *, wait: 
     """Count one more failure of a subject, and tell a person the first time and now and then. `wait`: it is planned."""
     known = draft.before(Aside, f"aside:{subject}")
     times = known.times + 1 if known is not None else 1
-    reading = draft.reading(INGEST)
+    reading = draft.reading(LEADER)
     pause = min(MOST, FIRST * 2.0 ** min(times - 1, 16))
-    again = Deadline(clock=INGEST, at=reading + pause)
+    again = Deadline(clock=LEADER, at=reading + pause)
     why = f"{type(error).__name__}: {error}"[:WORDS]
     tell = known is None or known.remind.passed(draft.readings)
-    reminder = Deadline(clock=INGEST, at=reading + draft.rules.policy.pace.held_reminder.total_seconds())
+    reminder = Deadline(clock=LEADER, at=reading + draft.rules.policy.pace.held_reminder.total_seconds())
     row = Aside(
         subject=subject,
         times=times,

@@ -19,7 +19,7 @@ from sickbay.model.clock import INGEST
 from sickbay.model.facts import Checked, Fact, Ordered
 from sickbay.model.fleet import AgentState, Capability, Node, NodeId, pool_word
 from sickbay.model.incident import Incident, Phase
-from sickbay.model.intent import Intent, Notify, Verify
+from sickbay.model.intent import Intent, Notify, Verify, nodes_of
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 SLICE = 12  # nodes of one intent: each may bring its incident along and moves its tag, and a unit has 100 actions
@@ -220,6 +220,14 @@ def answered(intent: Intent, news: Checked) -> Intent:
     return replace(intent, found=found)
 
 
+def free(draft: Draft, intent: Intent) -> None:
+    """Nodes that a check has kept from being claimed, once it is over."""
+    for name in nodes_of(intent.act):
+        node = draft.peek(Node, f"node:{name}")
+        if node is not None and node.checking == intent.key:
+            draft.put(replace(node, checking=""))
+
+
 def ended(draft: Draft, intent: Intent) -> None:
     """One check of a checkup is over, whatever the reason: its nodes are free, and the checkup counts it, once."""
     number = int(intent.key.rsplit(".", 1)[1])
@@ -227,10 +235,7 @@ def ended(draft: Draft, intent: Intent) -> None:
     if checkup is None or number in checkup.ended or not isinstance(intent.act, Verify):
         return
     nodes = intent.act.nodes
-    for name in nodes:
-        node = draft.peek(Node, f"node:{name}")
-        if node is not None and node.checking == intent.key:
-            draft.put(replace(node, checking=""))
+    free(draft, intent)
     silent = {name: _silence(intent) for name in nodes if name not in intent.verdicts}
     if silent:
         draft.put(replace(intent, found={**intent.found, **silent}))

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sickbay.engine.seats import turn_pools
 from sickbay.engine.steps import KEEP_LINKED, cause_of
 from sickbay.engine.view import Draft
 from sickbay.model.fault import Fault, Scope
@@ -24,8 +25,10 @@ HARDLY = timedelta(minutes=1)
 
 
 def end_ranks(draft: Draft, node: Node, because: str, *, lost: bool = False, since: datetime | None = None) -> None:
-    """What ran on a node that has restarted or is gone is gone: every job there is called.
+    """What ran on a node that has restarted is gone: every job there is called.
 
+    `lost`: nobody has the node any more. Its jobs are called, too, but an object that is deleted ends no machine: what
+    ran there counts as running until its cluster, or a fence, says otherwise.
     `since`: when its present boot began. An attempt that is younger may run in it: that is for its cluster to say.
     """
     reading = draft.reading(node.cluster)
@@ -57,7 +60,9 @@ def make_room(draft: Draft, job: Job, nodes: Iterable[NodeId], at: datetime) -> 
 def plan_errand(draft: Draft, subject: str) -> None:
     draft.waits[subject] = None
     errand = draft.read(Errand, subject)
-    if errand is not None:
+    if errand is not None and errand.pools:
+        turn_pools(draft, errand)
+    elif errand is not None:
         _run(draft, errand, _changes(draft, errand))
 
 
@@ -106,8 +111,11 @@ def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
         if not (runs or gated) or job.began > errand.reading:
             continue
         call = Call(because=errand.because, node=node, lost=errand.lost, booted=not errand.lost, dated=errand.at)
-        ended = replace(job, ranks={**job.ranks, node: "gone"}) if runs else job
-        yield ended if called and not errand.lost else ended.called(call)
+        if not errand.lost:
+            ended = replace(job, ranks={**job.ranks, node: "gone"}) if runs else job
+            yield ended if called else ended.called(call)
+        elif not job.called_enough and not any(each.node == node and each.incident is None for each in job.calls):
+            yield job.called(call)  # an incident's call alone may be dismissed
 
 
 def _younger(job: Job, boot: datetime | None) -> bool:

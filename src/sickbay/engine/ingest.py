@@ -6,7 +6,7 @@ Any replica takes reports and commands; only the leader reads clusters.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from threading import Lock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -26,16 +26,25 @@ from sickbay.model.facts import (
     NodeSeen,
     NodeVanished,
 )
-from sickbay.model.fleet import Incarnation, JobId, Node, NodeId, pool_of
+from sickbay.model.fleet import Cursor, Incarnation, JobId, Node, NodeId, pool_of
 from sickbay.model.job import Job, JobState
 from sickbay.model.parts import whole
+from sickbay.model.rows import CURSOR
 from sickbay.ports.clock import Clock
 from sickbay.ports.cluster import Cluster, Deltas, Lost, Told
 from sickbay.ports.store import Pulse, Store
 
 SLICE = 500
 SHOWN = frozenset({JobState.GATING, JobState.RUNNING, JobState.STOPPING})  # a list must have what was shown once
+Said = NodeSeen | NodeVanished | JobSeen | JobVanished
 Thing = TypeVar("Thing")
+
+
+class Behind(NamedTuple):
+    """Of whom more is stored than their rows have learned."""
+
+    nodes: set[NodeId]
+    jobs: set[JobId]
 
 
 def alone() -> bool:
@@ -187,10 +196,14 @@ class Watcher:
         facts = [
             self._told(news, at)
             if isinstance(news, Told)
-            else Fact(id=f"{self._cluster.id}/{found.cursor}/{n}", at=_dated(news, at), news=news)
+            else Fact(id=f"{self._cluster.id}/{found.cursor}/{n}", at=_dated(news, at), news=self._signed(news))
             for n, news in enumerate(found.news)
         ]
         return self._append(facts, [self._mark(found.cursor, found.as_of)])
+
+    def _signed(self, news: Said) -> Said:
+        """With the name of who says it: two clusters may have a job of one id."""
+        return replace(news, cluster=self._cluster.id) if isinstance(news, JobSeen | JobVanished) else news
 
     def _told(self, told: Told, now: datetime) -> Fact:
         """Named by the far side: a list that says it again is no second fact."""
@@ -231,10 +244,11 @@ class Watcher:
         wall = moment(self._clock.wall())
         # Each list speaks for itself: what an earlier one said at the same cursor may have been set aside since.
         stem = f"{self._cluster.id}/{listed.cursor}/whole/{wall.timestamp():.3f}"
+        behind = self._behind()
         slices: list[list[Fact]] = []
         for n, some in enumerate(_sliced(listed.nodes, self._slices_of or SLICE)):
             rows = self._store.load(f"node:{seen.node}" for seen in some)
-            changed = [s for s in some if _differs(rows[f"node:{s.node}"].row, s)]
+            changed = [s for s in some if s.node in behind.nodes or _differs(rows[f"node:{s.node}"].row, s)]
             slices.append(
                 [
                     Fact(
@@ -247,30 +261,57 @@ class Watcher:
             )
         for some_jobs in _sliced(listed.jobs, self._slices_of or SLICE):
             rows = whole(self._store.load(f"job:{seen.job}" for seen in some_jobs), self._store.load)
-            news = [seen for seen in some_jobs if _says_more(rows[f"job:{seen.job}"].row, seen)]
-            slices.append([Fact(id=f"{stem}/job/{s.job}/{s.attempt}", at=_dated(s, wall), news=s) for s in news])
+            news = [s for s in some_jobs if s.job in behind.jobs or _says_more(rows[f"job:{s.job}"].row, s)]
+            slices.append([Fact(id=f"{stem}/job/{s.job}/{s.attempt}", at=_dated(s, wall), news=self._signed(s))
+                           for s in news])  # fmt: skip
         slices.extend(
             [self._told(told, wall) for told in some] for some in _sliced(listed.told, self._slices_of or SLICE)
         )
-        missing = [JobVanished(job=job, as_of=listed.as_of, sure=False)
-                   for job in self._missing({seen.job for seen in listed.jobs}, listed.as_of)]  # fmt: skip
+        present = {seen.job for seen in listed.jobs}
+        missing = [JobVanished(job=job, as_of=listed.as_of, sure=False, cluster=self._cluster.id)
+                   for job in self._missing(present, listed.as_of)]  # fmt: skip
         slices.extend([Fact(id=f"{stem}/missing/{job.job}/{job.as_of}", at=wall, news=job) for job in some]
                       for some in _sliced(missing, self._slices_of or SLICE))  # fmt: skip
         slices.append([Fact(id=f"{stem}/gone/{node}", at=wall, news=NodeVanished(node=node, as_of=listed.as_of))
-                       for node in self._vanished({seen.node for seen in listed.nodes})])  # fmt: skip
+                       for node in self._vanished({seen.node for seen in listed.nodes}, behind)])  # fmt: skip
         for facts in filter(None, slices[:-1]):
             yield facts, []
-        self._list_again = bool(missing)
+        self._list_again = bool(missing) or not behind.jobs <= present
         yield slices[-1], [self._mark(listed.cursor, listed.as_of)]
 
-    def _vanished(self, present: set[NodeId]) -> Iterator[NodeId]:
+    def _behind(self) -> Behind:
+        """Of whom more is stored than their rows have learned: what these say is no reason to leave anything out.
+
+        The cursor is read before the rows are: what is learned in between counts as not learned.
+        """
+        row = self._store.load([CURSOR])[CURSOR].row
+        after = row.at if isinstance(row, Cursor) else 0
+        nodes, jobs, more = set[NodeId](), set[JobId](), True
+        while more:
+            facts = self._store.facts(after=after, limit=SLICE)
+            for fact in facts:
+                after = fact.seq
+                match fact.news:
+                    case NodeSeen(node=node) | NodeVanished(node=node) if node.startswith(f"{self._cluster.id}/"):
+                        nodes.add(node)
+                    case JobSeen(job=job, cluster=cluster) if cluster in {"", self._cluster.id}:
+                        jobs.add(job)
+                    case JobVanished(job=job):
+                        jobs.add(job)
+                    case _:
+                        pass
+            more = len(facts) == SLICE
+        return Behind(nodes, jobs)
+
+    def _vanished(self, present: set[NodeId], behind: Behind) -> Iterator[NodeId]:
+        yield from sorted(behind.nodes - present)
         after = ""
         while page := self._store.keys("node", after=after):
             rows = self._store.load(page)
             for key in page:
                 row = rows[key].row
                 mine = isinstance(row, Node) and row.cluster == self._cluster.id and row.incarnation is not None
-                if isinstance(row, Node) and mine and row.id not in present:
+                if isinstance(row, Node) and mine and row.id not in present | behind.nodes:
                     yield row.id
             after = page[-1]
 

@@ -21,9 +21,9 @@ from sickbay.engine.seats import settle
 from sickbay.engine.sending import send, wanted, withheld
 from sickbay.engine.standstill import Deaf, tell_deaf
 from sickbay.engine.view import Draft, Rules, View, moment, readings_of
-from sickbay.model.clock import INGEST, Standstill, WatchedClock
+from sickbay.model.clock import INGEST, LEADER, Standstill, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
-from sickbay.model.facts import Fact, Outcome, PolicyInForce
+from sickbay.model.facts import Fact, Mark, Outcome, PolicyInForce
 from sickbay.model.fleet import Ages, Aside, Cursor, InForce, Node
 from sickbay.model.intent import Intent, IntentState, StartJob, Strike, Verify, nodes_of
 from sickbay.model.job import Job
@@ -42,6 +42,7 @@ FACTS = 500
 PAGES = 8  # of facts in one round; then it is planning's turn
 DUE = 200
 STOOD_STILL = 1.0  # seconds from SENT to the call after which admission is asked once more
+TICK = 10.0  # seconds between two marks of the leader's own clock
 STUBBORN = 5  # sendings without effect, after which a person should know
 
 
@@ -129,6 +130,7 @@ class Engine:
         try:
             done = voices(self._store, self._clock, self._rules.policy.silence.agent.total_seconds())
             self._clocks.newest = self._read_clocks()
+            self._tick()
             done += self._learn_all()
             done += self._plan_due()
             done += self._dispatch()
@@ -154,8 +156,18 @@ class Engine:
         return cutoff(row, reading, wall, keep) if isinstance(row, Ages) else None
 
     def _read_clocks(self) -> Mapping[str, WatchedClock]:
-        rows = self._store.load([f"clock:{source}" for source in (INGEST, *self._hands.sites)])
+        rows = self._store.load([f"clock:{source}" for source in (INGEST, LEADER, *self._hands.sites)])
         return {v.row.source: v.row for v in rows.values() if isinstance(v.row, WatchedClock)}
+
+    def _tick(self) -> None:
+        """Move our own clock: a notice that failed is tried again also when nobody can be heard, then above all."""
+        known, wall = self._clocks.newest.get(LEADER), self._clock.wall()
+        if known is None or known.last is None or abs(wall - known.last) >= TICK:
+            self._store.append([], [Mark(source=LEADER, at=wall, period=TICK)])
+
+    def _heard(self) -> list[str]:
+        """Sources that say something of the world: all but ourselves."""
+        return [source for source in self._clocks.newest if source != LEADER]
 
     def _draft(self) -> Draft:
         return Draft(self._view, self._rules, self._clocks.learned, moment(self._clock.wall()), self._clocks.newest)
@@ -201,20 +213,20 @@ class Engine:
 
     def _heed_clocks(self) -> None:
         """Every clock is looked after from its first move on."""
-        for source in self._clocks.newest:
+        for source in self._heard():
             if self._view.get(subject := f"standstill:{source}").row is None:
                 self._try(subject, partial(plan, subject=subject), "could not be planned")
         mono = self._clock.mono()
-        self._deaf.heard(readings_of(self._clocks.newest), mono)
+        self._deaf.heard({source: self._clocks.newest[source].reading for source in self._heard()}, mono)
         if self._deaf.to_tell(mono, self._rules.policy.pace.held_reminder.total_seconds()):
             self._commit(tell_deaf)
 
     @property
     def unheard(self) -> Mapping[str, str]:
         """Sources that have not been heard for long, and why. Of the last round."""
-        rows = [self._view.get(f"standstill:{source}").row for source in self._clocks.newest]
+        rows = [self._view.get(f"standstill:{source}").row for source in self._heard()]
         told = {row.source: row.because for row in rows if isinstance(row, Standstill) and row.because}
-        return {**dict.fromkeys(self._clocks.newest, self._deaf.because), **told} if self._deaf.because else told
+        return {**dict.fromkeys(self._heard(), self._deaf.because), **told} if self._deaf.because else told
 
     def _cursor(self) -> Cursor:
         found = self._view.get(CURSOR)

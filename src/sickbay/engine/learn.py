@@ -159,7 +159,7 @@ def _outcome(draft: Draft, news: Outcome) -> None:
         case "unknown":
             answered = in_doubt(draft, answered)
         case "gone":
-            answered = replace(answered, gone=True)
+            answered = replace(answered, gone=True, doubt_until=_read_after(draft, intent))
         case "rejected":
             stands_at = draft.reading(intent.clock) + intent.call_timeout
             answered = replace(answered, not_before=Deadline(clock=intent.clock, at=stands_at))
@@ -195,12 +195,16 @@ def in_doubt(draft: Draft, intent: Intent) -> Intent:
     """Absence means absence only in a read newer than the end of the call: of its subjects, which may have been read
     further than their whole cluster (a list comes in slices).
     """
-    intent = replace(intent, doubted=intent.doubted or intent.sends)
+    return replace(intent, doubted=intent.doubted or intent.sends, doubt_until=_read_after(draft, intent))
+
+
+def _read_after(draft: Draft, intent: Intent) -> float:
+    """From which moment of its cluster's own time on a read is surely newer than the call; 0: it was never read."""
     clock = draft.newest.get(intent.cluster)
     if clock is None:
-        return intent
+        return intent.doubt_until
     act = intent.act
     seat = draft.peek(Node, f"node:{act.node}") if isinstance(act, Quarantine | Drain | Repair | Release) else None
     job = draft.peek(Job, f"job:{act.job}") if isinstance(act, StopJob | StartJob | RerunJob | Fence) else None
     reached = max(clock.as_of, seat.as_of if seat is not None else 0.0, job.ranks_as_of if job is not None else 0.0)
-    return replace(intent, doubt_until=reached + intent.call_timeout + 2 * clock.period)
+    return reached + intent.call_timeout + 2 * clock.period

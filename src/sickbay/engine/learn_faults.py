@@ -6,7 +6,6 @@ from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.classify import classify
 from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
 from sickbay.brain.identity import Standing, ended_too, standing_of
-from sickbay.brain.orders import WISH, together
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
 from sickbay.engine.errands import link_fault
@@ -77,14 +76,27 @@ def _comes_early(node: Node | None, news: Observed) -> bool:
 
 
 def keep_early(draft: Draft, fact: Fact, news: Observed | Inventory, who: Incarnation) -> None:
-    """Until its machine is known: then it is learned. Of inventories the last, and there is always room for it."""
+    """Until its machine is known: then it is learned. Of inventories the last, of observations what tells most."""
     voice = hear_early(draft, news.node, who)
     said = voice.said
     if isinstance(news, Inventory):
         said = tuple(each for each in said if not isinstance(each.news, Inventory))
-    elif len(said) >= EARLY_WORDS:
-        return
-    draft.put(replace(voice, said=(*said, replace(fact, news=news))))
+    draft.put(replace(voice, said=_telling(draft, (*said, replace(fact, news=news)))))
+
+
+def _telling(draft: Draft, said: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    """As many observations as are kept. Of too many a repeated one goes, else the mildest; among equals the newest."""
+    found = [(n, classify(f.news, draft.rules.tables)) for n, f in enumerate(said) if isinstance(f.news, Observed)]
+    if len(found) <= EARLY_WORDS:
+        return said
+    first: set[tuple[str, int | None]] = set()
+    worth = []
+    for n, fault in found:
+        sign = (fault.code, fault.device) if fault is not None else ("", None)
+        worth.append((sign not in first, fault.remedy.rank if fault is not None else -1, -n))
+        first.add(sign)
+    least = -min(worth)[2]
+    return (*said[:least], *said[least + 1 :])
 
 
 def hear_early(draft: Draft, node: NodeId, who: Incarnation) -> Voice:
@@ -206,10 +218,6 @@ def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_che
         if incident.sequel is None:
             draft.tell(f"{fault.code} again while it closes", key_of(incident), key_of(node), event="joined")
         waits = incident.sequel
-        if waits is not None and waits.code.startswith(WISH):
-            draft.put(replace(incident, sequel=together(fault, waits), seen_at=reading))
-            count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
-            return
         worse = waits is None or fault.remedy.rank > waits.remedy.rank
         draft.put(replace(incident, sequel=fault if worse else incident.sequel, seen_at=reading))
         count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
@@ -252,6 +260,7 @@ def open_incident(
         remedy=fault.remedy,
         least=fault.remedy if kind is IncidentKind.OPERATOR else Remedy.NONE,
         needs_human=fault.needs_human,
+        kept=fault.needs_human and kind is IncidentKind.OPERATOR,
         stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
         now=now,
     )

@@ -43,10 +43,12 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
         if news.spec is not None and news.end is None and news.ranks:
             _adopt(draft, fact, news)
         return
+    if _of_another(draft, job, news):
+        return
     if job.state.terminal:
         if news.end is not None and news.attempt == job.attempt:
             _fill_tail(draft, job, news.end.tail)
-        if job.adopted and news.native and news.end is None and news.ranks and _anew(job, news):
+        if news.native and news.end is None and news.ranks and _anew(job, news):
             _adopt(draft, fact, news, job)  # we had given it up, or stopped it; its own controller thinks otherwise
         return
     if news.attempt < job.attempt:
@@ -72,13 +74,26 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
         draft.put(after)
 
 
+def _of_another(draft: Draft, job: Job, news: JobSeen | JobVanished) -> bool:
+    """Whether another cluster says this, of a job of its own that has the same id. A person is told once."""
+    if not news.cluster or news.cluster == job.spec.cluster:
+        return False
+    only = f"only that of {job.spec.cluster} is seen, and nodes are treated as if the other were not there"
+    text = f"{news.cluster} has a job {job.id}, too: {only}"
+    notice = Notify(event="set_aside", subject=key_of(job), text=text)
+    told = notify(draft, job, Tell(notice, f"namesake:{news.cluster}"))
+    if told != job.told:
+        draft.put(replace(job, told=told))
+    return True
+
+
 def _anew(job: Job, news: JobSeen) -> bool:
     """Whether what is seen of a job that is over is a further attempt, or another job under its name.
 
     The latter counts from one again; it shows by what runs in a read newer than its cluster's word that it was over.
     """
-    if news.attempt > job.attempt:
-        return True
+    if news.attempt > job.attempt or not job.adopted:
+        return news.attempt > job.attempt
     over = job.end is not None or job.missing_as_of is not None
     newer = news.as_of > max(job.ranks_as_of, job.missing_as_of or 0.0)
     return over and newer and any(state == "running" for state in news.ranks.values())
@@ -101,19 +116,20 @@ def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:
 
 def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -> None:
     """A job that others submitted: its allocation is recorded as it is. `before`: what we knew until it was over."""
-    if news.spec is None:
+    spec = news.spec or (before.spec if before is not None else None)  # one of ours has the spec that it was made with
+    if spec is None:
         return
     kept = {name: getattr(before, name) for name in ("interruptions", "restarts", "acts", "told")} if before else {}
     job = Job(
         id=news.job,
-        spec=news.spec,
+        spec=spec,
         submitted_at=before.submitted_at if before else fact.at,
         adopted=True,
         state=JobState.RUNNING,
         attempt=news.attempt,
         claim=dict.fromkeys(news.ranks, ()),
         began_at=fact.at,
-        began=draft.reading(news.spec.cluster),
+        began=draft.reading(spec.cluster),
         ranks=dict(news.ranks),
         ranks_as_of=news.as_of,
         **kept,
@@ -168,7 +184,11 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
 def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
     """Its cluster has it no more. Nobody can say how it ended; that a list lacked it once may be that list's fault."""
     job = draft.job(news.job)
-    if job is None or news.as_of <= max(job.ranks_as_of, job.missing_as_of or 0.0):
+    if job is None or _of_another(draft, job, news):
+        return
+    known = max(job.ranks_as_of, job.missing_as_of or 0.0)
+    # One read may have its last word and its deletion, in this order. A list lacks what it does not show.
+    if news.as_of < known or (news.as_of == known and not news.sure):
         return
     if not job.open:
         if news.sure and job.adopted:
@@ -179,6 +199,10 @@ def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:
         return
     if job.adopted:
         step_job(draft, job, "stopped", "its cluster has it no more", {"claim": {}, "missing_as_of": news.as_of})
+        return
+    if job.state is JobState.QUEUED and job.made and news.sure:  # what waits need not be in a list, but this is a word
+        draft.tell("its cluster has it no more: it is made anew", key_of(job), event="vanished")
+        due_now(draft, replace(job, made=False, intent="", deadline=None, missing_as_of=None))
         return
     if job.vanished or job.state not in {JobState.GATING, JobState.RUNNING, JobState.STOPPING}:
         return

@@ -19,7 +19,7 @@ from sickbay.brain.identity import (
 from sickbay.engine import patrol
 from sickbay.engine.errands import end_ranks
 from sickbay.engine.learn_faults import hear_early, keep_early, observed, open_incident, raise_fault
-from sickbay.engine.steps import hear_again, step_incident
+from sickbay.engine.steps import hear_again, step_incident, subjects_of
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.facts import (
@@ -33,12 +33,14 @@ from sickbay.model.facts import (
     Observed,
     Voice,
 )
-from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy
+from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import MANY_SILENCES, AgentState, Incarnation, IncidentId, Node, NodeId, Record, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Order, Phase, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
+
+NAMED_WITHIN = 1800.0  # seconds: an agent that starts with its machine has spoken by then
 
 
 def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
@@ -61,18 +63,20 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         unmanaged=news.unmanaged,
         as_of=news.as_of,
     )
+    anew = True
     if known.incarnation is None:
         after = replace(after, vacant_until=None, counted=True)  # the pool is as large again as it was
-        _boots_before(draft, known.id)  # in the row, too
+        anew = _booted_since(_take_former(draft, known.id), news.incarnation)  # its boots are in the row, too
         draft.waits[key_of(after)] = None
-    after = _hold_seat(draft, fact, after, news.incarnation, standing)
-    after = replace(after, registered=news.incarnation)
+    after = _hold_seat(draft, fact, after, news.incarnation, standing, anew=anew)
+    unconfirmed = after.unconfirmed and not (news.ready and standing is Standing.PRESENT)
+    after = replace(after, registered=news.incarnation, unconfirmed=unconfirmed)
     if after.pool != known.pool:
         _moved(draft, known, after)
     voice = _voice(draft, after)
     after = _returned(known, _heard_as(after, voice))
-    if after.incarnation is not None and after.incarnation != known.incarnation:
-        _remember(draft, after.incarnation)
+    if after.incarnation != known.incarnation:
+        after = _make_known(draft, fact, after)
     draft.put(after)
     _compare(draft, after)
     same = after.incarnation is not None and after.incarnation.same_boot(known.incarnation)
@@ -105,10 +109,13 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         unmanaged=news.unmanaged,
         as_of=news.as_of,
     )
-    node = back_again(node, _boots_before(draft, node.id))
+    former = _take_former(draft, node.id)
+    node = back_again(node, former.boots if former is not None else ())
     voice = _voice(draft, node)
     node = _heard_as(node, voice)
     draft.put(node)
+    if _booted_since(former, node.incarnation):
+        end_ranks(draft, node, f"{node.name} restarted under it")
     patrol.wake(draft, node)
     draft.tell(f"seen first as {_called(news.incarnation)}", key_of(node), event="joined")
     if news.first_connection and node.incarnation is not None:  # whoever was there before us is no newcomer
@@ -126,14 +133,22 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     _learn_early(draft, fact, voice)
 
 
-def _boots_before(draft: Draft, node: NodeId) -> tuple[str, ...]:
-    """The boots of a seat before it was gone. Now that it is back its row remembers them."""
+def _take_former(draft: Draft, node: NodeId) -> Record | None:
+    """What is remembered of a seat that was gone. Now that it is back its row remembers the boots."""
     key = f"record:seat/{node}"
-    record = draft.read(Record, key, watch=False)
-    if record is None:
-        return ()
-    draft.drop(key)
-    return record.boots
+    former = draft.read(Record, key, watch=False)
+    if former is not None:
+        draft.drop(key)
+    return former
+
+
+def _booted_since(former: Record | None, now: Incarnation | None) -> bool:
+    """Whether the machine that held a seat is back in it under another boot: what ran there is over.
+
+    Under the same boot it may run on; so may it on a machine whose place another has taken while nobody had either.
+    """
+    was = former.holder if former is not None else None
+    return was is not None and now is not None and now.same_holder(was) and now.new_boot(was)
 
 
 def _voice(draft: Draft, node: Node) -> Voice | None:
@@ -179,15 +194,22 @@ def inventory(draft: Draft, fact: Fact, news: Inventory) -> None:
 
 
 def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
-    wanted = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
+    if node.incarnation is not None and not holder_key(node.incarnation):
+        draft.put(replace(node, unnamed_since=draft.reading(node.cluster)))  # its agent will name it
+        return
     left = _left_with(draft, node.incarnation)
     new = node.incarnation is not None and _remember(draft, node.incarnation)
     if left is not None and node.incident is None:
-        raise_fault(draft, fact, node, left)
+        was = replace(left.fault, remedy=left.remedy)
+        if left.kept:
+            again = open_incident(draft, fact, node, replace(was, needs_human=True), IncidentKind.OPERATOR)
+            draft.put(replace(again, ordered=True))
+        else:
+            raise_fault(draft, fact, node, was)
         return
     if not new:
         return
-    if not wanted or node.incident is not None:
+    if not _takes_in(draft) or node.incident is not None:
         return
     fault = classify(Observed(node=node.id, kind="intake"), draft.rules.tables)
     if fault is None:
@@ -195,6 +217,11 @@ def _intake(draft: Draft, fact: Fact, node: Node, *, filled: bool) -> None:
     node = replace(node, counted=filled)
     draft.put(node)
     open_incident(draft, fact, node, fault, IncidentKind.INTAKE)
+
+
+def _takes_in(draft: Draft) -> bool:
+    """Whether newcomers are checked."""
+    return any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
 
 
 def _names_of(incarnation: Incarnation) -> list[str]:
@@ -219,79 +246,128 @@ def _remember(draft: Draft, incarnation: Incarnation) -> bool:
     return record is None
 
 
-def _left_with(draft: Draft, incarnation: Incarnation | None) -> Fault | None:
-    """What a machine that is seen again had shown, and no check had cleared, when it left."""
+def _make_known(draft: Draft, fact: Fact, node: Node) -> Node:
+    """Its machine has another name than before, or its first one: then it may turn out to be a newcomer.
+
+    One that has served for long without a name is not taken out for it: it is checked once, when it is idle.
+    """
+    holder, since = node.incarnation, node.unnamed_since
+    if holder is None or not holder_key(holder):
+        return node
+    if since is None:
+        _remember(draft, holder)
+        return node
+    node = replace(node, unnamed_since=None)
+    draft.put(node)
+    soon = draft.reading(node.cluster) <= since + NAMED_WITHIN
+    if node.incident is None and (soon or _left_with(draft, holder) is not None):
+        _intake(draft, fact, node, filled=False)
+    elif _remember(draft, holder):
+        patrol.check_once(draft, node)
+    return draft.node(node.id) or node
+
+
+def _left_with(draft: Draft, incarnation: Incarnation | None) -> Incident | None:
+    """What a machine that is seen again had shown, and no check had cleared, when it left; or who had held it."""
     keys = _names_of(incarnation) if incarnation is not None else []
     records = [draft.read(Record, key, watch=False) for key in keys]
     left = next((record.left for record in records if record is not None and record.left is not None), None)
-    incident = draft.incident(left) if left is not None else None
-    return replace(incident.fault, remedy=incident.remedy) if incident is not None else None
+    return draft.incident(left) if left is not None else None
 
 
 def _uncleared(incident: Incident | None) -> IncidentId | None:
-    if incident is None or incident.kind is not IncidentKind.FAULT or incident.as_good_as_over:
+    if incident is None or not incident.open or incident.as_good_as_over:
         return None
-    sick = incident.remedy.disrupts and incident.phase is not Phase.WATCHED
-    return incident.id if incident.open and sick else None
+    sick = incident.kind is IncidentKind.FAULT and incident.remedy.disrupts and incident.phase is not Phase.WATCHED
+    return incident.id if sick or incident.kept else None
 
 
 def _called(incarnation: Incarnation) -> str:
     return incarnation.instance_id or incarnation.uid or incarnation.boot_id or "a machine that nobody can name"
 
 
-def _hold_seat(draft: Draft, fact: Fact, node: Node, said: Incarnation, standing: Standing) -> Node:
-    """The seat after a statement about its holder. A new boot ends what ran there; a new holder is taken in."""
+def _hold_seat(
+    draft: Draft, fact: Fact, node: Node, said: Incarnation, standing: Standing, *, anew: bool = True
+) -> Node:
+    """The seat after a statement about its holder. A new boot ends what ran there; a new holder is taken in.
+
+    `anew`: unless what ran there may run on, though the seat was vacant.
+    """
     was, now = node.incarnation, held_by(node, said, standing)
     if now is None or now == was:
         return node
     if standing is Standing.PRESENT and was is not None:
-        return _fill_in(draft, node, was, now)
+        return _fill_in(draft, fact, node, was, now)
+    same = standing is not Standing.SUCCEEDED
+    spoke = was is not None and was.boot_id == now.boot_id != ""  # it spoke before its cluster did
+    known = draft.node(node.id) or node  # with the devices that it had
     incident = draft.incident(node.incident) if node.incident else None
     ours = incident is not None and incident.phase is Phase.REPAIRING
     after = replace(
         with_holder(node, now),
         boot_ended_by_us=ours,
-        agent=AgentState.NONE,  # not heard yet under this boot
-        silent_at=None,
-        recent=node.recent if now.same_holder(was) else (),
+        unconfirmed=standing is Standing.REBOOTED and not (node.ready or said.instance_id or said.uid),
+        agent=node.agent if spoke else AgentState.NONE,  # else not heard yet under this boot
+        silent_at=node.silent_at if spoke else None,
+        recent=node.recent if same else (),
         checking="",  # it ended with the boot
-        check_due=node.check_due if now.same_holder(was) else None,
-        unproven=node.unproven and now.same_holder(was),
+        check_due=node.check_due if same else None,
+        unproven=node.unproven and same,
     )
-    what = "rebooted" if now.same_holder(was) else f"now held by {_called(now)}"
+    what = "rebooted" if same else f"now held by {_called(now)}"
     draft.tell(f"{what} (boot {now.boot_id or 'not known yet'})", key_of(node), event="incarnation")
     draft.put(after)
     if node.agent is AgentState.SILENT and node.going_down is None:  # that it is silent is not said a second time
         hear_again(draft, after)
-    since = node.dated_boot[1] if node.dated_boot and node.dated_boot[0] == now.boot_id else None
-    end_ranks(draft, after, f"{node.name} restarted under it", since=since)  # the new incarnation is the proof
-    if not now.same_holder(was):
-        _part_with(draft, was, incident)
-        patrol.wake(draft, after)
-        if incident is not None and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
-            # What was wrong has left with its machine; the newcomer must be taken in.
-            step_incident(draft, incident, "dismiss", f"the seat is now held by {_called(now)}", {})
-            after = draft.node(node.id) or after
-        _intake(draft, fact, after, filled=True)
-        after = draft.node(node.id) or after
-    return after
+    if anew:  # the new incarnation is the proof
+        since = node.dated_boot[1] if node.dated_boot and node.dated_boot[0] == now.boot_id else None
+        end_ranks(draft, after, f"{node.name} restarted under it", since=since)
+    return after if same else _succeed(draft, fact, after, known)
+
+
+def _succeed(draft: Draft, fact: Fact, node: Node, known: Node) -> Node:
+    """Another machine holds the seat: what was wrong has left with the one before, and the newcomer is taken in."""
+    incident = draft.incident(node.incident) if node.incident else None
+    _leave_history(draft, known, incident)
+    _part_with(draft, known.incarnation, incident)
+    patrol.wake(draft, node)
+    if incident is not None and incident.phase in {Phase.SUSPECT, Phase.WATCHED} and node.incarnation is not None:
+        step_incident(draft, incident, "dismiss", f"the seat is now held by {_called(node.incarnation)}", {})
+        node = draft.node(node.id) or node
+    _intake(draft, fact, node, filled=True)
+    return draft.node(node.id) or node
+
+
+def _leave_history(draft: Draft, node: Node, incident: Incident | None) -> None:
+    """The machine that fell ill leaves its seat: what the incident comes to is its history, not its successor's."""
+    incident = draft.incident(incident.id) if incident is not None else None
+    if incident is not None and incident.phase.out and incident.whose is None:
+        whose = subjects_of(node.incarnation, node, incident.fault.device)
+        draft.put(replace(incident, whose=tuple(whose)))
 
 
 def _part_with(draft: Draft, holder: Incarnation | None, incident: Incident | None) -> None:
-    """Another holds its seat: it is remembered for a while, and if it is seen again it is known."""
+    """Another holds its seat: it is remembered for a while, and if it is seen again it is known.
+
+    One that left while it was out of service is a newcomer wherever it is put, where newcomers are checked.
+    """
+    unproven = incident is not None and incident.phase.out and not incident.as_good_as_over
     for key in _names_of(holder) if holder is not None else ():
         record = draft.read(Record, key, watch=False)
-        if record is not None and record.gone_at is None:
-            left = _uncleared(incident) if incident is not None and incident.phase is Phase.SUSPECT else None
-            draft.put(replace(record, gone_at=draft.now, left=left))
+        if record is None:
+            continue
+        if unproven and _takes_in(draft):
+            draft.drop(key)  # whatever becomes of the incident is about the machine that holds the seat now
+        elif record.gone_at is None:
+            draft.put(replace(record, gone_at=draft.now, left=_uncleared(incident)))
 
 
-def _fill_in(draft: Draft, node: Node, was: Incarnation, now: Incarnation) -> Node:
+def _fill_in(draft: Draft, fact: Fact, node: Node, was: Incarnation, now: Incarnation) -> Node:
     """More is known of the same boot, or its machine has registered anew: whatever is under way is about this one."""
     after = with_holder(node, now)
     draft.put(after)
     if now.instance_id != was.instance_id:
-        _remember(draft, now)
+        after = _make_known(draft, fact, after)
     incident = draft.incident(node.incident) if node.incident else None
     if incident is None or incident.incarnation is None or not incident.incarnation.same_boot(now):
         return after
@@ -313,7 +389,7 @@ def _compare(draft: Draft, node: Node) -> None:
         return
     clock = draft.clocks.get(node.cluster)
     horizon = clock.as_of + 2 * clock.period if clock is not None else node.as_of
-    found = drift(incident, node, horizon)
+    found = drift(incident, node, horizon, draft.intent(incident.intent))
     after = replace(incident, **found.cordon)
     if found.uncordoned:
         order = Order(verb="uncordoned", by="another", reason=found.uncordoned)
@@ -323,7 +399,10 @@ def _compare(draft: Draft, node: Node) -> None:
     elif incident.bared and f"sickbay:{incident.id}" in node.cordons:
         after = replace(after, bared=False, cordon_as_of=node.as_of)
     if found.healed is not None:
-        after = replace(after, healed=found.healed, incarnation=node.incarnation, proof=None, relapse="")
+        # What was asked for beyond that (a person's order, a further fault) still follows.
+        enough = found.healed.rank >= incident.remedy.rank
+        relapse = "" if enough else incident.relapse
+        after = replace(after, healed=found.healed, incarnation=node.incarnation, proof=None, relapse=relapse)
     if after != incident:
         draft.put(after)
 
@@ -334,16 +413,19 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
         return
     end_ranks(draft, node, f"{node.name} was deleted", lost=True)
     boots = boots_of(node)
-    if any(boots):
-        draft.put(Record(subject=f"seat/{node.id}", boots=boots, gone_at=draft.now))
+    if any(boots) or node.incarnation != Incarnation():
+        draft.put(Record(subject=f"seat/{node.id}", boots=boots, holder=node.incarnation, gone_at=draft.now))
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
+        _leave_history(draft, node, incident)
         patience = draft.rules.policy.pace.vacancy.total_seconds()
         until = Deadline(clock=node.cluster, at=draft.reading(node.cluster) + patience)
         gone = replace(node, incarnation=None, registered=None, left_boot=boots[-1], checking="", check_due=None)
         draft.put(replace(gone, vacant_until=until, as_of=news.as_of, cordons=(), ready=False))
         draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
         draft.tell("its seat is vacant", key_of(node), event="vacant")
+        # Its object is gone: that its machine was replaced is not said.
+        _forget(draft, node, node.incarnation, incident)
         return
     draft.drop(key_of(node))
     draft.tell("deleted", key_of(node), event="deleted")
@@ -355,7 +437,7 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
 def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | None) -> None:
     """A machine that registers again is known and its agent heard, and with it what no check had cleared.
 
-    One that left while it was out of service is a newcomer, where newcomers are checked.
+    One that left while it was out of service is a newcomer, where newcomers are checked; but not if a person keeps it.
     """
     if node.agent is AgentState.HEARD:
         # Its agent tells its inventory again only when that changes.
@@ -363,10 +445,10 @@ def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | 
         had = Inventory(devices=node.devices, linked=node.linked, node=node.id, incarnation=who)
         said = (Fact(id=f"inventory/{node.id}", at=draft.now, news=had),) if node.devices else ()
         draft.put(Voice(node=node.id, incarnation=who, said=said, at=draft.now))
-    taken_in = any(examine.on is Trigger.JOIN for examine in draft.rules.policy.examine)
+    unproven = incident is not None and incident.phase.out and not incident.kept
     for key in _names_of(holder):
         record = draft.read(Record, key, watch=False)
-        if record is not None and incident is not None and incident.phase.out and taken_in:
+        if record is not None and unproven and _takes_in(draft):
             draft.drop(key)  # nobody has proven it well: it is taken in like a newcomer
         elif record is not None:
             draft.put(replace(record, gone_at=draft.now, left=_uncleared(incident)))

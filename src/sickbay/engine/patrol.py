@@ -69,7 +69,13 @@ def wake(draft: Draft, node: Node, trigger: Trigger = Trigger.SCHEDULE) -> None:
 
 def check_first(draft: Draft, node: Node) -> None:
     """A node that was there before us, where such nodes are to be checked: once, and it serves meanwhile."""
-    if node.cluster in draft.rules.checks_first and rule_of(draft.rules.policy, Trigger.JOIN) is not None:
+    if node.cluster in draft.rules.checks_first:
+        check_once(draft, node)
+
+
+def check_once(draft: Draft, node: Node) -> None:
+    """It is checked like a newcomer when it is idle, within the pool's limits, and it serves meanwhile."""
+    if rule_of(draft.rules.policy, Trigger.JOIN) is not None:
         draft.put(replace(node, unproven=True))
         draft.waits[f"patrol:{node.id}"] = _after(draft, 0.0)
 
@@ -109,8 +115,9 @@ def _next_check(draft: Draft, node: Node) -> float | None:
     join = rule_of(draft.rules.policy, Trigger.JOIN)
     if node.unproven and join is not None:
         if not why_not(draft, node) and _room(draft, node):
-            key = f"check-first-{node.cluster}-{node.name}"
-            _check(draft, replace(node, unproven=False), join, key, "first connection", "it was there before us")
+            key = f"check-first/{node.id}"  # no name has a slash: joined by a dash, those of two clusters may be one
+            known = replace(node, unproven=False)
+            _check(draft, known, join, key, "first connection", "it was there before it was known")
         # A large pool is asked less often: only a share of it may be checked at once.
         return max(BUSY, draft.ledger(node.pool).size * EACH)
     rule = rule_of(draft.rules.policy, Trigger.SCHEDULE)
@@ -126,7 +133,7 @@ def _next_check(draft: Draft, node: Node) -> float | None:
     if why_not(draft, node) or not _room(draft, node):
         return max(BUSY, every / 100)
     tried = replace(node, check_due=reading + max(BUSY, AGAIN * every))
-    _check(draft, tried, rule, f"check-{node.cluster}-{node.name}-{reading:.0f}", "schedule", f"every {rule.every}")
+    _check(draft, tried, rule, f"check/{node.id}/{reading:.0f}", "schedule", f"every {rule.every}")
     return BUSY
 
 

@@ -216,8 +216,15 @@ def unseen(draft: Draft, job: Job) -> tuple[NodeId, ...]:
 
 def fenceable(draft: Draft, job: Job) -> tuple[NodeId, ...]:
     """Those of them where nobody else's attempt would suffer from a fence."""
-    away = [(node, draft.peek(Node, f"node:{node}")) for node in unseen(draft, job)]
-    return tuple(node for node, row in away if row is None or row.lost or not _shared(draft, job, row))
+    return tuple(node for node in unseen(draft, job) if may_fence(draft, job, node))
+
+
+def may_fence(draft: Draft, job: Job, node: NodeId) -> bool:
+    """Whether a node cannot be reached by its cluster, and nobody else's attempt would suffer from a fence."""
+    row = draft.peek(Node, f"node:{node}")
+    if row is None or row.lost:
+        return True
+    return (row.incarnation is None or not row.ready) and not _shared(draft, job, row)
 
 
 def _shared(draft: Draft, job: Job, node: Node) -> bool:

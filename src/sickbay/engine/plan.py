@@ -43,7 +43,8 @@ def _reads(row: AnyRow | None) -> list[str]:
 def _histories(view: View, incident: Incident) -> list[str]:
     node = view.get(f"node:{incident.node}").row
     holder = node if isinstance(node, Node) else None
-    return [f"record:{subject}" for subject in subjects_of(incident.incarnation, holder, incident.fault.device)]
+    present = subjects_of(incident.incarnation, holder, incident.fault.device)
+    return [f"record:{subject}" for subject in dict.fromkeys((*present, *(incident.whose or ())))]
 
 
 def plan(draft: Draft, subject: str) -> None:

@@ -9,18 +9,17 @@ from sickbay.brain.admit import Asked, Confirm
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.doubt import confirm
-from sickbay.brain.orders import WISH
+from sickbay.brain.orders import wished
 from sickbay.brain.sight import Sight
 from sickbay.engine import patrol
-from sickbay.engine.admission import ask, asked_for, deferred, take_turn, told_of
+from sickbay.engine.admission import ask_for_each, asked_for, deferred, take_turn, told_of
 from sickbay.engine.learn_faults import open_incident
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, PolicyInForce
-from sickbay.model.fault import Fault
-from sickbay.model.fleet import JobId, Ledger, Node, Record
+from sickbay.model.fleet import IncidentId, JobId, Ledger, Node, Record
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import Intent, Quarantine, Repair
 from sickbay.model.job import Call, Job, JobState
@@ -39,24 +38,31 @@ def plan_incident(draft: Draft, subject: str) -> None:
             _answer(draft, ended, f"{order.by}: {order.verb}: not possible: it is {ended.phase}")
         ended = replace(ended, orders=())
         draft.put(ended)
-    if ended is not None and not ended.open and ended.sequel is not None:
-        _go_on(draft, ended, ended.sequel)
+    if ended is not None and not ended.open and (ended.sequel is not None or ended.later):
+        _go_on(draft, ended)
 
 
-def _go_on(draft: Draft, ended: Incident, fault: Fault) -> None:
-    """What was seen while an incident closed is not over with it: the node goes from the one into the next."""
-    draft.put(replace(ended, sequel=None))
-    node = draft.node(ended.node)
-    wish = fault.code.startswith(WISH)
+def _go_on(draft: Draft, ended: Incident) -> None:
+    """What was seen, or asked for, while an incident closed is not over with it: the node goes into the next one."""
+    draft.put(replace(ended, sequel=None, later=()))
+    node, fault, orders = draft.node(ended.node), ended.sequel, ended.later
     if node is None or node.incident is not None or node.incarnation is None:
-        if wish:
-            _answer(draft, ended, f"not possible: {fault.because}: {ended.node} is {ended.phase}")
+        for order in orders:
+            _answer(draft, ended, f"{order.by}: {order.verb}: not possible: {ended.node} is {ended.phase}")
         return
-    if not wish and not node.incarnation.same_boot(ended.incarnation):
-        return
+    if fault is not None and not node.incarnation.same_boot(ended.incarnation):
+        fault = None
     fact = Fact(id=f"{ended.id}.sequel", at=draft.now, news=PolicyInForce(policy="", knowledge=""))
-    kind = IncidentKind.OPERATOR if wish else IncidentKind.FAULT
-    open_incident(draft, fact, node, fault, kind, name=f"{ended.id}.2", now=wish and ended.now)
+    name = f"{ended.id}.2"
+    if fault is not None:
+        open_incident(draft, fact, node, fault, IncidentKind.FAULT, name=name)
+    elif orders:
+        first, orders = orders[0], orders[1:]
+        wish = wished(first.verb, first.by, first.reason)
+        open_incident(draft, fact, node, wish, IncidentKind.OPERATOR, name=name, now=first.now)
+    opened = draft.incident(IncidentId(name))
+    if opened is not None:
+        draft.put(replace(opened, orders=orders))
 
 
 def _decide_once(draft: Draft, incident: Incident) -> tuple[Incident, Wait | None]:
@@ -149,7 +155,7 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
         case Change(because=because, also=also, tell=tell, call=call, answer=answer):
             _answer(draft, incident, answer)
             if call and node is not None:
-                refused = ask(draft, Asked.CALL, incident, node)
+                incident, refused = ask_for_each(draft, Asked.CALL, incident, node)
                 if refused is not None:
                     return deferred(draft, Asked.CALL, incident, node, refused)
                 incident = _call(draft, incident, call, because, lost=node.lost)
@@ -159,7 +165,10 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
         case Do(act=act, event=event, also=also, because=because):
             asked = asked_for(act)
             if asked is not None and node is not None:
-                refused = ask(draft, asked, incident, node)
+                led = incident.fault.code
+                incident, refused = ask_for_each(draft, asked, incident, node)
+                if incident.fault.code != led:
+                    return incident, None  # decided anew for what leads now
                 if refused is not None and refused.confirm is not None:
                     return _confirm(draft, sight, node, refused.confirm)
                 if refused is not None:

@@ -7,7 +7,7 @@ from sickbay.brain.drift import horizon_of, shown
 from sickbay.engine import checkups
 from sickbay.engine.learn import in_doubt
 from sickbay.engine.view import Draft
-from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.clock import INGEST, LEADER, Deadline
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.intent import (
@@ -23,6 +23,7 @@ from sickbay.model.intent import (
     RerunJob,
     StartJob,
     StopJob,
+    Verify,
     may_be_sent_again,
 )
 from sickbay.model.job import Job
@@ -37,6 +38,7 @@ def plan_intent(draft: Draft, subject: str) -> None:
         if intent is not None and intent.owner.startswith("checkup:"):  # refused, mostly
             checkups.ended(draft, intent)
         if intent is not None:
+            _free_checked(draft, intent)
             _undelivered(draft, intent)
         return
     if _undoubted(intent) and _first_read(intent).passed(draft.readings):
@@ -58,6 +60,7 @@ def plan_intent(draft: Draft, subject: str) -> None:
                 draft.tell(f"{type(intent.act).__name__}: {intent.state}", intent.owner, event="effect")
             if intent.owner.startswith("checkup:"):
                 checkups.ended(draft, intent)
+            _free_checked(draft, intent)
             _undelivered(draft, intent)
             return
     backing_off = intent.state is IntentState.PLANNED and intent.not_before is not None
@@ -67,6 +70,12 @@ def plan_intent(draft: Draft, subject: str) -> None:
     until = _next_look(draft, intent)
     on = {key: draft.expect[key] for key in sorted(draft.watched)}
     draft.waits[subject] = WaitMark(until=until, on=on, urgency=1)
+
+
+def _free_checked(draft: Draft, intent: Intent) -> None:
+    """A check that was let go of is over: until then its node was nobody's to claim."""
+    if isinstance(intent.act, Verify) and intent.owner.startswith("incident:") and intent.withdrawn:
+        checkups.free(draft, intent)
 
 
 def _undoubted(intent: Intent) -> bool:
@@ -122,7 +131,8 @@ def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
 
 def _comes_late(intent: Intent) -> bool:
     """A read that does not show it yet says nothing: a machine takes minutes to come back, work to leave."""
-    return isinstance(intent.act, Repair | Drain)
+    check = isinstance(intent.act, Verify) and intent.withdrawn and intent.owner.startswith("incident:")
+    return check or isinstance(intent.act, Repair | Drain)
 
 
 def _targets(draft: Draft, intent: Intent) -> tuple[dict[NodeId, Node | None], Job | None]:
@@ -153,9 +163,9 @@ def _time_up(draft: Draft, intent: Intent) -> bool:
 
 
 def _surely_absent(draft: Draft, intent: Intent) -> bool:
-    """A read newer than the end of the call has not shown it. What agents carry out has no such read: time must do."""
-    if intent.clock == INGEST:
-        return draft.readings.get(INGEST, 0.0) >= intent.sent_at + 2 * intent.call_timeout
+    """A read newer than the end of the call has not shown it. What no cluster shows has no such read: time must do."""
+    if intent.clock in {INGEST, LEADER}:
+        return draft.readings.get(intent.clock, 0.0) >= intent.sent_at + 2 * intent.call_timeout
     return bool(intent.doubt_until) and _horizon(draft, intent) >= intent.doubt_until
 
 

@@ -8,11 +8,13 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import limit_for, room_for
 from sickbay.engine.view import Draft
-from sickbay.model.fleet import AgentState, Aside, Brake, Capability, Flipped, Freed, Ledger, Node, NodeId
+from sickbay.model.fleet import AgentState, Aside, Brake, Capability, Errand, Flipped, Freed, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import DUE_NOW, key_of
 
+POOLS_AT_ONCE = 20  # whose books one unit raises for a gang that comes or leaves
+POOLS_NAMED = 2000  # by one errand; who waits in others looks again at the next reminder
 WAKE_AT_ONCE = 10  # jobs, or incidents, by one unit; others look again at their next reminder
 
 
@@ -110,9 +112,8 @@ def _free_up(draft: Draft) -> None:
             left = [node for node, devices in held.claim.items() if kept.get(node) != devices] if held else []
             seats = (draft.peek(Node, f"node:{node}") for node in left)
             pools.update(seat.pool for seat in seats if seat is not None)
-    for pool in sorted(pools):
-        freed = draft.read(Freed, f"freed:{pool}", watch=False) or Freed(pool=pool)
-        draft.put(replace(freed, times=freed.times + 1))
+    for pool in _few(draft, sorted(pools)):
+        _free(draft, pool)
 
 
 def _as_free(before: Node | None, after: Node) -> bool:
@@ -160,7 +161,8 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     # Where no agent was ever heard, its silence says nothing; one that was heard must be heard under this boot.
     never = node.agent is AgentState.NONE and (not node.agent_known or Capability.LOOK not in can)
     speaks = node.agent is AgentState.HEARD or never
-    healthy = phase in {None, Phase.WATCHED} or (phase is Phase.SUSPECT and node.excused)
+    # An exclusion is about faults: it is no proof of a newcomer, which nobody has checked.
+    healthy = phase in {None, Phase.WATCHED} or (phase is Phase.SUSPECT and node.excused and not newcomer)
     free = not node.cordons and not node.checking
     claimable = node.incarnation is not None and node.ready and speaks and healthy and free
     mine = node.counted and (vacant or ours)
@@ -223,6 +225,44 @@ def take_turns(draft: Draft, job: Job, nodes: Collection[NodeId]) -> None:
     if not nodes:
         return
     seats = (draft.peek(Node, f"node:{node}") for node in nodes)
-    for pool in sorted({seat.pool for seat in seats if seat is not None}) or [job.pool]:
-        ledger = draft.ledger(pool)
-        draft.put(replace(ledger, turn=ledger.turn + 1))
+    pools = sorted({seat.pool for seat in seats if seat is not None}) or [job.pool]
+    # What we place ourselves takes all its turns at once. What is given up, or recorded as it is, must be known however
+    # many pools it lies in: the other turns follow.
+    placed = not job.adopted and Capability.PLACE in draft.can(job.spec.cluster) and set(nodes) - job.claim.keys()
+    for pool in pools if placed else _few(draft, pools):
+        _turn(draft, pool)
+
+
+def _turn(draft: Draft, pool: str) -> None:
+    ledger = draft.ledger(pool)
+    draft.put(replace(ledger, turn=ledger.turn + 1))
+
+
+def _free(draft: Draft, pool: str) -> None:
+    freed = draft.read(Freed, f"freed:{pool}", watch=False) or Freed(pool=pool)
+    draft.put(replace(freed, times=freed.times + 1))
+
+
+def _few(draft: Draft, pools: list[str]) -> list[str]:
+    """As many pools as a unit has room for; the others' books follow in units of their own, up to a row's size."""
+    if len(pools) > POOLS_AT_ONCE:
+        rest = pools[POOLS_AT_ONCE:]
+        errand = Errand(id=f"pools/{rest[0]}", because="a gang has come or left", at=draft.now)
+        before = draft.read(Errand, key_of(errand), watch=False)
+        named = dict.fromkeys((*before.pools, *rest) if before is not None else rest)
+        draft.put(replace(errand, pools=tuple(named)[:POOLS_NAMED]))
+        draft.waits[key_of(errand)] = DUE_NOW
+    return pools[:POOLS_AT_ONCE]
+
+
+def turn_pools(draft: Draft, errand: Errand) -> None:
+    """Raise the books of some pools of an errand, and drop it with the last of them."""
+    for pool in errand.pools[:POOLS_AT_ONCE]:
+        _turn(draft, pool)
+        _free(draft, pool)
+    rest = errand.pools[POOLS_AT_ONCE:]
+    if rest:
+        draft.put(replace(errand, pools=rest))
+        draft.waits[key_of(errand)] = DUE_NOW
+    else:
+        draft.drop(key_of(errand))

@@ -9,16 +9,30 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import Asked, Deferred
 from sickbay.brain.job_sight import listing
+from sickbay.brain.sight import reset_domain
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
+from sickbay.engine.placing import may_fence
 from sickbay.engine.seats import settle
 from sickbay.engine.steps import step_incident, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Node, NodeId
+from sickbay.model.fleet import JobId, Node, NodeId
 from sickbay.model.incident import Incident, Phase
-from sickbay.model.intent import INTENT_LIFE, AnyAct, Intent, IntentState, Quarantine, Repair, StopJob, Verify
-from sickbay.model.job import Job
+from sickbay.model.intent import (
+    INTENT_LIFE,
+    AnyAct,
+    Fence,
+    Intent,
+    IntentState,
+    Quarantine,
+    Repair,
+    StartJob,
+    StopJob,
+    Verify,
+    nodes_of,
+)
+from sickbay.model.job import Job, JobState
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 ASK_AGAIN = 30.0  # seconds until a job's stop that is withheld is judged afresh
@@ -34,7 +48,10 @@ def send(draft: Draft, key: str) -> None:
         return
     if not wanted(draft, intent):
         draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
-        draft.waits[key] = None
+        draft.waits[key] = DUE_NOW  # it may have kept its node from being claimed
+        return
+    if (rest := _rest_of_read(draft, intent)) is not None:
+        draft.put(replace(intent, not_before=rest, answer="the rest of its cluster's list is awaited"))
         return
     if isinstance(intent.act, StopJob) and not intent.doubted and (job := _spared(draft, intent.act)) is not None:
         draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn: what called for it was dismissed"))
@@ -76,6 +93,8 @@ def withheld(draft: Draft, intent: Intent) -> Deferred | None:
     """What holds the act now, whatever was so when it was written down. None: nothing."""
     if isinstance(intent.act, StopJob):
         return _stop_withheld(draft, intent.act)
+    if isinstance(intent.act, Fence):
+        return _fence_withheld(draft, intent.act)
     if isinstance(intent.act, Verify) and (busy := _busy(draft, intent, intent.act)):
         return Deferred(f"work has come to {listing(busy)} meanwhile")
     incident = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
@@ -84,6 +103,9 @@ def withheld(draft: Draft, intent: Intent) -> Deferred | None:
         return None
     if node.unmanaged and _disturbs(intent.act):
         return Deferred(f"{node.unmanaged} pieces of unmanaged work have come to it meanwhile")
+    empties = _disturbs(intent.act) or isinstance(intent.act, Verify)
+    if empties and (jobs := _in_the_way(draft, incident, node, intent.act)):
+        return Deferred(f"{listing(jobs)} has come to it meanwhile")
     asked = asked_for(intent.act)
     return ask(draft, asked, incident, node) if asked is not None else None
 
@@ -91,6 +113,57 @@ def withheld(draft: Draft, intent: Intent) -> Deferred | None:
 def _disturbs(act: AnyAct) -> bool:
     """Whether it needs the node empty."""
     return isinstance(act, Repair) and act.rung is not Remedy.RESTART_SERVICE
+
+
+def _in_the_way(draft: Draft, incident: Incident, node: Node, act: AnyAct) -> tuple[JobId, ...]:
+    """Managed attempts that a repair or its check would hurt: one of a single device hurts only who holds it."""
+    if isinstance(act, Repair):
+        alone = act.rung is Remedy.RESET_GPU and bool(act.devices)
+    else:
+        alone = incident.rung is Remedy.RESET_GPU and bool(reset_domain(incident, node))
+    return tuple(
+        job.id
+        for job in draft.holders(node)
+        if not alone or job.state is JobState.GATING or incident.about(job.claim[node.id])
+    )
+
+
+def _fence_withheld(draft: Draft, act: Fence) -> Deferred | None:
+    """A machine that is in touch again is not powered off: its ranks can be stopped, and others may run there."""
+    job = draft.job(act.job)
+    draft.node(act.node)
+    if job is None or may_fence(draft, job, act.node):
+        return None
+    return Deferred(f"{act.node} is in touch again")
+
+
+def _rest_of_read(draft: Draft, intent: Intent) -> Deadline | None:
+    """When what it needs to know of its nodes is known; None: it is.
+
+    A read is learned in pieces, nodes before jobs: of a node that was told in one whose end is not learned yet nobody
+    knows what runs there. The clock of its cluster moves with the end.
+    """
+    clock = draft.clocks.get(intent.cluster)
+    reached = clock.as_of if clock is not None else 0.0
+    nodes = _emptied(intent.act)
+    draft.fetch([f"node:{node}" for node in nodes])
+    seats = (draft.peek(Node, f"node:{node}") for node in nodes)
+    if all(seat is None or seat.as_of <= reached for seat in seats):
+        return None
+    return Deadline(clock=intent.cluster, at=draft.reading(intent.cluster) + 1e-6)
+
+
+def _emptied(act: AnyAct) -> tuple[NodeId, ...]:
+    """Nodes on which nobody else's work may run when this is sent."""
+    match act:
+        case StartJob(nodes=nodes):
+            return tuple(nodes)
+        case Repair() if not _disturbs(act):
+            return ()
+        case Repair() | Verify() | Fence():
+            return nodes_of(act)
+        case _:
+            return ()
 
 
 def _busy(draft: Draft, intent: Intent, act: Verify) -> tuple[NodeId, ...]:
@@ -166,8 +239,11 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
     if intent.doubted:  # an earlier sending may have taken effect: that is awaited, it is not sent again
         seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
         state = INTENT_LIFE.target(intent, intent.state, "unknown")
-        draft.put(replace(intent, state=state, refused=True, seen_by=seen_by, answer=refused.because))
+        draft.put(replace(intent, state=state, refused=True, withheld=True, seen_by=seen_by, answer=refused.because))
         draft.waits[key] = DUE_NOW
+        return
+    if isinstance(intent.act, Fence):
+        _fence_no_more(draft, intent, intent.act, refused)
         return
     if isinstance(intent.act, Verify) and not intent.owner.startswith("incident:"):
         _check_later(draft, intent, intent.act, refused)
@@ -187,6 +263,16 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
         deadline = incident.deadline if incident.phase is Phase.HELD else None  # there it is a human's reminder
         draft.put(replace(incident, intent="", deadline=deadline, **untried))
     draft.waits[key_of(incident)] = DUE_NOW
+
+
+def _fence_no_more(draft: Draft, intent: Intent, act: Fence, refused: Deferred) -> None:
+    """If its node is lost once more, it is asked for anew."""
+    draft.put(replace(intent, state=IntentState.EXPIRED, answer=f"withdrawn: {refused.because}"))
+    draft.waits[f"intent:{intent.key}"] = None
+    job = draft.job(act.job)
+    if job is not None:
+        draft.put(replace(job, fences=tuple(key for key in job.fences if key != intent.key)))
+        draft.waits[key_of(job)] = DUE_NOW
 
 
 def _check_later(draft: Draft, intent: Intent, act: Verify, refused: Deferred) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sickbay.engine.steps import post
 from sickbay.engine.view import Draft
-from sickbay.model.clock import INGEST, Deadline, Standstill, WatchedClock
+from sickbay.model.clock import INGEST, LEADER, Deadline, Standstill, WatchedClock
 from sickbay.model.intent import Notify
 from sickbay.model.rows import WaitMark
 
@@ -87,7 +87,7 @@ def _witness(draft: Draft, clock: WatchedClock) -> WatchedClock | None:
     """Clusters are measured by what agents say, and our own ear by the cluster that was heard last."""
     if clock.source != INGEST:
         return draft.newest.get(INGEST)
-    others = [other for other in draft.newest.values() if other.source != INGEST]
+    others = [other for other in draft.newest.values() if other.source not in {INGEST, LEADER}]
     return max(others, key=lambda other: (other.moved or 0.0, other.source), default=None)
 
 

@@ -1,5 +1,6 @@
 """Taking a step: what changes together when an incident or a job moves, or an intent is written down."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from sickbay.brain.decision import Do, Tell
 from sickbay.brain.ladder import looks_back
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
-from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.clock import INGEST, LEADER, Deadline
 from sickbay.model.fault import Fault, Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record, Roster
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
@@ -106,10 +107,17 @@ def _close(draft: Draft, incident: Incident, *, by_hand: bool) -> None:
         ended=incident.phase,
         rung=repair or "",
     )
-    for subject in subjects_of(incident.incarnation, node, incident.fault.device):
+    for subject in _whose(incident, node):
         record = draft.read(Record, f"record:{subject}", watch=False) or Record(subject=subject)
         until = draft.now + looks_back(draft.rules.policy)
         draft.put(replace(record, past=(*record.past, past)[-KEEP_PAST:], told_until=until))
+
+
+def _whose(incident: Incident, node: Node | None) -> Iterable[str]:
+    """A machine that was put in for another does not inherit what its predecessor had."""
+    if incident.whose is not None:
+        return incident.whose
+    return subjects_of(incident.incarnation, node, incident.fault.device)
 
 
 def hear_again(draft: Draft, node: Node) -> None:
@@ -302,12 +310,17 @@ def first_step(job: Job, at: datetime) -> Job:
 # --- intents
 
 
+def name_of(owner: Incident | Job) -> str:
+    """In front of its acts' keys. Others name jobs: one called as an incident is must not get the keys of its acts."""
+    return owner.id if isinstance(owner, Incident) else f"job.{owner.id}"
+
+
 def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int]:
     """The intent of a decision, PLANNED. Its key is the owner's next number: planning it twice gives one intent."""
     number = owner.acts + 1
     cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
     intent = Intent(
-        key=f"{owner.id}.{number}",
+        key=f"{name_of(owner)}.{number}",
         owner=key_of(owner),
         cluster=cluster,
         pool=owner.pool,
@@ -328,7 +341,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
     if isinstance(owner, Incident):
         subjects.append(f"node:{owner.node}")
     before = draft.intent(owner.intent)
-    asked_again = isinstance(do.act, Drain) and before is not None and before.act == do.act
+    asked_again = isinstance(do.act, Drain | Release) and before is not None and before.act == do.act
     if not asked_again and not (isinstance(do.act, StopJob | Fence) and isinstance(owner, Job) and stuck(owner)):
         draft.tell(f"{_name(do)}: {do.because}", *subjects, event="intent")
     return intent, number
@@ -336,7 +349,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int
 
 def _drop_old(draft: Draft, owner: Incident | Job, number: int) -> None:
     """What is open keeps what was done for it, whatever its age; a job that runs for ever keeps the newest of it."""
-    old = draft.read(Intent, f"intent:{owner.id}.{number}", watch=False) if number > 0 else None
+    old = draft.read(Intent, f"intent:{name_of(owner)}.{number}", watch=False) if number > 0 else None
     if old is not None and old.state.over and old.key != owner.intent:
         draft.drop(f"intent:{old.key}")
         draft.waits[f"intent:{old.key}"] = None
@@ -359,6 +372,9 @@ def _expected(draft: Draft, owner: Incident | Job, do: Do) -> Incarnation | None
             seat = draft.node(only)
         case _:
             return None
+    if isinstance(act, Fence) and (seat is None or seat.incarnation is None):  # its machine is meant
+        former = draft.read(Record, f"record:seat/{act.node}", watch=False)
+        return former.holder if former is not None else None
     return seat.incarnation if seat is not None else None
 
 
@@ -373,7 +389,7 @@ def notify(draft: Draft, owner: Incident | Job, tell: Tell) -> tuple[str, ...]:
     if tell.once in owner.told:
         return owner.told
     cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
-    post(draft, tell.notice, key=f"{owner.id}.tell.{tell.once}", cluster=cluster, pool=owner.pool)
+    post(draft, tell.notice, key=f"{name_of(owner)}.tell.{tell.once}", cluster=cluster, pool=owner.pool)
     draft.tell(f"told: {tell.notice.text}", key_of(owner), event="notify")
     return (*owner.told, tell.once)[-REPEATED_TELLS:]
 
@@ -391,7 +407,7 @@ def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> 
             act=replace(notice, to=to),
             because=notice.text,
             planned_at=draft.now,
-            clock=INGEST,
+            clock=LEADER,
             call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
             patience=draft.rules.policy.pace.notice_patience.total_seconds(),
         )
@@ -423,7 +439,20 @@ def let_go(draft: Draft, owner: Owner, key: str) -> Owner:
         hurts = isinstance(intent.act, Repair) and intent.act.rung is not Remedy.RESTART_SERVICE
         owner = replace(owner, loose=(*owner.loose, key)[-KEEP_LOOSE:], astray=owner.astray or hurts)
         draft.put(owner)
+    if isinstance(owner, Incident) and isinstance(intent.act, Verify) and (owner.as_good_as_over or not owner.open):
+        _check_on(draft, owner, intent)
     return owner
+
+
+def _check_on(draft: Draft, incident: Incident, check: Intent) -> None:
+    """A person has his node at once, but a check that nobody can call back may run there: no job is placed under it."""
+    node = draft.node(incident.node)
+    if node is None or node.checking or draft.holders(node, readable=True):
+        return
+    if node.agent is AgentState.NONE and Capability.CHECK_BY_AGENT in draft.can(node.cluster):
+        return  # nobody has been there who could have begun it
+    if check.expect is None or check.expect.agrees(node.incarnation):
+        draft.put(replace(node, checking=check.key))
 
 
 def _strike(draft: Draft, intent: Intent) -> None:

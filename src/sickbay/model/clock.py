@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from sickbay.model.noun import Noun
 
 INGEST = "ingest"
+LEADER = "leader"  # it moves while somebody leads, whoever can be heard: for what we do again because it failed
 READ_MOST = 300.0  # seconds of one read that may count; one that takes longer is as good as an outage
 
 

@@ -103,6 +103,7 @@ class JobVanished(News, tag="job_vanished"):
     job: JobId
     as_of: float
     sure: bool = True
+    cluster: str = ""
 
 
 class Stepped(News, tag="stepped"):
@@ -233,7 +234,7 @@ class Voice(Noun):
 
     node: NodeId
     incarnation: Incarnation
-    said: tuple[Fact, ...] = ()  # the first observations, cut short
+    said: tuple[Fact, ...] = ()  # the most telling observations, cut short
     at: datetime | None = None  # of its last word
     heard: bool = True  # not silent since
     told: bool = False  # a person knows that no cluster speaks of its machine: kept over its silence

@@ -137,6 +137,10 @@ class Node(Noun):
     ended_boots: tuple[str, ...] = ()  # the last ones, newest last: what comes from them is history
     left_boot: str = ""  # the one before, while nobody can tell whether it has ended: the seat was made anew since
     boot_ended_by_us: bool = False
+    # An agent that cannot name its machine told the present boot while its cluster missed the node, which has not been
+    # called ready since: it may be the boot of a machine that the cluster has yet to speak of.
+    unconfirmed: bool = False
+    unnamed_since: float | None = None  # reading of its cluster's clock: a machine came, and nobody could name it
     dated_boot: tuple[str, datetime] | None = None  # a boot, the next or the present one, and when it began
     devices: tuple[Device, ...] = ()
     linked: bool = True  # NVLink ties the GPUs: one cannot be reset alone
@@ -232,13 +236,14 @@ class PastIncident(Noun):
 class Record(Noun):
     """The history of one piece of hardware (an instance id or a device serial), never of a seat.
 
-    Of a seat that is gone (`seat/<node>`) only the boots are remembered, so that a late word from one of them is known
-    for what it is when somebody holds the seat again.
+    Of a seat that is gone (`seat/<node>`) only its holder is remembered, whose ranks may run still, and the boots, so
+    that a late word from one of them is known for what it is when somebody holds the seat again.
     """
 
     subject: str
     past: tuple[PastIncident, ...] = ()
     boots: tuple[str, ...] = ()  # the last ones, newest last; that one may run still
+    holder: Incarnation | None = None  # of a seat that is gone
     gone_at: datetime | None = None  # since then nobody has seen a machine that is merely remembered
     left: IncidentId | None = None  # of what a machine had shown, and no check had cleared, when it was last seen
     told_until: datetime | None = None  # when no rule of the policy looks back so far as the newest of `past`
@@ -309,7 +314,7 @@ class Aside(Noun):
 
 class Errand(Noun):
     """What is left to be done to many jobs for one cause: end their ranks on a node, link them to an incident, or let
-    those that have not begun give way to one that has.
+    those that have not begun give way to one that has; or to the books of many pools, which a gang has come to or left.
     """
 
     id: str
@@ -322,6 +327,7 @@ class Errand(Noun):
     device: int | None = None  # of the fault to link; None: it is about all of the node
     reading: float = 0.0  # of the clock of the node's cluster, when their ranks ended
     since: datetime | None = None  # when the node's present boot began, if that is known
+    pools: tuple[str, ...] = ()
 
 
 class Part(Noun):

@@ -116,6 +116,7 @@ class Incident(Noun):
     incarnation: Incarnation | None  # the holder that it is about now
     fault: Fault  # what leads
     opened_at: datetime
+    whose: tuple[str, ...] | None = None  # whose history it enters, once the machine that fell ill has left its seat
     phase: Phase = Phase.SUSPECT
     evidence: tuple[str, ...] = ()
     began: float = 0.0  # reading of ingest when it was opened
@@ -124,6 +125,9 @@ class Incident(Noun):
     remedy: Remedy = Remedy.NONE
     beside: tuple[int, ...] = ()  # further devices that have shown a fault which asks for a repair
     wide: bool = False  # a further fault that asks for a repair is about all of the node
+    others: tuple[
+        Fault, ...
+    ] = ()  # further faults that ask for a repair: what excuses the leading one may not excuse them
     least: Remedy = Remedy.NONE  # asked for by a person or for another device: no advice of the driver goes below it
     needs_human: bool = False
     tries: tuple[Try, ...] = ()
@@ -143,12 +147,14 @@ class Incident(Noun):
     acts: int = 0  # how many intents this incident has made: names the next key
     orders: tuple[Order, ...] = ()  # a queue, oldest first
     ordered: bool = False  # a person asked for its treatment: it passes observe, recommend and brakes
+    kept: bool = False  # a person wants the node out of service, whether it is well or not, until he says otherwise
     now: bool = False  # an operator's --now: no windows, no waiting
     to_verify: bool = False  # once the node is empty a check is next, whatever its fault asks for
     closing: Phase | None = None  # what it becomes when our cordon is seen gone
     closing_why: str = ""
     doubt: Doubt | None = None  # while SUSPECT: it was withheld, and must be confirmed or cleared
     sequel: Fault | None = None  # seen while it closes: it opens the next incident
+    later: tuple[Order, ...] = ()  # what people asked for while it closes: the next incident begins with it
     deadline: Deadline | None = None  # of the phase
     wait: Wait | None = None
     stages: tuple[Stage, ...] = ()

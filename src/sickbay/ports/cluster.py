@@ -79,6 +79,8 @@ class Cluster(Protocol):
     - A cursor that another run of this adapter gave is Lost.
     - An attempt is shown only once it has nodes, or has ended: what waits to be started, again or at all, is shown as
       the attempt that ended before it, or not at all. An open job that was shown is in every list from then on.
+    - A job's id means one job in all clusters: one that a cluster gives by itself (a number, a name in a namespace)
+      has the cluster's id in front. Of two jobs with one id only the first is seen.
     - What a person did to a node (a cordon, the words with it) is not lost by what we do to it.
     - *Cordon* keeps others' new work off and changes nothing that runs; owners form a set. *Drain* moves running work
       that Sickbay does not manage, and is asked again, under another key, while some of it is left.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from sickbay.model.errors import EffectError, Rejected, Transient, Unknown
+from sickbay.model.errors import EffectError, Gone, Rejected, Transient, Unknown
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import JobSpec
@@ -108,6 +108,12 @@ class SimCluster(_Channel):
         return view
 
     # --- nodes
+    def _expected(self, node: NodeId, expect: Incarnation | None) -> Seat:
+        seat = super()._expected(node, expect)
+        if seat.forgotten:
+            raise Gone(f"there is no node {node}")
+        return seat
+
     def cordon(self, node: NodeId, *, owner: str, reason: str, key: str, expect: Incarnation | None) -> Accepted:
         def effect() -> None:
             seat = self._expected(node, expect)

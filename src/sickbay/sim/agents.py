@@ -26,6 +26,7 @@ class Agents:
         self._deliver = deliver
         self.voices: dict[NodeId, Incarnation] = {}
         self.deaf = False  # our ear, not their voice
+        self._heard: set[str] = set()  # boots of which a word has reached us
         self._waiting: dict[NodeId, Seat] = {}
         if ground.rules.pulse > 0:
             ground.scheduler.every(ground.rules.pulse, self._pulse)
@@ -111,6 +112,7 @@ class Agents:
         facts = [self._dated(item, seat) for item in seat.outbox]
         seat.outbox.clear()
         self._waiting.pop(seat.id, None)
+        self._heard.add(seat.incarnation.boot_id)
         self._deliver(facts, {seat.id: self.voices.get(seat.id, seat.voice)})
         odds = self._mischief.odds
         if facts and self._mischief.chance(odds.report_twice):
@@ -133,8 +135,8 @@ class Agents:
         return Fact(id=item.fact.id, at=self._ground.dated(item.at), news=news)
 
     def echo(self, seat: Seat, later: float) -> None:
-        """A report without items that the agent sends now arrives much later: a proxy kept it."""
-        if seat.speaking:
+        """A report without items that the agent sends now arrives much later: a proxy kept it, and lets others pass."""
+        if seat.speaking and seat.incarnation.boot_id in self._heard:
             voice = {seat.id: seat.voice}
             self._ground.scheduler.after(later, lambda: None if self.deaf else self._deliver([], voice))
 

@@ -156,10 +156,21 @@ class Ground:
 
     # --- what the cluster shows
     def show(self, seat: Seat) -> None:
-        if seat.id in self.seats:
+        if seat.forgotten and seat.reachable:
+            seat.forgotten = False
+            seat.incarnation = seat.shown = replace(seat.incarnation, uid=f"uid-{self.number():06d}")
+            self.chronicle.note("registered.anew", seat.id, seat.incarnation.uid)
+        if seat.id in self.seats and not seat.forgotten:
             rules = self.clusters[seat.cluster]
             seen = seat.seen(self.now, rules.tells)
             self.views[seat.cluster].put(seen if rules.lists else replace(seen, devices=(), linked=None))
+
+    def forget(self, seat: Seat) -> None:
+        """The cluster has its object no more; the machine knows nothing of it."""
+        seat.forgotten = True
+        seat.cordons.clear()
+        self.chronicle.note("deleted", seat.id, "its object")
+        self.views[seat.cluster].put(NodeVanished(node=seat.id, as_of=self.now))
 
     def vanish(self, seat: Seat) -> None:
         del self.seats[seat.id]

@@ -23,6 +23,7 @@ class Trouble(StrEnum):
     HALF_OUT = "half_out"  # a cluster takes no writes while it can be read, or the reverse
     BARE_SEATS = "bare_seats"  # seats come back without our cordon: replaced, deleted, under the same name or another
     REGISTERED_ANEW = "registered_anew"  # so does the same machine under the same boot: a new object
+    FORGOTTEN = "forgotten"  # a person deletes the object of a node that is cut off, and its ranks go on
     LATE_REPORTS = "late_reports"  # hours late: of boots long ended
     EARLY_WORDS = "early_words"  # a newcomer is sick, and says so before the cluster says that it is there
     ODD_VALUES = "odd_values"  # whatever the protocol admits

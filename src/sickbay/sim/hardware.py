@@ -110,6 +110,7 @@ class Seat:
     # The cluster's view:
     ready: bool = True
     shown: Incarnation | None = None
+    forgotten: bool = False  # its object was deleted while nobody could reach it: it makes a new one once in touch
     cordons: dict[str, str] = field(default_factory=dict)
     unmanaged: int = 0
     worked_at: float = 0.0  # when the newest piece of that work came

@@ -12,7 +12,7 @@ from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import Rules
-from sickbay.model.clock import WatchedClock
+from sickbay.model.clock import INGEST, LEADER, WatchedClock
 from sickbay.model.errors import BadInput, StoreError, UnitRefused
 from sickbay.model.facts import AnyNews, Fact, Outcome
 from sickbay.model.fleet import Incarnation, NodeId
@@ -111,6 +111,7 @@ class Host:
         self._anew = holder
         self._slices = slices or {}
         self._busy = (0.0, 0)
+        self._stalled_until = -60.0
         self._woken = False
         self._rename()
         self._engine = self._make()
@@ -251,8 +252,20 @@ class Host:
             self._woken = True
             self.later(after, self._round)
 
+    def stall(self, seconds: float) -> None:
+        """Its rounds stand still, as in a flood of facts, while its watchers and doors, on other threads, go on."""
+        self._stalled_until = self._scheduler.now + seconds
+
+    @property
+    def behind(self) -> bool:
+        """Whether it stood still until a moment ago."""
+        return self._scheduler.now < self._stalled_until + 60.0
+
     def _round(self) -> None:
         self._woken = False
+        if self._stalled_until > self._scheduler.now:
+            self.wake(self._stalled_until - self._scheduler.now)
+            return
         self.rounds += 1
         if self.cold:
             self._engine = self._make()
@@ -266,6 +279,7 @@ class Host:
         now = self._scheduler.now
         self._busy = (now, self._busy[1] + 1 if self._busy[0] == now else 1)
         if self._busy[1] > ROUNDS:
-            rows = self.store.load(["clock:ingest", *(f"clock:{c}" for c in self._hands.sites)]).values()
+            sources = (INGEST, LEADER, *self._hands.sites)
+            rows = self.store.load([f"clock:{source}" for source in sources]).values()
             readings = {v.row.source: v.row.reading for v in rows if isinstance(v.row, WatchedClock)}
             raise AssertionError(f"does not come to rest at t={now}: {self.store.due(readings, 5)}")

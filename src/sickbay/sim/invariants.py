@@ -4,15 +4,16 @@ This is the frame and what holds at any moment; `invariants_acts` judges each ac
 must hold when nothing moves.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sickbay.engine.plan import plan
 from sickbay.engine.view import Draft, View, moment
-from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.clock import INGEST, LEADER, WatchedClock
 from sickbay.model.errors import UnreadableRow
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Node, NodeId
-from sickbay.model.incident import Incident, Phase
+from sickbay.model.incident import Incident, Phase, Wait
 from sickbay.model.intent import Intent, Notify
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import AnyRow, Unit
@@ -145,8 +146,8 @@ class Invariants:
 
     def _changed(self, before: AnyRow | None, after: AnyRow | None) -> list[Wrong]:
         match after:
-            case Incident(phase=Phase.DISMISSED) if isinstance(before, Incident) and before.phase.out:
-                return self.acts.dismissed(before)
+            case Incident(phase=Phase.DISMISSED) if isinstance(before, Incident):
+                return self.acts.dismissed(before) if before.phase.out or self._asked_for(before) else []
             case Node():
                 return self.acts.held_by(after)
             case Job(open=True):
@@ -155,6 +156,12 @@ class Invariants:
                 return [Wrong("foreign_claim", text)] if foreign else []
             case _:
                 return []
+
+    def _asked_for(self, incident: Incident) -> bool:
+        """Whether a person has asked for its treatment, and the machine that he meant is still there."""
+        row = self.witness.rows.get(f"node:{incident.node}")
+        holder = row.incarnation if isinstance(row, Node) else None
+        return incident.ordered and holder is not None and holder.same_holder(incident.incarnation)
 
     def nobody_waits_for_the_dead(self) -> None:
         """Hours after the last mishap, whatever is said to run does run."""
@@ -174,7 +181,7 @@ class Invariants:
     def incremental_law(self) -> None:
         """Forgetting what is dirty and planning the whole fleet yields no intent that was not taken or scheduled."""
         store = self._sim.store
-        sources = (INGEST, *self._sim.hands.sites)
+        sources = (INGEST, LEADER, *self._sim.hands.sites)
         loaded = store.load(f"clock:{source}" for source in sources).values()
         clocks = {v.row.source: v.row for v in loaded if isinstance(v.row, WatchedClock)}
         for source, clock in clocks.items():
@@ -186,6 +193,8 @@ class Invariants:
         for subject, thing in list(self.witness.open.items()):
             if thing.wait is not None and thing.wait.would and thing.wait.until is not None:
                 continue  # what withholds it ends by the wall clock; that it is judged afresh then is scheduled
+            if thing.wait is not None and _at_the_next_read(thing.wait, readings):
+                continue
             if self._set_aside(subject):
                 continue  # it cannot be planned; a person was told, and all others go on
             draft = Draft(View(store), self._sim.rules, clocks, now)
@@ -202,6 +211,11 @@ class Invariants:
 
     def _set_aside(self, subject: str) -> bool:
         return self._sim.store.load([f"aside:{subject}"])[f"aside:{subject}"].row is not None
+
+
+def _at_the_next_read(wait: Wait, readings: Mapping[str, float]) -> bool:
+    """Whether it is scheduled for when its clock moves. A read after a gap shows what is new, and does not move it."""
+    return wait.until is not None and wait.until.at < readings.get(wait.until.clock, 0.0) + 1e-3
 
 
 def _told_by_the_first(thing: Incident | Job, intent: Intent) -> bool:

@@ -22,6 +22,7 @@ INCARNATES = frozenset({"reboot", "replace", "up", "joined", "registered.anew"})
 BARES = frozenset({"deleted", "cordons.lost", "registered.anew"})
 UNCORDONS = frozenset({"uncordon", "operator.uncordon", "deleted", "cordons.lost", "registered.anew"})
 FIELDS = ("uid", "instance_id", "boot_id")
+NEVER = -1e9  # before any moment of a run
 
 
 class Acts:
@@ -39,7 +40,7 @@ class Acts:
         self._at: dict[tuple[NodeId, str], int] = {}  # how far a row has come in the seat's true history
         self._first: dict[NodeId, str] = {}  # instances that were there when we connected
         self._bared: dict[NodeId, float] = {}  # when its cordons went with its object
-        self._jumped = -1e9
+        self._jumped = NEVER
 
     # --- what happened
     def happened(self, event: Event) -> list[Wrong]:
@@ -187,14 +188,14 @@ class Acts:
         steady = at - self._jumped > 120.0  # else nobody can say which wall time the engine went by
         fault = incident.kind is IncidentKind.FAULT and not incident.ordered  # a person's order passes both
         if fault and rule_for(incident.fault, node, policy).mode is not Mode.ACT:
-            yield -1e9, f"the policy does not act on {incident.fault.code}"
+            yield NEVER, f"the policy does not act on {incident.fault.code}"
         for since, row in self._witness.withheld.values():
             alive = row.until is None or (steady and now < row.until)
             if alive and fits(row, incident, node) and (row.acts is WithheldActs.ALL or act == "repair"):
                 yield since, row.because
         bound = act == "repair" and steady and not incident.now
         if bound and next_opening(policy.windows, node.pool, now) is not None:
-            yield -1e9, "the window is closed"
+            yield NEVER, "the window is closed"
         if fault:
             for _, scope in brake_scopes(incident, node, policy):
                 since_on = self._witness.tripped.get(f"{scope}:{signature(incident.fault)}")
@@ -213,18 +214,23 @@ class Acts:
         who, at = self._proof.get(node, (None, -1.0))
         if who is None or at < self._repaired.get(node, (-1.0, 0, ""))[0]:
             return [Wrong("release", f"{node} was released without proof newer than its repair")]
-        if who.boot_id != seat.incarnation.boot_id:
+        # A boot that failed never ran: whoever is down is still known by the boot before.
+        down = seat.power is Power.DOWN and who.same_holder(seat.incarnation)
+        if who.boot_id != seat.incarnation.boot_id and not down:
             return [Wrong("release", f"{node} was released on the proof of another incarnation")]
         return []
 
     def dismissed(self, incident: Incident) -> list[Wrong]:
         """A node that is out by our hand is let go without proof only if a person answers for it."""
         since = self._opened(incident)
-        if max(self._vouched.get(incident.node, -1.0), self._vouched.get(incident.id, -1.0)) >= since:
+        if max(self._vouched.get(incident.node, NEVER), self._vouched.get(incident.id, NEVER)) >= since:
             return []
         tells = self._sim.world.ground.clusters[incident.cluster].tells
-        if len(tells) < len(FIELDS) and self._bared.get(incident.node, -1.0) >= since:
+        if len(tells) < len(FIELDS) and self._bared.get(incident.node, NEVER) >= since:
             return []  # its object was made anew, and its cluster does not tell enough for anybody to see that
+        taken = self._sim.world.chronicle.of("cordon", incident.node)
+        if not incident.ordered and all(event.detail != f"sickbay:{incident.id}" for event in taken):
+            return []  # our cordon was never taken: it has been in service all the time
         return [Wrong("dismissal", f"{incident.id} on {incident.node} was dismissed, and no person had asked for it")]
 
     def _opened(self, incident: Incident) -> float:

@@ -8,7 +8,7 @@ import msgspec
 from sickbay.model.checkup import Checkup
 from sickbay.model.fleet import Capability, Ledger, Node, pool_of
 from sickbay.model.incident import Incident
-from sickbay.model.intent import Intent
+from sickbay.model.intent import Intent, Verify
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import BACKING_OFF, TO_SEND
 from sickbay.sim.chronicle import Wrong
@@ -31,6 +31,7 @@ class Rest:
         return [
             *self._waits(),
             *self.dead(),
+            *self._unknown(),
             *self._books(),
             *self._claims(),
             *self._checks(),
@@ -79,6 +80,16 @@ class Rest:
             Wrong("dead", f"{job.id} is RUNNING, and nothing of it runs") for job in running if not self._alive(job)
         ]
 
+    def _unknown(self) -> Iterator[Wrong]:
+        """Jobs that are said to be over, and that others have run again since: who knows of it leaves them alone."""
+        for job in self._sim.jobs():
+            truth = self._sim.world.workload.jobs.get(job.id)
+            last = truth.last if truth is not None and not truth.purged else None
+            if job.open or last is None or last.number <= job.attempt or not last.alive:
+                continue
+            if last.launched_at < self._witness.read_to(job.spec.cluster) - 60.0:
+                yield Wrong("unknown", f"{last.id} runs, and {job.id} is {job.state} after attempt {job.attempt}")
+
     def _alive(self, job: Job) -> bool:
         truth = self._sim.world.workload.jobs.get(job.id)
         return truth is not None and any(not attempt.over for attempt in truth.attempts.values())
@@ -118,7 +129,7 @@ class Rest:
                 found = self._sim.store.load([f"incident:{incident}"])[f"incident:{incident}"].row
                 if not isinstance(found, Incident) or not found.open:
                     yield Wrong("truth", f"{row.id} is cordoned for {incident}, which is over")
-        for node in seats.keys() - {row.id for row in rows}:
+        for node in {seat.id for seat in seats.values() if not seat.forgotten} - {row.id for row in rows}:
             yield Wrong("truth", f"{node} is there, and has no row")
 
     def _claims(self) -> Iterator[Wrong]:
@@ -139,6 +150,8 @@ class Rest:
             intent = intents[f"intent:{key}"].row
             if not isinstance(intent, Intent) or intent.state.over:
                 yield Wrong("held_by_check", f"{node} is held by {key}, which is over")
+            elif isinstance(intent.act, Verify) and node not in intent.act.nodes:
+                yield Wrong("held_by_check", f"{node} is held by {key}, which checks {intent.act.nodes}")
         # What others place is claimed as it is, wherever that may be.
         ours = [job for job in self._sim.jobs() if job.open and not job.adopted and self._places(job)]
         claims = {node: job.id for job in ours for node in job.claim}

@@ -9,7 +9,7 @@ import msgspec
 from sickbay.model.checkup import Tested
 from sickbay.model.facts import Checked, Hung, Inventory, Looked, Observed, ResetDone, Stepped, Wrote
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
+from sickbay.model.fleet import Capability, Device, Incarnation, JobId, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import JobState
 from sickbay.model.protocol import PROTO, Answered, Item, ItemNews, Measured, Report
@@ -163,6 +163,20 @@ def _registered_anew(rng: Random, sim: Simulation, node: NodeId) -> None:
     if rng.random() < 0.7:
         sim.world.strike(node, defect(rng))
     _soon(rng, sim, 600.0, partial(_if_there, sim, node, lambda: sim.world.operator_registers_anew(node)))
+
+
+def _forgotten(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """Mostly before anybody has fenced it. After an hour the machine goes, too, if it was not in touch meanwhile."""
+    busy = [seat.id for seat in sim.world.seats.values() if seat.holders]
+    node = rng.choice(busy) if busy else node
+    sim.world.lose_node(node, zombie=True)
+
+    def at_last() -> None:
+        if sim.world.seat(node).forgotten:
+            sim.world.operator_deletes(node)
+
+    _soon(rng, sim, 150.0, partial(_if_there, sim, node, lambda: sim.world.operator_forgets(node)))
+    sim.scheduler.after(3600.0, partial(_if_there, sim, node, at_last))
 
 
 def _late_reports(rng: Random, sim: Simulation, node: NodeId) -> None:
@@ -422,6 +436,18 @@ def _relists(rng: Random, sim: Simulation, node: NodeId) -> None:
     view = sim.world.ground.views[sim.world.seat(node).cluster]
     for _ in range(rng.randint(1, 3)):
         _soon(rng, sim, 300.0, view.cut)
+    if rng.random() < 0.5:  # one of them takes back what was read before it and is not learned yet
+        stalled = rng.uniform(40, 150)
+
+        def amid() -> None:
+            for host in sim.hosts:
+                host.stall(stalled)
+            sim.world.operator_cordons(node)
+            uncordons = partial(_if_there, sim, node, partial(sim.world.operator_uncordons, node))
+            sim.scheduler.after(stalled * 0.5, uncordons)
+            sim.scheduler.after(stalled * 0.5 + 0.5, view.cut)
+
+        _soon(rng, sim, 300.0, partial(_if_there, sim, node, amid))
 
 
 def _vanished_jobs(rng: Random, sim: Simulation, node: NodeId) -> None:
@@ -438,6 +464,11 @@ def _others_jobs(rng: Random, sim: Simulation, node: NodeId) -> None:
     if running and rng.random() < 0.5:
         job = rng.choice(running).id
         rng.choice([sim.world.preempt, sim.world.owner_cancels, sim.world.hang])(job)
+    places = {c for c, rules in sim.world.ground.clusters.items() if Capability.PLACE in rules.capabilities}
+    jobs = [job for job in sim.world.workload.jobs.values() if job.spec.cluster not in places and not job.purged]
+    over = [job.id for job in jobs if not job.complete and job.last is not None and job.last.over]
+    if over and rng.random() < 0.5:
+        sim.world.owner_resumes(rng.choice(over))
 
 
 TROUBLES: dict[Trouble, Callable[[Random, Simulation, NodeId], None]] = {
@@ -445,6 +476,7 @@ TROUBLES: dict[Trouble, Callable[[Random, Simulation, NodeId], None]] = {
     Trouble.HALF_OUT: _half_out,
     Trouble.BARE_SEATS: _bare_seats,
     Trouble.REGISTERED_ANEW: _registered_anew,
+    Trouble.FORGOTTEN: _forgotten,
     Trouble.LATE_REPORTS: _late_reports,
     Trouble.EARLY_WORDS: _early_words,
     Trouble.ODD_VALUES: _odd_values,

@@ -39,7 +39,8 @@ class Placing:
         """Begins an attempt under a key; the same key again brings what is missing of its gang. `only`: a part."""
         known = self._workload.jobs.get(job)
         if known is not None and known.purged:
-            known.purged = known.cancelled = False  # it is made anew
+            known.purged = known.cancelled = False  # it is made anew, and what waited of it is not there any more
+            known.attempts = {n: attempt for n, attempt in known.attempts.items() if attempt.nodes}
         if known is not None and (attempt := self._workload.refuse_second(known, number, key)) is not None:
             self._complete_gang(known, attempt)
             return
@@ -73,6 +74,10 @@ class Placing:
     def _complete_gang(self, job: SimJob, attempt: Attempt) -> None:
         missing, attempt.missing = attempt.missing, ()
         present = tuple(node for node in missing if node in self._ground.seats)
+        for node in present:
+            if self._ground.seats[node].holders:  # others were placed there in between
+                attempt.missing = missing
+                raise Rejected(f"job {job.id}: node {node} is in use")
         if present and attempt.end is None and not attempt.stop_told and attempt.halted_at is None:
             self._workload.launch(job, attempt, present)
 

@@ -15,6 +15,7 @@ from sickbay.model.policy import Examine, FaultRule, Match, Mode, Policy, Trigge
 from sickbay.model.rows import WITHHOLDING, key_of
 from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
 from sickbay.sim.hardness import LANDED, Dice, Trouble
+from sickbay.sim.hardware import Power
 from sickbay.sim.invariants import Broken
 from sickbay.sim.mischief import Odds
 from sickbay.sim.mishaps import mishap
@@ -83,6 +84,8 @@ def _fleet(dice: Dice, *, limits: bool) -> Simulation:
         nodes = dice.of(Trouble.LARGE).randint(300, 600)
     joins = rng.random() < 0.2
     connects = dice.meets(Trouble.FIRST_CONNECTION, 0.2)
+    if connects and seed % 2:
+        first = replace(first, checks_first=True)  # of those that idle, while others' jobs run
     plan = Plan(
         nodes=nodes,
         gpus=64 if many else gpus,
@@ -91,7 +94,7 @@ def _fleet(dice: Dice, *, limits: bool) -> Simulation:
         cold=seed % 3 == 2 and not large,
         engines=2 if seed % 5 == 4 else 1,
         limits=limits,
-        cluster=first,
+        cluster=replace(first, checks_first=connects and seed % 2 == 0),
         intake=joins or connects,
         names=cloud_name if dice.meets(Trouble.LONG_NAMES, 0.3) or large else None,
         agentless=dice.of(Trouble.NO_AGENTS).choice([2, 3]) if dice.meets(Trouble.NO_AGENTS, 0.15) else 0,
@@ -280,8 +283,11 @@ def _mend_what_is_held(sim: Simulation) -> None:
         sim.order("brake_reset", key_of(brake).removeprefix("brake:"))
     here = [i for i in sim.incidents(intake=True) if i.open and i.node in seats]
     held = [i for i in here if i.phase is Phase.HELD]
-    for incident in held:
-        sim.world.operator_replaces(incident.node)
+    # A machine that was down before we connected is nobody's incident: he finds it when a job is said to wait.
+    treated = {incident.node for incident in here}
+    down = [s.id for s in seats.values() if s.power is Power.DOWN and s.id not in treated]
+    for node in (*(incident.node for incident in held), *(down if any(key.startswith("job:") for key in told) else ())):
+        sim.world.operator_replaces(node)
     sim.run(1800)
     for incident in here:
         if incident.phase is Phase.SUSPECT or (incident.phase is Phase.HELD and _deaf(sim, incident.node)):
@@ -296,7 +302,8 @@ def _mend_what_is_held(sim: Simulation) -> None:
         gone = [node for node in job.spec.on if node not in seats or seats[node].agentless]
         # One that never ran wants all that it asked for, however often its start was called off.
         known = sim.world.workload.jobs.get(job.id)
-        purged = job.state is JobState.GATING and known is not None and known.purged and key_of(job) in told
+        queues = job.state in {JobState.GATING, JobState.QUEUED}
+        purged = queues and known is not None and known.purged and key_of(job) in told
         over = job.adopted and len(job.interruptions) >= sim.policy.resume.max_interruptions and key_of(job) in told
         if job.open and (
             purged or over or gone or (job.spec.least if job.interruptions else job.spec.most) > len(pooled)

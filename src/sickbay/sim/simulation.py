@@ -342,7 +342,9 @@ class Simulation:
         return found
 
     def calm(self) -> bool:
-        """Nothing is open that will move by itself: incidents ended or held, jobs ended."""
+        """Nothing is open that will move by itself: incidents ended or held, jobs ended, and no engine is behind."""
+        if any(host.behind for host in self.hosts):
+            return False
         return all(not i.open or i.phase == "HELD" for i in self.incidents(intake=True)) and all(
             not j.open for j in self.jobs()
         )

@@ -7,9 +7,9 @@ The world says what happened; this says what the engine could have known by then
 from typing import TYPE_CHECKING, NamedTuple
 
 from sickbay.model.clock import WatchedClock
-from sickbay.model.fleet import Brake, Withhold, Withholding
+from sickbay.model.fleet import Brake, Node, Withhold, Withholding
 from sickbay.model.incident import Incident
-from sickbay.model.intent import Intent, IntentState, Notify
+from sickbay.model.intent import Intent, IntentState, Notify, nodes_of
 from sickbay.model.job import Job
 from sickbay.model.rows import AnyRow, Unit
 
@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """One sending of an intent. `known`: the cluster's time up to which the engine had read the cluster by then."""
+    """One sending of an intent. `known`: the cluster's time up to which the engine had read the cluster by then.
+
+    `told`: that of the newest row of a node that it is about. A list is learned in pieces, and the cluster's clock
+    moves with the last: who acts on a row of an earlier one takes the whole list to be known.
+    """
 
     at: float
     known: float
+    told: float
     intent: Intent
     incident: Incident | None
 
@@ -70,7 +75,8 @@ class Witness:
             case Intent(state=IntentState.SENT):
                 again = isinstance(before, Intent) and before.sends == row.sends
                 if not again:
-                    self.sent[row.key] = Sent(now, self._known(row.cluster), row, self._owner(row))
+                    known, told = self.read_to(row.cluster), self._told(row)
+                    self.sent[row.key] = Sent(now, known, told, row, self._owner(row))
             case Withholding(rows=rows):
                 self.withheld = {w.id: self.withheld.get(w.id, (now, w)) for w in rows}
             case Incident():
@@ -99,9 +105,14 @@ class Witness:
         row = self.rows.get(intent.owner)
         return row if isinstance(row, Incident) else None
 
-    def _known(self, cluster: str) -> float:
+    def read_to(self, cluster: str) -> float:
+        """The cluster's time up to which it has been read."""
         row = self._sim.store.load([f"clock:{cluster}"])[f"clock:{cluster}"].row
         return row.as_of if isinstance(row, WatchedClock) else 0.0
+
+    def _told(self, intent: Intent) -> float:
+        rows = (self.rows.get(f"node:{node}") for node in nodes_of(intent.act))
+        return max((row.as_of for row in rows if isinstance(row, Node)), default=0.0)
 
     def could_know(self, key: str, since: float) -> bool:
         """Whether the engine had read about something that came at `since` when it sent this act for the last time.
@@ -109,4 +120,4 @@ class Witness:
         Of an act that we did not see being sent (another process did) it is assumed that it could.
         """
         sent = self.sent.get(key)
-        return sent is None or since <= sent.known
+        return sent is None or since <= max(sent.known, sent.told)

@@ -335,6 +335,7 @@ class Workload:
         codes = {} if attempt.stop_told else dict(attempt.exit_codes)
         attempt.end = End(reason=reason, at=self._ground.stamp(self._ground.now), exit_codes=codes, tail=attempt.tail)
         self._ground.chronicle.note("end", attempt.id, reason.value)
+        self._release(job, attempt, list(attempt.nodes))  # what had not begun never will
         if job.programme.tail_late:
             attempt.tail_from = self._ground.now + job.programme.tail_late
             self._ground.scheduler.after(job.programme.tail_late, lambda: self.show(job, attempt))

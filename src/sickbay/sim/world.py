@@ -279,6 +279,12 @@ class World:
         self.ground.show(seat)
         self.placing.wake()
 
+    def operator_forgets(self, node: NodeId) -> None:
+        """Deletes the object of a node that its cluster does not reach; the machine may run on."""
+        seat = self.seat(node)
+        if not seat.reachable and not seat.forgotten:
+            self.ground.forget(seat)
+
     def operator_returns(self, node: NodeId, after: float, *, same_machine: bool) -> None:
         """Deletes the seat and brings it back under its name: with the same machine (a new object), or another one."""
         old = self.seat(node)

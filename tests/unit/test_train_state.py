@@ -54,7 +54,7 @@ def test_arrays_of_the_standard_library_come_back(typecode: str) -> None:
 
 def test_memory_that_is_used_again_holds_what_was_saved_last() -> None:
     strided = memoryview(bytes(range(10)))[::2]
-    kept: dict[str, Any] = {}
+    kept: list[Any] = []
     states: list[dict[str, Any]] = [
         {"a": array("d", [1.0]), "b": bytearray(b"one"), "c": strided, "e": bytearray()},
         {"a": array("d", [2.0]), "b": bytearray(b"two"), "c": strided, "e": bytearray()},
@@ -81,8 +81,10 @@ def test_numbers_that_json_does_not_know_come_back() -> None:
     assert str(there_and_back(float("nan"))) == "nan"
 
 
-def test_dictionaries_of_all_kinds_come_back_as_plain_ones_in_their_order() -> None:
-    assert list(there_and_back(OrderedDict(b=1, a=2)).items()) == [("b", 1), ("a", 2)]
+def test_an_ordered_dictionary_comes_back_as_one_in_its_order() -> None:
+    back = there_and_back(OrderedDict(b=1, a=2))
+    assert type(back) is OrderedDict
+    assert list(back.items()) == [("b", 1), ("a", 2)]
 
 
 class Model:
@@ -176,8 +178,8 @@ def test_arrays_of_numpy_that_are_not_plain_memory_are_refused(numpy: Any) -> No
 def test_memory_of_an_earlier_snapshot_is_used_again_only_where_it_fits(numpy: Any) -> None:
     first = snapshot.take({"w": numpy.zeros(4), "v": numpy.zeros(4)})
     second = snapshot.take({"w": numpy.ones(4), "v": numpy.ones(5)}, first.kept)
-    assert second.kept["state['w']"] is first.kept["state['w']"]
-    assert second.kept["state['v']"].shape == (5,)
+    assert second.kept[0] is first.kept[0]
+    assert [len(memory) for memory in second.kept] == [32, 40]
 
 
 def test_training_may_change_an_array_while_it_is_written(numpy: Any, tmp_path: Path) -> None:

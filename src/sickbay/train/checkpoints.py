@@ -75,7 +75,7 @@ class Checkpoints:
         self._thread: Thread | None = None
         self._error: BaseException | None = None
         self._giving_up = Event()
-        self._kept: dict[str, Any] = {}
+        self._kept: list[Any] = []
         self._pid = os.getpid()
         self._tell()
         atexit.register(self._at_exit)

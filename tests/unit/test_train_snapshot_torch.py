@@ -134,16 +134,14 @@ def test_tensors_that_are_not_plain_memory_are_refused(make: Any) -> None:
         snapshot.take({"x": make()})
 
 
-def test_dtypes_that_torch_cannot_copy_are_refused() -> None:
-    kinds = [getattr(torch, name) for name in ("int1", "int4", "uint3", "bits8", "bits1x8") if hasattr(torch, name)]
-    for kind in kinds:
-        value = torch.zeros(4, dtype=torch.uint8).view(kind)
-        try:
-            state = there_and_back({"x": value})
-        except snapshot.NotAState as refused:
-            assert str(refused).startswith(f"state['x'] is a tensor of {kind} that torch cannot copy")  # noqa: PT017
-        else:
-            assert state["x"].dtype == kind
+@pytest.mark.parametrize("name", ["int1", "int4", "uint3", "bits1x8", "bits4x2"])
+def test_dtypes_that_torch_cannot_copy_are_refused(name: str) -> None:
+    if not hasattr(torch, name):
+        pytest.skip(f"torch has no {name} here")
+    with pytest.raises(
+        snapshot.NotAState, match=rf"^state\['x'\] is a torch.Tensor of torch.{name}, which torch cannot"
+    ):
+        snapshot.take({"x": torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name))})
 
 
 @pytest.mark.parametrize("value", [lambda: torch.Size([1, 2]), lambda: torch.float32, lambda: torch.device("cpu")])
@@ -190,6 +188,7 @@ def test_a_large_tensor_on_a_gpu_may_change_while_it_is_written() -> None:
         shard_with(["p", "float32", [3], 0], bytes(8)),
         shard_with(["p", "load", [1], 0], bytes(8)),
         shard_with(["p", "float33", [1], 0], bytes(8)),
+        shard_with(["p", "int4", [8], 0], bytes(8)),
         shard_with(["p", "quint8", [8], 0], bytes(8)),
         shard_with(["p", None, [8], 0], bytes(8)),
     ],

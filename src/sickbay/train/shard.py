@@ -30,7 +30,8 @@ MAGIC = b"sickbay-state 1\n"
 BYTES, STATE = "bytes", "state"
 TYPECODES = "bBhHiIlLqQfd"
 FACTORIES = {made.__name__: made for made in (bool, int, float, str, bytes, list, tuple, dict, set, OrderedDict)}
-DTYPE = re.compile(r"[<>|]([biufcSUV]\d+|[mM]8(\[\d*\w+\])?|[qQ])")
+DTYPE = re.compile(r"[<>|]([biufcSUV]\d{1,9}|[mM]8(\[\d*\w+\])?|[qQ])")
+TENSOR = re.compile(r"bool|u?int(8|16|32|64)|b?float\d+(_\w+)?|complex\d+|bits(8|16)")  # whole bytes, not quantized
 NONSENSE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -172,10 +173,12 @@ class _Reading:
         return whole[()] if scalar else whole
 
     def tensor(self, dtype: str, shape: list[int], number: int) -> Any:
+        if not TENSOR.fullmatch(dtype):
+            raise NotAShard(f"it holds a tensor of {dtype!r:.40}")
         torch = _library("torch")
-        kind = getattr(torch, dtype)
-        if not isinstance(kind, torch.dtype) or dtype.startswith(("qint", "quint")):
-            raise NotAShard(f"it holds a tensor of {dtype!r}")
+        kind = getattr(torch, dtype, None)
+        if kind is None:
+            raise NotAShard(f"it holds a tensor of {dtype}, which the torch that is installed here lacks")
         self.check(shape, torch.empty((), dtype=kind, device="cpu").element_size(), number)
         buffer = self.part(number)
         flat = torch.frombuffer(buffer, dtype=kind) if buffer else torch.empty(0, dtype=kind, device="cpu")

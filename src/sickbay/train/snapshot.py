@@ -13,7 +13,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sickbay.train.shard import BYTES, FACTORIES, MAGIC, STATE, TYPECODES, NotAShard, restore
+from sickbay.train.shard import BYTES, FACTORIES, MAGIC, STATE, TENSOR, TYPECODES, NotAShard, restore
 
 __all__ = ["BYTES", "MAGIC", "STATE", "NotAShard", "NotAState", "Snapshot", "restore", "take"]
 
@@ -207,8 +207,11 @@ class _Taking:
             or value.is_meta
         ):
             raise self.refusal(value, " that is not plain memory: save it with sickbay.train.torch, or its parts")
+        name = str(value.dtype).removeprefix("torch.")
+        if not TENSOR.fullmatch(name):
+            raise self.refusal(value, f" of {value.dtype}, which torch cannot copy: save it as another")
         source = value.detach().resolve_conj().resolve_neg()
-        name, size = str(source.dtype).removeprefix("torch."), source.numel() * source.element_size()
+        size = source.numel() * source.element_size()
         with torch.inference_mode(False):  # what is allocated within it could not be written to outside it
             host = self.host(size, pinned=source.is_cuda)
             if size:
@@ -218,10 +221,7 @@ class _Taking:
     def copy(self, source: Any, host: Any) -> None:
         torch = self.torch
         flat = host.view(source.dtype) if source.is_cuda else torch.frombuffer(host, dtype=source.dtype)
-        try:
-            flat.view(source.shape).copy_(source, non_blocking=source.is_cuda)
-        except NotImplementedError as why:
-            raise NotAState(f"{_place(self.path)} is a tensor of {source.dtype} that torch cannot copy: {why}") from why
+        flat.view(source.shape).copy_(source, non_blocking=source.is_cuda)
         if source.is_cuda:
             self.copying.add(source.device)
 

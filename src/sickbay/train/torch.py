@@ -10,6 +10,8 @@ DCP reshards, so a run may go on with another number of ranks. With several rank
 on gloo, made at the first save: it writes in the background, and one group must not be used by two threads at once.
 """
 
+import sys
+from collections import OrderedDict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -33,13 +35,24 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
     directory = checkpoints.ready(step)
     disk.make(directory)
     group = process_group if process_group is not None else _own_group()
-    written = dcp.async_save(state_dict, checkpoint_id=str(directory), process_group=group)
+    written = dcp.async_save(_apart(state_dict), checkpoint_id=str(directory), process_group=group)
 
     def write(there: Path) -> Part:
         written.result()
         return Part({path.name: disk.measure(path) for path in _files_of(there, checkpoints.rank)})
 
     checkpoints.put(step, write)
+
+
+def _apart(value: Any) -> Any:
+    """Tensors on the CPU are cloned: torch 2.3 stages with `.to("cpu")`, which copies none of these."""
+    if type(value) in {dict, OrderedDict}:
+        return type(value)((key, _apart(held)) for key, held in value.items())
+    if type(value) in {list, tuple}:
+        return type(value)([_apart(held) for held in value])
+    torch: Any = sys.modules["torch"]
+    ours = type(value) in {torch.Tensor, torch.nn.Parameter} or hasattr(value, "to_local")
+    return value.detach().clone() if ours and value.device.type == "cpu" else value
 
 
 @cache

@@ -94,7 +94,7 @@ class Checkpoints:
         self._failed = 0  # saves in a row
         self._hurry = Event()  # the next save waits, or the end: nothing is tried again
         self._giving_up = Event()
-        self._kept: dict[str, Any] = {}
+        self._kept: list[Any] = []
         self._pid = os.getpid()
         self._tell()
         atexit.register(self._at_exit)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sickbay.train import beats, disk, snapshot
+from sickbay.train import beats, disk, shard
 from sickbay.train.errors import CheckpointError, Unreadable
 from sickbay.train.layout import Manifest, Place, look_path, read_manifest, shard_name, step_path
 from sickbay.train.validity import fault_in
@@ -124,7 +124,7 @@ def read_shard(path: Path, expected: disk.Sum, form: str, progress: Callable[[in
         with path.open("rb", buffering=0) as file:
             hashing = disk.Hashing(file, progress)
             try:
-                state, wrong = snapshot.restore(form, hashing), None
+                state, wrong = shard.restore(form, hashing, expected.size), None
             except (ValueError, KeyError, TypeError, IndexError, MemoryError) as error:
                 state, wrong = None, error
             found = hashing.finish()

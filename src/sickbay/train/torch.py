@@ -13,6 +13,8 @@ DCP reads a pickle (.metadata), which runs whatever it says. It is opened only i
 manifest and nobody but this user and root can write where it lies.
 """
 
+import sys
+from collections import OrderedDict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -42,7 +44,7 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
         return False
     disk.make(directory)
     group = process_group if process_group is not None else _own_group()
-    written = dcp.async_save(_staged(state_dict), checkpoint_id=str(directory), process_group=group)
+    written = dcp.async_save(_apart(state_dict), checkpoint_id=str(directory), process_group=group)
 
     def write(there: Path) -> Part:
         written.result()
@@ -51,16 +53,15 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
     return checkpoints.put(step, write)
 
 
-def _staged(value: Any) -> Any:
-    """A copy of whatever lies in host memory: before torch 2.5 DCP writes such tensors while they are trained on."""
-    torch: Any = import_module("torch")
-    if isinstance(value, torch.Tensor) and not hasattr(value, "to_local"):
-        return value.detach().clone() if value.device.type == "cpu" else value
-    if isinstance(value, dict):
-        return {key: _staged(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_staged(one) for one in value]
-    return value
+def _apart(value: Any) -> Any:
+    """Tensors on the CPU are cloned: torch 2.3 stages with `.to("cpu")`, which copies none of these."""
+    if type(value) in {dict, OrderedDict}:
+        return type(value)((key, _apart(held)) for key, held in value.items())
+    if type(value) in {list, tuple}:
+        return type(value)([_apart(held) for held in value])
+    torch: Any = sys.modules["torch"]
+    ours = type(value) in {torch.Tensor, torch.nn.Parameter} or hasattr(value, "to_local")
+    return value.detach().clone() if ours and value.device.type == "cpu" else value
 
 
 @cache

@@ -41,7 +41,14 @@ def stopping(at: int, with_signal: signal.Signals) -> Callable[[FrameType, str, 
 
 
 def live(
-    directory: Path, attempt: int, steps: Sequence[int], *, keep: int, at: int = 0, how: signal.Signals = signal.SIGKILL
+    directory: Path,
+    attempt: int,
+    steps: Sequence[int],
+    *,
+    keep: int,
+    at: int = 0,
+    how: signal.Signals = signal.SIGKILL,
+    rests_after: int = 0,
 ) -> tuple[int, int]:
     """Begin an attempt in a child and save these steps; its pid, and where it says what was committed."""
     ear, mouth = os.pipe()
@@ -60,6 +67,8 @@ def live(
             checkpoints.save(step, {"attempt": attempt, "step": step, "weights": bytearray(300)})
             checkpoints.wait()
             os.write(mouth, f"{step}\n".encode())
+            if step == rests_after:
+                os.kill(os.getpid(), signal.SIGSTOP)
         code = FINE
     except train.CheckpointError as error:
         os.write(mouth, f"error {error}\n".encode())
@@ -148,6 +157,37 @@ def frozen(root: Path, every: int, first: int) -> dict[str, int]:
     raise AssertionError("it never came to an end")
 
 
+def begun_over(root: Path, every: int, first: int) -> dict[str, int]:
+    """A second attempt stands still at every line of its beginning, while the first goes on to save and to remove."""
+    directory, began, refused = root / "run", 0, 0
+    for at in range(first, 1_000_000, every):
+        old, ear = live(directory, 1, [10, 20, 30, 40, 50], keep=1, rests_after=30)
+        must(stands(old), "the first attempt did not come to its rest")
+        second, its_ear = live(directory, 2, [], keep=1, at=at, how=signal.SIGSTOP)
+        stopped = stands(second)
+        os.kill(old, signal.SIGCONT)
+        must(ended(old) in {FINE, TOO_LATE}, "line", at, "the first one is broken")
+        newest = max(committed(heard(ear)))
+        if stopped:
+            os.kill(second, signal.SIGCONT)
+            must(ended(second) in {FINE, TOO_LATE}, "line", at, "the second one is broken")
+        (said,) = heard(its_ear)
+        if said.startswith("begun "):
+            began, parent = began + 1, int(said.removeprefix("begun "))
+            must(parent >= 30, "line", at, "began from", parent)
+            must(whole(directory) == (1, parent), "line", at, "began from", parent, "but now", whole(directory))
+        else:
+            refused += 1
+        third, its_ear = live(directory, 3, [60], keep=1)
+        told = heard(its_ear)
+        must(ended(third) == FINE and int(told[0].removeprefix("begun ")) >= 30, "line", at, "third attempt", told)
+        must(newest >= 30 and whole(directory) == (3, 60), "line", at, whole(directory))
+        rmtree(directory)
+        if not stopped:
+            return {"began": began, "refused": refused}
+    raise AssertionError("it never came to an end")
+
+
 def both_frozen(root: Path, pairs: int, seed: int) -> dict[str, int]:
     """Two attempts, each stopped at a line by chance and thawed in turn, over a newest checkpoint that is corrupt.
 
@@ -185,5 +225,5 @@ def both_frozen(root: Path, pairs: int, seed: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     logging.disable()
-    scenes = {"killed": killed, "frozen": frozen, "both_frozen": both_frozen}
+    scenes = {"killed": killed, "frozen": frozen, "both_frozen": both_frozen, "begun_over": begun_over}
     print(json.dumps(scenes[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))

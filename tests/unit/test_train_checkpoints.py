@@ -89,7 +89,7 @@ def test_save_returns_before_the_state_is_written_and_a_second_one_waits_for_the
 
 
 def test_an_error_in_the_background_is_raised_once_by_the_next_call_and_training_may_go_on(tmp_path: Path) -> None:
-    checkpoints = train.Checkpoints(tmp_path)
+    checkpoints = train.Checkpoints(tmp_path, failures=0)
 
     def broken(directory: Path) -> Part:
         raise OSError(28, "No space left on device", str(directory))
@@ -130,14 +130,36 @@ def test_the_newest_are_kept_across_attempts_and_a_parent_is_never_removed(tmp_p
     assert whole(tmp_path) == ["attempt-1/step-4", "attempt-2/step-5"]
     trained(tmp_path, 6, 7, 8, keep=2)
     assert whole(tmp_path) == ["attempt-1/step-4", "attempt-2/step-5", "attempt-3/step-7", "attempt-3/step-8"]
-    assert parents(tmp_path) == {Place(1, 4), Place(2, 5)}
+    assert parents(tmp_path, 3) == [Place(2, 5), Place(1, 4)]
+    trained(tmp_path, 9, 10, keep=2)
+    assert whole(tmp_path) == ["attempt-2/step-5", "attempt-3/step-8", "attempt-4/step-10", "attempt-4/step-9"]
+
+
+def test_only_what_was_verified_counts_as_kept(tmp_path: Path) -> None:
+    trained(tmp_path, 1, 2, 3)
+    second = trained(tmp_path, 4, keep=3)
+    assert second.resumed.step == 3
+    assert whole(tmp_path) == [f"attempt-1/step-{step}" for step in (1, 2, 3)] + ["attempt-2/step-4"]
+    trained(tmp_path, 5, 6, keep=3)
+    assert whole(tmp_path)[0] == "attempt-1/step-3", "by now three were verified, and the parent of attempt 2 stays"
+
+
+def test_one_that_has_lost_a_file_since_does_not_count_as_kept(tmp_path: Path) -> None:
+    with train.Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, b"state")
+        checkpoints.wait()
+        (tmp_path / "attempt-1" / "step-2" / "rank-0.shard").unlink()
+        checkpoints.save(3, b"state")
+        checkpoints.wait()
+    assert "attempt-1/step-1" in whole(tmp_path), "it is the other one that is whole"
 
 
 def test_what_an_attempt_left_unfinished_is_removed_with_the_old(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2)
     (tmp_path / "attempt-1" / "step-2" / "manifest.json").unlink()
     trained(tmp_path, 3, keep=1)
-    assert sorted(path.name for path in (tmp_path / "attempt-1").iterdir()) == ["LINEAGE", "step-1"]
+    assert sorted(path.name for path in (tmp_path / "attempt-1").iterdir()) == ["LINEAGE", "RUN", "step-1"]
 
 
 def test_one_removed_by_half_is_no_checkpoint(tmp_path: Path) -> None:
@@ -152,14 +174,14 @@ def test_one_removed_by_half_is_no_checkpoint(tmp_path: Path) -> None:
 def test_nothing_is_removed_when_a_lineage_cannot_be_read(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2, 3)
     (tmp_path / "attempt-1" / "LINEAGE").write_bytes(b"rot")
-    assert prune(tmp_path, Place(1, 3), keep=1) == []
+    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == []
     assert len(whole(tmp_path)) == 3
 
 
 def test_an_attempt_of_the_past_removes_nothing(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2, 3)
     trained(tmp_path)
-    assert prune(tmp_path, Place(1, 3), keep=1) == []
+    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == []
     assert len(whole(tmp_path)) == 3
 
 

@@ -4,13 +4,13 @@ import random
 import sys
 from array import array
 from collections import OrderedDict
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.states import restored
 
 from sickbay import train
 from sickbay.train import disk, snapshot
@@ -18,7 +18,7 @@ from sickbay.train import disk, snapshot
 
 def there_and_back(state: object) -> Any:
     shot = snapshot.take(state)
-    return snapshot.restore(shot.form, BytesIO(b"".join(bytes(part) for part in shot.parts)))
+    return restored(shot.form, b"".join(bytes(part) for part in shot.parts))
 
 
 keys = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers(), st.text())
@@ -54,7 +54,7 @@ def test_arrays_of_the_standard_library_come_back(typecode: str) -> None:
 
 def test_memory_that_is_used_again_holds_what_was_saved_last() -> None:
     strided = memoryview(bytes(range(10)))[::2]
-    kept: dict[str, Any] = {}
+    kept: list[Any] = []
     states: list[dict[str, Any]] = [
         {"a": array("d", [1.0]), "b": bytearray(b"one"), "c": strided, "e": bytearray()},
         {"a": array("d", [2.0]), "b": bytearray(b"two"), "c": strided, "e": bytearray()},
@@ -63,7 +63,7 @@ def test_memory_that_is_used_again_holds_what_was_saved_last() -> None:
     for state in states:
         shot = snapshot.take(state, kept)
         kept = shot.kept
-        back = snapshot.restore(shot.form, BytesIO(b"".join(bytes(part) for part in shot.parts)))
+        back = restored(shot.form, b"".join(bytes(part) for part in shot.parts))
         assert back == {name: value if name == "a" else bytes(value) for name, value in state.items()}
 
 
@@ -81,8 +81,10 @@ def test_numbers_that_json_does_not_know_come_back() -> None:
     assert str(there_and_back(float("nan"))) == "nan"
 
 
-def test_dictionaries_of_all_kinds_come_back_as_plain_ones_in_their_order() -> None:
-    assert list(there_and_back(OrderedDict(b=1, a=2)).items()) == [("b", 1), ("a", 2)]
+def test_an_ordered_dictionary_comes_back_as_one_in_its_order() -> None:
+    back = there_and_back(OrderedDict(b=1, a=2))
+    assert type(back) is OrderedDict
+    assert list(back.items()) == [("b", 1), ("a", 2)]
 
 
 class Model:
@@ -121,7 +123,7 @@ def test_a_shard_of_bytes_is_those_bytes_and_nothing_else() -> None:
 
 def test_a_shard_that_another_version_wrote_is_refused_in_words() -> None:
     with pytest.raises(snapshot.NotAShard, match="form 'state/9', which this version of sickbay cannot read"):
-        snapshot.restore("state/9", BytesIO(b""))
+        restored("state/9", b"")
 
 
 def test_large_parts_are_written_and_summed_whole(tmp_path: Path) -> None:
@@ -176,8 +178,8 @@ def test_arrays_of_numpy_that_are_not_plain_memory_are_refused(numpy: Any) -> No
 def test_memory_of_an_earlier_snapshot_is_used_again_only_where_it_fits(numpy: Any) -> None:
     first = snapshot.take({"w": numpy.zeros(4), "v": numpy.zeros(4)})
     second = snapshot.take({"w": numpy.ones(4), "v": numpy.ones(5)}, first.kept)
-    assert second.kept["state['w']"] is first.kept["state['w']"]
-    assert second.kept["state['v']"].shape == (5,)
+    assert second.kept[0] is first.kept[0]
+    assert [len(memory) for memory in second.kept] == [32, 40]
 
 
 def test_training_may_change_an_array_while_it_is_written(numpy: Any, tmp_path: Path) -> None:
@@ -198,4 +200,4 @@ def test_a_shard_with_arrays_of_a_library_that_is_missing_says_so(monkeypatch: p
     header = b'{"tree": ["n", "<f4", [1], false, 0], "sizes": [4], "order": "%s"}' % sys.byteorder.encode()
     shard = snapshot.MAGIC + len(header).to_bytes(8, "little") + header + bytes(4)
     with pytest.raises(snapshot.NotAShard, match="arrays of numpy, which is not installed here"):
-        snapshot.restore("state", BytesIO(shard))
+        restored("state", shard)

@@ -3,6 +3,8 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,34 @@ def test_a_dcp_checkpoint_is_listed_verified_and_loaded(torch: Any, tmp_path: Pa
     found = train.latest_valid(tmp_path)
     assert (found.step, len(found.skipped)) == (5, 1)
     assert "is torn" in found.skipped[0].why
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_on_the_cpu_may_change_while_dcp_writes_it(torch: Any, tmp_path: Path) -> None:
+    from sickbay.train import torch as bridge
+
+    weights = torch.ones(20_000_000)
+    state = {"model": {"weights": weights, "all": [weights[:10]]}}
+    bridge._own_group.cache_clear()
+    with _process_group(torch), train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1) as first:
+        bridge.save(first, 1, state)
+        weights.fill_(-1)
+        first.wait()
+        with train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1) as second:
+            assert bridge.load(second, state) is True
+    bridge._own_group.cache_clear()
+    assert (state["model"]["weights"] == 1).all()
+
+
+@contextmanager
+def _process_group(torch: Any) -> Iterator[None]:
+    """Of one: torch 2.3 does not save without."""
+    place = f"tcp://127.0.0.1:{_free_port()}"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 RANK = """

@@ -95,12 +95,17 @@ def test_all_that_were_passed_over_are_named_newest_first(directory: Path) -> No
     assert (found.step, [one.step for one in found.skipped]) == (10, [40, 30, 20])
 
 
-def test_when_none_is_whole_training_begins_anew_and_says_so(directory: Path) -> None:
+def test_when_none_is_whole_training_begins_anew_only_on_wish_and_removes_nothing(directory: Path) -> None:
     for step in (10, 20, 30, 40):
         flip(directory / "attempt-1" / f"step-{step}")
-    with train.Checkpoints(directory, attempt=2, rank=0, world_size=1) as second:
-        assert second.resumed is None
-        assert len(second.skipped) == 4
+    with pytest.raises(train.Unreadable, match=r"none of the checkpoints in .* is whole.*SICKBAY_BEGIN_ANEW=1"):
+        train.Checkpoints(directory, attempt=2, rank=0, world_size=1)
+    with train.Checkpoints(directory, attempt=3, rank=0, world_size=1, keep=1, anew=True) as third:
+        assert third.resumed is None
+        for step in (1, 2, 3):
+            third.save(step, STATE)
+    assert len(list(directory.glob("attempt-1/*/manifest.json"))) == 4, "another lineage is nobody's to remove"
+    assert [path.parent.name for path in directory.glob("attempt-3/*/manifest.json")] == ["step-3"]
 
 
 def test_what_an_older_attempt_commits_after_its_child_began_is_dead(directory: Path) -> None:

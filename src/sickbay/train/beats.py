@@ -6,10 +6,12 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from operator import index
+from time import monotonic
 from typing import cast
 
 PATH = os.environ.get("SICKBAY_HEARTBEAT", "")
 HERE, RENAME_EXCHANGE = -100, 2  # AT_FDCWD and the flag, as the kernel's headers have them
+WORDS = 500  # characters of a reason
 MANY = 20  # reasons that are told; the rest is in LINEAGE
 
 _known: dict[str, object] = {
@@ -18,6 +20,7 @@ _known: dict[str, object] = {
     "resumed_from": None,
     "skipped": [],
 }
+_told = [0.0]  # when such a piece of work was last told of
 # Below a launcher such as torchrun all workers of a node share one file: the first of them writes it.
 _silent = not PATH or ("TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0")
 
@@ -28,6 +31,25 @@ def began(attempt: int, rank: int, resumed_from: int | None, skipped: Sequence[o
     if len(skipped) > MANY:
         told.append(f"… and {len(skipped) - MANY} more")
     _known.update(attempt=attempt, rank=rank, resumed_from=resumed_from, skipped=told)
+
+
+def busy(what: str, done: int, of: int) -> None:
+    """A long piece of work before the first step, or between two: it is no hang. Told once a second at most."""
+    now = monotonic()
+    if not _silent and (now - _told[0] >= 1.0 or done >= of):
+        _told[0] = now
+        _write(json.dumps({"pid": os.getpid(), **_known, "busy": what, "done": done, "of": of}).encode())
+
+
+def saved(step: int) -> None:
+    """The newest checkpoint that is committed; the next heartbeat says so."""
+    _known.update(saved=step)
+    _known.pop("save_failed", None)
+
+
+def save_failed(step: int, why: str) -> None:
+    """The next heartbeats say that this step was not saved, until one is."""
+    _known.update(save_failed=f"step {step}: {why}"[:WORDS])
 
 
 def heartbeat(step: int, loss: float | None = None, **more: object) -> None:
@@ -46,7 +68,7 @@ def heartbeat(step: int, loss: float | None = None, **more: object) -> None:
         _put_loss(beat, loss)
     try:
         _write(json.dumps(beat, default=_plain, allow_nan=False).encode())
-    except ValueError:  # not a number, somewhere among `more`
+    except (ValueError, TypeError):  # not a number, or a key that is no text, somewhere among `more`
         _write(json.dumps({name: _finite(value) for name, value in beat.items()}, default=_plain).encode())
 
 
@@ -62,7 +84,7 @@ def _finite(value: object) -> object:
     """Text for what JSON cannot say."""
     try:
         json.dumps(value, default=_plain, allow_nan=False)
-    except ValueError:
+    except (ValueError, TypeError):
         return str(value)
     return value
 

@@ -1,28 +1,52 @@
-"""How an attempt begins: one LINEAGE, created exclusively by rank 0 and read by all the others."""
+"""How an attempt begins: first the fence, then the look, then one LINEAGE that all its ranks read.
 
+RUN is created exclusively by rank 0 before it looks at anything: from then on no older attempt commits or removes a
+checkpoint. What was chosen is written into LINEAGE only after it was verified. A large checkpoint is verified by all
+ranks, each its share (`sickbay.train.sharing`).
+"""
+
+import errno
+import hashlib
 import logging
 import os
+import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from sickbay.train import disk
-from sickbay.train.errors import AlreadyBegun, CheckpointError, Superseded, Unreadable
+from sickbay.train.errors import RESTARTED_IN_PLACE, AlreadyBegun, CheckpointError, Superseded, Unreadable
 from sickbay.train.layout import (
+    Fence,
     Lineage,
     Place,
     attempt_path,
     begun,
+    begun_path,
+    create_fence,
     create_lineage,
+    fenced,
     lineage_path,
     manifest_path,
+    marker_path,
+    read_fence,
     read_lineage,
     read_manifest,
+    refused_path,
+    removed_path,
+    run_path,
     step_path,
 )
-from sickbay.train.validity import Checkpoint, survey
+from sickbay.train.sharing import Looking, wait_for
+from sickbay.train.validity import Checkpoint, Survey, survey
 
 log = logging.getLogger("sickbay.train")
+READ_AGAIN = (1.0, 4.0, 15.0, 60.0)  # seconds after which what could not be read is tried again, before it is refused
+COMES_BACK = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
+ANEW = "SICKBAY_BEGIN_ANEW=1 (or anew=True) begins at step 0 beside what is there, and removes none of it"
+# What the ranks of one launch share, and those of the next do not.
+LAUNCH = ("SICKBAY_JOB_ID", "SICKBAY_ATTEMPT", "TORCHELASTIC_RUN_ID")
 
 
 class Run(NamedTuple):
@@ -33,6 +57,8 @@ class Run(NamedTuple):
     rank: int
     world_size: int
     patience: float
+    anew: bool = False  # whoever starts it wants it to begin at step 0, whatever is there
+    last_step: int | None = None  # how far the job has been, as those know who started this attempt
 
     @classmethod
     def from_environment(
@@ -43,6 +69,7 @@ class Run(NamedTuple):
         rank: int | None,
         world_size: int | None,
         patience: float,
+        anew: bool = False,
     ) -> "Run":
         where = directory or os.environ.get("SICKBAY_CHECKPOINT_DIR")
         if not where:
@@ -53,6 +80,8 @@ class Run(NamedTuple):
             _number("RANK", rank, least=0) or 0,
             _number("WORLD_SIZE", world_size, least=1) or 1,
             patience,
+            anew or os.environ.get("SICKBAY_BEGIN_ANEW", "") not in {"", "0"},
+            _number("SICKBAY_LAST_STEP", None, least=0),
         )
         if run.rank >= run.world_size:
             raise CheckpointError(f"rank {run.rank} of {run.world_size}: ranks go from 0 to {run.world_size - 1}")
@@ -77,95 +106,217 @@ def _number(name: str, given: int | None, *, least: int) -> int | None:
     return number
 
 
-def begin(run: Run) -> tuple[Lineage, Checkpoint | None]:
+class Begun(NamedTuple):
+    """What all ranks agree on, and what this one has read already on the way."""
+
+    lineage: Lineage
+    resumed: Checkpoint | None
+    loaded: dict[int, Any]  # by rank: states of shards that were verified while they were read
+
+
+def begin(run: Run) -> Begun:
     """This attempt's lineage, the same for all its ranks, and the checkpoint that it goes on from."""
     try:
-        lineage = _lead(run) if run.rank == 0 else _follow(run)
+        if run.rank == 0:
+            fence, looking = _fence(run)
+            lineage = _lead(run, fence, looking)
+        else:
+            looking = Looking(run.directory, run.attempt or 1, run.rank, run.world_size, run.patience)
+            lineage = _follow(run, looking)
+        return Begun(lineage, _parent(run.directory, lineage), looking.loaded)
+    except IndexError:  # a listing that was not empty a moment ago
+        raise Unreadable(f"{run.directory} was removed while an attempt began in it: start once more") from None
     except OSError as error:
         where = error.filename or run.directory
         raise Unreadable(f"cannot use {where} for checkpoints: {error.strerror}") from error
-    return lineage, _parent(run.directory, lineage)
 
 
-def _lead(run: Run) -> Lineage:
+# --- rank 0
+
+
+def _fence(run: Run) -> tuple[Fence, Looking]:
+    """Take a number. Nothing is looked at before, but for whether this is the directory that it was."""
+    _same_directory(run)
+    disk.make(run.directory)
+    if not disk.exists(marker_path(run.directory)):
+        disk.create(marker_path(run.directory), {"keeps": "checkpoints of sickbay.train"})
+    disk.refresh(run.directory)
     while True:
-        numbers = begun(run.directory)
-        highest = numbers[-1] if numbers else 0
+        highest = max(fenced(run.directory), default=0)
         number = run.attempt or _free(run.directory, highest + 1)
         if number < highest:
-            raise _superseded(run.directory, number, highest)
-        if number != highest:
-            lineage = _began(run, number)
-            if lineage is not None:
-                return lineage
+            raise superseded(run.directory, number, highest)
+        disk.make(attempt_path(run.directory, number))
+        fence = Fence(number, os.urandom(8).hex(), run.world_size, launch())
+        if number != highest and create_fence(run.directory, fence):
+            break
         if run.attempt is not None:
+            _end_with(RESTARTED_IN_PLACE)
             raise AlreadyBegun(
                 f"attempt {number} has already begun in {run.directory}: every run needs a number of its own"
                 " (a launcher must not restart ranks within an attempt: torchrun --max-restarts=0)"
             )
+    return fence, Looking(run.directory, number, 0, run.world_size, run.patience)
 
 
 def _free(directory: Path, number: int) -> int:
-    """A number whose claim is there but whose LINEAGE is not belongs to one who died between the two."""
-    while disk.claim_of(lineage_path(directory, number)).exists():
+    """A number whose claim is there but whose RUN is not belongs to one who died between the two."""
+    while any(disk.exists(disk.claim_of(path(directory, number))) for path in (run_path, lineage_path)):
         number += 1
     return number
 
 
-def _began(run: Run, number: int) -> Lineage | None:
-    """None: another was faster."""
-    found = survey(run.directory, below=number)
-    if number > 1 and not begun(run.directory):
-        log.warning("attempt %d finds no earlier attempt in %s: is it the same disk everywhere?", number, run.directory)
+def _same_directory(run: Run) -> None:
+    """A job that has made steps has begun in its directory: one that is empty is another disk, or none at all."""
+    if run.anew or not run.last_step or disk.exists(marker_path(run.directory)) or fenced(run.directory):
+        return
+    raise Unreadable(
+        f"{run.directory} has never held a checkpoint, but this job has been at step {run.last_step}: mount the disk"
+        f" that it was on and start again; {ANEW}"
+    )
+
+
+def launch() -> str:
+    """What this process can tell of the launch that it belongs to; empty: nothing."""
+    known = [f"{name}={os.environ[name]}" for name in LAUNCH if os.environ.get(name)]
+    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:16] if known else ""
+
+
+def _lead(run: Run, fence: Fence, looking: Looking) -> Lineage:
+    try:
+        found = _choose(run, fence, looking)
+    except (Unreadable, Superseded) as why:
+        disk.create(refused_path(run.directory, fence.attempt), {"why": str(why)})
+        raise
     parent = found.chosen and Place(found.chosen.attempt, found.chosen.step)
-    disk.make(attempt_path(run.directory, number))
-    lineage = Lineage(number, parent, run.world_size, found.skipped)
+    lineage = Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run)
     if not create_lineage(run.directory, lineage):
-        return None
-    highest = begun(run.directory)[-1]
-    if highest > number:
-        raise _superseded(run.directory, number, highest)
-    if parent is not None and not manifest_path(run.directory, parent).exists():
-        # The other half of what pruning does.
-        raise CheckpointError(f"{parent} was removed by another process while attempt {number} began: start once more")
-    return lineage
-
-
-def _follow(run: Run) -> Lineage:
-    """Wait until rank 0 has chosen."""
-    number, pause = run.attempt or 1, 0.001
-    deadline = time.monotonic() + run.patience
-    while (lineage := _read(run.directory, number)) is None:
-        later = [one for one in begun(run.directory) if one > number]
-        if later:
-            raise _superseded(run.directory, number, later[-1])
-        if time.monotonic() > deadline:
-            raise CheckpointError(
-                f"rank 0 did not begin attempt {number} in {run.directory} within {run.patience:g} s;"
-                " do all ranks see the same directory?"
-            )
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.05)
-    later = [one for one in begun(run.directory) if one > number]
-    if later:
-        raise _superseded(run.directory, number, later[-1])
-    if lineage.world_size != run.world_size:
+        raise AlreadyBegun(f"another process has chosen for attempt {fence.attempt} in {run.directory}")
+    _still_first(run.directory, fence.attempt)
+    if parent is not None and not disk.exists(manifest_path(run.directory, parent)):
         raise CheckpointError(
-            f"rank 0 began attempt {number} with {lineage.world_size} ranks, rank {run.rank} counts {run.world_size}:"
-            " WORLD_SIZE must be the same for all"
+            f"{parent} was removed by another process while attempt {fence.attempt} began: start once more"
         )
     return lineage
 
 
-def _read(directory: Path, number: int) -> Lineage | None:
+def _choose(run: Run, fence: Fence, looking: Looking) -> Survey:
+    _still_first(run.directory, fence.attempt)
+    if run.anew:
+        log.warning("attempt %d begins anew in %s, as was asked for", fence.attempt, run.directory)
+        return Survey(None, ())
+    found = _survey(run, fence, looking)
+    if found.chosen is not None:
+        _put_back(run.directory, Place(found.chosen.attempt, found.chosen.step))
+    elif found.committed:
+        raise Unreadable(
+            f"none of the checkpoints in {run.directory} is whole: {'; '.join(map(str, found.skipped[:3]))};"
+            f" restore one of them and start again; {ANEW}"
+        )
+    elif fence.attempt > 1 and not begun(run.directory):
+        if run.last_step:
+            raise Unreadable(
+                f"{run.directory} holds no earlier attempt, but this job has been at step {run.last_step}: see that it"
+                f" is the same disk everywhere and start again; {ANEW}"
+            )
+        log.warning("attempt %d finds no earlier attempt in %s", fence.attempt, run.directory)
+    return found
+
+
+def _survey(run: Run, fence: Fence, looking: Looking) -> Survey:
+    """A server that does not answer now may answer in a minute."""
+    for pause in READ_AGAIN:
+        try:
+            return survey(run.directory, fence.attempt, looking.together)
+        except Unreadable as why:
+            if not isinstance(why.__cause__, OSError) or why.__cause__.errno not in COMES_BACK:
+                raise
+            log.warning("%s; tried again in %g s", why, pause)
+            time.sleep(pause)
+            _still_first(run.directory, fence.attempt)
+    return survey(run.directory, fence.attempt, looking.together)
+
+
+def _put_back(root: Path, place: Place) -> None:
+    """One whose removal was not finished, and that an older attempt began from: it is a checkpoint again."""
+    if not disk.exists(manifest_path(root, place)):
+        removed_path(root, place).rename(manifest_path(root, place))
+        disk.sync(step_path(root, place))
+
+
+def _still_first(directory: Path, number: int) -> None:
+    disk.refresh(directory)
+    if (highest := max(fenced(directory), default=0)) > number:
+        raise superseded(directory, number, highest)
+
+
+# --- the others
+
+
+def _follow(run: Run, looking: Looking) -> Lineage:
+    """Take this rank's place, look at what rank 0 names, and wait until it has chosen."""
+    number = looking.attempt
+    disk.make(begun_path(run.directory, number, run.rank).parent)
+    if not disk.take(begun_path(run.directory, number, run.rank)):
+        _end_with(RESTARTED_IN_PLACE)
+        raise AlreadyBegun(
+            f"rank {run.rank} of attempt {number} has begun already in {run.directory}: a rank that ends takes its"
+            " attempt along, all ranks start again under the next number (torchrun --max-restarts=0)"
+        )
+    ours = wait_for(lambda: _fence_of(run, number), looking, f"rank 0 did not begin attempt {number}")
+    if ours.launch != launch():
+        raise AlreadyBegun(
+            f"attempt {number} in {run.directory} belongs to another launch than rank {run.rank}: every run needs a"
+            " number of its own"
+        )
+    if ours.world_size != run.world_size:
+        raise CheckpointError(
+            f"rank 0 began attempt {number} with {ours.world_size} ranks, rank {run.rank} counts {run.world_size}:"
+            " WORLD_SIZE must be the same for all"
+        )
+    looking.run = ours.run
+
+    def chosen() -> Lineage | None:
+        looking.share()
+        if (refused := _read(refused_path(run.directory, number))) is not None:
+            raise Unreadable(str(refused["why"]))
+        return _lineage_of(run.directory, number)
+
+    lineage = wait_for(chosen, looking, f"rank 0 did not choose a checkpoint for attempt {number}")
+    _not_later(run.directory, number)
+    return lineage
+
+
+def _fence_of(run: Run, number: int) -> Fence | None:
+    _not_later(run.directory, number)
+    try:
+        return read_fence(run.directory, number)
+    except disk.Damaged as damage:
+        raise Unreadable(f"{run_path(run.directory, number)} {damage}") from None
+
+
+def _not_later(directory: Path, number: int) -> None:
+    later = [one for one in fenced(directory) if one > number]
+    if later:
+        raise superseded(directory, number, later[-1])
+
+
+def _lineage_of(directory: Path, number: int) -> Lineage | None:
     try:
         return read_lineage(directory, number)
     except disk.Damaged as damage:
         raise Unreadable(f"{lineage_path(directory, number)} {damage}") from None
 
 
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return disk.read(path)
+    except disk.Damaged as damage:
+        raise Unreadable(f"{path} {damage}") from None
+
+
 def _parent(directory: Path, lineage: Lineage) -> Checkpoint | None:
-    """As the LINEAGE names it. Not checked once more: rank 0 has read all of it, and `load` reads its share again."""
+    """As the LINEAGE names it. Not checked once more: it was verified, and what `load` reads is hashed on the way."""
     if lineage.parent is None:
         return None
     try:
@@ -179,5 +330,19 @@ def _parent(directory: Path, lineage: Lineage) -> Checkpoint | None:
     return Checkpoint(*lineage.parent, lineage.skipped, manifest.world_size, step_path(directory, lineage.parent))
 
 
-def _superseded(directory: Path, number: int, later: int) -> Superseded:
+def _end_with(code: int) -> None:
+    """A script that does not catch AlreadyBegun ends with a code of its own, by which its launcher knows what it is."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if issubclass(kind, AlreadyBegun):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    sys.excepthook = hook
+
+
+def superseded(directory: Path, number: int, later: int) -> Superseded:
     return Superseded(f"attempt {later} has begun in {directory}: attempt {number} is over")

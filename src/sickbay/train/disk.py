@@ -4,9 +4,11 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from sickbay.train.errors import Unreadable
 
@@ -20,6 +22,41 @@ class Sum(NamedTuple):
 
     size: int
     sha256: str
+
+
+def exists(path: Path) -> bool:
+    """Whether it is there. What cannot be looked at is an error, whatever Path.exists makes of it."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What cannot be looked at is told as that."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(Path(error.filename or path), error) from error
+
+
+def refresh(directory: Path) -> None:
+    """Make sure that what is listed next is no old copy: a client that changes a directory asks its server for it."""
+    aside = directory / f".look.{os.urandom(6).hex()}"
+    os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    with suppress(FileNotFoundError):
+        aside.unlink()
+
+
+def take(path: Path) -> bool:
+    """Create an empty file, or do nothing because it is there. True: it is ours."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        return False
+    return True
 
 
 def sync(directory: Path) -> None:
@@ -39,7 +76,10 @@ def make(directory: Path) -> None:
     if directory.is_dir():
         return
     make(directory.parent)
-    directory.mkdir(exist_ok=True)
+    try:
+        directory.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from None
     sync(directory.parent)
 
 
@@ -90,7 +130,7 @@ def _place(aside: Path, path: Path) -> bool:
         os.link(aside, path)
     except FileExistsError:
         # A network file system may have done it and lost the answer.
-        return path.exists() and aside.samefile(path)
+        return exists(path) and aside.samefile(path)
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
@@ -148,30 +188,87 @@ def read(path: Path) -> dict[str, Any] | None:
     return content
 
 
+class Hashing:
+    """A file that is hashed while it is read, from its first byte to its last."""
+
+    def __init__(self, file: BinaryIO, progress: Callable[[int], None] | None = None) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._progress = progress
+        self.size = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """As many bytes as were asked for, if there are so many."""
+        if size < 0:
+            whole = bytearray()
+            while piece := self.read(CHUNK):
+                whole += piece
+            return bytes(whole)
+        octets = bytearray(size)
+        return bytes(memoryview(octets)[: self.readinto(octets)])
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        """Fills the buffer, unless the file ends before."""
+        rest, done = memoryview(buffer), 0
+        while rest and (size := self._file.readinto(rest[:CHUNK])):  # type: ignore[attr-defined]
+            self._digest.update(rest[:size])
+            rest, done = rest[size:], done + size
+            if self._progress is not None:
+                self._progress(size)
+        self.size += done
+        return done
+
+    def finish(self) -> Sum:
+        """What the whole file is; reads what was left."""
+        buffer = bytearray(CHUNK)
+        while self.readinto(buffer):
+            pass
+        return Sum(self.size, self._digest.hexdigest())
+
+
 def measure(path: Path) -> Sum:
     """Of a file that somebody else has written."""
-    digest, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return Sum(size, digest.hexdigest())
+        return Hashing(file).finish()
 
 
-def fault_of(path: Path, expected: Sum) -> str | None:
-    """Why a file is not what it must be, in plain words; None: it is."""
+def misfit_of(path: Path, expected: Sum) -> str | None:
+    """Why a file cannot be what it must be, by its size alone; None: it may be."""
     try:
         size = path.stat().st_size
-        if size != expected.size:
-            return f"{path.name} is {_misfit(size, expected.size)} ({size} of {expected.size} bytes)"
-        found = measure(path)
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:
-        if error.errno == errno.EIO:
-            return f"{path.name} cannot be read back from the disk ({error.strerror})"
         raise unreadable(path, error) from error
-    return None if found == expected else f"{path.name} is corrupt (its checksum differs)"
+    return (
+        None
+        if size == expected.size
+        else f"{path.name} is {_misfit(size, expected.size)} ({size} of {expected.size} bytes)"
+    )
+
+
+def fault_of(path: Path, expected: Sum, progress: Callable[[int], None] | None = None) -> str | None:
+    """Why a file is not what it must be, in plain words; None: it is. What cannot be read now is no fault of it."""
+    if (misfit := misfit_of(path, expected)) is not None:
+        return misfit
+    try:
+        with path.open("rb", buffering=0) as file:
+            found = Hashing(file, progress).finish()
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return None if found == expected else corrupt(path)
+
+
+def corrupt(path: Path) -> str:
+    return f"{path.name} is corrupt (its checksum differs)"
+
+
+def writable_by_others(path: Path) -> bool:
+    """Whether somebody else than we and root could have written it."""
+    found = path.stat()
+    return found.st_uid not in {0, os.geteuid()} or bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _misfit(size: int, expected: int) -> str:
@@ -179,4 +276,7 @@ def _misfit(size: int, expected: int) -> str:
 
 
 def unreadable(path: Path, error: OSError) -> Unreadable:
-    return Unreadable(f"cannot read {path}: {error.strerror}; nobody knows what is in it, so nothing is begun from it")
+    return Unreadable(
+        f"cannot read {path}: {error.strerror}; nobody knows what is in it, so nothing is begun from it: make it"
+        " readable again, or move its checkpoint away to go on from an older one"
+    )

@@ -1,10 +1,12 @@
 """What can go wrong with checkpoints.
 
 CheckpointError
-├── AlreadyBegun   another run has taken this attempt's number
+├── AlreadyBegun   another process has taken this attempt's number, or this rank's place in it
 ├── Superseded     a later attempt has begun: nothing that this one saves would ever be read
 └── Unreadable     what is on the disk could not be looked at, so nobody knows whether it is whole
 """
+
+RESTARTED_IN_PLACE = 87  # how a rank ends that finds its own place taken: its whole attempt must be started anew
 
 
 class CheckpointError(RuntimeError):
@@ -12,7 +14,7 @@ class CheckpointError(RuntimeError):
 
 
 class AlreadyBegun(CheckpointError):  # noqa: N818  # it is a state of the directory, in the words of the design
-    """Another run has taken this attempt's number."""
+    """Another process has taken this attempt's number, or this rank's place in it."""
 
 
 class Superseded(CheckpointError):  # noqa: N818

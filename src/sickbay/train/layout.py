@@ -1,13 +1,20 @@
 """Where everything is in a checkpoint directory, and who writes it.
 
-    attempt-<n>/LINEAGE                 from which checkpoint n goes on        rank 0, exclusively, before anything else
+    SICKBAY                             here checkpoints are kept              the first rank 0 that begins here
+    attempt-<n>/RUN                     the fence: n has begun, and who it is  rank 0, exclusively, before anything else
+    attempt-<n>/ranks/rank-<r>          rank r has begun                       rank r, exclusively
+    attempt-<n>/look-<k>.json           the k-th checkpoint that n considers   rank 0, where all ranks look together
+    attempt-<n>/look-<k>.rank-<r>.json  what rank r found in its share of it   rank r
+    attempt-<n>/REFUSED                 why n does not begin                   rank 0, for the others
+    attempt-<n>/LINEAGE                 from which checkpoint n goes on        rank 0, exclusively, once it was verified
     attempt-<n>/step-<s>/rank-<r>.shard what rank r saved                      rank r
     attempt-<n>/step-<s>/rank-<r>.json  size and SHA-256 of its files          rank r, when they are on the disk
     attempt-<n>/step-<s>/rank-<r>.failed    rank r could not save               rank r, if it still can
     attempt-<n>/step-<s>/manifest.json  the files of all ranks                 rank 0, exclusively, when all are there
     attempt-<n>/step-<s>/removed.json   what was the manifest, of a checkpoint that is being removed
 
-A step without manifest.json is no checkpoint, whatever else is there.
+A step without manifest.json is no checkpoint, whatever else is there. RUN holds a random id that LINEAGE and every
+part and manifest of that run carry. From the moment at which a higher RUN is there no older attempt commits or removes.
 """
 
 import re
@@ -48,6 +55,16 @@ class Lineage(NamedTuple):
     parent: Place | None
     world_size: int
     skipped: tuple[Skipped, ...] = ()
+    run: str = ""
+
+
+class Fence(NamedTuple):
+    """Who has begun an attempt."""
+
+    attempt: int
+    run: str
+    world_size: int
+    launch: str = ""  # what all ranks of one launch can tell of it; empty: nothing
 
 
 class Manifest(NamedTuple):
@@ -55,6 +72,11 @@ class Manifest(NamedTuple):
     world_size: int
     files: dict[str, disk.Sum]
     forms: dict[int, str]  # rank → how its shard is written; a rank that has none of ours is not here
+    run: str = ""
+
+    @property
+    def size(self) -> int:
+        return sum(one.size for one in self.files.values())
 
 
 def attempt_path(root: Path, attempt: int) -> Path:
@@ -67,6 +89,28 @@ def step_path(root: Path, place: Place) -> Path:
 
 def lineage_path(root: Path, attempt: int) -> Path:
     return attempt_path(root, attempt) / "LINEAGE"
+
+
+def marker_path(root: Path) -> Path:
+    return root / "SICKBAY"
+
+
+def run_path(root: Path, attempt: int) -> Path:
+    return attempt_path(root, attempt) / "RUN"
+
+
+def refused_path(root: Path, attempt: int) -> Path:
+    return attempt_path(root, attempt) / "REFUSED"
+
+
+def begun_path(root: Path, attempt: int, rank: int) -> Path:
+    return attempt_path(root, attempt) / "ranks" / f"rank-{rank}"
+
+
+def look_path(root: Path, attempt: int, number: int, rank: int | None = None) -> Path:
+    """What all ranks look at together; with `rank`, what one of them has found."""
+    name = f"look-{number}" if rank is None else f"look-{number}.rank-{rank}"
+    return attempt_path(root, attempt) / f"{name}.json"
 
 
 def manifest_path(root: Path, place: Place) -> Path:
@@ -95,8 +139,19 @@ def attempts(root: Path) -> list[int]:
 
 
 def begun(root: Path) -> list[int]:
-    """Numbers of the attempts that have a LINEAGE, rising. The others died before they began."""
-    return [number for number in attempts(root) if lineage_path(root, number).exists()]
+    """Numbers of the attempts that have a LINEAGE, rising. The others died before they had chosen."""
+    with disk.readable(root):
+        return [number for number in attempts(root) if disk.exists(lineage_path(root, number))]
+
+
+def fenced(root: Path) -> list[int]:
+    """Numbers of the attempts that have begun, whether or not they have chosen yet, rising."""
+    with disk.readable(root):
+        return [
+            number
+            for number in attempts(root)
+            if disk.exists(run_path(root, number)) or disk.exists(lineage_path(root, number))
+        ]
 
 
 def steps(root: Path, attempt: int) -> list[int]:
@@ -125,6 +180,7 @@ def read_lineage(root: Path, attempt: int) -> Lineage | None:
             parent=None if parent is None else Place(parent["attempt"], parent["step"]),
             world_size=content["world_size"],
             skipped=tuple(Skipped(one["attempt"], one["step"], one["why"]) for one in content["skipped"]),
+            run=content.get("run", ""),
         )
     if lineage.attempt != attempt:
         raise disk.Damaged(f"is of attempt {lineage.attempt}")
@@ -140,12 +196,27 @@ def create_lineage(root: Path, lineage: Lineage) -> bool:
         "parent": lineage.parent and lineage.parent._asdict(),
         "world_size": lineage.world_size,
         "skipped": [one._asdict() for one in lineage.skipped],
+        "run": lineage.run,
     }
     return disk.create(lineage_path(root, lineage.attempt), content)
 
 
-def read_manifest(root: Path, place: Place) -> Manifest | None:
-    content = disk.read(manifest_path(root, place))
+def read_fence(root: Path, attempt: int) -> Fence | None:
+    content = disk.read(run_path(root, attempt))
+    if content is None:
+        return None
+    with _Understanding():
+        return Fence(content["attempt"], content["run"], content["world_size"], content["launch"])
+
+
+def create_fence(root: Path, fence: Fence) -> bool:
+    """False: another has begun this attempt."""
+    return disk.create(run_path(root, fence.attempt), fence._asdict())
+
+
+def read_manifest(root: Path, place: Place, *, removed: bool = False) -> Manifest | None:
+    """`removed`: what was the manifest of a checkpoint whose removal did not come to its end."""
+    content = disk.read((removed_path if removed else manifest_path)(root, place))
     if content is None:
         return None
     with _Understanding():
@@ -154,6 +225,7 @@ def read_manifest(root: Path, place: Place) -> Manifest | None:
             world_size=content["world_size"],
             files={name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()},
             forms={int(rank): form for rank, form in content["forms"].items()},
+            run=content.get("run", ""),
         )
     if manifest.place != place:
         raise disk.Damaged(f"is of {manifest.place}")
@@ -167,6 +239,7 @@ def create_manifest(root: Path, manifest: Manifest) -> bool:
         "world_size": manifest.world_size,
         "files": {name: one._asdict() for name, one in sorted(manifest.files.items())},
         "forms": {str(rank): form for rank, form in sorted(manifest.forms.items())},
+        "run": manifest.run,
     }
     return disk.create(manifest_path(root, manifest.place), content)
 
@@ -176,6 +249,7 @@ class Part(NamedTuple):
 
     files: dict[str, disk.Sum]
     form: str | None = None
+    run: str = ""
 
 
 def read_part(root: Path, place: Place, rank: int) -> Part | None:
@@ -184,11 +258,12 @@ def read_part(root: Path, place: Place, rank: int) -> Part | None:
         return None
     with _Understanding():
         files = {name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()}
-        return Part(files, content["form"])
+        return Part(files, content["form"], content.get("run", ""))
 
 
 def create_part(root: Path, place: Place, rank: int, part: Part) -> bool:
-    content = {"files": {name: one._asdict() for name, one in sorted(part.files.items())}, "form": part.form}
+    files = {name: one._asdict() for name, one in sorted(part.files.items())}
+    content = {"files": files, "form": part.form, "run": part.run}
     return disk.create(part_path(root, place, rank), content)
 
 

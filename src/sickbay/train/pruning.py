@@ -1,15 +1,21 @@
-"""Removing old checkpoints without ever removing one that somebody goes on from."""
+"""Retention: removing old checkpoints (keep-N) without ever removing one that somebody may go on from.
+
+Only what an attempt has verified itself, as it wrote or read it, counts as kept: a manifest alone may belong to a
+checkpoint that is corrupt by now. Only its own lineage is ever touched, and nothing at all once a younger attempt has
+begun.
+"""
 
 import logging
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
 from sickbay.train.layout import (
     Place,
-    attempts,
-    begun,
+    fenced,
     manifest_path,
+    read_manifest,
     removed_path,
     step_path,
     steps,
@@ -19,52 +25,99 @@ from sickbay.train.validity import candidates, lineage_of
 log = logging.getLogger("sickbay.train")
 
 
-def prune(root: Path, newest: Place, keep: int) -> list[Place]:
-    """After `newest` was committed: keep the newest `keep` on its lineage and every parent; what was removed.
+class _Over(Exception):  # noqa: N818
+    """A younger attempt has begun: what is surplus is not ours to say any more."""
 
-    Never raises: a disk that does not let go of old files is no reason to end a training.
+
+def prune(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) -> list[Place]:
+    """After `newest` was committed: keep the newest `keep` that were verified, and as many that attempts began from.
+
+    Returns what was removed. Never raises: a disk that does not let go of old files is no reason to end a training.
     """
+    removed = []
     try:
-        return [place for place in _surplus(root, newest, keep) if _remove(root, place)]
+        for place in _surplus(root, newest, keep, verified):
+            try:
+                _remove(root, newest.attempt, place)
+                removed.append(place)
+            except OSError as error:  # this one; the others are tried all the same
+                log.warning("%s was not removed: %s", place, error)
     except (OSError, CheckpointError) as error:
         log.warning("old checkpoints were not removed: %s", error)
-        return []
+    except _Over:
+        pass
+    return removed
 
 
-def parents(root: Path) -> set[Place]:
-    """Every checkpoint that some attempt began from. Raises if a LINEAGE cannot be read: it may name any of them."""
-    lineages = [lineage_of(root, attempt) for attempt in begun(root)]
-    return {lineage.parent for lineage in lineages if lineage.parent is not None}
+def parents(root: Path, attempt: int) -> list[Place]:
+    """What this attempt began from, and before it those on its lineage; newest first."""
+    found: list[Place] = []
+    while (parent := lineage_of(root, attempt).parent) is not None:
+        found.append(parent)
+        attempt = parent.attempt
+    return found
 
 
-def _surplus(root: Path, newest: Place, keep: int) -> list[Place]:
-    """Oldest first. What died on the way (no manifest, or on nobody's lineage) goes too, parents never."""
-    if any(number > newest.attempt for number in begun(root)):
-        return []  # we are the past: what is surplus is no longer ours to say
-    whole = [place for place in candidates(root) if manifest_path(root, place).exists()]
-    spared = set(whole[:keep]) | parents(root)
-    known = [Place(attempt, step) for attempt in attempts(root) for step in steps(root, attempt)]
+def _surplus(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) -> list[Place]:
+    """Oldest first. What died on the way (unfinished, or saved by an ancestor after its child began) goes too."""
+    _ours_to_say(root, newest.attempt)
+    begun_from = parents(root, newest.attempt)
+    spared = set(begun_from[:keep])
+    way = [place for place, _ in candidates(root, below=newest.attempt + 1)]
+    kept = 0
+    for place in way:
+        if kept < keep:
+            spared.add(place)
+            kept += place in verified and _as_long_as_it_was(root, place)
+    numbers = {newest.attempt, *(parent.attempt for parent in begun_from)}
+    known = sorted(Place(number, step) for number in numbers for step in steps(root, number))
+    dead = [place for place in known if place < newest and place not in begun_from and not _finished(root, place)]
+    if kept < keep:  # those that nobody has verified lately may be all that there is, if one of the others is not whole
+        return dead
     return [place for place in known if place < newest and place not in spared]
 
 
-def _remove(root: Path, place: Place) -> bool:
+def _finished(root: Path, place: Place) -> bool:
+    return disk.exists(manifest_path(root, place))
+
+
+def _as_long_as_it_was(root: Path, place: Place) -> bool:
+    """Whether no file of it was lost or cut since it was verified."""
+    try:
+        manifest = read_manifest(root, place)
+    except disk.Damaged:
+        return False
+    if manifest is None:
+        return False
+    return all(disk.misfit_of(step_path(root, place) / name, one) is None for name, one in manifest.files.items())
+
+
+def _ours_to_say(root: Path, attempt: int) -> None:
+    disk.refresh(root)
+    if max(fenced(root), default=0) > attempt:
+        raise _Over
+
+
+def _remove(root: Path, attempt: int, place: Place) -> None:
     """The manifest first: from then on it is no checkpoint, wherever this process dies.
 
-    An attempt may begin from it at this very moment. It writes its LINEAGE and then looks whether the manifest is
-    still there; we take the manifest and then look into every LINEAGE. So at least one of us sees the other.
+    A younger attempt may begin at this very moment. It creates its RUN and then looks for manifests; we take the
+    manifest and then look for a younger RUN. So at least one of us sees the other, and what we took is put back.
     """
     manifest, removed = manifest_path(root, place), removed_path(root, place)
     try:
         manifest.rename(removed)
     except FileNotFoundError:
-        pass  # it never had one, or an earlier process died at this point
+        taken = False  # it never had one, or an earlier process died at this point
     else:
+        taken = True
         disk.sync(step_path(root, place))
-    if place in parents(root):
-        if removed.exists() and not manifest.exists():
+    try:
+        _ours_to_say(root, attempt)
+    except BaseException:
+        if taken and disk.exists(removed):
             removed.rename(manifest)
-        return False
+        raise
     from shutil import rmtree
 
     rmtree(step_path(root, place))
-    return True

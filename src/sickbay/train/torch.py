@@ -8,8 +8,13 @@
 
 DCP reshards, so a run may go on with another number of ranks. With several ranks saving has a process group of its own
 on gloo, made at the first save: it writes in the background, and one group must not be used by two threads at once.
+
+DCP reads a pickle (.metadata), which runs whatever it says. It is opened only if its checksum is the one of the
+manifest and nobody but this user and root can write where it lies.
 """
 
+import sys
+from collections import OrderedDict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +23,8 @@ from typing import Any
 from sickbay.train import disk
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError
-from sickbay.train.layout import Part
+from sickbay.train.layout import Manifest, Part, Place, read_manifest
+from sickbay.train.validity import Checkpoint
 
 try:
     dcp: Any = import_module("torch.distributed.checkpoint")
@@ -28,18 +34,34 @@ except ImportError as missing:
 METADATA = ".metadata"  # which file holds which piece; written by rank 0, last of all
 
 
-def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, process_group: Any = None) -> None:
-    """Stage the state and let DCP write it in the background; the manifest lists the files that DCP made."""
+def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, process_group: Any = None) -> bool:
+    """Stage the state and let DCP write it in the background; the manifest lists the files that DCP made.
+
+    False: it is left out, as the save before has not ended.
+    """
     directory = checkpoints.ready(step)
+    if directory is None:
+        return False
     disk.make(directory)
     group = process_group if process_group is not None else _own_group()
-    written = dcp.async_save(state_dict, checkpoint_id=str(directory), process_group=group)
+    written = dcp.async_save(_apart(state_dict), checkpoint_id=str(directory), process_group=group)
 
     def write(there: Path) -> Part:
         written.result()
         return Part({path.name: disk.measure(path) for path in _files_of(there, checkpoints.rank)})
 
-    checkpoints.put(step, write)
+    return checkpoints.put(step, write)
+
+
+def _apart(value: Any) -> Any:
+    """Tensors on the CPU are cloned: torch 2.3 stages with `.to("cpu")`, which copies none of these."""
+    if type(value) in {dict, OrderedDict}:
+        return type(value)((key, _apart(held)) for key, held in value.items())
+    if type(value) in {list, tuple}:
+        return type(value)([_apart(held) for held in value])
+    torch: Any = sys.modules["torch"]
+    ours = type(value) in {torch.Tensor, torch.nn.Parameter} or hasattr(value, "to_local")
+    return value.detach().clone() if ours and value.device.type == "cpu" else value
 
 
 @cache
@@ -49,15 +71,56 @@ def _own_group() -> Any:
     return dist.new_group(backend="gloo") if dist.is_available() and dist.is_initialized() else None
 
 
-def load(checkpoints: Checkpoints, state_dict: dict[str, Any], *, process_group: Any = None) -> bool:
-    """Fill `state_dict` from the checkpoint that this attempt goes on from. False: there is none, begin anew."""
+def load(
+    checkpoints: Checkpoints, state_dict: dict[str, Any], *, process_group: Any = None, trust: bool = False
+) -> bool:
+    """Fill `state_dict` from the checkpoint that this attempt goes on from. False: there is none, begin anew.
+
+    `trust`: open DCP's pickle although others can write into its directory.
+    """
     chosen = checkpoints.resumed
     if chosen is None:
         return False
-    if not (chosen.path / METADATA).exists():
+    manifest = _manifest_of(checkpoints, chosen)
+    if METADATA not in manifest.files:
         raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with checkpoints.load()")
+    _check(checkpoints, chosen, manifest)
+    if not trust:
+        _refuse_what_others_write(checkpoints.directory, chosen.path)
     dcp.load(state_dict, checkpoint_id=str(chosen.path), process_group=process_group)
     return True
+
+
+def _manifest_of(checkpoints: Checkpoints, chosen: Checkpoint) -> Manifest:
+    try:
+        manifest = read_manifest(checkpoints.directory, Place(chosen.attempt, chosen.step))
+    except disk.Damaged as damage:
+        raise CheckpointError(f"{chosen} was whole and is no longer: manifest.json {damage}") from None
+    if manifest is None:
+        raise CheckpointError(f"{chosen} is being removed by another process")
+    return manifest
+
+
+def _check(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manifest) -> None:
+    """All ranks have hashed their share when the attempt began; what has changed since then shows here.
+
+    Each rank hashes its own files and the pickle once more: those of the others are hashed by them.
+    """
+    surely = {METADATA, *(path.name for path in _files_of(chosen.path, checkpoints.rank))}
+    for name, expected in sorted(manifest.files.items()):
+        path = chosen.path / name
+        fault = disk.fault_of(path, expected) if name in surely else disk.misfit_of(path, expected)
+        if fault is not None:
+            raise CheckpointError(f"{chosen} was whole and is no longer: {fault}")
+
+
+def _refuse_what_others_write(root: Path, directory: Path) -> None:
+    for path in (root, directory.parent, directory, directory / METADATA):
+        if disk.writable_by_others(path):
+            raise CheckpointError(
+                f"others can write {path}, and DCP runs what its {METADATA} says: take their right to write there away"
+                " (chmod -R go-w), or load(…, trust=True) if you trust all of them"
+            )
 
 
 def _files_of(directory: Path, rank: int) -> list[Path]:

@@ -1,12 +1,14 @@
 """Which checkpoint to go on from.
 
-The highest attempt that has begun decides: its own checkpoints, newest first, then exactly the one that it began
+The highest attempt that has chosen decides: its own checkpoints, newest first, then exactly the one that it began
 from, and below that one what its parent attempt had saved earlier, and so on. What an older attempt commits after a
 younger one has chosen its parent is on nobody's way, so it is never found, however whole it is.
+
+What cannot be read now (EIO, a stale handle, a LINEAGE that is missing) is not corrupt: then nothing is chosen at all.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +19,10 @@ from sickbay.train.layout import (
     Manifest,
     Place,
     Skipped,
+    attempts,
     begun,
     lineage_path,
+    manifest_path,
     read_lineage,
     read_manifest,
     removed_path,
@@ -27,6 +31,9 @@ from sickbay.train.layout import (
 )
 
 READERS = 16  # checksums of shards that are computed at once
+ROUNDS = 20  # surveys in which something vanished, before it is called unreadable
+
+Look = Callable[[Path, Manifest], str | None]  # the first fault in a checkpoint's files, or None
 
 
 class Checkpoint(NamedTuple):
@@ -43,8 +50,15 @@ class Checkpoint(NamedTuple):
 
 
 class Survey(NamedTuple):
+    """`committed`: whether any of those that were passed over had been finished once."""
+
     chosen: Checkpoint | None
     skipped: tuple[Skipped, ...]
+    committed: bool = False
+
+
+class _Vanished(Exception):  # noqa: N818
+    """Somebody removed it while we looked: what is there now must be looked at from the beginning."""
 
 
 def latest_valid(directory: str | os.PathLike[str]) -> Checkpoint | None:
@@ -52,29 +66,40 @@ def latest_valid(directory: str | os.PathLike[str]) -> Checkpoint | None:
     return survey(Path(directory)).chosen
 
 
-def survey(root: Path, below: int | None = None) -> Survey:
+def survey(root: Path, below: int | None = None, look: Look | None = None) -> Survey:
     """The newest whole checkpoint of the attempts (below a number), and what was passed over on the way to it."""
-    try:
-        return _survey(root, below)
-    except OSError as error:
-        raise disk.unreadable(Path(error.filename or root), error) from error
+    with disk.readable(root):
+        for _ in range(ROUNDS):
+            try:
+                return _survey(root, below, look or fault_in)
+            except _Vanished:
+                continue
+    raise Unreadable(
+        f"checkpoints in {root} vanish while they are looked at: end whoever removes them, and start again"
+    )
 
 
-def _survey(root: Path, below: int | None) -> Survey:
+def _survey(root: Path, below: int | None, look: Look) -> Survey:
     skipped: list[Skipped] = []
-    for place in candidates(root, below):
-        manifest, why = examine(root, place)
+    committed = False
+    for place, named in candidates(root, below):
+        manifest, why, finished = _examine(root, place, look, named=named)
+        committed = committed or finished
         if manifest is None:
             skipped.append(Skipped(*place, why))
             continue
         chosen = Checkpoint(*place, tuple(skipped), manifest.world_size, step_path(root, place))
-        return Survey(chosen, tuple(skipped))
-    return Survey(None, tuple(skipped))
+        return Survey(chosen, tuple(skipped), committed=True)
+    return Survey(None, tuple(skipped), committed)
 
 
-def candidates(root: Path, below: int | None = None) -> Iterator[Place]:
-    """Every checkpoint, whole or not, on the way back from the highest attempt; newest first."""
+def candidates(root: Path, below: int | None = None) -> Iterator[tuple[Place, bool]]:
+    """Every checkpoint, whole or not, on the way back from the highest attempt, newest first.
+
+    With each, whether an attempt names it as the one that it began from.
+    """
     numbers = [number for number in begun(root) if below is None or number < below]
+    _all_have_chosen(root, below)
     attempt: int | None = numbers[-1] if numbers else None
     upto: int | None = None
     while attempt is not None:
@@ -82,9 +107,17 @@ def candidates(root: Path, below: int | None = None) -> Iterator[Place]:
         if upto is not None and upto not in known:
             known.append(upto)  # named by a child, but gone: that must be told
         for step in reversed(known):
-            yield Place(attempt, step)
+            yield Place(attempt, step), step == upto
         parent = lineage_of(root, attempt).parent
         attempt, upto = parent or (None, None)
+
+
+def _all_have_chosen(root: Path, below: int | None) -> None:
+    """An attempt saves only after it has chosen: one that has saved and has no LINEAGE has lost it."""
+    for attempt in attempts(root):
+        saved = (below is None or attempt < below) and not disk.exists(lineage_path(root, attempt))
+        if saved and steps(root, attempt):
+            lineage_of(root, attempt)
 
 
 def lineage_of(root: Path, attempt: int) -> Lineage:
@@ -106,26 +139,45 @@ def lineage_of(root: Path, attempt: int) -> Lineage:
 def examine(root: Path, place: Place) -> tuple[Manifest | None, str]:
     """A checkpoint's manifest if everything that it lists is as it was written; else the reason."""
     try:
+        manifest, why, _ = _examine(root, place, fault_in, named=False)
+    except _Vanished:
+        return None, "it is gone"
+    return manifest, why
+
+
+def _examine(root: Path, place: Place, look: Look, *, named: bool) -> tuple[Manifest | None, str, bool]:
+    """The manifest if all is whole, else the reason; and whether its save was finished once."""
+    try:
         manifest = read_manifest(root, place)
+        if manifest is None and named:
+            # Who removes looks for younger attempts right after this rename, and takes it back if there is one: he died
+            # in between.
+            manifest = read_manifest(root, place, removed=True)
     except disk.Damaged as damage:
-        return None, f"manifest.json {damage}"
+        return None, f"manifest.json {damage}", True
     if manifest is None:
-        return None, _without_manifest(root, place)
-    fault = _fault_in(step_path(root, place), manifest)
-    return (manifest, "") if fault is None else (None, fault)
+        return None, _without_manifest(root, place), named or disk.exists(removed_path(root, place))
+    fault = look(step_path(root, place), manifest)
+    still_there = disk.exists(manifest_path(root, place)) or (named and disk.exists(removed_path(root, place)))
+    if fault is not None and not still_there:
+        raise _Vanished
+    return (manifest, "", True) if fault is None else (None, fault, True)
 
 
 def _without_manifest(root: Path, place: Place) -> str:
-    if removed_path(root, place).exists():
+    if disk.exists(removed_path(root, place)):
         return "it was being removed"
-    if not step_path(root, place).exists():
+    if not disk.exists(step_path(root, place)):
         return "it is gone"
     return "it has no manifest: its save was never finished"
 
 
-def _fault_in(directory: Path, manifest: Manifest) -> str | None:
+def fault_in(directory: Path, manifest: Manifest) -> str | None:
     """The first fault, by name of the file. Many shards are read at once: a large checkpoint must not take hours."""
     names = sorted(manifest.files)
+    for name in names:  # what shows by its size alone is known before anything is read
+        if (fault := disk.misfit_of(directory / name, manifest.files[name])) is not None:
+            return fault
     if len(names) == 1:
         return disk.fault_of(directory / names[0], manifest.files[names[0]])
     from concurrent.futures import ThreadPoolExecutor

@@ -1,0 +1,495 @@
+"""Nothing that was saved is lost: the fence, what cannot be read, what is half removed, and who may take part."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sickbay import train
+from sickbay.train import beginning, checkpoints, disk, layout, sharing
+from sickbay.train.errors import RESTARTED_IN_PLACE
+from sickbay.train.layout import Place, Skipped
+from sickbay.train.validity import survey as survey_of
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(beginning, "READ_AGAIN", ())
+    monkeypatch.setattr(checkpoints, "AGAIN", (0.01,))
+
+
+def trained(directory: Path, *steps: int, keep: int | None = None, **more: Any) -> train.Checkpoints:
+    with train.Checkpoints(directory, keep=keep, **more) as found:
+        for step in steps:
+            found.save(step, {"step": step, "attempt": found.attempt})
+    return found
+
+
+def whole(directory: Path) -> list[str]:
+    return sorted(f"{path.parent.parent.name}/{path.parent.name}" for path in directory.glob("*/*/manifest.json"))
+
+
+def at(found: train.Checkpoint | None) -> str:
+    return str(found) if found else "nothing"
+
+
+# --- fence first, then look
+
+
+def test_the_fence_is_there_before_anything_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trained(tmp_path, 1, 2, 3, keep=1)
+    seen: list[str] = []
+    looked = survey_of
+
+    def survey(*args: Any) -> Any:
+        seen.append(str((tmp_path / "attempt-2" / "RUN").exists()))
+        first.save(4, b"late")  # the old one, still alive, saves and would remove
+        with pytest.raises(train.Superseded):
+            first.wait()
+        return looked(*args)
+
+    monkeypatch.setattr("sickbay.train.beginning.survey", survey)
+    second = trained(tmp_path)
+    assert (seen, at(second.resumed)) == (["True"], "attempt-1/step-3")
+    assert whole(tmp_path) == ["attempt-1/step-3"]
+
+
+def test_a_removal_that_meets_a_younger_attempt_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = train.Checkpoints(tmp_path, keep=1)
+    first.save(1, b"one")
+    first.wait()
+    begins: list[train.Checkpoints] = []
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        if path.name == "manifest.json" and not begins:
+            begins.append(train.Checkpoints(tmp_path, keep=1))
+        return done
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    first.save(2, b"two")
+    first.wait()
+    assert at(begins[0].resumed) == "attempt-1/step-2"
+    assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
+
+
+def test_what_vanishes_while_it_is_looked_at_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = train.Checkpoints(tmp_path, keep=1)
+    running.save(1, b"one")
+    running.wait()
+    fault_of = disk.fault_of
+    again: list[Path] = []
+
+    def slowly(path: Path, *more: Any) -> str | None:
+        if not again:
+            again.append(path)
+            running.save(2, b"two")  # which removes the one that is being looked at
+            running.wait()
+        return fault_of(path, *more)
+
+    monkeypatch.setattr(disk, "fault_of", slowly)
+    assert at(train.latest_valid(tmp_path)) == "attempt-1/step-2"
+
+
+def test_a_parent_that_was_being_removed_when_its_remover_died_is_put_back(tmp_path: Path) -> None:
+    trained(tmp_path, 10)
+    trained(tmp_path)  # goes on from it, and dies without a save
+    step = tmp_path / "attempt-1" / "step-10"
+    (step / "manifest.json").rename(step / "removed.json")
+    assert at(train.latest_valid(tmp_path)) == "attempt-1/step-10"
+    third = trained(tmp_path)
+    assert at(third.resumed) == "attempt-1/step-10"
+    assert third.load() == {"step": 10, "attempt": 1}
+    assert whole(tmp_path) == ["attempt-1/step-10"]
+
+
+def test_a_removal_that_was_not_finished_is_finished_by_the_next(tmp_path: Path) -> None:
+    trained(tmp_path, 1, 2, 3)
+    step = tmp_path / "attempt-1" / "step-1"
+    (step / "manifest.json").rename(step / "removed.json")
+    trained(tmp_path, 4, 5, keep=1)
+    assert not step.exists()
+
+
+def test_one_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if path.parent.name == "step-1" and path.name == "manifest.json":
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    trained(tmp_path, 1, 2, 3, 4, keep=1)
+    assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-4"]
+
+
+# --- unreadable is not corrupt, absent is not new
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_what_cannot_be_read_now_is_refused_and_nothing_is_removed(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1, 2, 3)
+    opened = Path.open
+
+    def failing(path: Path, *args: Any, **more: Any) -> Any:
+        if path.suffix == ".shard":
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", failing)
+        with pytest.raises(train.Unreadable, match=r"cannot read .*rank-0\.shard: .*; nobody knows what is in it"):
+            trained(tmp_path, 4, keep=1)
+    assert len(whole(tmp_path)) == 3
+    assert at(trained(tmp_path).resumed) == "attempt-1/step-3"
+
+
+def test_a_server_that_answers_again_in_a_moment_costs_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1)
+    monkeypatch.setattr(beginning, "READ_AGAIN", (0.0, 0.0))
+    opened, failures = Path.open, [1, 2]
+
+    def failing(path: Path, *args: Any, **more: Any) -> Any:
+        if path.suffix == ".shard" and failures:
+            failures.pop()
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", failing)
+    assert at(trained(tmp_path).resumed) == "attempt-1/step-1"
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["an empty mount point", "no directory at all"])
+def test_a_job_that_has_made_steps_never_begins_in_an_empty_directory(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SICKBAY_LAST_STEP", "5000")
+    where = tmp_path / "disk"
+    if there:
+        where.mkdir()
+    with pytest.raises(train.Unreadable, match=r"this job has been at step 5000: mount the disk.*SICKBAY_BEGIN_ANEW=1"):
+        train.Checkpoints(where, attempt=2, rank=0, world_size=1)
+    assert where.exists() is there
+    monkeypatch.setenv("SICKBAY_BEGIN_ANEW", "1")
+    assert train.Checkpoints(where, attempt=2, rank=0, world_size=1).resumed is None
+
+
+def test_a_job_that_made_steps_but_saved_none_begins_at_0_in_its_own_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1)
+    monkeypatch.setenv("SICKBAY_LAST_STEP", "57")
+    assert train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1).resumed is None
+
+
+def test_a_listing_that_is_old_until_we_change_the_directory_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 20)
+    trained(tmp_path, 40)
+    numbers, refresh = layout._numbers, disk.refresh
+    fresh: list[Path] = []
+
+    def stale(directory: Path, pattern: Any) -> list[int]:
+        found = numbers(directory, pattern)
+        return [n for n in found if n != 2] if directory == tmp_path and not fresh else found
+
+    monkeypatch.setattr(layout, "_numbers", stale)
+
+    def refreshed(directory: Path) -> None:
+        fresh.append(directory)
+        refresh(directory)
+
+    monkeypatch.setattr(disk, "refresh", refreshed)
+    third = train.Checkpoints(tmp_path, attempt=3, rank=0, world_size=1, keep=1)
+    assert at(third.resumed) == "attempt-2/step-40"
+
+
+def test_steps_without_a_lineage_are_not_passed_over(tmp_path: Path) -> None:
+    trained(tmp_path, 10)
+    trained(tmp_path, 20, 40)
+    (tmp_path / "attempt-2" / "LINEAGE").unlink()
+    with pytest.raises(train.Unreadable, match=r"attempt-2/LINEAGE is missing: .*move attempt-2 away"):
+        trained(tmp_path, 11, keep=1)
+    assert len(whole(tmp_path)) == 3
+
+
+def test_a_directory_that_is_removed_under_it_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sickbay.train.beginning.survey", lambda *_: list[int]().pop())
+    with pytest.raises(train.Unreadable, match="was removed while an attempt began in it"):
+        train.Checkpoints(tmp_path)
+
+
+# --- who takes part
+
+
+def test_a_part_of_another_run_is_never_committed(tmp_path: Path) -> None:
+    ranks = [train.Checkpoints(tmp_path, attempt=1, rank=rank, world_size=2, failures=0) for rank in (0, 1)]
+    ranks[1]._run_id = "another"
+    for rank in ranks:
+        rank.save(1, b"x")
+    ranks[1].wait()
+    with pytest.raises(train.CheckpointError, match="rank 1 belongs to another run of attempt 1"):
+        ranks[0].wait()
+    assert train.latest_valid(tmp_path) is None
+
+
+def test_a_part_that_failed_outweighs_one_that_was_written(tmp_path: Path) -> None:
+    ranks = [train.Checkpoints(tmp_path, attempt=1, rank=rank, world_size=2, failures=0) for rank in (0, 1)]
+    ranks[1].save(1, b"x")
+    ranks[1].wait()
+    layout.failed_path(tmp_path, Place(1, 1), 1).touch()
+    ranks[0].save(1, b"x")
+    with pytest.raises(train.CheckpointError, match="rank 1 could not save its shard of attempt-1/step-1"):
+        ranks[0].wait()
+    assert train.latest_valid(tmp_path) is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_restarts_in_place_ends_with_a_code_of_its_own(rank: int, tmp_path: Path) -> None:
+    for each in (0, 1):
+        train.Checkpoints(tmp_path, attempt=1, rank=each, world_size=2)
+    begins = "train.Checkpoints(sys.argv[1], attempt=1, rank=int(sys.argv[2]), world_size=2)"
+    code = f"import sys; from sickbay import train; {begins}"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), str(rank)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == RESTARTED_IN_PLACE
+    assert "sickbay.train.errors.AlreadyBegun: " in ended.stderr
+
+
+def test_ranks_of_another_launch_do_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SICKBAY_JOB_ID", "llama-1")
+    train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=2)
+    monkeypatch.setenv("SICKBAY_JOB_ID", "llama-2")
+    with pytest.raises(train.AlreadyBegun, match="belongs to another launch than rank 1"):
+        train.Checkpoints(tmp_path, attempt=1, rank=1, world_size=2)
+
+
+# --- what is loaded is what was verified
+
+
+def test_what_changes_between_the_look_and_the_load_is_not_returned(tmp_path: Path) -> None:
+    trained(tmp_path, 1)
+    second = train.Checkpoints(tmp_path)
+    shard = tmp_path / "attempt-1" / "step-1" / "rank-0.shard"
+    shard.write_bytes(bytes(reversed(shard.read_bytes())))
+    with pytest.raises(train.CheckpointError, match=r"was whole and is no longer: rank-0\.shard is corrupt"):
+        second.load()
+
+
+def together(directory: Path, world: int, attempt: int, **more: Any) -> list[train.Checkpoints | BaseException]:
+    """All ranks of an attempt at once, each on a thread of its own."""
+    found: list[train.Checkpoints | BaseException] = [ValueError()] * world
+
+    def begin(rank: int) -> None:
+        try:
+            found[rank] = train.Checkpoints(directory, attempt=attempt, rank=rank, world_size=world, **more)
+        except train.CheckpointError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the shards that were opened to be read, while all ranks look together."""
+    monkeypatch.setattr(sharing, "TOGETHER", 1)
+    opened, names = Path.open, []
+
+    def noted(path: Path, *args: Any, **more: Any) -> Any:
+        if path.suffix == ".shard":
+            names.append(f"{path.parent.name}/{path.name}")
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", noted)
+    return names
+
+
+def four_shards(directory: Path, *steps: int) -> None:
+    ranks = [rank for rank in together(directory, 4, 1) if isinstance(rank, train.Checkpoints)]
+    for step in steps:
+        for rank in ranks:
+            rank.save(step, {"step": step, "rank": rank.rank})
+        for rank in reversed(ranks):
+            rank.wait()
+
+
+def test_a_large_checkpoint_is_read_once_each_rank_its_own_shard(tmp_path: Path, reads: list[str]) -> None:
+    four_shards(tmp_path, 7)
+    for rank in together(tmp_path, 4, 2):
+        assert isinstance(rank, train.Checkpoints)
+        assert rank.load() == {"step": 7, "rank": rank.rank}
+    assert sorted(reads) == [f"step-7/rank-{rank}.shard" for rank in range(4)]
+
+
+@pytest.mark.parametrize("sick", [0, 3])
+@pytest.mark.usefixtures("reads")
+def test_a_fault_that_one_rank_finds_is_a_fault_for_all(sick: int, tmp_path: Path) -> None:
+    four_shards(tmp_path, 7, 8)
+    shard = tmp_path / "attempt-1" / "step-8" / f"rank-{sick}.shard"
+    shard.write_bytes(bytes(reversed(shard.read_bytes())))
+    for rank in together(tmp_path, 4, 2):
+        assert isinstance(rank, train.Checkpoints)
+        assert at(rank.resumed) == "attempt-1/step-7"
+        assert rank.skipped == (Skipped(1, 8, f"rank-{sick}.shard is corrupt (its checksum differs)"),)
+        assert rank.load() == {"step": 7, "rank": rank.rank}
+
+
+@pytest.mark.usefixtures("reads")
+def test_what_one_rank_cannot_read_is_refused_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    four_shards(tmp_path, 7)
+    opened = Path.open
+
+    def failing(path: Path, *args: Any, **more: Any) -> Any:
+        if path.name == "rank-2.shard":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", failing)
+    told = together(tmp_path, 4, 2)
+    assert [type(one) for one in told] == [train.Unreadable] * 4
+    assert all("rank-2.shard: Input/output error" in str(one) for one in told)
+
+
+def test_another_number_of_ranks_shares_the_work_too(tmp_path: Path, reads: list[str]) -> None:
+    four_shards(tmp_path, 7)
+    ranks = together(tmp_path, 3, 2)
+    assert sorted(reads) == [f"step-7/rank-{rank}.shard" for rank in range(4)]
+    assert all(isinstance(rank, train.Checkpoints) and rank.load(rank=3)["rank"] == 3 for rank in ranks)
+
+
+@pytest.mark.usefixtures("reads")
+def test_a_rank_that_does_not_look_is_named_when_its_time_is_over(tmp_path: Path) -> None:
+    four_shards(tmp_path, 7)
+    with pytest.raises(train.CheckpointError, match="rank 1 did not look at its share of attempt-1/step-7"):
+        train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=4, patience=0.05)
+
+
+def test_time_limits_follow_the_size() -> None:
+    assert sharing.allowance(1e12 / 128) > 300
+    assert sharing.allowance(1e6) < 0.1
+
+
+# --- saves that fail
+
+
+def failing(times: int) -> Callable[[Path], layout.Part]:
+    left = [*range(times)]
+
+    def write(directory: Path) -> layout.Part:
+        if left:
+            left.pop()
+            raise OSError(errno.ENOSPC, "No space left on device", str(directory))
+        return layout.Part({"rank-0.shard": disk.write(directory / "rank-0.shard", [b"x"])}, "bytes")
+
+    return write
+
+
+def test_a_save_that_fails_is_tried_again(tmp_path: Path) -> None:
+    with train.Checkpoints(tmp_path) as found:
+        found.put(1, failing(1))
+    assert whole(tmp_path) == ["attempt-1/step-1"]
+
+
+def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_have(tmp_path: Path) -> None:
+    found = train.Checkpoints(tmp_path, failures=2)
+    for step in (1, 2, 3):
+        assert found.put(step, failing(99))
+    with pytest.raises(train.CheckpointError, match="attempt-1/step-3 was not saved: No space left on device"):
+        found.put(4, failing(99))
+    found.put(5, failing(0))
+    found.wait()
+    assert whole(tmp_path) == ["attempt-1/step-5"]
+
+
+def test_a_shard_that_was_written_before_its_part_failed_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, failures = layout.create_part, [1]
+
+    def part(*args: Any) -> bool:
+        if failures:
+            failures.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        return create(*args)
+
+    monkeypatch.setattr("sickbay.train.checkpoints.create_part", part)
+    trained(tmp_path, 1)
+    assert trained(tmp_path).load() == {"step": 1, "attempt": 1}
+
+
+def test_a_save_that_has_not_ended_within_the_budget_leaves_the_next_out(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def slow(directory: Path) -> layout.Part:
+        assert gate.wait(60)
+        return failing(0)(directory)
+
+    with train.Checkpoints(tmp_path, budget=0.01) as found:
+        assert found.put(1, slow)
+        assert found.save(2, b"two") is False
+        assert layout.failed_path(tmp_path, Place(1, 2), 0).exists(), "the others need not wait for it"
+        gate.set()
+        found.wait()
+        assert found.save(3, b"three")
+    assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-3"]
+
+
+def test_a_script_that_ends_without_wait_does_not_wait_for_ranks_that_are_gone(tmp_path: Path) -> None:
+    code = (
+        "import sys; from sickbay import train; from sickbay.train import checkpoints; checkpoints.AT_EXIT = 0.2;"
+        "c = train.Checkpoints(sys.argv[1], attempt=1, rank=0, world_size=2); c.save(1, b'x'); sys.exit(3)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=False, timeout=60)
+    assert ended.returncode == 3
+    assert whole(tmp_path) == []
+
+
+# --- asked to save
+
+
+def test_a_script_that_is_asked_to_end_may_save_before_it_does(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time
+from sickbay import train
+with train.Checkpoints(sys.argv[1]) as checkpoints:
+    assert not train.should_save()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert train.should_save()
+    assert not train.should_save()
+    checkpoints.save(1, b"saved")
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert whole(tmp_path) == ["attempt-1/step-1"]
+
+
+def test_a_script_that_never_asks_ends_at_the_first_sigterm_and_one_that_stopped_asking_at_the_second() -> None:
+    kill = "[os.kill(os.getpid(), signal.SIGTERM) for _ in range(int(sys.argv[1]))]"
+    for call, times, code_of in (("0", 1, -15), ("train.should_save()", 1, 0), ("train.should_save()", 2, -15)):
+        code = f"import os, signal, sys; from sickbay import train; {call}; {kill}"
+        ended = subprocess.run([sys.executable, "-c", code, str(times)], check=False, timeout=60)
+        assert ended.returncode == code_of

@@ -68,6 +68,8 @@ LINES = [
     ("huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to loca", "download_failed", True),
     ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "name_resolution", True),
     ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding ce", "checkpoint_unreadable", False),
+    ("sickbay.train.errors.Unreadable: cannot read /ckpt: Input/output error; nobody", "checkpoint_refused", False),
+    ("sickbay.train.errors.AlreadyBegun: rank 3 of attempt 2 has begun already in", "checkpoint_place_taken", True),
     ("RuntimeError: Error(s) in loading state_dict for GPT:", "model_mismatch", False),
     ("OSError: [Errno 24] Too many open files", "too_many_files", False),
     ("RuntimeError: can't start new thread", "too_many_threads", False),

@@ -346,6 +346,12 @@ def test_a_large_checkpoint_is_read_once_each_rank_its_own_shard(tmp_path: Path,
     assert sorted(reads) == [f"step-7/rank-{rank}.shard" for rank in range(4)]
 
 
+def test_a_large_checkpoint_of_one_rank_is_read_once_too(tmp_path: Path, reads: list[str]) -> None:
+    trained(tmp_path, 7)
+    assert trained(tmp_path).load() == {"step": 7, "attempt": 1}
+    assert reads == ["step-7/rank-0.shard"]
+
+
 @pytest.mark.parametrize("sick", [0, 3])
 @pytest.mark.usefixtures("reads")
 def test_a_fault_that_one_rank_finds_is_a_fault_for_all(sick: int, tmp_path: Path) -> None:

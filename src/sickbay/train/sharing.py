@@ -40,13 +40,14 @@ class Looking:
 
     def together(self, directory: Path, manifest: Manifest) -> str | None:
         """The first fault in a checkpoint, as all ranks see it."""
-        if self.world_size == 1 or manifest.size < TOGETHER:
+        if manifest.size < TOGETHER:
             return fault_in(directory, manifest)
         for name in sorted(manifest.files):
             if (fault := disk.misfit_of(directory / name, manifest.files[name])) is not None:
                 return fault
         number, self._number = self._number, self._number + 1
-        disk.create(look_path(self.root, self.attempt, number), manifest.place._asdict())
+        if self.world_size > 1:
+            disk.create(look_path(self.root, self.attempt, number), manifest.place._asdict())
         self.more = allowance(manifest.size / self.world_size)
         faults = [self._look(directory, manifest)]
         for rank in range(1, self.world_size):

@@ -113,6 +113,7 @@ class Far(Host):
         self.rounds = 0
         self.points = 0  # passed by the present life
         self.paused_until = 0.0
+        self._stalled_until = -60.0
         self.before_each: Callable[[str], bool] = lambda _what: False  # whether it is killed now
         self.during_each: Callable[[str], bool] = lambda _what: False
         self.after_each: Callable[[str], bool] = lambda _what: False

@@ -171,11 +171,12 @@ def test_one_removed_by_half_is_no_checkpoint(tmp_path: Path) -> None:
     assert [str(one) for one in second.skipped] == ["attempt-1/step-2: it was being removed"]
 
 
-def test_nothing_is_removed_when_a_lineage_cannot_be_read(tmp_path: Path) -> None:
+def test_nothing_is_removed_below_a_lineage_that_cannot_be_read(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2, 3)
-    (tmp_path / "attempt-1" / "LINEAGE").write_bytes(b"rot")
-    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == []
-    assert len(whole(tmp_path)) == 3
+    trained(tmp_path, 4, 5)
+    (tmp_path / "attempt-2" / "LINEAGE").write_bytes(b"rot")
+    assert prune(tmp_path, Place(2, 5), 1, {Place(2, 5)}) == [Place(2, 4)]
+    assert len(whole(tmp_path)) == 4
 
 
 def test_an_attempt_of_the_past_removes_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sickbay import train
-from sickbay.train import beginning, checkpoints, disk, layout, sharing
+from sickbay.train import beginning, checkpoints, disk, layout, sharing, snapshot
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
 from sickbay.train.validity import survey as survey_of
@@ -179,8 +179,9 @@ def test_a_server_that_answers_again_in_a_moment_costs_no_attempt(
 def test_a_job_that_has_made_steps_never_begins_in_an_empty_directory(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SICKBAY_LAST_STEP", "5000")
     where = tmp_path / "disk"
+    monkeypatch.setenv("SICKBAY_LAST_STEP", "5000")
+    monkeypatch.setenv("SICKBAY_CHECKPOINT_DIR", str(where))
     if there:
         where.mkdir()
     with pytest.raises(train.Unreadable, match=r"this job has been at step 5000: mount the disk.*SICKBAY_BEGIN_ANEW=1"):
@@ -195,6 +196,7 @@ def test_a_job_that_made_steps_but_saved_none_begins_at_0_in_its_own_directory(
 ) -> None:
     train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1)
     monkeypatch.setenv("SICKBAY_LAST_STEP", "57")
+    monkeypatch.setenv("SICKBAY_CHECKPOINT_DIR", str(tmp_path))
     assert train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1).resumed is None
 
 
@@ -206,8 +208,8 @@ def test_a_listing_that_is_old_until_we_change_the_directory_hides_nothing(
     numbers, refresh = layout._numbers, disk.refresh
     fresh: list[Path] = []
 
-    def stale(directory: Path, pattern: Any) -> list[int]:
-        found = numbers(directory, pattern)
+    def stale(directory: Path, pattern: Any, **more: Any) -> list[int]:
+        found = numbers(directory, pattern, **more)
         return [n for n in found if n != 2] if directory == tmp_path and not fresh else found
 
     monkeypatch.setattr(layout, "_numbers", stale)
@@ -306,7 +308,7 @@ def together(directory: Path, world: int, attempt: int, **more: Any) -> list[tra
         except train.CheckpointError as error:
             found[rank] = error
 
-    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(world)]
+    threads = [threading.Thread(target=begin, args=(rank,), name=f"rank-{rank}") for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -495,7 +497,155 @@ with train.Checkpoints(sys.argv[1]) as checkpoints:
 
 def test_a_script_that_never_asks_ends_at_the_first_sigterm_and_one_that_stopped_asking_at_the_second() -> None:
     kill = "[os.kill(os.getpid(), signal.SIGTERM) for _ in range(int(sys.argv[1]))]"
-    for call, times, code_of in (("0", 1, -15), ("train.should_save()", 1, 0), ("train.should_save()", 2, -15)):
-        code = f"import os, signal, sys; from sickbay import train; {call}; {kill}"
+    for call, times, code_of in (("0", 1, -15), ("asked.should_save()", 1, 0), ("asked.should_save()", 2, -15)):
+        code = f"import os, signal, sys; from sickbay.train import asked; asked.AGAIN = -1; {call}; {kill}"
         ended = subprocess.run([sys.executable, "-c", code, str(times)], check=False, timeout=60)
         assert ended.returncode == code_of
+
+
+def test_a_sigterm_that_a_launcher_passes_on_a_second_time_ends_nothing() -> None:
+    kill = "[os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]"
+    code = f"import os, signal; from sickbay import train; train.should_save(); {kill}; assert train.should_save()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- found by attacks on the above
+
+
+def test_what_was_read_of_a_checkpoint_that_was_passed_over_is_not_loaded(tmp_path: Path, reads: list[str]) -> None:
+    ranks = [rank for rank in together(tmp_path, 2, 1) if isinstance(rank, train.Checkpoints)]
+    for step, size in ((30, 10), (40, 10_000)):
+        for rank in ranks:
+            rank.save(step, {"step": step, "pad": bytes(size)})
+        for rank in reversed(ranks):
+            rank.wait()
+    shard = tmp_path / "attempt-1" / "step-40" / "rank-0.shard"
+    shard.write_bytes(bytes(reversed(shard.read_bytes())))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "TOGETHER", 5_000)  # the newer one is looked at by all, the older one by rank 0 alone
+        found = together(tmp_path, 2, 2)
+    assert [rank.load()["step"] for rank in found if isinstance(rank, train.Checkpoints)] == [30, 30]
+    assert reads
+
+
+@pytest.mark.parametrize("number", [10**18, 10**30])
+def test_numbers_of_any_length_are_found_again(number: int, tmp_path: Path) -> None:
+    trained(tmp_path, number, attempt=number)
+    assert at(trained(tmp_path, attempt=number + 1).resumed) == f"attempt-{number}/step-{number}"
+
+
+def test_a_follower_that_does_not_see_yet_what_rank_0_has_seen_makes_nothing_corrupt(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    four_shards(tmp_path, 7, 8)
+    read_manifest, blind = layout.read_manifest, [1, 2]
+
+    def late(root: Path, place: Place, **more: Any) -> Any:
+        if threading.current_thread().name == "rank-2" and place.step == 8 and blind:
+            blind.pop()
+            return None
+        return read_manifest(root, place, **more)
+
+    monkeypatch.setattr("sickbay.train.sharing.read_manifest", late)
+    monkeypatch.setattr(beginning, "READ_AGAIN", (0.0, 0.0))
+    assert {at(rank.resumed) for rank in together(tmp_path, 4, 2) if isinstance(rank, train.Checkpoints)} == {
+        "attempt-1/step-8"
+    }
+    assert reads
+
+
+@pytest.mark.parametrize("which", range(12))
+def test_one_listing_or_stat_that_wrongly_says_no_never_begins_at_0(
+    which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 10, 20)
+    stat, iterdir, calls = Path.stat, Path.iterdir, [0]
+
+    def once(path: Path) -> None:
+        if tmp_path in path.parents and "attempt-1" in str(path):
+            calls[0] += 1
+            if calls[0] == which + 1:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    def wrong_stat(path: Path, **more: Any) -> os.stat_result:
+        once(path)
+        return stat(path, **more)
+
+    def wrong_list(path: Path) -> Any:
+        once(path)
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "stat", wrong_stat)
+    monkeypatch.setattr(Path, "iterdir", wrong_list)
+    try:
+        found = at(train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1).resumed)
+    except train.Unreadable:
+        found = "refused"
+    assert found in {"attempt-1/step-20", "refused"}
+
+
+def test_a_wish_to_begin_anew_that_stays_in_the_environment_is_granted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 10)
+    monkeypatch.setenv("SICKBAY_BEGIN_ANEW", "1")
+    assert trained(tmp_path, 1).resumed is None
+    assert at(trained(tmp_path, 2).resumed) == "attempt-2/step-1"
+    assert at(trained(tmp_path).resumed) == "attempt-3/step-2"
+
+
+def test_an_attempt_that_began_anew_and_saved_nothing_does_not_hide_what_is_older(tmp_path: Path) -> None:
+    trained(tmp_path, 10)
+    trained(tmp_path, anew=True)
+    with pytest.raises(train.Unreadable, match="began anew and saved none: move that attempt away"):
+        trained(tmp_path)
+
+
+def test_saves_that_never_came_to_their_end_do_not_fill_the_disk(tmp_path: Path) -> None:
+    trained(tmp_path, 10)
+    for attempt in range(2, 6):
+        died = train.Checkpoints(tmp_path, attempt=attempt, rank=0, world_size=1)
+        step = tmp_path / f"attempt-{died.attempt}" / "step-11"
+        step.mkdir()
+        (step / "rank-0.shard").write_bytes(b"half")
+    trained(tmp_path)
+    assert [path.parent.name for path in tmp_path.glob("attempt-*/step-*")] == ["attempt-1"]
+
+
+def test_another_directory_of_the_script_begins_whenever_it_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SICKBAY_LAST_STEP", "5000")
+    monkeypatch.setenv("SICKBAY_CHECKPOINT_DIR", str(tmp_path / "own"))
+    assert train.Checkpoints(tmp_path / "other", attempt=2, rank=0, world_size=1).resumed is None
+
+
+def test_a_shard_of_no_use_here_is_told_by_load_and_ends_no_beginning(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1)
+
+    def useless(*_: Any) -> Any:
+        raise snapshot.NotAShard("it holds arrays of numpy, which is not installed here")
+
+    monkeypatch.setattr("sickbay.train.shard.restore", useless)
+    second = train.Checkpoints(tmp_path)
+    assert at(second.resumed) == "attempt-1/step-1"
+    with pytest.raises(train.CheckpointError, match=r"cannot load attempt-1/step-1/rank-0\.shard: it holds arrays of"):
+        second.load()
+    assert reads
+
+
+def test_a_commit_whose_answer_was_an_error_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, failures = disk.sync, [1]
+
+    def failing_once(directory: Path) -> None:
+        if (directory / "manifest.json").exists() and failures:
+            failures.pop()
+            raise OSError(errno.EIO, "Input/output error", str(directory))
+        sync(directory)
+
+    monkeypatch.setattr(disk, "sync", failing_once)
+    trained(tmp_path, 100)
+    assert not failures
+    assert at(train.latest_valid(tmp_path)) == "attempt-1/step-100"

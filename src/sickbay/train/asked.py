@@ -2,9 +2,12 @@
 
 import signal
 import threading
+import time
 from types import FrameType
 
+AGAIN = 5.0  # seconds: launchers pass on what the whole process group has got already
 _asked = threading.Event()
+_asked_at = 0.0
 _listens = False
 
 
@@ -28,7 +31,12 @@ def should_save() -> bool:
 
 
 def _on_term(_number: int, _frame: FrameType | None) -> None:
-    if _asked.is_set():  # asked a second time, and nobody has looked: then it ends as it would have
+    global _asked_at  # noqa: PLW0603
+    if (
+        _asked.is_set() and time.monotonic() - _asked_at > AGAIN
+    ):  # asked a second time, and nobody has looked: then it ends as it would have
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
+    if not _asked.is_set():
+        _asked_at = time.monotonic()
     _asked.set()

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from sickbay.train.layout import (
     Lineage,
     Place,
     attempt_path,
+    attempts,
     begun,
     begun_path,
     create_fence,
@@ -37,13 +39,23 @@ from sickbay.train.layout import (
     removed_path,
     run_path,
     step_path,
+    steps,
 )
 from sickbay.train.sharing import Looking, wait_for
-from sickbay.train.validity import Checkpoint, Survey, survey
+from sickbay.train.validity import Checkpoint, Survey, lineage_of, survey
 
 log = logging.getLogger("sickbay.train")
 READ_AGAIN = (1.0, 4.0, 15.0, 60.0)  # seconds after which what could not be read is tried again, before it is refused
-COMES_BACK = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
+CHOICES = 5  # checkpoints that vanish after they were chosen
+COMES_BACK = {
+    errno.ENOENT,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENOTCONN,
+}
 ANEW = "SICKBAY_BEGIN_ANEW=1 (or anew=True) begins at step 0 beside what is there, and removes none of it"
 # What the ranks of one launch share, and those of the next do not.
 LAUNCH = ("SICKBAY_JOB_ID", "SICKBAY_ATTEMPT", "TORCHELASTIC_RUN_ID")
@@ -81,7 +93,7 @@ class Run(NamedTuple):
             _number("WORLD_SIZE", world_size, least=1) or 1,
             patience,
             anew or os.environ.get("SICKBAY_BEGIN_ANEW", "") not in {"", "0"},
-            _number("SICKBAY_LAST_STEP", None, least=0),
+            _number("SICKBAY_LAST_STEP", None, least=0) if _jobs_own(where) else None,
         )
         if run.rank >= run.world_size:
             raise CheckpointError(f"rank {run.rank} of {run.world_size}: ranks go from 0 to {run.world_size - 1}")
@@ -91,6 +103,12 @@ class Run(NamedTuple):
                 " (or attempt=), a number that no earlier run had"
             )
         return run
+
+
+def _jobs_own(where: str | os.PathLike[str]) -> bool:
+    """A script may keep others beside the directory of its job, which may begin whenever they like."""
+    own = os.environ.get("SICKBAY_CHECKPOINT_DIR")
+    return bool(own) and Path(own or "").absolute() == Path(where).absolute()
 
 
 def _number(name: str, given: int | None, *, least: int) -> int | None:
@@ -123,7 +141,8 @@ def begin(run: Run) -> Begun:
         else:
             looking = Looking(run.directory, run.attempt or 1, run.rank, run.world_size, run.patience)
             lineage = _follow(run, looking)
-        return Begun(lineage, _parent(run.directory, lineage), looking.loaded)
+        loaded = looking.loaded if looking.of == lineage.parent else {}  # else of one that was passed over
+        return Begun(lineage, _parent(run.directory, lineage), loaded)
     except IndexError:  # a listing that was not empty a moment ago
         raise Unreadable(f"{run.directory} was removed while an attempt began in it: start once more") from None
     except OSError as error:
@@ -184,12 +203,16 @@ def launch() -> str:
 
 def _lead(run: Run, fence: Fence, looking: Looking) -> Lineage:
     try:
-        found = _choose(run, fence, looking)
-    except (Unreadable, Superseded) as why:
-        disk.create(refused_path(run.directory, fence.attempt), {"why": str(why)})
+        for _ in range(CHOICES):
+            found, anew = _choose(run, fence, looking)
+            parent = found.chosen and Place(found.chosen.attempt, found.chosen.step)
+            if parent is None or disk.exists(manifest_path(run.directory, parent)):
+                break
+    except (CheckpointError, OSError) as why:
+        with suppress(OSError):
+            disk.create(refused_path(run.directory, fence.attempt), {"why": str(why)})
         raise
-    parent = found.chosen and Place(found.chosen.attempt, found.chosen.step)
-    lineage = Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run)
+    lineage = Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run, anew)
     if not create_lineage(run.directory, lineage):
         raise AlreadyBegun(f"another process has chosen for attempt {fence.attempt} in {run.directory}")
     _still_first(run.directory, fence.attempt)
@@ -200,11 +223,24 @@ def _lead(run: Run, fence: Fence, looking: Looking) -> Lineage:
     return lineage
 
 
-def _choose(run: Run, fence: Fence, looking: Looking) -> Survey:
+def _choose(run: Run, fence: Fence, looking: Looking) -> tuple[Survey, bool]:
+    """What to go on from; and whether that is a lineage that was begun anew on wish."""
     _still_first(run.directory, fence.attempt)
-    if run.anew:
+    latest = max((number for number in begun(run.directory) if number < fence.attempt), default=None)
+    was_anew = latest is not None and lineage_of(run.directory, latest).anew
+    if run.anew and not (was_anew and _any_finished(run.directory, latest)):
         log.warning("attempt %d begins anew in %s, as was asked for", fence.attempt, run.directory)
-        return Survey(None, ())
+        return Survey(None, ()), True
+    return _chosen(run, fence, looking), was_anew
+
+
+def _any_finished(root: Path, attempt: int | None) -> bool:
+    """Whether a checkpoint was ever finished by this attempt (None: by any)."""
+    numbers = attempts(root) if attempt is None else [attempt]
+    return any(disk.exists(manifest_path(root, Place(n, step))) for n in numbers for step in steps(root, n))
+
+
+def _chosen(run: Run, fence: Fence, looking: Looking) -> Survey:
     found = _survey(run, fence, looking)
     if found.chosen is not None:
         _put_back(run.directory, Place(found.chosen.attempt, found.chosen.step))
@@ -212,6 +248,11 @@ def _choose(run: Run, fence: Fence, looking: Looking) -> Survey:
         raise Unreadable(
             f"none of the checkpoints in {run.directory} is whole: {'; '.join(map(str, found.skipped[:3]))};"
             f" restore one of them and start again; {ANEW}"
+        )
+    elif _any_finished(run.directory, None):
+        raise Unreadable(
+            f"{run.directory} holds checkpoints of older attempts, and the latest attempt began anew and saved none:"
+            f" move that attempt away to go on from them; {ANEW}"
         )
     elif fence.attempt > 1 and not begun(run.directory):
         if run.last_step:
@@ -245,9 +286,18 @@ def _put_back(root: Path, place: Place) -> None:
 
 
 def _still_first(directory: Path, number: int) -> None:
+    """What decides is listed anew: a client may remember what a directory held, and what it did not hold."""
     disk.refresh(directory)
-    if (highest := max(fenced(directory), default=0)) > number:
-        raise superseded(directory, number, highest)
+    for attempt in attempts(directory):
+        disk.refresh(attempt_path(directory, attempt))
+        for step in steps(directory, attempt):
+            if not disk.exists(manifest_path(directory, Place(attempt, step))):
+                disk.refresh(step_path(directory, Place(attempt, step)))
+    there = fenced(directory)
+    if number not in there:
+        raise Unreadable(f"{directory} does not show attempt {number}, which has just begun in it: start once more")
+    if there[-1] > number:
+        raise superseded(directory, number, there[-1])
 
 
 # --- the others

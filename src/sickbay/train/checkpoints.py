@@ -34,7 +34,7 @@ from sickbay.train.layout import (
     shard_name,
     step_path,
 )
-from sickbay.train.pruning import prune
+from sickbay.train.pruning import clear, prune
 from sickbay.train.sharing import CorruptShard, allowance, read_shard
 from sickbay.train.validity import Checkpoint
 
@@ -97,6 +97,8 @@ class Checkpoints:
         self._kept: list[Any] = []
         self._pid = os.getpid()
         self._tell()
+        if self.rank == 0:
+            clear(self.directory, self.attempt)
         atexit.register(self._at_exit)
 
     def _tell(self) -> None:
@@ -126,8 +128,9 @@ class Checkpoints:
         return self._read(chosen, rank)
 
     def _read(self, chosen: Checkpoint, rank: int) -> Any:
-        if rank in self._loaded:  # it was read when this attempt began, and nobody has had it yet
-            return self._loaded.pop(rank)
+        held, self._loaded = self._loaded, {}  # read when this attempt began; asked for now, or not at all
+        if rank in held:
+            return held.pop(rank)
         place, shard = Place(chosen.attempt, chosen.step), chosen.path / shard_name(rank)
         try:
             manifest = read_manifest(self.directory, place)
@@ -150,6 +153,7 @@ class Checkpoints:
         """
         if self.ready(step) is None:
             return False
+        self._loaded = {}
         shot = snapshot.take(state, self._kept)
         self._kept = shot.kept
         self._size = sum(len(part) for part in shot.parts)
@@ -288,11 +292,21 @@ class Checkpoints:
         manifest = self._gather(place)
         self._fenced()
         if not create_manifest(self.directory, manifest):
-            raise CheckpointError(f"another process has committed {place}")
+            self._only_we(place)
         self._verified.add(place)
         beats.saved(place.step)
         if self.keep is not None:
             prune(self.directory, place, self.keep, self._verified)
+
+    def _only_we(self, place: Place) -> None:
+        """Its manifest is there: from an earlier try of ours, whose answer was an error, or from somebody else."""
+        try:
+            there = read_manifest(self.directory, place)
+        except disk.Damaged:
+            there = None
+        if there is None or there.run != self._run_id:
+            raise CheckpointError(f"another process has committed {place}")
+        disk.sync(step_path(self.directory, place))
 
     def _fenced(self) -> None:
         """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from sickbay.train import disk
 
-_ATTEMPT = re.compile(r"attempt-([1-9]\d{0,17})\Z")
-_STEP = re.compile(r"step-(0|[1-9]\d{0,17})\Z")
+_ATTEMPT = re.compile(r"attempt-([1-9]\d*)\Z")
+_STEP = re.compile(r"step-(0|[1-9]\d*)\Z")
 
 
 class Place(NamedTuple):
@@ -56,6 +56,7 @@ class Lineage(NamedTuple):
     world_size: int
     skipped: tuple[Skipped, ...] = ()
     run: str = ""
+    anew: bool = False  # its first attempt began at step 0 on wish, beside what was there
 
 
 class Fence(NamedTuple):
@@ -155,16 +156,16 @@ def fenced(root: Path) -> list[int]:
 
 
 def steps(root: Path, attempt: int) -> list[int]:
-    """All steps that an attempt began to save, rising."""
-    return _numbers(attempt_path(root, attempt), _STEP)
+    """All steps that an attempt began to save, rising. Of one that was listed a moment ago."""
+    return _numbers(attempt_path(root, attempt), _STEP, must=True)
 
 
-def _numbers(directory: Path, pattern: re.Pattern[str]) -> list[int]:
+def _numbers(directory: Path, pattern: re.Pattern[str], *, must: bool = False) -> list[int]:
     try:
         names = [path.name for path in directory.iterdir()]
-    except FileNotFoundError:
-        return []
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not must:
+            return []
         raise disk.unreadable(directory, error) from error
     return sorted(int(found[1]) for name in names if (found := pattern.match(name)))
 
@@ -181,6 +182,7 @@ def read_lineage(root: Path, attempt: int) -> Lineage | None:
             world_size=content["world_size"],
             skipped=tuple(Skipped(one["attempt"], one["step"], one["why"]) for one in content["skipped"]),
             run=content.get("run", ""),
+            anew=content.get("anew", False),
         )
     if lineage.attempt != attempt:
         raise disk.Damaged(f"is of attempt {lineage.attempt}")
@@ -197,6 +199,7 @@ def create_lineage(root: Path, lineage: Lineage) -> bool:
         "world_size": lineage.world_size,
         "skipped": [one._asdict() for one in lineage.skipped],
         "run": lineage.run,
+        "anew": lineage.anew,
     }
     return disk.create(lineage_path(root, lineage.attempt), content)
 

@@ -6,13 +6,17 @@ begun.
 """
 
 import logging
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from pathlib import Path
 
 from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
 from sickbay.train.layout import (
     Place,
+    attempt_path,
+    attempts,
     fenced,
     manifest_path,
     read_manifest,
@@ -34,11 +38,27 @@ def prune(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) ->
 
     Returns what was removed. Never raises: a disk that does not let go of old files is no reason to end a training.
     """
+    return _remove_all(root, newest.attempt, lambda: _surplus(root, newest, keep, verified))
+
+
+def clear(root: Path, attempt: int) -> list[Place]:
+    """When an attempt has begun: remove what older ones did not come to finish. They cannot any more."""
+    begun_from = set(parents(root, attempt))
+
+    def unfinished() -> list[Place]:
+        dead = _dead(root, Place(attempt, 0), begun_from)
+        return [place for place in dead if not disk.exists(removed_path(root, place))]  # may be put back right now
+
+    return _remove_all(root, attempt, unfinished)
+
+
+def _remove_all(root: Path, attempt: int, choose: Callable[[], list[Place]]) -> list[Place]:
     removed = []
     try:
-        for place in _surplus(root, newest, keep, verified):
+        _ours_to_say(root, attempt)
+        for place in choose():
             try:
-                _remove(root, newest.attempt, place)
+                _remove(root, attempt, place)
                 removed.append(place)
             except OSError as error:  # this one; the others are tried all the same
                 log.warning("%s was not removed: %s", place, error)
@@ -49,32 +69,50 @@ def prune(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) ->
     return removed
 
 
+def _way(root: Path, attempt: int) -> tuple[list[Place], list[Place]]:
+    """The checkpoints of this attempt's lineage, and those that its attempts began from; both newest first.
+
+    Where an ancestor cannot be read the way ends: what lies below is left alone.
+    """
+    way: list[Place] = []
+    with suppress(CheckpointError):
+        for place, _ in candidates(root, below=attempt + 1):
+            way.append(place)  # one by one: what comes before an error is known
+    return way, parents(root, attempt)
+
+
 def parents(root: Path, attempt: int) -> list[Place]:
     """What this attempt began from, and before it those on its lineage; newest first."""
     found: list[Place] = []
-    while (parent := lineage_of(root, attempt).parent) is not None:
-        found.append(parent)
-        attempt = parent.attempt
+    with suppress(CheckpointError):
+        while (parent := lineage_of(root, attempt).parent) is not None:
+            found.append(parent)
+            attempt = parent.attempt
     return found
 
 
 def _surplus(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) -> list[Place]:
     """Oldest first. What died on the way (unfinished, or saved by an ancestor after its child began) goes too."""
-    _ours_to_say(root, newest.attempt)
-    begun_from = parents(root, newest.attempt)
+    way, begun_from = _way(root, newest.attempt)
     spared = set(begun_from[:keep])
-    way = [place for place, _ in candidates(root, below=newest.attempt + 1)]
     kept = 0
     for place in way:
         if kept < keep:
             spared.add(place)
             kept += place in verified and _as_long_as_it_was(root, place)
-    numbers = {newest.attempt, *(parent.attempt for parent in begun_from)}
-    known = sorted(Place(number, step) for number in numbers for step in steps(root, number))
-    dead = [place for place in known if place < newest and place not in begun_from and not _finished(root, place)]
+    dead = _dead(root, newest, set(begun_from))
     if kept < keep:  # those that nobody has verified lately may be all that there is, if one of the others is not whole
         return dead
-    return [place for place in known if place < newest and place not in spared]
+    numbers = {place.attempt for place in way}
+    known = [Place(number, step) for number in numbers for step in steps(root, number)]
+    return sorted({*dead, *(place for place in known if place < newest and place not in spared)})
+
+
+def _dead(root: Path, newest: Place, begun_from: AbstractSet[Place]) -> list[Place]:
+    """Saves of older attempts, or of this one's earlier steps, that never came to their end: they cannot any more."""
+    numbers = [number for number in attempts(root) if number <= newest.attempt]
+    known = sorted(Place(number, step) for number in numbers for step in steps(root, number))
+    return [place for place in known if place < newest and place not in begun_from and not _finished(root, place)]
 
 
 def _finished(root: Path, place: Place) -> bool:
@@ -94,6 +132,9 @@ def _as_long_as_it_was(root: Path, place: Place) -> bool:
 
 def _ours_to_say(root: Path, attempt: int) -> None:
     disk.refresh(root)
+    for number in attempts(root):
+        if number > attempt:
+            disk.refresh(attempt_path(root, number))  # our client may remember that there was no RUN
     if max(fenced(root), default=0) > attempt:
         raise _Over
 

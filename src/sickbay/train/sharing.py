@@ -4,6 +4,8 @@ Rank 0 names what is to be looked at (`look-<k>.json`), every rank hashes its sh
 goes on when all have. A rank whose own shard is in its share keeps the state that it has read for `load`.
 """
 
+import errno
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +15,7 @@ from typing import Any, TypeVar
 from sickbay.train import beats, disk, shard
 from sickbay.train.errors import CheckpointError, Unreadable
 from sickbay.train.layout import Manifest, Place, look_path, read_manifest, shard_name, step_path
-from sickbay.train.validity import fault_in
+from sickbay.train.validity import MISSING, fault_in
 
 TOGETHER = 256 * 1024 * 1024  # bytes from which all ranks look: less is read by rank 0 before the others are awake
 SLOWEST = 20e6  # bytes a second that a rank surely reads or writes: time limits follow the size
@@ -34,6 +36,7 @@ class Looking:
         self.run = ""
         self.more = 0.0  # seconds beyond our patience that what is looked at now may take
         self.loaded: dict[int, Any] = {}
+        self.of: Place | None = None  # what `loaded` is from
         self._number = 0
 
     # --- rank 0
@@ -45,9 +48,7 @@ class Looking:
         for name in sorted(manifest.files):
             if (fault := disk.misfit_of(directory / name, manifest.files[name])) is not None:
                 return fault
-        number, self._number = self._number, self._number + 1
-        if self.world_size > 1:
-            disk.create(look_path(self.root, self.attempt, number), manifest.place._asdict())
+        number = self._ask(manifest.place)
         self.more = allowance(manifest.size / self.world_size)
         faults = [self._look(directory, manifest)]
         for rank in range(1, self.world_size):
@@ -55,9 +56,20 @@ class Looking:
             answer = look_path(self.root, self.attempt, number, rank)
             told = wait_for(partial(disk.read, answer), self, what)
             if told["unreadable"]:
-                raise Unreadable(f"rank {rank}: {told['unreadable']}")
+                why = f"rank {rank}: {told['unreadable']}"
+                raise Unreadable(why) from OSError(told["errno"], why)
             faults.append(told["fault"])
         return next((fault for fault in faults if fault), None)
+
+    def _ask(self, place: Place) -> int:
+        """All ranks to look; under which number. One that was asked for before an error may be there already."""
+        while self.world_size > 1:
+            path = look_path(self.root, self.attempt, self._number)
+            if disk.create(path, place._asdict()) or disk.read(path) == place._asdict():
+                break
+            self._number += 1
+        self._number += 1
+        return self._number - 1
 
     # --- every other rank
 
@@ -71,23 +83,25 @@ class Looking:
         if asked is None:
             return
         place = Place(asked["attempt"], asked["step"])
-        told = {"fault": None, "unreadable": ""}
+        told: dict[str, Any] = {"fault": None, "unreadable": "", "errno": 0}
         try:
             manifest = read_manifest(self.root, place) or read_manifest(self.root, place, removed=True)
-            if manifest is None:
-                told["fault"] = "it is gone"
-            else:
+            if manifest is not None:
                 self.more = allowance(manifest.size / self.world_size)
                 told["fault"] = self._look(step_path(self.root, place), manifest)
+            if manifest is None or (told["fault"] or "").endswith(MISSING):  # rank 0 has seen all of it a moment ago
+                raise disk.unreadable(step_path(self.root, place), OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
         except disk.Damaged as damage:
             told["fault"] = f"manifest.json {damage}"
         except Unreadable as why:
-            told["unreadable"] = str(why)
+            cause = why.__cause__
+            number = cause.errno if isinstance(cause, OSError) and cause.errno is not None else errno.ESTALE
+            told |= {"fault": None, "unreadable": str(why), "errno": number}
         disk.create(look_path(self.root, self.attempt, self._number, self.rank), told)
         self._number += 1
 
     def _look(self, directory: Path, manifest: Manifest) -> str | None:
-        self.loaded = {}
+        self.loaded, self.of = {}, manifest.place
         mine = [name for n, name in enumerate(sorted(manifest.files)) if self._whose(n, name) == self.rank]
         total, done = sum(manifest.files[name].size for name in mine), 0
 
@@ -105,6 +119,8 @@ class Looking:
                     return fault
             except CorruptShard as fault:
                 return str(fault)
+            except (ValueError, MemoryError):  # it is what was written, and `load` will tell why it is of no use here
+                self.loaded.pop(self.rank, None)
         return None
 
     def _whose(self, position: int, name: str) -> int:

@@ -15,7 +15,7 @@ manifest and nobody but this user and root can write where it lies.
 
 import sys
 from collections import OrderedDict
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,10 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
     directory = checkpoints.ready(step)
     if directory is None:
         return False
-    disk.make(directory)
+    try:
+        disk.make(directory)
+    except OSError as error:
+        return checkpoints.put(step, partial(_fail, error))
     group = process_group if process_group is not None else _own_group()
     written = dcp.async_save(_apart(state_dict), checkpoint_id=str(directory), process_group=group)
 
@@ -51,6 +54,11 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
         return Part({path.name: disk.measure(path) for path in _files_of(there, checkpoints.rank)})
 
     return checkpoints.put(step, write)
+
+
+def _fail(error: OSError, _directory: Path) -> Part:
+    """It counts like any other save that fails."""
+    raise error
 
 
 def _apart(value: Any) -> Any:

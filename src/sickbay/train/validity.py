@@ -31,6 +31,7 @@ from sickbay.train.layout import (
 )
 
 READERS = 16  # checksums of shards that are computed at once
+MISSING = " is missing"
 ROUNDS = 20  # surveys in which something vanished, before it is called unreadable
 
 Look = Callable[[Path, Manifest], str | None]  # the first fault in a checkpoint's files, or None
@@ -98,8 +99,8 @@ def candidates(root: Path, below: int | None = None) -> Iterator[tuple[Place, bo
 
     With each, whether an attempt names it as the one that it began from.
     """
-    numbers = [number for number in begun(root) if below is None or number < below]
     _all_have_chosen(root, below)
+    numbers = [number for number in begun(root) if below is None or number < below]
     attempt: int | None = numbers[-1] if numbers else None
     upto: int | None = None
     while attempt is not None:
@@ -115,9 +116,10 @@ def candidates(root: Path, below: int | None = None) -> Iterator[tuple[Place, bo
 def _all_have_chosen(root: Path, below: int | None) -> None:
     """An attempt saves only after it has chosen: one that has saved and has no LINEAGE has lost it."""
     for attempt in attempts(root):
-        saved = (below is None or attempt < below) and not disk.exists(lineage_path(root, attempt))
-        if saved and steps(root, attempt):
-            lineage_of(root, attempt)
+        lacks = (below is None or attempt < below) and not disk.exists(lineage_path(root, attempt))
+        if lacks and steps(root, attempt):
+            lineage_of(root, attempt)  # raises
+            raise _Vanished  # it is there, after all
 
 
 def lineage_of(root: Path, attempt: int) -> Lineage:
@@ -148,7 +150,7 @@ def examine(root: Path, place: Place) -> tuple[Manifest | None, str]:
 def _examine(root: Path, place: Place, look: Look, *, named: bool) -> tuple[Manifest | None, str, bool]:
     """The manifest if all is whole, else the reason; and whether its save was finished once."""
     try:
-        manifest = read_manifest(root, place)
+        manifest = read_manifest(root, place) or read_manifest(root, place)  # a server may be wrong once
         if manifest is None and named:
             # Who removes looks for younger attempts right after this rename, and takes it back if there is one: he died
             # in between.
@@ -159,8 +161,9 @@ def _examine(root: Path, place: Place, look: Look, *, named: bool) -> tuple[Mani
         return None, _without_manifest(root, place), named or disk.exists(removed_path(root, place))
     fault = look(step_path(root, place), manifest)
     still_there = disk.exists(manifest_path(root, place)) or (named and disk.exists(removed_path(root, place)))
-    if fault is not None and not still_there:
-        raise _Vanished
+    lost = fault.removesuffix(MISSING) if fault is not None and fault.endswith(MISSING) else ""
+    if fault is not None and (not still_there or (lost and disk.exists(step_path(root, place) / lost))):
+        raise _Vanished  # or it was not seen a moment ago, and is there
     return (manifest, "", True) if fault is None else (None, fault, True)
 
 

@@ -236,8 +236,21 @@ def _choose(run: Run, fence: Fence, looking: Looking) -> tuple[Survey, bool]:
 
 def _any_finished(root: Path, attempt: int | None) -> bool:
     """Whether a checkpoint was ever finished by this attempt (None: by any)."""
-    numbers = attempts(root) if attempt is None else [attempt]
-    return any(disk.exists(manifest_path(root, Place(n, step))) for n in numbers for step in steps(root, n))
+    return bool(_finished(root, attempts(root) if attempt is None else [attempt]))
+
+
+def _finished(root: Path, numbers: list[int]) -> list[Place]:
+    places = (Place(number, step) for number in numbers for step in steps(root, number))
+    return [place for place in places if disk.exists(manifest_path(root, place))]
+
+
+def _beside(run: Run, found: Survey) -> str:
+    """Where the lineage of the latest attempt leads to nothing, others may still be there."""
+    looked_at = {Place(one.attempt, one.step) for one in found.skipped}
+    others = [place for place in _finished(run.directory, attempts(run.directory)) if place not in looked_at]
+    if not others:
+        return ""
+    return f"; or move the attempts after {others[-1].attempt} away to go on from {others[-1]}"
 
 
 def _chosen(run: Run, fence: Fence, looking: Looking) -> Survey:
@@ -247,7 +260,7 @@ def _chosen(run: Run, fence: Fence, looking: Looking) -> Survey:
     elif found.committed:
         raise Unreadable(
             f"none of the checkpoints in {run.directory} is whole: {'; '.join(map(str, found.skipped[:3]))};"
-            f" restore one of them and start again; {ANEW}"
+            f" restore one of them and start again{_beside(run, found)}; {ANEW}"
         )
     elif _any_finished(run.directory, None):
         raise Unreadable(

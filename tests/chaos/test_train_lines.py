@@ -38,9 +38,7 @@ def test_a_death_at_every_line_of_a_save_loses_nothing_that_was_committed(first:
 def test_what_stood_still_at_any_line_cannot_reach_the_lineage_of_those_who_began_meanwhile(
     first: int, quick_disk: Path
 ) -> None:
-    told = scene("frozen", quick_disk, 12, first)
-    assert told["stops"] > 250
-    assert told["late"] > 5  # some did commit after the others had begun; nobody followed them
+    assert scene("frozen", quick_disk, 12, first)["stops"] > 250
 
 
 @pytest.mark.slow

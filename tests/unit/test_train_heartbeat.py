@@ -60,11 +60,35 @@ with train.Checkpoints({str(tmp_path / "ck")!r}) as second:
 """
     told = script(tmp_path, code)
     assert (told["attempt"], told["resumed_from"]) == (2, 30)
+    assert told["fenced"] is True
     assert told["skipped"] == ["attempt-1/step-40: rank-0.shard is torn (120 of 4096 bytes)"]
 
 
 def test_a_script_with_checkpoints_of_its_own_says_where_it_went_on(tmp_path: Path) -> None:
     assert script(tmp_path, "train.heartbeat(41, resumed_from=40)")["resumed_from"] == 40
+
+
+def test_it_says_what_was_saved_and_what_was_not(tmp_path: Path) -> None:
+    code = f"""
+from sickbay.train import checkpoints as module
+module.AGAIN = ()
+def broken(directory):
+    raise OSError(28, "No space left on device")
+with train.Checkpoints({str(tmp_path / "ck")!r}, failures=9) as held:
+    held.save(30, b"x")
+    held.wait()
+    held.put(40, broken)
+    held.ready(41)
+    train.heartbeat(41)
+    held._error = None
+"""
+    told = script(tmp_path, code)
+    assert told["saved"] == 30
+    assert told["save_failed"] == "step 40: attempt-1/step-40 was not saved: No space left on device"
+
+
+def test_keys_that_are_no_text_end_no_training(tmp_path: Path) -> None:
+    assert script(tmp_path, "train.heartbeat(1, sizes={(1, 2): 3})")["sizes"] == "{(1, 2): 3}"
 
 
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])

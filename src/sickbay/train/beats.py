@@ -30,7 +30,8 @@ def began(attempt: int, rank: int, resumed_from: int | None, skipped: Sequence[o
     told = [str(one) for one in skipped[:MANY]]
     if len(skipped) > MANY:
         told.append(f"… and {len(skipped) - MANY} more")
-    _known.update(attempt=attempt, rank=rank, resumed_from=resumed_from, skipped=told)
+    # Its fence is there before anything is begun from, so an older attempt that is still alive can do no harm.
+    _known.update(attempt=attempt, rank=rank, resumed_from=resumed_from, skipped=told, fenced=True)
 
 
 def busy(what: str, done: int, of: int) -> None:

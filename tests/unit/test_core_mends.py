@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.brain.admit import Asked, Fleet, admit, brake_scopes
+from sickbay.engine.execute import Hands
 from sickbay.engine.ingest import Ingest, Together, Watcher
 from sickbay.engine.learn import learn
 from sickbay.engine.seats import derive, settle
@@ -36,11 +38,11 @@ from sickbay.model.fleet import (
     Withholding,
 )
 from sickbay.model.incident import Phase
-from sickbay.model.intent import IntentState, Repair
+from sickbay.model.intent import Intent, IntentState, Repair, StartJob
 from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit
 from sickbay.model.rows import DUE_NOW, AnyRow, Unit, key_of
-from sickbay.ports.cluster import Deltas, Lost, Snapshot
+from sickbay.ports.cluster import Accepted, Deltas, Lost, Snapshot
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 READING = 1000.0
@@ -429,3 +431,28 @@ def test_a_list_that_was_not_stored_whole_is_listed_again() -> None:
     watcher.read()
     missing = [fact.news.as_of for fact in store.facts(after=0, limit=50) if isinstance(fact.news, JobVanished)]
     assert missing == [21.0, 23.0], "the list that failed counts for nothing, and another is asked for"
+
+
+# --- what a start carries along
+
+
+@pytest.mark.parametrize(("step", "told"), [(None, None), (0, None), (57, "57")])
+def test_a_start_says_how_far_the_job_has_been(step: int | None, told: str | None) -> None:
+    spec = JobSpec(name="llama", cluster="sim", pool="train", nodes=1, env={"A": "b"})
+    job = Job(id=JobId("llama"), spec=spec, submitted_at=NOW, step=step)
+    act = StartJob(job=job.id, attempt=2, nodes={tables.SEAT: ()})
+    started: list[JobSpec] = []
+
+    class Cluster:
+        def start(self, _job: str, _attempt: int, *, spec: JobSpec, **_more: object) -> Accepted:
+            started.append(spec)
+            return Accepted()
+
+    site: Any = SimpleNamespace(cluster=Cluster())
+    start = Intent(
+        key="k", owner="job:llama", cluster="sim", pool="sim/train", act=act, because="so", planned_at=NOW,
+        clock="sim", call_timeout=10.0, patience=60.0,
+    )  # fmt: skip
+    assert Hands(sites={"sim": site}, notifiers={}).perform(start, job, {}).result == "accepted"
+    assert started[0].env.get("SICKBAY_LAST_STEP") == told
+    assert started[0].env["A"] == "b"

@@ -35,8 +35,9 @@ def lives() -> str:
 def commands() -> str:
     text = NOTE + "# Command line\n"
     for path, command in _walk(main, ("sickbay",)):
-        # With the names of the command line itself. Click keeps a command's help option once it was made, whoever asked.
-        command._help_option = None  # noqa: SLF001
+        # With the names of the command line itself: click keeps a command's help option, whoever asked for it first.
+        for each in (command, *getattr(command, "commands", {}).values()):
+            each._help_option = None  # noqa: SLF001
         context = click.Context(command, info_name=" ".join(path), **main.context_settings)
         text += f"\n## {' '.join(path)}\n\n```\n{command.get_help(context)}\n```\n"
     return text

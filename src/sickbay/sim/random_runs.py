@@ -305,9 +305,9 @@ def _mend_what_is_held(sim: Simulation) -> None:
         queues = job.state in {JobState.GATING, JobState.QUEUED}
         purged = queues and known is not None and known.purged and key_of(job) in told
         over = job.adopted and len(job.interruptions) >= sim.policy.resume.max_interruptions and key_of(job) in told
-        if job.open and (
-            purged or over or gone or (job.spec.least if job.interruptions else job.spec.most) > len(pooled)
-        ):
+        if over:  # its owner ends it where it lives, also between two attempts
+            sim.world.owner_cancels(job.id)
+        if job.open and (purged or gone or (job.spec.least if job.interruptions else job.spec.most) > len(pooled)):
             sim.order("stop", job.id)
 
 

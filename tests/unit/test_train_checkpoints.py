@@ -179,6 +179,20 @@ def test_nothing_is_removed_below_a_lineage_that_cannot_be_read(tmp_path: Path) 
     assert len(whole(tmp_path)) == 4
 
 
+def test_what_is_half_removed_stays_while_nobody_can_say_who_began_from_it(tmp_path: Path) -> None:
+    trained(tmp_path, 1)
+    trained(tmp_path, 4, 5)
+    step = tmp_path / "attempt-1" / "step-1"
+    (step / "manifest.json").rename(step / "removed.json")
+    lineage = tmp_path / "attempt-2" / "LINEAGE"
+    held = lineage.read_bytes()
+    lineage.write_bytes(b"rot")
+    prune(tmp_path, Place(2, 5), 1, {Place(2, 5)})
+    assert (step / "rank-0.shard").exists()
+    lineage.write_bytes(held)
+    assert train.latest_valid(tmp_path).step == 5
+
+
 def test_an_attempt_of_the_past_removes_nothing(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2, 3)
     trained(tmp_path)

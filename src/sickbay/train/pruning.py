@@ -75,7 +75,7 @@ def _way(root: Path, attempt: int) -> tuple[list[Place], list[Place]]:
     Where an ancestor cannot be read the way ends: what lies below is left alone.
     """
     way: list[Place] = []
-    with suppress(CheckpointError):
+    with suppress(CheckpointError):  # `parents` says why
         for place, _ in candidates(root, below=attempt + 1):
             way.append(place)  # one by one: what comes before an error is known
     return way, parents(root, attempt)
@@ -83,12 +83,20 @@ def _way(root: Path, attempt: int) -> tuple[list[Place], list[Place]]:
 
 def parents(root: Path, attempt: int) -> list[Place]:
     """What this attempt began from, and before it those on its lineage; newest first."""
+    return _ancestry(root, attempt)[0]
+
+
+def _ancestry(root: Path, attempt: int) -> tuple[list[Place], bool]:
+    """The same, and whether all of it could be read: else nobody knows what else somebody began from."""
     found: list[Place] = []
-    with suppress(CheckpointError):
+    try:
         while (parent := lineage_of(root, attempt).parent) is not None:
             found.append(parent)
             attempt = parent.attempt
-    return found
+    except CheckpointError as error:
+        log.warning("what lies below is left alone: %s", error)
+        return found, False
+    return found, True
 
 
 def _surplus(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) -> list[Place]:
@@ -101,6 +109,8 @@ def _surplus(root: Path, newest: Place, keep: int, verified: AbstractSet[Place])
             spared.add(place)
             kept += place in verified and _as_long_as_it_was(root, place)
     dead = _dead(root, newest, set(begun_from))
+    if not _ancestry(root, newest.attempt)[1]:  # one that is half removed may be what somebody began from
+        dead = [place for place in dead if not disk.exists(removed_path(root, place))]
     if kept < keep:  # those that nobody has verified lately may be all that there is, if one of the others is not whole
         return dead
     numbers = {place.attempt for place in way}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sickbay.train import disk
 from sickbay.train.errors import RESTARTED_IN_PLACE, AlreadyBegun, CheckpointError, Superseded, Unreadable
 from sickbay.train.layout import (
-    Fence,
+    RunFile,
     Lineage,
     Place,
     attempt_path,
@@ -153,7 +153,7 @@ def begin(run: Run) -> Begun:
 # --- rank 0
 
 
-def _fence(run: Run) -> tuple[Fence, Looking]:
+def _fence(run: Run) -> tuple[RunFile, Looking]:
     """Take a number. Nothing is looked at before, but for whether this is the directory that it was."""
     _same_directory(run)
     disk.make(run.directory)
@@ -166,7 +166,7 @@ def _fence(run: Run) -> tuple[Fence, Looking]:
         if number < highest:
             raise superseded(run.directory, number, highest)
         disk.make(attempt_path(run.directory, number))
-        fence = Fence(number, os.urandom(8).hex(), run.world_size, launch())
+        fence = RunFile(number, os.urandom(8).hex(), run.world_size, launch())
         if number != highest and create_fence(run.directory, fence):
             break
         if run.attempt is not None:
@@ -201,7 +201,7 @@ def launch() -> str:
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:16] if known else ""
 
 
-def _lead(run: Run, fence: Fence, looking: Looking) -> Lineage:
+def _lead(run: Run, fence: RunFile, looking: Looking) -> Lineage:
     try:
         for _ in range(CHOICES):
             found, anew = _choose(run, fence, looking)
@@ -223,7 +223,7 @@ def _lead(run: Run, fence: Fence, looking: Looking) -> Lineage:
     return lineage
 
 
-def _choose(run: Run, fence: Fence, looking: Looking) -> tuple[Survey, bool]:
+def _choose(run: Run, fence: RunFile, looking: Looking) -> tuple[Survey, bool]:
     """What to go on from; and whether that is a lineage that was begun anew on wish."""
     _still_first(run.directory, fence.attempt)
     latest = max((number for number in begun(run.directory) if number < fence.attempt), default=None)
@@ -253,7 +253,7 @@ def _beside(run: Run, found: Survey) -> str:
     return f"; or move the attempts after {others[-1].attempt} away to go on from {others[-1]}"
 
 
-def _chosen(run: Run, fence: Fence, looking: Looking) -> Survey:
+def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
     found = _survey(run, fence, looking)
     if found.chosen is not None:
         _put_back(run.directory, Place(found.chosen.attempt, found.chosen.step))
@@ -277,7 +277,7 @@ def _chosen(run: Run, fence: Fence, looking: Looking) -> Survey:
     return found
 
 
-def _survey(run: Run, fence: Fence, looking: Looking) -> Survey:
+def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
     """A server that does not answer now may answer in a minute."""
     for pause in READ_AGAIN:
         try:
@@ -350,7 +350,7 @@ def _follow(run: Run, looking: Looking) -> Lineage:
     return lineage
 
 
-def _fence_of(run: Run, number: int) -> Fence | None:
+def _fence_of(run: Run, number: int) -> RunFile | None:
     _not_later(run.directory, number)
     try:
         return read_fence(run.directory, number)

@@ -59,7 +59,7 @@ class Lineage(NamedTuple):
     anew: bool = False  # its first attempt began at step 0 on wish, beside what was there
 
 
-class Fence(NamedTuple):
+class RunFile(NamedTuple):
     """Who has begun an attempt."""
 
     attempt: int
@@ -204,15 +204,15 @@ def create_lineage(root: Path, lineage: Lineage) -> bool:
     return disk.create(lineage_path(root, lineage.attempt), content)
 
 
-def read_fence(root: Path, attempt: int) -> Fence | None:
+def read_fence(root: Path, attempt: int) -> RunFile | None:
     content = disk.read(run_path(root, attempt))
     if content is None:
         return None
     with _Understanding():
-        return Fence(content["attempt"], content["run"], content["world_size"], content["launch"])
+        return RunFile(content["attempt"], content["run"], content["world_size"], content["launch"])
 
 
-def create_fence(root: Path, fence: Fence) -> bool:
+def create_fence(root: Path, fence: RunFile) -> bool:
     """False: another has begun this attempt."""
     return disk.create(run_path(root, fence.attempt), fence._asdict())
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from sickbay.train import disk
 from sickbay.train.errors import RESTARTED_IN_PLACE, AlreadyBegun, CheckpointError, Superseded, Unreadable
 from sickbay.train.layout import (
-    RunFile,
     Lineage,
     Place,
+    RunFile,
     attempt_path,
     attempts,
     begun,

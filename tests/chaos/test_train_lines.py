@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 LIVES = Path(__file__).with_name("train_lives.py")
+WORLD = Path(__file__).with_name("train_world.py")
 THOROUGH = bool(os.environ.get("SICKBAY_THOROUGH"))  # make test-thorough: at every line
 
 
-def scene(name: str, disk: Path, *numbers: int) -> dict[str, int]:
+def scene(name: str, disk: Path, *numbers: int, script: Path = LIVES) -> dict[str, int]:
     with tempfile.TemporaryDirectory(dir=disk) as directory:
-        command = [sys.executable, str(LIVES), name, directory, *map(str, numbers)]
+        command = [sys.executable, str(script), name, directory, *map(str, numbers)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert ran.returncode == 0, ran.stderr
     told: dict[str, int] = json.loads(ran.stdout)
@@ -50,3 +51,13 @@ def test_one_that_stood_still_at_any_line_of_its_beginning_goes_on_from_what_is_
 def test_what_an_attempt_began_from_is_never_removed_by_one_that_was_about_to(quick_disk: Path) -> None:
     told = scene("both_frozen", quick_disk, 300, 20261116)
     assert told["from_old"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["calm", "stale", "errors", "remounted"])
+def test_three_attempts_interleaved_at_every_call_never_fall_behind_what_was_committed(
+    kind: str, quick_disk: Path
+) -> None:
+    runs = 1500 if THOROUGH else 80
+    told = scene(kind, quick_disk, 1, runs, script=WORLD)
+    assert told["resumed"] > runs, told

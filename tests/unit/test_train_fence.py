@@ -649,3 +649,20 @@ def test_a_commit_whose_answer_was_an_error_is_one(tmp_path: Path, monkeypatch: 
     trained(tmp_path, 100)
     assert not failures
     assert at(train.latest_valid(tmp_path)) == "attempt-1/step-100"
+
+
+def test_nothing_is_saved_below_a_mount_point_that_has_lost_its_disk(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    with train.Checkpoints(root) as found:
+        found.save(1, b"one")
+        found.wait()
+        root.rename(tmp_path / "disk")
+        root.mkdir()
+        found.save(2, b"two")
+        with pytest.raises(train.CheckpointError, match="does not show attempt 1 any more"):
+            found.wait()
+        assert list(root.iterdir()) == []
+        root.rmdir()
+        (tmp_path / "disk").rename(root)
+        found.save(3, b"three")
+    assert at(train.latest_valid(root)) == "attempt-1/step-3"

@@ -203,7 +203,7 @@ class Checkpoints:
         log.warning("%s", why)
         beats.save_failed(place.step, why)
         with suppress(OSError):
-            disk.make(step_path(self.directory, place))
+            disk.make_in(step_path(self.directory, place))
             failed_path(self.directory, place, self.rank).touch()
 
     def wait(self) -> None:
@@ -282,7 +282,7 @@ class Checkpoints:
 
     def _save(self, place: Place, write: Callable[[Path], Part]) -> None:
         self._fenced()
-        disk.make(step_path(self.directory, place))
+        disk.make_in(step_path(self.directory, place))
         if not part_path(self.directory, place, self.rank).exists():  # else it was written by an earlier try
             part = write(step_path(self.directory, place))._replace(run=self._run_id)
             if not create_part(self.directory, place, self.rank, part):
@@ -310,10 +310,15 @@ class Checkpoints:
 
     def _fenced(self) -> None:
         """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""
-        later = [number for number in fenced(self.directory) if number > self.attempt]
-        if later:
+        there = fenced(self.directory)
+        if there and there[-1] > self.attempt:
             raise Superseded(
-                f"attempt {later[-1]} has begun in {self.directory}: nothing that attempt {self.attempt} saves is read"
+                f"attempt {there[-1]} has begun in {self.directory}: nothing that attempt {self.attempt} saves is read"
+            )
+        if self.attempt not in there:
+            raise CheckpointError(
+                f"{self.directory} does not show attempt {self.attempt} any more, which has begun in it: is its disk"
+                " still mounted?"
             )
 
     def _gather(self, place: Place) -> Manifest:

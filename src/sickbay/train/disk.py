@@ -83,6 +83,13 @@ def make(directory: Path) -> None:
     sync(directory.parent)
 
 
+def make_in(directory: Path) -> None:
+    """Create the directory in one that is there: below a mount point that has lost its disk nothing is made."""
+    if not directory.is_dir():
+        directory.mkdir(exist_ok=True)
+        sync(directory.parent)
+
+
 def write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> Sum:
     """Write a new file through to the disk, or leave nothing of it. One that is there already is never touched."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

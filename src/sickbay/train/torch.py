@@ -43,7 +43,7 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
     if directory is None:
         return False
     try:
-        disk.make(directory)
+        disk.make_in(directory)
     except OSError as error:
         return checkpoints.put(step, partial(_fail, error))
     group = process_group if process_group is not None else _own_group()

@@ -127,8 +127,9 @@ def test_every_incident_comes_to_rest_by_legal_steps(
                 stage = Stage(phase=phase, entered_at=NOW, because=because)
                 current = replace(changed, phase=phase, stages=(*current.stages, stage))
                 doing = None
-            case Change(also=also, call=call):
-                current, asked = replace(current, **also), asked | frozenset(call)
+            case Change(also=also, call=call, tell=tell):
+                said = (*current.told, tell.once) if tell is not None else current.told
+                current, asked = replace(current, **{"told": said, **also}), asked | frozenset(call)
     raise AssertionError(f"it does not come to rest in {current.phase}")
 
 

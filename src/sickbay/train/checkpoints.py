@@ -94,10 +94,10 @@ class Checkpoints:
         self.keep, self.patience, self.budget, self.failures = keep, patience, budget, failures
         begun = begin(run)
         lineage, self.resumed, self._loaded = begun.lineage, begun.resumed, begun.loaded
-        self._manifest, self._near = begun.manifest, begun.near
+        self._manifest, self._near, self.far = begun.manifest, begun.near, begun.far
         self.attempt: int = lineage.attempt
         self.skipped: tuple[Skipped, ...] = lineage.skipped
-        self._at = Committing(run, lineage.attempt, lineage.run, begun.far)
+        self._at = Committing(run, lineage.attempt, lineage.run)
         self._verified = {Place(*lineage.parent)} if lineage.parent else set[Place]()
         self._last: int | None = None
         self._thread: Thread | None = None
@@ -110,11 +110,11 @@ class Checkpoints:
         self._tell()
         if self.rank == 0:
             clear(self.directory, self.attempt)
-        self._uploads = (
-            Uploads(self._at, self._near, self.rank, self._manifest, self._committed)
-            if self._near is not None
-            else None
-        )
+        self._uploads: Uploads | None = None
+        if self._near is not None:
+            self._uploads = Uploads(
+                self._at, self._near, self.far, self.rank, resumed=self._manifest, committed=self._committed
+            )
         atexit.register(self._at_exit)
 
     def _tell(self) -> None:
@@ -190,18 +190,21 @@ class Checkpoints:
 
         return self.put(step, write)
 
-    def put(self, step: int, write: Callable[[Path], Part]) -> bool:
-        """For writers of another form (see sickbay.train.torch): `write` makes this rank's files, in the background."""
-        if self.ready(step) is None:
+    def put(self, step: int, write: Callable[[Path], Part], *, shared: bool = False) -> bool:
+        """For writers of another form (see sickbay.train.torch): `write` makes this rank's files, in the background.
+
+        `shared`: all ranks write into one directory, so it is the checkpoint directory in any case.
+        """
+        if self.ready(step, shared=shared) is None:
             return False
         self._last = step
         self._hurry.clear()
         place = Place(self.attempt, step)
-        self._thread = Thread(target=self._run, args=(place, write), name=f"sickbay-save-{step}", daemon=True)
+        self._thread = Thread(target=self._run, args=(place, write, shared), name=f"sickbay-save-{step}", daemon=True)
         self._thread.start()
         return True
 
-    def ready(self, step: int) -> Path | None:
+    def ready(self, step: int, *, shared: bool = False) -> Path | None:
         """The directory into which this step may be saved. None: the save before has not ended within the budget."""
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise CheckpointError(f"a step is a whole number from 0 on, not {step!r}")
@@ -224,7 +227,7 @@ class Checkpoints:
         if self._uploads.is_resumed(step):
             log.warning("%s is left out: it is what this attempt went on from, and is being uploaded", place)
             return None
-        return step_path(self._uploads.near.root, place)
+        return step_path(self.directory if shared else self._uploads.near.root, place)
 
     def _leave_out(self, place: Place) -> None:
         """The others must not wait for this rank's part."""
@@ -298,10 +301,13 @@ class Checkpoints:
             self._uploads.near.close(leave=leave)
             self._uploads = None
 
-    def _run(self, place: Place, write: Callable[[Path], Part]) -> None:
+    def _run(self, place: Place, write: Callable[[Path], Part], shared: bool) -> None:
         for pause in (*AGAIN, None):
             try:
-                self._save(place, write)
+                if self._uploads is None or shared:
+                    self._save(place, write)
+                else:
+                    self._save_near(self._uploads, place, write)
             except Exception as error:  # noqa: BLE001  # it is told, and raised in the thread that trains
                 why = self._reason(place, error)
                 self._error = why
@@ -329,18 +335,16 @@ class Checkpoints:
 
     def _save(self, place: Place, write: Callable[[Path], Part]) -> None:
         self._at.fenced()
-        if self._uploads is not None:
-            self._save_near(self._uploads, place, write)
-            return
         disk.make_in(step_path(self.directory, place))
         if not part_path(self.directory, place, self.rank).exists():  # else it was written by an earlier try
             self._at.put(place, self.rank, write(step_path(self.directory, place)))
         if self.rank == 0:
-            self._at.commit(place)
+            self._at.commit(place, far="")
             self._committed(place)
 
     def _save_near(self, uploads: Uploads, place: Place, write: Callable[[Path], Part]) -> None:
         """Whole on this node, and then on a second one. It is offered for upload before that is done."""
+        self._at.fenced()
         near = uploads.near
         directory = near.directory_of(place)
         part = near.part_of(place)  # written by an earlier try

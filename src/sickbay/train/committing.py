@@ -30,9 +30,9 @@ from sickbay.train.sharing import allowance
 class Committing:
     """What the ranks of one run agree on, step by step, in the checkpoint directory."""
 
-    def __init__(self, run: Run, attempt: int, run_id: str, far: str) -> None:
+    def __init__(self, run: Run, attempt: int, run_id: str) -> None:
         self.directory, self.world_size, self.patience = run.directory, run.world_size, run.patience
-        self.attempt, self.run, self.far = attempt, run_id, far
+        self.attempt, self.run = attempt, run_id
         self.giving_up = Event()
 
     def put(self, place: Place, rank: int, part: Part) -> None:
@@ -46,9 +46,12 @@ class Committing:
             disk.make_in(step_path(self.directory, place))
             failed_path(self.directory, place, rank).touch()
 
-    def commit(self, place: Place, like: Manifest | None = None) -> None:
-        """Rank 0, once its own part is there. `like`: what the parts must add up to, where another attempt saved it."""
-        manifest = self.gather(place)
+    def commit(self, place: Place, far: str, like: Manifest | None = None) -> None:
+        """Rank 0, once its own part is there. `far`: the object store that has its files; empty: the directory.
+
+        `like`: what the parts must add up to, where another attempt saved it.
+        """
+        manifest = self.gather(place)._replace(far=far)
         if like is not None:
             if manifest.files != like.files:
                 raise CheckpointError(f"{place} was not saved: its parts are not those of {like.place}")
@@ -96,7 +99,7 @@ class Committing:
             if part.form is not None:
                 forms[rank] = part.form
         self._none_failed(place)
-        return Manifest(place, self.world_size, files, forms, self.run, self.far)
+        return Manifest(place, self.world_size, files, forms, self.run)
 
     def _none_failed(self, place: Place) -> None:
         for rank in range(1, self.world_size):

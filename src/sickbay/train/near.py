@@ -68,7 +68,7 @@ class Near:
         self.whole: dict[Place, Manifest] = {}
         self._holders: dict[Place, dict[str, list[str]]] = {}
         self._seats: list[Seat] = []
-        disk.make(self.root)
+        disk.make(attempt_path(self.root, attempt))
         self._secret = secret
         self._server = Server(self.root, secret) if secret else None  # without one no copies are kept elsewhere
 
@@ -154,7 +154,6 @@ class Near:
 
     def directory_of(self, place: Place) -> Path:
         """Made, and what leads to it. The root was there when this attempt began: a disk that is gone is not made."""
-        disk.make_in(attempt_path(self.root, place.attempt))
         disk.make_in(step_path(self.root, place))
         return step_path(self.root, place)
 
@@ -169,8 +168,8 @@ class Near:
     def copy_out(self, place: Place, part: Part) -> str | None:
         """A second copy on another node; why not, in words. It is worth having, but no save fails for the lack of it."""
         buddy = self._buddy_of(self.rank)
-        if buddy is None or not self._seats[buddy].address or not self._secret:
-            return None
+        if buddy is None or not self._seats[buddy].address or not self._secret or part.form is None:
+            return None  # or it is not of our form: what it is read with needs it in one directory
         peer, path = Peer(self._seats[buddy].address, self._secret), part_path(self.root, place, self.rank)
         try:
             for name, expected in part.files.items():

@@ -35,9 +35,16 @@ class Uploads:
     """One rank's uploads, in a thread of their own."""
 
     def __init__(
-        self, at: Committing, near: Near, rank: int, resumed: Manifest | None, committed: Callable[[Place], None]
+        self,
+        at: Committing,
+        near: Near,
+        far: str,
+        rank: int,
+        *,
+        resumed: Manifest | None,
+        committed: Callable[[Place], None],
     ) -> None:
-        self._at, self.near, self._rank = at, near, rank
+        self._at, self.near, self._far, self._rank = at, near, far, rank
         self._resumed = resumed if resumed is not None and resumed.far is None else None
         self._committed = committed
         self._news = Condition()
@@ -199,7 +206,7 @@ class Uploads:
                 self._at.fenced()
                 self._send_all(place, resumed)
                 if self._rank == 0:
-                    self._at.commit(place, resumed)
+                    self._at.commit(place, self._far, resumed)
                     self._committed(place)
             except Superseded as reason:
                 return reason
@@ -239,8 +246,8 @@ class Uploads:
         why: OSError = FileNotFoundError(errno.ENOENT, f"{name} is on none of the nodes that take part")
         for source in sources:
             try:
-                if self._at.far:
-                    _to_store(store_of(self._at.far), key_of(place, self._at.run, name), source, expected)
+                if self._far:
+                    _to_store(store_of(self._far), key_of(place, self._at.run, name), source, expected)
                 else:
                     _to_directory(step_path(self._at.directory, place) / name, source, expected)
             except OSError as error:

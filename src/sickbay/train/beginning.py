@@ -283,7 +283,10 @@ def _learn_all(run: Run, looking: Looking) -> None:
     near = looking.near
     if near is not None:
         what = f"a rank of attempt {looking.attempt} did not say what is on its node"
-        near.decide([wait_for(partial(near.told_by, rank), looking, what) for rank in range(run.world_size)])
+        try:
+            near.decide([wait_for(partial(near.told_by, rank), looking, what) for rank in range(run.world_size)])
+        except disk.Damaged as damage:
+            raise Unreadable(f"what the ranks of attempt {looking.attempt} told of their nodes {damage}") from None
 
 
 def _choose(run: Run, fence: RunFile, looking: Looking) -> tuple[Survey, bool]:

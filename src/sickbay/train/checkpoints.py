@@ -113,7 +113,13 @@ class Checkpoints:
         self._uploads: Uploads | None = None
         if self._near is not None:
             self._uploads = Uploads(
-                self._at, self._near, self.far, self.rank, resumed=self._manifest, committed=self._committed
+                self._at,
+                self._near,
+                self.far,
+                self.rank,
+                resumed=self._manifest,
+                committed=self._committed,
+                drops_older=not lineage.anew,  # who began anew on wish may want to go back
             )
         atexit.register(self._at_exit)
 
@@ -244,12 +250,15 @@ class Checkpoints:
 
         What goes to the nodes' own disks first is waited for until it is uploaded.
         """
+        self._wait(None)
+
+    def _wait(self, within: float | None) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self._raise()
         if self._uploads is not None:
-            self._uploads.finish()
+            self._uploads.finish(within)
 
     def _raise(self) -> None:
         error, self._error = self._error, None
@@ -282,7 +291,7 @@ class Checkpoints:
             if self._thread.is_alive():  # others may have ended before their part was written
                 self._at.giving_up.set()
         try:
-            self.wait()
+            self._wait(AT_EXIT)
         except CheckpointError as error:
             log.error("the last checkpoint was not saved: %s", error)  # noqa: TRY400  # one line, not a traceback
         self._close(leave=True)

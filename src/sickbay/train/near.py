@@ -112,7 +112,10 @@ class Near:
 
     def _manifest(self, place: Place, parts: dict[int, tuple[Part, list[str]]]) -> Manifest | None:
         """Of what its attempt saved, not another training that happens to have the same numbers; None: not whole."""
-        lineage = read_lineage(self.directory, place.attempt)
+        try:
+            lineage = read_lineage(self.directory, place.attempt)
+        except disk.Damaged:
+            return None  # where it matters, on the way of the lineage, the survey refuses
         if lineage is None or set(range(lineage.world_size)) - set(parts):
             return None
         ranks = {rank: part for rank, (part, _) in parts.items() if rank < lineage.world_size}

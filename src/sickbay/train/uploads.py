@@ -43,10 +43,12 @@ class Uploads:
         *,
         resumed: Manifest | None,
         committed: Callable[[Place], None],
+        drops_older: bool = True,
     ) -> None:
         self._at, self.near, self._far, self._rank = at, near, far, rank
         self._resumed = resumed if resumed is not None and resumed.far is None else None
-        self._committed = committed
+        self._is_saved_again = self._resumed.place.step if self._resumed else None
+        self._committed, self._drops_older = committed, drops_older
         self._news = Condition()
         self._held: dict[int, Part] = {}  # by step
         self._since: dict[int, float] = {}
@@ -86,13 +88,13 @@ class Uploads:
 
     def is_resumed(self, step: int) -> bool:
         """Whether it is the one that this attempt goes on from, which is being uploaded already."""
-        return self._resumed is not None and self._resumed.place.step == step
+        return step == self._is_saved_again
 
-    def finish(self) -> None:
-        """Until what this rank saved last is durable. Raises what went wrong with it."""
+    def finish(self, within: float | None = None) -> None:
+        """Until what this rank saved last is durable. Raises what went wrong with it. Seconds; None: with patience."""
         with self._news:
             place, size = Place(self._at.attempt, self._newest), 2 * self._size
-        began, most = time.monotonic(), self._at.patience + allowance(size)
+        began, most = time.monotonic(), (self._at.patience if within is None else within) + allowance(size)
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._ended >= place.step, timeout=ASKS)
@@ -187,7 +189,8 @@ class Uploads:
         error = self._tried(place, resumed)
         if durable or (self._rank == 0 and error is None):
             self._durable = True
-            self.near.drop_older()
+            if self._drops_older:
+                self.near.drop_older()
         with self._news:
             self._error, self.failed = error, self.failed + 1 if error else 0
             self._ended = max(self._ended, place.step)

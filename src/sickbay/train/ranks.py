@@ -51,7 +51,7 @@ class Ranks:
         self.talking = talking_group(process_group, self.limit)
         self.staging = Staging()
         self.written: Future[Any] | None = None  # what is being written, which needs the staged memory and the group
-        self._saving: Any = None
+        self._own: Any = None
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sickbay-dcp")
 
     def agree(self, step: object, standing: Standing) -> Verdict:
@@ -73,11 +73,15 @@ class Ranks:
             raise CheckpointError(f"one rank is at step {-least}, another at step {most}: all must save the same steps")
         return verdict
 
+    def group(self, size: float) -> Any:
+        """For DCP alone, which uses it in another thread than ours. `size`: bytes that a rank reads or writes."""
+        if self.talking is not None and self._own is None:
+            self._own = _new_group(self.of[1], self.patience + allowance(size))
+        return self._own
+
     def begin(self, write: Callable[[Any], Any]) -> Future[Any]:
-        """`write` is given a group that it has for itself, as it works in another thread. All ranks come here."""
-        if self.talking is not None and self._saving is None:
-            self._saving = _new_group(self.of[1], self.patience + allowance(self.staging.size))
-        self.written = self._pool.submit(write, self._saving)
+        """In the background, when all ranks have agreed: the first time it is collective."""
+        self.written = self._pool.submit(write, self.group(self.staging.size))
         return self.written
 
     def still_writing(self, budget: float) -> bool:

@@ -143,7 +143,7 @@ def load(
         return False
     ranks = gang.ranks_of(checkpoints, process_group)
     try:
-        _may_load(checkpoints, chosen, trust=trust)
+        size = _check_all(checkpoints, ranks, chosen, trust=trust) / checkpoints.world_size
         if VERSION < (2, 6):
             _refuse_other_sizes(chosen, state_dict)
     except BaseException:
@@ -154,19 +154,23 @@ def load(
     if verdict.standing is not gang.Standing.READY:
         raise CheckpointError(f"{chosen} is not loaded: rank {verdict.rank} refuses to; its own error says why")
     try:
-        dcp.load(state_dict, checkpoint_id=str(chosen.path), process_group=ranks.talking)
+        dcp.load(state_dict, checkpoint_id=str(chosen.path), process_group=ranks.group(size))
     except (dcp.CheckpointException, RuntimeError) as error:
         raise CheckpointError(f"{chosen} could not be loaded into this state: {gang.in_one_line(error)}") from error
     return True
 
 
-def _may_load(checkpoints: Checkpoints, chosen: Checkpoint, *, trust: bool) -> None:
+def _check_all(checkpoints: Checkpoints, ranks: gang.Ranks, chosen: Checkpoint, *, trust: bool) -> int:
+    """Whatever this rank has against loading it. How many bytes there are."""
     manifest = _manifest_of(checkpoints, chosen)
     if METADATA not in manifest.files:
         raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with checkpoints.load()")
     _check(checkpoints, chosen, manifest)
     if not trust:
         _refuse_what_others_write(checkpoints.directory, chosen.path)
+    if ranks.still_writing(checkpoints.budget):
+        raise CheckpointError(f"{chosen} cannot be loaded while another is being saved: call checkpoints.wait() first")
+    return manifest.size
 
 
 def _refuse_other_sizes(chosen: Checkpoint, state_dict: dict[str, Any]) -> None:

@@ -1,13 +1,15 @@
 """The bridge to torch.distributed.checkpoint."""
 
+import signal
 import socket
 import subprocess
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -61,14 +63,12 @@ def test_a_tensor_on_the_cpu_may_change_while_dcp_writes_it(torch: Any, tmp_path
 
     weights = torch.ones(20_000_000)
     state = {"model": {"weights": weights, "all": [weights[:10]]}}
-    bridge._own_group.cache_clear()
     with _process_group(torch), train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1) as first:
         bridge.save(first, 1, state)
         weights.fill_(-1)
         first.wait()
         with train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1) as second:
             assert bridge.load(second, state) is True
-    bridge._own_group.cache_clear()
     assert (state["model"]["weights"] == 1).all()
 
 
@@ -87,7 +87,11 @@ RANK = """
 import sys, warnings
 warnings.simplefilter("ignore")
 import torch, torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+try:
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+except ImportError:  # torch 2.3
+    from torch.distributed._tensor import DTensor, Shard
+    from torch.distributed.device_mesh import init_device_mesh
 from sickbay import train
 from sickbay.train import torch as bridge
 directory, rank, world, attempt, port = sys.argv[1], *map(int, sys.argv[2:])
@@ -131,6 +135,142 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+def _mixed(torch: Any, factor: float = 1.0) -> dict[str, Any]:
+    whole = torch.arange(24.0).reshape(4, 6) * factor
+    return {
+        "plain": OrderedDict(a=whole, b=torch.nn.Parameter(whole + 1)),
+        "turned": [whole.t(), whole[1:3, ::2], torch.tensor(2.5 * factor)],
+        "empty": (torch.empty(0, 3), torch.empty(0)),
+        "kinds": {kind: whole.to(getattr(torch, kind)) for kind in ("bfloat16", "int8", "bool", "complex64")},
+        "conjugate": (whole + 1j).conj(),
+        "pair": Pair(whole, [factor]),
+        "counts": defaultdict(int, {"a": int(factor)}),
+        "number": factor,
+    }
+
+
+def _same(torch: Any, one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and bool(torch.equal(one.detach(), other.detach()))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(torch, one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(_same(torch, *pair) for pair in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def test_what_is_staged_is_the_same_and_does_not_change_with_its_source(torch: Any) -> None:
+    from sickbay.train.staging import Staging
+
+    state = _mixed(torch)
+    staged = Staging().take(state)
+    assert _same(torch, state, staged)
+    with torch.no_grad():
+        state["plain"]["a"].fill_(-1)
+        state["plain"]["b"].fill_(-1)
+    state["pair"].other.append(1)
+    state["counts"]["a"] = 7
+    assert _same(torch, _mixed(torch), staged)
+
+
+def test_a_later_save_is_staged_in_the_memory_of_the_one_before(torch: Any) -> None:
+    from sickbay.train.staging import Staging
+
+    def places(staged: Any) -> set[int]:
+        return {one.data_ptr() for one in (*staged["plain"].values(), *staged["kinds"].values())}
+
+    staging = Staging()
+    first = places(staging.take(_mixed(torch)))
+    size = staging.size
+    second = staging.take(_mixed(torch, 2.0))
+    assert (places(second), staging.size) == (first, size)
+    assert _same(torch, _mixed(torch, 2.0), second)
+    smaller = staging.take({"one": torch.ones(24)})
+    assert smaller["one"].data_ptr() in first
+    assert staging.size == 96
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_who_holds_a_state_of_its_own_is_asked_for_it(torch: Any, tmp_path: Path) -> None:
+    from sickbay.train import torch as bridge
+
+    class Counter:
+        steps = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": self.steps, "tensor": torch.full((3,), float(self.steps))}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.steps = state["steps"]
+
+    counter = Counter()
+    counter.steps = 12
+    with train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1) as first:
+        bridge.save(first, 1, {"counter": counter})
+    again = Counter()
+    with train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1) as second:
+        assert bridge.load(second, {"counter": again})
+    assert again.steps == 12
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_form_refuses_the_other_in_one_line(torch: Any, tmp_path: Path) -> None:
+    from sickbay.train import torch as bridge
+
+    with train.Checkpoints(tmp_path / "ours", attempt=1, rank=0, world_size=1) as first:
+        first.save(1, {"weights": torch.ones(3)})
+    with (
+        train.Checkpoints(tmp_path / "ours", attempt=2, rank=0, world_size=1) as second,
+        pytest.raises(train.CheckpointError, match=r"was not saved by sickbay\.train\.torch: read it with"),
+    ):
+        bridge.load(second, {"weights": torch.zeros(3)})
+    with train.Checkpoints(tmp_path / "dcp", attempt=1, rank=0, world_size=1) as first:
+        bridge.save(first, 1, {"weights": torch.ones(3)})
+    with (
+        train.Checkpoints(tmp_path / "dcp", attempt=2, rank=0, world_size=1) as second,
+        pytest.raises(train.CheckpointError, match=r"has no rank-0\.shard"),
+    ):
+        second.load()
+
+
+def test_ranks_that_cannot_reach_one_another_are_refused(torch: Any, tmp_path: Path) -> None:
+    from sickbay.train import torch as bridge
+
+    with (
+        train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=2) as checkpoints,
+        pytest.raises(
+            train.CheckpointError, match=r"rank 0 of 2, and DCP .*: call torch.distributed.init_process_group first"
+        ),
+    ):
+        bridge.save(checkpoints, 1, {"weights": torch.ones(3)})
+    with (
+        _process_group(torch),
+        train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=2) as checkpoints,
+        pytest.raises(train.CheckpointError, match="rank 0 of 2, the process group is of rank 0 of 1"),
+    ):
+        bridge.save(checkpoints, 1, {"weights": torch.ones(3)})
+
+
+@pytest.mark.usefixtures("torch")
+def test_one_rank_asks_nobody_else_whether_to_save() -> None:
+    from sickbay.train import torch as bridge
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert bridge.should_save() is False
+        signal.raise_signal(signal.SIGTERM)
+        assert [bridge.should_save(), bridge.should_save()] == [True, False]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,78 +5,130 @@
 
     sickbay_torch.load(checkpoints, state_dict)         # in place; False if there is nothing to go on from
     sickbay_torch.save(checkpoints, step, state_dict)   # every rank; returns when the state is staged
+    sickbay_torch.should_save()                         # every rank; the same answer on all of them
 
-DCP reshards, so a run may go on with another number of ranks. With several ranks saving has a process group of its own
-on gloo, made at the first save: it writes in the background, and one group must not be used by two threads at once.
+DCP reshards, so a run may go on with another number of ranks. What is collective is done on groups of its own on gloo,
+with limits of time, and only when all ranks have said that they can.
 
 DCP reads a pickle (.metadata), which runs whatever it says. It is opened only if its checksum is the one of the
 manifest and nobody but this user and root can write where it lies.
 """
 
-import sys
-from collections import OrderedDict
-from functools import cache, partial
+import logging
+import time
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sickbay.train import disk
+from sickbay.train import beats, disk
+from sickbay.train.asked import should_save as asked_here
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError
-from sickbay.train.layout import Manifest, Part, Place, read_manifest
+from sickbay.train.hashing import hash_writes
+from sickbay.train.layout import Manifest, Part, Place, read_manifest, step_path
 from sickbay.train.validity import Checkpoint
 
 try:
     dcp: Any = import_module("torch.distributed.checkpoint")
+    stateful: Any = import_module("torch.distributed.checkpoint.stateful")
+    from sickbay.train import ranks as gang
 except ImportError as missing:
     raise ImportError(f"sickbay.train.torch needs torch 2.3 or newer ({missing}): pip install torch") from None
 
+log = logging.getLogger("sickbay.train")
+VERSION = tuple(int(part) for part in import_module("torch").__version__.split(".")[:2])
 METADATA = ".metadata"  # which file holds which piece; written by rank 0, last of all
 
 
 def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, process_group: Any = None) -> bool:
     """Stage the state and let DCP write it in the background; the manifest lists the files that DCP made.
 
-    False: it is left out, as the save before has not ended.
+    False: it is left out on all ranks, as the save before has not ended on one of them.
     """
+    ranks = gang.ranks_of(checkpoints, process_group)
+    place = Place(checkpoints.attempt, step)
+    staged, standing, why = None, gang.Standing.READY, ""
+    try:
+        staged = _stage(checkpoints, ranks, step, state_dict)
+        standing = gang.Standing.BUSY if staged is None else gang.Standing.READY
+    except OSError as error:
+        standing, why = gang.Standing.FAILED, gang.in_one_line(error)
+    except BaseException:
+        with suppress(CheckpointError):
+            ranks.agree(step, gang.Standing.REFUSES)
+        raise
+    verdict = ranks.agree(step, standing)
+    match verdict.standing:
+        case gang.Standing.READY:
+            written = ranks.begin(partial(_write, checkpoints, place, staged))
+            return checkpoints.put(step, lambda _: Part(written.result()))
+        case gang.Standing.BUSY:
+            if standing is gang.Standing.READY:
+                _tell(place, f"{place} is left out: the save before it has not ended on rank {verdict.rank}")
+            return False
+        case gang.Standing.FAILED:
+            why = why or f"rank {verdict.rank} could not begin"
+            return standing is not gang.Standing.BUSY and checkpoints.put(step, partial(_fail, place, why))
+        case gang.Standing.REFUSES:
+            raise CheckpointError(f"{place} is not saved: rank {verdict.rank} refuses to; its own error says why")
+
+
+def _stage(checkpoints: Checkpoints, ranks: gang.Ranks, step: int, state_dict: dict[str, Any]) -> Any:
+    """A copy that nobody changes. None: the save before has not ended, and its copy is in the same memory."""
+    began = time.monotonic()
     directory = checkpoints.ready(step)
     if directory is None:
-        return False
+        return None
+    if ranks.still_writing(max(0.0, checkpoints.budget - (time.monotonic() - began))):
+        place = Place(checkpoints.attempt, step)
+        _tell(place, f"{place} is left out: DCP has not ended the save before it within {checkpoints.budget:g} s")
+        return None
+    disk.make_in(directory)
+    return ranks.staging.take(_plain(state_dict))
+
+
+def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
+    return {key: one.state_dict() if isinstance(one, stateful.Stateful) else one for key, one in state_dict.items()}
+
+
+def _write(checkpoints: Checkpoints, place: Place, staged: Any, group: Any) -> dict[str, disk.Sum]:
+    """What DCP has made of this rank's share."""
+    directory = step_path(checkpoints.directory, place)
+    # What is staged is on the host: copying ahead would only wake GPU 0 from a thread that belongs to another.
+    writer = dcp.FileSystemWriter(directory, per_thread_copy_ahead=0)
+    hashed = hash_writes(writer)
     try:
-        disk.make_in(directory)
-    except OSError as error:
-        return checkpoints.put(step, partial(_fail, error))
-    group = process_group if process_group is not None else _own_group()
-    written = dcp.async_save(_apart(state_dict), checkpoint_id=str(directory), process_group=group)
-
-    def write(there: Path) -> Part:
-        written.result()
-        return Part({path.name: disk.measure(path) for path in _files_of(there, checkpoints.rank)})
-
-    return checkpoints.put(step, write)
+        dcp.save(staged, storage_writer=writer, process_group=group)
+    except (dcp.CheckpointException, RuntimeError) as error:  # the first is no Exception
+        raise CheckpointError(f"{place} was not saved: {gang.in_one_line(error)}") from error
+    sum_of = disk.measure if hashed is None else hashed.sum_of
+    return {path.name: sum_of(path) for path in _files_of(directory, checkpoints.rank)}
 
 
-def _fail(error: OSError, _directory: Path) -> Part:
+def _tell(place: Place, why: str) -> None:
+    log.warning("%s", why)
+    beats.save_failed(place.step, why)
+
+
+def _fail(place: Place, why: str, _directory: Path) -> Part:
     """It counts like any other save that fails."""
-    raise error
+    raise CheckpointError(f"{place} was not saved: {why}")
 
 
-def _apart(value: Any) -> Any:
-    """Tensors on the CPU are cloned: torch 2.3 stages with `.to("cpu")`, which copies none of these."""
-    if type(value) in {dict, OrderedDict}:
-        return type(value)((key, _apart(held)) for key, held in value.items())
-    if type(value) in {list, tuple}:
-        return type(value)([_apart(held) for held in value])
-    torch: Any = sys.modules["torch"]
-    ours = type(value) in {torch.Tensor, torch.nn.Parameter} or hasattr(value, "to_local")
-    return value.detach().clone() if ours and value.device.type == "cpu" else value
+def should_save(process_group: Any = None, *, now: bool = False) -> bool:
+    """`train.should_save()` of all ranks: True on all of them, at the same call, when one of them was asked to end.
 
+        if step % 100 == 0 or sickbay_torch.should_save():
+            sickbay_torch.save(checkpoints, step, state_dict)
 
-@cache
-def _own_group() -> Any:
-    """Every rank saves, so every rank comes here: making a group is collective. None: there is one rank."""
-    dist: Any = import_module("torch.distributed")
-    return dist.new_group(backend="gloo") if dist.is_available() and dist.is_initialized() else None
+    Every rank asks at the same steps. What the ranks say at one call is heard at the next, so that none waits: a call
+    sends a few bytes on gloo, which takes some tenths of a millisecond of the host and nothing of the GPU. `now` waits
+    for the answers of this call, for who asks seldom: as long as the last rank takes to come to it.
+    """
+    others = gang.asking_of(process_group)
+    return asked_here() if others is None else others.ask(now=now)
 
 
 def load(
@@ -89,14 +141,50 @@ def load(
     chosen = checkpoints.resumed
     if chosen is None:
         return False
+    ranks = gang.ranks_of(checkpoints, process_group)
+    try:
+        size = _check_all(checkpoints, ranks, chosen, trust=trust) / checkpoints.world_size
+        if VERSION < (2, 6):
+            _refuse_other_sizes(chosen, state_dict)
+    except BaseException:
+        with suppress(CheckpointError):
+            ranks.agree(chosen.step, gang.Standing.REFUSES)
+        raise
+    verdict = ranks.agree(chosen.step, gang.Standing.READY)
+    if verdict.standing is not gang.Standing.READY:
+        raise CheckpointError(f"{chosen} is not loaded: rank {verdict.rank} refuses to; its own error says why")
+    try:
+        dcp.load(state_dict, checkpoint_id=str(chosen.path), process_group=ranks.group(size))
+    except (dcp.CheckpointException, RuntimeError) as error:
+        raise CheckpointError(f"{chosen} could not be loaded into this state: {gang.in_one_line(error)}") from error
+    return True
+
+
+def _check_all(checkpoints: Checkpoints, ranks: gang.Ranks, chosen: Checkpoint, *, trust: bool) -> int:
+    """Whatever this rank has against loading it. How many bytes there are."""
     manifest = _manifest_of(checkpoints, chosen)
     if METADATA not in manifest.files:
         raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with checkpoints.load()")
     _check(checkpoints, chosen, manifest)
     if not trust:
         _refuse_what_others_write(checkpoints.directory, chosen.path)
-    dcp.load(state_dict, checkpoint_id=str(chosen.path), process_group=process_group)
-    return True
+    if ranks.still_writing(checkpoints.budget):
+        raise CheckpointError(f"{chosen} cannot be loaded while another is being saved: call checkpoints.wait() first")
+    return manifest.size
+
+
+def _refuse_other_sizes(chosen: Checkpoint, state_dict: dict[str, Any]) -> None:
+    """Before 2.6 torch fills as much of a tensor as there is, and says nothing."""
+    saved = dcp.FileSystemReader(str(chosen.path)).read_metadata()
+    planner = dcp.DefaultLoadPlanner()
+    planner.set_up_planner(_plain(state_dict), saved, is_coordinator=False)
+    for name, value in planner.state_dict.items():
+        size = getattr(saved.state_dict_metadata.get(name), "size", None)
+        if size is not None and hasattr(value, "size") and size != value.size():
+            raise CheckpointError(
+                f"{chosen} could not be loaded into this state: {name} was of {tuple(size)} and is of"
+                f" {tuple(value.size())}"
+            )
 
 
 def _manifest_of(checkpoints: Checkpoints, chosen: Checkpoint) -> Manifest:

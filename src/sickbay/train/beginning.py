@@ -203,6 +203,7 @@ def launch() -> str:
 
 def _lead(run: Run, fence: RunFile, looking: Looking) -> Lineage:
     try:
+        _nothing_saved_yet(run.directory, fence.attempt)
         for _ in range(CHOICES):
             found, anew = _choose(run, fence, looking)
             parent = found.chosen and Place(found.chosen.attempt, found.chosen.step)
@@ -221,6 +222,15 @@ def _lead(run: Run, fence: RunFile, looking: Looking) -> Lineage:
             f"{parent} was removed by another process while attempt {fence.attempt} began: start once more"
         )
     return lineage
+
+
+def _nothing_saved_yet(directory: Path, number: int) -> None:
+    """What somebody left under our number (below a mount point, say) must not become part of what we save."""
+    if steps(directory, number):
+        raise Unreadable(
+            f"{attempt_path(directory, number)} holds steps, but attempt {number} has just begun: move that directory"
+            " away and start again"
+        )
 
 
 def _choose(run: Run, fence: RunFile, looking: Looking) -> tuple[Survey, bool]:

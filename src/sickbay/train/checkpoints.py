@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from sickbay.train import beats, disk, snapshot
 from sickbay.train.beginning import Run, begin
-from sickbay.train.errors import CheckpointError, Superseded
+from sickbay.train.errors import CheckpointError, Superseded, Unreadable
 from sickbay.train.layout import (
     Manifest,
     Part,
@@ -35,6 +35,7 @@ from sickbay.train.layout import (
     step_path,
 )
 from sickbay.train.pruning import clear, prune
+from sickbay.train.resuming import manifest_of, reader_of
 from sickbay.train.sharing import CorruptShard, allowance, read_shard
 from sickbay.train.validity import Checkpoint
 
@@ -118,6 +119,7 @@ class Checkpoints:
             return None
         chosen, count = self.resumed, self.resumed.world_size
         if rank is None and count != self.world_size:
+            self._ours(chosen)
             raise CheckpointError(
                 f"{chosen} was saved by {count} ranks and this run has {self.world_size}: load(rank=0) for state"
                 f" that is the same on all ranks, or the shards that you need of 0 to {count - 1}"
@@ -127,18 +129,21 @@ class Checkpoints:
             raise CheckpointError(f"{chosen} has no rank {rank}: it was saved by {count} ranks, write 0 to {count - 1}")
         return self._read(chosen, rank)
 
+    def _ours(self, chosen: Checkpoint) -> Manifest:
+        """The manifest of one that `save` has made."""
+        manifest = manifest_of(self.directory, chosen)
+        if not manifest.forms:
+            raise CheckpointError(f"{chosen} was not saved with checkpoints.save: read it with {reader_of(manifest)}")
+        return manifest
+
     def _read(self, chosen: Checkpoint, rank: int) -> Any:
         held, self._loaded = self._loaded, {}  # read when this attempt began; asked for now, or not at all
         if rank in held:
             return held.pop(rank)
-        place, shard = Place(chosen.attempt, chosen.step), chosen.path / shard_name(rank)
-        try:
-            manifest = read_manifest(self.directory, place)
-        except disk.Damaged as damage:
-            raise CheckpointError(f"{chosen} was whole and is no longer: manifest.json {damage}") from None
-        if manifest is None or shard.name not in manifest.files:
-            gone = "is being removed by another process" if manifest is None else f"has no {shard.name}"
-            raise CheckpointError(f"{chosen} {gone}")
+        shard = chosen.path / shard_name(rank)
+        manifest = self._ours(chosen)
+        if shard.name not in manifest.files:
+            raise CheckpointError(f"{chosen} has no {shard.name}")
         try:
             return read_shard(shard, manifest.files[shard.name], manifest.forms[rank])
         except CorruptShard as fault:
@@ -167,19 +172,25 @@ class Checkpoints:
 
         return self.put(step, write)
 
-    def put(self, step: int, write: Callable[[Path], Part]) -> bool:
-        """For writers of another form (see sickbay.train.torch): `write` makes this rank's files, in the background."""
+    def put(self, step: int, write: Callable[[Path], Part], sure: Callable[[Manifest], None] | None = None) -> bool:
+        """For writers of another form (see sickbay.train.torch): `write` makes this rank's files, in the background.
+
+        `sure`: what rank 0 makes sure of when all ranks have, right before it commits; it raises if it is not so.
+        """
         if self.ready(step) is None:
             return False
         self._last = step
         self._hurry.clear()
         place = Place(self.attempt, step)
-        self._thread = Thread(target=self._run, args=(place, write), name=f"sickbay-save-{step}", daemon=True)
+        self._thread = Thread(target=self._run, args=(place, write, sure), name=f"sickbay-save-{step}", daemon=True)
         self._thread.start()
         return True
 
-    def ready(self, step: int) -> Path | None:
-        """The directory into which this step may be saved. None: the save before has not ended within the budget."""
+    def ready(self, step: int, *, patiently: bool = False) -> Path | None:
+        """The directory into which this step may be saved. None: the save before has not ended within the budget.
+
+        `patiently`: wait for it however long it takes, as where all ranks save together none can be left out alone.
+        """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise CheckpointError(f"a step is a whole number from 0 on, not {step!r}")
         if self._last is not None and step <= self._last:
@@ -187,21 +198,24 @@ class Checkpoints:
         place = Place(self.attempt, step)
         if self._thread is not None:
             self._hurry.set()
-            self._thread.join(self.budget)
+            self._thread.join(None if patiently else self.budget)
             if self._thread.is_alive():
-                self._leave_out(place)
+                self.leave_out(step, f"{place} is left out: the save before it has not ended within {self.budget:g} s")
                 return None
             self._thread = None
         if self._failed > self.failures or isinstance(self._error, Superseded):
             self._raise()
         return step_path(self.directory, place)
 
-    def _leave_out(self, place: Place) -> None:
-        """The others must not wait for this rank's part."""
-        self._last = place.step
-        why = f"{place} is left out: the save before it has not ended within {self.budget:g} s"
+    def expect(self, size: int) -> None:
+        """So many bytes this rank reads or writes for the save that is under way: how long it may take at the end."""
+        self._size = size
+
+    def leave_out(self, step: int, why: str) -> None:
+        """This rank does not save this step, and the others must not wait for its part."""
+        self._last, place = step, Place(self.attempt, step)
         log.warning("%s", why)
-        beats.save_failed(place.step, why)
+        beats.save_failed(step, why)
         with suppress(OSError):
             disk.make_in(step_path(self.directory, place))
             failed_path(self.directory, place, self.rank).touch()
@@ -238,7 +252,9 @@ class Checkpoints:
             self._give_up()
             return
         self._hurry.set()
-        self._thread.join(AT_EXIT + allowance(self._size))
+        began = time.monotonic()
+        while self._thread.is_alive() and time.monotonic() - began < AT_EXIT + allowance(self._size):
+            self._thread.join(1.0)
         if self._thread.is_alive():  # others may have ended before their part was written
             self._giving_up.set()
         try:
@@ -252,15 +268,15 @@ class Checkpoints:
             self._giving_up.set()
             self._thread.join(1.0)
 
-    def _run(self, place: Place, write: Callable[[Path], Part]) -> None:
+    def _run(self, place: Place, write: Callable[[Path], Part], sure: Callable[[Manifest], None] | None = None) -> None:
         for pause in (*AGAIN, None):
             try:
-                self._save(place, write)
+                self._save(place, write, sure)
             except Exception as error:  # noqa: BLE001  # it is told, and raised in the thread that trains
                 why = self._reason(place, error)
                 self._error = why
                 log.warning("%s", why)
-                if pause is None or isinstance(why, Superseded) or not isinstance(error, OSError):
+                if pause is None or isinstance(why, Superseded) or not _may_pass(error):
                     break
                 if self._hurry.wait(pause) or self._giving_up.is_set():
                     break
@@ -275,13 +291,13 @@ class Checkpoints:
     def _reason(self, place: Place, error: Exception) -> Exception:
         """A later attempt may have removed what we were writing: then that is the reason, not a missing file."""
         try:
-            self._fenced()
+            self.check_fence()
         except CheckpointError as reason:
             return reason
         return _named(place, error)
 
-    def _save(self, place: Place, write: Callable[[Path], Part]) -> None:
-        self._fenced()
+    def _save(self, place: Place, write: Callable[[Path], Part], sure: Callable[[Manifest], None] | None) -> None:
+        self.check_fence()
         disk.make_in(step_path(self.directory, place))
         if not part_path(self.directory, place, self.rank).exists():  # else it was written by an earlier try
             part = write(step_path(self.directory, place))._replace(run=self._run_id)
@@ -290,7 +306,9 @@ class Checkpoints:
         if self.rank != 0:
             return
         manifest = self._gather(place)
-        self._fenced()
+        if sure is not None:
+            sure(manifest)
+        self.check_fence()
         if not create_manifest(self.directory, manifest):
             self._only_we(place)
         self._verified.add(place)
@@ -308,7 +326,7 @@ class Checkpoints:
             raise CheckpointError(f"another process has committed {place}")
         disk.sync(step_path(self.directory, place))
 
-    def _fenced(self) -> None:
+    def check_fence(self) -> None:
         """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""
         there = fenced(self.directory)
         if there and there[-1] > self.attempt:
@@ -340,7 +358,8 @@ class Checkpoints:
         return Manifest(place, self.world_size, files, forms, self._run_id)
 
     def _none_failed(self, place: Place) -> None:
-        for rank in range(1, self.world_size):
+        """Rank 0 hears of every rank, and every rank of rank 0."""
+        for rank in range(1, self.world_size) if self.rank == 0 else (0,):
             if disk.exists(failed_path(self.directory, place, rank)):
                 raise CheckpointError(f"rank {rank} could not save its shard of {place}; its own error says why")
 
@@ -357,13 +376,22 @@ class Checkpoints:
             )
         return part
 
-    def _still_hope(self, place: Place, rank: int, began: float, most: float) -> None:
+    def check_hope(self, place: Place, rank: int) -> None:
+        """Raises if it has become pointless to wait for what that rank does for this save."""
         self._none_failed(place)
         if self._giving_up.is_set():
             raise CheckpointError(f"this script failed before rank {rank} had saved its shard of {place}")
-        self._fenced()  # a later attempt may also have removed what had arrived
+        self.check_fence()  # a later attempt may also have removed what had arrived
+
+    def _still_hope(self, place: Place, rank: int, began: float, most: float) -> None:
+        self.check_hope(place, rank)
         if time.monotonic() - began > most:
             raise CheckpointError(f"rank {rank} did not save its shard of {place} within {most:g} s")
+
+
+def _may_pass(error: Exception) -> bool:
+    """What the system said, of a disk or a server: it may say something else in a while."""
+    return isinstance(error.__cause__ if isinstance(error, Unreadable) else error, OSError)
 
 
 def _named(place: Place, error: Exception) -> Exception:

@@ -7,8 +7,9 @@ goes on when all have. A rank whose own shard is in its share keeps the state th
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from sickbay.train.layout import Manifest, Place, look_path, read_manifest, shar
 from sickbay.train.validity import MISSING, fault_in
 
 TOGETHER = 256 * 1024 * 1024  # bytes from which all ranks look: less is read by rank 0 before the others are awake
+A_FILE = 64 * 1024  # bytes that could be read in the time in which one more file is opened
 SLOWEST = 20e6  # bytes a second that a rank surely reads or writes: time limits follow the size
 Thing = TypeVar("Thing")
 
@@ -46,7 +48,7 @@ class Looking:
         if manifest.size < TOGETHER:
             return fault_in(directory, manifest)
         for name in sorted(manifest.files):
-            if (fault := disk.misfit_of(directory / name, manifest.files[name])) is not None:
+            if (fault := disk.misfit_of(directory / name, manifest.files[name], name)) is not None:
                 return fault
         number = self._ask(manifest.place)
         self.more = allowance(manifest.size / self.world_size)
@@ -102,7 +104,8 @@ class Looking:
 
     def _look(self, directory: Path, manifest: Manifest) -> str | None:
         self.loaded, self.of = {}, manifest.place
-        mine = [name for n, name in enumerate(sorted(manifest.files)) if self._whose(n, name) == self.rank]
+        sizes = {name: one.size for name, one in manifest.files.items()}
+        mine = shares_of(sizes, self.world_size)[self.rank]
         total, done = sum(manifest.files[name].size for name in mine), 0
 
         def progress(size: int) -> None:
@@ -115,7 +118,7 @@ class Looking:
             try:
                 if name == shard_name(self.rank) and form is not None and manifest.world_size == self.world_size:
                     self.loaded[self.rank] = read_shard(directory / name, manifest.files[name], form, progress)
-                elif (fault := disk.fault_of(directory / name, manifest.files[name], progress)) is not None:
+                elif (fault := disk.fault_of(directory / name, manifest.files[name], progress, name)) is not None:
                     return fault
             except CorruptShard as fault:
                 return str(fault)
@@ -123,10 +126,24 @@ class Looking:
                 self.loaded.pop(self.rank, None)
         return None
 
-    def _whose(self, position: int, name: str) -> int:
-        """A rank's own shard is its own; the others are dealt out."""
-        own = next((rank for rank in range(self.world_size) if name == shard_name(rank)), None)
-        return position % self.world_size if own is None else own
+
+def shares_of(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
+    """Which rank reads which files, the same wherever it is worked out.
+
+    A rank's own shard is its own; the others are dealt out, the largest first, to whoever has least.
+    """
+    shares: list[list[str]] = [[] for _ in range(ranks)]
+    least = [(0, rank) for rank in range(ranks)]
+    for rank in range(ranks):
+        if (name := shard_name(rank)) in sizes:
+            shares[rank], least[rank] = [name], (sizes[name], rank)
+    heapify(least)
+    own = {name for share in shares for name in share}
+    for name in sorted(sizes.keys() - own, key=lambda name: (-sizes[name], name)):
+        load, rank = least[0]
+        shares[rank].append(name)
+        heapreplace(least, (load + sizes[name] + A_FILE, rank))
+    return [sorted(share) for share in shares]
 
 
 class CorruptShard(ValueError):  # noqa: N818
@@ -150,7 +167,7 @@ def read_shard(path: Path, expected: disk.Sum, form: str, progress: Callable[[in
     except OSError as error:
         raise disk.unreadable(path, error) from error
     if found != expected:
-        raise CorruptShard(disk.corrupt(path))
+        raise CorruptShard(disk.corrupt(path.name))
     if wrong is not None:
         raise wrong
     return state

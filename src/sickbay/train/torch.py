@@ -23,15 +23,14 @@ from typing import Any
 from sickbay.train import disk
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError
-from sickbay.train.layout import Manifest, Part, Place, read_manifest
+from sickbay.train.layout import Manifest, Part
+from sickbay.train.resuming import METADATA, manifest_of, reader_of, recheck, refuse_what_others_write
 from sickbay.train.validity import Checkpoint
 
 try:
     dcp: Any = import_module("torch.distributed.checkpoint")
 except ImportError as missing:
     raise ImportError(f"sickbay.train.torch needs torch 2.3 or newer ({missing}): pip install torch") from None
-
-METADATA = ".metadata"  # which file holds which piece; written by rank 0, last of all
 
 
 def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, process_group: Any = None) -> bool:
@@ -89,24 +88,15 @@ def load(
     chosen = checkpoints.resumed
     if chosen is None:
         return False
-    manifest = _manifest_of(checkpoints, chosen)
+    manifest = manifest_of(checkpoints.directory, chosen)
     if METADATA not in manifest.files:
-        raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with checkpoints.load()")
+        raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with {reader_of(manifest)}")
     _check(checkpoints, chosen, manifest)
     if not trust:
-        _refuse_what_others_write(checkpoints.directory, chosen.path)
+        paths = (checkpoints.directory, chosen.path.parent, chosen.path, chosen.path / METADATA)
+        refuse_what_others_write(paths, f"DCP runs what its {METADATA} says", "load(…, trust=True)")
     dcp.load(state_dict, checkpoint_id=str(chosen.path), process_group=process_group)
     return True
-
-
-def _manifest_of(checkpoints: Checkpoints, chosen: Checkpoint) -> Manifest:
-    try:
-        manifest = read_manifest(checkpoints.directory, Place(chosen.attempt, chosen.step))
-    except disk.Damaged as damage:
-        raise CheckpointError(f"{chosen} was whole and is no longer: manifest.json {damage}") from None
-    if manifest is None:
-        raise CheckpointError(f"{chosen} is being removed by another process")
-    return manifest
 
 
 def _check(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manifest) -> None:
@@ -114,21 +104,7 @@ def _check(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manifest) -> 
 
     Each rank hashes its own files and the pickle once more: those of the others are hashed by them.
     """
-    surely = {METADATA, *(path.name for path in _files_of(chosen.path, checkpoints.rank))}
-    for name, expected in sorted(manifest.files.items()):
-        path = chosen.path / name
-        fault = disk.fault_of(path, expected) if name in surely else disk.misfit_of(path, expected)
-        if fault is not None:
-            raise CheckpointError(f"{chosen} was whole and is no longer: {fault}")
-
-
-def _refuse_what_others_write(root: Path, directory: Path) -> None:
-    for path in (root, directory.parent, directory, directory / METADATA):
-        if disk.writable_by_others(path):
-            raise CheckpointError(
-                f"others can write {path}, and DCP runs what its {METADATA} says: take their right to write there away"
-                " (chmod -R go-w), or load(…, trust=True) if you trust all of them"
-            )
+    recheck(chosen, manifest, {METADATA, *(path.name for path in _files_of(chosen.path, checkpoints.rank))})
 
 
 def _files_of(directory: Path, rank: int) -> list[Path]:

@@ -179,12 +179,12 @@ def fault_in(directory: Path, manifest: Manifest) -> str | None:
     """The first fault, by name of the file. Many shards are read at once: a large checkpoint must not take hours."""
     names = sorted(manifest.files)
     for name in names:  # what shows by its size alone is known before anything is read
-        if (fault := disk.misfit_of(directory / name, manifest.files[name])) is not None:
+        if (fault := disk.misfit_of(directory / name, manifest.files[name], name)) is not None:
             return fault
     if len(names) == 1:
-        return disk.fault_of(directory / names[0], manifest.files[names[0]])
+        return disk.fault_of(directory / names[0], manifest.files[names[0]], None, names[0])
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(READERS, max(1, len(names)))) as pool:
-        faults = pool.map(lambda name: disk.fault_of(directory / name, manifest.files[name]), names)
+        faults = pool.map(lambda name: disk.fault_of(directory / name, manifest.files[name], None, name), names)
         return next((fault for fault in faults if fault is not None), None)

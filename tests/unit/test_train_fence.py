@@ -245,7 +245,7 @@ def test_a_directory_that_is_removed_under_it_is_told_in_one_line(
 
 def test_a_part_of_another_run_is_never_committed(tmp_path: Path) -> None:
     ranks = [train.Checkpoints(tmp_path, attempt=1, rank=rank, world_size=2, failures=0) for rank in (0, 1)]
-    ranks[1]._at.run = "another"
+    ranks[1].at.run = "another"
     for rank in ranks:
         rank.save(1, b"x")
     ranks[1].wait()

@@ -1,15 +1,14 @@
 """Near and far: saves go to the nodes' own disks first, are uploaded behind, and are found where they are nearest."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import pytest
+from tests.unit.near_gang import Gang
 
 from sickbay import train
-from tests.unit.near_gang import Gang
 
 OFFLINE = {"SICKBAY_TEST_UPLOADS": "none"}
 ALONE = {"SICKBAY_CHECKPOINT_COPIES": "0"}
@@ -80,7 +79,7 @@ def test_what_it_went_on_from_becomes_durable_before_anything_is_saved(tmp_path:
     assert started(3, [0, 1], **ALONE).begun[1]["state"] == {"step": 10, "rank": 1, "attempt": 1}
 
 
-def test_a_node_that_is_lost_takes_what_was_near_only_along_and_it_is_told(tmp_path: Path, started: Start) -> None:
+def test_a_node_that_is_lost_takes_what_was_near_only_along_and_it_is_told(started: Start) -> None:
     train_and_die(started, 1, [0, 1], 10, **ALONE)
     train_and_die(started, 2, [0, 1], 20, **ALONE, **OFFLINE)
     gang = started(3, [0, 2], **ALONE)
@@ -186,7 +185,7 @@ def test_what_older_attempts_left_near_goes_once_something_newer_is_durable(tmp_
     assert {path.split("/")[0] for node in (0, 1) for path in shards(tmp_path, node)} == {"attempt-2"}
 
 
-def test_ranks_that_differ_in_their_tiers_are_told_at_once(tmp_path: Path, started: Start) -> None:
+def test_ranks_that_differ_in_their_tiers_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(train.CheckpointError, match="s3://x is filled from the nodes' own disks: write near=DIR"):
         train.Checkpoints(tmp_path, far="s3://x")
 

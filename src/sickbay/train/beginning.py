@@ -238,6 +238,7 @@ def launch() -> str:
 
 def _lead(run: Run, fence: RunFile, looking: Looking) -> Lineage:
     try:
+        _nothing_saved_yet(run.directory, fence.attempt)
         _learn_all(run, looking)
         for _ in range(CHOICES):
             found, anew = _choose(run, fence, looking)
@@ -259,6 +260,15 @@ def _lead(run: Run, fence: RunFile, looking: Looking) -> Lineage:
             f"{parent} was removed by another process while attempt {fence.attempt} began: start once more"
         )
     return lineage
+
+
+def _nothing_saved_yet(directory: Path, number: int) -> None:
+    """What somebody left under our number (below a mount point, say) must not become part of what we save."""
+    if steps(directory, number):
+        raise Unreadable(
+            f"{attempt_path(directory, number)} holds steps, but attempt {number} has just begun: move that directory"
+            " away and start again"
+        )
 
 
 def _open_near(run: Run, looking: Looking) -> None:

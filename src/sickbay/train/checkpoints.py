@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
@@ -19,7 +19,7 @@ from typing import Any, Self
 from sickbay.train import beats, disk, snapshot
 from sickbay.train.beginning import Run, Tiers, begin
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded
+from sickbay.train.errors import CheckpointError, Superseded, Unreadable
 from sickbay.train.layout import (
     Manifest,
     Part,
@@ -31,6 +31,7 @@ from sickbay.train.layout import (
     step_path,
 )
 from sickbay.train.pruning import clear, prune
+from sickbay.train.resuming import reader_of
 from sickbay.train.sharing import CorruptShard, allowance, copies_of, read_any
 from sickbay.train.uploads import Uploads
 from sickbay.train.validity import Checkpoint
@@ -97,7 +98,7 @@ class Checkpoints:
         self._manifest, self._near, self.far = begun.manifest, begun.near, begun.far
         self.attempt: int = lineage.attempt
         self.skipped: tuple[Skipped, ...] = lineage.skipped
-        self._at = Committing(run, lineage.attempt, lineage.run)
+        self.at = Committing(run, lineage.attempt, lineage.run)
         self._verified = {Place(*lineage.parent)} if lineage.parent else set[Place]()
         self._last: int | None = None
         self._thread: Thread | None = None
@@ -113,7 +114,7 @@ class Checkpoints:
         self._uploads: Uploads | None = None
         if self._near is not None:
             self._uploads = Uploads(
-                self._at,
+                self.at,
                 self._near,
                 self.far,
                 self.rank,
@@ -140,6 +141,7 @@ class Checkpoints:
             return None
         chosen, count = self.resumed, self.resumed.world_size
         if rank is None and count != self.world_size:
+            self._ours()
             raise CheckpointError(
                 f"{chosen} was saved by {count} ranks and this run has {self.world_size}: load(rank=0) for state"
                 f" that is the same on all ranks, or the shards that you need of 0 to {count - 1}"
@@ -149,11 +151,34 @@ class Checkpoints:
             raise CheckpointError(f"{chosen} has no rank {rank}: it was saved by {count} ranks, write 0 to {count - 1}")
         return self._read(chosen, rank)
 
+    def manifest(self) -> Manifest:
+        """Of what this attempt goes on from, as it is now."""
+        chosen = self.resumed
+        if chosen is None or self._manifest is None:
+            raise CheckpointError("there is no checkpoint that this attempt goes on from")
+        try:
+            manifest = read_manifest(self.directory, self._manifest.place)
+        except disk.Damaged as damage:
+            raise CheckpointError(f"{chosen} was whole and is no longer: manifest.json {damage}") from None
+        if manifest is None and self._manifest.far is None:
+            return self._manifest
+        if manifest is None:
+            raise CheckpointError(f"{chosen} is being removed by another process")
+        return manifest
+
+    def _ours(self) -> Manifest:
+        """The manifest of one that `save` has made."""
+        manifest = self.manifest()
+        if not manifest.forms:
+            how = reader_of(manifest)
+            raise CheckpointError(f"{self.resumed} was not saved with checkpoints.save: read it with {how}")
+        return manifest
+
     def _read(self, chosen: Checkpoint, rank: int) -> Any:
         held, self._loaded = self._loaded, {}  # read when this attempt began; asked for now, or not at all
         if rank in held:
             return held.pop(rank)
-        manifest, name = self._manifest_now(chosen), shard_name(rank)
+        manifest, name = self._ours(), shard_name(rank)
         if name not in manifest.files:
             raise CheckpointError(f"{chosen} has no {name}")
         copies = copies_of(self.directory, manifest, name, self._near)
@@ -163,17 +188,6 @@ class Checkpoints:
             raise CheckpointError(f"{chosen} was whole and is no longer: {fault}") from None
         except snapshot.NotAShard as why:
             raise CheckpointError(f"cannot load {chosen}/{name}: {why}") from None
-
-    def _manifest_now(self, chosen: Checkpoint) -> Manifest:
-        try:
-            manifest = read_manifest(self.directory, Place(chosen.attempt, chosen.step))
-        except disk.Damaged as damage:
-            raise CheckpointError(f"{chosen} was whole and is no longer: manifest.json {damage}") from None
-        if manifest is None and self._manifest is not None and self._manifest.far is None:
-            return self._manifest
-        if manifest is None:
-            raise CheckpointError(f"{chosen} is being removed by another process")
-        return manifest
 
     def save(self, step: int, state: object) -> bool:
         """Copy the state and write it in the background. False: it is left out, as the save before has not ended.
@@ -196,22 +210,27 @@ class Checkpoints:
 
         return self.put(step, write)
 
-    def put(self, step: int, write: Callable[[Path], Part], *, shared: bool = False) -> bool:
+    def put(self, step: int, write: Callable[[Path], Part], sure: Callable[[Manifest], None] | None = None) -> bool:
         """For writers of another form (see sickbay.train.torch): `write` makes this rank's files, in the background.
 
-        `shared`: all ranks write into one directory, so it is the checkpoint directory in any case.
+        `sure`: what rank 0 makes sure of when all ranks have, right before it commits; it raises if it is not so. All
+        ranks then write into one directory, the checkpoint directory, also where others are near first.
         """
-        if self.ready(step, shared=shared) is None:
+        if self.ready(step, shared=sure is not None) is None:
             return False
         self._last = step
         self._hurry.clear()
         place = Place(self.attempt, step)
-        self._thread = Thread(target=self._run, args=(place, write, shared), name=f"sickbay-save-{step}", daemon=True)
+        self._thread = Thread(target=self._run, args=(place, write, sure), name=f"sickbay-save-{step}", daemon=True)
         self._thread.start()
         return True
 
-    def ready(self, step: int, *, shared: bool = False) -> Path | None:
-        """The directory into which this step may be saved. None: the save before has not ended within the budget."""
+    def ready(self, step: int, *, shared: bool = False, patiently: bool = False) -> Path | None:
+        """The directory into which this step may be saved. None: the save before has not ended within the budget.
+
+        `shared`: the same for all ranks. `patiently`: wait for it however long it takes, as where all ranks save
+        together none can be left out alone.
+        """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise CheckpointError(f"a step is a whole number from 0 on, not {step!r}")
         if self._last is not None and step <= self._last:
@@ -219,31 +238,39 @@ class Checkpoints:
         place = Place(self.attempt, step)
         if self._thread is not None:
             self._hurry.set()
-            self._thread.join(self.budget)
+            self._thread.join(None if patiently else self.budget)
             if self._thread.is_alive():
-                self._leave_out(place)
+                self.leave_out(step, f"{place} is left out: the save before it has not ended within {self.budget:g} s")
                 return None
             self._thread = None
         if self._failed > self.failures or isinstance(self._error, Superseded):
             self._raise()
-        if self._uploads is None:
-            return step_path(self.directory, place)
+        if self._uploads is None or shared:
+            return self.path_of(step, shared=shared)
         if self._uploads.hopeless(self.failures):
             self._uploads.raise_last()
         if self._uploads.is_resumed(step):
             log.warning("%s is left out: it is what this attempt went on from, and is being uploaded", place)
             return None
-        return step_path(self.directory if shared else self._uploads.near.root, place)
+        return self.path_of(step)
 
-    def _leave_out(self, place: Place) -> None:
-        """The others must not wait for this rank's part."""
-        self._last = place.step
-        why = f"{place} is left out: the save before it has not ended within {self.budget:g} s"
+    def path_of(self, step: int, *, shared: bool = False) -> Path:
+        """Into which a step is written."""
+        root = self.directory if self._near is None or shared else self._near.root
+        return step_path(root, Place(self.attempt, step))
+
+    def expect(self, size: int) -> None:
+        """So many bytes this rank reads or writes for the save that is under way: how long it may take at the end."""
+        self._size = size
+
+    def leave_out(self, step: int, why: str) -> None:
+        """This rank does not save this step, and the others must not wait for its part."""
+        self._last, place = step, Place(self.attempt, step)
         log.warning("%s", why)
-        beats.save_failed(place.step, why)
-        self._at.tell_failed(place, self.rank)
+        beats.save_failed(step, why)
+        self.at.tell_failed(place)
         if self._uploads is not None:
-            self._uploads.offer(place.step, None)
+            self._uploads.offer(step, None)
 
     def wait(self) -> None:
         """Until what was saved last is on the disk (on rank 0: committed). Raises what went wrong with it.
@@ -287,9 +314,11 @@ class Checkpoints:
             return
         self._hurry.set()
         if self._thread is not None:
-            self._thread.join(AT_EXIT + allowance(self._size))
+            began = time.monotonic()
+            while self._thread.is_alive() and time.monotonic() - began < AT_EXIT + allowance(self._size):
+                self._thread.join(1.0)
             if self._thread.is_alive():  # others may have ended before their part was written
-                self._at.giving_up.set()
+                self.at.giving_up.set()
         try:
             self._wait(AT_EXIT)
         except CheckpointError as error:
@@ -299,7 +328,7 @@ class Checkpoints:
     def _give_up(self) -> None:
         if self._thread is not None:
             self._thread.join(GRACE)
-            self._at.giving_up.set()
+            self.at.giving_up.set()
             self._thread.join(1.0)
         self._close(leave=True)
 
@@ -310,55 +339,55 @@ class Checkpoints:
             self._uploads.near.close(leave=leave)
             self._uploads = None
 
-    def _run(self, place: Place, write: Callable[[Path], Part], shared: bool) -> None:
+    def _run(self, place: Place, write: Callable[[Path], Part], sure: Callable[[Manifest], None] | None) -> None:
         for pause in (*AGAIN, None):
             try:
-                if self._uploads is None or shared:
-                    self._save(place, write)
+                if self._uploads is None or sure is not None:
+                    self._save(place, write, sure)
                 else:
                     self._save_near(self._uploads, place, write)
             except Exception as error:  # noqa: BLE001  # it is told, and raised in the thread that trains
                 why = self._reason(place, error)
                 self._error = why
                 log.warning("%s", why)
-                if pause is None or isinstance(why, Superseded) or not isinstance(error, OSError):
+                if pause is None or isinstance(why, Superseded) or not _may_pass(error):
                     break
-                if self._hurry.wait(pause) or self._at.giving_up.is_set():
+                if self._hurry.wait(pause) or self.at.giving_up.is_set():
                     break
             else:
                 self._error, self._failed = None, 0
                 return
         self._failed += 1
         beats.save_failed(place.step, str(self._error))
-        self._at.tell_failed(place, self.rank)
+        self.at.tell_failed(place)
         if self._uploads is not None:
             self._uploads.offer(place.step, None)
 
     def _reason(self, place: Place, error: Exception) -> Exception:
         """A later attempt may have removed what we were writing: then that is the reason, not a missing file."""
         try:
-            self._at.fenced()
+            self.at.check_fence()
         except CheckpointError as reason:
             return reason
         return _named(place, error)
 
-    def _save(self, place: Place, write: Callable[[Path], Part]) -> None:
-        self._at.fenced()
+    def _save(self, place: Place, write: Callable[[Path], Part], sure: Callable[[Manifest], None] | None) -> None:
+        self.at.check_fence()
         disk.make_in(step_path(self.directory, place))
         if not part_path(self.directory, place, self.rank).exists():  # else it was written by an earlier try
-            self._at.put(place, self.rank, write(step_path(self.directory, place)))
+            self.at.put(place, write(step_path(self.directory, place)))
         if self.rank == 0:
-            self._at.commit(place, far="")
+            self.at.commit(place, partial(_made_sure, sure=sure))
             self._committed(place)
 
     def _save_near(self, uploads: Uploads, place: Place, write: Callable[[Path], Part]) -> None:
         """Whole on this node, and then on a second one. It is offered for upload before that is done."""
-        self._at.fenced()
+        self.at.check_fence()
         near = uploads.near
         directory = near.directory_of(place)
         part = near.part_of(place)  # written by an earlier try
         if part is None:
-            part = write(directory)._replace(run=self._at.run)
+            part = write(directory)._replace(run=self.at.run)
             near.put(place, part)
         uploads.offer(place.step, part)
         if (why := near.copy_out(place, part)) is not None:
@@ -370,6 +399,17 @@ class Checkpoints:
         beats.saved(place.step)
         if self.keep is not None:
             prune(self.directory, place, self.keep, self._verified)
+
+
+def _made_sure(manifest: Manifest, *, sure: Callable[[Manifest], None] | None) -> Manifest:
+    if sure is not None:
+        sure(manifest)
+    return manifest
+
+
+def _may_pass(error: Exception) -> bool:
+    """What the system said, of a disk or a server: it may say something else in a while."""
+    return isinstance(error.__cause__ if isinstance(error, Unreadable) else error, OSError)
 
 
 def _named(place: Place, error: Exception) -> Exception:

@@ -5,6 +5,7 @@ parts that are there.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Event
 
@@ -31,32 +32,26 @@ class Committing:
     """What the ranks of one run agree on, step by step, in the checkpoint directory."""
 
     def __init__(self, run: Run, attempt: int, run_id: str) -> None:
-        self.directory, self.world_size, self.patience = run.directory, run.world_size, run.patience
+        self.directory, self.rank = run.directory, run.rank
+        self.world_size, self.patience = run.world_size, run.patience
         self.attempt, self.run = attempt, run_id
         self.giving_up = Event()
 
-    def put(self, place: Place, rank: int, part: Part) -> None:
-        """A rank's part: its files are where they are durable."""
-        if not create_part(self.directory, place, rank, part._replace(run=self.run)):
-            raise CheckpointError(f"another process saves as rank {rank} of attempt {self.attempt}")
+    def put(self, place: Place, part: Part) -> None:
+        """This rank's part: its files are where they are durable."""
+        if not create_part(self.directory, place, self.rank, part._replace(run=self.run)):
+            raise CheckpointError(f"another process saves as rank {self.rank} of attempt {self.attempt}")
 
-    def tell_failed(self, place: Place, rank: int) -> None:
+    def tell_failed(self, place: Place) -> None:
         """The others must not wait for this rank's part."""
         with suppress(OSError):
             disk.make_in(step_path(self.directory, place))
-            failed_path(self.directory, place, rank).touch()
+            failed_path(self.directory, place, self.rank).touch()
 
-    def commit(self, place: Place, far: str, like: Manifest | None = None) -> None:
-        """Rank 0, once its own part is there. `far`: the object store that has its files; empty: the directory.
-
-        `like`: what the parts must add up to, where another attempt saved it.
-        """
-        manifest = self.gather(place)._replace(far=far)
-        if like is not None:
-            if manifest.files != like.files:
-                raise CheckpointError(f"{place} was not saved: its parts are not those of {like.place}")
-            manifest = manifest._replace(world_size=like.world_size, forms=like.forms)
-        self.fenced()
+    def commit(self, place: Place, sure: Callable[[Manifest], Manifest]) -> None:
+        """Rank 0, once its own part is there. `sure`: what it makes sure of when all are; it raises if it is not so."""
+        manifest = sure(self.gather(place))
+        self.check_fence()
         if not create_manifest(self.directory, manifest):
             self._only_we(place)
 
@@ -70,7 +65,7 @@ class Committing:
             raise CheckpointError(f"another process has committed {place}")
         disk.sync(step_path(self.directory, place))
 
-    def fenced(self) -> None:
+    def check_fence(self) -> None:
         """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""
         there = fenced(self.directory)
         if there and there[-1] > self.attempt:
@@ -102,7 +97,8 @@ class Committing:
         return Manifest(place, self.world_size, files, forms, self.run)
 
     def _none_failed(self, place: Place) -> None:
-        for rank in range(1, self.world_size):
+        """Rank 0 hears of every rank, and every rank of rank 0."""
+        for rank in range(1, self.world_size) if self.rank == 0 else (0,):
             if disk.exists(failed_path(self.directory, place, rank)):
                 raise CheckpointError(f"rank {rank} could not save its shard of {place}; its own error says why")
 
@@ -119,10 +115,14 @@ class Committing:
             )
         return part
 
-    def _still_hope(self, place: Place, rank: int, began: float, most: float) -> None:
+    def check_hope(self, place: Place, rank: int) -> None:
+        """Raises if it has become pointless to wait for what that rank does for this save."""
         self._none_failed(place)
         if self.giving_up.is_set():
             raise CheckpointError(f"this script failed before rank {rank} had saved its shard of {place}")
-        self.fenced()  # a later attempt may also have removed what had arrived
+        self.check_fence()  # a later attempt may also have removed what had arrived
+
+    def _still_hope(self, place: Place, rank: int, began: float, most: float) -> None:
+        self.check_hope(place, rank)
         if time.monotonic() - began > most:
             raise CheckpointError(f"rank {rank} did not save its shard of {place} within {most:g} s")

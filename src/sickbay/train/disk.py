@@ -268,37 +268,37 @@ def measure(path: Path) -> Sum:
         return Hashing(file).finish()
 
 
-def misfit_of(path: File, expected: Sum) -> str | None:
-    """Why a file cannot be what it must be, by its size alone; None: it may be."""
+def misfit_of(path: File, expected: Sum, name: str = "") -> str | None:
+    """Why a file cannot be what it must be, by its size alone; None: it may be. `name`: as its manifest has it."""
+    name = name or path.name
     try:
         size = size_of(path)
     except FileNotFoundError:
-        return f"{path.name} is missing"
+        return f"{name} is missing"
     except OSError as error:
         raise unreadable(path, error) from error
     return (
-        None
-        if size == expected.size
-        else f"{path.name} is {_misfit(size, expected.size)} ({size} of {expected.size} bytes)"
+        None if size == expected.size else f"{name} is {_misfit(size, expected.size)} ({size} of {expected.size} bytes)"
     )
 
 
-def fault_of(path: File, expected: Sum, progress: Callable[[int], None] | None = None) -> str | None:
+def fault_of(path: File, expected: Sum, progress: Callable[[int], None] | None = None, name: str = "") -> str | None:
     """Why a file is not what it must be, in plain words; None: it is. What cannot be read now is no fault of it."""
-    if (misfit := misfit_of(path, expected)) is not None:
+    name = name or path.name
+    if (misfit := misfit_of(path, expected, name)) is not None:
         return misfit
     try:
         with opened(path) as file:
             found = Hashing(file, progress).finish()
     except FileNotFoundError:
-        return f"{path.name} is missing"
+        return f"{name} is missing"
     except OSError as error:
         raise unreadable(path, error) from error
-    return None if found == expected else corrupt(path)
+    return None if found == expected else corrupt(name)
 
 
-def corrupt(path: File) -> str:
-    return f"{path.name} is corrupt (its checksum differs)"
+def corrupt(name: str) -> str:
+    return f"{name} is corrupt (its checksum differs)"
 
 
 def writable_by_others(path: Path) -> bool:

@@ -12,6 +12,9 @@
     attempt-<n>/REFUSED                 why n does not begin                   rank 0, for the others
     attempt-<n>/LINEAGE                 from which checkpoint n goes on        rank 0, exclusively, once it was verified
     attempt-<n>/step-<s>/rank-<r>.shard what rank r saved                      rank r
+    attempt-<n>/step-<s>/files/…        what other code saved                  it, in a block of foreign.saving
+    attempt-<n>/step-<s>/rank-<r>.left  rank r has left that block             rank r
+    attempt-<n>/step-<s>/files.json     what is in files/                      rank 0, when all ranks have left
     attempt-<n>/step-<s>/rank-<r>.json  size and SHA-256 of its files          rank r, when they are on the disk
     attempt-<n>/step-<s>/rank-<r>.failed    rank r could not save               rank r, if it still can
     attempt-<n>/step-<s>/manifest.json  the files of all ranks                 rank 0, exclusively, when all are there
@@ -22,6 +25,7 @@ part and manifest of that run carry. From the moment at which a higher RUN is th
 """
 
 import re
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +33,8 @@ from sickbay.train import disk
 
 _ATTEMPT = re.compile(r"attempt-([1-9]\d*)\Z")
 _STEP = re.compile(r"step-(0|[1-9]\d*)\Z")
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break a line of a log, or its encoding
+FILES = "files"  # the directory that foreign code writes into
 
 
 class Place(NamedTuple):
@@ -154,6 +160,18 @@ def part_path(root: Path, place: Place, rank: int) -> Path:
     return step_path(root, place) / f"rank-{rank}.json"
 
 
+def files_path(root: Path, place: Place) -> Path:
+    return step_path(root, place) / FILES
+
+
+def left_path(root: Path, place: Place, rank: int) -> Path:
+    return step_path(root, place) / f"rank-{rank}.left"
+
+
+def listed_path(root: Path, place: Place) -> Path:
+    return step_path(root, place) / "files.json"
+
+
 def failed_path(root: Path, place: Place, rank: int) -> Path:
     return step_path(root, place) / f"rank-{rank}.failed"
 
@@ -276,7 +294,7 @@ def manifest_from(content: dict[str, Any]) -> Manifest:
         return Manifest(
             place=Place(content["attempt"], content["step"]),
             world_size=content["world_size"],
-            files={name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()},
+            files=_sums(content),
             forms={int(rank): form for rank, form in content["forms"].items()},
             run=content.get("run", ""),
             far=content.get("far", ""),
@@ -298,8 +316,7 @@ def read_part(root: Path, place: Place, rank: int) -> Part | None:
 
 def part_from(content: dict[str, Any]) -> Part:
     with _Understanding():
-        files = {name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()}
-        return Part(files, content["form"], content.get("run", ""))
+        return Part(_sums(content), content["form"], content.get("run", ""))
 
 
 def create_part(root: Path, place: Place, rank: int, part: Part) -> bool:
@@ -309,6 +326,32 @@ def create_part(root: Path, place: Place, rank: int, part: Part) -> bool:
 def part_as_json(part: Part) -> dict[str, Any]:
     files = {name: one._asdict() for name, one in sorted(part.files.items())}
     return {"files": files, "form": part.form, "run": part.run}
+
+
+def _sums(content: dict[str, Any]) -> dict[str, disk.Sum]:
+    return {checked(name): disk.Sum(index(one["size"]), one["sha256"]) for name, one in content["files"].items()}
+
+
+def read_listed(root: Path, place: Place) -> dict[str, int] | None:
+    """The files that foreign code has left, with their sizes."""
+    content = disk.read(listed_path(root, place))
+    if content is None:
+        return None
+    with _Understanding():
+        return {checked(name): index(size) for name, size in content["files"].items()}
+
+
+def create_listed(root: Path, place: Place, sizes: dict[str, int]) -> bool:
+    return disk.create(listed_path(root, place), {"files": sizes})
+
+
+def checked(name: str) -> str:
+    """The name of a file within its checkpoint. What is read from a disk may have been written by anybody."""
+    if _NO_TEXT.search(name):
+        raise ValueError(f"a name that is no plain text: {name!a}")
+    if any(part in {"", ".", ".."} for part in name.split("/")):
+        raise ValueError(f"a name that leads out of its checkpoint: {name}")
+    return name
 
 
 class _Understanding:

@@ -169,7 +169,7 @@ class Near:
         return read_part(self.root, place, self.rank)
 
     def copy_out(self, place: Place, part: Part) -> str | None:
-        """A second copy on another node; why not, in words. It is worth having, but no save fails for the lack of it."""
+        """A second copy on another node; why not, in words. No save fails for the lack of it."""
         buddy = self._buddy_of(self.rank)
         if buddy is None or not self._seats[buddy].address or not self._secret or part.form is None:
             return None  # or it is not of our form: what it is read with needs it in one directory

@@ -1,9 +1,10 @@
 """stub"""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
-from contextlib import AbstractContextManager
+
 from sickbay.train import disk
 
 

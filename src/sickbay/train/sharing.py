@@ -8,8 +8,9 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from sickbay.train.validity import MISSING, fault_in
 
 log = logging.getLogger("sickbay.train")
 TOGETHER = 256 * 1024 * 1024  # bytes from which all ranks look: less is read by rank 0 before the others are awake
+A_FILE = 64 * 1024  # bytes that could be read in the time in which one more file is opened
 SLOWEST = 20e6  # bytes a second that a rank surely reads or writes: time limits follow the size
 NOWHERE = "a shard of it is on none of the nodes that take part"
 Thing = TypeVar("Thing")
@@ -53,7 +55,7 @@ class Looking:
             return fault_in(root, manifest)
         for name in sorted(manifest.files):
             copies = copies_of(self.root, manifest, name, self.near)
-            if len(copies) == 1 and (fault := disk.misfit_of(copies[0], manifest.files[name])) is not None:
+            if len(copies) == 1 and (fault := disk.misfit_of(copies[0], manifest.files[name], name)) is not None:
                 return fault
         number = self._ask(manifest.place)
         self.more = allowance(manifest.size / self.world_size)
@@ -110,9 +112,8 @@ class Looking:
 
     def _look(self, manifest: Manifest) -> str | None:
         self.loaded, self.of = {}, manifest.place
-        mine = [
-            name for n, name in enumerate(sorted(manifest.files)) if owner_of(n, name, self.world_size) == self.rank
-        ]
+        sizes = {name: one.size for name, one in manifest.files.items()}
+        mine = shares_of(sizes, self.world_size)[self.rank]
         total, done = sum(manifest.files[name].size for name in mine), 0
 
         def progress(size: int) -> None:
@@ -126,7 +127,7 @@ class Looking:
             try:
                 if name == shard_name(self.rank) and form is not None and manifest.world_size == self.world_size:
                     self.loaded[self.rank] = read_any(copies, expected, form, progress)
-                elif (fault := fault_of_all(copies, expected, progress)) is not None:
+                elif (fault := fault_of_all(copies, expected, progress, name)) is not None:
                     return fault
             except CorruptShard as fault:
                 return str(fault)
@@ -146,27 +147,19 @@ def copies_of(root: Path, manifest: Manifest, name: str, near: Near | None) -> l
     return found if far is None else [*found, far]
 
 
-def owner_of(position: int, name: str, world_size: int) -> int:
-    """Which rank looks at a file: a rank's own shard is its own; the others are dealt out."""
-    number = name.removeprefix("rank-").removesuffix(".shard")
-    if number.isdecimal() and int(number) < world_size and name == shard_name(int(number)):
-        return int(number)
-    return position % world_size
-
-
 def fault_of_all(
-    copies: Sequence[disk.File], expected: disk.Sum, progress: Callable[[int], None] | None = None
+    copies: Sequence[disk.File], expected: disk.Sum, progress: Callable[[int], None] | None = None, name: str = ""
 ) -> str | None:
     """None: one of the copies is whole. Else what is wrong with the last, the durable one."""
     for copy in copies[:-1]:
         try:
-            fault = disk.fault_of(copy, expected, progress)
+            fault = disk.fault_of(copy, expected, progress, name)
         except Unreadable as why:
             fault = str(why)
         if fault is None:
             return None
         log.warning("%s; another copy is read", fault)
-    return disk.fault_of(copies[-1], expected, progress) if copies else NOWHERE
+    return disk.fault_of(copies[-1], expected, progress, name) if copies else NOWHERE
 
 
 def read_any(
@@ -181,6 +174,25 @@ def read_any(
     if not copies:
         raise CorruptShard(NOWHERE)
     return read_shard(copies[-1], expected, form, progress)
+
+
+def shares_of(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
+    """Which rank reads which files, the same wherever it is worked out.
+
+    A rank's own shard is its own; the others are dealt out, the largest first, to whoever has least.
+    """
+    shares: list[list[str]] = [[] for _ in range(ranks)]
+    least = [(0, rank) for rank in range(ranks)]
+    for rank in range(ranks):
+        if (name := shard_name(rank)) in sizes:
+            shares[rank], least[rank] = [name], (sizes[name], rank)
+    heapify(least)
+    own = {name for share in shares for name in share}
+    for name in sorted(sizes.keys() - own, key=lambda name: (-sizes[name], name)):
+        load, rank = least[0]
+        shares[rank].append(name)
+        heapreplace(least, (load + sizes[name] + A_FILE, rank))
+    return [sorted(share) for share in shares]
 
 
 class CorruptShard(ValueError):  # noqa: N818
@@ -204,7 +216,7 @@ def read_shard(path: disk.File, expected: disk.Sum, form: str, progress: Callabl
     except OSError as error:
         raise disk.unreadable(path, error) from error
     if found != expected:
-        raise CorruptShard(disk.corrupt(path))
+        raise CorruptShard(disk.corrupt(path.name))
     if wrong is not None:
         raise wrong
     return state

@@ -27,7 +27,8 @@ from sickbay.train.asked import should_save as asked_here
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError
 from sickbay.train.hashing import hash_writes
-from sickbay.train.layout import Manifest, Part, Place, read_manifest, step_path
+from sickbay.train.layout import Manifest, Part, Place
+from sickbay.train.resuming import METADATA, reader_of, recheck, refuse_what_others_write
 from sickbay.train.validity import Checkpoint
 
 try:
@@ -39,7 +40,6 @@ except ImportError as missing:
 
 log = logging.getLogger("sickbay.train")
 VERSION = tuple(int(part) for part in import_module("torch").__version__.split(".")[:2])
-METADATA = ".metadata"  # which file holds which piece; written by rank 0, last of all
 
 
 def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, process_group: Any = None) -> bool:
@@ -47,6 +47,10 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
 
     False: it is left out on all ranks, as the save before has not ended on one of them.
     """
+    if checkpoints.far:
+        raise CheckpointError(
+            f"{checkpoints.far} holds what checkpoints.save writes: DCP needs a directory, without far="
+        )
     ranks = gang.ranks_of(checkpoints, process_group)
     place = Place(checkpoints.attempt, step)
     staged, standing, why = None, gang.Standing.READY, ""
@@ -95,7 +99,7 @@ def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 def _write(checkpoints: Checkpoints, place: Place, staged: Any, group: Any) -> dict[str, disk.Sum]:
     """What DCP has made of this rank's share."""
-    directory = step_path(checkpoints.directory, place)
+    directory = checkpoints.path_of(place.step)
     # What is staged is on the host: copying ahead would only wake GPU 0 from a thread that belongs to another.
     writer = dcp.FileSystemWriter(directory, per_thread_copy_ahead=0)
     hashed = hash_writes(writer)
@@ -162,12 +166,13 @@ def load(
 
 def _check_all(checkpoints: Checkpoints, ranks: gang.Ranks, chosen: Checkpoint, *, trust: bool) -> int:
     """Whatever this rank has against loading it. How many bytes there are."""
-    manifest = _manifest_of(checkpoints, chosen)
+    manifest = checkpoints.manifest()
     if METADATA not in manifest.files:
-        raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with checkpoints.load()")
+        raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with {reader_of(manifest)}")
     _check(checkpoints, chosen, manifest)
     if not trust:
-        _refuse_what_others_write(checkpoints.directory, chosen.path)
+        paths = (checkpoints.directory, chosen.path.parent, chosen.path, chosen.path / METADATA)
+        refuse_what_others_write(paths, f"DCP runs what its {METADATA} says", "load(…, trust=True)")
     if ranks.still_writing(checkpoints.budget):
         raise CheckpointError(f"{chosen} cannot be loaded while another is being saved: call checkpoints.wait() first")
     return manifest.size
@@ -187,36 +192,12 @@ def _refuse_other_sizes(chosen: Checkpoint, state_dict: dict[str, Any]) -> None:
             )
 
 
-def _manifest_of(checkpoints: Checkpoints, chosen: Checkpoint) -> Manifest:
-    try:
-        manifest = read_manifest(checkpoints.directory, Place(chosen.attempt, chosen.step))
-    except disk.Damaged as damage:
-        raise CheckpointError(f"{chosen} was whole and is no longer: manifest.json {damage}") from None
-    if manifest is None:
-        raise CheckpointError(f"{chosen} is being removed by another process")
-    return manifest
-
-
 def _check(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manifest) -> None:
     """All ranks have hashed their share when the attempt began; what has changed since then shows here.
 
     Each rank hashes its own files and the pickle once more: those of the others are hashed by them.
     """
-    surely = {METADATA, *(path.name for path in _files_of(chosen.path, checkpoints.rank))}
-    for name, expected in sorted(manifest.files.items()):
-        path = chosen.path / name
-        fault = disk.fault_of(path, expected) if name in surely else disk.misfit_of(path, expected)
-        if fault is not None:
-            raise CheckpointError(f"{chosen} was whole and is no longer: {fault}")
-
-
-def _refuse_what_others_write(root: Path, directory: Path) -> None:
-    for path in (root, directory.parent, directory, directory / METADATA):
-        if disk.writable_by_others(path):
-            raise CheckpointError(
-                f"others can write {path}, and DCP runs what its {METADATA} says: take their right to write there away"
-                " (chmod -R go-w), or load(…, trust=True) if you trust all of them"
-            )
+    recheck(chosen, manifest, {METADATA, *(path.name for path in _files_of(chosen.path, checkpoints.rank))})
 
 
 def _files_of(directory: Path, rank: int) -> list[Path]:

@@ -10,6 +10,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Condition, Event, Thread
 from typing import Any
@@ -21,7 +22,7 @@ from sickbay.train.far import key_of, store_of
 from sickbay.train.layout import Manifest, Part, Place, failed_path, part_path, step_path, upload_path
 from sickbay.train.near import Near
 from sickbay.train.objects import Objects
-from sickbay.train.sharing import allowance, owner_of
+from sickbay.train.sharing import allowance, shares_of
 
 log = logging.getLogger("sickbay.train")
 AGAIN = (1.0, 5.0, 20.0)  # seconds after which a rank tries its upload again, before it says that it has failed
@@ -102,7 +103,7 @@ class Uploads:
                     raise self._error
                 if self._ended >= place.step:
                     return
-            self._at.fenced()
+            self._at.check_fence()
             if disk.exists(failed_path(self._at.directory, place, 0)):
                 raise CheckpointError(f"{place} was not saved: rank 0 could not; its own error says why")
             if not self._thread.is_alive() or time.monotonic() - began > most:
@@ -200,16 +201,16 @@ class Uploads:
         if error is not None and not self._stopping.is_set():
             log.warning("%s", error)
             beats.save_failed(place.step, str(error))
-            self._at.tell_failed(place, self._rank)
+            self._at.tell_failed(place)
 
     def _tried(self, place: Place, resumed: Manifest | None) -> Exception | None:
         why: Exception | None = None
         for pause in (*AGAIN, None):
             try:
-                self._at.fenced()
+                self._at.check_fence()
                 self._send_all(place, resumed)
                 if self._rank == 0:
-                    self._at.commit(place, self._far, resumed)
+                    self._at.commit(place, partial(_as_it_was, far=self._far, like=resumed))
                     self._committed(place)
             except Superseded as reason:
                 return reason
@@ -233,17 +234,13 @@ class Uploads:
             here = step_path(self.near.root, place)
             sources: dict[str, list[disk.File]] = {name: [here / name] for name in part.files}
         else:
-            part = Part(
-                {
-                    name: one
-                    for number, (name, one) in enumerate(sorted(resumed.files.items()))
-                    if owner_of(number, name, self._at.world_size) == self._rank
-                }
-            )
+            sizes = {name: one.size for name, one in resumed.files.items()}
+            mine = shares_of(sizes, self._at.world_size)[self._rank]
+            part = Part({name: resumed.files[name] for name in mine})
             sources = {name: self.near.copies(resumed, name) for name in part.files}
         for name, expected in part.files.items():
             self._send(place, name, expected, sources[name])
-        self._at.put(place, self._rank, part)
+        self._at.put(place, part)
 
     def _send(self, place: Place, name: str, expected: disk.Sum, sources: list[disk.File]) -> None:
         why: OSError = FileNotFoundError(errno.ENOENT, f"{name} is on none of the nodes that take part")
@@ -258,6 +255,15 @@ class Uploads:
             else:
                 return
         raise why
+
+
+def _as_it_was(manifest: Manifest, *, far: str, like: Manifest | None) -> Manifest:
+    """`like`: what the parts must add up to, where another attempt saved it."""
+    if like is None:
+        return manifest._replace(far=far)
+    if manifest.files != like.files:
+        raise CheckpointError(f"{manifest.place} was not saved: its parts are not those of {like.place}")
+    return manifest._replace(far=far, world_size=like.world_size, forms=like.forms)
 
 
 def _to_directory(target: Path, source: disk.File, expected: disk.Sum) -> None:

@@ -193,15 +193,15 @@ def _without_manifest(root: Path, place: Place) -> str:
 def fault_in(root: Path, manifest: Manifest) -> str | None:
     """The first fault, by name of the file. Many shards are read at once: a large checkpoint must not take hours."""
     names = sorted(manifest.files)
-    files = [far_copy(root, manifest, name) for name in names]
-    known = [(file, manifest.files[name]) for file, name in zip(files, names, strict=True) if file is not None]
-    for file, expected in known:  # what shows by its size alone is known before anything is read
-        if (fault := disk.misfit_of(file, expected)) is not None:
+    files = [(far_copy(root, manifest, name), manifest.files[name], name) for name in names]
+    known = [(file, expected, name) for file, expected, name in files if file is not None]
+    for file, expected, name in known:  # what shows by its size alone is known before anything is read
+        if (fault := disk.misfit_of(file, expected, name)) is not None:
             return fault
     if len(known) == 1:
-        return disk.fault_of(*known[0])
+        return disk.fault_of(*known[0][:2], None, known[0][2])
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(READERS, max(1, len(known)))) as pool:
-        faults = pool.map(lambda one: disk.fault_of(*one), known)
+        faults = pool.map(lambda one: disk.fault_of(one[0], one[1], None, one[2]), known)
         return next((fault for fault in faults if fault is not None), None)

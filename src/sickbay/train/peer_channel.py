@@ -76,8 +76,7 @@ class Channel:
             raise Cut(errno.EPROTO, "what listens there is no server of peers, or one of another version of sickbay")
         challenge = os.urandom(CHALLENGE)
         self._agree(secret, greeting[len(MAGIC) :], challenge, b"client", b"server")
-        self.send(challenge, until)
-        self.say(request)
+        self.say(request, challenge)
 
     def _agree(self, secret: str, of_server: bytes, of_client: bytes, ours: bytes, theirs: bytes) -> None:
         self._key = hmac.digest(secret.encode(), MAGIC + of_server + of_client, "sha256")
@@ -88,11 +87,11 @@ class Channel:
 
     # --- frames
 
-    def say(self, message: dict[str, Any]) -> None:
+    def say(self, message: dict[str, Any], before: bytes = b"") -> None:
         text = json.dumps(message).encode()
         proof = self._proof(self._ours, self._said, text)
         self._said += 1
-        self.send(len(text).to_bytes(4, "big") + text + proof, monotonic() + self._idle)
+        self.send(before + len(text).to_bytes(4, "big") + text + proof, monotonic() + self._idle)
 
     def hear(self, until: float | None = None) -> dict[str, Any]:
         until = monotonic() + self._idle if until is None else until
@@ -138,15 +137,9 @@ class Channel:
         while rest:
             rest = rest[self._within(until, self._socket.send, rest) :]
 
-    def send_file(self, file: BinaryIO, size: int, *, heed: bool = False) -> int:
-        """Send its first bytes; how many. Fewer if it ends before, or (`heed`) if the other side speaks before."""
-        done = 0
-        while done < size and not (heed and self.has_spoken()):
-            sent = self._within(None, self._socket.sendfile, file, done, min(BLOCK, size - done))
-            if not sent:
-                break
-            done += sent
-        return done
+    def send_block(self, file: BinaryIO, start: int, end: int) -> int:
+        """Send some bytes of a file; how many. 0: it has none there."""
+        return self._within(None, self._socket.sendfile, file, start, min(BLOCK, end - start))
 
     def part(self) -> None:
         """Close it so that what was said last arrives: unread bytes would make the kernel reset the connection."""

@@ -13,6 +13,8 @@ from sickbay import train
 FILLS = """
 import resource, sys
 from sickbay import train
+from sickbay.train import checkpoints as module
+module.AGAIN = (0.01,)  # that it is tried again is shown elsewhere
 limit = int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -67,3 +69,19 @@ def test_a_full_disk_is_an_error_and_the_newest_whole_checkpoint_is_used(small_d
         assert second.resumed.step == int(saved[-1])
         second.save(second.resumed.step + 1, b"small")
     assert train.latest_valid(small_disk).attempt == 2
+
+
+def test_a_disk_that_is_not_mounted_is_no_new_training(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SICKBAY_CHECKPOINT_DIR", str(small_disk))
+    monkeypatch.setenv("SICKBAY_LAST_STEP", "7")  # as the engine says of a job that has made steps
+    with train.Checkpoints(small_disk, rank=0, world_size=1, anew=True) as first:
+        first.save(5, b"five")
+        first.wait()
+        subprocess.run([str(shutil.which("umount")), "-l", str(small_disk)], check=True)
+        first.save(6, b"six")
+        with pytest.raises(train.CheckpointError, match="is its disk still mounted"):
+            first.wait()
+    with pytest.raises(train.Unreadable, match="has never held a checkpoint, but this job has been at step 7"):
+        train.Checkpoints(small_disk, rank=0, world_size=1)
+    assert not list(small_disk.iterdir())
+    subprocess.run([str(shutil.which("mount")), "-t", "tmpfs", "sickbay-test", str(small_disk)], check=True)

@@ -61,3 +61,14 @@ def test_three_attempts_interleaved_at_every_call_never_fall_behind_what_was_com
     runs = 1500 if THOROUGH else 80
     told = scene(kind, quick_disk, 1, runs, script=WORLD)
     assert told["resumed"] > runs, told
+
+
+@pytest.mark.slow
+def test_a_death_at_any_line_loses_neither_what_is_near_nor_what_was_uploaded(quick_disk: Path) -> None:
+    told = scene("near_killed", quick_disk, 7 if THOROUGH else 29, 1)
+    assert told["resumed_near"] > told["deaths"] // 3
+
+
+@pytest.mark.slow
+def test_what_stood_still_at_any_line_takes_nothing_near_from_those_who_began_meanwhile(quick_disk: Path) -> None:
+    assert scene("near_frozen", quick_disk, 12 if THOROUGH else 50, 1)["stops"] > 100

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -39,15 +40,16 @@ with train.Checkpoints() as checkpoints:
             losses.flush()
             if step % {EVERY} == 0:
                 checkpoints.save(step, state)
-                checkpoints.wait()
+                if step % {2 * EVERY} == 0 or "SICKBAY_CHECKPOINT_NEAR" not in os.environ:
+                    checkpoints.wait()
 """
 
 
 class Gang:
     """Ranks as an engine starts them: a number for each attempt, and all of them end with one."""
 
-    def __init__(self, where: Path) -> None:
-        self.where, self.attempt = where, 0
+    def __init__(self, where: Path, *, near: bool = False) -> None:
+        self.where, self.attempt, self.near = where, 0, near
         self.ranks: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -60,7 +62,17 @@ class Gang:
         }
         own.pop("SICKBAY_LAST_STEP", None)
         command = [sys.executable, "-c", SCRIPT, str(self.where)]
-        self.ranks = [subprocess.Popen(command, env={**own, "RANK": str(rank)}) for rank in range(RANKS)]
+        self.ranks = [
+            subprocess.Popen(command, env={**own, "RANK": str(rank), **self.on_its_node(rank)}) for rank in range(RANKS)
+        ]
+
+    def on_its_node(self, rank: int) -> dict[str, str]:
+        if not self.near:
+            return {}
+        return {"NODE_RANK": str(rank), "SICKBAY_CHECKPOINT_NEAR": str(self.disk_of(rank))}
+
+    def disk_of(self, rank: int) -> Path:
+        return self.where / f"node-{rank}"
 
     def ended(self) -> bool:
         return all(rank.poll() is not None for rank in self.ranks)
@@ -92,12 +104,16 @@ def left_alone(where: Path) -> Gang:
     return gang
 
 
+@pytest.mark.parametrize("near", [False, True], ids=["far", "near"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_losses_of_a_training_that_was_killed_are_those_of_one_that_was_not(seed: int, tmp_path: Path) -> None:
+def test_the_losses_of_a_training_that_was_killed_are_those_of_one_that_was_not(
+    seed: int, near: bool, tmp_path: Path
+) -> None:
+    """`near`: saves go to a disk of the rank's node first, and with a killed rank its disk is lost now and then."""
     dice = random.Random(seed)
     (tmp_path / "calm").mkdir()
     (tmp_path / "killed").mkdir()
-    calm, gang = left_alone(tmp_path / "calm"), Gang(tmp_path / "killed")
+    calm, gang = left_alone(tmp_path / "calm"), Gang(tmp_path / "killed", near=near)
     kills = 0
     while kills < 8:
         gang.start()
@@ -107,7 +123,10 @@ def test_the_losses_of_a_training_that_was_killed_are_those_of_one_that_was_not(
             assert time.monotonic() < deadline, "it does not train"
         if gang.ended():
             break
-        gang.kill(first=dice.randrange(RANKS))
+        first = dice.randrange(RANKS)
+        gang.kill(first)
+        if near and dice.random() < 0.5:
+            rmtree(gang.disk_of(first), ignore_errors=True)
         kills += 1
     else:
         gang.start()

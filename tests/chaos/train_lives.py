@@ -49,8 +49,12 @@ def live(
     at: int = 0,
     how: signal.Signals = signal.SIGKILL,
     rests_after: int = 0,
+    near: Path | None = None,
 ) -> tuple[int, int]:
-    """Begin an attempt in a child and save these steps; its pid, and where it says what was committed."""
+    """Begin an attempt in a child and save these steps; its pid, and where it says what was committed.
+
+    With `near` only every other step is waited for until it is uploaded; of the others it says when they are near.
+    """
     ear, mouth = os.pipe()
     pid = os.fork()
     if pid:
@@ -61,10 +65,15 @@ def live(
         trace = stopping(at, how)
         threading.settrace(trace)
         sys.settrace(trace)
-        checkpoints = train.Checkpoints(directory, attempt=attempt, rank=0, world_size=1, keep=keep)
+        checkpoints = train.Checkpoints(directory, attempt=attempt, rank=0, world_size=1, keep=keep, near=near)
         os.write(mouth, f"begun {checkpoints.resumed.step if checkpoints.resumed else -1}\n".encode())
         for step in steps:
             checkpoints.save(step, {"attempt": attempt, "step": step, "weights": bytearray(300)})
+            if near is not None and checkpoints._thread is not None:
+                checkpoints._thread.join()
+                os.write(mouth, f"near {step}\n".encode())
+                if step % 20:
+                    continue
             checkpoints.wait()
             os.write(mouth, f"{step}\n".encode())
             if step == rests_after:
@@ -131,6 +140,40 @@ def killed(root: Path, every: int, first: int) -> dict[str, int]:
     raise AssertionError("it never came to an end")
 
 
+def near_killed(root: Path, every: int, first: int) -> dict[str, int]:
+    """kill -9 at every line of an attempt that saves on its node first: what is near, or uploaded, is found again.
+
+    Then the node is lost, and what was uploaded is still there.
+    """
+    template, directory, near = root / "template", root / "run", root / "run" / "near"
+    must(ended(live(template / "far", 1, [10, 20], keep=2, near=template / "near")[0]) == FINE, "the first attempt")
+    resumed_near = 0
+    for deaths, at in enumerate(range(first, 1_000_000, every)):
+        copytree(template, directory)
+        pid, ear = live(directory / "far", 2, [30, 40, 50], keep=2, at=at, near=near)
+        code, said = ended(pid), heard(ear)
+        kept = max((int(line.removeprefix("near ")) for line in said if line.startswith("near ")), default=20)
+        durable = max(committed(said), default=20)
+        must(whole(directory / "far")[1] >= durable, "line", at, said, "but latest_valid is", whole(directory / "far"))
+        pid, ear = live(directory / "far", 3, [], keep=2, near=near)
+        told = heard(ear)
+        must(ended(pid) == FINE and told[0].startswith("begun "), "line", at, told)
+        begun = int(told[0].removeprefix("begun "))
+        must(kept <= begun <= kept + 10, "line", at, said, "but begun from", begun)
+        resumed_near += begun > durable
+        rmtree(near)
+        durable = max(durable, whole(directory / "far")[1])
+        pid, ear = live(directory / "far", 4, [60], keep=2, near=near)
+        told = heard(ear)
+        must(ended(pid) == FINE and int(told[0].removeprefix("begun ")) >= durable, "line", at, "without near", told)
+        must(whole(directory / "far") == (4, 60), "line", at, whole(directory / "far"))
+        rmtree(directory)
+        if code == FINE:
+            return {"deaths": deaths, "resumed_near": resumed_near}
+        must(code == -signal.SIGKILL, "line", at, "exit", code, said)
+    raise AssertionError("it never came to an end")
+
+
 def frozen(root: Path, every: int, first: int) -> dict[str, int]:
     """A first attempt stands still at every line, a second one begins, then the first goes on to its end."""
     stops = 0
@@ -153,6 +196,30 @@ def frozen(root: Path, every: int, first: int) -> dict[str, int]:
             third, its_ear = live(directory, 3, [], keep=2)
             must(ended(third) == FINE, "line", at, "third attempt")
             must(heard(its_ear) == [f"begun {expected[1]}"], "line", at, "third attempt")
+            rmtree(directory)
+    raise AssertionError("it never came to an end")
+
+
+def near_frozen(root: Path, every: int, first: int) -> dict[str, int]:
+    """The same where both save on one node first: the thawed one takes nothing away that the second goes on from."""
+    stops, directory, near = 0, root / "run", root / "run" / "near"
+    for at in range(first, 1_000_000, every):
+        for saves in ((), (80,)):
+            pid, ear = live(directory / "far", 1, [10, 20, 30, 40], keep=2, at=at, how=signal.SIGSTOP, near=near)
+            if not stands(pid):
+                heard(ear)
+                return {"stops": stops}
+            stops += 1
+            second, its_ear = live(directory / "far", 2, saves, keep=2, near=near)
+            must(ended(second) == FINE, "line", at, "second attempt")
+            parent = int(heard(its_ear)[0].removeprefix("begun "))
+            os.kill(pid, signal.SIGCONT)
+            must(ended(pid) in {FINE, TOO_LATE}, "line", at, "the thawed one is broken")
+            said = heard(ear)
+            third, its_ear = live(directory / "far", 3, [100], keep=2, near=near)
+            told, expected = heard(its_ear), saves[0] if saves else parent
+            must(ended(third) == FINE and told[0] == f"begun {expected}", "line", at, expected, told, said)
+            must(whole(directory / "far") == (3, 100), "line", at, whole(directory / "far"))
             rmtree(directory)
     raise AssertionError("it never came to an end")
 
@@ -225,5 +292,12 @@ def both_frozen(root: Path, pairs: int, seed: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     logging.disable()
-    scenes = {"killed": killed, "frozen": frozen, "both_frozen": both_frozen, "begun_over": begun_over}
+    scenes = {
+        "killed": killed,
+        "near_killed": near_killed,
+        "frozen": frozen,
+        "near_frozen": near_frozen,
+        "both_frozen": both_frozen,
+        "begun_over": begun_over,
+    }
     print(json.dumps(scenes[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))

@@ -245,7 +245,7 @@ def test_a_directory_that_is_removed_under_it_is_told_in_one_line(
 
 def test_a_part_of_another_run_is_never_committed(tmp_path: Path) -> None:
     ranks = [train.Checkpoints(tmp_path, attempt=1, rank=rank, world_size=2, failures=0) for rank in (0, 1)]
-    ranks[1]._run_id = "another"
+    ranks[1]._at.run = "another"
     for rank in ranks:
         rank.save(1, b"x")
     ranks[1].wait()
@@ -445,7 +445,7 @@ def test_a_shard_that_was_written_before_its_part_failed_is_written_anew(
             raise OSError(errno.EIO, "Input/output error")
         return create(*args)
 
-    monkeypatch.setattr("sickbay.train.checkpoints.create_part", part)
+    monkeypatch.setattr("sickbay.train.committing.create_part", part)
     trained(tmp_path, 1)
     assert trained(tmp_path).load() == {"step": 1, "attempt": 1}
 

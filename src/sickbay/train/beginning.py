@@ -12,14 +12,17 @@ import os
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from sickbay.train import disk
 from sickbay.train.errors import RESTARTED_IN_PLACE, AlreadyBegun, CheckpointError, Superseded, Unreadable
+from sickbay.train.far import store_of
 from sickbay.train.layout import (
     Lineage,
+    Manifest,
     Place,
     RunFile,
     attempt_path,
@@ -41,6 +44,7 @@ from sickbay.train.layout import (
     step_path,
     steps,
 )
+from sickbay.train.near import Near, create_secret, secret_of
 from sickbay.train.sharing import Looking, wait_for
 from sickbay.train.validity import Checkpoint, Survey, lineage_of, survey
 
@@ -61,6 +65,28 @@ ANEW = "SICKBAY_BEGIN_ANEW=1 (or anew=True) begins at step 0 beside what is ther
 LAUNCH = ("SICKBAY_JOB_ID", "SICKBAY_ATTEMPT", "TORCHELASTIC_RUN_ID")
 
 
+class Tiers(NamedTuple):
+    """Where saves go before they are in the directory, and where their files are for good."""
+
+    near: Path | None = None  # a directory on each node's own disk
+    far: str = ""  # an object store; empty: the checkpoint directory
+    copies: bool = True  # of what is near, on another node
+
+    @classmethod
+    def from_environment(cls, near: str | os.PathLike[str] | None, far: str | None, *, copies: bool | None) -> "Tiers":
+        where = near if near is not None else os.environ.get("SICKBAY_CHECKPOINT_NEAR")
+        url = far if far is not None else os.environ.get("SICKBAY_CHECKPOINT_FAR", "")
+        if url and not where:
+            raise CheckpointError(
+                f"{url} is filled from the nodes' own disks: write near=DIR (or SICKBAY_CHECKPOINT_NEAR), a directory"
+                " on a local disk"
+            )
+        if url:
+            store_of(url)  # what is wrong with it is told now, not at the first upload
+        asked = os.environ.get("SICKBAY_CHECKPOINT_COPIES", "1") != "0" if copies is None else copies
+        return cls(Path(where).absolute() if where else None, url, asked)
+
+
 class Run(NamedTuple):
     """Who we are."""
 
@@ -71,6 +97,7 @@ class Run(NamedTuple):
     patience: float
     anew: bool = False  # whoever starts it wants it to begin at step 0, whatever is there
     last_step: int | None = None  # how far the job has been, as those know who started this attempt
+    tiers: Tiers = Tiers()
 
     @classmethod
     def from_environment(
@@ -82,6 +109,7 @@ class Run(NamedTuple):
         world_size: int | None,
         patience: float,
         anew: bool = False,
+        tiers: Tiers = Tiers(),  # noqa: B008  # it is frozen
     ) -> "Run":
         where = directory or os.environ.get("SICKBAY_CHECKPOINT_DIR")
         if not where:
@@ -94,6 +122,7 @@ class Run(NamedTuple):
             patience,
             anew or os.environ.get("SICKBAY_BEGIN_ANEW", "") not in {"", "0"},
             _number("SICKBAY_LAST_STEP", None, least=0) if _jobs_own(where) else None,
+            tiers,
         )
         if run.rank >= run.world_size:
             raise CheckpointError(f"rank {run.rank} of {run.world_size}: ranks go from 0 to {run.world_size - 1}")
@@ -130,6 +159,9 @@ class Begun(NamedTuple):
     lineage: Lineage
     resumed: Checkpoint | None
     loaded: dict[int, Any]  # by rank: states of shards that were verified while they were read
+    manifest: Manifest | None  # of `resumed`
+    far: str  # where the files of this attempt's checkpoints go
+    near: Near | None
 
 
 def begin(run: Run) -> Begun:
@@ -140,9 +172,11 @@ def begin(run: Run) -> Begun:
             lineage = _lead(run, fence, looking)
         else:
             looking = Looking(run.directory, run.attempt or 1, run.rank, run.world_size, run.patience)
-            lineage = _follow(run, looking)
+            fence, lineage = _follow(run, looking)
         loaded = looking.loaded if looking.of == lineage.parent else {}  # else of one that was passed over
-        return Begun(lineage, _parent(run.directory, lineage), loaded)
+        manifest = _manifest_of(run.directory, lineage, looking.near)
+        resumed = _parent(run.directory, lineage, manifest)
+        return Begun(lineage, resumed, loaded, manifest, fence.far, looking.near)
     except IndexError:  # a listing that was not empty a moment ago
         raise Unreadable(f"{run.directory} was removed while an attempt began in it: start once more") from None
     except OSError as error:
@@ -158,7 +192,8 @@ def _fence(run: Run) -> tuple[RunFile, Looking]:
     _same_directory(run)
     disk.make(run.directory)
     if not disk.exists(marker_path(run.directory)):
-        disk.create(marker_path(run.directory), {"keeps": "checkpoints of sickbay.train"})
+        marker = {"keeps": "checkpoints of sickbay.train", "id": os.urandom(8).hex()}
+        disk.create(marker_path(run.directory), marker)
     disk.refresh(run.directory)
     while True:
         highest = max(fenced(run.directory), default=0)
@@ -166,7 +201,7 @@ def _fence(run: Run) -> tuple[RunFile, Looking]:
         if number < highest:
             raise superseded(run.directory, number, highest)
         disk.make(attempt_path(run.directory, number))
-        fence = RunFile(number, os.urandom(8).hex(), run.world_size, launch())
+        fence = RunFile(number, os.urandom(8).hex(), run.world_size, launch(), run.tiers.far, bool(run.tiers.near))
         if number != highest and create_fence(run.directory, fence):
             break
         if run.attempt is not None:
@@ -203,24 +238,52 @@ def launch() -> str:
 
 def _lead(run: Run, fence: RunFile, looking: Looking) -> Lineage:
     try:
+        _learn_all(run, looking)
         for _ in range(CHOICES):
             found, anew = _choose(run, fence, looking)
             parent = found.chosen and Place(found.chosen.attempt, found.chosen.step)
-            if parent is None or disk.exists(manifest_path(run.directory, parent)):
+            there = parent is not None and disk.exists(manifest_path(run.directory, parent))
+            near = parent is not None and not there and looking.near is not None and parent in looking.near.whole
+            if parent is None or there or near:
                 break
     except (CheckpointError, OSError) as why:
         with suppress(OSError):
             disk.create(refused_path(run.directory, fence.attempt), {"why": str(why)})
         raise
-    lineage = Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run, anew)
+    lineage = Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run, anew, near)
     if not create_lineage(run.directory, lineage):
         raise AlreadyBegun(f"another process has chosen for attempt {fence.attempt} in {run.directory}")
     _still_first(run.directory, fence.attempt)
-    if parent is not None and not disk.exists(manifest_path(run.directory, parent)):
+    if parent is not None and not near and not disk.exists(manifest_path(run.directory, parent)):
         raise CheckpointError(
             f"{parent} was removed by another process while attempt {fence.attempt} began: start once more"
         )
     return lineage
+
+
+def _open_near(run: Run, looking: Looking) -> None:
+    """What is on this node's own disk is told to the others."""
+    if run.tiers.near is None:
+        return
+    secret = ""
+    if run.tiers.copies and run.world_size > 1:
+        what = f"rank 0 wrote no secret for attempt {looking.attempt}"
+        secret = wait_for(lambda: secret_of(run.directory, looking.attempt), looking, what)
+    looking.near = Near(run.tiers.near, run.directory, looking.attempt, run.rank, run.world_size, secret)
+    looking.near.tell()
+
+
+def _learn_all(run: Run, looking: Looking) -> None:
+    """Rank 0: what is whole on the disks of all nodes that take part."""
+    if run.tiers.near is None:
+        return
+    if run.tiers.copies and run.world_size > 1:
+        create_secret(run.directory, looking.attempt)
+    _open_near(run, looking)
+    near = looking.near
+    if near is not None:
+        what = f"a rank of attempt {looking.attempt} did not say what is on its node"
+        near.decide([wait_for(partial(near.told_by, rank), looking, what) for rank in range(run.world_size)])
 
 
 def _choose(run: Run, fence: RunFile, looking: Looking) -> tuple[Survey, bool]:
@@ -256,7 +319,9 @@ def _beside(run: Run, found: Survey) -> str:
 def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
     found = _survey(run, fence, looking)
     if found.chosen is not None:
-        _put_back(run.directory, Place(found.chosen.attempt, found.chosen.step))
+        place = Place(found.chosen.attempt, found.chosen.step)
+        if looking.near is None or place not in looking.near.whole:
+            _put_back(run.directory, place)
     elif found.committed:
         raise Unreadable(
             f"none of the checkpoints in {run.directory} is whole: {'; '.join(map(str, found.skipped[:3]))};"
@@ -279,16 +344,17 @@ def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
 
 def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
     """A server that does not answer now may answer in a minute."""
+    near = looking.near.whole if looking.near is not None else {}
     for pause in READ_AGAIN:
         try:
-            return survey(run.directory, fence.attempt, looking.together)
+            return survey(run.directory, fence.attempt, looking.together, near)
         except Unreadable as why:
             if not isinstance(why.__cause__, OSError) or why.__cause__.errno not in COMES_BACK:
                 raise
             log.warning("%s; tried again in %g s", why, pause)
             time.sleep(pause)
             _still_first(run.directory, fence.attempt)
-    return survey(run.directory, fence.attempt, looking.together)
+    return survey(run.directory, fence.attempt, looking.together, near)
 
 
 def _put_back(root: Path, place: Place) -> None:
@@ -316,7 +382,7 @@ def _still_first(directory: Path, number: int) -> None:
 # --- the others
 
 
-def _follow(run: Run, looking: Looking) -> Lineage:
+def _follow(run: Run, looking: Looking) -> tuple[RunFile, Lineage]:
     """Take this rank's place, look at what rank 0 names, and wait until it has chosen."""
     number = looking.attempt
     disk.make(begun_path(run.directory, number, run.rank).parent)
@@ -337,7 +403,13 @@ def _follow(run: Run, looking: Looking) -> Lineage:
             f"rank 0 began attempt {number} with {ours.world_size} ranks, rank {run.rank} counts {run.world_size}:"
             " WORLD_SIZE must be the same for all"
         )
+    if (ours.near, ours.far) != (bool(run.tiers.near), run.tiers.far):
+        raise CheckpointError(
+            f"rank 0 and rank {run.rank} differ in near= or far= (SICKBAY_CHECKPOINT_NEAR, SICKBAY_CHECKPOINT_FAR): all"
+            " ranks need the same"
+        )
     looking.run = ours.run
+    _open_near(run, looking)
 
     def chosen() -> Lineage | None:
         looking.share()
@@ -347,7 +419,9 @@ def _follow(run: Run, looking: Looking) -> Lineage:
 
     lineage = wait_for(chosen, looking, f"rank 0 did not choose a checkpoint for attempt {number}")
     _not_later(run.directory, number)
-    return lineage
+    if looking.near is not None and not looking.near.learn():
+        raise Unreadable(f"{run.directory} does not show what rank 0 has found on the nodes: start once more")
+    return ours, lineage
 
 
 def _fence_of(run: Run, number: int) -> RunFile | None:
@@ -378,19 +452,28 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise Unreadable(f"{path} {damage}") from None
 
 
-def _parent(directory: Path, lineage: Lineage) -> Checkpoint | None:
-    """As the LINEAGE names it. Not checked once more: it was verified, and what `load` reads is hashed on the way."""
+def _manifest_of(directory: Path, lineage: Lineage, near: Near | None) -> Manifest | None:
+    """Of what LINEAGE names. Not checked once more: it was verified, and what `load` reads is hashed on the way."""
     if lineage.parent is None:
         return None
     try:
         manifest = read_manifest(directory, lineage.parent)
     except disk.Damaged as damage:
         raise CheckpointError(f"{lineage.parent} was whole and is no longer: manifest.json {damage}") from None
+    if manifest is None and near is not None and near.learn():
+        manifest = near.whole.get(lineage.parent)
     if manifest is None:
         raise CheckpointError(
             f"{lineage.parent}, from which attempt {lineage.attempt} goes on, is gone: start once more"
         )
-    return Checkpoint(*lineage.parent, lineage.skipped, manifest.world_size, step_path(directory, lineage.parent))
+    return manifest
+
+
+def _parent(directory: Path, lineage: Lineage, manifest: Manifest | None) -> Checkpoint | None:
+    if manifest is None:
+        return None
+    where = step_path(directory, manifest.place)
+    return Checkpoint(*manifest.place, lineage.skipped, manifest.world_size, where)
 
 
 def _end_with(code: int) -> None:

@@ -17,25 +17,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from sickbay.train import beats, disk, snapshot
-from sickbay.train.beginning import Run, begin
+from sickbay.train.beginning import Run, Tiers, begin
+from sickbay.train.committing import Committing
 from sickbay.train.errors import CheckpointError, Superseded
 from sickbay.train.layout import (
     Manifest,
     Part,
     Place,
     Skipped,
-    create_manifest,
-    create_part,
-    failed_path,
-    fenced,
     part_path,
     read_manifest,
-    read_part,
     shard_name,
     step_path,
 )
 from sickbay.train.pruning import clear, prune
-from sickbay.train.sharing import CorruptShard, allowance, read_shard
+from sickbay.train.sharing import CorruptShard, allowance, copies_of, read_any
+from sickbay.train.uploads import Uploads
 from sickbay.train.validity import Checkpoint
 
 log = logging.getLogger("sickbay.train")
@@ -60,6 +57,10 @@ class Checkpoints:
     longer as what they read or write takes at 20 MB/s. `budget`: seconds that a `save` waits for the one before it;
     then this one is left out. `failures`: how many saves in a row may fail before the training is told by an error.
     `anew`: begin at step 0, whatever is there. One thread uses it at a time.
+
+    `near`: a directory on each node's own disk, to which saves go first; they are uploaded in the background. `far`: an
+    object store (s3://…) that holds the files instead of the directory. `copies`: whether what is near is copied to a
+    second node.
     """
 
     def __init__(
@@ -74,18 +75,29 @@ class Checkpoints:
         budget: float = 600.0,
         failures: int = 3,
         anew: bool = False,
+        near: str | os.PathLike[str] | None = None,
+        far: str | None = None,
+        copies: bool | None = None,
     ) -> None:
         if keep is not None and keep < 1:
             raise CheckpointError(f"keep={keep} would remove every checkpoint: write 1 or more, or None to keep all")
         run = Run.from_environment(
-            directory, attempt=attempt, rank=rank, world_size=world_size, patience=patience, anew=anew
+            directory,
+            attempt=attempt,
+            rank=rank,
+            world_size=world_size,
+            patience=patience,
+            anew=anew,
+            tiers=Tiers.from_environment(near, far, copies=copies),
         )
         self.directory, self.rank, self.world_size = run.directory, run.rank, run.world_size
         self.keep, self.patience, self.budget, self.failures = keep, patience, budget, failures
-        lineage, self.resumed, self._loaded = begin(run)
+        begun = begin(run)
+        lineage, self.resumed, self._loaded = begun.lineage, begun.resumed, begun.loaded
+        self._manifest, self._near, self.far = begun.manifest, begun.near, begun.far
         self.attempt: int = lineage.attempt
         self.skipped: tuple[Skipped, ...] = lineage.skipped
-        self._run_id = lineage.run
+        self._at = Committing(run, lineage.attempt, lineage.run)
         self._verified = {Place(*lineage.parent)} if lineage.parent else set[Place]()
         self._last: int | None = None
         self._thread: Thread | None = None
@@ -93,12 +105,16 @@ class Checkpoints:
         self._size = 0  # bytes of the last save of this rank
         self._failed = 0  # saves in a row
         self._hurry = Event()  # the next save waits, or the end: nothing is tried again
-        self._giving_up = Event()
         self._kept: list[Any] = []
         self._pid = os.getpid()
         self._tell()
         if self.rank == 0:
             clear(self.directory, self.attempt)
+        self._uploads: Uploads | None = None
+        if self._near is not None:
+            self._uploads = Uploads(
+                self._at, self._near, self.far, self.rank, resumed=self._manifest, committed=self._committed
+            )
         atexit.register(self._at_exit)
 
     def _tell(self) -> None:
@@ -131,20 +147,27 @@ class Checkpoints:
         held, self._loaded = self._loaded, {}  # read when this attempt began; asked for now, or not at all
         if rank in held:
             return held.pop(rank)
-        place, shard = Place(chosen.attempt, chosen.step), chosen.path / shard_name(rank)
+        manifest, name = self._manifest_now(chosen), shard_name(rank)
+        if name not in manifest.files:
+            raise CheckpointError(f"{chosen} has no {name}")
+        copies = copies_of(self.directory, manifest, name, self._near)
         try:
-            manifest = read_manifest(self.directory, place)
-        except disk.Damaged as damage:
-            raise CheckpointError(f"{chosen} was whole and is no longer: manifest.json {damage}") from None
-        if manifest is None or shard.name not in manifest.files:
-            gone = "is being removed by another process" if manifest is None else f"has no {shard.name}"
-            raise CheckpointError(f"{chosen} {gone}")
-        try:
-            return read_shard(shard, manifest.files[shard.name], manifest.forms[rank])
+            return read_any(copies, manifest.files[name], manifest.forms[rank])
         except CorruptShard as fault:
             raise CheckpointError(f"{chosen} was whole and is no longer: {fault}") from None
         except snapshot.NotAShard as why:
-            raise CheckpointError(f"cannot load {chosen}/{shard.name}: {why}") from None
+            raise CheckpointError(f"cannot load {chosen}/{name}: {why}") from None
+
+    def _manifest_now(self, chosen: Checkpoint) -> Manifest:
+        try:
+            manifest = read_manifest(self.directory, Place(chosen.attempt, chosen.step))
+        except disk.Damaged as damage:
+            raise CheckpointError(f"{chosen} was whole and is no longer: manifest.json {damage}") from None
+        if manifest is None and self._manifest is not None and self._manifest.far is None:
+            return self._manifest
+        if manifest is None:
+            raise CheckpointError(f"{chosen} is being removed by another process")
+        return manifest
 
     def save(self, step: int, state: object) -> bool:
         """Copy the state and write it in the background. False: it is left out, as the save before has not ended.
@@ -167,18 +190,21 @@ class Checkpoints:
 
         return self.put(step, write)
 
-    def put(self, step: int, write: Callable[[Path], Part]) -> bool:
-        """For writers of another form (see sickbay.train.torch): `write` makes this rank's files, in the background."""
-        if self.ready(step) is None:
+    def put(self, step: int, write: Callable[[Path], Part], *, shared: bool = False) -> bool:
+        """For writers of another form (see sickbay.train.torch): `write` makes this rank's files, in the background.
+
+        `shared`: all ranks write into one directory, so it is the checkpoint directory in any case.
+        """
+        if self.ready(step, shared=shared) is None:
             return False
         self._last = step
         self._hurry.clear()
         place = Place(self.attempt, step)
-        self._thread = Thread(target=self._run, args=(place, write), name=f"sickbay-save-{step}", daemon=True)
+        self._thread = Thread(target=self._run, args=(place, write, shared), name=f"sickbay-save-{step}", daemon=True)
         self._thread.start()
         return True
 
-    def ready(self, step: int) -> Path | None:
+    def ready(self, step: int, *, shared: bool = False) -> Path | None:
         """The directory into which this step may be saved. None: the save before has not ended within the budget."""
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise CheckpointError(f"a step is a whole number from 0 on, not {step!r}")
@@ -194,7 +220,14 @@ class Checkpoints:
             self._thread = None
         if self._failed > self.failures or isinstance(self._error, Superseded):
             self._raise()
-        return step_path(self.directory, place)
+        if self._uploads is None:
+            return step_path(self.directory, place)
+        if self._uploads.hopeless(self.failures):
+            self._uploads.raise_last()
+        if self._uploads.is_resumed(step):
+            log.warning("%s is left out: it is what this attempt went on from, and is being uploaded", place)
+            return None
+        return step_path(self.directory if shared else self._uploads.near.root, place)
 
     def _leave_out(self, place: Place) -> None:
         """The others must not wait for this rank's part."""
@@ -202,16 +235,21 @@ class Checkpoints:
         why = f"{place} is left out: the save before it has not ended within {self.budget:g} s"
         log.warning("%s", why)
         beats.save_failed(place.step, why)
-        with suppress(OSError):
-            disk.make_in(step_path(self.directory, place))
-            failed_path(self.directory, place, self.rank).touch()
+        self._at.tell_failed(place, self.rank)
+        if self._uploads is not None:
+            self._uploads.offer(place.step, None)
 
     def wait(self) -> None:
-        """Until what was saved last is on the disk (on rank 0: committed). Raises what went wrong with it."""
+        """Until what was saved last is on the disk (on rank 0: committed). Raises what went wrong with it.
+
+        What goes to the nodes' own disks first is waited for until it is uploaded.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self._raise()
+        if self._uploads is not None:
+            self._uploads.finish()
 
     def _raise(self) -> None:
         error, self._error = self._error, None
@@ -227,143 +265,102 @@ class Checkpoints:
     ) -> None:
         if error is None:
             self.wait()
+            self._close(leave=False)
         else:
             self._give_up()
 
     def _at_exit(self) -> None:
         """A script that ends without `wait` has its last save finished all the same."""
-        if self._thread is None or os.getpid() != self._pid:
+        if (self._thread is None and self._uploads is None) or os.getpid() != self._pid:
             return
         if getattr(sys, "last_value", None) is not None:
             self._give_up()
             return
         self._hurry.set()
-        self._thread.join(AT_EXIT + allowance(self._size))
-        if self._thread.is_alive():  # others may have ended before their part was written
-            self._giving_up.set()
+        if self._thread is not None:
+            self._thread.join(AT_EXIT + allowance(self._size))
+            if self._thread.is_alive():  # others may have ended before their part was written
+                self._at.giving_up.set()
         try:
             self.wait()
         except CheckpointError as error:
             log.error("the last checkpoint was not saved: %s", error)  # noqa: TRY400  # one line, not a traceback
+        self._close(leave=True)
 
     def _give_up(self) -> None:
         if self._thread is not None:
             self._thread.join(GRACE)
-            self._giving_up.set()
+            self._at.giving_up.set()
             self._thread.join(1.0)
+        self._close(leave=True)
 
-    def _run(self, place: Place, write: Callable[[Path], Part]) -> None:
+    def _close(self, *, leave: bool) -> None:
+        """`leave`: what is on the nodes' own disks stays there, as the training may go on from it."""
+        if self._uploads is not None:
+            self._uploads.stop()
+            self._uploads.near.close(leave=leave)
+            self._uploads = None
+
+    def _run(self, place: Place, write: Callable[[Path], Part], shared: bool) -> None:
         for pause in (*AGAIN, None):
             try:
-                self._save(place, write)
+                if self._uploads is None or shared:
+                    self._save(place, write)
+                else:
+                    self._save_near(self._uploads, place, write)
             except Exception as error:  # noqa: BLE001  # it is told, and raised in the thread that trains
                 why = self._reason(place, error)
                 self._error = why
                 log.warning("%s", why)
                 if pause is None or isinstance(why, Superseded) or not isinstance(error, OSError):
                     break
-                if self._hurry.wait(pause) or self._giving_up.is_set():
+                if self._hurry.wait(pause) or self._at.giving_up.is_set():
                     break
             else:
                 self._error, self._failed = None, 0
                 return
         self._failed += 1
         beats.save_failed(place.step, str(self._error))
-        with suppress(OSError):
-            failed_path(self.directory, place, self.rank).touch()
+        self._at.tell_failed(place, self.rank)
+        if self._uploads is not None:
+            self._uploads.offer(place.step, None)
 
     def _reason(self, place: Place, error: Exception) -> Exception:
         """A later attempt may have removed what we were writing: then that is the reason, not a missing file."""
         try:
-            self._fenced()
+            self._at.fenced()
         except CheckpointError as reason:
             return reason
         return _named(place, error)
 
     def _save(self, place: Place, write: Callable[[Path], Part]) -> None:
-        self._fenced()
+        self._at.fenced()
         disk.make_in(step_path(self.directory, place))
         if not part_path(self.directory, place, self.rank).exists():  # else it was written by an earlier try
-            part = write(step_path(self.directory, place))._replace(run=self._run_id)
-            if not create_part(self.directory, place, self.rank, part):
-                raise CheckpointError(f"another process saves as rank {self.rank} of attempt {self.attempt}")
-        if self.rank != 0:
-            return
-        manifest = self._gather(place)
-        self._fenced()
-        if not create_manifest(self.directory, manifest):
-            self._only_we(place)
+            self._at.put(place, self.rank, write(step_path(self.directory, place)))
+        if self.rank == 0:
+            self._at.commit(place, far="")
+            self._committed(place)
+
+    def _save_near(self, uploads: Uploads, place: Place, write: Callable[[Path], Part]) -> None:
+        """Whole on this node, and then on a second one. It is offered for upload before that is done."""
+        self._at.fenced()
+        near = uploads.near
+        directory = near.directory_of(place)
+        part = near.part_of(place)  # written by an earlier try
+        if part is None:
+            part = write(directory)._replace(run=self._at.run)
+            near.put(place, part)
+        uploads.offer(place.step, part)
+        if (why := near.copy_out(place, part)) is not None:
+            log.warning("%s", why)
+        near.thin_out(uploads.busy_with)
+
+    def _committed(self, place: Place) -> None:
         self._verified.add(place)
         beats.saved(place.step)
         if self.keep is not None:
             prune(self.directory, place, self.keep, self._verified)
-
-    def _only_we(self, place: Place) -> None:
-        """Its manifest is there: from an earlier try of ours, whose answer was an error, or from somebody else."""
-        try:
-            there = read_manifest(self.directory, place)
-        except disk.Damaged:
-            there = None
-        if there is None or there.run != self._run_id:
-            raise CheckpointError(f"another process has committed {place}")
-        disk.sync(step_path(self.directory, place))
-
-    def _fenced(self) -> None:
-        """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""
-        there = fenced(self.directory)
-        if there and there[-1] > self.attempt:
-            raise Superseded(
-                f"attempt {there[-1]} has begun in {self.directory}: nothing that attempt {self.attempt} saves is read"
-            )
-        if self.attempt not in there:
-            raise CheckpointError(
-                f"{self.directory} does not show attempt {self.attempt} any more, which has begun in it: is its disk"
-                " still mounted?"
-            )
-
-    def _gather(self, place: Place) -> Manifest:
-        """Every rank's part, as they arrive. One that says that it has failed outweighs all that are there."""
-        files: dict[str, disk.Sum] = {}
-        forms: dict[int, str] = {}
-        began, pause = time.monotonic(), 0.001
-        for rank in range(self.world_size):
-            while not disk.exists(part_path(self.directory, place, rank)):
-                written = sum(one.size for one in files.values())
-                self._still_hope(place, rank, began, self.patience + allowance(written / max(1, rank)))
-                self._giving_up.wait(pause)
-                pause = min(pause * 1.5, 0.05)
-            part = self._part(place, rank)
-            files |= part.files
-            if part.form is not None:
-                forms[rank] = part.form
-        self._none_failed(place)
-        return Manifest(place, self.world_size, files, forms, self._run_id)
-
-    def _none_failed(self, place: Place) -> None:
-        for rank in range(1, self.world_size):
-            if disk.exists(failed_path(self.directory, place, rank)):
-                raise CheckpointError(f"rank {rank} could not save its shard of {place}; its own error says why")
-
-    def _part(self, place: Place, rank: int) -> Part:
-        try:
-            part = read_part(self.directory, place, rank)
-        except disk.Damaged as damage:
-            raise CheckpointError(f"{place} was not saved: rank-{rank}.json {damage}") from None
-        if part is None:
-            raise CheckpointError(f"{place} was not saved: rank-{rank}.json was there and is gone")
-        if part.run != self._run_id:
-            raise CheckpointError(
-                f"{place} was not saved: rank {rank} belongs to another run of attempt {place.attempt}"
-            )
-        return part
-
-    def _still_hope(self, place: Place, rank: int, began: float, most: float) -> None:
-        self._none_failed(place)
-        if self._giving_up.is_set():
-            raise CheckpointError(f"this script failed before rank {rank} had saved its shard of {place}")
-        self._fenced()  # a later attempt may also have removed what had arrived
-        if time.monotonic() - began > most:
-            raise CheckpointError(f"rank {rank} did not save its shard of {place} within {most:g} s")
 
 
 def _named(place: Place, error: Exception) -> Exception:

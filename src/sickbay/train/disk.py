@@ -6,9 +6,9 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from sickbay.train.errors import Unreadable
 
@@ -22,6 +22,35 @@ class Sum(NamedTuple):
 
     size: int
     sha256: str
+
+
+class Stream(Protocol):
+    """A file that is read from its beginning, once."""
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int | None: ...
+
+
+class Copy(NamedTuple):
+    """A copy of a file that lies elsewhere: on another node, in an object store."""
+
+    name: str
+    where: str
+    size: Callable[[], int]  # FileNotFoundError: it is not there; any other OSError: nobody can tell
+    open: Callable[[], AbstractContextManager[Stream]]
+
+    def __str__(self) -> str:
+        return self.where
+
+
+File = Path | Copy
+
+
+def size_of(file: File) -> int:
+    return file.stat().st_size if isinstance(file, Path) else file.size()
+
+
+def opened(file: File) -> AbstractContextManager[Stream]:
+    return file.open("rb", buffering=0) if isinstance(file, Path) else file.open()
 
 
 def exists(path: Path) -> bool:
@@ -198,7 +227,7 @@ def read(path: Path) -> dict[str, Any] | None:
 class Hashing:
     """A file that is hashed while it is read, from its first byte to its last."""
 
-    def __init__(self, file: BinaryIO, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, file: Stream, progress: Callable[[int], None] | None = None) -> None:
         self._file = file
         self._digest = hashlib.sha256()
         self._progress = progress
@@ -217,7 +246,7 @@ class Hashing:
     def readinto(self, buffer: bytearray | memoryview) -> int:
         """Fills the buffer, unless the file ends before."""
         rest, done = memoryview(buffer), 0
-        while rest and (size := self._file.readinto(rest[:CHUNK])):  # type: ignore[attr-defined]
+        while rest and (size := self._file.readinto(rest[:CHUNK])):
             self._digest.update(rest[:size])
             rest, done = rest[size:], done + size
             if self._progress is not None:
@@ -239,10 +268,10 @@ def measure(path: Path) -> Sum:
         return Hashing(file).finish()
 
 
-def misfit_of(path: Path, expected: Sum) -> str | None:
+def misfit_of(path: File, expected: Sum) -> str | None:
     """Why a file cannot be what it must be, by its size alone; None: it may be."""
     try:
-        size = path.stat().st_size
+        size = size_of(path)
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:
@@ -254,12 +283,12 @@ def misfit_of(path: Path, expected: Sum) -> str | None:
     )
 
 
-def fault_of(path: Path, expected: Sum, progress: Callable[[int], None] | None = None) -> str | None:
+def fault_of(path: File, expected: Sum, progress: Callable[[int], None] | None = None) -> str | None:
     """Why a file is not what it must be, in plain words; None: it is. What cannot be read now is no fault of it."""
     if (misfit := misfit_of(path, expected)) is not None:
         return misfit
     try:
-        with path.open("rb", buffering=0) as file:
+        with opened(path) as file:
             found = Hashing(file, progress).finish()
     except FileNotFoundError:
         return f"{path.name} is missing"
@@ -268,7 +297,7 @@ def fault_of(path: Path, expected: Sum, progress: Callable[[int], None] | None =
     return None if found == expected else corrupt(path)
 
 
-def corrupt(path: Path) -> str:
+def corrupt(path: File) -> str:
     return f"{path.name} is corrupt (its checksum differs)"
 
 
@@ -282,7 +311,7 @@ def _misfit(size: int, expected: int) -> str:
     return "torn" if size < expected else "too long"
 
 
-def unreadable(path: Path, error: OSError) -> Unreadable:
+def unreadable(path: File, error: OSError) -> Unreadable:
     return Unreadable(
         f"cannot read {path}: {error.strerror}; nobody knows what is in it, so nothing is begun from it: make it"
         " readable again, or move its checkpoint away to go on from an older one"

@@ -5,6 +5,10 @@
     attempt-<n>/ranks/rank-<r>          rank r has begun                       rank r, exclusively
     attempt-<n>/look-<k>.json           the k-th checkpoint that n considers   rank 0, where all ranks look together
     attempt-<n>/look-<k>.rank-<r>.json  what rank r found in its share of it   rank r
+    attempt-<n>/secret                  by which the ranks of n know another   rank 0, if they keep copies for another
+    attempt-<n>/near/rank-<r>.json      what the disk of r's own node holds    rank r, where there are such disks
+    attempt-<n>/near.json               what is whole on all of these disks    rank 0
+    attempt-<n>/upload-<k>.json         what all ranks upload next from there  rank 0
     attempt-<n>/REFUSED                 why n does not begin                   rank 0, for the others
     attempt-<n>/LINEAGE                 from which checkpoint n goes on        rank 0, exclusively, once it was verified
     attempt-<n>/step-<s>/rank-<r>.shard what rank r saved                      rank r
@@ -19,7 +23,7 @@ part and manifest of that run carry. From the moment at which a higher RUN is th
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sickbay.train import disk
 
@@ -57,6 +61,7 @@ class Lineage(NamedTuple):
     skipped: tuple[Skipped, ...] = ()
     run: str = ""
     anew: bool = False  # its first attempt began at step 0 on wish, beside what was there
+    near: bool = False  # the parent was whole on the nodes' own disks, and not yet in the directory
 
 
 class RunFile(NamedTuple):
@@ -66,6 +71,8 @@ class RunFile(NamedTuple):
     run: str
     world_size: int
     launch: str = ""  # what all ranks of one launch can tell of it; empty: nothing
+    far: str = ""  # the object store into which its shards go; empty: the directory itself
+    near: bool = False  # whether its saves go to the nodes' own disks first
 
 
 class Manifest(NamedTuple):
@@ -74,6 +81,7 @@ class Manifest(NamedTuple):
     files: dict[str, disk.Sum]
     forms: dict[int, str]  # rank → how its shard is written; a rank that has none of ours is not here
     run: str = ""
+    far: str | None = ""  # the object store that holds the files; empty: the directory itself; None: near copies only
 
     @property
     def size(self) -> int:
@@ -112,6 +120,22 @@ def look_path(root: Path, attempt: int, number: int, rank: int | None = None) ->
     """What all ranks look at together; with `rank`, what one of them has found."""
     name = f"look-{number}" if rank is None else f"look-{number}.rank-{rank}"
     return attempt_path(root, attempt) / f"{name}.json"
+
+
+def secret_path(root: Path, attempt: int) -> Path:
+    return attempt_path(root, attempt) / "secret"
+
+
+def holds_path(root: Path, attempt: int, rank: int) -> Path:
+    return attempt_path(root, attempt) / "near" / f"rank-{rank}.json"
+
+
+def near_path(root: Path, attempt: int) -> Path:
+    return attempt_path(root, attempt) / "near.json"
+
+
+def upload_path(root: Path, attempt: int, number: int) -> Path:
+    return attempt_path(root, attempt) / f"upload-{number}.json"
 
 
 def manifest_path(root: Path, place: Place) -> Path:
@@ -183,6 +207,7 @@ def read_lineage(root: Path, attempt: int) -> Lineage | None:
             skipped=tuple(Skipped(one["attempt"], one["step"], one["why"]) for one in content["skipped"]),
             run=content.get("run", ""),
             anew=content.get("anew", False),
+            near=content.get("near", False),
         )
     if lineage.attempt != attempt:
         raise disk.Damaged(f"is of attempt {lineage.attempt}")
@@ -200,6 +225,7 @@ def create_lineage(root: Path, lineage: Lineage) -> bool:
         "skipped": [one._asdict() for one in lineage.skipped],
         "run": lineage.run,
         "anew": lineage.anew,
+        "near": lineage.near,
     }
     return disk.create(lineage_path(root, lineage.attempt), content)
 
@@ -209,7 +235,8 @@ def read_fence(root: Path, attempt: int) -> RunFile | None:
     if content is None:
         return None
     with _Understanding():
-        return RunFile(content["attempt"], content["run"], content["world_size"], content["launch"])
+        known = (content["attempt"], content["run"], content["world_size"], content["launch"])
+        return RunFile(*known, content.get("far", ""), content.get("near", False))
 
 
 def create_fence(root: Path, fence: RunFile) -> bool:
@@ -222,29 +249,38 @@ def read_manifest(root: Path, place: Place, *, removed: bool = False) -> Manifes
     content = disk.read((removed_path if removed else manifest_path)(root, place))
     if content is None:
         return None
-    with _Understanding():
-        manifest = Manifest(
-            place=Place(content["attempt"], content["step"]),
-            world_size=content["world_size"],
-            files={name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()},
-            forms={int(rank): form for rank, form in content["forms"].items()},
-            run=content.get("run", ""),
-        )
+    manifest = manifest_from(content)
     if manifest.place != place:
         raise disk.Damaged(f"is of {manifest.place}")
     return manifest
 
 
 def create_manifest(root: Path, manifest: Manifest) -> bool:
-    content = {
+    return disk.create(manifest_path(root, manifest.place), manifest_as_json(manifest))
+
+
+def manifest_as_json(manifest: Manifest) -> dict[str, Any]:
+    return {
         "attempt": manifest.place.attempt,
         "step": manifest.place.step,
         "world_size": manifest.world_size,
         "files": {name: one._asdict() for name, one in sorted(manifest.files.items())},
         "forms": {str(rank): form for rank, form in sorted(manifest.forms.items())},
         "run": manifest.run,
+        "far": manifest.far,
     }
-    return disk.create(manifest_path(root, manifest.place), content)
+
+
+def manifest_from(content: dict[str, Any]) -> Manifest:
+    with _Understanding():
+        return Manifest(
+            place=Place(content["attempt"], content["step"]),
+            world_size=content["world_size"],
+            files={name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()},
+            forms={int(rank): form for rank, form in content["forms"].items()},
+            run=content.get("run", ""),
+            far=content.get("far", ""),
+        )
 
 
 class Part(NamedTuple):
@@ -257,17 +293,22 @@ class Part(NamedTuple):
 
 def read_part(root: Path, place: Place, rank: int) -> Part | None:
     content = disk.read(part_path(root, place, rank))
-    if content is None:
-        return None
+    return None if content is None else part_from(content)
+
+
+def part_from(content: dict[str, Any]) -> Part:
     with _Understanding():
         files = {name: disk.Sum(one["size"], one["sha256"]) for name, one in content["files"].items()}
         return Part(files, content["form"], content.get("run", ""))
 
 
 def create_part(root: Path, place: Place, rank: int, part: Part) -> bool:
+    return disk.create(part_path(root, place, rank), part_as_json(part))
+
+
+def part_as_json(part: Part) -> dict[str, Any]:
     files = {name: one._asdict() for name, one in sorted(part.files.items())}
-    content = {"files": files, "form": part.form, "run": part.run}
-    return disk.create(part_path(root, place, rank), content)
+    return {"files": files, "form": part.form, "run": part.run}
 
 
 class _Understanding:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
+from sickbay.train.far import key_of, prefix_of, store_of
 from sickbay.train.layout import (
     Place,
     attempt_path,
     attempts,
     fenced,
     manifest_path,
+    read_fence,
     read_manifest,
     removed_path,
     step_path,
@@ -122,7 +124,19 @@ def _dead(root: Path, newest: Place, begun_from: AbstractSet[Place]) -> list[Pla
     """Saves of older attempts, or of this one's earlier steps, that never came to their end: they cannot any more."""
     numbers = [number for number in attempts(root) if number <= newest.attempt]
     known = sorted(Place(number, step) for number in numbers for step in steps(root, number))
-    return [place for place in known if place < newest and place not in begun_from and not _finished(root, place)]
+    needed = begun_from - _near_only(root, newest.attempt)
+    return [place for place in known if place < newest and place not in needed and not _finished(root, place)]
+
+
+def _near_only(root: Path, attempt: int) -> set[Place]:
+    """Parents that were on the nodes' own disks only: what was uploaded of them is no use to anybody."""
+    found: set[Place] = set()
+    with suppress(CheckpointError):
+        while (parent := (lineage := lineage_of(root, attempt)).parent) is not None:
+            if lineage.near and not disk.exists(removed_path(root, parent)):
+                found.add(parent)
+            attempt = parent.attempt
+    return found
 
 
 def _finished(root: Path, place: Place) -> bool:
@@ -137,6 +151,9 @@ def _as_long_as_it_was(root: Path, place: Place) -> bool:
         return False
     if manifest is None:
         return False
+    if manifest.far:
+        there = set(store_of(manifest.far).list(prefix_of(place, manifest.run)))
+        return all(key_of(place, manifest.run, name) in there for name in manifest.files)
     return all(disk.misfit_of(step_path(root, place) / name, one) is None for name, one in manifest.files.items())
 
 
@@ -171,4 +188,7 @@ def _remove(root: Path, attempt: int, place: Place) -> None:
         raise
     from shutil import rmtree
 
+    fence = read_fence(root, place.attempt)
+    if fence is not None and fence.far:  # first what is named nowhere once the directory is gone
+        store_of(fence.far).remove_all(prefix_of(place, fence.run))
     rmtree(step_path(root, place))

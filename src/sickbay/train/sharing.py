@@ -5,20 +5,25 @@ goes on when all have. A rank whose own shard is in its share keeps the state th
 """
 
 import errno
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sickbay.train import beats, disk, shard
 from sickbay.train.errors import CheckpointError, Unreadable
+from sickbay.train.far import far_copy
 from sickbay.train.layout import Manifest, Place, look_path, read_manifest, shard_name, step_path
+from sickbay.train.near import Near
 from sickbay.train.validity import MISSING, fault_in
 
+log = logging.getLogger("sickbay.train")
 TOGETHER = 256 * 1024 * 1024  # bytes from which all ranks look: less is read by rank 0 before the others are awake
 SLOWEST = 20e6  # bytes a second that a rank surely reads or writes: time limits follow the size
+NOWHERE = "a shard of it is on none of the nodes that take part"
 Thing = TypeVar("Thing")
 
 
@@ -35,22 +40,24 @@ class Looking:
         self.patience = patience
         self.run = ""
         self.more = 0.0  # seconds beyond our patience that what is looked at now may take
+        self.near: Near | None = None  # what is on the nodes' own disks, where they are used
         self.loaded: dict[int, Any] = {}
         self.of: Place | None = None  # what `loaded` is from
         self._number = 0
 
     # --- rank 0
 
-    def together(self, directory: Path, manifest: Manifest) -> str | None:
+    def together(self, root: Path, manifest: Manifest) -> str | None:
         """The first fault in a checkpoint, as all ranks see it."""
-        if manifest.size < TOGETHER:
-            return fault_in(directory, manifest)
+        if manifest.size < TOGETHER and self.near is None:
+            return fault_in(root, manifest)
         for name in sorted(manifest.files):
-            if (fault := disk.misfit_of(directory / name, manifest.files[name])) is not None:
+            copies = copies_of(self.root, manifest, name, self.near)
+            if len(copies) == 1 and (fault := disk.misfit_of(copies[0], manifest.files[name])) is not None:
                 return fault
         number = self._ask(manifest.place)
         self.more = allowance(manifest.size / self.world_size)
-        faults = [self._look(directory, manifest)]
+        faults = [self._look(manifest)]
         for rank in range(1, self.world_size):
             what = f"rank {rank} did not look at its share of {manifest.place}"
             answer = look_path(self.root, self.attempt, number, rank)
@@ -83,12 +90,13 @@ class Looking:
         if asked is None:
             return
         place = Place(asked["attempt"], asked["step"])
+        near = self.near.whole.get(place) if self.near is not None and self.near.learn() else None
         told: dict[str, Any] = {"fault": None, "unreadable": "", "errno": 0}
         try:
-            manifest = read_manifest(self.root, place) or read_manifest(self.root, place, removed=True)
+            manifest = read_manifest(self.root, place) or near or read_manifest(self.root, place, removed=True)
             if manifest is not None:
                 self.more = allowance(manifest.size / self.world_size)
-                told["fault"] = self._look(step_path(self.root, place), manifest)
+                told["fault"] = self._look(manifest)
             if manifest is None or (told["fault"] or "").endswith(MISSING):  # rank 0 has seen all of it a moment ago
                 raise disk.unreadable(step_path(self.root, place), OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
         except disk.Damaged as damage:
@@ -100,9 +108,11 @@ class Looking:
         disk.create(look_path(self.root, self.attempt, self._number, self.rank), told)
         self._number += 1
 
-    def _look(self, directory: Path, manifest: Manifest) -> str | None:
+    def _look(self, manifest: Manifest) -> str | None:
         self.loaded, self.of = {}, manifest.place
-        mine = [name for n, name in enumerate(sorted(manifest.files)) if self._whose(n, name) == self.rank]
+        mine = [
+            name for n, name in enumerate(sorted(manifest.files)) if owner_of(n, name, self.world_size) == self.rank
+        ]
         total, done = sum(manifest.files[name].size for name in mine), 0
 
         def progress(size: int) -> None:
@@ -112,33 +122,77 @@ class Looking:
 
         for name in mine:
             form = manifest.forms.get(self.rank)
+            copies, expected = copies_of(self.root, manifest, name, self.near), manifest.files[name]
             try:
                 if name == shard_name(self.rank) and form is not None and manifest.world_size == self.world_size:
-                    self.loaded[self.rank] = read_shard(directory / name, manifest.files[name], form, progress)
-                elif (fault := disk.fault_of(directory / name, manifest.files[name], progress)) is not None:
+                    self.loaded[self.rank] = read_any(copies, expected, form, progress)
+                elif (fault := fault_of_all(copies, expected, progress)) is not None:
                     return fault
             except CorruptShard as fault:
                 return str(fault)
             except (ValueError, MemoryError):  # it is what was written, and `load` will tell why it is of no use here
                 self.loaded.pop(self.rank, None)
+            except Unreadable as why:
+                if manifest.far is not None:
+                    raise
+                return str(why)  # of what is near only there is no other copy to wait for
         return None
 
-    def _whose(self, position: int, name: str) -> int:
-        """A rank's own shard is its own; the others are dealt out."""
-        own = next((rank for rank in range(self.world_size) if name == shard_name(rank)), None)
-        return position % self.world_size if own is None else own
+
+def copies_of(root: Path, manifest: Manifest, name: str, near: Near | None) -> list[disk.File]:
+    """Of a file of a checkpoint, the nearest first; the durable one last."""
+    found = near.copies(manifest, name) if near is not None else []
+    far = far_copy(root, manifest, name)
+    return found if far is None else [*found, far]
+
+
+def owner_of(position: int, name: str, world_size: int) -> int:
+    """Which rank looks at a file: a rank's own shard is its own; the others are dealt out."""
+    number = name.removeprefix("rank-").removesuffix(".shard")
+    if number.isdecimal() and int(number) < world_size and name == shard_name(int(number)):
+        return int(number)
+    return position % world_size
+
+
+def fault_of_all(
+    copies: Sequence[disk.File], expected: disk.Sum, progress: Callable[[int], None] | None = None
+) -> str | None:
+    """None: one of the copies is whole. Else what is wrong with the last, the durable one."""
+    for copy in copies[:-1]:
+        try:
+            fault = disk.fault_of(copy, expected, progress)
+        except Unreadable as why:
+            fault = str(why)
+        if fault is None:
+            return None
+        log.warning("%s; another copy is read", fault)
+    return disk.fault_of(copies[-1], expected, progress) if copies else NOWHERE
+
+
+def read_any(
+    copies: Sequence[disk.File], expected: disk.Sum, form: str, progress: Callable[[int], None] | None = None
+) -> Any:
+    """What a shard holds, from the first of its copies that is whole."""
+    for copy in copies[:-1]:
+        try:
+            return read_shard(copy, expected, form, progress)
+        except (CorruptShard, Unreadable) as why:
+            log.warning("%s; another copy is read", why)
+    if not copies:
+        raise CorruptShard(NOWHERE)
+    return read_shard(copies[-1], expected, form, progress)
 
 
 class CorruptShard(ValueError):  # noqa: N818
     """It is not what was written."""
 
 
-def read_shard(path: Path, expected: disk.Sum, form: str, progress: Callable[[int], None] | None = None) -> Any:
+def read_shard(path: disk.File, expected: disk.Sum, form: str, progress: Callable[[int], None] | None = None) -> Any:
     """What a shard holds, hashed while it is read: nothing is returned that was not verified."""
     if (misfit := disk.misfit_of(path, expected)) is not None:
         raise CorruptShard(misfit)
     try:
-        with path.open("rb", buffering=0) as file:
+        with disk.opened(path) as file:
             hashing = disk.Hashing(file, progress)
             try:
                 state, wrong = shard.restore(form, hashing, expected.size), None

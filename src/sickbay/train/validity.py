@@ -8,12 +8,13 @@ What cannot be read now (EIO, a stale handle, a LINEAGE that is missing) is not 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from sickbay.train import disk
 from sickbay.train.errors import Unreadable
+from sickbay.train.far import far_copy
 from sickbay.train.layout import (
     Lineage,
     Manifest,
@@ -35,6 +36,7 @@ MISSING = " is missing"
 ROUNDS = 20  # surveys in which something vanished, before it is called unreadable
 
 Look = Callable[[Path, Manifest], str | None]  # the first fault in a checkpoint's files, or None
+NONE_NEAR: Mapping[Place, Manifest] = {}
 
 
 class Checkpoint(NamedTuple):
@@ -67,12 +69,17 @@ def latest_valid(directory: str | os.PathLike[str]) -> Checkpoint | None:
     return survey(Path(directory)).chosen
 
 
-def survey(root: Path, below: int | None = None, look: Look | None = None) -> Survey:
-    """The newest whole checkpoint of the attempts (below a number), and what was passed over on the way to it."""
+def survey(
+    root: Path, below: int | None = None, look: Look | None = None, near: Mapping[Place, Manifest] = NONE_NEAR
+) -> Survey:
+    """The newest whole checkpoint of the attempts (below a number), and what was passed over on the way to it.
+
+    `near`: those that are whole on the nodes' own disks, whether or not they were uploaded.
+    """
     with disk.readable(root):
         for _ in range(ROUNDS):
             try:
-                return _survey(root, below, look or fault_in)
+                return _survey(root, below, look or fault_in, near)
             except _Vanished:
                 continue
     raise Unreadable(
@@ -80,11 +87,11 @@ def survey(root: Path, below: int | None = None, look: Look | None = None) -> Su
     )
 
 
-def _survey(root: Path, below: int | None, look: Look) -> Survey:
+def _survey(root: Path, below: int | None, look: Look, near: Mapping[Place, Manifest]) -> Survey:
     skipped: list[Skipped] = []
     committed = False
-    for place, named in candidates(root, below):
-        manifest, why, finished = _examine(root, place, look, named=named)
+    for place, named in candidates(root, below, near):
+        manifest, why, finished = _examine(root, place, look, named=named, near=near.get(place))
         committed = committed or finished
         if manifest is None:
             skipped.append(Skipped(*place, why))
@@ -94,7 +101,9 @@ def _survey(root: Path, below: int | None, look: Look) -> Survey:
     return Survey(None, tuple(skipped), committed)
 
 
-def candidates(root: Path, below: int | None = None) -> Iterator[tuple[Place, bool]]:
+def candidates(
+    root: Path, below: int | None = None, near: Mapping[Place, Manifest] = NONE_NEAR
+) -> Iterator[tuple[Place, bool]]:
     """Every checkpoint, whole or not, on the way back from the highest attempt, newest first.
 
     With each, whether an attempt names it as the one that it began from.
@@ -104,7 +113,8 @@ def candidates(root: Path, below: int | None = None) -> Iterator[tuple[Place, bo
     attempt: int | None = numbers[-1] if numbers else None
     upto: int | None = None
     while attempt is not None:
-        known = [step for step in steps(root, attempt) if upto is None or step <= upto]
+        saved = {*steps(root, attempt), *(place.step for place in near if place.attempt == attempt)}
+        known = sorted(step for step in saved if upto is None or step <= upto)
         if upto is not None and upto not in known:
             known.append(upto)  # named by a child, but gone: that must be told
         for step in reversed(known):
@@ -147,7 +157,9 @@ def examine(root: Path, place: Place) -> tuple[Manifest | None, str]:
     return manifest, why
 
 
-def _examine(root: Path, place: Place, look: Look, *, named: bool) -> tuple[Manifest | None, str, bool]:
+def _examine(
+    root: Path, place: Place, look: Look, *, named: bool, near: Manifest | None = None
+) -> tuple[Manifest | None, str, bool]:
     """The manifest if all is whole, else the reason; and whether its save was finished once."""
     try:
         manifest = read_manifest(root, place) or read_manifest(root, place)  # a server may be wrong once
@@ -157,9 +169,12 @@ def _examine(root: Path, place: Place, look: Look, *, named: bool) -> tuple[Mani
             manifest = read_manifest(root, place, removed=True)
     except disk.Damaged as damage:
         return None, f"manifest.json {damage}", True
+    if manifest is None and near is not None:
+        fault = look(root, near)
+        return (near, "", True) if fault is None else (None, f"it was not uploaded yet, and {fault}", False)
     if manifest is None:
         return None, _without_manifest(root, place), named or disk.exists(removed_path(root, place))
-    fault = look(step_path(root, place), manifest)
+    fault = look(root, manifest)
     still_there = disk.exists(manifest_path(root, place)) or (named and disk.exists(removed_path(root, place)))
     lost = fault.removesuffix(MISSING) if fault is not None and fault.endswith(MISSING) else ""
     if fault is not None and (not still_there or (lost and disk.exists(step_path(root, place) / lost))):
@@ -175,16 +190,18 @@ def _without_manifest(root: Path, place: Place) -> str:
     return "it has no manifest: its save was never finished"
 
 
-def fault_in(directory: Path, manifest: Manifest) -> str | None:
+def fault_in(root: Path, manifest: Manifest) -> str | None:
     """The first fault, by name of the file. Many shards are read at once: a large checkpoint must not take hours."""
     names = sorted(manifest.files)
-    for name in names:  # what shows by its size alone is known before anything is read
-        if (fault := disk.misfit_of(directory / name, manifest.files[name])) is not None:
+    files = [far_copy(root, manifest, name) for name in names]
+    known = [(file, manifest.files[name]) for file, name in zip(files, names, strict=True) if file is not None]
+    for file, expected in known:  # what shows by its size alone is known before anything is read
+        if (fault := disk.misfit_of(file, expected)) is not None:
             return fault
-    if len(names) == 1:
-        return disk.fault_of(directory / names[0], manifest.files[names[0]])
+    if len(known) == 1:
+        return disk.fault_of(*known[0])
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(READERS, max(1, len(names)))) as pool:
-        faults = pool.map(lambda name: disk.fault_of(directory / name, manifest.files[name]), names)
+    with ThreadPoolExecutor(min(READERS, max(1, len(known)))) as pool:
+        faults = pool.map(lambda one: disk.fault_of(*one), known)
         return next((fault for fault in faults if fault is not None), None)

@@ -1,0 +1,128 @@
+"""Committing a checkpoint: every rank's part is gathered by rank 0, and one manifest makes it a checkpoint.
+
+Whoever is too late (a younger attempt has begun) commits nothing; a rank that says that it has failed outweighs all
+parts that are there.
+"""
+
+import time
+from contextlib import suppress
+from threading import Event
+
+from sickbay.train import disk
+from sickbay.train.beginning import Run
+from sickbay.train.errors import CheckpointError, Superseded
+from sickbay.train.layout import (
+    Manifest,
+    Part,
+    Place,
+    create_manifest,
+    create_part,
+    failed_path,
+    fenced,
+    part_path,
+    read_manifest,
+    read_part,
+    step_path,
+)
+from sickbay.train.sharing import allowance
+
+
+class Committing:
+    """What the ranks of one run agree on, step by step, in the checkpoint directory."""
+
+    def __init__(self, run: Run, attempt: int, run_id: str) -> None:
+        self.directory, self.world_size, self.patience = run.directory, run.world_size, run.patience
+        self.attempt, self.run = attempt, run_id
+        self.giving_up = Event()
+
+    def put(self, place: Place, rank: int, part: Part) -> None:
+        """A rank's part: its files are where they are durable."""
+        if not create_part(self.directory, place, rank, part._replace(run=self.run)):
+            raise CheckpointError(f"another process saves as rank {rank} of attempt {self.attempt}")
+
+    def tell_failed(self, place: Place, rank: int) -> None:
+        """The others must not wait for this rank's part."""
+        with suppress(OSError):
+            disk.make_in(step_path(self.directory, place))
+            failed_path(self.directory, place, rank).touch()
+
+    def commit(self, place: Place, far: str, like: Manifest | None = None) -> None:
+        """Rank 0, once its own part is there. `far`: the object store that has its files; empty: the directory.
+
+        `like`: what the parts must add up to, where another attempt saved it.
+        """
+        manifest = self.gather(place)._replace(far=far)
+        if like is not None:
+            if manifest.files != like.files:
+                raise CheckpointError(f"{place} was not saved: its parts are not those of {like.place}")
+            manifest = manifest._replace(world_size=like.world_size, forms=like.forms)
+        self.fenced()
+        if not create_manifest(self.directory, manifest):
+            self._only_we(place)
+
+    def _only_we(self, place: Place) -> None:
+        """Its manifest is there: from an earlier try of ours, whose answer was an error, or from somebody else."""
+        try:
+            there = read_manifest(self.directory, place)
+        except disk.Damaged:
+            there = None
+        if there is None or there.run != self.run:
+            raise CheckpointError(f"another process has committed {place}")
+        disk.sync(step_path(self.directory, place))
+
+    def fenced(self) -> None:
+        """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""
+        there = fenced(self.directory)
+        if there and there[-1] > self.attempt:
+            raise Superseded(
+                f"attempt {there[-1]} has begun in {self.directory}: nothing that attempt {self.attempt} saves is read"
+            )
+        if self.attempt not in there:
+            raise CheckpointError(
+                f"{self.directory} does not show attempt {self.attempt} any more, which has begun in it: is its disk"
+                " still mounted?"
+            )
+
+    def gather(self, place: Place) -> Manifest:
+        """Every rank's part, as they arrive. One that says that it has failed outweighs all that are there."""
+        files: dict[str, disk.Sum] = {}
+        forms: dict[int, str] = {}
+        began, pause = time.monotonic(), 0.001
+        for rank in range(self.world_size):
+            while not disk.exists(part_path(self.directory, place, rank)):
+                written = sum(one.size for one in files.values())
+                self._still_hope(place, rank, began, self.patience + allowance(written / max(1, rank)))
+                self.giving_up.wait(pause)
+                pause = min(pause * 1.5, 0.05)
+            part = self._part(place, rank)
+            files |= part.files
+            if part.form is not None:
+                forms[rank] = part.form
+        self._none_failed(place)
+        return Manifest(place, self.world_size, files, forms, self.run)
+
+    def _none_failed(self, place: Place) -> None:
+        for rank in range(1, self.world_size):
+            if disk.exists(failed_path(self.directory, place, rank)):
+                raise CheckpointError(f"rank {rank} could not save its shard of {place}; its own error says why")
+
+    def _part(self, place: Place, rank: int) -> Part:
+        try:
+            part = read_part(self.directory, place, rank)
+        except disk.Damaged as damage:
+            raise CheckpointError(f"{place} was not saved: rank-{rank}.json {damage}") from None
+        if part is None:
+            raise CheckpointError(f"{place} was not saved: rank-{rank}.json was there and is gone")
+        if part.run != self.run:
+            raise CheckpointError(
+                f"{place} was not saved: rank {rank} belongs to another run of attempt {place.attempt}"
+            )
+        return part
+
+    def _still_hope(self, place: Place, rank: int, began: float, most: float) -> None:
+        self._none_failed(place)
+        if self.giving_up.is_set():
+            raise CheckpointError(f"this script failed before rank {rank} had saved its shard of {place}")
+        self.fenced()  # a later attempt may also have removed what had arrived
+        if time.monotonic() - began > most:
+            raise CheckpointError(f"rank {rank} did not save its shard of {place} within {most:g} s")

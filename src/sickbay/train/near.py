@@ -1,0 +1,304 @@
+"""Near tier: checkpoints on the nodes' own disks, staged there before they are uploaded, and read from there first.
+
+Below a near root lies what lies below the checkpoint directory, but no manifest: a checkpoint is whole there when the
+sealed parts of all its ranks are on nodes that take part. Each rank tells what its node holds when an attempt begins;
+rank 0 says what of it is whole, and who serves which file. Only what is in the directory, or in its object store, is
+durable: whatever is near may be gone with its node.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, NamedTuple
+
+from sickbay.train import disk
+from sickbay.train.errors import CheckpointError, Unreadable
+from sickbay.train.layout import (
+    Manifest,
+    Part,
+    Place,
+    attempt_path,
+    attempts,
+    create_part,
+    holds_path,
+    manifest_as_json,
+    manifest_from,
+    marker_path,
+    near_path,
+    part_as_json,
+    part_from,
+    part_path,
+    read_lineage,
+    read_part,
+    secret_path,
+    step_path,
+    steps,
+)
+from sickbay.train.peers import Peer, Server
+
+log = logging.getLogger("sickbay.train")
+KEPT = 2  # steps that stay on a node: its ranks may be one save apart when they are killed
+
+
+class Held(NamedTuple):
+    """One rank's part of a checkpoint on this node."""
+
+    place: Place
+    rank: int
+    part: Part
+
+
+class Seat(NamedTuple):
+    """Where a rank runs: which machine that is, and where it serves what is there. Empty: it serves nothing."""
+
+    node: str
+    address: str
+
+
+class Near:
+    """What one rank knows of the nodes' own disks."""
+
+    def __init__(self, where: Path, directory: Path, attempt: int, rank: int, world_size: int, secret: str) -> None:
+        self.directory, self.attempt, self.rank, self.world_size = directory, attempt, rank, world_size
+        self.root = root_of(where, directory)
+        self.whole: dict[Place, Manifest] = {}
+        self._holders: dict[Place, dict[str, list[str]]] = {}
+        self._seats: list[Seat] = []
+        disk.make(attempt_path(self.root, attempt))
+        self._secret = secret
+        self._server = Server(self.root, secret) if secret else None  # without one no copies are kept elsewhere
+
+    # --- when an attempt begins
+
+    def tell(self) -> None:
+        """Every rank: what this node holds."""
+        path = holds_path(self.directory, self.attempt, self.rank)
+        disk.make(path.parent)
+        address = self._server.address if self._server else ""
+        holds = [
+            {"attempt": one.place.attempt, "step": one.place.step, "rank": one.rank, "part": part_as_json(one.part)}
+            for one in held_in(self.root, self.attempt)
+        ]
+        disk.create(path, {"node": _node(), "address": address, "holds": holds})
+
+    def told_by(self, rank: int) -> dict[str, Any] | None:
+        return disk.read(holds_path(self.directory, self.attempt, rank))
+
+    def decide(self, told: list[dict[str, Any]]) -> None:
+        """Rank 0: what is whole on the nodes that take part."""
+        self._seats = [Seat(one["node"], one["address"]) for one in told]
+        found: dict[Place, dict[int, tuple[Part, list[str]]]] = {}
+        for seat, one in zip(self._seats, told, strict=True):
+            for hold in one["holds"]:
+                part, ranks = part_from(hold["part"]), found.setdefault(Place(hold["attempt"], hold["step"]), {})
+                known, holders = ranks.setdefault(hold["rank"], (part, []))
+                if part == known:
+                    holders.append(f"{seat.node} {seat.address}")
+        for place, parts in found.items():
+            if (manifest := self._manifest(place, parts)) is not None:
+                self.whole[place] = manifest
+                self._holders[place] = {
+                    name: sorted(set(holders)) for part, holders in parts.values() for name in part.files
+                }
+        places = [
+            {"manifest": manifest_as_json(one), "holders": self._holders[place]} for place, one in self.whole.items()
+        ]
+        path = near_path(self.directory, self.attempt)
+        disk.create(path, {"places": places, "seats": [list(seat) for seat in self._seats]})
+
+    def _manifest(self, place: Place, parts: dict[int, tuple[Part, list[str]]]) -> Manifest | None:
+        """Of what its attempt saved, not another training that happens to have the same numbers; None: not whole."""
+        lineage = read_lineage(self.directory, place.attempt)
+        if lineage is None or set(range(lineage.world_size)) - set(parts):
+            return None
+        ranks = {rank: part for rank, (part, _) in parts.items() if rank < lineage.world_size}
+        if any(part.run != lineage.run or part.form is None for part in ranks.values()):
+            return None
+        files = {name: one for part in ranks.values() for name, one in part.files.items()}
+        forms = {rank: part.form for rank, part in ranks.items() if part.form is not None}
+        return Manifest(place, lineage.world_size, files, forms, lineage.run, far=None)
+
+    def learn(self) -> bool:
+        """Every other rank: what rank 0 has decided. False: it has not yet."""
+        if self._seats:
+            return True
+        content = disk.read(near_path(self.directory, self.attempt))
+        if content is None:
+            return False
+        self._seats = [Seat(*one) for one in content["seats"]]
+        for one in content["places"]:
+            manifest = manifest_from(one["manifest"])
+            self.whole[manifest.place] = manifest
+            self._holders[manifest.place] = one["holders"]
+        return True
+
+    def copies(self, manifest: Manifest, name: str) -> list[disk.File]:
+        """Of a file that the manifest names: the one on this node first, then those on others."""
+        known = self.whole.get(manifest.place)
+        if known is None or known.files.get(name) != manifest.files[name]:
+            return []
+        here = step_path(self.root, manifest.place) / name
+        found: list[disk.File] = [here] if disk.exists(here) else []
+        own = self._server.address if self._server else ""
+        for holder in self._holders[manifest.place].get(name, ()):
+            address = holder.rpartition(" ")[2]
+            if address and address != own and self._secret:
+                found.append(_at(Peer(address, self._secret), manifest.place, name))
+        return found
+
+    # --- while it saves
+
+    def directory_of(self, place: Place) -> Path:
+        """Made, and what leads to it. The root was there when this attempt began: a disk that is gone is not made."""
+        disk.make_in(step_path(self.root, place))
+        return step_path(self.root, place)
+
+    def put(self, place: Place, part: Part) -> None:
+        """This rank's part is on this node, whole."""
+        if not create_part(self.root, place, self.rank, part):
+            raise CheckpointError(f"another process saves as rank {self.rank} of {place} below {self.root}")
+
+    def part_of(self, place: Place) -> Part | None:
+        return read_part(self.root, place, self.rank)
+
+    def copy_out(self, place: Place, part: Part) -> str | None:
+        """A second copy on another node; why not, in words. It is worth having, but no save fails for the lack of it."""
+        buddy = self._buddy_of(self.rank)
+        if buddy is None or not self._seats[buddy].address or not self._secret or part.form is None:
+            return None  # or it is not of our form: what it is read with needs it in one directory
+        peer, path = Peer(self._seats[buddy].address, self._secret), part_path(self.root, place, self.rank)
+        try:
+            for name, expected in part.files.items():
+                peer.put(place, name, step_path(self.root, place) / name, expected)
+            peer.put(place, path.name, path, disk.measure(path))
+        except OSError as error:
+            return f"{place} has no copy at rank {buddy}: {error}"
+        return None
+
+    def _buddy_of(self, rank: int) -> int | None:
+        """On the next node, and of the same place on it, so that its ranks share the work; None: there is one node."""
+        nodes = list(dict.fromkeys(seat.node for seat in self._seats))
+        if len(nodes) < 2:
+            return None
+        own = self._seats[rank].node
+        there = nodes[(nodes.index(own) + 1) % len(nodes)]
+        mine = [number for number, seat in enumerate(self._seats) if seat.node == own]
+        theirs = [number for number, seat in enumerate(self._seats) if seat.node == there]
+        return theirs[mine.index(rank) % len(theirs)]
+
+    def thin_out(self, uploading: Iterable[Place]) -> None:
+        """Of this attempt the newest steps stay, and those that are being uploaded."""
+        mine = {self.rank, *(rank for rank in range(len(self._seats)) if self._buddy_of(rank) == self.rank)}
+        with suppress(OSError, Unreadable):
+            known = [Place(self.attempt, step) for step in steps(self.root, self.attempt)]
+            own = [place for place in known if disk.exists(part_path(self.root, place, self.rank))]
+            for place in own[:-KEPT]:
+                if place not in set(uploading):
+                    for rank in mine:
+                        _drop(self.root, place, rank)
+
+    def drop_older(self) -> None:
+        """What older attempts left here, once this one has something durable. One rank of a node does it."""
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            with suppress(OSError, Unreadable):
+                for number in attempts(self.root):
+                    if number < self.attempt:
+                        rmtree(attempt_path(self.root, number), ignore_errors=True)
+
+    def close(self, *, leave: bool) -> None:
+        """`leave`: the training may go on from what is here."""
+        if self._server is not None:
+            self._server.close()
+        if leave:
+            return
+        with suppress(OSError, Unreadable):
+            for step in steps(self.root, self.attempt):
+                for rank in range(self.world_size):  # copies for others, too: theirs are durable by now
+                    _drop(self.root, Place(self.attempt, step), rank)
+            attempt_path(self.root, self.attempt).rmdir()
+            self.root.rmdir()
+
+
+def root_of(where: Path, directory: Path) -> Path:
+    """Two jobs that share a node's disk do not meet there, also where both call their directory by one name."""
+    try:
+        marker = disk.read(marker_path(directory)) or {}
+    except disk.Damaged:
+        marker = {}
+    return where / hashlib.sha256(f"{marker.get('id', '')} {directory}".encode()).hexdigest()[:16]
+
+
+def held_in(root: Path, below: int) -> list[Held]:
+    """All whole parts of attempts below a number. What cannot be read is not held: there are other copies."""
+    return [held for attempt in attempts(root) if attempt < below for held in _held_of(root, attempt)]
+
+
+def _held_of(root: Path, attempt: int) -> Iterator[Held]:
+    for step in steps(root, attempt):
+        place = Place(attempt, step)
+        for path in sorted(step_path(root, place).glob("rank-*.json")):
+            try:
+                rank = int(path.stem.removeprefix("rank-"))
+                part = read_part(root, place, rank)
+                if part is None or any(
+                    disk.misfit_of(step_path(root, place) / name, one) for name, one in part.files.items()
+                ):
+                    continue
+            except (ValueError, Unreadable) as why:  # a damaged one is a ValueError, too
+                log.warning("%s is no copy of anything: %s", path, why)
+                continue
+            yield Held(place, rank, part)
+
+
+def _drop(root: Path, place: Place, rank: int) -> None:
+    """The part first: without it the shard is nothing."""
+    with suppress(OSError, disk.Damaged, Unreadable):
+        part = read_part(root, place, rank)
+        part_path(root, place, rank).unlink(missing_ok=True)
+        for name in part.files if part else ():
+            (step_path(root, place) / name).unlink(missing_ok=True)
+        step_path(root, place).rmdir()  # by whoever comes last
+
+
+def _at(peer: Peer, place: Place, name: str) -> disk.Copy:
+    def size() -> int:
+        with peer.open(place, name) as stream:
+            return int(stream.size)
+
+    return disk.Copy(name, f"{name} at {peer.address}", size, lambda: peer.open(place, name))
+
+
+def _node() -> str:
+    """Which machine this is: as the launcher counts them, else as its kernel knows."""
+    for name in ("GROUP_RANK", "NODE_RANK"):
+        if os.environ.get(name, "").isdecimal():
+            return os.environ[name]
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return os.uname().nodename
+
+
+def create_secret(directory: Path, attempt: int) -> None:
+    """Right after the fence, by the one who has it."""
+    path = secret_path(directory, attempt)
+    aside = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(os.urandom(32).hex())
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+
+
+def secret_of(directory: Path, attempt: int) -> str | None:
+    """None: it is not there yet. Empty: it is not for us, so nobody knows this rank and no copies are kept."""
+    try:
+        return secret_path(directory, attempt).read_text(encoding="ascii")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as why:
+        log.warning("no copies are kept on other nodes: %s", why)
+        return ""

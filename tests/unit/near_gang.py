@@ -1,0 +1,137 @@
+"""Ranks in real processes, each on a "node": a directory of its own for what is near, and one directory for all.
+
+Run as a program it is one rank: it begins, tells how, and does what it is told on its standard input, line by line.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from sickbay import train
+from sickbay.train import uploads
+
+
+class Rank:
+    """One rank in a process of its own."""
+
+    def __init__(self, where: Path, attempt: int, rank: int, ranks: int, node: int, **settings: str) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("SICKBAY_")}
+        own |= {
+            "SICKBAY_CHECKPOINT_DIR": str(where / "far"),
+            "SICKBAY_CHECKPOINT_NEAR": str(where / f"node-{node}"),
+            "SICKBAY_ATTEMPT": str(attempt),
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "NODE_RANK": str(node),
+            "WORLD_SIZE": str(ranks),
+        } | settings
+        self.rank = rank
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def says(self) -> Any:
+        line = self.process.stdout.readline()
+        assert line, f"rank {self.rank} ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def tell(self, act: str, *args: Any) -> None:
+        self.process.stdin.write(json.dumps([act, *args]) + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
+class Gang:
+    """All ranks of one attempt."""
+
+    def __init__(self, where: Path, attempt: int, nodes: list[int], **settings: str) -> None:
+        where.mkdir(exist_ok=True)
+        self.ranks = [Rank(where, attempt, rank, len(nodes), node, **settings) for rank, node in enumerate(nodes)]
+        self.begun: list[Any] = []
+
+    def begin(self) -> Self:
+        self.begun = [rank.says() for rank in self.ranks]
+        return self
+
+    @property
+    def resumed(self) -> Any:
+        told = [begun["resumed"] for begun in self.begun]
+        assert all(one == told[0] for one in told)
+        return told[0]
+
+    def all(self, act: str, *args: Any) -> list[Any]:
+        for rank in self.ranks:
+            rank.tell(act, *args)
+        return [rank.says() for rank in self.ranks]
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.tell("end")
+        assert [rank.says() for rank in self.ranks] == ["closed"] * len(self.ranks)
+        assert [rank.process.wait(60) for rank in self.ranks] == [0] * len(self.ranks)
+
+
+def main() -> None:
+    if os.environ.get("SICKBAY_TEST_UPLOADS") == "none":  # far is out of reach, as it were
+        uploads.MAY_BE_ASKED = 0.0
+
+        def ask(own: uploads.Uploads) -> None:
+            own._stopping.wait(0.05)
+
+        uploads.Uploads._ask = ask  # type: ignore[method-assign,assignment]
+    try:
+        checkpoints = train.Checkpoints(patience=30)
+    except train.CheckpointError as why:
+        say({"resumed": f"{type(why).__name__}: {why}"})
+        return
+    said: dict[str, Any] = {"resumed": None if checkpoints.resumed is None else str(checkpoints.resumed)}
+    said["skipped"] = [str(one) for one in checkpoints.skipped]
+    if checkpoints.resumed is not None and checkpoints.resumed.world_size == checkpoints.world_size:
+        said["state"] = checkpoints.load()
+    say(said)
+    for line in sys.stdin:
+        act, *args = json.loads(line)
+        try:
+            say(perform(checkpoints, act, args))
+        except train.CheckpointError as why:
+            say(f"{type(why).__name__}: {why}")
+        if act == "end":
+            return
+
+
+def perform(checkpoints: train.Checkpoints, act: str, args: list[Any]) -> Any:
+    if act == "save":
+        step = args[0]
+        done = checkpoints.save(step, {"step": step, "rank": checkpoints.rank, "attempt": checkpoints.attempt})
+        if checkpoints._thread is not None:
+            checkpoints._thread.join()
+        return done
+    if act == "load":
+        return checkpoints.load(*args)
+    if act == "wait":
+        checkpoints.wait()
+        return "durable"
+    checkpoints.__exit__(None, None, None)
+    return "closed"
+
+
+def say(what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    main()

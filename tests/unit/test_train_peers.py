@@ -33,7 +33,8 @@ from sickbay.train.peers import Peer, RemoteFile, Server, reachable_host
 
 BAD_NAMES = (
     "", ".", "..", "../rank-3.shard", "rank-3.shard/", "/etc/passwd", "a/b", "rank-3.shard\0", "rank-3.shard\n", "\0",
-    ".incoming", "rank-03.shard", "rank--1.shard", "rank-٣.shard", "rank-3.shard.x", "RUN", "rank-3", "x" * 10_000,
+    ".incoming", "rank-03.shard", "rank--1.shard", "rank-٣.shard", "rank-3.shard.x", "RUN", "rank-3",
+    "manifest.json", "x" * 10_000,
 )  # fmt: skip
 BAD_PLACES = ((0, 1), (-1, 1), (1, -1), (True, 1), ("1", 1), (1, 2**63), (1, 1.5), (None, 1), (1, "../../x"))
 
@@ -199,6 +200,7 @@ def test_no_number_leaves_the_root(server: Server, place: tuple[int, int], tmp_p
 @pytest.mark.parametrize(
     "asked",
     [{}, {"do": "remove"}, {"do": ["open", 1]}, {"do": "put"}, {"do": "put", "size": -1, "sha256": ""},
+     {"do": "put", "size": 10**1000, "sha256": ""},
      {"do": "put", "size": 1.0, "sha256": ""}, {"do": "put", "size": 1, "sha256": None}],
 )  # fmt: skip
 def test_what_another_version_might_ask_is_refused_in_words(server: Server, asked: dict[str, object]) -> None:

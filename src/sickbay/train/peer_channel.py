@@ -32,7 +32,7 @@ CHALLENGE, PROOF = 32, 32  # bytes
 MOST = 4096  # bytes of a frame's JSON
 BLOCK = 8 * 1024 * 1024  # bytes of a file that are sent before somebody looks whether the other side has spoken
 LINGER = 1.0  # seconds that the last words have to arrive
-NAME = re.compile(r"(rank-(0|[1-9][0-9]{0,8})\.(shard|json)|manifest\.json)\Z")
+NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.(shard|json)\Z")
 
 
 class Cut(OSError):  # noqa: N818  # it is a state of the connection
@@ -109,6 +109,11 @@ class Channel:
         if not isinstance(message, dict):
             raise Cut(errno.EPROTO, "it says what this version of sickbay does not understand")
         return message
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the other side has shown that it knows the secret."""
+        return self._heard > 0
 
     def has_spoken(self) -> bool:
         """Whether the other side has sent something, or hung up."""

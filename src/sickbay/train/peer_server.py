@@ -26,6 +26,7 @@ from sickbay.train.peer_shelf import REMOVED, Shelf, size_of
 log = logging.getLogger("sickbay.train")
 STRANGERS = 32  # connections that have proven nothing yet
 SERVED = 64  # connections that have
+PACE = 0.002  # seconds from one connection to the next: a flood of them must not take the time of the training
 SELDOM = 10.0  # seconds between two lines about what strangers do
 SMALL = 64 * 1024  # bytes: files whose sum is told, and so proven, with their size
 BUFFER = 1024 * 1024
@@ -88,12 +89,14 @@ class Server:
                 selector.register(one, selectors.EVENT_READ)
             while not self._closed:
                 selector.select()
+                pause = PACE
                 try:
                     self._accept()
                 except (OSError, RuntimeError) as error:  # no file or no thread is left: others will end
                     self._seldom.warn(f"peers: nobody can be served now ({error})")
-                    with self._changed:
-                        self._changed.wait_for(lambda: self._closed, 0.5)
+                    pause = 0.5
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, pause)
 
     def _accept(self) -> None:
         try:
@@ -166,7 +169,7 @@ class Server:
         match request:
             case {"do": "open"}:
                 self._give(channel, place, name)
-            case {"do": "put", "size": int(size), "sha256": str(digest)} if size >= 0:
+            case {"do": "put", "size": int(size), "sha256": str(digest)} if 0 <= size < 2**63:
                 self._take(channel, place, name, disk.Sum(size, digest))
             case _:
                 raise OSError(errno.EPROTO, "it runs a version of sickbay that does not know how to do that")

@@ -103,7 +103,7 @@ class Peer(NamedTuple):
             try:
                 return channel, _answer(channel)
             except Cut as cut:
-                if cut.errno in {errno.ECONNRESET, errno.EPIPE}:
+                if cut.errno in {errno.ECONNRESET, errno.EPIPE} and not channel.is_proven:
                     raise Cut(cut.errno, "it hung up on us; does it belong to this job (the same secret)?") from cut
                 raise
         except BaseException:

@@ -32,7 +32,7 @@ CHALLENGE, PROOF = 32, 32  # bytes
 MOST = 4096  # bytes of a frame's JSON
 BLOCK = 8 * 1024 * 1024  # bytes of a file that are sent before somebody looks whether the other side has spoken
 LINGER = 1.0  # seconds that the last words have to arrive
-NAME = re.compile(r"(rank-(0|[1-9][0-9]{0,8})\.(shard|json)|manifest\.json)\Z")
+NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.(shard|json)\Z")
 
 
 class Cut(OSError):  # noqa: N818  # it is a state of the connection
@@ -76,8 +76,7 @@ class Channel:
             raise Cut(errno.EPROTO, "what listens there is no server of peers, or one of another version of sickbay")
         challenge = os.urandom(CHALLENGE)
         self._agree(secret, greeting[len(MAGIC) :], challenge, b"client", b"server")
-        self.send(challenge, until)
-        self.say(request)
+        self.say(request, challenge)
 
     def _agree(self, secret: str, of_server: bytes, of_client: bytes, ours: bytes, theirs: bytes) -> None:
         self._key = hmac.digest(secret.encode(), MAGIC + of_server + of_client, "sha256")
@@ -88,11 +87,11 @@ class Channel:
 
     # --- frames
 
-    def say(self, message: dict[str, Any]) -> None:
+    def say(self, message: dict[str, Any], before: bytes = b"") -> None:
         text = json.dumps(message).encode()
         proof = self._proof(self._ours, self._said, text)
         self._said += 1
-        self.send(len(text).to_bytes(4, "big") + text + proof, monotonic() + self._idle)
+        self.send(before + len(text).to_bytes(4, "big") + text + proof, monotonic() + self._idle)
 
     def hear(self, until: float | None = None) -> dict[str, Any]:
         until = monotonic() + self._idle if until is None else until
@@ -110,6 +109,11 @@ class Channel:
         if not isinstance(message, dict):
             raise Cut(errno.EPROTO, "it says what this version of sickbay does not understand")
         return message
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the other side has shown that it knows the secret."""
+        return self._heard > 0
 
     def has_spoken(self) -> bool:
         """Whether the other side has sent something, or hung up."""
@@ -138,15 +142,9 @@ class Channel:
         while rest:
             rest = rest[self._within(until, self._socket.send, rest) :]
 
-    def send_file(self, file: BinaryIO, size: int, *, heed: bool = False) -> int:
-        """Send its first bytes; how many. Fewer if it ends before, or (`heed`) if the other side speaks before."""
-        done = 0
-        while done < size and not (heed and self.has_spoken()):
-            sent = self._within(None, self._socket.sendfile, file, done, min(BLOCK, size - done))
-            if not sent:
-                break
-            done += sent
-        return done
+    def send_block(self, file: BinaryIO, start: int, end: int) -> int:
+        """Send some bytes of a file; how many. 0: it has none there."""
+        return self._within(None, self._socket.sendfile, file, start, min(BLOCK, end - start))
 
     def part(self) -> None:
         """Close it so that what was said last arrives: unread bytes would make the kernel reset the connection."""

@@ -10,7 +10,7 @@ import logging
 import os
 import selectors
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Lock, Thread
@@ -21,14 +21,16 @@ from sickbay.train import disk
 from sickbay.train.layout import Place
 from sickbay.train.peer_address import address_of, listen, reachable_host
 from sickbay.train.peer_channel import IDLE, Channel, Cut, check
-from sickbay.train.peer_shelf import Shelf, size_of
+from sickbay.train.peer_shelf import REMOVED, Shelf, size_of
 
 log = logging.getLogger("sickbay.train")
 STRANGERS = 32  # connections that have proven nothing yet
 SERVED = 64  # connections that have
+PACE = 0.002  # seconds from one connection to the next: a flood of them must not take the time of the training
 SELDOM = 10.0  # seconds between two lines about what strangers do
 SMALL = 64 * 1024  # bytes: files whose sum is told, and so proven, with their size
 BUFFER = 1024 * 1024
+BUSY_EVERY = 0.2  # seconds between two words that something moves
 SECRET = 16  # characters: who listens on the network could guess a shorter one
 ENDING = 10.0  # seconds that threads get which are at the disk when all is closed
 
@@ -77,6 +79,7 @@ class Server:
             thread.join(max(0.0, until - monotonic()))
         for one in (self._listener, self._wake, self._waker):
             one.close()
+        self._shelf.close()
 
     # --- who comes
 
@@ -86,12 +89,14 @@ class Server:
                 selector.register(one, selectors.EVENT_READ)
             while not self._closed:
                 selector.select()
+                pause = PACE
                 try:
                     self._accept()
                 except (OSError, RuntimeError) as error:  # no file or no thread is left: others will end
                     self._seldom.warn(f"peers: nobody can be served now ({error})")
-                    with self._changed:
-                        self._changed.wait_for(lambda: self._closed, 0.5)
+                    pause = 0.5
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, pause)
 
     def _accept(self) -> None:
         try:
@@ -164,7 +169,7 @@ class Server:
         match request:
             case {"do": "open"}:
                 self._give(channel, place, name)
-            case {"do": "put", "size": int(size), "sha256": str(digest)} if size >= 0:
+            case {"do": "put", "size": int(size), "sha256": str(digest)} if 0 <= size < 2**63:
                 self._take(channel, place, name, disk.Sum(size, digest))
             case _:
                 raise OSError(errno.EPROTO, "it runs a version of sickbay that does not know how to do that")
@@ -178,28 +183,33 @@ class Server:
                 channel.send(content)
             else:
                 channel.say({"size": size})
-                channel.send_file(file, size)  # if it ends before, so does the stream, and the other side sees that
+                start = 0
+                while start < size and (sent := channel.send_block(file, start, size)):
+                    start += sent  # if it ends before, so does the stream, and the other side sees that
 
     def _take(self, channel: Channel, place: Place, name: str, expected: disk.Sum) -> None:
         told = monotonic()
 
         def progress(_size: int) -> None:
             nonlocal told
-            if monotonic() - told >= min(1.0, self._idle / 4):
+            if monotonic() - told >= BUSY_EVERY:
                 told = monotonic()
                 channel.say({"busy": True})
 
         if not self._shelf.holds(place, name, expected, progress):
             self._shelf.check_room(expected.size)
             channel.say({"send": True})
-            ours = self._shelf.take(place, name, expected, _arriving(channel, expected.size))
+            ours = self._shelf.take(place, name, expected, _arriving(channel, expected.size, progress))
             if not ours and not self._shelf.holds(place, name, expected, progress):
-                raise OSError(errno.ESTALE, "it was removed there while it arrived")
+                raise OSError(errno.ESTALE, REMOVED)
         channel.say({"kept": True})
 
 
-def _arriving(channel: Channel, size: int) -> Iterator[memoryview]:
-    """Contents of so many bytes, in pieces that are used before the next one is asked for."""
+def _arriving(channel: Channel, size: int, progress: Callable[[int], None]) -> Iterator[memoryview]:
+    """Contents of so many bytes, in pieces that are used before the next one is asked for.
+
+    `progress` is told of all that comes: who has sent the last byte does not know how much of it is still on the way.
+    """
     buffer = memoryview(bytearray(min(BUFFER, size)))
     while size:
         piece, done = buffer[: min(BUFFER, size)], 0
@@ -208,6 +218,7 @@ def _arriving(channel: Channel, size: int) -> Iterator[memoryview]:
             if not some:
                 raise Cut(errno.ECONNRESET, "it hung up")
             done += some
+            progress(some)
         yield piece
         size -= done
 

@@ -11,13 +11,14 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from sickbay.train import disk
 from sickbay.train.layout import Place, step_path
 
 INCOMING = ".incoming"
+REMOVED = "its directory was removed there while it arrived"
 RESERVE = 10 * 1024**3  # bytes that stay free on the file system, or its twentieth part if that is less
 SYNC_EVERY = 64 * 1024 * 1024  # bytes: then the last fsync is short, and who waits for it does not take us for hung
 
@@ -30,12 +31,17 @@ class Shelf:
         self._identity = _identity(self._root)
         self._reserve = reserve
         self._renaming = threading.Lock()
-        incoming = self._root / INCOMING
-        incoming.mkdir(exist_ok=True)
-        for path in incoming.iterdir():
+        self._incoming = self._root / INCOMING
+        self._incoming.mkdir(exist_ok=True)
+        for path in self._incoming.iterdir():
             _sweep(path)
 
-    def open(self, place: Place, name: str) -> BinaryIO:
+    def close(self) -> None:
+        """Leave nothing behind, so that the root can be removed; another server below it makes it again."""
+        with suppress(OSError):
+            self._incoming.rmdir()
+
+    def open(self, place: Place, name: str) -> FileIO:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe of that name must not hang us
         try:
             handle = os.open(self._step(place) / name, flags)
@@ -63,18 +69,19 @@ class Shelf:
 
     def take(self, place: Place, name: str, expected: disk.Sum, parts: Iterable[memoryview]) -> bool:
         """Write a file as its parts arrive, whole or not at all. False: another was faster."""
-        step = self._step(place)
-        self.check_room(expected.size)
-        aside = self._root / INCOMING / f"{name}.{os.urandom(8).hex()}"
+        aside = self._incoming / f"{name}.{os.urandom(8).hex()}"
         try:
-            if disk.write(aside, self._staged(aside, expected.size, parts)) != expected:
-                raise OSError(errno.EBADMSG, "what arrived there has another checksum: nothing of it was kept")
-            step.parent.mkdir(exist_ok=True)
-            step.mkdir(exist_ok=True)
-            ours = self._publish(aside, step / name)
-        finally:
-            aside.unlink(missing_ok=True)
-        self._sync(place)
+            step = self._step(place)
+            self._incoming.mkdir(exist_ok=True)
+            try:
+                if disk.write(aside, self._staged(aside, expected.size, parts)) != expected:
+                    raise OSError(errno.EBADMSG, "what arrived there has another checksum: nothing of it was kept")
+                ours = self._publish(aside, step / name)
+            finally:
+                aside.unlink(missing_ok=True)
+            self._sync(place)
+        except FileNotFoundError as gone:
+            raise OSError(errno.ESTALE, REMOVED) from gone
         return ours
 
     def check_room(self, size: int) -> None:
@@ -104,6 +111,18 @@ class Shelf:
                     unsynced = 0
 
     def _publish(self, aside: Path, path: Path) -> bool:
+        """Give it its name. False: another has it. A step that is still empty may be removed by others meanwhile."""
+        for last in (False, False, True):
+            path.parent.parent.mkdir(exist_ok=True)
+            try:
+                path.parent.mkdir(exist_ok=True)
+                return self._link(aside, path)
+            except FileNotFoundError:
+                if last:
+                    raise
+        raise AssertionError
+
+    def _link(self, aside: Path, path: Path) -> bool:
         try:
             os.link(aside, path)
         except FileExistsError:
@@ -133,7 +152,7 @@ class Shelf:
             disk.sync(directory)
 
 
-def size_of(file: BinaryIO) -> int:
+def size_of(file: FileIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
@@ -142,7 +161,7 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _lock(file: BinaryIO) -> bool:
+def _lock(file: FileIO) -> bool:
     """Until the file is closed, or who has it open is dead. False: another has it, or this disk knows no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -103,7 +103,7 @@ class Peer(NamedTuple):
             try:
                 return channel, _answer(channel)
             except Cut as cut:
-                if cut.errno in {errno.ECONNRESET, errno.EPIPE}:
+                if cut.errno in {errno.ECONNRESET, errno.EPIPE} and not channel.is_proven:
                     raise Cut(cut.errno, "it hung up on us; does it belong to this job (the same secret)?") from cut
                 raise
         except BaseException:
@@ -113,9 +113,16 @@ class Peer(NamedTuple):
 
 def _answer(channel: Channel) -> dict[str, Any]:
     """What it says in the end. As long as it says that it is busy, it works: it reads what it has."""
-    while "busy" in (answer := channel.hear()):
+    while (answer := _word(channel)) is None:
         pass
-    match answer:
+    return answer
+
+
+def _word(channel: Channel) -> dict[str, Any] | None:
+    """What it says. None: that it is busy."""
+    match answer := channel.hear():
+        case {"busy": _}:
+            return None
         case {"errno": int(number), "why": str(why)}:
             raise OSError(number, why)
     return answer
@@ -137,14 +144,21 @@ def _opened(channel: Channel, answer: dict[str, Any], label: str, idle: float) -
 
 def _sent(channel: Channel, file: io.FileIO, size: int) -> dict[str, Any]:
     """The answer to a file's contents. It may come before the last of them: a disk is full, or has failed."""
-    try:
-        done = channel.send_file(file, size, heed=True)
-    except Cut as cut:
-        if cut.errno != errno.ETIMEDOUT:
-            _reason(channel)
-        raise
-    if done < size and not channel.has_spoken():
-        raise OSError(errno.ESTALE, f"{file.name!r} became shorter while it was sent")
+    done = 0
+    while done < size:
+        if channel.has_spoken():
+            if (answer := _word(channel)) is not None:
+                return answer
+            continue
+        try:
+            sent = channel.send_block(file, done, size)
+        except Cut as cut:
+            if cut.errno != errno.ETIMEDOUT:
+                _reason(channel)
+            raise
+        if not sent:
+            raise OSError(errno.ESTALE, f"{file.name!r} became shorter while it was sent")
+        done += sent
     return _answer(channel)
 
 

@@ -146,7 +146,8 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, A
     changed = replace(changed, state=state, wait=None)
     if state in {JobState.QUEUED, JobState.DIAGNOSING} or state.terminal:
         # Its ranks are gone: what it held is free, or will be when it has been examined.
-        changed = replace(changed, claim=_to_examine(draft, job) if state is JobState.DIAGNOSING else {})
+        claim = _to_examine(draft, job) if state is JobState.DIAGNOSING else {}
+        changed = replace(changed, claim=claim, work=None, listens=False)
     changed = _interrupted(draft, job, changed, event, because)
     take_turns(draft, job, changed.claim.keys() ^ job.claim.keys())
     if state is JobState.QUEUED:

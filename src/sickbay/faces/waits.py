@@ -27,7 +27,7 @@ from sickbay.model.intent import (
     StopJob,
     Verify,
 )
-from sickbay.model.job import Job, JobState
+from sickbay.model.job import Job, JobState, Work
 from sickbay.model.noun import Noun
 
 MOST_NAMED = 8
@@ -219,14 +219,25 @@ def job_waits(archive: Archive, job: Job) -> Waiting | None:
         changed, then = (_shows(intent),), "it is given up, and the next step is decided"
     else:
         changed, then = _by_state(archive, job)
+    busy = f": {doing(job.work)}" if job.work is not None and job.state is JobState.RUNNING else ""
     return Waiting(
-        because=wait.because if wait is not None else "it is about to be decided",
+        because=f"{wait.because}{busy}" if wait is not None else "it is about to be decided",
         until=archive.estimate(wait.until) if wait is not None else None,
         then=then,
         changed_by=changed,
         budget=archive.budget(job.pool),
         notes=_notes(archive, job.spec.cluster, intent if under_way else None),
     )
+
+
+UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def doing(work: Work) -> str:
+    """verifying attempt-1/step-40: 412 of 990 GB."""
+    size = min(len(UNITS) - 1, max(0, len(str(work.of)) - 1) // 3)
+    digits = 1 if size and work.of < 10 * 1000**size else 0
+    return f"{work.what}: {work.done / 1000**size:.{digits}f} of {work.of / 1000**size:.{digits}f} {UNITS[size]}"
 
 
 def _by_state(archive: Archive, job: Job) -> tuple[tuple[str, ...], str]:

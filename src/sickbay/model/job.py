@@ -62,6 +62,7 @@ class JobSpec(Noun):
     cwd: str = ""
     checkpoint: str = ""  # the directory that its attempts share
     stall_after: float | None = None  # seconds without a heartbeat, after the first one; None: from policy, 0: never
+    start_within: float | None = None  # seconds until its first heartbeat; None: from policy, 0: never too late
     log_rules: tuple[LogRule, ...] = ()
 
     @property
@@ -85,6 +86,15 @@ class Call(Noun):
     lost: bool = False  # the node cannot be reached: its ranks must be fenced
     booted: bool = False  # the node has booted anew
     dated: datetime | None = None
+
+
+class Work(Noun):
+    """A long piece of work that rank 0 does between two steps, or before the first: bytes."""
+
+    what: str  # verifying attempt-1/step-40
+    done: int
+    of: int
+    moved: float = 0.0  # reading of ingest when it had last advanced
 
 
 class End(Noun):
@@ -130,6 +140,11 @@ class Job(Noun):
     gates: int = 0
     step: int | None = None
     resumed_from: int | None = None
+    saved: int | None = None  # the newest step that is saved, of any attempt
+    saved_at: datetime | None = None  # None: when is not known
+    save_failed: str = ""  # what was not saved last, and why, until a save succeeds
+    work: Work | None = None  # what rank 0 is busy with
+    listens: bool = False  # the attempt that runs can be asked to save
     diagnosis: str = ""
     stop_asked: str = ""  # by whom, and why
     cancelled: bool = False

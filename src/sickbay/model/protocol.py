@@ -6,7 +6,18 @@ acknowledges after its commit, so an item arrives at least once and counts once 
 
 from datetime import datetime
 
-from sickbay.model.facts import Checked, Hung, Inventory, Looked, News, Observed, ResetDone, Stepped, Wrote
+from sickbay.model.facts import (
+    Checked,
+    Checkpointed,
+    Hung,
+    Inventory,
+    Looked,
+    News,
+    Observed,
+    ResetDone,
+    Stepped,
+    Wrote,
+)
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.noun import Noun
 
@@ -31,7 +42,9 @@ class Measured(News, tag="measured"):
     node: NodeId = NodeId("")
 
 
-ItemNews = Observed | Inventory | Checked | Looked | ResetDone | Stepped | Wrote | Hung | Answered | Measured
+ItemNews = (
+    Observed | Inventory | Checked | Looked | ResetDone | Stepped | Checkpointed | Wrote | Hung | Answered | Measured
+)
 
 
 class Item(Noun):

@@ -35,7 +35,7 @@ from sickbay.train.layout import (
     step_path,
 )
 from sickbay.train.pruning import clear, prune
-from sickbay.train.sharing import CorruptShard, allowance, read_shard
+from sickbay.train.sharing import CorruptShard, allowance, read_shard, telling
 from sickbay.train.validity import Checkpoint
 
 log = logging.getLogger("sickbay.train")
@@ -140,7 +140,8 @@ class Checkpoints:
             gone = "is being removed by another process" if manifest is None else f"has no {shard.name}"
             raise CheckpointError(f"{chosen} {gone}")
         try:
-            return read_shard(shard, manifest.files[shard.name], manifest.forms[rank])
+            progress = telling(f"loading {chosen}", manifest.files[shard.name].size)
+            return read_shard(shard, manifest.files[shard.name], manifest.forms[rank], progress)
         except CorruptShard as fault:
             raise CheckpointError(f"{chosen} was whole and is no longer: {fault}") from None
         except snapshot.NotAShard as why:
@@ -163,7 +164,8 @@ class Checkpoints:
         def write(directory: Path) -> Part:
             if next(tries):
                 (directory / shard).unlink(missing_ok=True)  # our own, of a try that failed after it
-            return Part({shard: disk.write(directory / shard, shot.parts)}, shot.form)
+            progress = telling(f"saving {Place(self.attempt, step)}", self._size)
+            return Part({shard: disk.write(directory / shard, shot.parts, progress)}, shot.form)
 
         return self.put(step, write)
 

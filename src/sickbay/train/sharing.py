@@ -103,13 +103,7 @@ class Looking:
     def _look(self, directory: Path, manifest: Manifest) -> str | None:
         self.loaded, self.of = {}, manifest.place
         mine = [name for n, name in enumerate(sorted(manifest.files)) if self._whose(n, name) == self.rank]
-        total, done = sum(manifest.files[name].size for name in mine), 0
-
-        def progress(size: int) -> None:
-            nonlocal done
-            done += size
-            beats.busy(f"verifying {manifest.place}", done, total)
-
+        progress = telling(f"verifying {manifest.place}", sum(manifest.files[name].size for name in mine))
         for name in mine:
             form = manifest.forms.get(self.rank)
             try:
@@ -127,6 +121,18 @@ class Looking:
         """A rank's own shard is its own; the others are dealt out."""
         own = next((rank for rank in range(self.world_size) if name == shard_name(rank)), None)
         return position % self.world_size if own is None else own
+
+
+def telling(what: str, total: int) -> Callable[[int], None]:
+    """Takes how many bytes more are done, and has the heartbeat say so."""
+    done = 0
+
+    def progress(size: int) -> None:
+        nonlocal done
+        done += size
+        beats.busy(what, done, total)
+
+    return progress
 
 
 class CorruptShard(ValueError):  # noqa: N818

@@ -90,6 +90,7 @@ def _spec(ask: Ask, asked: requests.Submit) -> JobSpec:
         cwd=asked.cwd,
         checkpoint=asked.checkpoint,
         stall_after=asked.stall_after,
+        start_within=asked.start_within,
         log_rules=tuple(_rule(rule) for rule in asked.log_rules),
     )
     size = len(msgspec.json.encode(spec))

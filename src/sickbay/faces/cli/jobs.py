@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from sickbay.faces.cli.client import connect, segment
-from sickbay.faces.cli.columns import Column, card, columns, count, hint, say, short_node, some
+from sickbay.faces.cli.columns import Column, ago, card, columns, count, hint, say, short_node, some
 from sickbay.faces.cli.names import complete_job, complete_running, reason_option
 from sickbay.faces.cli.show import as_json, clean, print_json
 from sickbay.faces.cli.stages import print_interruptions, why
@@ -76,11 +76,21 @@ def print_job(job: dict[str, Any]) -> None:
             ("nodes", ", ".join(short_node(name) for name in job["nodes"])),
             ("step", job["step"]),
             ("resumed from", f"step {job['resumed_from']}" if job["resumed_from"] is not None else ""),
+            ("saved", saved(job)),
+            ("not saved", job.get("save_failed")),
+            ("now", job.get("doing")),
         ],
     )
     if job["interruptions"]:
         click.echo(f"  {click.style(count(len(job['interruptions']), 'interruption'), dim=True)}")
         print_interruptions(job["interruptions"])
+
+
+def saved(job: dict[str, Any]) -> str:
+    """step 40, 3 m 05 s ago."""
+    if job.get("saved") is None:
+        return ""
+    return f"step {job.get('saved')}{f', {when}' if (when := ago(job.get('saved_at'))) else ''}"
 
 
 @click.command("stop")

@@ -9,6 +9,7 @@ from sickbay.model.facts import Outcome
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.intent import (
+    AskToSave,
     Drain,
     Fence,
     Intent,
@@ -96,6 +97,8 @@ class Hands:
                 return site.checks.start(key, expected, level=level, profile=profile)
             case Look(nodes=nodes, stacks_of=stacks_of):
                 return site.checks.look(key, nodes, stacks_of=stacks_of)
+            case AskToSave(job=job_id, attempt=attempt, nodes=nodes):
+                return site.checks.ask_to_save(key, nodes, job=job_id, attempt=attempt)
             case Fence(node=node):
                 return site.machines.fence(node, key=key, expect=expect)
             case StopJob(job=job_id, attempt=attempt, final=final):

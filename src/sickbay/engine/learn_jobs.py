@@ -156,11 +156,14 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
     if not JOB_LIFE.can(job.state, event):
         return
     restarts, begun = job.restarts, job.state is not JobState.QUEUED
+    if job.state is JobState.RUNNING and job.intent:
+        job = let_go(draft, job, job.intent)
     if job.state is JobState.GATING:
         intent = draft.intent(job.intent)
         begun = intent is not None and isinstance(intent.act, StartJob)
         job = let_go(draft, job, job.intent) if job.intent else job
     if job.state is JobState.RUNNING:
+        job = replace(job, calls=job.pressing)
         job = replace(job, interruptions=interrupted(draft, job, "restarted by its own controller"))
     if begun and not any(call.node for call in job.calls) and not learned_late(job):
         restarts = _spent(draft, job)  # in QUEUED it was judged, and spent if need be, before its controller came
@@ -276,6 +279,9 @@ def checkpointed(draft: Draft, fact: Fact, news: Checkpointed) -> None:
         after = replace(after, saved=news.saved, saved_at=fact.at)
     if not job.state.terminal:  # else these are its last words
         after = replace(after, work=_work(draft, job, news), listens=news.listens)
+        if news.answered and news.answered != job.answered:
+            after = replace(after, answered=news.answered)
+            draft.tell(f"has saved step {after.saved}, as it was asked to", key_of(job), event="saved")
         after = _save_failing(draft, fact, after, news)
     if after != job:
         draft.put(after)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.job_sight import JobSight
 from sickbay.brain.resume import resume
-from sickbay.engine.placing import fenceable, lost, mute, place, unseen, unusable, well
+from sickbay.engine.placing import dismissed, fenceable, lost, mute, place, unseen, unusable, well
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import take_turns
 from sickbay.engine.steps import notify, stamp, step_job, write_down
@@ -33,6 +33,7 @@ def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
         lost=partial(lost, draft, job),
         unseen=partial(unseen, draft, job),
         fenceable=partial(fenceable, draft, job),
+        dismissed=partial(dismissed, draft, job),
         readings=draft.readings,
         can=draft.can(job.spec.cluster),
         present=draft.present,

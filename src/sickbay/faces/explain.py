@@ -192,11 +192,17 @@ def job_json(archive: Archive, job: Job) -> dict[str, Any]:
         "saved": job.saved,
         "saved_at": iso(job.saved_at),
         "save_failed": job.save_failed if job.open else "",
-        "doing": doing(job.work) if job.work is not None and job.open else "",
+        "doing": _doing(job),
         "diagnosis": job.diagnosis,
         "interruptions": [interruption_json(one) for one in job.interruptions],
         "because": _why_job(job),
     }
+
+
+def _doing(job: Job) -> str:
+    asked = job.wait.because if job.save_by is not None and job.wait is not None else ""
+    busy = doing(job.work) if job.work is not None else ""
+    return "; ".join(filter(None, (asked, busy))) if job.open else ""
 
 
 def _why_job(job: Job) -> str:

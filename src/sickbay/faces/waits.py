@@ -14,6 +14,7 @@ from sickbay.model.fault import AGENT_LOST, PARTITION, RUNGS, Proof, signature
 from sickbay.model.fleet import Brake, Node
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import (
+    AskToSave,
     Drain,
     Fence,
     Intent,
@@ -108,13 +109,17 @@ def _by_phase(archive: Archive, incident: Incident, node: Node | None) -> tuple[
             return _watched(incident)
         case Phase.DRAINING:
             jobs = archive.holders(node) if node is not None else []
-            left = [f"job {job.id} leaves {incident.node}" for job in jobs]
+            left = [f"job {job.id} leaves {incident.node}{_asked(job)}" for job in jobs]
             others = node is not None and node.unmanaged
             return (*left, *(["work that Sickbay does not manage leaves"] if others else [])), "it is held for a person"
         case Phase.DRAINED:
             return (f"a repair in pool {incident.pool} ends",), "it is judged afresh"
         case _:
             return ("its own next step",), "it is judged afresh"
+
+
+def _asked(job: Job) -> str:
+    return f" ({job.wait.because})" if job.save_by is not None and job.wait is not None else ""
 
 
 def _watched(incident: Incident) -> tuple[tuple[str, ...], str]:
@@ -164,6 +169,8 @@ def _shows(intent: Intent) -> str:
             return f"the check of level {level} answers on {_list(waiting)}"
         case Look(nodes=nodes):
             return f"{_list([n for n in nodes if n not in intent.verdicts])} have been looked at"
+        case AskToSave(job=job):
+            return f"{job} has saved"
         case Fence(node=node):
             return f"{node} is fenced"
         case StopJob():
@@ -216,7 +223,8 @@ def job_waits(archive: Archive, job: Job) -> Waiting | None:
     under_way = intent is not None and not intent.state.over
     changed: tuple[str, ...]
     if intent is not None and under_way:
-        changed, then = (_shows(intent),), "it is given up, and the next step is decided"
+        asked = isinstance(intent.act, AskToSave)
+        changed, then = (_shows(intent),), "it is stopped" if asked else "it is given up, and the next step is decided"
     else:
         changed, then = _by_state(archive, job)
     busy = f": {doing(job.work)}" if job.work is not None and job.state is JobState.RUNNING else ""

@@ -123,7 +123,8 @@ class Checkpointed(News, tag="checkpointed"):
     """How rank 0 stands with its checkpoints: all that is so now, whatever was said before.
 
     `busy`: what it verifies, loads or saves, `done` bytes of `of`. `saved`: the newest step that this attempt has
-    committed. `failed`: the step that was not saved, and why. `listens`: it can be asked to save.
+    committed. `failed`: the step that was not saved, and why. `listens`: it can be asked to save. `answered`: the
+    newest ask that a save has followed.
     """
 
     job: JobId
@@ -134,6 +135,7 @@ class Checkpointed(News, tag="checkpointed"):
     done: int = 0
     of: int = 0
     listens: bool = False
+    answered: str = ""
     node: NodeId | None = None  # whose agent says so
 
 

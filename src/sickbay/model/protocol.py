@@ -110,6 +110,14 @@ class RunLook(Order, tag="look"):
     settle: float = 0.2  # seconds: what led to the look may take so long to reach the kernel log
 
 
+class RunSave(Order, tag="save"):
+    """Ask the ranks of an attempt on this node to save: once for each `save`, however often it comes."""
+
+    save: str
+    job: JobId
+    attempt: int
+
+
 class RunReset(Order, tag="reset"):
     """Reset devices (none named: all); the answer is `ResetDone`, or refused while anybody holds one of them."""
 
@@ -137,7 +145,7 @@ class RunInject(Order, tag="inject"):
     line: str
 
 
-AnyOrder = RunCheck | RunLook | RunReset | RunReboot | RunCollect | RunInject
+AnyOrder = RunCheck | RunLook | RunSave | RunReset | RunReboot | RunCollect | RunInject
 
 
 class Command(Noun):

@@ -25,6 +25,7 @@ _known: dict[str, object] = {
 }
 _last: dict[str, object] = {}  # what the last heartbeat said besides
 _work: dict[str, object] = {}  # the long piece of work that is under way
+_asked: list[tuple[str, int]] = []  # the ask that no save has answered yet, and the step at which it came
 _told = [0.0]  # when such a piece of work was last told of
 _lock = threading.RLock()  # of the file and of what it says: a save tells from a thread of its own
 # Below a launcher such as torchrun all workers of a node share one file: the first of them writes it.
@@ -56,12 +57,26 @@ def busy(what: str, done: int, of: int) -> None:
         _again({"busy": what, "done": done, "of": of})
 
 
+def asked(ident: str) -> None:
+    """This process was asked to save: what it saves from this step on is the answer."""
+    with _lock:
+        step = _last.get("step")
+        _asked[:] = [(ident, step if isinstance(step, int) else 0)]
+
+
 def saved(step: int) -> None:
     """The newest checkpoint that is committed: told at once, since a script that ends after it has no next step."""
     with _lock:
         _known.update(saved=step)
+        _answer(step)
         _known.pop("save_failed", None)
         _again({})
+
+
+def _answer(step: int) -> None:
+    """A save of this step is what it was asked for; not so one that was under way by then, of an earlier step."""
+    if _asked and step >= _asked[0][1]:
+        _known.update(answered=_asked.pop()[0])
 
 
 def save_failed(step: int, why: str) -> None:
@@ -102,6 +117,8 @@ def heartbeat(step: int, loss: float | None = None, **more: object) -> None:
     if loss is not None:
         _put_loss(beat, loss)
     with _lock:
+        if _asked and isinstance(kept := more.get("saved"), int):  # a script with checkpoints of its own
+            _answer(kept)
         _last = {**beat, **_known, **_work, **more}
         _write(_encoded(_last))
 

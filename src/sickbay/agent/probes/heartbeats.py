@@ -128,4 +128,5 @@ def _checkpointed(job: JobId, attempt: int, beat: Beat) -> Checkpointed:
         done=work.done,
         of=work.of,
         listens=beat.body.get("listens") is True,
+        answered=answered[:REASON] if isinstance(answered := beat.body.get("answered"), str) else "",
     )

@@ -96,14 +96,17 @@ def saved(job: dict[str, Any]) -> str:
 @click.command("stop")
 @click.argument("job", metavar="JOB", shell_complete=complete_running)
 @reason_option
+@click.option("--now", is_flag=True, help="At once; else a job that listens is asked to save first.")
 @as_json
-def stop(job: str, reason: str, as_json: bool) -> None:
+def stop(job: str, reason: str, now: bool, as_json: bool) -> None:
     """Stop a job, whatever it is doing, and do not start it again.
 
     \b
     sickbay stop train-1a2b3 --reason "wrong learning rate"
+    sickbay stop train-1a2b3 --now
     """
-    found = connect().post(f"/v1/jobs/{segment(job)}/stop", {"reason": reason or "stopped by its owner"})
+    body = {"reason": reason or "stopped by its owner", **({"now": True} if now else {})}
+    found = connect().post(f"/v1/jobs/{segment(job)}/stop", body)
     if as_json:
         print_json(found)
         return

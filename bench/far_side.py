@@ -96,6 +96,10 @@ class FarChecks(_Willing):
         del look, nodes, stacks_of
         return Accepted()
 
+    def ask_to_save(self, ask: str, nodes: tuple[NodeId, ...], *, job: JobId, attempt: int) -> Accepted:
+        del ask, nodes, job, attempt
+        return Accepted()
+
 
 class FarEar:
     def tell(self, notice: Notify, *, key: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sickbay.adapters.clusters.local.files import Paths, Rank, RankState, Seat, Status, write
 from sickbay.agent.probes.ranks import RankWatch
-from sickbay.model.facts import Hung, Observed, Stepped
+from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
 from sickbay.model.fleet import JobId
 from sickbay.model.job import LogRule
 from sickbay.model.protocol import ItemNews
@@ -36,6 +36,9 @@ class Room:
 
     def beat(self, step: Any, rank: int = 0, attempt: int = 1, **more: Any) -> None:
         write(self.run(rank, attempt) / "heartbeat.json", {"step": step, **more}, durable=False)
+
+    def busy(self, what: str, done: int, of: int, **more: Any) -> None:
+        write(self.run() / "heartbeat.json", {"busy": what, "done": done, "of": of, **more}, durable=False)
 
     def look(self, now: float) -> list[ItemNews]:
         return [item.news for item in self.watch.look(now)]
@@ -130,14 +133,84 @@ def test_that_older_attempts_can_commit_nothing_is_believed_only_if_it_is_said_p
     assert room.look(1.0) == [Stepped(job=JOB, attempt=1, step=3, fenced=fenced)]
 
 
-def test_a_rank_that_stalls_is_called_hung_once(room: Room) -> None:
+def test_a_rank_that_stalls_is_called_hung_and_again_only_after_as_long_again(room: Room) -> None:
     room.ranks(rank(stall_after=10.0))
     assert room.hangs(500.0) == []  # nothing counts before the first step
     room.beat(1)
     assert room.hangs(501.0) == []
     room.beat(1, loss=1.0)  # the same step is no progress
     assert room.hangs(511.5) == ["rank 0 on c/n1: no step after 1 for 10 s"]
-    assert room.hangs(600.0) == []
+    assert room.hangs(521.0) == []
+    assert len(room.hangs(522.0)) == 1
+    assert room.hangs(523.0) == []
+
+
+def test_a_first_heartbeat_that_does_not_come_is_a_hang_where_a_job_promises_one(room: Room) -> None:
+    room.ranks(rank(0, stall_after=5.0, start_within=60.0), rank(1, stall_after=5.0))
+    assert room.hangs(100.0) == []
+    assert room.hangs(160.0) == []
+    assert room.hangs(161.0) == ["rank 0 on c/n1: no heartbeat within 60 s of its start"]
+
+
+def test_who_is_busy_and_advances_does_not_hang_before_the_first_step_or_after_it(room: Room) -> None:
+    room.ranks(rank(stall_after=10.0, start_within=10.0))
+    told: list[Checkpointed] = []
+    for now in range(50):
+        room.busy("verifying attempt-1/step-40", now, 50)
+        said = room.look(100.0 + now)
+        assert [news for news in said if isinstance(news, Hung)] == []
+        told += [news for news in said if isinstance(news, Checkpointed)]
+    assert [news.done for news in told] == list(range(0, 50, 5))
+    assert told[0] == Checkpointed(job=JOB, attempt=1, busy="verifying attempt-1/step-40", done=0, of=50)
+    assert room.hangs(159.0) == []
+    assert room.hangs(159.5) == [
+        "rank 0 on c/n1: verifying attempt-1/step-40 has stood still at 49 of 50 bytes for 10 s"
+    ]
+    room.beat(41)
+    room.look(200.0)
+    room.busy("saving attempt-2/step-41", 1, 50, step=41)
+    room.look(209.0)
+    assert room.hangs(218.0) == []
+    assert "stood still" in room.hangs(219.5)[0]
+
+
+def test_work_that_goes_back_is_no_progress_and_work_that_is_done_is_over(room: Room) -> None:
+    room.ranks(rank(stall_after=10.0, start_within=30.0))
+    room.busy("verifying a", 5, 9)
+    room.look(0.0)
+    room.busy("verifying a", 2, 9)
+    assert "stood still" in room.hangs(10.5)[0]
+    room.busy("verifying a", 9, 9)
+    (over,) = room.look(11.0)
+    assert over == Checkpointed(job=JOB, attempt=1)
+    assert room.hangs(40.0) == []
+    assert room.hangs(42.0) == ["rank 0 on c/n1: no heartbeat within 30 s of its start"]
+
+
+def test_what_is_saved_and_what_failed_is_told_at_once_by_rank_0(room: Room) -> None:
+    room.ranks(rank(0), rank(1))
+    room.beat(7, rank=1, saved=1)
+    room.beat(7, saved=5, listens=True)
+    assert Checkpointed(job=JOB, attempt=1, saved=5, listens=True) in room.look(1.0)
+    room.beat(7, saved=5, listens=True)
+    assert room.look(1.1) == []
+    room.beat(7, saved=5, save_failed="step 6: No space left", listens=True)
+    (failed,) = room.look(1.2)
+    assert failed == Checkpointed(job=JOB, attempt=1, saved=5, failed="step 6: No space left", listens=True)
+    room.beat(7, saved=8, listens=True)
+    room.ranks(rank(0, state=RankState.GONE), rank(1))
+    assert Checkpointed(job=JOB, attempt=1, saved=8, listens=True) in room.look(1.3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"saved": "x"}, {"saved": 2**70}, {"save_failed": 5}, {"busy": "x", "done": -1, "of": 5}, {"busy": 7, "of": 5},
+     {"busy": "x", "done": 1.5, "of": 5}, {"busy": "x", "done": 5, "of": 5}, {"listens": "yes"}, {"busy": "", "of": 5}],
+)  # fmt: skip
+def test_what_makes_no_sense_about_checkpoints_is_not_told(room: Room, said: dict[str, Any]) -> None:
+    room.ranks(rank())
+    room.beat(3, **said)
+    assert room.look(1.0) == [Stepped(job=JOB, attempt=1, step=3)]
 
 
 def test_every_rank_is_watched(room: Room) -> None:

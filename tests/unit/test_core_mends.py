@@ -14,6 +14,7 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.brain.admit import Asked, Fleet, admit, brake_scopes
+from sickbay.brain.submission import as_started
 from sickbay.engine.execute import Hands
 from sickbay.engine.ingest import Ingest, Together, Watcher
 from sickbay.engine.learn import learn
@@ -21,6 +22,7 @@ from sickbay.engine.seats import derive, settle
 from sickbay.engine.steps import let_go
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.policy import load_policy
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import Fact, JobVanished, NodeSeen, NodeVanished, Observed, Ordered
@@ -453,6 +455,8 @@ def test_a_start_says_how_far_the_job_has_been(step: int | None, told: str | Non
         key="k", owner="job:llama", cluster="sim", pool="sim/train", act=act, because="so", planned_at=NOW,
         clock="sim", call_timeout=10.0, patience=60.0,
     )  # fmt: skip
-    assert Hands(sites={"sim": site}, notifiers={}).perform(start, job, {}).result == "accepted"
+    ready = replace(job, spec=as_started(job, load_policy("default")))
+    assert Hands(sites={"sim": site}, notifiers={}).perform(start, ready, {}).result == "accepted"
     assert started[0].env.get("SICKBAY_LAST_STEP") == told
+    assert started[0].start_within == (None if told is None else 3600.0)
     assert started[0].env["A"] == "b"

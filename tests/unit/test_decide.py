@@ -68,7 +68,7 @@ def intent(act: AnyAct, state: IntentState, **more: Any) -> Intent:
 def sight(of: Incident, seat: Node | None = None, **more: Any) -> Sight:
     whole: dict[str, Any] = {
         "incident": of, "node": seat or node(), "intent": None, "scoped": (), "bystanders": (),
-        "called": frozenset(), "training": frozenset(), "gating": frozenset(),
+        "called": frozenset(), "asked": frozenset(), "training": frozenset(), "gating": frozenset(),
         "past": (), "readings": READINGS, "can": CAN,
         "blind": frozenset(),
     }  # fmt: skip

@@ -31,7 +31,9 @@ DEADLINES = st.none() | st.builds(
     Deadline, clock=st.sampled_from(["sim", "ingest"]), at=st.sampled_from([0.0, 500.0, 5000.0])
 )
 FAULTS = st.builds(
-    Fault, code=st.sampled_from(["xid.79", "node.lost", "agent.lost", "cluster.partition", "operator.cordon"]),
+    Fault, code=st.sampled_from(
+        ["xid.79", "node.lost", "agent.lost", "cluster.partition", "operator.cordon", "operator.drain"]
+    ),
     component=st.just("gpu"), severity=st.sampled_from(Severity), scope=st.sampled_from(Scope),
     remedy=st.sampled_from(Remedy), because=st.just("why"), device=st.none() | st.integers(0, 1),
     needs_human=st.booleans(),
@@ -89,22 +91,22 @@ PAST = st.lists(
 
 
 @given(
-    start=INCIDENTS, node=SEATS, last=INTENTS, scoped=JOBS, bystanders=JOBS, called=JOBS, past=PAST,
+    start=INCIDENTS, node=SEATS, last=INTENTS, scoped=JOBS, bystanders=JOBS, called=JOBS, saving=JOBS, past=PAST,
     can=st.sets(st.sampled_from(Capability)).map(frozenset) | st.just(frozenset(Capability)),
     policy=st.sampled_from(sorted(POLICIES)),
 )  # fmt: skip
 def test_every_incident_comes_to_rest_by_legal_steps(
-    start: Incident, node: Node | None, last: Intent | None, scoped: Any, bystanders: Any, called: Any, past: Any,
-    can: frozenset[Capability], policy: str,
+    start: Incident, node: Node | None, last: Intent | None, scoped: Any, bystanders: Any, called: Any, saving: Any,
+    past: Any, can: frozenset[Capability], policy: str,
 ) -> None:  # fmt: skip
     assume(start.closing is not Phase.RELEASED or start.phase is Phase.VERIFYING)  # nothing else decides to release
-    current, doing, asked = start, last, frozenset(called)
+    current, doing, asked, waits = start, last, frozenset(called), frozenset(called) & frozenset(saving)
     for _ in range(ROUNDS + len(start.orders)):
         if current.phase.terminal:
             return
         s = Sight(
             incident=current, node=node, intent=doing, scoped=scoped, bystanders=bystanders, called=asked,
-            training=frozenset(scoped) - asked, gating=frozenset(),
+            asked=waits, training=frozenset(scoped) - asked, gating=frozenset(),
             past=past, readings={"sim": 1000.0, "ingest": 1000.0}, can=can,
             blind=frozenset(),
         )  # fmt: skip
@@ -127,7 +129,8 @@ def test_every_incident_comes_to_rest_by_legal_steps(
                 stage = Stage(phase=phase, entered_at=NOW, because=because)
                 current = replace(changed, phase=phase, stages=(*current.stages, stage))
                 doing = None
-            case Change(also=also, call=call, tell=tell):
+            case Change(also=also, call=call, before=before, tell=tell):
+                waits = waits | frozenset(call) if before else waits - frozenset(call)
                 said = (*current.told, tell.once) if tell is not None else current.told
                 current, asked = replace(current, **{"told": said, **also}), asked | frozenset(call)
     raise AssertionError(f"it does not come to rest in {current.phase}")
@@ -145,7 +148,7 @@ def test_who_asks_to_hold_a_node_that_is_being_released_is_too_late() -> None:
     )  # fmt: skip
     s = Sight(
         incident=closing, node=Node(id=SEAT, cluster="sim", pool="train", incarnation=boot), intent=None, scoped=(),
-        bystanders=(), called=frozenset(), training=frozenset(), gating=frozenset(),
+        bystanders=(), called=frozenset(), asked=frozenset(), training=frozenset(), gating=frozenset(),
         past=(), readings={}, can=frozenset(Capability),
         blind=frozenset(),
     )  # fmt: skip

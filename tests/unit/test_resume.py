@@ -19,6 +19,7 @@ from sickbay.model.clock import Deadline
 from sickbay.model.fleet import Capability, IncidentId, JobId, NodeId
 from sickbay.model.intent import (
     AnyAct,
+    AskToSave,
     Fence,
     Intent,
     IntentState,
@@ -64,6 +65,7 @@ def sight(of: Job, last: Intent | None = None, **more: Any) -> JobSight:
         "lost": lambda: (),
         "unseen": lambda: (),
         "fenceable": lambda: (),
+        "dismissed": lambda: False,
         "readings": {"sim": 1000.0, "ingest": 1000.0},
         "can": EVERYTHING,
     }
@@ -327,7 +329,7 @@ ENDS = st.none() | st.builds(
 CALLS = st.lists(
     st.builds(
         Call, because=st.just("why"), incident=st.none() | st.just(IncidentId("i1")), node=st.none() | NODES,
-        lost=st.booleans(), dated=st.none() | st.just(NOW),
+        lost=st.booleans(), dated=st.none() | st.just(NOW), before=st.sampled_from(["", "sim/a is drained"]),
     ), max_size=2,
 ).map(tuple)  # fmt: skip
 LOSSES = st.lists(
@@ -347,6 +349,7 @@ JOBS = st.builds(
     state=st.sampled_from(JobState), attempt=st.integers(0, 2), claim=CLAIMS, ranks=RANKS, calls=CALLS, end=ENDS,
     avoid=st.sampled_from([(), (A,)]), restarts=st.lists(st.floats(0, 1000), max_size=4).map(tuple),
     interruptions=LOSSES, gates=st.integers(0, 5), stop_asked=st.sampled_from(["", "by hand"]),
+    stop_now=st.booleans(), listens=st.booleans(), save_by=DEADLINES, step=st.none() | st.just(120),
     cancelled=st.booleans(), deadline=DEADLINES, told=st.sampled_from([(), ("job_stuck:1",)]),
     diagnosis=st.just("it ended badly"),  # whoever is given up with a last stop has been diagnosed before it
 )  # fmt: skip
@@ -356,6 +359,7 @@ JOB_ACTS = st.sampled_from(
         Verify(nodes=(A, B), level=1), Look(nodes=(A, B)), Look(nodes=(A,), stacks_of=TRAIN),
         StartJob(job=TRAIN, attempt=1, nodes={A: ()}), StartJob(job=TRAIN, attempt=1), StopJob(job=TRAIN, attempt=1),
         StopJob(job=TRAIN, attempt=1, final=True), RerunJob(job=TRAIN, attempt=1),
+        AskToSave(job=TRAIN, attempt=1, nodes=(A, B)),
     ]
 )  # fmt: skip
 INTENTS = st.none() | st.builds(
@@ -369,15 +373,16 @@ SOME = st.lists(NODES, unique=True, max_size=3).map(tuple)
 
 @given(
     start=JOBS, last=INTENTS, can=SUBSETS, placed=CLAIMS.filter(bool) | st.just("needs 2 nodes"),
-    lost=SOME, unseen=SOME, policy=st.sampled_from(sorted(POLICIES)),
+    lost=SOME, unseen=SOME, dismissed=st.booleans(), policy=st.sampled_from(sorted(POLICIES)),
 )  # fmt: skip
 def test_every_job_comes_to_rest_by_legal_steps(
-    start: Job, last: Intent | None, can: frozenset[Capability], placed: Any, lost: Any, unseen: Any, policy: str
-) -> None:
+    start: Job, last: Intent | None, can: frozenset[Capability], placed: Any, lost: Any, unseen: Any,
+    dismissed: bool, policy: str,
+) -> None:  # fmt: skip
     current, doing = start, last
     for _ in range(ROUNDS):
         seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
-        s = sight(current, doing, can=can, place=lambda: placed, **seats)
+        s = sight(current, doing, can=can, place=lambda: placed, dismissed=lambda: dismissed, **seats)
         decision = resume(s, POLICIES[policy], TABLES)
         match decision:
             case Stay(wait=wait):

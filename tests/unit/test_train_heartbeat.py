@@ -87,6 +87,36 @@ with train.Checkpoints({str(tmp_path / "ck")!r}, failures=9) as held:
     assert told["save_failed"] == "step 40: attempt-1/step-40 was not saved: No space left on device"
 
 
+def test_what_is_saved_after_the_last_step_is_told_without_another_heartbeat(tmp_path: Path) -> None:
+    code = f"""
+with train.Checkpoints({str(tmp_path / "ck")!r}) as held:
+    train.heartbeat(30, 0.5)
+    held.save(30, b"x")
+"""
+    told = script(tmp_path, code)
+    assert (told["step"], told["loss"], told["saved"]) == (30, 0.5, 30)
+
+
+def test_a_long_save_says_how_far_it_is_beside_the_step(tmp_path: Path) -> None:
+    code = f"""
+from sickbay.train import beats, disk
+beats.EVERY, disk.CHUNK = 0.0, 1000
+written, told = beats._write, []
+beats._write = lambda text: (told.append(text), written(text))
+train.heartbeat(7)
+with train.Checkpoints({str(tmp_path / "ck")!r}) as held:
+    held.save(7, bytes(5000))
+import json
+said = [json.loads(text) for text in told]
+busy = [one for one in said if one.get("busy") == "saving attempt-1/step-7"]
+assert [one["step"] for one in busy] == [7] * len(busy)
+assert [one["done"] for one in busy] == sorted({{one["done"] for one in busy}}) and len(busy) >= 5, busy
+assert busy[-1]["done"] == busy[-1]["of"]
+assert "busy" not in said[-1], said[-1]
+"""
+    assert script(tmp_path, code)["saved"] == 7
+
+
 def test_keys_that_are_no_text_end_no_training(tmp_path: Path) -> None:
     assert script(tmp_path, "train.heartbeat(1, sizes={(1, 2): 3})")["sizes"] == "{(1, 2): 3}"
 

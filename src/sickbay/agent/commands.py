@@ -30,14 +30,17 @@ from sickbay.model.protocol import (
     RunLook,
     RunReboot,
     RunReset,
+    RunSave,
 )
 
 REMEMBERED = 500  # commands whose answer is known
 TOLD = 50  # of them, that a poll names
 AGAIN = 30.0  # seconds after which one that comes again is answered again: the answer must have been lost
+AT_ANY_TIME = (RunLook, RunSave)  # they disturb nothing, and doing them twice is doing them once
 DEADLINES: dict[type, float] = {
     RunCheck: 7200.0,
     RunLook: 10.0,
+    RunSave: 10.0,
     RunReset: 60.0,
     RunReboot: 30.0,  # until it is begun; its result is a new boot
     RunCollect: 180.0,
@@ -180,7 +183,7 @@ class Commands:
     def _run(self, work: _Work) -> None:
         command = work.command
         try:
-            if isinstance(command.order, RunLook):
+            if isinstance(command.order, AT_ANY_TIME):
                 self._may_begin(work)
                 said = self._carry[type(command.order)](command.order, work.until)
             else:
@@ -188,7 +191,7 @@ class Commands:
         except Refuse as refusal:
             self._finish(work, (), "refused", str(refusal))
         except Exception as error:  # noqa: BLE001 - the loop's edge: whatever it is, the controller hears of it
-            result = "refused" if isinstance(command.order, RunLook) else "unknown"
+            result = "refused" if isinstance(command.order, AT_ANY_TIME) else "unknown"
             self._finish(work, (), result, f"{type(error).__name__}: {error}"[:500])
         else:
             told = said if isinstance(said, Said) else Said(news=said)
@@ -241,7 +244,7 @@ class Commands:
         answer = Answered(command=command.id, result=result, text=text)
         # The result and the answer are one write: a death in between cannot leave one without the other.
         self._outbox.put([say(item) for item in (*news, answer)])
-        if not isinstance(command.order, RunLook):
+        if not isinstance(command.order, AT_ANY_TIME):
             with suppress(OSError):  # the answer is said; the next run would say "unknown", which nobody waits for then
                 self._journal.note(Entry(id=command.id, result=result, text=text))
         self._working.pop(command.id, None)
@@ -254,7 +257,7 @@ class Commands:
         with self._lock:
             for work in [work for work in self._working.values() if now > work.until + 1.0 and not work.over]:
                 work.over = True
-                result = "refused" if isinstance(work.command.order, RunLook) else "unknown"
+                result = "refused" if isinstance(work.command.order, AT_ANY_TIME) else "unknown"
                 self._answer(work.command, (), result, "it did not end in time")
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from sickbay.adapters.clusters.local.devices import Hardware, holders
-from sickbay.adapters.clusters.local.files import Paths, Seat, Status, read
+from sickbay.adapters.clusters.local.files import Paths, RankState, Seat, Status, read, write
 from sickbay.agent.checks import Exercise, examine
 from sickbay.agent.commands import Carry, Refuse, Said
 from sickbay.agent.drill import inject
@@ -12,7 +12,7 @@ from sickbay.agent.senses import Senses
 from sickbay.agent.stacks import collect
 from sickbay.model.facts import Checked, Looked, ResetDone
 from sickbay.model.fault import Remedy
-from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunCollect, RunInject, RunLook, RunReset
+from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunCollect, RunInject, RunLook, RunReset, RunSave
 
 
 class LocalOrders:
@@ -28,6 +28,7 @@ class LocalOrders:
     def carry(self) -> dict[type, Carry]:
         return {
             RunLook: self._look,
+            RunSave: self._save,
             RunCheck: self._check,
             RunReset: self._reset,
             RunInject: self._inject,
@@ -48,6 +49,20 @@ class LocalOrders:
         time.sleep(max(0.0, settled - time.monotonic()))
         self._senses.read_through()
         return [Looked(look=order.look, node=self._seat.id, incarnation=self._me, text=text)]
+
+    def _save(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+        """A file beside each rank's heartbeat: whoever listens looks there. Rank 0's heartbeat tells the answer."""
+        assert isinstance(order, RunSave)
+        status = self._status()
+        ranks = [] if status is None else status.ranks
+        mine = [rank for rank in ranks if (rank.job, rank.attempt) == (order.job, order.attempt)]
+        running = [rank for rank in mine if rank.state is RankState.RUNNING and rank.boot_id == self._me.boot_id]
+        if not running:
+            raise Refuse(f"no rank of attempt {order.attempt} of {order.job} runs here")
+        for rank in running:
+            run = self._paths.run(self._me.instance_id, rank.job, rank.attempt, rank.rank)
+            write(run / "save.asked", {"id": order.save}, durable=False)
+        return []
 
     def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         assert isinstance(order, RunCheck)

@@ -5,7 +5,7 @@ from sickbay.brain.job_sight import JobSight, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
-from sickbay.model.intent import Fence, Intent, IntentState, Look, Notify, StopJob
+from sickbay.model.intent import AskToSave, Fence, Intent, IntentState, Look, Notify, StopJob
 from sickbay.model.job import EndReason, Job
 from sickbay.model.policy import Policy
 
@@ -16,24 +16,65 @@ FENCES_KEPT = 20  # with those that failed: each is a row that the job's decisio
 def running(s: JobSight, policy: Policy) -> Decision:
     job = s.job
     if job.end is not None:
+        own = {"calls": job.pressing}
         match job.end.reason:
             case EndReason.COMPLETED:
                 return Move("complete", "every rank ended with 0", {"claim": {}})
             case EndReason.CANCELLED_BY_OTHER:
                 return Move("stopped", "cancelled by its owner", {"claim": {}})
             case _ if any(state == "running" for state in job.ranks.values()):
-                return Move("stop", f"one part of it ended: {job.end.reason}")
+                return Move("stop", f"one part of it ended: {job.end.reason}", own)
             case _:
-                return Move("ended", f"it ended: {job.end.reason}")
+                return Move("ended", f"it ended: {job.end.reason}", own)
     if job.cancelled and not any(state == "running" for state in job.ranks.values()):
         return Move("stopped", "cancelled by its owner", {"claim": {}})
+    if (job.stop_asked or job.calls) and (decision := _saves_first(s, policy)) is not None:
+        return decision
+    unsaved = _unsaved(s, policy)
     if job.stop_asked:
-        return Move("stop", job.stop_asked)
+        return Move("stop", f"{job.stop_asked}{unsaved}")
     if job.calls:
-        return _stacks(s, policy) or Move("stop", job.calls[0].because)
+        return _stacks(s, policy) or Move("stop", f"{job.calls[0].because}{unsaved}")
     if job.ranks and all(state == "gone" for state in job.ranks.values()):
         return _without_end(s, policy)
     return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
+
+
+def _saves_first(s: JobSight, policy: Policy) -> Decision | None:
+    """What is to stop for something that can wait is asked to save, once, and is given its time for that.
+
+    None: it is stopped now. It has saved, it cannot be asked, its time is over, or its end cannot wait.
+    """
+    job, intent, within = s.job, s.intent, policy.resume.save_within
+    asked = intent is not None and isinstance(intent.act, AskToSave)
+    whole = bool(job.ranks) and all(state == "running" for state in job.ranks.values())
+    if job.called_at_once or s.passed(job.save_by) or not (whole or job.save_by):
+        return None
+    if not job.stop_asked and s.dismissed():
+        return Change("what called for its end was dismissed", {"calls": (), "save_by": None, "intent": ""})
+    if job.save_by is None:
+        if not (job.listens and within and Capability.ASK_TO_SAVE in s.can):
+            return None
+        nodes = tuple(sorted(job.ranks))
+        act = AskToSave(job=job.id, attempt=job.attempt, nodes=nodes)
+        return Do(act, _why_saved(job), within, s.cluster, also={"save_by": s.within(s.cluster, within)})
+    if not whole:
+        return Stay(Wait(because="some of its ranks have ended: how it ends is awaited", until=job.save_by))
+    if intent is None or not asked or intent.state.over:
+        return None
+    held = f": {intent.answer}" if intent.state is IntentState.PLANNED and intent.answer else ""
+    return Stay(Wait(because=f"asked to save {_why_saved(job)}{held}", until=job.save_by))
+
+
+def _unsaved(s: JobSight, policy: Policy) -> str:
+    asked = s.intent is not None and isinstance(s.intent.act, AskToSave) and s.intent.state is not IntentState.SEEN
+    return f"; it has not saved within {policy.resume.save_within}" if asked and s.passed(s.job.save_by) else ""
+
+
+def _why_saved(job: Job) -> str:
+    before = "it is stopped" if job.stop_asked else job.calls[0].before
+    step = f", step {job.step}" if job.step is not None else ""
+    return f"before {before} (attempt {job.attempt}{step})"
 
 
 def _without_end(s: JobSight, policy: Policy) -> Decision:
@@ -54,7 +95,7 @@ def _stacks(s: JobSight, policy: Policy) -> Decision | None:
     job, intent = s.job, s.intent
     if any(call.node for call in job.calls) or Capability.LOOK not in s.can:
         return None
-    if intent is None:
+    if intent is None or not isinstance(intent.act, Look):
         nodes = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
         look = Look(nodes=nodes, stacks_of=job.id)
         return Do(look, "it hangs: its stacks are collected first", policy.resume.look_deadline, INGEST)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.doubt import checking
 from sickbay.brain.job_sight import listing
-from sickbay.brain.orders import WISH, close, obey
+from sickbay.brain.orders import WISH, close, obey, planned
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
 from sickbay.brain.sight import Sight, away, later, owner_of, remind
 from sickbay.model.clock import INGEST, Deadline
@@ -67,8 +67,8 @@ def _suspect(s: Sight, node: Node, policy: Policy) -> Decision:
         watch = None if incident.fault.code == AGENT_LOST else s.within(INGEST, grace)
         because = f"{incident.fault.code} asks for {incident.remedy}: the node stays in service"
         return Move("watch", because, {"deadline": watch})
-    if incident.fault.code == NODE_LOST and not back and s.uncalled(s.scoped):
-        return Change("the node is lost, and with it what runs there", call=s.uncalled(s.scoped))
+    if incident.fault.code == NODE_LOST and not back and s.unpressed(s.scoped):
+        return Change("the node is lost, and with it what runs there", call=s.unpressed(s.scoped))
     if incident.kind is IncidentKind.FAULT and checking(s):  # what the check provokes belongs to its verdict
         return Stay(Wait(because="a check is to confirm or clear it", until=s.retry_at))
     if incident.kind is IncidentKind.INTAKE and (s.scoped or s.bystanders or node.unmanaged):
@@ -86,7 +86,7 @@ def _came_with_work(s: Sight, node: Node, policy: Policy) -> Decision:
 
 def _unwelcome(s: Sight) -> tuple[JobId, ...]:
     """Who must stop because of what the incident is about. What runs on a newcomer may stay until it ends."""
-    asked = s.uncalled(s.scoped)
+    asked = s.uncalled(s.scoped) if planned(s.incident) else s.unpressed(s.scoped)
     return tuple(job for job in asked if job in s.gating) if s.incident.kind is IncidentKind.INTAKE else asked
 
 
@@ -180,7 +180,7 @@ def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
     if incident.fault.code == OPERATOR_CORDON:  # what runs may stay; what has not begun does not begin there
         asked = tuple(job for job in asked if job in s.gating)
     if asked:
-        return Change(f"it runs on what {incident.fault.code} is about", call=asked)
+        return Change(f"it runs on what {incident.fault.code} is about", call=asked, before=planned(incident))
     if owner_of(incident) in node.cordons:
         if incident.cordon_as_of is None:
             return Change("our cordon is seen", {"cordon_as_of": node.as_of})
@@ -222,14 +222,16 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
     if incident.deadline is None:  # what was withheld meanwhile ran no deadline
         return Change("it drains", {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)})
     if asked := _unwelcome(s):
-        return Change(f"it runs on what {incident.fault.code} is about", call=asked)
+        return Change(f"it runs on what {incident.fault.code} is about", call=asked, before=planned(incident))
     if not must and not node.unmanaged:
         return Move("empty", "nothing runs there any more")
     late = s.passed(incident.deadline)
     stays = incident.kind is IncidentKind.INTAKE and not incident.now
-    if s.uncalled(must) and not stays and (late or incident.now or policy.pace.bystanders == "stop"):
+    leave = s.unpressed(must) if incident.now else s.uncalled(must)
+    if leave and not stays and (late or incident.now or policy.pace.bystanders == "stop"):
         also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
-        return Change("the node is to be repaired", also, call=s.uncalled(must))
+        before = "" if incident.now else f"{node.id} is repaired"
+        return Change("the node is to be repaired", also, call=leave, before=before)
     sent = intent.act if intent is not None and isinstance(intent.act, Drain) else None
     forced = incident.now or (sent is not None and sent.how == "force")
     if late and not must and not forced and policy.pace.drain_then == "force" and Capability.DRAIN in s.can:

@@ -36,6 +36,7 @@ class Change:
     also: dict[str, Any] = field(default_factory=dict)
     tell: Tell | None = None
     call: tuple[JobId, ...] = ()  # attempts that are asked to end
+    before: str = ""  # what can wait until they have saved; empty: they end at once
     answer: str = ""  # to whoever ordered it
 
 

@@ -9,6 +9,7 @@ from sickbay.model.fault import RUNGS, Proof, Remedy
 from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import (
+    AskToSave,
     Drain,
     Fence,
     Intent,
@@ -112,6 +113,8 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, hor
             return rung_shown(intent, nodes[node], rung)
         case Verify(nodes=wanted) | Look(nodes=wanted):
             return all(node in intent.verdicts for node in wanted)
+        case AskToSave(attempt=attempt):
+            return job is None or job.attempt != attempt or job.answered == intent.key
         case StartJob(attempt=attempt):
             return job is not None and job.attempt == attempt and _all_ranks_seen(job)
         case StopJob(attempt=attempt):

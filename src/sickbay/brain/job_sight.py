@@ -27,6 +27,7 @@ class JobSight:
     lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
     unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
     fenceable: Callable[[], tuple[NodeId, ...]]  # those of them that no other attempt would miss
+    dismissed: Callable[[], bool]  # whether all that calls for its end was dismissed by now
     readings: dict[str, float]
     can: frozenset[Capability]
     present: dict[str, float] | None = None  # what deadlines are set from, where `readings` lag behind it

@@ -40,6 +40,20 @@ def wished(verb: str, by: str, reason: str) -> Fault:
     )
 
 
+BEFORE = {"cordon": "cordoned", "drain": "drained", "reset": "reset", "reboot": "rebooted", "replace": "replaced"}
+
+
+def planned(incident: Incident) -> str:
+    """What attempts may save before, in words: a person's wish for a machine that has shown nothing, and not at once.
+
+    Empty: what they hold is failing under them, or nobody wants to wait.
+    """
+    wish = incident.kind is IncidentKind.OPERATOR and incident.fault.code.startswith(WISH)
+    if not wish or incident.now or incident.others:
+        return ""
+    return f"{incident.node} is {BEFORE.get(incident.fault.code.removeprefix(WISH), 'taken out')}"
+
+
 def obey(s: Sight, order: Order) -> Decision:
     incident = s.incident
     because = f"{order.verb} by {order.by}: {order.reason}"

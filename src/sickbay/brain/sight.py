@@ -22,6 +22,7 @@ class Sight:
     scoped: tuple[JobId, ...]  # managed attempts that hold what the fault names
     bystanders: tuple[JobId, ...]  # other managed attempts on the node
     called: frozenset[JobId]  # of those, attempts that this incident has asked to end
+    asked: frozenset[JobId]  # of those, attempts that may save before it
     training: frozenset[JobId]  # of those, attempts that run and that it has never asked
     gating: frozenset[JobId]  # of those, attempts that have not begun
     past: tuple[PastIncident, ...]
@@ -40,6 +41,10 @@ class Sight:
 
     def uncalled(self, jobs: tuple[JobId, ...]) -> tuple[JobId, ...]:
         return tuple(job for job in jobs if job not in self.called)
+
+    def unpressed(self, jobs: tuple[JobId, ...]) -> tuple[JobId, ...]:
+        """Those that it has not asked to end at once."""
+        return tuple(job for job in jobs if job not in self.called or job in self.asked)
 
     def within(self, clock: str, duration: timedelta) -> Deadline:
         present = self.readings if self.present is None else self.present

@@ -4,9 +4,11 @@ import re
 from collections.abc import Collection, Iterator
 
 from msgspec.json import encode
+from msgspec.structs import replace
 
-from sickbay.model.job import JobSpec, LogRule
+from sickbay.model.job import Job, JobSpec, LogRule
 from sickbay.model.parts import GANG_MOST
+from sickbay.model.policy import Policy
 
 SPEC_MOST = 100_000  # bytes; it is part of its job's row, and of every start
 LEVELS = range(5)  # of the check before its start; 0: none
@@ -15,6 +17,18 @@ LEVELS = range(5)  # of the check before its start; 0: none
 def refusal(spec: JobSpec, clusters: Collection[str]) -> str:
     """The first thing that is wrong with it; empty: it can be run."""
     return next(_wrong(spec, clusters), "")
+
+
+def as_started(job: Job, policy: Policy) -> JobSpec:
+    """What its next attempt is started with, once it is known that it reports steps.
+
+    With how far it has been: a checkpoint directory that knows nothing of it is not the one that it was. And with a
+    limit for its first heartbeat: of a job that has never sent one nobody knows whether it does.
+    """
+    if not job.step:
+        return job.spec
+    within = policy.resume.start_within.total_seconds() if job.spec.start_within is None else job.spec.start_within
+    return replace(job.spec, env={**job.spec.env, "SICKBAY_LAST_STEP": str(job.step)}, start_within=within)
 
 
 def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
@@ -45,6 +59,8 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
         yield f"precheck is {spec.precheck}: a check has level 1 to 4; 0 is none"
     if spec.stall_after is not None and spec.stall_after < 0:
         yield f"stall_after is {spec.stall_after:g} s: write 0 for never"
+    if spec.start_within is not None and spec.start_within < 0:
+        yield f"start_within is {spec.start_within:g} s: write 0 for whenever it likes"
     for rule in spec.log_rules:
         yield from _wrong_rule(rule)
 

@@ -16,6 +16,7 @@ from sickbay.model.checkup import Tested
 from sickbay.model.facts import (
     AnyNews,
     Checked,
+    Checkpointed,
     Fact,
     Hung,
     Inventory,
@@ -74,6 +75,10 @@ def _cut(news: AnyNews) -> AnyNews:
             skipped = tuple(_head(why, WORDS) for why in news.skipped[:FIELDS])
             loss = news.loss if news.loss is None or isfinite(news.loss) else None
             return replace(news, skipped=skipped, loss=loss)
+        case Checkpointed():
+            return replace(
+                news, failed=_head(news.failed, WORDS), busy=_head(news.busy, NAME), answered=news.answered[:NAME]
+            )
         case Inventory(devices=devices):
             return replace(news, devices=tuple(replace(d, serial=d.serial[:SERIAL]) for d in devices[:DEVICES]))
         case NodeSeen(cordons=cordons) if len(cordons) > CORDONS or any(len(owner) > NAME for owner in cordons):

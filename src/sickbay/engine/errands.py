@@ -106,16 +106,17 @@ def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
     node = seat.id
     for job in draft.holders(seat, readable=True):
         runs = job.ranks.get(node) == "running" and not _younger(job, errand.since)
-        called = job.called_enough or any(each.node == node for each in job.calls)
+        enough = job.called_enough and job.called_at_once
+        called = enough or any(each.node == node and not each.before for each in job.calls)
         gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on
         if not (runs or gated) or job.began > errand.reading:
             continue
         call = Call(because=errand.because, node=node, lost=errand.lost, booted=not errand.lost, dated=errand.at)
         if not errand.lost:
             ended = replace(job, ranks={**job.ranks, node: "gone"}) if runs else job
-            yield ended if called else ended.called(call)
-        elif not job.called_enough and not any(each.node == node and each.incident is None for each in job.calls):
-            yield job.called(call)  # an incident's call alone may be dismissed
+            yield ended if called else ended.pressed(call)
+        elif not enough and not any(each.node == node and each.incident is None for each in job.calls):
+            yield job.pressed(call)  # an incident's call alone may be dismissed
 
 
 def _younger(job: Job, boot: datetime | None) -> bool:

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec.structs import replace
-
 from sickbay.model.errors import EffectError, Gone, Rejected, Transient
 from sickbay.model.facts import Outcome
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.intent import (
+    AskToSave,
     Drain,
     Fence,
     Intent,
@@ -25,7 +24,7 @@ from sickbay.model.intent import (
     Strike,
     Verify,
 )
-from sickbay.model.job import Job, JobSpec
+from sickbay.model.job import Job
 from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Accepted, Cluster
 from sickbay.ports.machines import Machines
@@ -59,7 +58,10 @@ class Hands:
     notifiers: Mapping[str, Notifier]
 
     def perform(self, intent: Intent, job: Job | None, holders: Holders) -> Outcome:
-        """Make the call and say what came of it. Never raises what an adapter may raise; never retries."""
+        """Make the call and say what came of it. Never raises what an adapter may raise; never retries.
+
+        `job`: whose attempt is started, with the spec for that.
+        """
         outcome = partial(Outcome, key=intent.key, sends=intent.sends)
         try:
             accepted = self._call(intent, job, holders)
@@ -95,6 +97,8 @@ class Hands:
                 return site.checks.start(key, expected, level=level, profile=profile)
             case Look(nodes=nodes, stacks_of=stacks_of):
                 return site.checks.look(key, nodes, stacks_of=stacks_of)
+            case AskToSave(job=job_id, attempt=attempt, nodes=nodes):
+                return site.checks.ask_to_save(key, nodes, job=job_id, attempt=attempt)
             case Fence(node=node):
                 return site.machines.fence(node, key=key, expect=expect)
             case StopJob(job=job_id, attempt=attempt, final=final):
@@ -102,7 +106,7 @@ class Hands:
             case StartJob(job=job_id, attempt=attempt, nodes=nodes, avoid=avoid):
                 if job is None:
                     raise Rejected(f"job {job_id} is not known")
-                return site.cluster.start(job_id, attempt, spec=_spec_of(job), nodes=nodes, avoid=avoid, key=key)
+                return site.cluster.start(job_id, attempt, spec=job.spec, nodes=nodes, avoid=avoid, key=key)
             case Strike():
                 raise Rejected("the mail is the store's: the engine strikes it itself")
             case RerunJob(job=job_id, attempt=attempt, avoid=avoid):
@@ -130,10 +134,3 @@ class Hands:
             raise Rejected(f"no notifier {notice.to!r} is configured")
         notifier.tell(notice, key=key)
         return Accepted(done=True)
-
-
-def _spec_of(job: Job) -> JobSpec:
-    """With how far the job has been: a checkpoint directory that knows nothing of it is not the one that it was."""
-    if not job.step:
-        return job.spec
-    return replace(job.spec, env={**job.spec.env, "SICKBAY_LAST_STEP": str(job.step)})

@@ -9,6 +9,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from sickbay.brain.retention import aged, cutoff
+from sickbay.brain.submission import as_started
 from sickbay.engine.aside import FACTS as FACTS_ASIDE
 from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
@@ -433,7 +434,7 @@ class Engine:
         if not isinstance(intent, Intent) or intent.state is not IntentState.SENT:
             return
         job = self._view.get(f"job:{intent.act.job}").row if isinstance(intent.act, StartJob) else None
-        known = job if isinstance(job, Job) else None
+        known = replace(job, spec=as_started(job, self._rules.policy)) if isinstance(job, Job) else None
         call = partial(self._perform, intent, known, self._holders(intent), self._epoch, self._clock.mono())
         done = partial(self._answered, intent.sends)
         self._executor.submit(intent.lane, call, intent.call_timeout, done, intent.key)

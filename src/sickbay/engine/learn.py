@@ -12,6 +12,7 @@ from sickbay.model.facts import (
     AnyNews,
     Booted,
     Checked,
+    Checkpointed,
     Fact,
     Garbled,
     Hung,
@@ -76,6 +77,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_jobs.vanished(draft, fact, news)
         case Stepped():
             learn_jobs.stepped(draft, fact, news)
+        case Checkpointed():
+            learn_jobs.checkpointed(draft, fact, news)
         case Wrote():
             learn_jobs.wrote(draft, news)
         case Hung():

@@ -1,5 +1,7 @@
 """What clusters and ranks say of jobs."""
 
+from datetime import datetime
+
 from msgspec.structs import replace
 
 from sickbay.brain.blame import learned_late
@@ -10,10 +12,11 @@ from sickbay.engine.errands import make_room
 from sickbay.engine.seats import take_turns
 from sickbay.engine.steps import REPEATED_TELLS, charged, due_now, first_step, interrupted, let_go, notify, step_job
 from sickbay.engine.view import Draft
-from sickbay.model.facts import Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
+from sickbay.model.clock import INGEST
+from sickbay.model.facts import Checkpointed, Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify, StartJob
-from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState
+from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState, Work
 from sickbay.model.rows import key_of
 
 KEEP_RESTARTS = 1000  # a native controller may restart its job every second
@@ -153,11 +156,14 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
     if not JOB_LIFE.can(job.state, event):
         return
     restarts, begun = job.restarts, job.state is not JobState.QUEUED
+    if job.state is JobState.RUNNING and job.intent:
+        job = let_go(draft, job, job.intent)
     if job.state is JobState.GATING:
         intent = draft.intent(job.intent)
         begun = intent is not None and isinstance(intent.act, StartJob)
         job = let_go(draft, job, job.intent) if job.intent else job
     if job.state is JobState.RUNNING:
+        job = replace(job, calls=job.pressing)
         job = replace(job, interruptions=interrupted(draft, job, "restarted by its own controller"))
     if begun and not any(call.node for call in job.calls) and not learned_late(job):
         restarts = _spent(draft, job)  # in QUEUED it was judged, and spent if need be, before its controller came
@@ -173,6 +179,8 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "calls": (),
         "end": news.end,
         "resumed_from": None,
+        "work": None,
+        "listens": False,
         "deadline": None,
         "held": False,
         "restarts": restarts,
@@ -241,9 +249,12 @@ def stepped(draft: Draft, fact: Fact, news: Stepped) -> None:
 
 def _resumed(draft: Draft, job: Job, news: Stepped) -> Job:
     """Where an attempt took up, told once for each, with the checkpoints that could not be used."""
-    if news.resumed_from is not None:
-        job = replace(job, resumed_from=news.resumed_from)
     once = f"resumed:{news.attempt}"
+    if news.resumed_from is not None:
+        first = bool(news.resumed_from) and once not in job.told
+        if first and not _saved_since(job, job.began_at) and news.resumed_from != job.saved:
+            job = replace(job, saved=news.resumed_from, saved_at=None)  # what is newer is of no use
+        job = replace(job, resumed_from=news.resumed_from)
     if once in job.told or not (news.resumed_from or news.skipped):
         return job
     where = f"resumes at step {news.resumed_from}" if news.resumed_from is not None else "begins anew"
@@ -252,6 +263,52 @@ def _resumed(draft: Draft, job: Job, news: Stepped) -> Job:
     told = f"; newer checkpoints were skipped: {skipped}{more}" if skipped else ""
     draft.tell(f"attempt {news.attempt} {where}{told}", key_of(job), event="resumed")
     return replace(job, told=(*job.told, once)[-REPEATED_TELLS:])
+
+
+def _saved_since(job: Job, began: datetime | None) -> bool:
+    return job.saved_at is not None and (began is None or job.saved_at >= began)
+
+
+def checkpointed(draft: Draft, fact: Fact, news: Checkpointed) -> None:
+    """What is saved and what is under way; a person hears when saves begin to fail, and when they succeed again."""
+    job = draft.job(news.job)
+    if job is None or news.attempt != job.attempt or not _runs_there(job, news.node):
+        return
+    after = job
+    if news.saved is not None and (news.saved != job.saved or not _saved_since(job, job.began_at)):
+        after = replace(after, saved=news.saved, saved_at=fact.at)
+    if not job.state.terminal:  # else these are its last words
+        after = replace(after, work=_work(draft, job, news), listens=news.listens)
+        if news.answered and news.answered != job.answered:
+            after = replace(after, answered=news.answered)
+            draft.tell(f"has saved step {after.saved}, as it was asked to", key_of(job), event="saved")
+        after = _save_failing(draft, fact, after, news)
+    if after != job:
+        draft.put(after)
+
+
+def _work(draft: Draft, job: Job, news: Checkpointed) -> Work | None:
+    if not news.busy:
+        return None
+    before = job.work
+    still = before is not None and before.what == news.busy and before.done >= news.done
+    moved = before.moved if before is not None and still else draft.reading(INGEST)
+    return Work(what=news.busy[:SKIPPED_WORDS], done=news.done, of=news.of, moved=moved)
+
+
+def _save_failing(draft: Draft, fact: Fact, job: Job, news: Checkpointed) -> Job:
+    """An attempt that has saved nothing yet says nothing of what failed in the one before it."""
+    failed = news.failed[:SKIPPED_WORDS]
+    if bool(failed) == bool(job.save_failed):
+        return replace(job, save_failed=failed)
+    if not failed and news.saved is None:
+        return job
+    kept = "nothing is saved yet" if job.saved is None else f"the newest that is saved is step {job.saved}"
+    text = f"not saved: {failed}; the training goes on, {kept}" if failed else f"saves again: step {news.saved}"
+    named = f"{job.spec.name}: {text}"
+    notice = Notify(event="save_failed" if failed else "save_mended", subject=key_of(job), text=named)
+    told = notify(draft, job, Tell(notice, f"{notice.event}:{fact.seq}"))
+    return replace(job, save_failed=failed, told=told)
 
 
 def wrote(draft: Draft, news: Wrote) -> None:
@@ -282,6 +339,14 @@ def hung(draft: Draft, fact: Fact, news: Hung) -> None:
         return
     if not _runs_there(job, news.node):
         return
+    if _advances(draft, job):
+        return  # others of it wait for that; it is called hung again, if it then still is
     call = Call(because=f"hung: {news.because}", dated=fact.at)
     if all(known.node or known.incident for known in job.calls):  # nobody need say it twice
         draft.put(job.called(call))
+
+
+def _advances(draft: Draft, job: Job) -> bool:
+    """Whether rank 0 has told of progress in a long piece of work lately, by the clock of those who tell."""
+    limit = job.spec.stall_after or draft.rules.policy.resume.stall_after.total_seconds()
+    return job.work is not None and draft.reading(INGEST) - job.work.moved < limit / 2

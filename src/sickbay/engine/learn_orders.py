@@ -68,7 +68,8 @@ def _audit(draft: Draft, news: Ordered, *subjects: str) -> None:
 def _stop(draft: Draft, news: Ordered) -> None:
     job = draft.read(Job, f"job:{JobId(news.target)}")
     if job is not None and job.open:
-        draft.put(replace(job, stop_asked=f"stopped by {news.by}: {news.reason}"))
+        asked = f"stopped by {news.by}: {news.reason}"
+        draft.put(replace(job, stop_asked=asked, stop_now=job.stop_now or news.now))
         _audit(draft, news, key_of(job))
     else:
         _refuse(draft, news, f"{news.target} is {job.state}" if job is not None else f"there is no job {news.target}")

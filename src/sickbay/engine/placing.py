@@ -8,7 +8,7 @@ from sickbay.brain.gate import gate_of
 from sickbay.brain.job_sight import AVOIDED, Placement, listing
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Capability, Freed, Node, NodeId
-from sickbay.model.incident import Incident, Phase
+from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Job
 from sickbay.model.policy import PlaceBy
 
@@ -225,6 +225,21 @@ def may_fence(draft: Draft, job: Job, node: NodeId) -> bool:
     if row is None or row.lost:
         return True
     return (row.incarnation is None or not row.ready) and not _shared(draft, job, row)
+
+
+def dismissed(draft: Draft, job: Job) -> bool:
+    """Whether all that called for its end was dismissed since."""
+    called = [draft.incident(call.incident) if call.incident else None for call in job.calls]
+    return bool(called) and all(incident is not None and was_dismissed(incident) for incident in called)
+
+
+def was_dismissed(incident: Incident) -> bool:
+    """A person vouches for the node, or wants it no longer.
+
+    A fault that asks only for a restart of the job ends by itself, and was right.
+    """
+    over = Phase.DISMISSED in {incident.phase, incident.closing}
+    return over and (incident.kind is IncidentKind.OPERATOR or incident.remedy.disrupts)
 
 
 def _shared(draft: Draft, job: Job, node: Node) -> bool:

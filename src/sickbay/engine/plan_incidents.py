@@ -79,6 +79,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
     scoped: list[JobId] = []
     bystanders: list[JobId] = []
     called: set[JobId] = set()
+    asked: set[JobId] = set()
     training: set[JobId] = set()
     gating: set[JobId] = set()
     if node is not None:
@@ -94,6 +95,8 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
                 gating.add(job.id)
             if _has_called(incident, job):
                 called.add(job.id)
+                if _may_save(incident, job):
+                    asked.add(job.id)
             if job.state is JobState.RUNNING and job.id not in incident.jobs and _was_there(draft, job, incident):
                 training.add(job.id)
         if node.claimable and incident.phase is not Phase.WATCHED:
@@ -112,6 +115,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
         scoped=tuple(scoped),
         bystanders=tuple(bystanders),
         called=frozenset(called),
+        asked=frozenset(asked),
         training=frozenset(training),
         gating=frozenset(gating),
         past=tuple(sorted(past, key=lambda p: p.at)),
@@ -152,13 +156,14 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
             if moved.phase is Phase.WATCHED and node is not None:
                 patrol.wake(draft, node, Trigger.FAULT)
             return told_of(draft, moved, tell), None
-        case Change(because=because, also=also, tell=tell, call=call, answer=answer):
+        case Change(because=because, also=also, tell=tell, call=call, before=before, answer=answer):
             _answer(draft, incident, answer)
             if call and node is not None:
                 incident, refused = ask_for_each(draft, Asked.CALL, incident, node)
                 if refused is not None:
                     return deferred(draft, Asked.CALL, incident, node, refused)
-                incident = _call(draft, incident, call, because, lost=node.lost)
+                before = "" if node.lost else before
+                incident = _call(draft, incident, call, because, lost=node.lost, before=before)
             changed = replace(incident, **also)
             draft.put(changed)
             return told_of(draft, changed, tell), None
@@ -214,8 +219,16 @@ def _has_called(incident: Incident, job: Job) -> bool:
     return any(call.incident == incident.id for call in job.calls) or (job.called_enough and job.id in incident.jobs)
 
 
-def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: str, *, lost: bool) -> Incident:
-    """Ask attempts to end. Only `resume` stops them."""
+def _may_save(incident: Incident, job: Job) -> bool:
+    """Whether the attempt that this incident has called may save before it ends."""
+    mine = [call for call in job.calls if call.incident == incident.id] or job.calls
+    return job.state is JobState.RUNNING and all(call.before for call in mine)
+
+
+def _call(
+    draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: str, *, lost: bool, before: str
+) -> Incident:
+    """Ask attempts to end, at once or once they have saved. Only `resume` stops them."""
     some = jobs[:AT_ONCE]  # the next decision sees who is left
     for job_id in some:
         job = draft.job(job_id)
@@ -226,9 +239,11 @@ def _call(draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: st
             incident=incident.id,
             node=incident.node,
             lost=lost,
-            dated=incident.opened_at,
+            dated=None if before else incident.opened_at,  # until it is stopped it loses nothing
+            before=before,
         )
-        if not job.called_enough:
-            draft.put(job.called(call))
-        draft.tell(f"asks {job_id} to stop: {because}", key_of(incident), key_of(job), event="call")
+        again = _has_called(incident, job)
+        draft.put(job.called(call) if before else job.pressed(call))
+        at_once = " at once" if again else ""
+        draft.tell(f"asks {job_id} to stop{at_once}: {because}", key_of(incident), key_of(job), event="call")
     return replace(incident, jobs=tuple(dict.fromkeys((*incident.jobs, *some)))[-KEEP_JOBS:])

@@ -12,6 +12,7 @@ from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.intent import (
     INTENT_LIFE,
+    AskToSave,
     Drain,
     Fence,
     Intent,
@@ -99,6 +100,8 @@ def _no_news(draft: Draft, intent: Intent) -> bool:
     """One more try to end what can neither be stopped nor fenced, or to empty a node, came to nothing."""
     if isinstance(intent.act, Drain):
         return intent.state is IntentState.EXPIRED
+    if isinstance(intent.act, AskToSave):  # that it has saved the job's own line says
+        return intent.state in {IntentState.SEEN, IntentState.EXPIRED}
     job = draft.job(intent.act.job) if isinstance(intent.act, StopJob | Fence) else None
     return job is not None and stuck(job) and intent.state is not IntentState.SEEN
 
@@ -139,7 +142,7 @@ def _targets(draft: Draft, intent: Intent) -> tuple[dict[NodeId, Node | None], J
     """What its effect shows itself on."""
     act = intent.act
     nodes = (act.node,) if isinstance(act, Quarantine | Drain | Repair | Release) else ()
-    job = draft.job(act.job) if isinstance(act, StopJob | StartJob | RerunJob | Fence) else None
+    job = draft.job(act.job) if isinstance(act, AskToSave | StopJob | StartJob | RerunJob | Fence) else None
     return {node: draft.node(node) for node in nodes}, job
 
 

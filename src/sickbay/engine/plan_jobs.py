@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.job_sight import JobSight
 from sickbay.brain.resume import resume
-from sickbay.engine.placing import fenceable, lost, mute, place, unseen, unusable, well
+from sickbay.engine.placing import dismissed, fenceable, lost, mute, place, unseen, unusable, well
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import take_turns
 from sickbay.engine.steps import notify, stamp, step_job, write_down
@@ -33,6 +33,7 @@ def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
         lost=partial(lost, draft, job),
         unseen=partial(unseen, draft, job),
         fenceable=partial(fenceable, draft, job),
+        dismissed=partial(dismissed, draft, job),
         readings=draft.readings,
         can=draft.can(job.spec.cluster),
         present=draft.present,
@@ -58,6 +59,7 @@ def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | N
                 more |= {"intent": job.intent, "fences": (*job.fences, intent.key)}
             if isinstance(decision.act, StartJob):
                 more |= {"ranks": {}, "ranks_as_of": 0.0, "missing_as_of": None, "end": None, "resumed_from": None}
+                more |= {"work": None, "listens": False}
             if event:
                 begun = {"began_at": draft.now, "began": draft.reading(job.spec.cluster)}
                 job = step_job(draft, job, event, because, {**begun, **more})

@@ -40,6 +40,7 @@ from sickbay.model.protocol import (
     RunLook,
     RunReboot,
     RunReset,
+    RunSave,
     command_id,
     fact_id,
 )
@@ -241,7 +242,7 @@ class _Batch:
 def _behind(order: AnyOrder) -> str:
     """The key of the intent that asks for it; empty: a person does, beside all intents."""
     match order:
-        case RunCheck(check=key) | RunLook(look=key) | RunReset(key=key) | RunReboot(key=key):
+        case RunCheck(check=key) | RunLook(look=key) | RunSave(save=key) | RunReset(key=key) | RunReboot(key=key):
             return key
         case RunCollect() | RunInject():
             return ""

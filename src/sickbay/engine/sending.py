@@ -11,7 +11,7 @@ from sickbay.brain.admit import Asked, Deferred
 from sickbay.brain.job_sight import listing
 from sickbay.brain.sight import reset_domain
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
-from sickbay.engine.placing import may_fence
+from sickbay.engine.placing import dismissed, may_fence, was_dismissed
 from sickbay.engine.seats import settle
 from sickbay.engine.steps import step_incident, step_job
 from sickbay.engine.view import Draft
@@ -22,6 +22,7 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import (
     INTENT_LIFE,
     AnyAct,
+    AskToSave,
     Fence,
     Intent,
     IntentState,
@@ -91,7 +92,7 @@ def wanted(draft: Draft, intent: Intent) -> bool:
 
 def withheld(draft: Draft, intent: Intent) -> Deferred | None:
     """What holds the act now, whatever was so when it was written down. None: nothing."""
-    if isinstance(intent.act, StopJob):
+    if isinstance(intent.act, StopJob | AskToSave):
         return _stop_withheld(draft, intent.act)
     if isinstance(intent.act, Fence):
         return _fence_withheld(draft, intent.act)
@@ -182,7 +183,7 @@ def _busy(draft: Draft, intent: Intent, act: Verify) -> tuple[NodeId, ...]:
     )
 
 
-def _stop_withheld(draft: Draft, act: StopJob) -> Deferred | None:
+def _stop_withheld(draft: Draft, act: StopJob | AskToSave) -> Deferred | None:
     """An incident's stop of an attempt that is whole and that nobody and nothing else wants to end."""
     job = draft.job(act.job)
     if job is None or not _whole(job):
@@ -190,7 +191,7 @@ def _stop_withheld(draft: Draft, act: StopJob) -> Deferred | None:
     refused: Deferred | None = None
     for call in job.calls:
         incident = draft.incident(call.incident) if call.incident else None
-        if incident is not None and _dismissed(incident):
+        if incident is not None and was_dismissed(incident):
             continue
         node = draft.node(incident.node) if incident is not None and incident.open else None
         if incident is None or node is None:
@@ -207,18 +208,12 @@ def _whole(job: Job) -> bool:
     return runs and not (job.stop_asked or job.cancelled or job.end is not None)
 
 
-def _dismissed(incident: Incident) -> bool:
-    """A person vouches for the node. A fault that asks only for a restart of the job ends by itself, and was right."""
-    return incident.phase is Phase.DISMISSED and incident.remedy.disrupts
-
-
 def _spared(draft: Draft, act: StopJob) -> Job | None:
     """The job, where its attempt is whole and all that called for its end was dismissed since."""
     job = draft.job(act.job)
-    if job is None or job.attempt != act.attempt or not job.calls or not _whole(job):
+    if job is None or job.attempt != act.attempt or not _whole(job):
         return None
-    called = [draft.incident(call.incident) if call.incident else None for call in job.calls]
-    return job if all(incident is not None and _dismissed(incident) for incident in called) else None
+    return job if dismissed(draft, job) else None
 
 
 def _run_on(draft: Draft, job: Job) -> None:
@@ -232,9 +227,11 @@ def _run_on(draft: Draft, job: Job) -> None:
 def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
     """It is not sent: its owner decides again as if it had not been written down; no try is lost, no time runs."""
     key = f"intent:{intent.key}"
-    if isinstance(intent.act, StopJob):  # the attempt's end was decided; it waits, and its story says for what
+    if isinstance(intent.act, StopJob | AskToSave):  # its end was decided; it waits, and its story says for what
         again = Deadline(clock=intent.clock, at=draft.reading(intent.clock) + ASK_AGAIN)
         draft.put(replace(intent, not_before=again, answer=refused.because))
+        if isinstance(intent.act, AskToSave) and not intent.doubted:
+            _put_off(draft, intent, intent.act)
         return
     if intent.doubted:  # an earlier sending may have taken effect: that is awaited, it is not sent again
         seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
@@ -263,6 +260,14 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
         deadline = incident.deadline if incident.phase is Phase.HELD else None  # there it is a human's reminder
         draft.put(replace(incident, intent="", deadline=deadline, **untried))
     draft.waits[key_of(incident)] = DUE_NOW
+
+
+def _put_off(draft: Draft, intent: Intent, act: AskToSave) -> None:
+    """While its stop would be withheld its time to save does not run."""
+    job = draft.job(act.job)
+    if job is not None and job.save_by is not None and job.intent == intent.key:
+        until = Deadline(clock=intent.clock, at=draft.reading(intent.clock) + ASK_AGAIN + intent.patience)
+        draft.put(replace(job, save_by=until))
 
 
 def _fence_no_more(draft: Draft, intent: Intent, act: Fence, refused: Deferred) -> None:

@@ -17,6 +17,7 @@ from sickbay.model.fault import Fault, Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record, Roster
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
 from sickbay.model.intent import (
+    AskToSave,
     Drain,
     Fence,
     Intent,
@@ -141,12 +142,13 @@ def subjects_of(incarnation: Incarnation | None, node: Node | None, device: int 
 
 
 def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, Any]) -> Job:
-    changed = replace(job, **{"intent": "", "fences": (), **also})
+    changed = replace(job, **{"intent": "", "fences": (), "save_by": None, **also})
     state = JOB_LIFE.target(changed, job.state, event)
     changed = replace(changed, state=state, wait=None)
     if state in {JobState.QUEUED, JobState.DIAGNOSING} or state.terminal:
         # Its ranks are gone: what it held is free, or will be when it has been examined.
-        changed = replace(changed, claim=_to_examine(draft, job) if state is JobState.DIAGNOSING else {})
+        claim = _to_examine(draft, job) if state is JobState.DIAGNOSING else {}
+        changed = replace(changed, claim=claim, work=None, listens=False)
     changed = _interrupted(draft, job, changed, event, because)
     take_turns(draft, job, changed.claim.keys() ^ job.claim.keys())
     if state is JobState.QUEUED:
@@ -173,7 +175,7 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
         case "stop" | "ended" if before.state in {JobState.RUNNING, JobState.GATING}:
             if after.stop_asked or after.cancelled or not (before.claim or before.ranks):
                 return after  # a person wanted it, or it had no nodes yet: nobody lost anything
-            after = replace(after, interruptions=interrupted(draft, before, because))
+            after = replace(after, interruptions=interrupted(draft, replace(before, calls=after.calls), because))
             return stamp(after, "stopped", draft.now) if event == "ended" else after
         case "ended":
             return stamp(after, "stopped", draft.now)
@@ -433,7 +435,7 @@ def let_go(draft: Draft, owner: Owner, key: str) -> Owner:
     # A Transient answer to a later sending cleared its deadline; the doubt about an earlier one must end all the same.
     seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
     draft.put(replace(intent, withdrawn=True, seen_by=seen_by))
-    if isinstance(intent.act, Repair | Verify | Look):
+    if isinstance(intent.act, Repair | Verify | Look | AskToSave):
         _strike(draft, intent)
     if isinstance(owner, Incident) and isinstance(intent.act, Repair | Drain):
         hurts = isinstance(intent.act, Repair) and intent.act.rung is not Remedy.RESTART_SERVICE

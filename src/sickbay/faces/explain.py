@@ -9,7 +9,7 @@ from typing import Any
 
 from sickbay.faces.archive import Archive, Budget, Estimate
 from sickbay.faces.story import Told, tell, weave
-from sickbay.faces.waits import Waiting, incident_waits, job_waits, node_waits, why_not
+from sickbay.faces.waits import Waiting, doing, incident_waits, job_waits, node_waits, why_not
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Interruption, Job, JobState
@@ -189,10 +189,20 @@ def job_json(archive: Archive, job: Job) -> dict[str, Any]:
         "nodes": sorted(job.claim),
         "step": job.step,
         "resumed_from": job.resumed_from,
+        "saved": job.saved,
+        "saved_at": iso(job.saved_at),
+        "save_failed": job.save_failed if job.open else "",
+        "doing": _doing(job),
         "diagnosis": job.diagnosis,
         "interruptions": [interruption_json(one) for one in job.interruptions],
         "because": _why_job(job),
     }
+
+
+def _doing(job: Job) -> str:
+    asked = job.wait.because if job.save_by is not None and job.wait is not None else ""
+    busy = doing(job.work) if job.work is not None else ""
+    return "; ".join(filter(None, (asked, busy))) if job.open else ""
 
 
 def _why_job(job: Job) -> str:

@@ -64,6 +64,7 @@ _DECIDED = frozenset(
 _ACTS = {
     "Quarantine": "cordons the node",
     "Drain": "drains the node",
+    "AskToSave": "asks the job to save",
     "Repair(restart_service)": "restarts the agent",
     "Repair(reset_gpu)": "resets the GPU",
     "Repair(reboot)": "reboots the node",

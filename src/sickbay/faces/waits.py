@@ -14,6 +14,7 @@ from sickbay.model.fault import AGENT_LOST, PARTITION, RUNGS, Proof, signature
 from sickbay.model.fleet import Brake, Node
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import (
+    AskToSave,
     Drain,
     Fence,
     Intent,
@@ -27,7 +28,7 @@ from sickbay.model.intent import (
     StopJob,
     Verify,
 )
-from sickbay.model.job import Job, JobState
+from sickbay.model.job import Job, JobState, Work
 from sickbay.model.noun import Noun
 
 MOST_NAMED = 8
@@ -108,13 +109,17 @@ def _by_phase(archive: Archive, incident: Incident, node: Node | None) -> tuple[
             return _watched(incident)
         case Phase.DRAINING:
             jobs = archive.holders(node) if node is not None else []
-            left = [f"job {job.id} leaves {incident.node}" for job in jobs]
+            left = [f"job {job.id} leaves {incident.node}{_asked(job)}" for job in jobs]
             others = node is not None and node.unmanaged
             return (*left, *(["work that Sickbay does not manage leaves"] if others else [])), "it is held for a person"
         case Phase.DRAINED:
             return (f"a repair in pool {incident.pool} ends",), "it is judged afresh"
         case _:
             return ("its own next step",), "it is judged afresh"
+
+
+def _asked(job: Job) -> str:
+    return f" ({job.wait.because})" if job.save_by is not None and job.wait is not None else ""
 
 
 def _watched(incident: Incident) -> tuple[tuple[str, ...], str]:
@@ -164,6 +169,8 @@ def _shows(intent: Intent) -> str:
             return f"the check of level {level} answers on {_list(waiting)}"
         case Look(nodes=nodes):
             return f"{_list([n for n in nodes if n not in intent.verdicts])} have been looked at"
+        case AskToSave(job=job):
+            return f"{job} has saved"
         case Fence(node=node):
             return f"{node} is fenced"
         case StopJob():
@@ -216,17 +223,29 @@ def job_waits(archive: Archive, job: Job) -> Waiting | None:
     under_way = intent is not None and not intent.state.over
     changed: tuple[str, ...]
     if intent is not None and under_way:
-        changed, then = (_shows(intent),), "it is given up, and the next step is decided"
+        asked = isinstance(intent.act, AskToSave)
+        changed, then = (_shows(intent),), "it is stopped" if asked else "it is given up, and the next step is decided"
     else:
         changed, then = _by_state(archive, job)
+    busy = f": {doing(job.work)}" if job.work is not None and job.state is JobState.RUNNING else ""
     return Waiting(
-        because=wait.because if wait is not None else "it is about to be decided",
+        because=f"{wait.because}{busy}" if wait is not None else "it is about to be decided",
         until=archive.estimate(wait.until) if wait is not None else None,
         then=then,
         changed_by=changed,
         budget=archive.budget(job.pool),
         notes=_notes(archive, job.spec.cluster, intent if under_way else None),
     )
+
+
+UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def doing(work: Work) -> str:
+    """verifying attempt-1/step-40: 412 of 990 GB."""
+    size = min(len(UNITS) - 1, max(0, len(str(work.of)) - 1) // 3)
+    digits = 1 if size and work.of < 10 * 1000**size else 0
+    return f"{work.what}: {work.done / 1000**size:.{digits}f} of {work.of / 1000**size:.{digits}f} {UNITS[size]}"
 
 
 def _by_state(archive: Archive, job: Job) -> tuple[tuple[str, ...], str]:

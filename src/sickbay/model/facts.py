@@ -119,6 +119,26 @@ class Stepped(News, tag="stepped"):
     node: NodeId | None = None  # whose agent says so
 
 
+class Checkpointed(News, tag="checkpointed"):
+    """How rank 0 stands with its checkpoints: all that is so now, whatever was said before.
+
+    `busy`: what it verifies, loads or saves, `done` bytes of `of`. `saved`: the newest step that this attempt has
+    committed. `failed`: the step that was not saved, and why. `listens`: it can be asked to save. `answered`: the
+    newest ask that a save has followed.
+    """
+
+    job: JobId
+    attempt: int
+    saved: int | None = None
+    failed: str = ""
+    busy: str = ""
+    done: int = 0
+    of: int = 0
+    listens: bool = False
+    answered: str = ""
+    node: NodeId | None = None  # whose agent says so
+
+
 class Wrote(News, tag="wrote"):
     """The end of what a rank wrote, told by its agent when the cluster could not tell it with the attempt's end."""
 
@@ -217,8 +237,8 @@ class Garbled(News, tag="garbled"):
 
 AnyNews = (
     Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
-    | Wrote | Hung | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued | TokenRevoked
-    | PolicyInForce | Garbled
+    | Checkpointed | Wrote | Hung | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued
+    | TokenRevoked | PolicyInForce | Garbled
 )  # fmt: skip
 
 

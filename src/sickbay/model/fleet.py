@@ -41,6 +41,7 @@ class Capability(StrEnum):
     CHECK_CORDONED = "check_cordoned"
     CHECK_BY_AGENT = "check_by_agent"  # the node's own agent does it: where none was ever heard, none can be done
     LOOK = "look"
+    ASK_TO_SAVE = "ask_to_save"  # ranks can be asked to save before they are stopped
     PLACE = "place"  # start(job) takes chosen nodes; without it, nodes to avoid
     RERUN = "rerun"  # a job's own controller can be asked to run it again
     HOLDS = "holds"  # after a stop that is not final a job's own controller leaves it alone until `rerun`

@@ -48,6 +48,14 @@ class Look(Act, tag="look"):
     stacks_of: JobId | None = None
 
 
+class AskToSave(Act, tag="ask_to_save"):
+    """Ask the ranks of an attempt to save now: they are going to be stopped for something that can wait for it."""
+
+    job: JobId
+    attempt: int
+    nodes: tuple[NodeId, ...]
+
+
 class Fence(Act, tag="fence"):
     job: JobId
     attempt: int
@@ -86,7 +94,10 @@ class Strike(Act, tag="strike"):
     intent: str  # its key
 
 
-AnyAct = Quarantine | Drain | Repair | Verify | Release | Look | Fence | StopJob | StartJob | RerunJob | Notify | Strike
+AnyAct = (
+    Quarantine | Drain | Repair | Verify | Release | Look | AskToSave | Fence | StopJob | StartJob | RerunJob | Notify
+    | Strike
+)  # fmt: skip
 
 
 class IntentState(StrEnum):
@@ -145,7 +156,7 @@ def nodes_of(act: AnyAct) -> tuple[NodeId, ...]:
     match act:
         case Quarantine(node=node) | Drain(node=node) | Repair(node=node) | Release(node=node) | Fence(node=node):
             return (node,)
-        case Verify(nodes=nodes) | Look(nodes=nodes):
+        case Verify(nodes=nodes) | Look(nodes=nodes) | AskToSave(nodes=nodes):
             return nodes
         case _:
             return ()

@@ -62,6 +62,7 @@ class JobSpec(Noun):
     cwd: str = ""
     checkpoint: str = ""  # the directory that its attempts share
     stall_after: float | None = None  # seconds without a heartbeat, after the first one; None: from policy, 0: never
+    start_within: float | None = None  # seconds until its first heartbeat; None: from policy, 0: never too late
     log_rules: tuple[LogRule, ...] = ()
 
     @property
@@ -85,6 +86,16 @@ class Call(Noun):
     lost: bool = False  # the node cannot be reached: its ranks must be fenced
     booted: bool = False  # the node has booted anew
     dated: datetime | None = None
+    before: str = ""  # what waits until the attempt has saved, such as "n3 is drained"; empty: it ends at once
+
+
+class Work(Noun):
+    """A long piece of work that rank 0 does between two steps, or before the first: bytes."""
+
+    what: str  # verifying attempt-1/step-40
+    done: int
+    of: int
+    moved: float = 0.0  # reading of ingest when it had last advanced
 
 
 class End(Noun):
@@ -130,8 +141,16 @@ class Job(Noun):
     gates: int = 0
     step: int | None = None
     resumed_from: int | None = None
+    saved: int | None = None  # the newest step that is saved, of any attempt
+    saved_at: datetime | None = None  # None: when is not known
+    save_failed: str = ""  # what was not saved last, and why, until a save succeeds
+    work: Work | None = None  # what rank 0 is busy with
+    listens: bool = False  # the attempt that runs can be asked to save
+    save_by: Deadline | None = None  # it is asked to save, and is stopped then at the latest
+    answered: str = ""  # the newest ask that it has answered with a save: the key of the intent
     diagnosis: str = ""
     stop_asked: str = ""  # by whom, and why
+    stop_now: bool = False  # without waiting for a save
     cancelled: bool = False
     held: bool = False  # our stop keeps its own controller off (Capability.HOLDS) until we ask for the next attempt
     fenced: bool = False  # rank 0 said that no older attempt can commit: a restart needs no fence of its nodes
@@ -154,6 +173,24 @@ class Job(Noun):
     def vanished(self) -> bool:
         """Its attempt was there and has ended, and its cluster has it no more: no read will say more of it."""
         return not self.adopted and not self.made and self.end is not None
+
+    def pressed(self, call: Call) -> "Job":
+        """The job with a call that cannot wait: in place of its incident's earlier one, or of any if it has no room."""
+        mine = [n for n, known in enumerate(self.calls) if call.incident and known.incident == call.incident]
+        others = [n for n, known in enumerate(self.calls) if known.before] if self.called_enough else []
+        for place in (*mine, *others):
+            return replace(self, calls=(*self.calls[:place], call, *self.calls[place + 1 :]))
+        return self.called(call)
+
+    @property
+    def called_at_once(self) -> bool:
+        """Whether anything calls for its end that cannot wait for a save."""
+        return self.stop_now or bool(self.pressing)
+
+    @property
+    def pressing(self) -> tuple[Call, ...]:
+        """Calls that cannot wait. Whoever ends by himself while others wait for him has ended by himself."""
+        return tuple(call for call in self.calls if not call.before)
 
     def called(self, *calls: Call) -> "Job":
         """The job with these calls, as far as it has room: one is enough for its end, so those it has are kept."""

@@ -12,7 +12,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from sickbay.model.fleet import Brake, NodeId, Part
-from sickbay.model.intent import AnyAct, Intent, Look, StartJob, Verify
+from sickbay.model.intent import AnyAct, AskToSave, Intent, Look, StartJob, Verify
 from sickbay.model.job import Job
 from sickbay.model.rows import AnyRow, Rows, Unit, Versioned, key_of
 
@@ -27,7 +27,7 @@ def _nodes_of(act: AnyAct) -> Nodes:
     match act:
         case StartJob(nodes=nodes):
             return nodes
-        case Verify(nodes=names) | Look(nodes=names):
+        case Verify(nodes=names) | Look(nodes=names) | AskToSave(nodes=names):
             return dict.fromkeys(names, ())
         case _:
             return {}
@@ -37,7 +37,7 @@ def _act_on(act: AnyAct, nodes: Nodes) -> AnyAct:
     match act:
         case StartJob():
             return replace(act, nodes=dict(nodes))
-        case Verify() | Look():
+        case Verify() | Look() | AskToSave():
             return replace(act, nodes=tuple(nodes))
         case _:
             return act

@@ -147,6 +147,8 @@ class ResumeRule(Strict):
     start_deadline: timedelta = timedelta(minutes=10)
     stop_deadline: timedelta = timedelta(minutes=2)
     stall_after: timedelta = timedelta(minutes=15)  # without a heartbeat, after the first one; 0: never called hung
+    save_within: timedelta = timedelta(minutes=5)  # to save before a planned stop; 0: nobody is asked to
+    start_within: timedelta = timedelta(hours=1)  # until the first heartbeat of a job that has sent some; 0: never late
     native_grace: timedelta = timedelta(minutes=1)  # how long a native controller may take to restart its own job
     why: str = ""
 

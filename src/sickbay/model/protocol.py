@@ -6,7 +6,18 @@ acknowledges after its commit, so an item arrives at least once and counts once 
 
 from datetime import datetime
 
-from sickbay.model.facts import Checked, Hung, Inventory, Looked, News, Observed, ResetDone, Stepped, Wrote
+from sickbay.model.facts import (
+    Checked,
+    Checkpointed,
+    Hung,
+    Inventory,
+    Looked,
+    News,
+    Observed,
+    ResetDone,
+    Stepped,
+    Wrote,
+)
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.noun import Noun
 
@@ -31,7 +42,9 @@ class Measured(News, tag="measured"):
     node: NodeId = NodeId("")
 
 
-ItemNews = Observed | Inventory | Checked | Looked | ResetDone | Stepped | Wrote | Hung | Answered | Measured
+ItemNews = (
+    Observed | Inventory | Checked | Looked | ResetDone | Stepped | Checkpointed | Wrote | Hung | Answered | Measured
+)
 
 
 class Item(Noun):
@@ -97,6 +110,14 @@ class RunLook(Order, tag="look"):
     settle: float = 0.2  # seconds: what led to the look may take so long to reach the kernel log
 
 
+class RunSave(Order, tag="save"):
+    """Ask the ranks of an attempt on this node to save: once for each `save`, however often it comes."""
+
+    save: str
+    job: JobId
+    attempt: int
+
+
 class RunReset(Order, tag="reset"):
     """Reset devices (none named: all); the answer is `ResetDone`, or refused while anybody holds one of them."""
 
@@ -124,7 +145,7 @@ class RunInject(Order, tag="inject"):
     line: str
 
 
-AnyOrder = RunCheck | RunLook | RunReset | RunReboot | RunCollect | RunInject
+AnyOrder = RunCheck | RunLook | RunSave | RunReset | RunReboot | RunCollect | RunInject
 
 
 class Command(Noun):

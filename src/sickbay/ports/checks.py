@@ -24,3 +24,10 @@ class Checks(Protocol):
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
         """Asks agents to read kernel log and devices through now; each answers with a `Looked` fact."""
         ...
+
+    def ask_to_save(self, ask: str, nodes: tuple[NodeId, ...], *, job: JobId, attempt: int) -> Accepted:
+        """Asks the ranks of an attempt to save (Capability.ASK_TO_SAVE); rank 0's `Checkpointed` tells the answer.
+
+        Asked twice under one id they save once.
+        """
+        ...

@@ -263,6 +263,16 @@ class SimChecks(_Channel):
 
         return self._mutate("look", look, _few(nodes), effect)
 
+    def ask_to_save(self, ask: str, nodes: tuple[NodeId, ...], *, job: JobId, attempt: int) -> Accepted:
+        world = self._world
+
+        def effect() -> None:
+            world.chronicle.note("ask", f"{job}#{attempt}", ask)
+            takes = world.ground.spread(world.ground.rules.report_takes)
+            world.scheduler.after(takes, lambda: world.workload.ask_to_save(job, attempt, ask))
+
+        return self._mutate("ask_to_save", ask, _few(nodes), effect)
+
 
 def _few(nodes: Collection[NodeId]) -> str:
     return ",".join(nodes) if len(nodes) <= 4 else f"{len(nodes)} nodes"

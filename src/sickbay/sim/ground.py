@@ -25,7 +25,15 @@ MACHINES_CAN = frozenset(
         Capability.FENCE,
     }
 )
-CHECKS_CAN = frozenset({Capability.CHECK, Capability.CHECK_CORDONED, Capability.CHECK_BY_AGENT, Capability.LOOK})
+CHECKS_CAN = frozenset(
+    {
+        Capability.CHECK,
+        Capability.CHECK_CORDONED,
+        Capability.CHECK_BY_AGENT,
+        Capability.LOOK,
+        Capability.ASK_TO_SAVE,
+    }
+)
 
 
 class Rules(Noun):

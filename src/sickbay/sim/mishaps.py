@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 
 from sickbay.model.checkup import Tested
-from sickbay.model.facts import Checked, Hung, Inventory, Looked, Observed, ResetDone, Stepped, Wrote
+from sickbay.model.facts import Checked, Checkpointed, Hung, Inventory, Looked, Observed, ResetDone, Stepped, Wrote
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Device, Incarnation, JobId, NodeId
 from sickbay.model.incident import Incident, Phase
@@ -272,7 +272,7 @@ def _odd_item(rng: Random, sim: Simulation, seat: Seat) -> ItemNews:
     tests = tuple(Tested(name=text, verdict="odd", because=text) for _ in range(rng.choice([0, 1, 300])))
     values: list[str | int] = [number, text, "nan"]
     fields = {rng.choice(["number", "device", "seconds", text]): rng.choice(values)}
-    match rng.randrange(10):
+    match rng.randrange(11):
         case 0:
             kind = rng.choice([*KINDS, text])
             return Observed(
@@ -302,6 +302,8 @@ def _odd_item(rng: Random, sim: Simulation, seat: Seat) -> ItemNews:
         case 7:
             return Hung(job=job, attempt=number, because=text)
         case 8:
+            return Checkpointed(job=job, attempt=number, saved=number, failed=text, busy=text, done=number, of=-number)
+        case 9:
             return Answered(command=text, result=rng.choice(["done", "refused", "odd"]), text=text)
         case _:
             return Measured(values={text[:200]: rng.choice(FLOATS)})

@@ -39,6 +39,8 @@ class Programme(Noun):
     hang_notice: float = 300.0  # silence of the heartbeat that counts as hung
     tail_late: float = 0.0  # the cluster shows what was written last so long after the end
     fenced: bool = False  # it uses checkpoints that no older attempt can commit to, and says so
+    listens: bool = False  # it can be asked to save
+    save_takes: float | None = 5.0  # when asked; None: it never comes to its end
     crashes_at: int | None = None  # a bug in the script: this step always ends it
 
 
@@ -79,6 +81,9 @@ class Attempt:
     cause: str = ""
     stop_told: bool = False
     told_step: bool = False
+    saved: int = 0  # because it was asked to
+    asked: dict[str, int] = field(default_factory=dict)  # the step at which each ask reached it
+    answered: str = ""
     tail: str = ""
     tail_from: float = 0.0
     end: End | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sickbay.model.facts import Stepped
+from sickbay.model.facts import Checkpointed, Stepped
 from sickbay.sim.agents import Agents
 from sickbay.sim.ground import Ground
 from sickbay.sim.hardware import Defect, Seat
@@ -37,6 +37,8 @@ class Training:
         if programme.crashes_at is not None and programme.crashes_at >= attempt.resumed_from:
             at = (programme.crashes_at - attempt.resumed_from) / programme.rate
             attempt.tickets.append(after(at, lambda: self._on_bug(job, attempt)))
+        if programme.listens:
+            attempt.tickets.append(after(1.0 / programme.rate, lambda: self._tell_stand(job, attempt)))
         if job.spec.reports_steps:
             attempt.tickets.append(after(1.0 / programme.rate, lambda: self._tell_step(job, attempt)))
         for node, devices in attempt.nodes.items():
@@ -73,6 +75,36 @@ class Training:
             again = min(again, 60.0)
         attempt.tickets.append(self._ground.scheduler.after(again, lambda: self._tell_step(job, attempt)))
 
+    def _tell_stand(self, job: SimJob, attempt: Attempt) -> None:
+        """How it stands with its checkpoints; said until it was heard."""
+        if attempt.end is not None:
+            return
+        seat = self._ground.seats.get(next(iter(attempt.nodes)))
+        if seat is None or not seat.speaking:
+            attempt.tickets.append(self._ground.scheduler.after(30.0, lambda: self._tell_stand(job, attempt)))
+            return
+        stands = Checkpointed(
+            job=job.id, attempt=attempt.number, saved=attempt.saved or None, listens=True, answered=attempt.answered
+        )
+        self._agents.say(seat, stands, f"{attempt.id}:stand:{self._ground.number()}")
+
+    def ask(self, job: SimJob, attempt: Attempt, key: str) -> None:
+        """An ask has reached rank 0: it saves what it has now, while it trains on."""
+        if not job.programme.listens or attempt.halted_at is not None or attempt.training_since is None:
+            return
+        if key in attempt.asked:
+            return
+        step = attempt.asked[key] = job.step(attempt, self._ground.now)
+        self._ground.chronicle.note("asked", attempt.id, key)
+        takes = job.programme.save_takes
+        if takes is not None:
+            attempt.tickets.append(self._ground.scheduler.after(takes, lambda: self._saved(job, attempt, key, step)))
+
+    def _saved(self, job: SimJob, attempt: Attempt, key: str, step: int) -> None:
+        attempt.saved, attempt.answered = max(attempt.saved, step), key
+        self._ground.chronicle.note("saved", attempt.id, key)
+        self._tell_stand(job, attempt)
+
     def halt(self, job: SimJob, attempt: Attempt, cause: str) -> None:
         """Training stops here; what was not in a checkpoint is lost."""
         if attempt.halted_at is not None:
@@ -85,7 +117,7 @@ class Training:
             return
         every, rate = job.programme.checkpoint_every, job.programme.rate
         step = job.step(attempt, now)
-        kept = step if step >= job.programme.steps else max(attempt.resumed_from, step - step % every)
+        kept = step if step >= job.programme.steps else max(attempt.resumed_from, attempt.saved, step - step % every)
         useful = (kept - attempt.resumed_from) / rate
         job.tally.useful += useful
         job.tally.lost[cause] += max(0.0, now - attempt.training_since - useful)

@@ -242,6 +242,18 @@ class Workload:
         takes = self._ground.spread(self._ground.rules.stop_takes)
         self._later(attempt, takes, lambda: self._stopped(self.jobs[job], attempt))
 
+    def ask_to_save(self, job: JobId, number: int, key: str, *, tries: int = 20) -> None:
+        """The command waits for its agent; what has ended by then is not asked any more."""
+        found = self.jobs.get(job)
+        attempt = found.attempts.get(number) if found is not None else None
+        if found is None or attempt is None or attempt.end is not None:
+            return
+        seat = self._ground.seats.get(next(iter(attempt.nodes), NodeId("")))
+        if seat is not None and seat.speaking and not self._agents.deaf:
+            self._training.ask(found, attempt, key)
+        elif tries:
+            self._ground.scheduler.after(15.0, lambda: self.ask_to_save(job, number, key, tries=tries - 1))
+
     def _stopped(self, job: SimJob, attempt: Attempt) -> None:
         self.halt(job, attempt, "stopped by us")
         attempt.waiting = False

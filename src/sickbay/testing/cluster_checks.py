@@ -4,7 +4,19 @@ import pytest
 
 from sickbay.model.facts import Checked, Looked
 from sickbay.model.fleet import Capability
-from sickbay.testing.cluster_rig import SENDINGS, ClusterRig, holder, need, owner_of, send, stranger
+from sickbay.testing.cluster_rig import (
+    SENDINGS,
+    ClusterRig,
+    attempts,
+    holder,
+    job_of,
+    need,
+    owner_of,
+    run_job,
+    send,
+    stranger,
+    where,
+)
 
 
 class CheckContract:
@@ -58,3 +70,23 @@ class CheckContract:
                 == set(nodes)
             )
         )
+
+    @pytest.mark.parametrize("how", SENDINGS)
+    def test_an_ask_to_save_ends_nothing_however_often_it_comes(self, rig: ClusterRig, how: str) -> None:
+        need(rig, Capability.ASK_TO_SAVE)
+        ran = run_job(rig)
+        ask = rig.named("ask-1")
+        send(rig, how, lambda: rig.checks.ask_to_save(ask, tuple(ran), job=job_of(rig), attempt=1))
+        rig.settle()
+        assert sorted(where(rig)) == sorted(ran)
+        assert attempts(rig)[1].end is None
+
+    def test_an_ask_that_comes_too_late_asks_nobody_else(self, rig: ClusterRig) -> None:
+        """What has ended is not asked, and who asks is not told that it failed: the mail may have been on its way."""
+        need(rig, Capability.ASK_TO_SAVE)
+        ran = run_job(rig)
+        rig.cluster.stop(job_of(rig), 1, final=True, key=rig.named("stop-1"))
+        rig.wait(lambda: not where(rig))
+        rig.checks.ask_to_save(rig.named("ask-1"), tuple(ran), job=job_of(rig), attempt=1)
+        rig.settle()
+        assert not where(rig)

@@ -14,7 +14,7 @@ with train.Checkpoints() as checkpoints:
 import os as _os
 
 from sickbay.train import stacks as _stacks
-from sickbay.train.asked import should_save
+from sickbay.train.asked import should_end, should_save
 from sickbay.train.beats import heartbeat
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import AlreadyBegun, CheckpointError, Superseded, Unreadable
@@ -31,6 +31,7 @@ __all__ = [
     "Unreadable",
     "heartbeat",
     "latest_valid",
+    "should_end",
     "should_save",
 ]
 

@@ -1,42 +1,96 @@
-"""Save before the end: whether this process was asked to end, so that a maintenance loses no step."""
+"""Save before the end: whether this process was asked to, so that a maintenance loses no step.
 
+There are two who ask: Sickbay, before it stops a job for something that can wait, by a file beside the heartbeat; and
+whoever ends the process, by SIGTERM.
+"""
+
+import json
+import os
 import signal
 import threading
 import time
 from types import FrameType
 
+from sickbay.train import beats
+
 AGAIN = 5.0  # seconds: launchers pass on what the whole process group has got already
-_asked = threading.Event()
+EVERY = 0.1  # seconds between two looks for the file
+ASKED = os.path.join(os.path.dirname(beats.PATH), "save.asked") if beats.PATH else ""  # noqa: PTH118, PTH120
+
+_terminated = threading.Event()
+_ending = threading.Event()
 _asked_at = 0.0
+_handles = False
 _listens = False
+_looked = -EVERY
+_stamp: tuple[int, int] | None = None
+_seen = ""
 
 
-def should_save() -> bool:
-    """True once after each SIGTERM: save now, then end or go on until the end comes.
+def should_save(*, term: bool = True) -> bool:
+    """True once each time somebody asks: save now, then go on.
 
         if step % 100 == 0 or train.should_save():
             checkpoints.save(step, state)
+        if train.should_end():
+            break
 
-    From the first call on SIGTERM ends this process no more by itself: whoever sends it waits a while and then kills.
+    Sickbay asks those who call this before it stops them for something that can wait, and waits for the save. It also
+    answers SIGTERM: from the first call on that ends this process no more by itself, and whoever sent it waits a while
+    and then kills. With `term=False` SIGTERM is left as it is.
     Ranks are not asked at the same moment: where several save together, agree on it first (all-reduce the answers).
     """
-    global _listens  # noqa: PLW0603  # a signal has one handler in a process
-    if not _listens and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _on_term)
+    global _handles, _listens  # noqa: PLW0603  # a signal has one handler in a process
+    if not _listens:
         _listens = True
-    if not _asked.is_set():
+        beats.listens()
+    if term and not _handles and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _on_term)
+        _handles = True
+    asked = _is_asked() if ASKED else False
+    if _terminated.is_set():
+        _terminated.clear()
+        return True
+    return asked
+
+
+def should_end() -> bool:
+    """Whether SIGTERM has come, for scripts that call `should_save`: nothing is left to do but to end."""
+    return _ending.is_set()
+
+
+def _is_asked() -> bool:
+    """Whether the file names an ask that is new to us. Read at most ten times a second."""
+    global _looked, _stamp, _seen  # noqa: PLW0603
+    now = time.monotonic()
+    if now - _looked < EVERY:
         return False
-    _asked.clear()
+    _looked = now
+    try:
+        found = os.stat(ASKED)  # noqa: PTH116  # a Path costs more than the system call
+        if (found.st_ino, found.st_mtime_ns) == _stamp:
+            return False
+        with open(ASKED, "rb") as file:  # noqa: PTH123
+            ask = json.loads(file.read())
+        ident = str(ask["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    _stamp = (found.st_ino, found.st_mtime_ns)
+    if ident == _seen:
+        return False
+    _seen = ident
+    beats.asked(ident)
     return True
 
 
 def _on_term(_number: int, _frame: FrameType | None) -> None:
     global _asked_at  # noqa: PLW0603
     if (
-        _asked.is_set() and time.monotonic() - _asked_at > AGAIN
+        _terminated.is_set() and time.monotonic() - _asked_at > AGAIN
     ):  # asked a second time, and nobody has looked: then it ends as it would have
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
-    if not _asked.is_set():
+    if not _terminated.is_set():
         _asked_at = time.monotonic()
-    _asked.set()
+    _terminated.set()
+    _ending.set()

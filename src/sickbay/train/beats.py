@@ -4,6 +4,7 @@ import ctypes
 import json
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from operator import index
 from time import monotonic
@@ -12,6 +13,8 @@ from typing import cast
 PATH = os.environ.get("SICKBAY_HEARTBEAT", "")
 HERE, RENAME_EXCHANGE = -100, 2  # AT_FDCWD and the flag, as the kernel's headers have them
 WORDS = 500  # characters of a reason
+EVERY = 1.0  # seconds between two words about a long piece of work
+ANEW = frozenset({"save_failed", "busy", "done", "of"})  # what is said only while it is so
 MANY = 20  # reasons that are told; the rest is in LINEAGE
 
 _known: dict[str, object] = {
@@ -20,7 +23,11 @@ _known: dict[str, object] = {
     "resumed_from": None,
     "skipped": [],
 }
+_last: dict[str, object] = {}  # what the last heartbeat said besides
+_work: dict[str, object] = {}  # the long piece of work that is under way
+_asked: list[tuple[str, int]] = []  # the ask that no save has answered yet, and the step at which it came
 _told = [0.0]  # when such a piece of work was last told of
+_lock = threading.RLock()  # of the file and of what it says: a save tells from a thread of its own
 # Below a launcher such as torchrun all workers of a node share one file: the first of them writes it.
 _silent = not PATH or ("TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0")
 
@@ -35,22 +42,63 @@ def began(attempt: int, rank: int, resumed_from: int | None, skipped: Sequence[o
 
 
 def busy(what: str, done: int, of: int) -> None:
-    """A long piece of work before the first step, or between two: it is no hang. Told once a second at most."""
-    now = monotonic()
-    if not _silent and (now - _told[0] >= 1.0 or done >= of):
-        _told[0] = now
-        _write(json.dumps({"pid": os.getpid(), **_known, "busy": what, "done": done, "of": of}).encode())
+    """A long piece of work, in bytes, before the first step or between two: it is no hang while `done` grows.
+
+    Told once a second at most; its end, if it was told of at all.
+    """
+    now, over = monotonic(), done >= of
+    if _silent or (not _work if over else now - _told[0] < EVERY):
+        return
+    _told[0] = now
+    with _lock:
+        _work.clear()
+        if not over:
+            _work.update(busy=what, done=done, of=of)
+        _again({"busy": what, "done": done, "of": of})
+
+
+def asked(ident: str) -> None:
+    """This process was asked to save: what it saves from this step on is the answer."""
+    with _lock:
+        step = _last.get("step")
+        _asked[:] = [(ident, step if isinstance(step, int) else 0)]
 
 
 def saved(step: int) -> None:
-    """The newest checkpoint that is committed; the next heartbeat says so."""
-    _known.update(saved=step)
-    _known.pop("save_failed", None)
+    """The newest checkpoint that is committed: told at once, since a script that ends after it has no next step."""
+    with _lock:
+        _known.update(saved=step)
+        _answer(step)
+        _known.pop("save_failed", None)
+        _again({})
+
+
+def _answer(step: int) -> None:
+    """A save of this step is what it was asked for; not so one that was under way by then, of an earlier step."""
+    if _asked and step >= _asked[0][1]:
+        _known.update(answered=_asked.pop()[0])
 
 
 def save_failed(step: int, why: str) -> None:
-    """The next heartbeats say that this step was not saved, until one is."""
-    _known.update(save_failed=f"step {step}: {why}"[:WORDS])
+    """From now on every heartbeat says that this step was not saved, until one is."""
+    with _lock:
+        _known.update(save_failed=f"step {step}: {why}"[:WORDS])
+        _work.clear()
+        _again({})
+
+
+def listens() -> None:
+    """Every heartbeat says from now on that this script can be asked to save."""
+    with _lock:
+        _known.update(listens=True)
+        _again({})
+
+
+def _again(also: dict[str, object]) -> None:
+    """The last heartbeat once more, with what is known by now."""
+    if not _silent:
+        beat = {name: value for name, value in _last.items() if name not in ANEW}
+        _write(_encoded({"pid": os.getpid(), **beat, **_known, **_work, **also}))
 
 
 def heartbeat(step: int, loss: float | None = None, **more: object) -> None:
@@ -64,13 +112,22 @@ def heartbeat(step: int, loss: float | None = None, **more: object) -> None:
         raise TypeError(f"a step is a whole number, not {step!r}") from None
     if _silent:
         return
-    beat = {"step": step, "loss": None, "pid": os.getpid(), **_known, **more}
+    global _last  # noqa: PLW0603  # one file, one last heartbeat
+    beat: dict[str, object] = {"step": step, "loss": None, "pid": os.getpid()}
     if loss is not None:
         _put_loss(beat, loss)
+    with _lock:
+        if _asked and isinstance(kept := more.get("saved"), int):  # a script with checkpoints of its own
+            _answer(kept)
+        _last = {**beat, **_known, **_work, **more}
+        _write(_encoded(_last))
+
+
+def _encoded(beat: dict[str, object]) -> bytes:
     try:
-        _write(json.dumps(beat, default=_plain, allow_nan=False).encode())
-    except (ValueError, TypeError):  # not a number, or a key that is no text, somewhere among `more`
-        _write(json.dumps({name: _finite(value) for name, value in beat.items()}, default=_plain).encode())
+        return json.dumps(beat, default=_plain, allow_nan=False).encode()
+    except (ValueError, TypeError):  # not a number, or a key that is no text, somewhere in it
+        return json.dumps({name: _finite(value) for name, value in beat.items()}, default=_plain).encode()
 
 
 def _put_loss(beat: dict[str, object], loss: float) -> None:
@@ -131,3 +188,12 @@ def _find_exchange() -> Callable[[int, bytes, int, bytes, int], int] | None:
 
 
 _exchange = _find_exchange()
+
+
+def _anew() -> None:
+    """In a child: whoever held the lock is not there."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_anew)

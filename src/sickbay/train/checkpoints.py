@@ -32,7 +32,7 @@ from sickbay.train.layout import (
 )
 from sickbay.train.pruning import clear, prune
 from sickbay.train.resuming import reader_of
-from sickbay.train.sharing import CorruptShard, allowance, copies_of, read_any
+from sickbay.train.sharing import CorruptShard, allowance, copies_of, read_any, telling
 from sickbay.train.uploads import Uploads
 from sickbay.train.validity import Checkpoint
 
@@ -183,7 +183,8 @@ class Checkpoints:
             raise CheckpointError(f"{chosen} has no {name}")
         copies = copies_of(self.directory, manifest, name, self._near)
         try:
-            return read_any(copies, manifest.files[name], manifest.forms[rank])
+            progress = telling(f"loading {chosen}", manifest.files[name].size)
+            return read_any(copies, manifest.files[name], manifest.forms[rank], progress)
         except CorruptShard as fault:
             raise CheckpointError(f"{chosen} was whole and is no longer: {fault}") from None
         except snapshot.NotAShard as why:
@@ -206,7 +207,8 @@ class Checkpoints:
         def write(directory: Path) -> Part:
             if next(tries):
                 (directory / shard).unlink(missing_ok=True)  # our own, of a try that failed after it
-            return Part({shard: disk.write(directory / shard, shot.parts)}, shot.form)
+            progress = telling(f"saving {Place(self.attempt, step)}", self._size)
+            return Part({shard: disk.write(directory / shard, shot.parts, progress)}, shot.form)
 
         return self.put(step, write)
 

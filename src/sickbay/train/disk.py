@@ -119,12 +119,14 @@ def make_in(directory: Path) -> None:
         sync(directory.parent)
 
 
-def write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> Sum:
+def write(
+    path: Path, parts: Iterable[bytes | bytearray | memoryview], progress: Callable[[int], None] | None = None
+) -> Sum:
     """Write a new file through to the disk, or leave nothing of it. One that is there already is never touched."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         try:
-            total = _write(handle, parts)
+            total = _write(handle, parts, progress)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -134,7 +136,7 @@ def write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> Sum:
     return total
 
 
-def _write(handle: int, parts: Iterable[bytes | bytearray | memoryview]) -> Sum:
+def _write(handle: int, parts: Iterable[bytes | bytearray | memoryview], progress: Callable[[int], None] | None) -> Sum:
     digest, size = hashlib.sha256(), 0
     for part in parts:
         octets = memoryview(part)
@@ -142,7 +144,10 @@ def _write(handle: int, parts: Iterable[bytes | bytearray | memoryview]) -> Sum:
             chunk = octets[start : start + CHUNK]
             digest.update(chunk)
             while chunk:
-                chunk = chunk[os.write(handle, chunk) :]
+                written = os.write(handle, chunk)
+                chunk = chunk[written:]
+                if progress is not None:
+                    progress(written)
         size += len(octets)
     return Sum(size, digest.hexdigest())
 

@@ -114,13 +114,7 @@ class Looking:
         self.loaded, self.of = {}, manifest.place
         sizes = {name: one.size for name, one in manifest.files.items()}
         mine = shares_of(sizes, self.world_size)[self.rank]
-        total, done = sum(manifest.files[name].size for name in mine), 0
-
-        def progress(size: int) -> None:
-            nonlocal done
-            done += size
-            beats.busy(f"verifying {manifest.place}", done, total)
-
+        progress = telling(f"verifying {manifest.place}", sum(sizes[name] for name in mine))
         for name in mine:
             form = manifest.forms.get(self.rank)
             copies, expected = copies_of(self.root, manifest, name, self.near), manifest.files[name]
@@ -193,6 +187,18 @@ def shares_of(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
         shares[rank].append(name)
         heapreplace(least, (load + sizes[name] + A_FILE, rank))
     return [sorted(share) for share in shares]
+
+
+def telling(what: str, total: int) -> Callable[[int], None]:
+    """Takes how many bytes more are done, and has the heartbeat say so."""
+    done = 0
+
+    def progress(size: int) -> None:
+        nonlocal done
+        done += size
+        beats.busy(what, done, total)
+
+    return progress
 
 
 class CorruptShard(ValueError):  # noqa: N818

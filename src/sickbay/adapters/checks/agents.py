@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
-from sickbay.model.protocol import Command, RunCheck, RunLook, command_id
+from sickbay.model.protocol import AnyOrder, Command, RunCheck, RunLook, RunSave, command_id
 from sickbay.ports.cluster import Accepted
 from sickbay.ports.mail import Mail, send
 
@@ -13,6 +13,7 @@ from sickbay.ports.mail import Mail, send
 # its verdict: a check that begins after that would disturb a node that is in use again.
 BEGINS_WITHIN = {1: 60.0, 2: 120.0, 3: 300.0, 4: 600.0}
 LOOK_WITHIN = 10.0
+SAVE_WITHIN = 3600.0  # it is struck when nobody wants it any more
 
 
 def _nobody() -> None:
@@ -36,8 +37,8 @@ class AgentChecks:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        can = {Capability.CHECK, Capability.CHECK_CORDONED, Capability.CHECK_BY_AGENT, Capability.LOOK}
-        return frozenset(can)
+        checks = {Capability.CHECK, Capability.CHECK_CORDONED, Capability.CHECK_BY_AGENT}
+        return frozenset({*checks, Capability.LOOK, Capability.ASK_TO_SAVE})
 
     def start(
         self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str
@@ -62,13 +63,15 @@ class AgentChecks:
         )
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
+        return self._post(look, nodes, RunLook(look=look, stacks_of=stacks_of, settle=self._settle), LOOK_WITHIN)
+
+    def ask_to_save(self, ask: str, nodes: tuple[NodeId, ...], *, job: JobId, attempt: int) -> Accepted:
+        return self._post(ask, nodes, RunSave(save=ask, job=job, attempt=attempt), SAVE_WITHIN)
+
+    def _post(self, key: str, nodes: tuple[NodeId, ...], order: AnyOrder, within: float) -> Accepted:
         now = datetime.fromtimestamp(self._wall(), UTC)
-        order = RunLook(look=look, stacks_of=stacks_of, settle=self._settle)
-        return send(
-            self._mail,
-            [
-                Command(id=command_id(look, node), node=node, order=order, posted_at=now, expires_after=LOOK_WITHIN)
-                for node in nodes
-            ],
-            self._notify,
-        )
+        commands = [
+            Command(id=command_id(key, node), node=node, order=order, posted_at=now, expires_after=within)
+            for node in nodes
+        ]
+        return send(self._mail, commands, self._notify)

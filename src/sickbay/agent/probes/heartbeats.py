@@ -4,14 +4,26 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sickbay.model.facts import Stepped
+from msgspec.structs import replace
+
+from sickbay.model.facts import Checkpointed, Stepped
 from sickbay.model.fleet import JobId
 
 STEPS_EVERY = 1.0  # seconds between two steps that are told; the first is told at once
+WORK_EVERY = 5.0  # and between two words about how far a long piece of work has come
 REASONS = 20  # skipped checkpoints that are named
 REASON = 300  # characters of each
+MOST = 2**63  # of a number that is told
+
+
+class Work(NamedTuple):
+    """A long piece of work that is under way, in bytes."""
+
+    what: str
+    done: int
+    of: int
 
 
 @dataclass(slots=True)
@@ -22,10 +34,11 @@ class Beat:
     stamp: tuple[int, int, int] | None = None
     step: int | None = None
     since: float = 0.0  # monotonic moment when this step was first seen
+    work: Work | None = None
     body: dict[str, Any] = field(default_factory=dict)
 
     def read(self, now: float) -> bool:
-        """Whether there is a new step. A file that is being written is read next time."""
+        """Whether there is progress: a new step, or work that is further than it was. Half a file is read next time."""
         try:
             found = self.path.stat()
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -35,11 +48,27 @@ class Beat:
         except (OSError, ValueError):
             return False
         self.stamp = stamp
-        step = body.get("step") if isinstance(body, dict) else None
-        if not isinstance(step, int) or isinstance(step, bool) or step == self.step:
+        if not isinstance(body, dict):
             return False
-        self.step, self.since, self.body = step, now, body
-        return True
+        before, self.body, self.work = self.work, body, _work(body)
+        step = _whole(body.get("step"))
+        if step is not None and step != self.step:
+            self.step, self.since = step, now
+            return True
+        if self.work is None:
+            return before is not None  # it has come to its end
+        return before is None or before.what != self.work.what or before.done < self.work.done
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and -MOST <= value < MOST else None
+
+
+def _work(body: dict[str, Any]) -> Work | None:
+    what, done, of = body.get("busy"), _whole(body.get("done")), _whole(body.get("of"))
+    if not isinstance(what, str) or not what or done is None or of is None or not 0 <= done < of:
+        return None
+    return Work(what[:REASON], done, of)
 
 
 @dataclass(slots=True)
@@ -50,6 +79,8 @@ class Progress:
     attempt: int
     told: int | None = None
     told_at: float = 0.0
+    standing: Checkpointed | None = None
+    standing_at: float = 0.0
 
     def tell(self, beat: Beat, now: float, *, ended: bool = False) -> Stepped | None:
         """The first step at once, later ones once a second, the last one when the rank has ended."""
@@ -60,16 +91,42 @@ class Progress:
         self.told, self.told_at = beat.step, now
         return _stepped(self.job, self.attempt, beat.step, beat.body)
 
+    def tell_standing(self, beat: Beat, now: float) -> Checkpointed | None:
+        """How it stands with its checkpoints: at once, but how far a piece of work has come now and then only."""
+        stands = _checkpointed(self.job, self.attempt, beat)
+        before = self.standing or Checkpointed(job=self.job, attempt=self.attempt)
+        if stands == before:
+            return None
+        if replace(stands, done=before.done, of=before.of) == before and now - self.standing_at < WORK_EVERY:
+            return None
+        self.standing, self.standing_at = stands, now
+        return stands
+
 
 def _stepped(job: JobId, attempt: int, step: int, body: dict[str, Any]) -> Stepped:
-    resumed, skipped, loss = body.get("resumed_from"), body.get("skipped"), body.get("loss")
+    resumed, skipped, loss = _whole(body.get("resumed_from")), body.get("skipped"), body.get("loss")
     known = isinstance(loss, int | float) and math.isfinite(loss)
     return Stepped(
         job=job,
         attempt=attempt,
         step=step,
-        resumed_from=resumed if isinstance(resumed, int) else None,
+        resumed_from=resumed,
         skipped=tuple(str(why)[:REASON] for why in skipped[:REASONS]) if isinstance(skipped, list) else (),
         loss=float(loss) if known and loss is not None else None,
         fenced=body.get("fenced") is True,
+    )
+
+
+def _checkpointed(job: JobId, attempt: int, beat: Beat) -> Checkpointed:
+    failed, work = beat.body.get("save_failed"), beat.work or Work("", 0, 0)
+    return Checkpointed(
+        job=job,
+        attempt=attempt,
+        saved=_whole(beat.body.get("saved")),
+        failed=failed[:REASON] if isinstance(failed, str) else "",
+        busy=work.what,
+        done=work.done,
+        of=work.of,
+        listens=beat.body.get("listens") is True,
+        answered=answered[:REASON] if isinstance(answered := beat.body.get("answered"), str) else "",
     )

@@ -12,6 +12,7 @@ from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.protocol import Item
 
 Attempt = tuple[JobId, int]
+AGAIN = 300.0  # seconds after which an attempt that keeps breaking a rule of its output is called hung again
 
 
 @dataclass(slots=True)
@@ -19,11 +20,27 @@ class _Watched:
     rank: Rank
     beat: Beat
     output: OutputWatch | None
-    moved: float  # the monotonic moment from which a stall counts: its last step, or our own waking up
+    moved: float  # the monotonic moment from which a stall counts: its last progress, or our own waking up
+
+    def stalls(self, now: float) -> tuple[str, float]:
+        """Why it hangs, and after how long that is said again; empty: it does not."""
+        beat, still = self.beat, now - self.moved
+        limit = self.rank.stall_after
+        if beat.work is not None:
+            why = f"{beat.work.what} has stood still at {beat.work.done} of {beat.work.of} bytes for {limit:g} s"
+        elif beat.step is not None:
+            why = f"no step after {beat.step} for {limit:g} s"
+        else:
+            limit = self.rank.start_within
+            why = f"no heartbeat within {limit:g} s of its start"
+        return (why, limit) if limit and still > limit else ("", 0.0)
 
 
 class RankWatch:
-    """Heartbeats, stalls and log rules. An attempt is called hung once; our own pauses count against nobody."""
+    """Heartbeats, stalls and log rules. Our own pauses count against nobody.
+
+    An attempt is called hung again only if it still is after as long again: somewhere else it may advance.
+    """
 
     def __init__(self, paths: Paths, node: NodeId, incarnation: Incarnation) -> None:
         self._paths = paths
@@ -32,7 +49,7 @@ class RankWatch:
         self._stamp: tuple[int, int] | None = None
         self._watched: dict[tuple[JobId, int, int], _Watched] = {}
         self._progress: dict[Attempt, Progress] = {}
-        self._hung: set[Attempt] = set()
+        self._hung: dict[Attempt, float] = {}  # those that were called hung, and from when on they are again
         self._complained: set[str] = set()
         self.status: Status | None = None
 
@@ -59,6 +76,7 @@ class RankWatch:
         for watched in sorted(self._watched.values(), key=lambda one: one.rank.rank):
             found.extend(self._told(watched, now))
             found.extend(self._late(watched, now))
+        found.extend(self._stands(now, gone))
         self._tidy()
         return found
 
@@ -108,19 +126,30 @@ class RankWatch:
         news = progress.tell(watched.beat, now, ended=ended)
         return [] if news is None else [say(news, watched.beat.since)]
 
+    def _stands(self, now: float, gone: list[_Watched]) -> list[Item]:
+        """How attempts stand with their checkpoints: told by the node that has rank 0, by the lowest rank there."""
+        speak: dict[Attempt, _Watched] = {}
+        for watched in sorted((*self._watched.values(), *gone), key=lambda one: one.rank.rank):
+            attempt = (watched.rank.job, watched.rank.attempt)
+            if watched.rank.rank == 0 or attempt in speak:
+                before = speak.get(attempt)
+                speak[attempt] = watched if before is None or not before.beat.body else before
+        said = []
+        for attempt, watched in speak.items():
+            news = self._progress.setdefault(attempt, Progress(*attempt)).tell_standing(watched.beat, now)
+            said += [] if news is None else [say(news, now)]
+        return said
+
     def _late(self, watched: _Watched, now: float) -> list[Item]:
         rank, attempt = watched.rank, (watched.rank.job, watched.rank.attempt)
         said: list[Item] = []
-        why = ""
-        beat = watched.beat
-        if rank.stall_after and beat.step is not None and now - watched.moved > rank.stall_after:
-            why = f"no step after {beat.step} for {rank.stall_after:g} s"
+        why, again = watched.stalls(now)
         if watched.output is not None:
             watched.output.read(now)
             why = why or watched.output.late(now)
             said.extend(self._complaints(watched.output))
-        if why and attempt not in self._hung:
-            self._hung.add(attempt)
+        if why and now >= self._hung.get(attempt, now):
+            self._hung[attempt] = now + (again or AGAIN)
             where = f"rank {rank.rank} on {self._node}"
             said.append(say(Hung(job=rank.job, attempt=rank.attempt, because=f"{where}: {why}"), now))
         return said
@@ -132,7 +161,7 @@ class RankWatch:
 
     def _tidy(self) -> None:
         alive = {(watched.rank.job, watched.rank.attempt) for watched in self._watched.values()}
-        self._hung &= alive
+        self._hung = {attempt: until for attempt, until in self._hung.items() if attempt in alive}
         self._progress = {attempt: told for attempt, told in self._progress.items() if attempt in alive}
 
     def close(self) -> None:

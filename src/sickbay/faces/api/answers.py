@@ -90,6 +90,10 @@ class Job(Noun):
     nodes: list[str]
     step: int | None
     resumed_from: int | None
+    saved: Annotated[int | None, Meta(description="the newest step that is saved")]
+    saved_at: Time | None
+    save_failed: Annotated[str, Meta(description="what was not saved last, and why; empty once a save has succeeded")]
+    doing: Annotated[str, Meta(description="a long piece of work besides its steps, and how far it is")]
     diagnosis: str
     interruptions: list[Interruption]
     because: str

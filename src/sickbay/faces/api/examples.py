@@ -28,6 +28,10 @@ JOB: dict[str, Any] = {
     "nodes": ["lab/train-0001", "lab/train-0002"],
     "step": 120,
     "resumed_from": 100,
+    "saved": 110,
+    "saved_at": "2026-01-01T00:12:00.000Z",
+    "save_failed": "",
+    "doing": "saving attempt-2/step-120: 412 of 990 GB",
     "diagnosis": "",
     "interruptions": [
         {

@@ -50,7 +50,7 @@ def stop(ask: Ask) -> dict[str, Any]:
     job = found(ask, ask.path["id"])
     if not job.open and not ask.repeated:
         raise Refused(409, f"{job.id} is over ({job.state}): there is nothing to stop")
-    order(ask, "stop", job.id, ask.body.reason)
+    order(ask, "stop", job.id, ask.body.reason, now=ask.body.now)
     archive = ask.fresh()
     return job_json(archive, archive.job(job.id) or job)
 
@@ -90,6 +90,7 @@ def _spec(ask: Ask, asked: requests.Submit) -> JobSpec:
         cwd=asked.cwd,
         checkpoint=asked.checkpoint,
         stall_after=asked.stall_after,
+        start_within=asked.start_within,
         log_rules=tuple(_rule(rule) for rule in asked.log_rules),
     )
     size = len(msgspec.json.encode(spec))
@@ -210,7 +211,7 @@ ROUTES = (
     Route("GET", "/v1/jobs/{id}", one, "One job", answers.Job, path_example={"id": "llama-3f2a1"}, answer_example=JOB),
     Route(
         "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again", answers.Job,
-        role="operator", body=requests.Act, path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        role="operator", body=requests.NodeAct, path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

@@ -89,6 +89,7 @@ class Submit(Asked):
     cluster: Annotated[str, Meta(max_length=200)] = ""
     ranks_per_node: Annotated[int, Meta(ge=1, le=256)] = 1
     stall_after: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
+    start_within: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
     log_rules: Annotated[tuple[Rule, ...], Meta(max_length=20)] = ()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sickbay.faces.cli.columns import clock
 from sickbay.faces.cli.names import complete_anything
 from sickbay.faces.cli.show import (
     STATES,
@@ -183,6 +184,10 @@ def _job(job: dict[str, Any]) -> None:
     if job["step"] is not None:
         resumed = f", resumed from step {job['resumed_from']}" if job["resumed_from"] else ""
         click.echo(f"  last step heard of {job['step']}{resumed}")
+    if job.get("saved") is not None:
+        click.echo(f"  saved: step {job.get('saved')}{f' at {when}' if (when := clock(job.get('saved_at'))) else ''}")
+    if failed := job.get("save_failed"):
+        click.echo(f"  not saved: {clean(failed)}")
 
 
 def _incident(incident: dict[str, Any]) -> None:

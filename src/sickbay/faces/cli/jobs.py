@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from sickbay.faces.cli.client import connect, segment
-from sickbay.faces.cli.columns import Column, card, columns, count, hint, say, short_node, some
+from sickbay.faces.cli.columns import Column, ago, card, columns, count, hint, say, short_node, some
 from sickbay.faces.cli.names import complete_job, complete_running, reason_option
 from sickbay.faces.cli.show import as_json, clean, print_json
 from sickbay.faces.cli.stages import print_interruptions, why
@@ -76,6 +76,9 @@ def print_job(job: dict[str, Any]) -> None:
             ("nodes", ", ".join(short_node(name) for name in job["nodes"])),
             ("step", job["step"]),
             ("resumed from", f"step {job['resumed_from']}" if job["resumed_from"] is not None else ""),
+            ("saved", saved(job)),
+            ("not saved", job.get("save_failed")),
+            ("now", job.get("doing")),
         ],
     )
     if job["interruptions"]:
@@ -83,17 +86,27 @@ def print_job(job: dict[str, Any]) -> None:
         print_interruptions(job["interruptions"])
 
 
+def saved(job: dict[str, Any]) -> str:
+    """step 40, 3 m 05 s ago."""
+    if job.get("saved") is None:
+        return ""
+    return f"step {job.get('saved')}{f', {when}' if (when := ago(job.get('saved_at'))) else ''}"
+
+
 @click.command("stop")
 @click.argument("job", metavar="JOB", shell_complete=complete_running)
 @reason_option
+@click.option("--now", is_flag=True, help="At once; else a job that listens is asked to save first.")
 @as_json
-def stop(job: str, reason: str, as_json: bool) -> None:
+def stop(job: str, reason: str, now: bool, as_json: bool) -> None:
     """Stop a job, whatever it is doing, and do not start it again.
 
     \b
     sickbay stop train-1a2b3 --reason "wrong learning rate"
+    sickbay stop train-1a2b3 --now
     """
-    found = connect().post(f"/v1/jobs/{segment(job)}/stop", {"reason": reason or "stopped by its owner"})
+    body = {"reason": reason or "stopped by its owner", **({"now": True} if now else {})}
+    found = connect().post(f"/v1/jobs/{segment(job)}/stop", body)
     if as_json:
         print_json(found)
         return

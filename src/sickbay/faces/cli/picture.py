@@ -164,7 +164,7 @@ def _jobs(jobs: Sequence[dict[str, Any]], room: int) -> RenderableType:
     table.add_column("because", ratio=1, no_wrap=True, overflow="ellipsis")
     fit = jobs if len(jobs) <= room else jobs[: room - 1]
     for job in fit:
-        because = clean(why(job)) if job["state"] != "RUNNING" else ""
+        because = clean(why(job) if job["state"] != "RUNNING" else _besides(job))
         table.add_row(
             job["id"],
             Text(job["state"], style=PAINT.get(job["state"], "")),
@@ -177,6 +177,12 @@ def _jobs(jobs: Sequence[dict[str, Any]], room: int) -> RenderableType:
     if len(fit) < len(jobs):
         table.add_row("…", f"{len(jobs) - len(fit)} more")
     return table
+
+
+def _besides(job: dict[str, Any]) -> str:
+    """Of one that runs."""
+    failed = job.get("save_failed")
+    return str(job.get("doing") or (f"not saved: {failed}" if failed else ""))
 
 
 def _last_back(job: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ class Progress:
         self._state, self._because, self._attempt = "", "", 0
         self._step: int | None = None
         self._step_at = clock()
+        self._doing, self._doing_at = "", clock() - STEP_EVERY
         self._stages: set[tuple[int, str]] = set()
 
     def show(self, job: dict[str, Any]) -> None:
@@ -58,7 +59,12 @@ class Progress:
         self._state, self._because, self._attempt = state, because, job["attempt"]
 
     def _steps(self, job: dict[str, Any]) -> None:
-        step, now = job["step"], self._clock()
+        now = self._clock()
+        doing = job.get("doing", "")
+        if doing and doing != self._doing and now - self._doing_at >= STEP_EVERY:
+            self._tell(f"  {doing}")
+            self._doing, self._doing_at = doing, now
+        step = job["step"]
         if step is None or step == self._step or now - self._step_at < STEP_EVERY:
             return
         self._tell(f"  step {step}")

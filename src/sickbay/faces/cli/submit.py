@@ -38,6 +38,9 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
 @click.option("--cwd", metavar="DIR", help="Where the command starts; else this directory.")
 @click.option("--stall-after", metavar="TIME", help="Hung after so long without a heartbeat, such as 10m; none: never.")
 @click.option(
+    "--start-within", metavar="TIME", help="Hung unless its first heartbeat comes so soon, such as 1h; none: never."
+)
+@click.option(
     "--log-rule", metavar="RULE", multiple=True,
     help="Hung unless a line appears: 'NAME=REGEX;start=5m;every=1m'. Repeat it.",
 )  # fmt: skip
@@ -94,6 +97,7 @@ def request(
     cwd: str | None,
     checkpoint: str | None,
     stall_after: str | None,
+    start_within: str | None,
     log_rule: tuple[str, ...],
     **same: Any,
 ) -> dict[str, Any]:
@@ -106,7 +110,6 @@ def request(
     named = [one.strip() for one in on.split(",")] if on is not None else None
     if named is not None and not all(named):
         raise BadInput(f"--on {on!r} has a name that is empty: write NODE,NODE without spaces")
-    stall = 0.0 if stall_after in {"none", "never", "0"} else seconds("--stall-after", stall_after, plain=True)
     return {
         **same,
         "name": name,
@@ -117,9 +120,14 @@ def request(
         "env": dict(map(_variable, env)) or None,
         "cwd": str(where),
         "checkpoint": os.path.normpath(where / checkpoint) if checkpoint else None,
-        "stall_after": stall,
+        "stall_after": _limit("--stall-after", stall_after),
+        "start_within": _limit("--start-within", start_within),
         "log_rules": [log_rule_of(text) for text in log_rule] or None,
     }
+
+
+def _limit(option: str, text: str | None) -> float | None:
+    return 0.0 if text in {"none", "never", "0"} else seconds(option, text, plain=True)
 
 
 def _variable(text: str) -> tuple[str, str]:

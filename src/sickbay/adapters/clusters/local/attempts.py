@@ -87,6 +87,7 @@ class Attempt(Noun):
             env=self.env,
             cwd=self.spec.cwd,
             stall_after=self.spec.stall_after or 0.0,
+            start_within=self.spec.start_within or 0.0,
             log_rules=self.spec.log_rules,
         )
 

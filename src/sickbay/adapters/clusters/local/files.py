@@ -140,6 +140,7 @@ class Rank(Noun):
     why: str = ""  # what ended it, where the supervisor knows: "GPU 0 fell off the bus", "the node's boot ended"
     tail: str = ""  # the end of its output, once it is gone (at most 16 KiB)
     stall_after: float = 0.0  # for the agent: 0 never
+    start_within: float = 0.0  # until its first heartbeat; 0: whenever it likes
     log_rules: tuple[LogRule, ...] = ()
 
 
@@ -178,6 +179,7 @@ class StartRanks(Ask, tag="start"):
     env: dict[str, str]
     cwd: str = ""
     stall_after: float = 0.0
+    start_within: float = 0.0
     log_rules: tuple[LogRule, ...] = ()
 
 

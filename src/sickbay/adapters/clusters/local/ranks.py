@@ -167,6 +167,7 @@ class Ranks:
             devices=plan.devices,
             began_at=time.time(),
             stall_after=order.stall_after,
+            start_within=order.start_within,
             log_rules=order.log_rules,
         )
         if (order.job, order.attempt) in self._stopped:

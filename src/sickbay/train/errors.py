@@ -3,6 +3,7 @@
 CheckpointError
 ├── AlreadyBegun   another process has taken this attempt's number, or this rank's place in it
 ├── Superseded     a later attempt has begun: nothing that this one saves would ever be read
+├── SourceDamaged  a file that was to be stored elsewhere is no longer what was written: nothing of it was stored
 └── Unreadable     what is on the disk could not be looked at, so nobody knows whether it is whole
 """
 
@@ -23,3 +24,7 @@ class Superseded(CheckpointError):  # noqa: N818
 
 class Unreadable(CheckpointError):  # noqa: N818
     """What is on the disk could not be looked at: that is neither "there is nothing" nor "it is corrupt"."""
+
+
+class SourceDamaged(CheckpointError):  # noqa: N818
+    """A file that was to be stored elsewhere is no longer what was written: nothing of it was stored."""

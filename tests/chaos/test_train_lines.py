@@ -23,8 +23,11 @@ def scene(name: str, disk: Path, *numbers: int, script: Path = LIVES) -> dict[st
     return told
 
 
-def test_a_death_at_many_lines_of_a_save_loses_nothing_that_was_committed(quick_disk: Path) -> None:
-    assert scene("killed", quick_disk, 41, 1)["deaths"] > 40
+@pytest.mark.parametrize(("name", "every"), [("killed", 41), ("adopted_killed", 97)])
+def test_a_death_at_many_lines_of_a_save_loses_nothing_that_was_committed(
+    name: str, every: int, quick_disk: Path
+) -> None:
+    assert scene(name, quick_disk, every, 1)["deaths"] > 1640 // every
 
 
 @pytest.mark.slow
@@ -32,6 +35,13 @@ def test_a_death_at_many_lines_of_a_save_loses_nothing_that_was_committed(quick_
 def test_a_death_at_every_line_of_a_save_loses_nothing_that_was_committed(first: int, quick_disk: Path) -> None:
     every = 2 if THOROUGH else 5
     assert scene("killed", quick_disk, every, first)["deaths"] > 2000 // every
+
+
+@pytest.mark.slow
+def test_adopting_stands_still_at_any_line_and_cannot_reach_the_lineage_of_those_who_began_meanwhile(
+    quick_disk: Path,
+) -> None:
+    assert scene("adopted_frozen", quick_disk, 4 if THOROUGH else 60, 1)["stops"] > 50
 
 
 @pytest.mark.slow
@@ -54,7 +64,7 @@ def test_what_an_attempt_began_from_is_never_removed_by_one_that_was_about_to(qu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["calm", "stale", "errors", "remounted"])
+@pytest.mark.parametrize("kind", ["calm", "stale", "errors", "remounted", "adopted"])
 def test_three_attempts_interleaved_at_every_call_never_fall_behind_what_was_committed(
     kind: str, quick_disk: Path
 ) -> None:

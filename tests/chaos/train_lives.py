@@ -12,12 +12,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from shutil import copytree, rmtree
 from types import FrameType
 from typing import Any
 
 from sickbay import train
+from sickbay.train import foreign
 
 OURS = f"{os.sep}sickbay{os.sep}train{os.sep}"
 FINE, TOO_LATE, BROKEN = 0, 3, 4
@@ -50,6 +52,7 @@ def live(
     how: signal.Signals = signal.SIGKILL,
     rests_after: int = 0,
     near: Path | None = None,
+    adopts: bool = False,
 ) -> tuple[int, int]:
     """Begin an attempt in a child and save these steps; its pid, and where it says what was committed.
 
@@ -68,7 +71,7 @@ def live(
         checkpoints = train.Checkpoints(directory, attempt=attempt, rank=0, world_size=1, keep=keep, near=near)
         os.write(mouth, f"begun {checkpoints.resumed.step if checkpoints.resumed else -1}\n".encode())
         for step in steps:
-            checkpoints.save(step, {"attempt": attempt, "step": step, "weights": bytearray(300)})
+            (adopt if adopts else save)(checkpoints, step)
             if near is not None and checkpoints._thread is not None:
                 checkpoints._thread.join()
                 os.write(mouth, f"near {step}\n".encode())
@@ -84,6 +87,17 @@ def live(
         code = TOO_LATE
     finally:
         os._exit(code)
+
+
+def save(checkpoints: train.Checkpoints, step: int) -> None:
+    checkpoints.save(step, {"attempt": checkpoints.attempt, "step": step, "weights": bytearray(300)})
+
+
+def adopt(checkpoints: train.Checkpoints, step: int) -> None:
+    with foreign.saving(checkpoints, step) as directory:
+        for name in ("one", "two"):
+            (directory / name).mkdir(parents=True)
+            (directory / name / "state").write_bytes(bytes(300))
 
 
 def heard(ear: int) -> list[str]:
@@ -118,18 +132,18 @@ def must(fact: bool, *story: object) -> None:
         raise AssertionError(" ".join(map(str, story)))
 
 
-def killed(root: Path, every: int, first: int) -> dict[str, int]:
+def killed(root: Path, every: int, first: int, *, adopts: bool = False) -> dict[str, int]:
     """kill -9 at every line of a second attempt: nothing that was committed is lost, and a third goes on from it."""
     template, directory = root / "template", root / "run"
-    must(ended(live(template, 1, [10, 20, 30], keep=2)[0]) == FINE, "the first attempt")
+    must(ended(live(template, 1, [10, 20, 30], keep=2, adopts=adopts)[0]) == FINE, "the first attempt")
     for deaths, at in enumerate(range(first, 1_000_000, every)):
         copytree(template, directory)
-        pid, ear = live(directory, 2, [40, 50, 60], keep=2, at=at)
+        pid, ear = live(directory, 2, [40, 50, 60], keep=2, at=at, adopts=adopts)
         code, said = ended(pid), heard(ear)
         newest = max(committed(said), default=30)
         attempt, step = whole(directory)
         must(newest <= step <= newest + 10, "line", at, said, "but latest_valid is", attempt, step)
-        pid, ear = live(directory, 3, [step + 1], keep=2)
+        pid, ear = live(directory, 3, [step + 1], keep=2, adopts=adopts)
         said = heard(ear)
         must(ended(pid) == FINE and said == [f"begun {step}", f"{step + 1}"], "line", at, "then", said)
         must(whole(directory) == (3, step + 1), "line", at, whole(directory))
@@ -174,18 +188,18 @@ def near_killed(root: Path, every: int, first: int) -> dict[str, int]:
     raise AssertionError("it never came to an end")
 
 
-def frozen(root: Path, every: int, first: int) -> dict[str, int]:
+def frozen(root: Path, every: int, first: int, *, adopts: bool = False) -> dict[str, int]:
     """A first attempt stands still at every line, a second one begins, then the first goes on to its end."""
     stops = 0
     directory = root / "run"
     for at in range(first, 1_000_000, every):
         for saves in ((), (71, 72)):
-            pid, ear = live(directory, 1, [10, 20, 30, 40], keep=2, at=at, how=signal.SIGSTOP)
+            pid, ear = live(directory, 1, [10, 20, 30, 40], keep=2, at=at, how=signal.SIGSTOP, adopts=adopts)
             if not stands(pid):
                 heard(ear)
                 return {"stops": stops}
             stops += 1
-            second, its_ear = live(directory, 2, saves, keep=2)
+            second, its_ear = live(directory, 2, saves, keep=2, adopts=adopts)
             must(ended(second) == FINE, "line", at, "second attempt")
             parent = int(heard(its_ear)[0].removeprefix("begun "))
             os.kill(pid, signal.SIGCONT)
@@ -292,11 +306,13 @@ def both_frozen(root: Path, pairs: int, seed: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     logging.disable()
-    scenes = {
+    scenes: dict[str, Callable[[Path, int, int], dict[str, int]]] = {
         "killed": killed,
         "near_killed": near_killed,
         "frozen": frozen,
         "near_frozen": near_frozen,
+        "adopted_killed": partial(killed, adopts=True),
+        "adopted_frozen": partial(frozen, adopts=True),
         "both_frozen": both_frozen,
         "begun_over": begun_over,
     }

@@ -10,6 +10,7 @@ world of a KIND goes wrong besides:
     stale     a client lists a directory as it was until it changes it itself, as network file systems do
     errors    any call may fail once, with one of many errors
     remounted the directory is empty for a while, as if its disk had been unmounted, and then it is back
+    adopted   as errors, and what is saved are files that other code writes into a directory of their own
 
 In each an attempt may be killed at any call. What must hold is asserted on what happened: an attempt begins with the
 newest checkpoint that was committed before its fence by an attempt that was not fenced yet itself, or it refuses.
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from sickbay import train
-from sickbay.train import beats, beginning, checkpoints, disk, layout
+from sickbay.train import beats, beginning, checkpoints, disk, foreign, layout
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EACCES, errno.ETIMEDOUT, errno.EMFILE, errno.ENOENT, errno.EROFS)
 EVENTS = {"open", "os.listdir", "os.scandir", "os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
@@ -63,7 +64,7 @@ class World:
         self.told: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.busy = threading.local()
-        if kind == "errors":
+        if kind in {"errors", "adopted"}:
             self.fails = {self.dice.randrange(20, 900): self.dice.choice(ERRORS) for _ in range(3)}
         if kind == "remounted":
             start = self.dice.randrange(50, 900)
@@ -191,14 +192,31 @@ class World:
         first = found.resumed.step + 1 if found.resumed else 1
         for step in range(first, first + STEPS):
             try:
-                found.save(step, {"step": step, "by": number})
+                self._save(found, step)
                 found.wait()
             except train.Superseded:
                 self.told["superseded"] += 1
                 return
-            except train.CheckpointError:
+            except (train.CheckpointError, OSError):
                 self.told["not saved"] += 1
             beats.saved(step)
+
+    def _save(self, found: train.Checkpoints, step: int) -> None:
+        state = {"step": step, "by": found.attempt}
+        if self.kind != "adopted":
+            found.save(step, state)
+            return
+        with foreign.saving(found, step) as directory:
+            for name in ("one", "two"):
+                (directory / name).mkdir(parents=True)
+                (directory / name / "state.json").write_text(json.dumps(state))
+
+    def _load(self, found: train.Checkpoints) -> Any:
+        if self.kind != "adopted":
+            return found.load()
+        directory = foreign.resumed(found) or Path()
+        one, two = (json.loads((directory / name / "state.json").read_text()) for name in ("one", "two"))
+        return one if one == two else None
 
     def _begin(self, number: int) -> train.Checkpoints | None:
         been = max((step for _, _, step in self.commits), default=0)
@@ -227,8 +245,8 @@ class World:
 
     def _loads(self, found: train.Checkpoints, resumed: train.Checkpoint) -> bool:
         try:
-            state = found.load()
-        except train.CheckpointError:
+            state = self._load(found)
+        except (train.CheckpointError, OSError):
             self.told["refused"] += 1
             return False
         if state != {"step": resumed.step, "by": resumed.attempt}:

@@ -18,7 +18,7 @@ import pytest
 
 from sickbay import train
 from sickbay.train import beginning, checkpoints, disk, foreign, layout, resuming, sharing
-from sickbay.train.layout import Manifest, Part, Place
+from sickbay.train.layout import Part, Place
 
 Ranks = list[train.Checkpoints]
 
@@ -75,7 +75,8 @@ def expected(step: int, world: int) -> dict[str, bytes]:
     return {name: content for rank in range(world) for name, content in files_of(step, rank).items()}
 
 
-def held(directory: Path) -> dict[str, bytes]:
+def held(directory: Path | None) -> dict[str, bytes]:
+    assert directory is not None
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
@@ -94,7 +95,8 @@ def refused(directory: Path, ranks: Ranks, *said: str) -> None:
 
 def once_synced(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[Path], object]) -> None:
     """Something happens to the files as soon as one of them is synced: after they were listed, before the commit."""
-    fsync, done = os.fsync, []
+    fsync = os.fsync
+    done: list[Path] = []
 
     def synced(handle: int) -> None:
         fsync(handle)
@@ -147,6 +149,7 @@ def test_a_rank_that_writes_nothing_takes_part_all_the_same(tmp_path: Path) -> N
     assert whole(tmp_path) == ["attempt-1/step-1"]
 
 
+@pytest.mark.slow
 def test_thousands_of_nested_files_are_one_checkpoint(tmp_path: Path) -> None:
     first = begun(tmp_path, 1, world=2)
     files = {f"zarr/{n % 7}/{n % 31}/chunk.{n}": b"%d" % n for n in range(1500)}
@@ -167,7 +170,9 @@ def test_safetensors_come_back(tmp_path: Path) -> None:
     with foreign.saving(first[0], 9) as directory:
         tensors.save_file(weights, directory / "model.safetensors")
     assert wait(first) == [""]
-    back = tensors.load_file(foreign.resumed(begun(tmp_path, 2)[0]) / "model.safetensors")
+    there = foreign.resumed(begun(tmp_path, 2)[0])
+    assert there is not None
+    back = tensors.load_file(there / "model.safetensors")
     assert all(numpy.array_equal(back[name], weights[name]) for name in weights)
 
 
@@ -182,7 +187,9 @@ def test_what_torch_saves_comes_back(tmp_path: Path) -> None:
             torch.save({"rank": rank.rank, "model": model.state_dict()}, directory / "state" / f"rank_{rank.rank}.pt")
     assert wait(first) == ["", ""]
     for rank in begun(tmp_path, 2, world=2):
-        back = torch.load(foreign.resumed(rank) / "state" / f"rank_{rank.rank}.pt", weights_only=True)
+        there = foreign.resumed(rank)
+        assert there is not None
+        back = torch.load(there / "state" / f"rank_{rank.rank}.pt", weights_only=True)
         assert back["rank"] == rank.rank
         assert torch.equal(back["model"]["weight"], model.state_dict()["weight"])
 
@@ -311,6 +318,42 @@ def test_what_changes_after_it_was_listed_is_found_before_the_commit(
     assert wait(first) == [""]
 
 
+def test_what_failed_saves_have_left_is_removed_before_the_next_as_the_disk_may_be_full(tmp_path: Path) -> None:
+    first = begun(tmp_path, 1, world=2)
+    save(first, 1)
+    assert wait(first) == ["", ""]
+
+    def fails(rank: train.Checkpoints, step: int) -> None:
+        with foreign.saving(rank, step) as directory:
+            write(directory, files_of(step, rank.rank))
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        fails(first[0], 2)
+    left = [tmp_path / "attempt-1" / f"step-{step}" / "files" for step in range(4)]
+    with foreign.saving(first[0], 3):
+        assert left[2].exists(), "rank 1 may still write into it"
+    with foreign.saving(first[1], 2):
+        pass
+    assert "its own error says why" in wait(first[1:])[0]
+    with foreign.saving(first[1], 3) as directory:
+        write(directory, files_of(3, 1))
+    assert wait(first) == ["", ""]
+    with pytest.raises(OSError, match="No space"):
+        fails(first[0], 4)
+    with pytest.raises(OSError, match="No space"):
+        fails(first[1], 4)
+    assert (tmp_path / "attempt-1" / "step-4" / "files" / "latest").exists()
+    with foreign.saving(first[1], 5) as directory:
+        write(directory, files_of(5, 1))
+    with foreign.saving(first[0], 5):
+        assert not (tmp_path / "attempt-1" / "step-4" / "files").exists()
+        assert (tmp_path / "attempt-1" / "step-4" / "rank-0.failed").exists()
+        assert left[1].exists()
+        assert left[3].exists()
+    assert wait(first) == ["", ""]
+
+
 def test_a_file_that_is_still_open_for_writing_when_the_block_ends_is_named(tmp_path: Path) -> None:
     first = begun(tmp_path, 1)
     with foreign.saving(first[0], 1) as directory:
@@ -393,8 +436,8 @@ def test_a_rank_that_fails_in_its_block_fails_the_save_and_the_others_hear_of_it
     heard = wait(first)
     assert heard[failing] == ""  # it has been raised already
     by_0 = f"rank {failing} could not save its shard of attempt-1/step-1; its own error says why"
-    for rank in {0, 1, 2} - {failing}:
-        assert heard[rank] in {by_0, by_0.replace(f"rank {failing}", "rank 0")}
+    for other in {0, 1, 2} - {failing}:
+        assert heard[other] in {by_0, by_0.replace(f"rank {failing}", "rank 0")}
     assert whole(tmp_path) == []
     save(first, 2)
     assert wait(first) == [""] * 3
@@ -442,7 +485,8 @@ def test_a_file_that_could_not_be_synced_fails_the_save_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next fsync of the same file says that all is well, and it is not."""
-    fsync, failed = os.fsync, []
+    fsync = os.fsync
+    failed: list[int] = []
 
     def failing(handle: int) -> None:
         if not failed and Path(f"/proc/self/fd/{handle}").readlink().name == "zero_rank_0.pt":
@@ -507,6 +551,20 @@ def test_an_older_attempt_that_is_still_in_its_block_disturbs_nobody(tmp_path: P
     save(third, 3)
     assert wait(third) == [""]
     assert whole(tmp_path) == ["attempt-1/step-1", "attempt-2/step-2", "attempt-3/step-3"]
+
+
+def test_a_block_that_fails_because_a_later_attempt_has_cleared_away_says_so(tmp_path: Path) -> None:
+    first = begun(tmp_path, 1)
+
+    def late() -> None:
+        with foreign.saving(first[0], 1) as directory:
+            begun(tmp_path, 2)
+            (directory / "latest").write_bytes(b"x")
+
+    with pytest.raises(train.Superseded, match="attempt 2 has begun") as raised:
+        late()
+    assert isinstance(raised.value.__context__, FileNotFoundError)
+    assert begun(tmp_path, 3)[0].resumed is None
 
 
 def test_below_a_disk_that_is_gone_no_block_is_entered(tmp_path: Path) -> None:
@@ -577,8 +635,10 @@ def test_a_manifest_that_names_a_file_outside_its_checkpoint_is_damaged(name: st
     save(first, 2)
     assert wait(first) == [""]
     manifest = layout.read_manifest(tmp_path, Place(1, 2))
+    assert manifest is not None
+    hostile = manifest._replace(files={**manifest.files, name: disk.Sum(0, "0")})
     layout.manifest_path(tmp_path, manifest.place).unlink()
-    layout.create_manifest(tmp_path, Manifest(*manifest)._replace(files={**manifest.files, name: disk.Sum(0, "0")}))
+    layout.create_manifest(tmp_path, hostile)
     (skipped,) = begun(tmp_path, 2)[0].skipped
     assert "manifest.json has another shape than expected" in str(skipped)
     assert "\n" not in str(skipped)
@@ -619,7 +679,7 @@ def test_a_pickle_is_not_handed_out_where_others_can_write(where: str, tmp_path:
     assert wait(first) == [""]
     (tmp_path / where).chmod((tmp_path / where).stat().st_mode | stat.S_IWGRP)
     second = begun(tmp_path, 2)[0]
-    with pytest.raises(train.CheckpointError, match=r"others can write .*, and files/.* may run code .*trust=True"):
+    with pytest.raises(train.CheckpointError, match=r"others can write .*, and 'files/.*' may run code .*trust=True"):
         foreign.resumed(second)
     assert held(foreign.resumed(second, trust=True)) == expected(1, 1)
 
@@ -633,8 +693,23 @@ def test_what_runs_nothing_may_lie_anywhere_until_somebody_adds_what_does(tmp_pa
     second = begun(tmp_path, 2)[0]
     assert foreign.resumed(second) == directory
     (directory / "pytorch_model.bin").write_bytes(b"planted")
-    with pytest.raises(train.CheckpointError, match=r"and files/pytorch_model\.bin may run code when it is read"):
+    with pytest.raises(train.CheckpointError, match=r"and 'files/pytorch_model\.bin' may run code when it is read"):
         foreign.resumed(second)
+
+
+def test_what_came_after_the_commit_is_told_when_it_is_gone_on_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = begun(tmp_path, 1)
+    save(first, 1)
+    assert wait(first) == [""]
+    write(
+        tmp_path / "attempt-1" / "step-1" / "files", {"state/zero_rank_9.pt": b"late", ".nfs0000000000abcdef0001": b""}
+    )
+    with caplog.at_level(logging.WARNING, "sickbay.train"):
+        foreign.resumed(begun(tmp_path, 2)[0])
+    (told,) = [one.getMessage() for one in caplog.records]
+    assert told.startswith("attempt-1/step-1: 'files/state/zero_rank_9.pt' is not in its manifest: if its writer wrote")
 
 
 def test_a_save_that_would_not_be_resumed_from_is_told_at_once(

@@ -27,6 +27,8 @@ class Sum(NamedTuple):
 class Stream(Protocol):
     """A file that is read from its beginning, once."""
 
+    def read(self, size: int = -1, /) -> bytes: ...
+
     def readinto(self, buffer: bytearray | memoryview, /) -> int | None: ...
 
 

@@ -4,12 +4,16 @@ Fence, lineage, parts and manifests are always in the checkpoint directory. A ma
 """
 
 import errno
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 from sickbay.train import disk
 from sickbay.train.layout import Manifest, Place, step_path
 from sickbay.train.objects import Objects, connect
+
+Opened = AbstractContextManager[disk.Stream]
 
 
 @lru_cache(maxsize=8)
@@ -40,4 +44,4 @@ def far_copy(root: Path, manifest: Manifest, name: str) -> disk.File | None:
             raise FileNotFoundError(errno.ENOENT, "it is not there", key)
         return found
 
-    return disk.Copy(name, f"{manifest.far}/{key}", size, lambda: store.open(key))
+    return disk.Copy(name, f"{manifest.far}/{key}", size, lambda: cast(Opened, store.open(key)))

@@ -17,10 +17,9 @@ The block is never left out by one rank alone: what runs in it may wait for all 
 import errno
 import logging
 import os
-import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from sickbay.train import beats, disk, tree
@@ -37,6 +36,7 @@ from sickbay.train.layout import (
     listed_path,
     read_listed,
 )
+from sickbay.train.pruning import make_room
 from sickbay.train.resuming import is_foreign, reader_of, recheck, refuse_what_others_write
 from sickbay.train.sharing import allowance, shares_of
 from sickbay.train.validity import Checkpoint
@@ -65,6 +65,8 @@ def saving(checkpoints: Checkpoints, step: int) -> Iterator[Path]:
         checkpoints.at.check_fence()
         disk.make_in(directory.parent)
         disk.make_in(directory)
+        if checkpoints.rank == 0:
+            make_room(checkpoints.directory, place, checkpoints.world_size)
     except Superseded:
         raise
     except (CheckpointError, OSError) as error:
@@ -76,6 +78,8 @@ def saving(checkpoints: Checkpoints, step: int) -> Iterator[Path]:
     except BaseException as error:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         checkpoints.leave_out(step, f"{place} was not saved: on rank {checkpoints.rank} its block failed ({said})")
+        if isinstance(error, OSError):
+            checkpoints.at.check_fence()  # a later attempt may have removed what was being written
         raise
     adoption = _Adoption(checkpoints, place)
     checkpoints.put(step, adoption.write, adoption.unchanged)
@@ -243,20 +247,27 @@ def resumed(checkpoints: Checkpoints, *, reshard: bool = False, trust: bool = Fa
             f" {manifest.world_size}"
         )
     with disk.readable(chosen.path):
-        _refuse_links(chosen, manifest)
+        _refuse_links(checkpoints, chosen, manifest)
         _recheck(checkpoints, chosen, manifest)
         if not trust:
             _refuse_pickles(checkpoints.directory, chosen.path)
     return chosen.path / FILES
 
 
-def _refuse_links(chosen: Checkpoint, manifest: Manifest) -> None:
-    """What was a file is one: a link could lead anywhere, and somewhere else in a minute."""
-    names = {part for name in manifest.files for part in (Path(name), *Path(name).parents)} - {Path()}
-    for name in sorted(names):
-        with suppress(FileNotFoundError):  # which is told with all that is missing
-            if stat.S_ISLNK((chosen.path / name).lstat().st_mode):
-                raise CheckpointError(f"{chosen} was whole and is no longer: {name} has become a symbolic link")
+def _refuse_links(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manifest) -> None:
+    """What was a file is one: a link could lead anywhere, and somewhere else in a minute. What is new is told."""
+    listed = {str(part) for name in manifest.files for part in (Path(name), *Path(name).parents)}
+    links = {FILES} if (chosen.path / FILES).is_symlink() else set[str]()
+    others = []
+    for name, entry in tree.entries_below(chosen.path / FILES):
+        if name in listed and entry.is_symlink():
+            links.add(name)
+        elif name not in listed and not entry.is_dir(follow_symlinks=False):
+            others.append(name)
+    if links:
+        raise CheckpointError(f"{chosen} was whole and is no longer: {min(links)} has become a symbolic link")
+    if others and checkpoints.rank == 0:
+        log.warning("%s: %r is not in its manifest: if its writer wrote it, %s", chosen, min(others), BACKGROUND)
 
 
 def _recheck(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manifest) -> None:
@@ -274,16 +285,14 @@ def _recheck(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manifest) -
 
 def _refuse_pickles(root: Path, directory: Path) -> None:
     """Also those that no manifest lists: who reads a directory reads what is in it."""
-    dangerous: list[Path] = []
-    paths = [root, directory.parent, directory]
-    for place, _, names in os.walk(directory / FILES, onerror=_raise):
-        paths.append(Path(place))
-        dangerous += [Path(place, name) for name in names if Path(name).suffix.lower() not in SAFE]
+    dangerous: list[str] = []
+    paths = [root, directory.parent, directory, directory / FILES]
+    for name, entry in tree.entries_below(directory / FILES):
+        if entry.is_dir(follow_symlinks=False):
+            paths.append(directory / name)
+        elif entry.is_symlink() or Path(name).suffix.lower() not in SAFE:
+            dangerous.append(name)
+            paths += [] if entry.is_symlink() else [directory / name]
     if dangerous:
-        paths += [path for path in dangerous if not path.is_symlink()]
-        what = f"{dangerous[0].relative_to(directory)} may run code when it is read"
+        what = f"{dangerous[0]!r} may run code when it is read"
         refuse_what_others_write(paths, what, "resumed(…, trust=True)")
-
-
-def _raise(error: OSError) -> None:
-    raise error

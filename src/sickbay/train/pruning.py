@@ -18,7 +18,10 @@ from sickbay.train.layout import (
     Place,
     attempt_path,
     attempts,
+    failed_path,
     fenced,
+    files_path,
+    left_path,
     manifest_path,
     read_fence,
     read_manifest,
@@ -52,6 +55,30 @@ def clear(root: Path, attempt: int) -> list[Place]:
         return [place for place in dead if not disk.exists(removed_path(root, place))]  # may be put back right now
 
     return _remove_all(root, attempt, unfinished)
+
+
+def make_room(root: Path, place: Place, world_size: int) -> None:
+    """Remove what other code left in earlier saves of this attempt that failed: it would fill the disk for the next.
+
+    Their marks stay, as other ranks may still read them.
+    """
+    from shutil import rmtree
+
+    with suppress(OSError, CheckpointError):  # it is only housekeeping
+        for older in (Place(place.attempt, step) for step in steps(root, place.attempt) if step < place.step):
+            if disk.exists(files_path(root, older)) and _is_over(root, older, world_size):
+                rmtree(files_path(root, older), ignore_errors=True)
+
+
+def _is_over(root: Path, place: Place, world_size: int) -> bool:
+    """Whether it was not committed and nobody writes into it any more."""
+    if _finished(root, place):
+        return False
+    disk.refresh(step_path(root, place))
+    if _finished(root, place) or disk.exists(removed_path(root, place)):
+        return False
+    ended = (failed_path, left_path)
+    return all(any(disk.exists(path(root, place, rank)) for path in ended) for rank in range(world_size))
 
 
 def _remove_all(root: Path, attempt: int, choose: Callable[[], list[Place]]) -> list[Place]:

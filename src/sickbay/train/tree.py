@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,23 +26,34 @@ class Unfit(ValueError):  # noqa: N818
 
 
 def stamps_below(top: Path) -> dict[str, Stamp]:
-    """Every file, by its name from the directory in which `top` is; nothing else may be there but directories."""
+    """Of every file; nothing else may be there but directories."""
     if top.is_symlink():
         raise Unfit(f"{top.name} has become a symbolic link: leave the directory where it is")
     found: dict[str, Stamp] = {}
+    for name, entry in entries_below(top, fresh=True):
+        if not entry.is_dir(follow_symlinks=False):
+            _refuse_unfit(name, entry)
+            found[name] = _stamp_of(Path(entry.path))
+    return found
+
+
+def entries_below(top: Path, *, fresh: bool = False) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """All that is there, each with its name from the directory in which `top` is. No link is followed.
+
+    `fresh`: our client may remember what was there before others wrote, so it asks its server.
+    """
     ahead = [top.name]
     while ahead:
         within = ahead.pop()
-        disk.refresh(top.parent / within)  # our client may remember what was there before the others wrote
+        if fresh:
+            disk.refresh(top.parent / within)
         with os.scandir(top.parent / within) as entries:
             for entry in entries:
                 name = f"{within}/{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     ahead.append(name)
-                elif not DELETED.match(entry.name):
-                    _refuse_unfit(name, entry)
-                    found[name] = _stamp_of(Path(entry.path))
-    return found
+                if not DELETED.match(entry.name):
+                    yield name, entry
 
 
 def _refuse_unfit(name: str, entry: os.DirEntry[str]) -> None:

@@ -194,3 +194,96 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
+
+
+# --- an object store
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> dict[str, str]:
+    pytest.importorskip("fsspec")
+    (tmp_path / "bucket" / "run").mkdir(parents=True)
+    return {"SICKBAY_CHECKPOINT_FAR": f"file://{tmp_path}/bucket/run"}
+
+
+def objects(where: Path) -> list[str]:
+    """Steps of which something is in the store, by attempt."""
+    found = {path.parent for path in (where / "bucket").rglob("*.shard")}
+    return sorted(f"{path.parent.name.partition('.')[0]}/{path.name}" for path in found)
+
+
+def test_an_object_store_holds_the_files_and_the_directory_what_decides(
+    tmp_path: Path, started: Start, bucket: dict[str, str]
+) -> None:
+    gang = started(1, [0, 1], **bucket)
+    gang.all("save", 10)
+    gang.all("wait")
+    gang.kill()
+    assert not list((tmp_path / "far").rglob("*.shard"))
+    assert objects(tmp_path) == ["attempt-1/step-10"]
+    assert durable(tmp_path) == "attempt-1/step-10"
+    for node in (0, 1):
+        rmtree(tmp_path / f"node-{node}")
+    again = started(2, [0, 1], **bucket)
+    assert [begun["state"] for begun in again.begun] == [{"step": 10, "rank": rank, "attempt": 1} for rank in (0, 1)]
+
+
+def test_a_store_that_is_not_there_is_told_before_anything_begins(tmp_path: Path, started: Start) -> None:
+    gang = started(1, [0], SICKBAY_CHECKPOINT_FAR=f"file://{tmp_path}/nowhere")
+    assert "there is no directory" in gang.resumed
+    assert "create it, or mount it" in gang.resumed
+    assert not (tmp_path / "far" / "attempt-1").exists()
+
+
+def test_what_is_removed_is_removed_from_the_store_too(tmp_path: Path, started: Start, bucket: dict[str, str]) -> None:
+    gang = started(1, [0], **bucket)
+    for step in range(1, 8):
+        gang.all("save", step)
+        gang.all("wait")
+    assert objects(tmp_path) == [f"attempt-1/step-{step}" for step in (5, 6, 7)]
+    assert durable(tmp_path) == "attempt-1/step-7"
+
+
+def test_an_object_that_is_gone_or_rotten_is_passed_over(
+    tmp_path: Path, started: Start, bucket: dict[str, str]
+) -> None:
+    gang = started(1, [0], **bucket)
+    for step in (1, 2, 3):
+        gang.all("save", step)
+        gang.all("wait")
+    gang.kill()
+    rmtree(tmp_path / "node-0")
+    for path in (tmp_path / "bucket").rglob("step-3/rank-0.shard"):
+        path.unlink()
+    for path in (tmp_path / "bucket").rglob("step-2/rank-0.shard"):
+        flip(path)
+    again = started(2, [0], **bucket)
+    assert again.resumed == "attempt-1/step-1"
+    assert again.begun[0]["skipped"] == [
+        "attempt-1/step-3: rank-0.shard is missing",
+        "attempt-1/step-2: rank-0.shard is corrupt (its checksum differs)",
+    ]
+
+
+def test_two_jobs_below_one_prefix_do_not_meet(tmp_path: Path, started: Start, bucket: dict[str, str]) -> None:
+    for name in ("one", "other"):
+        gang = started(1, [0], where=tmp_path / name, **bucket)
+        gang.all("save", 10)
+        gang.all("wait")
+        gang.kill()
+    for name in ("one", "other"):
+        rmtree(tmp_path / name / "node-0")
+        assert started(2, [0], where=tmp_path / name, **bucket).resumed == "attempt-1/step-10"
+
+
+def test_what_was_uploaded_of_a_save_that_never_ended_is_removed_by_the_next_attempt(
+    tmp_path: Path, started: Start, bucket: dict[str, str]
+) -> None:
+    gang = started(1, [0, 1], **ALONE, **bucket)
+    gang.ranks[0].tell("save", 10)  # rank 1 never saves
+    assert gang.ranks[0].says()
+    while not objects(tmp_path):
+        pass
+    gang.kill()
+    assert started(2, [0, 1], **ALONE, **bucket).resumed is None
+    assert objects(tmp_path) == []

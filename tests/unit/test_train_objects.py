@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.object_rigs import ENVIRONMENT, ODD, DirectoryRig, MemoryRig, Rig, S3Rig, Service, running_service
@@ -78,7 +78,7 @@ def test_what_was_put_comes_back_and_is_told_with_its_sum(rig: Rig) -> None:
         assert store.put(KEY, halves) == sum_of(content)
         assert store.size_of(KEY) == size
         with store.open(KEY) as file:
-            hashing = disk.Hashing(file)
+            hashing = disk.Hashing(cast(disk.Stream, file))
             hashing.read(size // 3)
             assert hashing.finish() == sum_of(content)
         assert rig.names() == [f"pre/fix/{KEY}"]

@@ -168,6 +168,8 @@ def begin(run: Run) -> Begun:
     """This attempt's lineage, the same for all its ranks, and the checkpoint that it goes on from."""
     try:
         if run.rank == 0:
+            if run.tiers.far:
+                store_of(run.tiers.far).size_of("SICKBAY")  # no bucket, no rights: told now, not at the first upload
             fence, looking = _fence(run)
             lineage = _lead(run, fence, looking)
         else:

@@ -6,7 +6,6 @@ ranks, each its share (`sickbay.train.sharing`).
 """
 
 import errno
-import hashlib
 import logging
 import os
 import sys
@@ -45,6 +44,7 @@ from sickbay.train.layout import (
     steps,
 )
 from sickbay.train.near import Near, create_secret, secret_of
+from sickbay.train.run import Run, launch
 from sickbay.train.sharing import Looking, wait_for
 from sickbay.train.validity import Checkpoint, Survey, lineage_of, survey
 
@@ -61,96 +61,6 @@ COMES_BACK = {
     errno.ENOTCONN,
 }
 ANEW = "SICKBAY_BEGIN_ANEW=1 (or anew=True) begins at step 0 beside what is there, and removes none of it"
-# What the ranks of one launch share, and those of the next do not.
-LAUNCH = ("SICKBAY_JOB_ID", "SICKBAY_ATTEMPT", "TORCHELASTIC_RUN_ID")
-
-
-class Tiers(NamedTuple):
-    """Where saves go before they are in the directory, and where their files are for good."""
-
-    near: Path | None = None  # a directory on each node's own disk
-    far: str = ""  # an object store; empty: the checkpoint directory
-    copies: bool = True  # of what is near, on another node
-
-    @classmethod
-    def from_environment(cls, near: str | os.PathLike[str] | None, far: str | None, *, copies: bool | None) -> "Tiers":
-        where = near if near is not None else os.environ.get("SICKBAY_CHECKPOINT_NEAR")
-        url = far if far is not None else os.environ.get("SICKBAY_CHECKPOINT_FAR", "")
-        if url and not where:
-            raise CheckpointError(
-                f"{url} is filled from the nodes' own disks: write near=DIR (or SICKBAY_CHECKPOINT_NEAR), a directory"
-                " on a local disk"
-            )
-        if url:
-            store_of(url)  # what is wrong with it is told now, not at the first upload
-        asked = os.environ.get("SICKBAY_CHECKPOINT_COPIES", "1") != "0" if copies is None else copies
-        return cls(Path(where).absolute() if where else None, url, asked)
-
-
-class Run(NamedTuple):
-    """Who we are."""
-
-    directory: Path
-    attempt: int | None  # None: the next free number
-    rank: int
-    world_size: int
-    patience: float
-    anew: bool = False  # whoever starts it wants it to begin at step 0, whatever is there
-    last_step: int | None = None  # how far the job has been, as those know who started this attempt
-    tiers: Tiers = Tiers()
-
-    @classmethod
-    def from_environment(
-        cls,
-        directory: str | os.PathLike[str] | None,
-        *,
-        attempt: int | None,
-        rank: int | None,
-        world_size: int | None,
-        patience: float,
-        anew: bool = False,
-        tiers: Tiers = Tiers(),  # noqa: B008  # it is frozen
-    ) -> "Run":
-        where = directory or os.environ.get("SICKBAY_CHECKPOINT_DIR")
-        if not where:
-            raise CheckpointError("no checkpoint directory: set SICKBAY_CHECKPOINT_DIR, or write Checkpoints('DIR')")
-        run = cls(
-            Path(where).absolute(),
-            _number("SICKBAY_ATTEMPT", attempt, least=1),
-            _number("RANK", rank, least=0) or 0,
-            _number("WORLD_SIZE", world_size, least=1) or 1,
-            patience,
-            anew or os.environ.get("SICKBAY_BEGIN_ANEW", "") not in {"", "0"},
-            _number("SICKBAY_LAST_STEP", None, least=0) if _jobs_own(where) else None,
-            tiers,
-        )
-        if run.rank >= run.world_size:
-            raise CheckpointError(f"rank {run.rank} of {run.world_size}: ranks go from 0 to {run.world_size - 1}")
-        if run.attempt is None and run.world_size > 1:
-            raise CheckpointError(
-                f"{run.world_size} ranks must agree which attempt this is: give all of them the same SICKBAY_ATTEMPT"
-                " (or attempt=), a number that no earlier run had"
-            )
-        return run
-
-
-def _jobs_own(where: str | os.PathLike[str]) -> bool:
-    """A script may keep others beside the directory of its job, which may begin whenever they like."""
-    own = os.environ.get("SICKBAY_CHECKPOINT_DIR")
-    return bool(own) and Path(own or "").absolute() == Path(where).absolute()
-
-
-def _number(name: str, given: int | None, *, least: int) -> int | None:
-    value: object = os.environ.get(name) if given is None else given
-    if value is None or value == "":
-        return None
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise CheckpointError(f"{name} is {value!r}: write a whole number from {least} on")
-    return number
 
 
 class Begun(NamedTuple):
@@ -230,12 +140,6 @@ def _same_directory(run: Run) -> None:
         f"{run.directory} has never held a checkpoint, but this job has been at step {run.last_step}: mount the disk"
         f" that it was on and start again; {ANEW}"
     )
-
-
-def launch() -> str:
-    """What this process can tell of the launch that it belongs to; empty: nothing."""
-    known = [f"{name}={os.environ[name]}" for name in LAUNCH if os.environ.get(name)]
-    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:16] if known else ""
 
 
 def _lead(run: Run, fence: RunFile, looking: Looking) -> Lineage:

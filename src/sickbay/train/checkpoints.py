@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sickbay.train import beats, disk, snapshot
-from sickbay.train.beginning import Run, Tiers, begin
+from sickbay.train.beginning import begin
 from sickbay.train.committing import Committing
 from sickbay.train.errors import CheckpointError, Superseded, Unreadable
 from sickbay.train.layout import (
@@ -32,6 +32,7 @@ from sickbay.train.layout import (
 )
 from sickbay.train.pruning import clear, prune
 from sickbay.train.resuming import reader_of
+from sickbay.train.run import Run, Tiers
 from sickbay.train.sharing import CorruptShard, allowance, copies_of, read_any, telling
 from sickbay.train.uploads import Uploads
 from sickbay.train.validity import Checkpoint

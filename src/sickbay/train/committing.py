@@ -10,7 +10,6 @@ from contextlib import suppress
 from threading import Event
 
 from sickbay.train import disk
-from sickbay.train.beginning import Run
 from sickbay.train.errors import CheckpointError, Superseded
 from sickbay.train.layout import (
     Manifest,
@@ -25,6 +24,7 @@ from sickbay.train.layout import (
     read_part,
     step_path,
 )
+from sickbay.train.run import Run
 from sickbay.train.sharing import allowance
 
 

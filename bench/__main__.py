@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench import (
     agent,
+    checkpoint_sizes,
     checkpoints,
     decisions,
     edges,
@@ -38,6 +39,7 @@ BENCHES: Mapping[str, Callable[[Size], Figure]] = {
     "years": years.run,
     "takeover": takeover.run,
     "checkpoints": checkpoints.run,
+    "checkpoint_sizes": checkpoint_sizes.run,
     "many_steps": many_steps.run,
     "resumes": resumes.run,
     "lines": lines.run,

@@ -47,5 +47,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def in_words(seconds: float) -> str:
     """A duration with three digits that count."""
     units = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
+    if seconds >= 1000:
+        return f"{seconds:,.0f} s"
     unit, scale = next((pair for pair in units if seconds * pair[1] >= 1.0), units[-1])
     return f"{seconds * scale:.3g} {unit}"

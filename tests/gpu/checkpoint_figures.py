@@ -1,96 +1,121 @@
-"""What a checkpoint adds to a step and what a resume costs, by its size: sickbay, torch.save, DCP and its async_save.
+"""What a save adds to a step and what a resume costs, with a state on a GPU, by size: sickbay beside torch's own ways.
 
-python -m tests.gpu.checkpoint_figures DIRECTORY GIB …
+python -m tests.gpu.checkpoint_figures DIRECTORY GB … [--limit S] [--out DIR] [--way NAME …] [--device cpu]
+
+Small sizes first. A size or way for which the time, the disk or the memory does not last is left out, and told. Nothing
+is on the disk twice: each save is removed before the next. Results, after each turn: figures.json and figures.md.
 """
 
+import argparse
 import json
-import os
-import shutil
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from subprocess import TimeoutExpired
 
-from sickbay import train
-from sickbay.train import torch as bridge
+from bench.checkpoint_sizes import ALL_ROUNDS, COPIES, EXTRAPOLATED, Costs, per_gb, room, scaled, turn
+from bench.checkpoint_ways import ways
 
-torch: Any = import_module("torch")
-dcp: Any = import_module("torch.distributed.checkpoint")
-
-
-def state_of(gib: float) -> dict[str, Any]:
-    """Bfloat16 weights on the GPU in pieces of 256 MiB."""
-    pieces = max(1, int(gib * 4))
-    return {f"w{n}": torch.randn(128 * 1024**2, dtype=torch.bfloat16, device="cuda") for n in range(pieces)}
-
-
-def timed(act: Callable[[], Any]) -> tuple[float, Any]:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    found = act()
-    torch.cuda.synchronize()
-    return time.perf_counter() - began, found
+START = 20.0  # seconds that a process takes until it has torch, a GPU and a state
+CAREFUL = 1.3  # times what the sizes before it took per GB
+ROWS = {
+    "wait": "a step waits",
+    "first": "a step waits, the first time",
+    "durable": "on the disk after",
+    "resume": "resume",
+}
 
 
-def measure(root: Path, gib: float) -> dict[str, float]:
-    state = state_of(gib)
-    found: dict[str, float] = {"gib": gib}
-    blank = {name: torch.empty_like(held) for name, held in state.items()}
+class Measured:
+    """What has been measured so far, and what not and why."""
 
-    checkpoints = train.Checkpoints(root / "ours", attempt=1, rank=0, world_size=1, keep=1)
-    for step in (1, 2):  # the second uses the memory of the first again
-        found["ours: a step waits"], _ = timed(partial(checkpoints.save, step, state))
-        found["ours: then until committed"], _ = timed(checkpoints.wait)
-    found["ours: begin and load"], held = timed(
-        lambda: train.Checkpoints(root / "ours", attempt=2, rank=0, world_size=1).load()
-    )
-    assert all(torch.equal(held[name], state[name].cpu()) for name in list(state)[:1])
-    del held
-    shutil.rmtree(root / "ours")
+    def __init__(self, names: Sequence[str], limit: float) -> None:
+        self.costs: Costs = {name: {} for name in names}
+        self.left_out: list[str] = []
+        self.end = time.monotonic() + limit
 
-    ours_dcp = train.Checkpoints(root / "dcp", attempt=1, rank=0, world_size=1, keep=1)
-    for step in (1, 2):
-        found["ours with DCP: a step waits"], _ = timed(partial(bridge.save, ours_dcp, step, state))
-        found["ours with DCP: then until committed"], _ = timed(ours_dcp.wait)
-    again = train.Checkpoints(root / "dcp", attempt=2, rank=0, world_size=1)
-    found["ours with DCP: load"], _ = timed(lambda: bridge.load(again, blank))
-    shutil.rmtree(root / "dcp")
+    @property
+    def left(self) -> float:
+        return self.end - time.monotonic()
 
-    for _ in range(2):
-        found["torch.save: a step waits"], _ = timed(lambda: torch.save(state, root / "plain.pt"))
-    found["torch.save: then until synced"], _ = timed(partial(sync_file, root / "plain.pt"))
-    found["torch.load"], _ = timed(lambda: torch.load(root / "plain.pt", map_location="cpu"))
-    (root / "plain.pt").unlink()
+    def seconds(self, names: Sequence[str], gb: float) -> float:
+        """What these will take, as far as the sizes before say; a way that has none is as slow as the slowest."""
+        each = {name: per_gb(costs) for name, costs in self.costs.items() if costs}
+        times = 2 if gb <= ALL_ROUNDS else 1
+        took = {name: times * cost.durable + cost.wait + (cost.resume or cost.durable) for name, cost in each.items()}
+        return START + CAREFUL * gb * sum(took.get(name, max(took.values(), default=0.0)) for name in names)
 
-    for _ in range(2):
-        found["DCP save: a step waits"], _ = timed(lambda: dcp.save(state, checkpoint_id=str(root / "plain-dcp")))
-        found["DCP async_save: a step waits"], written = timed(
-            lambda: dcp.async_save(state, checkpoint_id=str(root / "async-dcp"))
-        )
-        found["DCP async_save: then until written"], _ = timed(written.result)
-    found["DCP load"], _ = timed(lambda: dcp.load(blank, checkpoint_id=str(root / "plain-dcp")))
-    shutil.rmtree(root / "plain-dcp")
-    shutil.rmtree(root / "async-dcp")
-    return {name: round(value, 3) for name, value in found.items()}
+    def why_not(self, names: Sequence[str], gb: float, where: Path, device: str) -> str | None:
+        memory, disk = room(where, in_memory=2.5 if device == "cuda" else COPIES)
+        if gb > disk:
+            return f"the disk has room for {disk:.0f} GB"
+        if gb > memory:
+            return f"the memory has room for {memory:.0f} GB"
+        needed = self.seconds(names, gb)
+        return None if needed <= self.left else f"about {needed:.0f} s, and {self.left:.0f} s were left"
+
+    def turn(self, names: Sequence[str], gb: float, where: Path, device: str) -> None:
+        why = self.why_not(names, gb, where, device)
+        if why is None:
+            try:
+                found = turn(names, gb, where / "turn", twice=gb <= ALL_ROUNDS, device=device, limit=self.left)
+            except (RuntimeError, TimeoutExpired) as error:
+                why = str(error)
+            else:
+                for name, cost in found.items():
+                    self.costs[name][gb] = cost
+                    print(json.dumps({"gb": gb, "way": name, **cost._asdict()}), flush=True)
+        if why is not None:
+            self.left_out.append(f"{gb:g} GB, {', '.join(names)}: {why}")
 
 
-def sync_file(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+def table(measured: Measured) -> Iterator[str]:
+    """Markdown."""
+    sizes = sorted({gb for costs in measured.costs.values() for gb in costs})
+    yield "| seconds | " + " | ".join(f"{gb:g} GB" for gb in sizes) + " | per GB | 1 TB over 64 ranks (extrapolated) |"
+    yield "|---|" + "---|" * (len(sizes) + 2)
+    for name, costs in measured.costs.items():
+        if not costs:
+            continue
+        columns = [costs.get(gb) for gb in sizes] + [each := per_gb(costs), scaled(each, 1000 / 64)]
+        for field, words in ROWS.items():
+            cells = [None if one is None else getattr(one, field) for one in columns]
+            if any(cell is not None for cell in cells):
+                yield f"| {name}: {words} | " + " | ".join("" if c is None else f"{c:.3g}" for c in cells) + " |"
+    yield ""
+    yield EXTRAPOLATED
+    for why in measured.left_out:
+        yield f"Left out: {why}."
 
 
 def main() -> None:
-    root = Path(sys.argv[1])
-    root.mkdir(parents=True, exist_ok=True)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29499", RANK="0", WORLD_SIZE="1")
-    torch.distributed.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
-    print(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}), flush=True)
-    for gib in map(float, sys.argv[2:]):
-        print(json.dumps(measure(root, gib)), flush=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, help="on the disk that is measured")
+    parser.add_argument("sizes", type=float, nargs="+", metavar="GB")
+    parser.add_argument("--limit", type=float, default=450.0, help="seconds in all")
+    parser.add_argument("--out", type=Path, default=Path(), help="where figures.json and figures.md are written")
+    parser.add_argument("--way", action="append", choices=list(ways()), help="default: all")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    asked = parser.parse_args()
+    asked.directory.mkdir(parents=True, exist_ok=True)
+    measured = Measured(asked.way or list(ways()), asked.limit)
+    for gb in sorted(asked.sizes):
+        names = list(measured.costs)
+        for some in [names] if gb <= ALL_ROUNDS else [[name] for name in names]:  # small ones share a process
+            measured.turn(some, gb, asked.directory, asked.device)
+            write(measured, asked.out, asked.device)
+    print((asked.out / "figures.md").read_text(), flush=True)
+
+
+def write(measured: Measured, out: Path, device: str) -> None:
+    told = {name: {f"{gb:g}": cost._asdict() for gb, cost in costs.items()} for name, costs in measured.costs.items()}
+    versions = {"torch": version("torch"), "python": sys.version.split()[0], "device": device}
+    (out / "figures.json").write_text(
+        json.dumps({**versions, "seconds": told, "left_out": measured.left_out}, indent=1)
+    )
+    (out / "figures.md").write_text("\n".join(table(measured)) + "\n")
 
 
 if __name__ == "__main__":

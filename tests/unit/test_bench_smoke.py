@@ -18,7 +18,7 @@ from bench.scanner import FAULTY, HARMLESS, beside, log
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import AgentState, Ledger, Node
 
-ON_REAL_PROCESSES = ("resumes", "lines", "reports", "agent")
+ON_REAL_PROCESSES = ("resumes", "lines", "reports", "agent", "checkpoint_sizes")
 POSITIVE = re.compile(r"(?=[\d.,]*[1-9])\d[\d,]*(\.\d+)?(e[+-]\d+)?")
 
 

@@ -17,20 +17,20 @@ class Staging:
     """Memory of one save at a time: `take` may be called again when what it gave is written."""
 
     def __init__(self) -> None:
-        self._kept: list[Any] = []
+        self._kept: list[tuple[bool, Any]] = []  # whether it is pinned, and the memory
         self._free: defaultdict[tuple[bool, int], list[Any]] = defaultdict(list)
         self._copying: set[Any] = set()  # GPUs that must finish before the copies may be read
 
     @property
     def size(self) -> int:
-        return sum(len(host) for host in self._kept)
+        return sum(len(host) for _, host in self._kept)
 
     def take(self, state: Any) -> Any:
         """The same state, of the same containers, in which nothing changes any more."""
         # By size, not by place or name: each buffer is given out once, whatever has become of the state since.
         self._free.clear()
-        for host in reversed(self._kept):
-            self._free[host.is_pinned(), len(host)].append(host)
+        for pinned, host in reversed(self._kept):
+            self._free[pinned, len(host)].append(host)
         self._kept, self._copying = [], set()
         with torch.inference_mode(False), torch.no_grad():
             staged = self._copy(state)
@@ -84,5 +84,5 @@ class Staging:
     def _host(self, size: int, *, pinned: bool) -> Any:
         free = self._free[pinned, size]
         host = free.pop() if free else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._kept.append(host)
+        self._kept.append((pinned, host))
         return host

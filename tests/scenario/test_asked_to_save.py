@@ -158,6 +158,18 @@ def test_a_fault_during_the_wait_ends_it_at_once(where: str, cold: bool) -> None
     assert hall.sim.scheduler.now - struck < 60
 
 
+@warm_and_cold
+def test_an_agent_that_falls_silent_during_the_wait_is_nothing_that_fails_under_the_job(cold: bool) -> None:
+    hall = Hall(nodes=4, cold=cold)
+    job, node = trains(hall, save_takes=200.0)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.world.lose_agent(node)
+    hall.run(150.0)
+    assert hall.trains(job), "its agent is silent, its node is ready"
+    hall.until(lambda: hall.job(job).attempt == 2, HOUR)
+
+
 def test_a_node_that_is_lost_during_the_wait_ends_it() -> None:
     hall = Hall(nodes=4)
     job, node = trains(hall, save_takes=None)

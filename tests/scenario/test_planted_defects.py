@@ -4,21 +4,24 @@ Each takes one guard of the engine away, as a mistake in a later change might, a
 it needs in order to show itself.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain import admit, decide, drift, identity, orders, repair
+from sickbay.brain import admit, attempt, decide, drift, identity, orders, repair
 from sickbay.brain.decision import Move
+from sickbay.brain.job_sight import JobSight
+from sickbay.brain.sight import Sight
 from sickbay.engine import ingest, lead, learn, learn_jobs, learn_nodes, reception, seats, sending
 from sickbay.engine.ingest import Watcher
 from sickbay.engine.view import Draft
 from sickbay.model.facts import NodeSeen
 from sickbay.model.fleet import Incarnation, Node
 from sickbay.model.incident import Incident
-from sickbay.model.intent import Intent, IntentState, Notify, Quarantine, Repair
+from sickbay.model.intent import AskToSave, Intent, IntentState, Notify, Quarantine, Repair
 from sickbay.sim.hardness import Trouble
 from sickbay.sim.invariants import Broken
 from sickbay.sim.random_runs import random_run
@@ -166,6 +169,41 @@ def _knows_no_attempt_after_an_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(learn_jobs, "_anew", lambda job, news: job.adopted and anew(job, news))
 
 
+def _takes_an_ask_for_its_answer(patch: pytest.MonkeyPatch) -> None:
+    first = attempt._saves_first
+
+    def saves_first(s: JobSight, policy: Any) -> Any:
+        posted = s.intent is not None and isinstance(s.intent.act, AskToSave)
+        return None if posted and s.intent and s.intent.state is IntentState.ACCEPTED else first(s, policy)
+
+    patch.setattr(attempt, "_saves_first", saves_first)
+
+
+def _waits_for_a_save_for_ever(patch: pytest.MonkeyPatch) -> None:
+    first = attempt._saves_first
+
+    def saves_first(s: JobSight, policy: Any) -> Any:
+        never = replace(s.job, save_by=replace(s.job.save_by, at=1e12)) if s.job.save_by is not None else s.job
+        intent = s.intent
+        if intent is not None and isinstance(intent.act, AskToSave) and intent.state is IntentState.EXPIRED:
+            intent = replace(intent, state=IntentState.ACCEPTED)
+        return first(dataclasses.replace(s, job=never, intent=intent), policy)
+
+    patch.setattr(attempt, "_saves_first", saves_first)
+
+
+def _lets_a_fault_wait_like_a_wish(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(decide, "planned", lambda incident: f"{incident.node} is drained")
+
+
+def _presses_nobody_who_was_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sight, "unpressed", Sight.uncalled)
+
+
+def _stops_without_asking(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(attempt, "_saves_first", lambda _s, _policy: None)
+
+
 def _needs(*troubles: Trouble) -> frozenset[Trouble]:
     return frozenset(troubles)
 
@@ -231,6 +269,19 @@ DEFECTS = {
     "a job of ours that is over is not seen to run again": Defect(
         _knows_no_attempt_after_an_end, _needs(T.OTHERS_JOBS), _by("unknown"), (6026, 6032)
     ),
+    "an ask to save is taken for its answer": Defect(
+        _takes_an_ask_for_its_answer, _needs(T.SAVES), _by("stopped_unsaved"), tuple(range(4))
+    ),
+    "nobody is asked to save": Defect(_stops_without_asking, _needs(T.SAVES), _by("stopped_unsaved"), tuple(range(4))),
+    "a save is waited for for ever": Defect(
+        _waits_for_a_save_for_ever, _needs(T.SAVES), _by("stopped_late"), (1, 3, 5)
+    ),
+    "a fault waits for a save like a person's wish": Defect(
+        _lets_a_fault_wait_like_a_wish, _needs(T.SAVES), _by("spared"), (35, 37, 24)
+    ),
+    "a fault does not press who was asked to save for a wish": Defect(
+        _presses_nobody_who_was_asked, _needs(T.SAVES), _by("spared"), (37, 57)
+    ),
     "repairs have no limit": Defect(_repairs_over_the_limit, _needs(T.STORMS), _by("repair_limit"), (4, *range(12))),
 }
 
@@ -260,6 +311,10 @@ QUICK = [
     "repairs have no limit",
     "a list is compared with rows that have not learned what is stored",
     "a job of ours that is over is not seen to run again",
+    "an ask to save is taken for its answer",
+    "nobody is asked to save",
+    "a save is waited for for ever",
+    "a fault does not press who was asked to save for a wish",
 ]
 MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in DEFECTS]
 

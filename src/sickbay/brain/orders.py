@@ -46,12 +46,14 @@ BEFORE = {"cordon": "cordoned", "drain": "drained", "reset": "reset", "reboot": 
 def planned(incident: Incident) -> str:
     """What attempts may save before, in words: a person's wish for a machine that has shown nothing, and not at once.
 
-    Empty: what they hold is failing under them, or nobody wants to wait.
+    Empty: what they hold is failing under them, or nobody wants to wait. That its agent is silent, or its cluster does
+    not see it, is nothing that fails under a job.
     """
-    wish = incident.kind is IncidentKind.OPERATOR and incident.fault.code.startswith(WISH)
-    if not wish or incident.now or incident.others:
+    fault = incident.fault
+    ill = not fault.code.startswith(WISH) and (fault.remedy.disrupts or fault.remedy is Remedy.RESTART_JOB)
+    if incident.kind is not IncidentKind.OPERATOR or incident.now or incident.others or ill:
         return ""
-    return f"{incident.node} is {BEFORE.get(incident.fault.code.removeprefix(WISH), 'taken out')}"
+    return f"{incident.node} is {BEFORE.get(fault.code.removeprefix(WISH), 'taken out of service')}"
 
 
 def obey(s: Sight, order: Order) -> Decision:

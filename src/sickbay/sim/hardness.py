@@ -31,6 +31,7 @@ class Trouble(StrEnum):
     VANISHED_JOBS = "vanished_jobs"  # a cluster forgets a job without a word
     BUDGETS = "budgets"  # unmanaged work that cannot be evicted at first
     ORDERS = "orders"  # people who ask twice in one batch, and in the middle of things
+    SAVES = "saves"  # jobs that save when asked to, at once, slowly or never; planned stops, and what comes amid
     WITHHOLDING = "withholding"  # pause, exclude, windows, recommend, brakes that are reset, at any moment
     LONG_ENDS = "long_ends"  # announced ends of absurd length
     STORMS = "storms"  # one signature on many nodes at once

@@ -20,6 +20,7 @@ from sickbay.model.rows import AnyRow, Unit
 from sickbay.sim.chronicle import Violation, Wrong
 from sickbay.sim.invariants_acts import Acts
 from sickbay.sim.invariants_rest import Rest
+from sickbay.sim.invariants_saves import Saves
 from sickbay.sim.witness import Sent, Witness
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Invariants:
         self.witness = Witness(sim)
         self.acts = Acts(sim, self.witness)
         self.rest = Rest(sim, self.witness)
+        self.saves = Saves(sim, self.witness)
         # Subjects that were made impossible to plan: these may be set aside. None: it is not asked.
         self.poisoned: set[str] | None = None
         self._clocks: dict[str, tuple[float, float]] = {}  # each as it was first seen: as_of, reading
@@ -151,9 +153,10 @@ class Invariants:
             case Node():
                 return self.acts.held_by(after)
             case Job(open=True):
+                saves = self.saves.changed(before if isinstance(before, Job) else None, after)
                 foreign = [node for node in after.claim if not node.startswith(f"{after.spec.cluster}/")]
                 text = f"{after.id} of {after.spec.cluster} claims {foreign}"
-                return [Wrong("foreign_claim", text)] if foreign else []
+                return [*saves, Wrong("foreign_claim", text)] if foreign else saves
             case _:
                 return []
 
@@ -180,6 +183,8 @@ class Invariants:
 
     def incremental_law(self) -> None:
         """Forgetting what is dirty and planning the whole fleet yields no intent that was not taken or scheduled."""
+        if wrong := self.saves.late():
+            raise self._broken(*wrong)
         store = self._sim.store
         sources = (INGEST, LEADER, *self._sim.hands.sites)
         loaded = store.load(f"clock:{source}" for source in sources).values()

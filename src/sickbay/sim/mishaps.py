@@ -5,6 +5,7 @@ from functools import partial
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from sickbay.model.checkup import Tested
 from sickbay.model.facts import Checked, Checkpointed, Hung, Inventory, Looked, Observed, ResetDone, Stepped, Wrote
@@ -459,6 +460,48 @@ def _vanished_jobs(rng: Random, sim: Simulation, node: NodeId) -> None:
         sim.world.forget_job(rng.choice(alive), told=rng.random() < 0.3)
 
 
+def _saves(rng: Random, sim: Simulation, node: NodeId) -> None:
+    """Somebody wants a node, or ends a job, in a planned way; while its jobs save something else happens."""
+    busy = [seat.id for seat in sim.world.seats.values() if seat.holders]
+    node = rng.choice(busy) if busy else node
+
+    def want() -> None:
+        running = [job.id for job in sim.jobs() if job.state is JobState.RUNNING]
+        stop = bool(running) and rng.random() < 0.15
+        verb, target = ("stop", rng.choice(running)) if stop else (rng.choice(["drain", "reset", "reboot"]), node)
+        sim.order(verb, target)
+        sim.scheduler.after(rng.uniform(1.0, 280.0), partial(amid, verb, target))
+
+    def amid(verb: str, target: str) -> None:
+        seat = sim.world.seats.get(node)
+        match rng.choice(
+            ["nothing", "nothing", "now", "strike", "lose", "uncordon", "crash", "deaf", "outage", "fall"]
+        ):
+            case "now":
+                sim.order(verb, target, now=True)
+            case "strike" if seat is not None:
+                sim.world.strike(node, replace(defect(rng), kills_ranks=rng.random() < 0.3))
+            case "lose" if seat is not None:
+                sim.world.lose_node(node)
+            case "uncordon":
+                sim.order("uncordon", node)
+            case "crash" if seat is not None and seat.holders:
+                sim.world.crash(next(iter(seat.holders))[0])
+            case "deaf":
+                sim.world.go_deaf(rng.uniform(10, 400))
+            case "outage" if seat is not None:
+                now = sim.scheduler.now
+                sim.mischief.outage(
+                    f"cluster:{seat.cluster}", now, now + rng.uniform(10, 400), hangs=rng.random() < 0.5
+                )
+            case "fall":
+                rng.choice(sim.hosts).crash()
+            case _:
+                pass
+
+    _soon(rng, sim, 300.0, partial(_if_there, sim, node, want))
+
+
 def _others_jobs(rng: Random, sim: Simulation, node: NodeId) -> None:
     """Their owners cancel them, and others preempt them."""
     del node
@@ -493,4 +536,5 @@ TROUBLES: dict[Trouble, Callable[[Random, Simulation, NodeId], None]] = {
     Trouble.RELISTS: _relists,
     Trouble.OTHERS_JOBS: _others_jobs,
     Trouble.VANISHED_JOBS: _vanished_jobs,
+    Trouble.SAVES: _saves,
 }

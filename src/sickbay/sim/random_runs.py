@@ -189,7 +189,7 @@ def _jobs(dice: Dice, sim: Simulation) -> None:
         programme = Programme(steps=rng.randint(500, 6000), checkpoint_every=200, on_death=rng.choice(list(OnDeath)))
         sim.submit(
             f"job-{number}",
-            programme,
+            _listening(dice, programme),
             nodes=rng.randint(1, max(1, nodes - 1)),
             min_nodes=rng.choice([0, 1]),
             gpus_per_node=rng.choice([0, 1, 2]),
@@ -200,11 +200,18 @@ def _jobs(dice: Dice, sim: Simulation) -> None:
     for number, quarter in enumerate(sim.plan.also):
         where = {"cluster": quarter.cluster.id, "pool": quarter.pool}
         more = dice.of(Trouble.CLUSTERS)
-        sim.submit(
-            f"also-{number}", Programme(steps=more.randint(500, 4000)), nodes=more.randint(1, quarter.nodes), **where
-        )
+        programme = _listening(dice, Programme(steps=more.randint(500, 4000)))
+        sim.submit(f"also-{number}", programme, nodes=more.randint(1, quarter.nodes), **where)
     if dice.meets(Trouble.OTHERS_JOBS, 0.4):
         _others_jobs(dice.of(Trouble.OTHERS_JOBS), sim)
+
+
+def _listening(dice: Dice, programme: Programme) -> Programme:
+    """Some save when they are asked to: at once, just in time, too late or never."""
+    rng = dice.of(Trouble.SAVES)
+    if not dice.meets(Trouble.SAVES, 0.5) or rng.random() < 0.2:
+        return programme
+    return replace(programme, listens=True, save_takes=rng.choice([2.0, 30.0, 240.0, 400.0, None]))
 
 
 def _others_jobs(rng: Random, sim: Simulation, stem: str = "theirs") -> None:

@@ -6,7 +6,7 @@ from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
 from sickbay.model.intent import AskToSave, Fence, Intent, IntentState, Look, Notify, StopJob
-from sickbay.model.job import EndReason, Job
+from sickbay.model.job import Call, EndReason, Job
 from sickbay.model.policy import Policy
 
 FENCES_AT_ONCE = 6  # each is written down in the job's own unit
@@ -33,8 +33,8 @@ def running(s: JobSight, policy: Policy) -> Decision:
     unsaved = _unsaved(s, policy)
     if job.stop_asked:
         return Move("stop", f"{job.stop_asked}{unsaved}")
-    if job.calls:
-        return _stacks(s, policy) or Move("stop", f"{job.calls[0].because}{unsaved}")
+    if calls := job.pressing or job.calls:
+        return _stacks(s, policy, calls) or Move("stop", f"{calls[0].because}{unsaved}")
     if job.ranks and all(state == "gone" for state in job.ranks.values()):
         return _without_end(s, policy)
     return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
@@ -90,17 +90,18 @@ def _without_end(s: JobSight, policy: Policy) -> Decision:
     return Change(why, {"remind": s.within(s.cluster, policy.pace.held_reminder)}, tell)
 
 
-def _stacks(s: JobSight, policy: Policy) -> Decision | None:
+def _stacks(s: JobSight, policy: Policy, calls: tuple[Call, ...]) -> Decision | None:
     """What a hung job was doing can be asked only while it still does it. None: nothing more to ask."""
     job, intent = s.job, s.intent
-    if any(call.node for call in job.calls) or Capability.LOOK not in s.can:
+    if any(call.node for call in calls) or Capability.LOOK not in s.can:
         return None
     if intent is None or not isinstance(intent.act, Look):
         nodes = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
         look = Look(nodes=nodes, stacks_of=job.id)
-        return Do(look, "it hangs: its stacks are collected first", policy.resume.look_deadline, INGEST)
-    if not intent.state.over:
-        return Stay(Wait(because="collecting its stacks", until=intent.seen_by))
+        also: dict[str, object] = {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}
+        return Do(look, "it hangs: its stacks are collected first", policy.resume.look_deadline, INGEST, also=also)
+    if not intent.state.over and not s.passed(job.deadline):  # where nobody can be asked it ends without them
+        return Stay(Wait(because="collecting its stacks", until=intent.seen_by or job.deadline))
     return None
 
 

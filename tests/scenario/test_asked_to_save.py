@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.faces.explain import explain
+from sickbay.model.facts import Hung
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
@@ -293,3 +294,68 @@ def test_the_next_attempt_is_asked_anew() -> None:
     hall.ends(job, JobState.STOPPED)
     (second,) = hall.true_job(job).attempts[2].asked.values()
     assert hall.true_job(job).checkpoint == second > asked_step(hall, job)
+
+
+def true_step(hall: Hall, job: JobId) -> int:
+    trained = hall.true_job(job)
+    assert trained.last is not None
+    return trained.step(trained.last, hall.sim.scheduler.now)
+
+
+@warm_and_cold
+def test_a_pause_that_comes_when_it_has_saved_costs_no_step_either(cold: bool) -> None:
+    """It trains on for as long as its stop is withheld, and saves once more before it is stopped after all."""
+    hall = Hall(nodes=4, cold=cold)
+    job, node = trains(hall)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.order("pause", "")
+    hall.run(HOUR)
+    assert hall.happened("halt") == []
+    assert "pause" in hall.because(job)
+    hall.order("unpause", "")
+    step = true_step(hall, job)
+    hall.until(lambda: hall.job(job).attempt == 2 and hall.trains(job), 2 * HOUR)
+    assert hall.true_job(job).attempts[2].resumed_from >= step > 3600
+    assert (len(hall.happened("asked")), len(hall.job(job).interruptions)) == (2, 1)
+
+
+@pytest.mark.parametrize("why", ["it saves for longer", "a pause"])
+def test_a_drain_that_waits_for_a_save_does_not_run_out_of_its_own_time(why: str) -> None:
+    longer = policy_of(save_within=policy_of().resume.save_within * 12)
+    hall = Hall(nodes=4, policy=longer if why == "it saves for longer" else None)
+    job, node = trains(hall, save_takes=1900.0 if why == "it saves for longer" else 100.0)
+    hall.order("reboot", node)
+    hall.until(lambda: any(i.phase is Phase.DRAINING for i in hall.incidents(node)), MINUTE)
+    if why == "a pause":
+        hall.order("pause", "")
+        hall.run(2 * HOUR)
+        hall.order("unpause", "")
+    hall.until(lambda: bool(hall.happened("reboot", node)), HOUR)
+    assert Phase.HELD not in {stage.phase for stage in hall.incidents(node)[0].stages}
+    assert hall.true_job(job).checkpoint > 0
+
+
+def test_who_hangs_while_his_save_is_awaited_is_asked_for_his_stacks_and_stopped_for_that() -> None:
+    hall = Hall(nodes=4)
+    job, node = trains(hall, save_takes=None)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    row = hall.job(job)
+    seat = hall.world.seat(max(row.claim))
+    hall.world.agents.say(seat, Hung(job=job, attempt=row.attempt, because="no step", node=seat.id), "hung:x")
+    hall.until(lambda: bool(hall.happened("halt")), MINUTE)
+    assert len(hall.happened("look")) == 1
+    assert "STOPPING: hung: no step" in hall.why()
+
+
+def test_a_hung_job_is_stopped_without_its_stacks_where_nobody_can_be_asked_for_them() -> None:
+    hall = Hall(nodes=4)
+    job, _ = trains(hall)
+    row = hall.job(job)
+    seat = hall.world.seat(max(row.claim))
+    now = hall.sim.scheduler.now
+    hall.sim.mischief.outage(f"checks:{hall.sim.plan.cluster.id}", now, now + 12 * HOUR)
+    hall.world.agents.say(seat, Hung(job=job, attempt=row.attempt, because="no step", node=seat.id), "hung:x")
+    hall.until(lambda: bool(hall.happened("halt")), HOUR)
+    assert hall.sim.scheduler.now - now < 3 * MINUTE

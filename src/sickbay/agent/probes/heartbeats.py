@@ -91,13 +91,15 @@ class Progress:
         self.told, self.told_at = beat.step, now
         return _stepped(self.job, self.attempt, beat.step, beat.body)
 
-    def tell_standing(self, beat: Beat, now: float) -> Checkpointed | None:
-        """How it stands with its checkpoints: at once, but how far a piece of work has come now and then only."""
+    def tell_standing(self, beat: Beat, now: float, *, ended: bool = False) -> Checkpointed | None:
+        """How it stands with its checkpoints: an answer at once, the rest like steps, how far work is more rarely."""
         stands = _checkpointed(self.job, self.attempt, beat)
         before = self.standing or Checkpointed(job=self.job, attempt=self.attempt)
         if stands == before:
             return None
-        if replace(stands, done=before.done, of=before.of) == before and now - self.standing_at < WORK_EVERY:
+        only_further = replace(stands, done=before.done, of=before.of) == before
+        rest = 0.0 if ended or stands.answered != before.answered else WORK_EVERY if only_further else STEPS_EVERY
+        if self.standing is not None and now - self.standing_at < rest:
             return None
         self.standing, self.standing_at = stands, now
         return stands

@@ -136,7 +136,8 @@ class RankWatch:
                 speak[attempt] = watched if before is None or not before.beat.body else before
         said = []
         for attempt, watched in speak.items():
-            news = self._progress.setdefault(attempt, Progress(*attempt)).tell_standing(watched.beat, now)
+            progress = self._progress.setdefault(attempt, Progress(*attempt))
+            news = progress.tell_standing(watched.beat, now, ended=watched in gone)
             said += [] if news is None else [say(news, now)]
         return said
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.faces.explain import explain
-from sickbay.model.facts import Hung
+from sickbay.model.facts import Checkpointed, Hung
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
@@ -311,8 +311,11 @@ def test_a_pause_that_comes_when_it_has_saved_costs_no_step_either(cold: bool) -
     hall.until(lambda: bool(hall.happened("asked")), MINUTE)
     hall.order("pause", "")
     hall.run(HOUR)
+    says(hall, job, saved=true_step(hall, job))  # it goes on saving now and then, and that moves nothing
+    hall.run(MINUTE)
     assert hall.happened("halt") == []
     assert "pause" in hall.because(job)
+    assert len([line for line in hall.why().splitlines() if "STOPPING" in line]) == 1
     hall.order("unpause", "")
     step = true_step(hall, job)
     hall.until(lambda: hall.job(job).attempt == 2 and hall.trains(job), 2 * HOUR)
@@ -359,3 +362,29 @@ def test_a_hung_job_is_stopped_without_its_stacks_where_nobody_can_be_asked_for_
     hall.world.agents.say(seat, Hung(job=job, attempt=row.attempt, because="no step", node=seat.id), "hung:x")
     hall.until(lambda: bool(hall.happened("halt")), HOUR)
     assert hall.sim.scheduler.now - now < 3 * MINUTE
+
+
+def says(hall: Hall, job: JobId, **what: Any) -> None:
+    """Its rank 0 says so of its checkpoints."""
+    row = hall.job(job)
+    seat = hall.world.seat(min(row.claim))
+    news = Checkpointed(job=job, attempt=row.attempt, node=seat.id, listens=True, **what)
+    hall.world.agents.say(seat, news, f"said:{hall.world.ground.number()}")
+
+
+def test_what_is_saved_after_the_ask_is_an_answer_whoever_of_its_ranks_heard_it_first() -> None:
+    """Another rank heard it earlier, and all have saved together before it reached rank 0, which has nothing to add."""
+    hall = Hall(nodes=4)
+    job, node = trains(hall, save_takes=None)
+    step = hall.job(job).step
+    assert step is not None
+    says(hall, job, saved=step + 5)
+    hall.run(10.0)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    says(hall, job, saved=step)  # was under way by then
+    hall.run(MINUTE)
+    assert hall.trains(job)
+    says(hall, job, saved=step + 10)
+    hall.until(lambda: bool(hall.happened("halt")), MINUTE)
+    assert f"STOPPING: operator.drain on {node}; step {step + 10} is saved" in hall.why()

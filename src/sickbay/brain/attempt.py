@@ -30,11 +30,11 @@ def running(s: JobSight, policy: Policy) -> Decision:
         return Move("stopped", "cancelled by its owner", {"claim": {}})
     if (job.stop_asked or job.calls) and (decision := _saves_first(s, policy)) is not None:
         return decision
-    unsaved = _unsaved(s, policy)
+    saved = _saved(s, policy)
     if job.stop_asked:
-        return Move("stop", f"{job.stop_asked}{unsaved}")
+        return Move("stop", f"{job.stop_asked}{saved}")
     if calls := job.pressing or job.calls:
-        return _stacks(s, policy, calls) or Move("stop", f"{calls[0].because}{unsaved}")
+        return _stacks(s, policy, calls) or Move("stop", f"{calls[0].because}{saved}")
     if job.ranks and all(state == "gone" for state in job.ranks.values()):
         return _without_end(s, policy)
     return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
@@ -66,9 +66,13 @@ def _saves_first(s: JobSight, policy: Policy) -> Decision | None:
     return Stay(Wait(because=f"asked to save {_why_saved(job)}{held}", until=job.save_by))
 
 
-def _unsaved(s: JobSight, policy: Policy) -> str:
-    asked = s.intent is not None and isinstance(s.intent.act, AskToSave) and s.intent.state is not IntentState.SEEN
-    return f"; it has not saved within {policy.resume.save_within}" if asked and s.passed(s.job.save_by) else ""
+def _saved(s: JobSight, policy: Policy) -> str:
+    """What has come of the ask, in words; empty where none was made, or it was given up for what cannot wait."""
+    if s.intent is None or not isinstance(s.intent.act, AskToSave):
+        return ""
+    if s.intent.state is IntentState.SEEN:
+        return f"; step {s.job.saved} is saved"
+    return f"; it has not saved within {policy.resume.save_within}" if s.passed(s.job.save_by) else ""
 
 
 def _why_saved(job: Job) -> str:

@@ -74,6 +74,8 @@ def send(draft: Draft, key: str) -> None:
         seen_by=intent.seen_by or Deadline(clock=intent.clock, at=reading + intent.patience),
         not_before=None,
     )
+    if isinstance(sent.act, AskToSave) and sent.act.sent_at is None and (asked := draft.job(sent.act.job)) is not None:
+        sent = replace(sent, act=replace(sent.act, sent_at=draft.now, step=asked.step))
     draft.put(sent)
     answer_by = Deadline(clock=intent.clock, at=reading + intent.call_timeout)
     draft.waits[key] = WaitMark(until=answer_by, on={key: 0}, urgency=1)

@@ -33,7 +33,7 @@ def should_save(*, term: bool = True) -> bool:
         if step % 100 == 0 or train.should_save():
             checkpoints.save(step, state)
         if train.should_end():
-            break
+            break  # and end with another exit code than 0, which would mean that all is done
 
     Sickbay asks those who call this before it stops them for something that can wait, and waits for the save. It also
     answers SIGTERM: from the first call on that ends this process no more by itself, and whoever sent it waits a while
@@ -55,7 +55,7 @@ def should_save(*, term: bool = True) -> bool:
 
 
 def should_end() -> bool:
-    """Whether SIGTERM has come, for scripts that call `should_save`: nothing is left to do but to end."""
+    """Whether SIGTERM has come, for scripts that call `should_save`: nothing is left to do but to end, not with 0."""
     return _ending.is_set()
 
 

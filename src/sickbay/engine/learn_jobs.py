@@ -306,14 +306,14 @@ def _save_failing(draft: Draft, job: Job, news: Checkpointed) -> Job:
     if not failed and news.saved is None:
         return job
     job = replace(job, save_failed=failed)
-    event = "save_failed" if failed else "save_mended"
     last = next((name for name in reversed(job.told) if name.startswith("save_")), "save_mended")
-    if last.startswith(event):
+    if last.startswith("save_failed") == bool(failed):
         return job
     kept = "nothing is saved yet" if job.saved is None else f"the newest that is saved is step {job.saved}"
     text = f"not saved: {failed}; the training goes on, {kept}" if failed else f"saves again: step {news.saved}"
-    notice = Notify(event=event, subject=key_of(job), text=f"{job.spec.name}: {text}")
-    hour = f"{event}:{draft.reading(INGEST) // 3600:.0f}:"
+    named = f"{job.spec.name}: {text}"
+    notice = Notify(event="save_failed" if failed else "save_mended", subject=key_of(job), text=named)
+    hour = f"{notice.event}:{draft.reading(INGEST) // 3600:.0f}:"
     often = sum(name.startswith(hour) for name in job.told)
     return job if often >= BY_TURNS else replace(job, told=notify(draft, job, Tell(notice, f"{hour}{often}")))
 

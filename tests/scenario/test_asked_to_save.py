@@ -388,3 +388,35 @@ def test_what_is_saved_after_the_ask_is_an_answer_whoever_of_its_ranks_heard_it_
     says(hall, job, saved=step + 10)
     hall.until(lambda: bool(hall.happened("halt")), MINUTE)
     assert f"STOPPING: operator.drain on {node}; step {step + 10} is saved" in hall.why()
+
+
+def test_the_last_words_of_an_attempt_do_not_make_the_next_one_listen() -> None:
+    hall = Hall(nodes=2)
+    job, node = trains(hall)
+    before = hall.job(job)
+    hall.order("drain", node)
+    hall.reaches(job, JobState.QUEUED, most=HOUR)
+    seat = hall.world.seat(max(before.claim))
+    late = Checkpointed(job=job, attempt=1, node=seat.id, listens=True, busy="saving attempt-1/step-9", done=1, of=9)
+    hall.world.agents.say(seat, late, "late")
+    hall.run(MINUTE)
+    hall.true_job(job).programme = replace(hall.true_job(job).programme, listens=False)
+    hall.order("uncordon", node)
+    hall.until(lambda: hall.job(job).attempt == 2 and hall.trains(job), HOUR)
+    assert (hall.job(job).listens, hall.job(job).work) == (False, None)
+
+
+@warm_and_cold
+def test_who_is_restarted_by_his_own_controller_while_asked_has_ended_by_himself(cold: bool) -> None:
+    hall = Hall(nodes=6, cold=cold)
+    job = hall.submitted_elsewhere(steps=FAR, does={**LISTENS, "save_takes": None}, native_delay=0.1)
+    hall.until(lambda: hall.job(job).listens, HOUR)
+    node = min(hall.job(job).claim)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.true_job(job).programme = replace(hall.true_job(job).programme, listens=False)
+    hall.world.workload.crash(job, tail="Killed")
+    hall.until(lambda: hall.job(job).attempt == 2, HOUR)
+    row = hall.job(job)
+    assert len(row.restarts) == 1, "it failed, and nobody but itself is to blame"
+    assert (row.calls, row.save_by, row.listens) == ((), None, False)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
+from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.faces.explain import explain
 from sickbay.model.facts import Checkpointed, Hung
@@ -12,6 +12,7 @@ from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.sim.hardware import Defect
+from sickbay.sim.programme import OnDeath
 
 LISTENS = {"listens": True, "save_takes": 20.0}
 FAR = 1_000_000
@@ -420,3 +421,40 @@ def test_who_is_restarted_by_his_own_controller_while_asked_has_ended_by_himself
     row = hall.job(job)
     assert len(row.restarts) == 1, "it failed, and nobody but itself is to blame"
     assert (row.calls, row.save_by, row.listens) == ((), None, False)
+
+
+def test_a_fault_beneath_what_a_person_wants_ends_the_wait_too() -> None:
+    """He wants more than the fault asks for, so his wish leads the incident."""
+    hall = Hall(nodes=20)
+    job, node = trains(hall, save_takes=None)
+    hall.order("replace", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.run(30.0)
+    hall.world.strike(node, Defect(code="xid.79", kills_ranks=False))
+    struck = hall.sim.scheduler.now
+    hall.until(lambda: bool(hall.happened("halt")), HOUR)
+    assert hall.sim.scheduler.now - struck < 60
+    assert hall.incidents(node)[0].fault.code == "operator.replace"
+    assert hall.job(job).restarts == ()
+
+
+def test_a_second_stop_takes_the_now_of_the_first_not_back() -> None:
+    hall = Hall()
+    job, _ = trains(hall, save_takes=None)
+    hall.order("stop", job, now=True)
+    hall.order("stop", job)
+    hall.until(lambda: bool(hall.happened("halt")), MINUTE)
+    assert hall.happened("ask") == []
+
+
+@warm_and_cold
+def test_a_node_that_restarts_by_itself_during_the_wait_ends_it(cold: bool) -> None:
+    hall = Hall(nodes=4, cold=cold, policy=policy_of(save_within=policy_of().resume.save_within * 12))
+    job, node = trains(hall, save_takes=None, on_death=OnDeath.HANG, give_up=None, hang_notice=DAY)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.world.operator_reboots(node)
+    began = hall.sim.scheduler.now
+    hall.until(lambda: hall.job(job).state is not JobState.RUNNING, HOUR)
+    assert hall.sim.scheduler.now - began < 10 * MINUTE, "when it is up again; the save has an hour"
+    assert len(hall.job(job).interruptions) == 1

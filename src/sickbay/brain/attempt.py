@@ -58,7 +58,10 @@ def _saves_first(s: JobSight, policy: Policy) -> Decision | None:
         nodes = tuple(sorted(job.ranks))
         act = AskToSave(job=job.id, attempt=job.attempt, nodes=nodes)
         return Do(act, _why_saved(job), within, s.cluster, also={"save_by": s.within(s.cluster, within)})
-    if not whole:
+    if not whole:  # nobody can save any more, and what ended it is told soon or never
+        soon = s.within(s.cluster, policy.resume.stop_deadline)
+        if soon.at < job.save_by.at:
+            return Change("some of its ranks have ended", {"save_by": soon})
         return Stay(Wait(because="some of its ranks have ended: how it ends is awaited", until=job.save_by))
     if intent is None or not asked or intent.state.over:
         return None
@@ -72,7 +75,8 @@ def _saved(s: JobSight, policy: Policy) -> str:
         return ""
     if s.intent.state is IntentState.SEEN:
         return f"; step {s.job.saved} is saved"
-    return f"; it has not saved within {policy.resume.save_within}" if s.passed(s.job.save_by) else ""
+    late = s.passed(s.job.save_by) and all(state == "running" for state in s.job.ranks.values())
+    return f"; it has not saved within {policy.resume.save_within}" if late else ""
 
 
 def _why_saved(job: Job) -> str:

@@ -458,3 +458,37 @@ def test_a_node_that_restarts_by_itself_during_the_wait_ends_it(cold: bool) -> N
     hall.until(lambda: hall.job(job).state is not JobState.RUNNING, HOUR)
     assert hall.sim.scheduler.now - began < 10 * MINUTE, "when it is up again; the save has an hour"
     assert len(hall.job(job).interruptions) == 1
+
+
+@warm_and_cold
+def test_two_who_want_it_off_ask_once_and_the_second_gives_it_no_more_time(cold: bool) -> None:
+    hall = Hall(nodes=40, cold=cold)
+    job, node = trains(hall, save_takes=None)
+    ordered = hall.sim.scheduler.now
+    hall.order("drain", node)
+    hall.run(200.0)
+    hall.order("reboot", max(hall.job(job).claim))
+    hall.until(lambda: len(hall.job(job).calls) == 2, MINUTE)
+    hall.until(lambda: bool(hall.happened("halt")), HOUR)
+    assert 300 <= hall.sim.scheduler.now - ordered < 330
+    assert (len(hall.happened("asked")), len(hall.job(job).interruptions)) == (1, 1)
+
+
+def test_what_has_not_begun_is_not_asked_it_begins_elsewhere() -> None:
+    hall = Hall(nodes=4)
+    job = hall.submit(steps=FAR, does=LISTENS)
+    hall.reaches(job, JobState.GATING)
+    hall.order("drain", min(hall.job(job).claim))
+    hall.until(lambda: hall.trains(job), HOUR)
+    assert (hall.happened("ask"), hall.job(job).restarts, hall.job(job).interruptions) == ([], (), ())
+
+
+@pytest.mark.parametrize("saved", [-5, 0, 2**63 - 1])
+def test_an_absurd_step_that_is_said_to_be_saved_is_shown_and_ends_nothing(saved: int) -> None:
+    hall = Hall(nodes=4)
+    job, _ = trains(hall)
+    says(hall, job, saved=saved, busy="saving attempt-1/step-9", done=2**63 - 2, of=2**63 - 1)
+    hall.run(10.0)
+    told = explain(hall.sim.store, job).as_json()
+    assert (told["saved"], told["state"]) == (saved, "RUNNING")
+    assert hall.trains(job)

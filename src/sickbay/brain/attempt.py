@@ -73,7 +73,7 @@ def _saved(s: JobSight, policy: Policy) -> str:
     """What has come of the ask, in words; empty where none was made, or it was given up for what cannot wait."""
     if s.intent is None or not isinstance(s.intent.act, AskToSave):
         return ""
-    if s.intent.state is IntentState.SEEN:
+    if s.intent.state is IntentState.SEEN and s.job.saved is not None:
         return f"; step {s.job.saved} is saved"
     late = s.passed(s.job.save_by) and all(state == "running" for state in s.job.ranks.values())
     return f"; it has not saved within {policy.resume.save_within}" if late else ""

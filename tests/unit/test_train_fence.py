@@ -82,6 +82,69 @@ def test_a_removal_that_meets_a_younger_attempt_is_taken_back(tmp_path: Path, mo
     assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
 
 
+def test_a_removal_that_meets_one_that_has_only_its_fence_is_taken_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trained(tmp_path, 1)
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        if path.name == "manifest.json":
+            (tmp_path / "attempt-2").mkdir()
+            layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
+        return done
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    first.keep = 1
+    first.save(2, b"two")
+    first.wait()
+    assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
+
+
+def test_what_is_gone_when_it_was_chosen_is_not_begun_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path, 1, 2, 3)
+    looked = survey_of
+
+    def survey(*args: Any) -> Any:
+        found = looked(*args)
+        (tmp_path / "attempt-1" / "step-3" / "manifest.json").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr("sickbay.train.beginning.survey", survey)
+    assert at(trained(tmp_path).resumed) == "attempt-1/step-2"
+
+
+def test_what_is_gone_when_lineage_names_it_is_told_and_not_begun_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1, 2, 3)
+    create = layout.create_lineage
+
+    def created(root: Path, lineage: layout.Lineage) -> bool:
+        ours = create(root, lineage)
+        (tmp_path / "attempt-1" / "step-3" / "manifest.json").unlink()
+        return ours
+
+    monkeypatch.setattr("sickbay.train.beginning.create_lineage", created)
+    with pytest.raises(train.CheckpointError, match="attempt-1/step-3 was removed by another process while attempt 2"):
+        trained(tmp_path)
+
+
+def test_one_that_is_overtaken_while_it_chooses_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path, 1)
+    create = layout.create_lineage
+
+    def created(root: Path, lineage: layout.Lineage) -> bool:
+        (tmp_path / "attempt-3").mkdir()
+        layout.create_fence(tmp_path, layout.RunFile(3, "other", 1))
+        return create(root, lineage)
+
+    monkeypatch.setattr("sickbay.train.beginning.create_lineage", created)
+    with pytest.raises(train.Superseded, match="attempt 3 has begun"):
+        trained(tmp_path)
+
+
 def test_what_vanishes_while_it_is_looked_at_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -279,8 +279,9 @@ def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
 def _put_back(root: Path, place: Place) -> None:
     """One whose removal was not finished, and that an older attempt began from: it is a checkpoint again."""
     if not disk.exists(manifest_path(root, place)):
-        removed_path(root, place).rename(manifest_path(root, place))
-        disk.sync(step_path(root, place))
+        with suppress(FileNotFoundError):  # its remover has put it back himself, or it is gone, which is looked at next
+            removed_path(root, place).rename(manifest_path(root, place))
+            disk.sync(step_path(root, place))
 
 
 def _still_first(directory: Path, number: int) -> None:

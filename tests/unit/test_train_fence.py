@@ -572,6 +572,53 @@ def test_a_sigterm_that_a_launcher_passes_on_a_second_time_ends_nothing() -> Non
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_what_a_script_forks_ends_at_a_sigterm_like_any_process() -> None:
+    code = """
+import os, signal, time
+from sickbay import train
+train.should_save()
+ear, mouth = os.pipe()
+worker = os.fork()
+if worker == 0:
+    os.write(mouth, b"!")
+    time.sleep(10)
+    os._exit(0)
+os.read(ear, 1)
+os.kill(worker, signal.SIGTERM)
+assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -signal.SIGTERM, "a worker of a data loader stays"
+os.kill(os.getpid(), signal.SIGTERM)
+assert train.should_save()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_sigterm_at_any_moment_of_the_one_before_holds_nothing_up() -> None:
+    code = """
+import faulthandler, signal, sys
+from sickbay.train import asked
+faulthandler.dump_traceback_later(5, exit=True)
+asked.should_save()
+
+def trace(frame, event, _):
+    global line
+    line += event == "line"
+    if line == at and event == "line":
+        signal.raise_signal(signal.SIGTERM)
+    return trace
+
+for at in range(1, 100):
+    line = 0
+    sys.settrace(trace)
+    signal.raise_signal(signal.SIGTERM)
+    answer = asked.should_save()
+    sys.settrace(None)
+    assert answer
+    asked.should_save()
+assert line < at, "every line was tried"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 # --- found by attacks on the above
 
 

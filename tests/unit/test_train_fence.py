@@ -497,6 +497,34 @@ def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_ha
     assert whole(tmp_path) == ["attempt-1/step-5"]
 
 
+def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def no_memory(*_: object) -> snapshot.Snapshot:
+        raise MemoryError
+
+    found = train.Checkpoints(tmp_path, failures=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        found.save(1, b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "take", no_memory)
+        found.save(2, b"two")
+    found.save(3, b"three")
+    found.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        for step in (4, 5, 6):
+            found.save(step, b"more")
+        with pytest.raises(train.CheckpointError, match="attempt-1/step-6 was not saved: can't start new thread"):
+            found.save(7, b"seven")
+    assert layout.failed_path(tmp_path, Place(1, 6), 0).exists(), "the others need not wait for it"
+    assert whole(tmp_path) == ["attempt-1/step-3"]
+
+
 def test_a_shard_that_was_written_before_its_part_failed_is_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

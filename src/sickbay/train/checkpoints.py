@@ -192,14 +192,19 @@ class Checkpoints:
             raise CheckpointError(f"cannot load {chosen}/{name}: {why}") from None
 
     def save(self, step: int, state: object) -> bool:
-        """Copy the state and write it in the background. False: it is left out, as the save before has not ended.
+        """Copy the state and write it in the background.
+
+        False: it is left out, as the save before has not ended, or as there is no memory or no thread for it.
 
         What has failed is tried again, and told; after too many failures in a row the last one is raised here.
         """
         if self.ready(step) is None:
             return False
         self._loaded = {}
-        shot = snapshot.take(state, self._kept)
+        try:
+            shot = snapshot.take(state, self._kept)
+        except MemoryError as error:  # none for the copy, now
+            return self._cannot_begin(step, error)
         self._kept = shot.kept
         self._size = sum(len(part) for part in shot.parts)
         shard = shard_name(self.rank)
@@ -225,8 +230,19 @@ class Checkpoints:
         self._hurry.clear()
         place = Place(self.attempt, step)
         self._thread = Thread(target=self._run, args=(place, write, sure), name=f"sickbay-save-{step}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # a limit of processes
+            self._thread = None
+            return self._cannot_begin(step, error)
         return True
+
+    def _cannot_begin(self, step: int, error: Exception) -> bool:
+        self._last, place = step, Place(self.attempt, step)
+        self._error = _named(place, error)
+        log.warning("%s", self._error)
+        self._fails(place)
+        return False
 
     def ready(self, step: int, *, shared: bool = False, patiently: bool = False) -> Path | None:
         """The directory into which this step may be saved. None: the save before has not ended within the budget.
@@ -360,6 +376,10 @@ class Checkpoints:
             else:
                 self._error, self._failed = None, 0
                 return
+        self._fails(place)
+
+    def _fails(self, place: Place) -> None:
+        """It counts, people hear of it, and the other ranks need not wait for it."""
         self._failed += 1
         beats.save_failed(place.step, str(self._error))
         self.at.tell_failed(place)

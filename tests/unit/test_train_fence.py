@@ -1,10 +1,12 @@
 """Nothing that was saved is lost: the fence, what cannot be read, what is half removed, and who may take part."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -566,6 +568,58 @@ def test_a_script_that_ends_without_wait_does_not_wait_for_ranks_that_are_gone(t
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=False, timeout=60)
     assert ended.returncode == 3
     assert whole(tmp_path) == []
+
+
+def test_a_script_that_exits_within_its_block_has_its_last_save_finished_by_all_ranks(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from sickbay import train
+from sickbay.train import checkpoints, disk
+checkpoints.GRACE = 0.1
+write, rank = disk.write, int(sys.argv[2])
+def slowly(path, *more):
+    if path.suffix == ".shard":
+        time.sleep(0.5 + rank)
+    return write(path, *more)
+disk.write = slowly
+with train.Checkpoints(sys.argv[1], attempt=1, rank=rank, world_size=2) as found:
+    found.save(7, b"state")
+    sys.exit(0)
+"""
+    ranks = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(rank)]) for rank in (0, 1)]
+    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert whole(tmp_path) == ["attempt-1/step-7"]
+
+
+def test_a_child_that_leaves_the_block_of_its_parent_ends_nothing(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from sickbay import train
+with train.Checkpoints(sys.argv[1], near=sys.argv[1] + "/near") as found:
+    found.save(7, b"state")
+    found.wait()
+    if not (child := os.fork()):
+        sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    if not (child := os.fork()):
+        found.__exit__(None, None, None)
+        os._exit(6)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+    assert list(found.path_of(7).iterdir())
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=20)
+
+
+def test_memory_for_copies_is_given_back_when_the_block_is_over(tmp_path: Path) -> None:
+    with train.Checkpoints(tmp_path) as found:
+        found.save(1, {"weights": bytearray(1000)})
+        found.wait()
+        kept = weakref.ref(found)
+        assert found._kept
+    assert not found._kept
+    del found
+    gc.collect()
+    assert kept() is None, "a second training in this process has room of its own"
 
 
 # --- asked to save

@@ -318,11 +318,17 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._pid:  # a child that was forked within the block
+            return
         if error is None:
             self.wait()
             self._close(leave=False)
+        elif isinstance(error, SystemExit):  # it ends as it wants to
+            self._at_exit()
         else:
             self._give_up()
+        atexit.unregister(self._at_exit)  # it would keep all of this in memory
+        self._kept = []
 
     def _at_exit(self) -> None:
         """A script that ends without `wait` has its last save finished all the same."""

@@ -223,6 +223,36 @@ def test_what_cannot_be_read_now_is_refused_and_nothing_is_removed(
     assert at(trained(tmp_path).resumed) == "attempt-1/step-3"
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "LINEAGE"])
+def test_what_says_what_there_is_and_cannot_be_read_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1, 2, 3)
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == name and path.parent.name in {"step-3", "attempt-1"}:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", failing)
+        with pytest.raises(train.Unreadable, match="Input/output error; nobody knows what is in it"):
+            trained(tmp_path)
+    assert at(trained(tmp_path).resumed) == "attempt-1/step-3"
+
+
+def test_a_job_that_has_made_steps_does_not_begin_where_its_attempts_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1)
+    (tmp_path / "attempt-1").rename(tmp_path / "aside")
+    monkeypatch.setenv("SICKBAY_LAST_STEP", "57")
+    monkeypatch.setenv("SICKBAY_CHECKPOINT_DIR", str(tmp_path))
+    with pytest.raises(train.Unreadable, match="holds no earlier attempt, but this job has been at step 57"):
+        train.Checkpoints(attempt=2, rank=0, world_size=1)
+
+
 def test_a_server_that_answers_again_in_a_moment_costs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,16 +7,17 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sickbay import train
-from sickbay.train import beginning, checkpoints, disk, layout, sharing, snapshot
+from sickbay.train import beginning, checkpoints, committing, disk, layout, sharing, snapshot
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
+from sickbay.train.pruning import prune
 from sickbay.train.validity import survey as survey_of
 
 
@@ -295,27 +296,123 @@ def test_a_job_that_made_steps_but_saved_none_begins_at_0_in_its_own_directory(
     assert train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1).resumed is None
 
 
-def test_a_listing_that_is_old_until_we_change_the_directory_hides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained(tmp_path, 20)
-    trained(tmp_path, 40)
-    numbers, refresh = layout._numbers, disk.refresh
-    fresh: list[Path] = []
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """What our network client remembers not to be there, until it changes the directory itself."""
+    paths: set[Path] = set()
+    iterdir, stat, read, refresh = Path.iterdir, Path.stat, Path.read_bytes, disk.refresh
 
-    def stale(directory: Path, pattern: Any, **more: Any) -> list[int]:
-        found = numbers(directory, pattern, **more)
-        return [n for n in found if n != 2] if directory == tmp_path and not fresh else found
+    def look(path: Path) -> None:
+        if path in paths:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
 
-    monkeypatch.setattr(layout, "_numbers", stale)
+    def listed(path: Path) -> Iterator[Path]:
+        return (found for found in iterdir(path) if found not in paths)
+
+    def seen(path: Path, **more: Any) -> os.stat_result:
+        look(path)
+        return stat(path, **more)
+
+    def opened(path: Path) -> bytes:
+        look(path)
+        return read(path)
 
     def refreshed(directory: Path) -> None:
-        fresh.append(directory)
         refresh(directory)
+        paths.difference_update([path for path in paths if path.parent == directory])
 
+    monkeypatch.setattr(Path, "iterdir", listed)
+    monkeypatch.setattr(Path, "stat", seen)
+    monkeypatch.setattr(Path, "read_bytes", opened)
     monkeypatch.setattr(disk, "refresh", refreshed)
+    return paths
+
+
+@pytest.mark.parametrize("name", ["attempt-2", "attempt-2/LINEAGE", "attempt-2/RUN", "attempt-2/step-40/manifest.json"])
+def test_what_our_client_remembers_not_to_be_there_is_gone_on_from(
+    name: str, tmp_path: Path, unseen: set[Path]
+) -> None:
+    trained(tmp_path, 20)
+    trained(tmp_path, 30, 40)
+    unseen.add(tmp_path / name)
     third = train.Checkpoints(tmp_path, attempt=3, rank=0, world_size=1, keep=1)
     assert at(third.resumed) == "attempt-2/step-40"
+
+
+@pytest.mark.parametrize("name", ["attempt-2", "attempt-2/RUN"])
+def test_a_younger_attempt_that_our_client_remembers_not_to_be_there_keeps_us_from_removing(
+    name: str, tmp_path: Path, unseen: set[Path]
+) -> None:
+    trained(tmp_path, 1, 2, 3)
+    (tmp_path / "attempt-2").mkdir()
+    layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
+    unseen.add(tmp_path / name)
+    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == []
+    assert len(whole(tmp_path)) == 3
+
+
+def test_a_younger_attempt_that_our_client_remembers_not_to_be_there_ends_our_beginning(
+    tmp_path: Path, unseen: set[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = layout.create_lineage
+
+    def created(root: Path, lineage: layout.Lineage) -> bool:
+        (tmp_path / "attempt-2").mkdir()
+        layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
+        unseen.add(tmp_path / "attempt-2")
+        return create(root, lineage)
+
+    monkeypatch.setattr("sickbay.train.beginning.create_lineage", created)
+    with pytest.raises(train.Superseded, match="attempt 2 has begun"):
+        trained(tmp_path)
+
+
+def test_a_length_that_our_client_remembers_from_before_the_end_of_a_save_makes_nothing_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 10, 20)
+    stat = Path.stat
+
+    def remembered(path: Path, **more: Any) -> os.stat_result:
+        found = stat(path, **more)
+        return os.stat_result((*found[:6], 0, *found[7:])) if path.name == "rank-0.shard" else found
+
+    monkeypatch.setattr(Path, "stat", remembered)
+    second = train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1)
+    assert (at(second.resumed), second.skipped) == ("attempt-1/step-20", ())
+
+
+def test_a_part_that_our_client_remembers_not_to_be_there_is_found(
+    tmp_path: Path, unseen: set[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [train.Checkpoints(tmp_path, attempt=1, rank=rank, world_size=2, patience=20) for rank in (0, 1)]
+    monkeypatch.setattr(committing, "FRESH", 0.01)
+    ranks[1].save(1, b"x")
+    ranks[1].wait()
+    unseen.add(layout.part_path(tmp_path, Place(1, 1), 1))
+    ranks[0].save(1, b"x")
+    ranks[0].wait()
+    assert whole(tmp_path) == ["attempt-1/step-1"]
+
+
+def test_a_number_that_our_client_does_not_list_yet_is_not_taken_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1)
+    numbers, refresh, refreshes = layout._numbers, disk.refresh, [0]
+
+    def refreshed(directory: Path) -> None:
+        refresh(directory)
+        refreshes[0] += directory == tmp_path
+
+    def listed(directory: Path, *more: Any, **also: Any) -> list[int]:
+        found = numbers(directory, *more, **also)
+        assert refreshes[0], "it was to be listed anew"
+        return [] if directory == tmp_path and refreshes[0] == 1 else found  # another began right after the first look
+
+    monkeypatch.setattr(disk, "refresh", refreshed)
+    monkeypatch.setattr(layout, "_numbers", listed)
+    assert trained(tmp_path).attempt == 2
 
 
 def test_steps_without_a_lineage_are_not_passed_over(tmp_path: Path) -> None:

@@ -162,7 +162,9 @@ def test_a_lineage_that_names_itself_does_not_lead_in_a_circle(directory: Path) 
         train.latest_valid(directory)
 
 
-@pytest.mark.parametrize("name", ["attempt-", "attempt-0", "attempt-01", "attempt-1x", "attempt--1", "Attempt-5", "x"])
+@pytest.mark.parametrize(
+    "name", ["attempt-", "attempt-0", "attempt-01", "attempt-1x", "attempt--1", "Attempt-5", "attempt-1٣", "x"]
+)
 def test_what_is_not_ours_is_left_alone(name: str, directory: Path) -> None:
     (directory / name).mkdir()
     (directory / "attempt-1" / "step-x").mkdir()

@@ -106,8 +106,8 @@ def _fence(run: Run) -> tuple[RunFile, Looking]:
     if not disk.exists(marker_path(run.directory)):
         marker = {"keeps": "checkpoints of sickbay.train", "id": os.urandom(8).hex()}
         disk.create(marker_path(run.directory), marker)
-    disk.refresh(run.directory)
     while True:
+        disk.refresh(run.directory)
         highest = max(fenced(run.directory), default=0)
         number = run.attempt or _free(run.directory, highest + 1)
         if number < highest:

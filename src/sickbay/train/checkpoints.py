@@ -403,7 +403,7 @@ class Checkpoints:
     def _save(self, place: Place, write: Callable[[Path], Part], sure: Callable[[Manifest], None] | None) -> None:
         self.at.check_fence()
         disk.make_in(step_path(self.directory, place))
-        if not part_path(self.directory, place, self.rank).exists():  # else it was written by an earlier try
+        if not disk.exists(part_path(self.directory, place, self.rank)):  # else it was written by an earlier try
             self.at.put(place, write(step_path(self.directory, place)))
         if self.rank == 0:
             self.at.commit(place, partial(_made_sure, sure=sure))

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 from sickbay.train import disk
 
-_ATTEMPT = re.compile(r"attempt-([1-9]\d*)\Z")
-_STEP = re.compile(r"step-(0|[1-9]\d*)\Z")
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)\Z")
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)\Z")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break a line of a log, or its encoding
 FILES = "files"  # the directory that foreign code writes into
 

@@ -126,7 +126,8 @@ class Checkpoints:
         atexit.register(self._at_exit)
 
     def _tell(self) -> None:
-        beats.began(self.attempt, self.rank, self.resumed.step if self.resumed else None, self.skipped)
+        if beats.tells_of(str(self.directory)):
+            beats.began(self.attempt, self.rank, self.resumed.step if self.resumed else None, self.skipped)
         if self.rank == 0:
             for one in self.skipped:
                 log.warning("skipped %s", one)
@@ -282,11 +283,16 @@ class Checkpoints:
         """So many bytes this rank reads or writes for the save that is under way: how long it may take at the end."""
         self._size = size
 
+    def tell_failed(self, step: int, why: str) -> None:
+        """People hear of it by the heartbeat."""
+        if beats.tells_of(str(self.directory)):
+            beats.save_failed(step, why)
+
     def leave_out(self, step: int, why: str) -> None:
         """This rank does not save this step, and the others must not wait for its part."""
         self._last, place = step, Place(self.attempt, step)
         log.warning("%s", why)
-        beats.save_failed(step, why)
+        self.tell_failed(step, why)
         self.at.tell_failed(place)
         if self._uploads is not None:
             self._uploads.offer(step, None)
@@ -327,6 +333,7 @@ class Checkpoints:
             self._at_exit()
         else:
             self._give_up()
+        beats.ended(str(self.directory))
         atexit.unregister(self._at_exit)  # it would keep all of this in memory
         self._kept = []
 
@@ -387,7 +394,7 @@ class Checkpoints:
     def _fails(self, place: Place) -> None:
         """It counts, people hear of it, and the other ranks need not wait for it."""
         self._failed += 1
-        beats.save_failed(place.step, str(self._error))
+        self.tell_failed(place.step, str(self._error))
         self.at.tell_failed(place)
         if self._uploads is not None:
             self._uploads.offer(place.step, None)
@@ -425,7 +432,8 @@ class Checkpoints:
 
     def _committed(self, place: Place) -> None:
         self._verified.add(place)
-        beats.saved(place.step)
+        if beats.tells_of(str(self.directory)):
+            beats.saved(place.step)
         if self.keep is not None:
             prune(self.directory, place, self.keep, self._verified)
 

@@ -446,6 +446,15 @@ def test_a_part_of_another_run_is_never_committed(tmp_path: Path) -> None:
     assert train.latest_valid(tmp_path) is None
 
 
+def test_a_manifest_of_another_run_is_no_commit_of_ours(tmp_path: Path) -> None:
+    found = train.Checkpoints(tmp_path, failures=0)
+    (tmp_path / "attempt-1" / "step-1").mkdir()
+    layout.create_manifest(tmp_path, layout.Manifest(Place(1, 1), 1, {}, {}, "another"))
+    found.save(1, b"x")
+    with pytest.raises(train.CheckpointError, match="another process has committed attempt-1/step-1"):
+        found.wait()
+
+
 def test_a_part_that_failed_outweighs_one_that_was_written(tmp_path: Path) -> None:
     ranks = [train.Checkpoints(tmp_path, attempt=1, rank=rank, world_size=2, failures=0) for rank in (0, 1)]
     ranks[1].save(1, b"x")
@@ -587,6 +596,17 @@ def test_a_rank_that_does_not_look_is_named_when_its_time_is_over(tmp_path: Path
     four_shards(tmp_path, 7)
     with pytest.raises(train.CheckpointError, match="rank 1 did not look at its share of attempt-1/step-7"):
         train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=4, patience=0.05)
+
+
+def test_ranks_wait_for_all_that_is_looked_at_and_not_only_for_the_last_of_it(tmp_path: Path) -> None:
+    four_shards(tmp_path, 7, 8)
+    (tmp_path / "attempt-2").mkdir()
+    looking = sharing.Looking(tmp_path, 2, 1, 4, patience=1)
+    for number, step in enumerate((8, 7)):
+        disk.create(layout.look_path(tmp_path, 2, number), Place(1, step)._asdict())
+        looking.share()
+    size = sum(path.stat().st_size for path in tmp_path.glob("attempt-1/*/*.shard"))
+    assert looking.more == pytest.approx(sharing.allowance(size / 4))
 
 
 def test_time_limits_follow_the_size() -> None:

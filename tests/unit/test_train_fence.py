@@ -674,6 +674,23 @@ def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_fai
     assert whole(tmp_path) == ["attempt-1/step-3"]
 
 
+def test_an_interrupt_right_before_a_save_begins_does_not_end_all_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    found = train.Checkpoints(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            found.save(1, b"one")
+    found.wait()
+    found.save(2, b"two")
+    found.wait()
+    assert whole(tmp_path) == ["attempt-1/step-2"]
+
+
 def test_a_shard_that_was_written_before_its_part_failed_is_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

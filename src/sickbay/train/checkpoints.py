@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -258,7 +259,7 @@ class Checkpoints:
         place = Place(self.attempt, step)
         if self._thread is not None:
             self._hurry.set()
-            self._thread.join(None if patiently else self.budget)
+            _join(self._thread, None if patiently else self.budget)
             if self._thread.is_alive():
                 self.leave_out(step, f"{place} is left out: the save before it has not ended within {self.budget:g} s")
                 return None
@@ -306,7 +307,7 @@ class Checkpoints:
 
     def _wait(self, within: float | None) -> None:
         if self._thread is not None:
-            self._thread.join()
+            _join(self._thread)
             self._thread = None
         self._raise()
         if self._uploads is not None:
@@ -348,7 +349,7 @@ class Checkpoints:
         if self._thread is not None:
             began = time.monotonic()
             while self._thread.is_alive() and time.monotonic() - began < AT_EXIT + allowance(self._size):
-                self._thread.join(1.0)
+                _join(self._thread, 1.0)
             if self._thread.is_alive():  # others may have ended before their part was written
                 self.at.giving_up.set()
         try:
@@ -359,9 +360,9 @@ class Checkpoints:
 
     def _give_up(self) -> None:
         if self._thread is not None:
-            self._thread.join(GRACE)
+            _join(self._thread, GRACE)
             self.at.giving_up.set()
-            self._thread.join(1.0)
+            _join(self._thread, 1.0)
         self._close(leave=True)
 
     def _close(self, *, leave: bool) -> None:
@@ -436,6 +437,11 @@ class Checkpoints:
             beats.saved(place.step)
         if self.keep is not None:
             prune(self.directory, place, self.keep, self._verified)
+
+
+def _join(thread: Thread, within: float | None = None) -> None:
+    with suppress(RuntimeError):  # an interrupt came right before it was started
+        thread.join(within)
 
 
 def _made_sure(manifest: Manifest, *, sure: Callable[[Manifest], None] | None) -> Manifest:

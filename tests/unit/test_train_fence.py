@@ -243,6 +243,23 @@ def test_what_says_what_there_is_and_cannot_be_read_is_refused(
     assert at(trained(tmp_path).resumed) == "attempt-1/step-3"
 
 
+@pytest.mark.parametrize("name", ["LINEAGE", "manifest.json", "rank-0.shard", "SICKBAY"])
+def test_what_cannot_be_looked_for_is_not_absent(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path, 1, 2)
+    stat = Path.stat
+
+    def failing(path: Path, **more: Any) -> os.stat_result:
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return stat(path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing)
+        with pytest.raises(train.Unreadable, match=f"{name}.*Input/output error"):
+            trained(tmp_path)
+    assert at(trained(tmp_path).resumed) == "attempt-1/step-2"
+
+
 def test_a_job_that_has_made_steps_does_not_begin_where_its_attempts_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -607,6 +624,24 @@ def test_ranks_wait_for_all_that_is_looked_at_and_not_only_for_the_last_of_it(tm
         looking.share()
     size = sum(path.stat().st_size for path in tmp_path.glob("attempt-1/*/*.shard"))
     assert looking.more == pytest.approx(sharing.allowance(size / 4))
+
+
+def test_who_waits_has_the_time_that_the_bytes_take_besides_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = sharing.Looking(tmp_path, 1, 1, 2, patience=0)
+    looking.more = 60
+    answers = iter([None, None, "answer"])
+    assert sharing.wait_for(lambda: next(answers), looking, "nobody answered") == "answer"
+
+    rank = train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=2, patience=0)
+    (tmp_path / "attempt-1" / "step-1").mkdir()
+    for number in (0, 1):
+        part = layout.Part({f"rank-{number}.shard": disk.Sum(10**9, "")}, "bytes", rank.at.run)
+        layout.create_part(tmp_path, Place(1, 1), number, part)
+    exists, late = disk.exists, [layout.part_path(tmp_path, Place(1, 1), 1)] * 3
+    monkeypatch.setattr(disk, "exists", lambda path: not (path in late and late.pop()) and exists(path))
+    assert rank.at.gather(Place(1, 1)).size == 2 * 10**9
 
 
 def test_time_limits_follow_the_size() -> None:

@@ -288,15 +288,23 @@ def _still_first(directory: Path, number: int) -> None:
     """What decides is listed anew: a client may remember what a directory held, and what it did not hold."""
     disk.refresh(directory)
     for attempt in attempts(directory):
-        disk.refresh(attempt_path(directory, attempt))
+        _refresh(attempt_path(directory, attempt))
         for step in steps(directory, attempt):
             if not disk.exists(manifest_path(directory, Place(attempt, step))):
-                disk.refresh(step_path(directory, Place(attempt, step)))
+                _refresh(step_path(directory, Place(attempt, step)))
     there = fenced(directory)
     if number not in there:
         raise Unreadable(f"{directory} does not show attempt {number}, which has just begun in it: start once more")
     if there[-1] > number:
         raise superseded(directory, number, there[-1])
+
+
+def _refresh(directory: Path) -> None:
+    try:
+        disk.refresh(directory)
+    except PermissionError:
+        if os.access(directory, os.W_OK):
+            raise  # else somebody has protected it from writing: it stays as it is
 
 
 # --- the others

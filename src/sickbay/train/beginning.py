@@ -292,7 +292,7 @@ def _still_first(directory: Path, number: int) -> None:
         for step in steps(directory, attempt):
             if not disk.exists(manifest_path(directory, Place(attempt, step))):
                 _refresh(step_path(directory, Place(attempt, step)))
-    there = fenced(directory)
+    there = fenced(directory, least=number)
     if number not in there:
         raise Unreadable(f"{directory} does not show attempt {number}, which has just begun in it: start once more")
     if there[-1] > number:
@@ -361,8 +361,7 @@ def _fence_of(run: Run, number: int) -> RunFile | None:
 
 
 def _not_later(directory: Path, number: int) -> None:
-    later = [one for one in fenced(directory) if one > number]
-    if later:
+    if later := fenced(directory, least=number + 1):
         raise superseded(directory, number, later[-1])
 
 

@@ -69,7 +69,7 @@ class Committing:
 
     def check_fence(self) -> None:
         """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""
-        there = fenced(self.directory)
+        there = fenced(self.directory, least=self.attempt)
         if there and there[-1] > self.attempt:
             raise Superseded(
                 f"attempt {there[-1]} has begun in {self.directory}: nothing that attempt {self.attempt} saves is read"

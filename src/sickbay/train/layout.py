@@ -187,13 +187,13 @@ def begun(root: Path) -> list[int]:
         return [number for number in attempts(root) if disk.exists(lineage_path(root, number))]
 
 
-def fenced(root: Path) -> list[int]:
-    """Numbers of the attempts that have begun, whether or not they have chosen yet, rising."""
+def fenced(root: Path, least: int = 1) -> list[int]:
+    """Numbers (from `least` on) of the attempts that have begun, whether or not they have chosen yet, rising."""
     with disk.readable(root):
         return [
             number
             for number in attempts(root)
-            if disk.exists(run_path(root, number)) or disk.exists(lineage_path(root, number))
+            if number >= least and (disk.exists(run_path(root, number)) or disk.exists(lineage_path(root, number)))
         ]
 
 

@@ -192,7 +192,7 @@ def _ours_to_say(root: Path, attempt: int) -> None:
     for number in attempts(root):
         if number > attempt:
             disk.refresh(attempt_path(root, number))  # our client may remember that there was no RUN
-    if max(fenced(root), default=0) > attempt:
+    if fenced(root, least=attempt + 1):
         raise _Over
 
 

@@ -65,6 +65,23 @@ def test_the_fence_is_there_before_anything_is_looked_at(tmp_path: Path, monkeyp
     assert whole(tmp_path) == ["attempt-1/step-3"]
 
 
+def test_an_attempt_that_is_overtaken_while_it_writes_commits_nothing(tmp_path: Path) -> None:
+    def overtaken(directory: Path) -> layout.Part:
+        (tmp_path / "attempt-2").mkdir()
+        layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
+        return failing(0)(directory)
+
+    found = train.Checkpoints(tmp_path)
+    found.put(1, overtaken)
+    with pytest.raises(train.Superseded, match="nothing that attempt 1 saves is read"):
+        found.wait()
+    found.put(2, failing(0))
+    with pytest.raises(train.Superseded):
+        found.wait()
+    assert whole(tmp_path) == []
+    assert not (tmp_path / "attempt-1" / "step-2" / "rank-0.shard").exists(), "it writes nothing in vain"
+
+
 def test_a_removal_that_meets_a_younger_attempt_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train.Checkpoints(tmp_path, keep=1)
     first.save(1, b"one")

@@ -18,6 +18,7 @@ from sickbay.train import beginning, checkpoints, committing, disk, layout, shar
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
 from sickbay.train.pruning import prune
+from sickbay.train.validity import examine
 from sickbay.train.validity import survey as survey_of
 
 
@@ -120,6 +121,7 @@ def test_a_removal_that_meets_one_that_has_only_its_fence_is_taken_back_too(
     first.save(2, b"two")
     first.wait()
     assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
+    assert examine(tmp_path, Place(1, 1))[1] == "", "nothing else of it was removed before"
 
 
 def test_what_is_gone_when_it_was_chosen_is_not_begun_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

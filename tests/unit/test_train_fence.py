@@ -689,6 +689,20 @@ def test_a_save_that_fails_is_tried_again(tmp_path: Path) -> None:
     assert whole(tmp_path) == ["attempt-1/step-1"]
 
 
+def test_what_will_not_pass_is_not_tried_again(tmp_path: Path) -> None:
+    tries: list[Path] = []
+
+    def wrong(directory: Path) -> layout.Part:
+        tries.append(directory)
+        raise train.CheckpointError("it is not what it was")
+
+    found = train.Checkpoints(tmp_path)
+    found.put(1, wrong)
+    with pytest.raises(train.CheckpointError, match="it is not what it was"):
+        found.wait()
+    assert len(tries) == 1
+
+
 def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_have(tmp_path: Path) -> None:
     found = train.Checkpoints(tmp_path, failures=2)
     for step in (1, 2, 3):

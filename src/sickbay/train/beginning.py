@@ -106,8 +106,8 @@ def _fence(run: Run) -> tuple[RunFile, Looking]:
     if not disk.exists(marker_path(run.directory)):
         marker = {"keeps": "checkpoints of sickbay.train", "id": os.urandom(8).hex()}
         disk.create(marker_path(run.directory), marker)
-    disk.refresh(run.directory)
     while True:
+        disk.refresh(run.directory)
         highest = max(fenced(run.directory), default=0)
         number = run.attempt or _free(run.directory, highest + 1)
         if number < highest:
@@ -279,23 +279,32 @@ def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
 def _put_back(root: Path, place: Place) -> None:
     """One whose removal was not finished, and that an older attempt began from: it is a checkpoint again."""
     if not disk.exists(manifest_path(root, place)):
-        removed_path(root, place).rename(manifest_path(root, place))
-        disk.sync(step_path(root, place))
+        with suppress(FileNotFoundError):  # its remover has put it back himself, or it is gone, which is looked at next
+            removed_path(root, place).rename(manifest_path(root, place))
+            disk.sync(step_path(root, place))
 
 
 def _still_first(directory: Path, number: int) -> None:
     """What decides is listed anew: a client may remember what a directory held, and what it did not hold."""
     disk.refresh(directory)
     for attempt in attempts(directory):
-        disk.refresh(attempt_path(directory, attempt))
+        _refresh(attempt_path(directory, attempt))
         for step in steps(directory, attempt):
             if not disk.exists(manifest_path(directory, Place(attempt, step))):
-                disk.refresh(step_path(directory, Place(attempt, step)))
-    there = fenced(directory)
+                _refresh(step_path(directory, Place(attempt, step)))
+    there = fenced(directory, least=number)
     if number not in there:
         raise Unreadable(f"{directory} does not show attempt {number}, which has just begun in it: start once more")
     if there[-1] > number:
         raise superseded(directory, number, there[-1])
+
+
+def _refresh(directory: Path) -> None:
+    try:
+        disk.refresh(directory)
+    except PermissionError:
+        if os.access(directory, os.W_OK):
+            raise  # else somebody has protected it from writing: it stays as it is
 
 
 # --- the others
@@ -352,8 +361,7 @@ def _fence_of(run: Run, number: int) -> RunFile | None:
 
 
 def _not_later(directory: Path, number: int) -> None:
-    later = [one for one in fenced(directory) if one > number]
-    if later:
+    if later := fenced(directory, least=number + 1):
         raise superseded(directory, number, later[-1])
 
 

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 from sickbay.train import disk
 
-_ATTEMPT = re.compile(r"attempt-([1-9]\d*)\Z")
-_STEP = re.compile(r"step-(0|[1-9]\d*)\Z")
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)\Z")
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)\Z")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break a line of a log, or its encoding
 FILES = "files"  # the directory that foreign code writes into
 
@@ -187,13 +187,13 @@ def begun(root: Path) -> list[int]:
         return [number for number in attempts(root) if disk.exists(lineage_path(root, number))]
 
 
-def fenced(root: Path) -> list[int]:
-    """Numbers of the attempts that have begun, whether or not they have chosen yet, rising."""
+def fenced(root: Path, least: int = 1) -> list[int]:
+    """Numbers (from `least` on) of the attempts that have begun, whether or not they have chosen yet, rising."""
     with disk.readable(root):
         return [
             number
             for number in attempts(root)
-            if disk.exists(run_path(root, number)) or disk.exists(lineage_path(root, number))
+            if number >= least and (disk.exists(run_path(root, number)) or disk.exists(lineage_path(root, number)))
         ]
 
 

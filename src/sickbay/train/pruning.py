@@ -132,15 +132,18 @@ def _surplus(root: Path, newest: Place, keep: int, verified: AbstractSet[Place])
     """Oldest first. What died on the way (unfinished, or saved by an ancestor after its child began) goes too."""
     way, begun_from = _way(root, newest.attempt)
     spared = set(begun_from[:keep])
-    kept = 0
+    kept, held, most = 0, len(spared), 2 * keep
     for place in way:
-        if kept < keep:
+        sure = place in verified
+        if kept < keep and (sure or held < most):
+            if _as_long_as_it_was(root, place):
+                kept += sure
+                held += place not in spared
             spared.add(place)
-            kept += place in verified and _as_long_as_it_was(root, place)
     dead = _dead(root, newest, set(begun_from))
     if not _ancestry(root, newest.attempt)[1]:  # one that is half removed may be what somebody began from
         dead = [place for place in dead if not disk.exists(removed_path(root, place))]
-    if kept < keep:  # those that nobody has verified lately may be all that there is, if one of the others is not whole
+    if kept < keep and held < most:  # what nobody has verified lately may be all that there is
         return dead
     numbers = {place.attempt for place in way}
     known = [Place(number, step) for number in numbers for step in steps(root, number)]
@@ -189,7 +192,7 @@ def _ours_to_say(root: Path, attempt: int) -> None:
     for number in attempts(root):
         if number > attempt:
             disk.refresh(attempt_path(root, number))  # our client may remember that there was no RUN
-    if max(fenced(root), default=0) > attempt:
+    if fenced(root, least=attempt + 1):
         raise _Over
 
 

@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from sickbay import train
-from sickbay.train import uploads
+from sickbay.train import beginning, committing, layout, peer_server, uploads
 
 
 class Rank:
@@ -85,7 +87,8 @@ class Gang:
         assert [rank.process.wait(60) for rank in self.ranks] == [0] * len(self.ranks)
 
 
-def main() -> None:
+def go_wrong() -> None:
+    """What this rank's world does to it."""
     if os.environ.get("SICKBAY_TEST_UPLOADS") == "none":  # far is out of reach, as it were
         uploads.MAY_BE_ASKED = 0.0
 
@@ -93,8 +96,28 @@ def main() -> None:
             own._stopping.wait(0.05)
 
         uploads.Uploads._ask = ask  # type: ignore[method-assign,assignment]
+    if gate := os.environ.get("SICKBAY_TEST_COMMITS"):  # not before this file is there
+        committing.create_manifest = behind(gate, layout.create_manifest)  # type: ignore[attr-defined]
+    if gate := os.environ.get("SICKBAY_TEST_CHOOSES"):
+        beginning.create_lineage = behind(gate, layout.create_lineage)  # type: ignore[attr-defined]
+    if os.environ.get("SICKBAY_TEST_PEERS") == "deaf":  # no way leads to it
+        address: Callable[..., str] = lambda _: f"127.0.0.{2 + int(os.environ['RANK'])}:9"  # noqa: E731
+        peer_server.address_of = address  # type: ignore[attr-defined]
+
+
+def behind(gate: str, create: Callable[[Path, Any], bool]) -> Callable[[Path, Any], bool]:
+    def late(root: Path, content: Any) -> bool:
+        while not Path(gate).exists():
+            time.sleep(0.01)
+        return create(root, content)
+
+    return late
+
+
+def main() -> None:
+    go_wrong()
     try:
-        checkpoints = train.Checkpoints(patience=30)
+        checkpoints = train.Checkpoints(patience=float(os.environ.get("SICKBAY_TEST_PATIENCE", "30")))
     except train.CheckpointError as why:
         say({"resumed": f"{type(why).__name__}: {why}"})
         return
@@ -115,10 +138,13 @@ def main() -> None:
 
 def perform(checkpoints: train.Checkpoints, act: str, args: list[Any]) -> Any:
     if act == "save":
-        step = args[0]
-        done = checkpoints.save(step, {"step": step, "rank": checkpoints.rank, "attempt": checkpoints.attempt})
+        step, *more = args
+        state = {"step": step, "rank": checkpoints.rank, "attempt": checkpoints.attempt}
+        done = checkpoints.save(step, state | {"more": more} if more else state)
         if checkpoints._thread is not None:
             checkpoints._thread.join()
+        if checkpoints._near is not None:
+            checkpoints._near.copying.wait(30)
         return done
     if act == "load":
         return checkpoints.load(*args)

@@ -229,6 +229,7 @@ def test_an_object_store_holds_the_files_and_the_directory_what_decides(
 
 
 def test_a_store_that_is_not_there_is_told_before_anything_begins(tmp_path: Path, started: Start) -> None:
+    pytest.importorskip("fsspec")
     gang = started(1, [0], SICKBAY_CHECKPOINT_FAR=f"file://{tmp_path}/nowhere")
     assert "there is no directory" in gang.resumed
     assert "create it, or mount it" in gang.resumed

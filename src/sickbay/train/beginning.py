@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,7 @@ from sickbay.train.layout import (
 from sickbay.train.near import Near, create_secret, secret_of
 from sickbay.train.run import Run, launch
 from sickbay.train.sharing import Looking, wait_for
-from sickbay.train.validity import Checkpoint, Survey, lineage_of, survey
+from sickbay.train.validity import NONE_NEAR, Checkpoint, Survey, lineage_of, survey
 
 log = logging.getLogger("sickbay.train")
 READ_AGAIN = (1.0, 4.0, 15.0, 60.0)  # seconds after which what could not be read is tried again, before it is refused
@@ -263,7 +264,7 @@ def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
 
 def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
     """A server that does not answer now may answer in a minute."""
-    near = looking.near.whole if looking.near is not None else {}
+    near: Mapping[Place, Manifest | str] = looking.near.found if looking.near is not None else NONE_NEAR
     for pause in READ_AGAIN:
         try:
             return survey(run.directory, fence.attempt, looking.together, near)

@@ -182,10 +182,16 @@ class Checkpoints:
         manifest, name = self._ours(), shard_name(rank)
         if name not in manifest.files:
             raise CheckpointError(f"{chosen} has no {name}")
-        copies = copies_of(self.directory, manifest, name, self._near)
+        progress = telling(f"loading {chosen}", manifest.files[name].size)
+        read = partial(read_any, expected=manifest.files[name], form=manifest.forms[rank], progress=progress)
         try:
-            progress = telling(f"loading {chosen}", manifest.files[name].size)
-            return read_any(copies, manifest.files[name], manifest.forms[rank], progress)
+            try:
+                return read(copies_of(self.directory, manifest, name, self._near))
+            except CorruptShard:  # what was near only goes when this attempt has saved it again
+                again = read_manifest(self.directory, Place(self.attempt, chosen.step))
+                if manifest.far is not None or again is None or again.files != manifest.files:
+                    raise
+                return read(copies_of(self.directory, again, name, None))
         except CorruptShard as fault:
             raise CheckpointError(f"{chosen} was whole and is no longer: {fault}") from None
         except snapshot.NotAShard as why:
@@ -252,7 +258,10 @@ class Checkpoints:
             return self.path_of(step, shared=shared)
         if self._uploads.hopeless(self.failures):
             self._uploads.raise_last()
-        if self._uploads.is_resumed(step):
+        if (resumed := self._uploads.saved_again) is not None and step <= resumed:
+            if step < resumed:
+                what = f"step {step} after step {resumed}, which attempt {self.attempt} goes on from and saves again"
+                raise CheckpointError(f"{what}: steps only go up")
             log.warning("%s is left out: it is what this attempt went on from, and is being uploaded", place)
             return None
         return self.path_of(step)
@@ -338,6 +347,8 @@ class Checkpoints:
     def _close(self, *, leave: bool) -> None:
         """`leave`: what is on the nodes' own disks stays there, as the training may go on from it."""
         if self._uploads is not None:
+            if leave:
+                self._uploads.near.copying.wait(GRACE)
             self._uploads.stop()
             self._uploads.near.close(leave=leave)
             self._uploads = None
@@ -384,8 +395,7 @@ class Checkpoints:
             self._committed(place)
 
     def _save_near(self, uploads: Uploads, place: Place, write: Callable[[Path], Part]) -> None:
-        """Whole on this node, and then on a second one. It is offered for upload before that is done."""
-        self.at.check_fence()
+        """Whole on this node. No other is asked for anything here; uploads and copies follow in threads of their own."""
         near = uploads.near
         directory = near.directory_of(place)
         part = near.part_of(place)  # written by an earlier try
@@ -393,8 +403,7 @@ class Checkpoints:
             part = write(directory)._replace(run=self.at.run)
             near.put(place, part)
         uploads.offer(place.step, part)
-        if (why := near.copy_out(place, part)) is not None:
-            log.warning("%s", why)
+        near.copying.offer(place, part)
         near.thin_out(uploads.busy_with)
 
     def _committed(self, place: Place) -> None:

@@ -55,7 +55,8 @@ class Looking:
             return fault_in(root, manifest)
         for name in sorted(manifest.files):
             copies = copies_of(self.root, manifest, name, self.near)
-            if len(copies) == 1 and (fault := disk.misfit_of(copies[0], manifest.files[name], name)) is not None:
+            durable = len(copies) == 1 and manifest.far is not None  # what is near only may be on other nodes' disks
+            if durable and (fault := disk.misfit_of(copies[0], manifest.files[name], name)) is not None:
                 return fault
         number = self._ask(manifest.place)
         self.more = allowance(manifest.size / self.world_size)

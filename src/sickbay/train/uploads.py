@@ -19,9 +19,10 @@ from sickbay.train import beats, disk
 from sickbay.train.committing import Committing
 from sickbay.train.errors import CheckpointError, Superseded
 from sickbay.train.far import key_of, store_of
-from sickbay.train.layout import Manifest, Part, Place, failed_path, part_path, step_path, upload_path
+from sickbay.train.layout import Manifest, Part, Place, failed_path, manifest_path, part_path, step_path, upload_path
 from sickbay.train.near import Near
 from sickbay.train.objects import Objects
+from sickbay.train.pruning import is_newest
 from sickbay.train.sharing import allowance, shares_of
 
 log = logging.getLogger("sickbay.train")
@@ -48,12 +49,12 @@ class Uploads:
     ) -> None:
         self._at, self.near, self._far, self._rank = at, near, far, rank
         self._resumed = resumed if resumed is not None and resumed.far is None else None
-        self._is_saved_again = self._resumed.place.step if self._resumed else None
+        self.saved_again = self._resumed.place.step if self._resumed else None  # which step of ours that becomes
         self._committed, self._drops_older = committed, drops_older
         self._news = Condition()
         self._held: dict[int, Part] = {}  # by step
         self._since: dict[int, float] = {}
-        # Steps: saved or left out; saved; asked for; of which the upload has ended, well or not.
+        # Steps of ours: saved or left out; saved; asked for; of which the upload has ended, well or not.
         self._reached = self._newest = self._asked = self._ended = -1
         self._durable = False
         self._number = 0
@@ -87,27 +88,41 @@ class Uploads:
             recent = {step for step, since in self._since.items() if now - since < MAY_BE_ASKED}
             return {Place(self._at.attempt, step) for step in {self._asked, *recent}}
 
-    def is_resumed(self, step: int) -> bool:
-        """Whether it is the one that this attempt goes on from, which is being uploaded already."""
-        return step == self._is_saved_again
-
     def finish(self, within: float | None = None) -> None:
-        """Until what this rank saved last is durable. Raises what went wrong with it. Seconds; None: with patience."""
+        """Until what this rank saved last is durable; where it has saved nothing, what it went on from.
+
+        Raises what went wrong with it. Seconds; None: with patience.
+        """
         with self._news:
-            place, size = Place(self._at.attempt, self._newest), 2 * self._size
+            newest, size = self._newest, 2 * self._size
+        step = self.saved_again if newest < 0 else newest
+        if step is None:
+            return self._raise_error()
         began, most = time.monotonic(), (self._at.patience if within is None else within) + allowance(size)
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._ended >= place.step, timeout=ASKS)
-                if self._error is not None and (self._ended >= place.step or isinstance(self._error, Superseded)):
-                    raise self._error
-                if self._ended >= place.step:
-                    return
+                self._news.wait_for(partial(self._has_ended, newest), timeout=ASKS)
+                ended = self._has_ended(newest)
+                place = Place(self._at.attempt, max(step, self._ended))
+            if ended or isinstance(self._error, Superseded):
+                self._raise_error()
+            if ended and (self._rank == 0 or disk.exists(manifest_path(self._at.directory, place))):
+                return None
             self._at.check_fence()
             if disk.exists(failed_path(self._at.directory, place, 0)):
                 raise CheckpointError(f"{place} was not saved: rank 0 could not; its own error says why")
+            if ended:  # here; rank 0 waits for the others before it commits
+                self._stopping.wait(ASKS / 10)
             if not self._thread.is_alive() or time.monotonic() - began > most:
                 raise CheckpointError(f"{place} is on the nodes' own disks only: it was not uploaded within {most:g} s")
+
+    def _has_ended(self, newest: int) -> bool:
+        """Whether this rank's share is uploaded, or given up. What it went on from is the first of all."""
+        return self._resumed is None and self._ended >= newest
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         self._stopping.set()
@@ -144,7 +159,7 @@ class Uploads:
     def _ask(self) -> dict[str, Any] | None:
         """Rank 0: the newest that it holds, for all ranks to upload."""
         with self._news:
-            first = self._resumed is not None and self._asked < 0 and not self._held
+            first = self._resumed is not None
             if not first:
                 self._news.wait_for(lambda: self._stopping.is_set() or max(self._held, default=-1) > self._asked, IDLE)
                 if max(self._held, default=-1) <= self._asked:
@@ -156,7 +171,8 @@ class Uploads:
                 break
             self._number += 1
         self._number += 1
-        self._begin(step)
+        if not first:
+            self._begin(step)
         return asked
 
     def _asked_for(self) -> dict[str, Any] | None:
@@ -177,7 +193,8 @@ class Uploads:
             if not asked["resumed"] and self._reached < asked["step"]:
                 return None
         self._number += 1
-        self._begin(asked["step"])
+        if not asked["resumed"]:
+            self._begin(asked["step"])
         return asked
 
     def _begin(self, step: int) -> None:
@@ -190,13 +207,13 @@ class Uploads:
         error = self._tried(place, resumed)
         if durable or (self._rank == 0 and error is None):
             self._durable = True
-            if self._drops_older:
+            if self._drops_older and self.near.has_older() and is_newest(self._at.directory, self._at.attempt):
                 self.near.drop_older()
         with self._news:
             self._error, self.failed = error, self.failed + 1 if error else 0
-            self._ended = max(self._ended, place.step)
-            if resumed is not None:
-                self._resumed = None
+            if resumed is None:
+                self._ended = place.step
+            self._resumed = None
             self._news.notify_all()
         if error is not None and not self._stopping.is_set():
             log.warning("%s", error)

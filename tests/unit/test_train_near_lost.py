@@ -1,0 +1,164 @@
+"""Near and far, where it goes wrong: what was whole near is found again, or durable, whoever dies, and when."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.near_gang import Gang
+from tests.unit.peer_rig import until
+
+from sickbay import train
+
+OFFLINE = {"SICKBAY_TEST_UPLOADS": "none"}
+ALONE = {"SICKBAY_CHECKPOINT_COPIES": "0"}
+Start = Callable[..., Gang]
+pytestmark = pytest.mark.slow
+
+
+def durable(where: Path) -> str:
+    found = train.latest_valid(where / "far")
+    return str(found) if found else "nothing"
+
+
+def shards(where: Path, node: int) -> list[str]:
+    return sorted("/".join(path.parts[-3:]) for path in (where / f"node-{node}").glob("*/*/*/*.shard"))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Start]:
+    gangs: list[Gang] = []
+
+    def start(attempt: int, nodes: list[int], **settings: str) -> Gang:
+        gangs.append(Gang(tmp_path, attempt, nodes, **settings))
+        return gangs[-1].begin()
+
+    yield start
+    for gang in gangs:
+        gang.kill()
+
+
+def save_near_and_die(start: Start, attempt: int, nodes: list[int], *steps: int, **settings: Any) -> None:
+    gang = start(attempt, nodes, **OFFLINE, **settings)
+    for step in steps:
+        assert gang.all("save", step) == [True] * len(nodes)
+    gang.kill()
+
+
+# --- the end of a script
+
+
+def test_no_rank_says_that_a_step_is_durable_before_it_is_committed(tmp_path: Path, started: Start) -> None:
+    gang = started(1, [0, 1], **ALONE, SICKBAY_TEST_COMMITS=str(tmp_path / "never"), SICKBAY_TEST_PATIENCE="2")
+    gang.all("save", 10)
+    gang.ranks[1].tell("end")
+    told = "CheckpointError: attempt-1/step-10 is on the nodes' own disks only: it was not uploaded within 2"
+    assert gang.ranks[1].says().startswith(told)
+    gang.kill()
+    assert durable(tmp_path) == "nothing"
+    assert started(2, [0, 1], **ALONE).resumed == "attempt-1/step-10"
+
+
+def test_a_script_that_has_nothing_left_to_do_ends_with_what_it_went_on_from_durable(
+    tmp_path: Path, started: Start
+) -> None:
+    save_near_and_die(started, 1, [0, 1], 10, **ALONE)
+    started(2, [0, 1], **ALONE).end()
+    assert durable(tmp_path) == "attempt-2/step-10"
+
+
+def test_a_step_below_what_it_went_on_from_is_refused_where_that_is_saved_again_and_would_hide_it(
+    started: Start,
+) -> None:
+    save_near_and_die(started, 1, [0], 10)
+    gang = started(2, [0])
+    assert gang.all("save", 3) == [
+        "CheckpointError: step 3 after step 10, which attempt 2 goes on from and saves again: steps only go up"
+    ]
+    gang.all("save", 11)
+    gang.end()
+
+
+def test_what_it_went_on_from_is_loaded_late_from_where_it_was_saved_again(started: Start) -> None:
+    save_near_and_die(started, 1, [0, 1, 2], 10, **ALONE)
+    gang = started(2, [0, 1, 2], **ALONE)
+    gang.all("wait")
+    gang.all("save", 20)
+    gang.all("wait")
+    assert [one["rank"] for one in gang.all("load", 2)] == [2] * 3
+
+
+# --- two attempts at once
+
+
+def test_an_attempt_that_is_over_drops_nothing_near_that_a_younger_one_goes_on_from(
+    tmp_path: Path, started: Start
+) -> None:
+    far = tmp_path / "far"
+    save_near_and_die(started, 1, [0, 1], 10, **ALONE)
+    old = started(2, [0, 1], **ALONE, SICKBAY_TEST_COMMITS=str(tmp_path / "commits"))
+    until(lambda: len(list(far.glob("attempt-2/step-10/rank-?.json"))) == 2)
+    young = Gang(tmp_path, 3, [0, 1], **OFFLINE, **ALONE, SICKBAY_TEST_CHOOSES=str(tmp_path / "chooses"))
+    try:
+        until(lambda: (far / "attempt-3" / "look-0.rank-1.json").exists())  # it is past attempt 2, and verifies
+        old.ranks[0].tell("save", 20)
+        (tmp_path / "commits").touch()
+        until(lambda: (far / "attempt-2" / "upload-1.json").exists())  # it is done with step 10
+        (tmp_path / "chooses").touch()
+        assert young.begin().resumed == "attempt-1/step-10"
+    finally:
+        young.kill()
+    assert started(4, [0, 1], **ALONE).resumed == "attempt-1/step-10"
+
+
+# --- another run of the same number
+
+
+def test_what_another_run_of_this_number_has_left_near_is_never_taken_for_ours(tmp_path: Path, started: Start) -> None:
+    save_near_and_die(started, 1, [0], 10)
+    (tmp_path / "far" / "attempt-1").rename(tmp_path / "moved away")
+    gang = started(1, [0])
+    assert gang.resumed is None
+    assert gang.all("save", 10, "another") == [True]
+    gang.end()
+    assert started(2, [0]).begun[0]["state"]["more"] == ["another"]
+
+
+def test_a_node_that_brings_what_another_run_has_left_there_hides_nothing(tmp_path: Path, started: Start) -> None:
+    save_near_and_die(started, 1, [5, 6], 10)
+    (tmp_path / "far" / "attempt-1").rename(tmp_path / "moved away")
+    gang = started(1, [0, 1], **OFFLINE)
+    gang.all("save", 10, "ours")
+    gang.kill()
+    again = started(2, [5, 0, 1], **OFFLINE)
+    assert again.resumed == "attempt-1/step-10"
+    assert [one["more"] for one in again.all("load", 0)] == [["ours"]] * 3
+
+
+def test_a_damaged_marker_is_refused_as_what_is_near_is_found_by_it(tmp_path: Path, started: Start) -> None:
+    save_near_and_die(started, 1, [0], 10)
+    marker = tmp_path / "far" / "SICKBAY"
+    marker.write_text(marker.read_text().replace('"id": "', '"id": "0'))
+    gang = started(2, [0], SICKBAY_CHECKPOINT_COPIES="0")
+    assert gang.resumed.startswith(f"Unreadable: {marker} does not have the checksum that it was written with")
+
+
+# --- nodes that are lost, or that nobody reaches
+
+
+def test_what_is_near_in_part_only_is_told(started: Start) -> None:
+    save_near_and_die(started, 1, [0, 1], 10, 20, **ALONE)
+    gang = started(2, [0, 2], **ALONE)
+    assert gang.resumed is None
+    assert gang.begun[1]["skipped"] == [
+        f"attempt-1/step-{step}: it was not uploaded yet, and what rank 1 saved of it is on none of the nodes that take"
+        " part"
+        for step in (20, 10)
+    ]
+
+
+def test_ranks_that_cannot_reach_one_another_go_on_from_their_own_disks(started: Start) -> None:
+    save_near_and_die(started, 1, [0, 1], 10, **ALONE)
+    gang = started(2, [0, 1], **OFFLINE, SICKBAY_TEST_PEERS="deaf")
+    assert gang.resumed == "attempt-1/step-10"
+    assert [begun["state"]["rank"] for begun in gang.begun] == [0, 1]

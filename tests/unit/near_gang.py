@@ -3,6 +3,7 @@
 Run as a program it is one rank: it begins, tells how, and does what it is told on its standard input, line by line.
 """
 
+import errno
 import json
 import os
 import subprocess
@@ -97,9 +98,23 @@ def go_wrong() -> None:
 
         uploads.Uploads._ask = ask  # type: ignore[method-assign,assignment]
     if gate := os.environ.get("SICKBAY_TEST_COMMITS"):  # not before this file is there
-        committing.create_manifest = behind(gate, layout.create_manifest)  # type: ignore[attr-defined]
+        committing.create_manifest = behind(gate, layout.create_manifest)  # type: ignore[assignment,attr-defined]
     if gate := os.environ.get("SICKBAY_TEST_CHOOSES"):
-        beginning.create_lineage = behind(gate, layout.create_lineage)  # type: ignore[attr-defined]
+        beginning.create_lineage = behind(gate, layout.create_lineage)  # type: ignore[assignment,attr-defined]
+    if os.environ.get("SICKBAY_TEST_LINKS") == "none":  # and the first rename of one fails
+        failed: list[str] = []
+
+        def rename(source: Path, target: Path, *, move: Callable[[Path, Path], None] = os.rename) -> None:
+            if Path(target).name == "upload-0.json" and not failed:
+                failed.append("once")
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            move(source, target)
+
+        def link(*_: object) -> None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+        os.link, os.rename = link, rename  # type: ignore[assignment]
+        uploads.IDLE = 0.1
     if os.environ.get("SICKBAY_TEST_PEERS") == "deaf":  # no way leads to it
         address: Callable[..., str] = lambda _: f"127.0.0.{2 + int(os.environ['RANK'])}:9"  # noqa: E731
         peer_server.address_of = address  # type: ignore[attr-defined]
@@ -143,9 +158,13 @@ def perform(checkpoints: train.Checkpoints, act: str, args: list[Any]) -> Any:
         done = checkpoints.save(step, state | {"more": more} if more else state)
         if checkpoints._thread is not None:
             checkpoints._thread.join()
-        if checkpoints._near is not None:
+        if checkpoints._near is not None and not args[2:]:  # else: what is done behind it is not waited for
             checkpoints._near.copying.wait(30)
+            checkpoints._uploads.thinning.wait(30)
+
         return done
+    if act == "leave_out":
+        return checkpoints.leave_out(args[0], "as a test says")
     if act == "load":
         return checkpoints.load(*args)
     if act == "wait":

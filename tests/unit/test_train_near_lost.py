@@ -1,5 +1,7 @@
 """Near and far, where it goes wrong: what was whole near is found again, or durable, whoever dies, and when."""
 
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,10 +102,10 @@ def test_an_attempt_that_is_over_drops_nothing_near_that_a_younger_one_goes_on_f
     until(lambda: len(list(far.glob("attempt-2/step-10/rank-?.json"))) == 2)
     young = Gang(tmp_path, 3, [0, 1], **OFFLINE, **ALONE, SICKBAY_TEST_CHOOSES=str(tmp_path / "chooses"))
     try:
-        until(lambda: (far / "attempt-3" / "look-0.rank-1.json").exists())  # it is past attempt 2, and verifies
+        until((far / "attempt-3" / "look-0.rank-1.json").exists)  # it is past attempt 2, and verifies
         old.ranks[0].tell("save", 20)
         (tmp_path / "commits").touch()
-        until(lambda: (far / "attempt-2" / "upload-1.json").exists())  # it is done with step 10
+        until((far / "attempt-2" / "upload-1.json").exists)  # it is done with step 10
         (tmp_path / "chooses").touch()
         assert young.begin().resumed == "attempt-1/step-10"
     finally:
@@ -162,3 +164,61 @@ def test_ranks_that_cannot_reach_one_another_go_on_from_their_own_disks(started:
     gang = started(2, [0, 1], **OFFLINE, SICKBAY_TEST_PEERS="deaf")
     assert gang.resumed == "attempt-1/step-10"
     assert [begun["state"]["rank"] for begun in gang.begun] == [0, 1]
+
+
+# --- while it saves
+
+
+def test_a_save_never_waits_for_the_network(tmp_path: Path, started: Start) -> None:
+    gang = started(1, [0, 1], **OFFLINE)
+    gang.ranks[1].process.send_signal(signal.SIGSTOP)  # it is reached, and does not answer
+    began = time.monotonic()
+    for step in (10, 20, 30):
+        gang.ranks[0].tell("save", step, "", "at once")
+        assert gang.ranks[0].says() is True
+    assert time.monotonic() - began < 5
+    (tmp_path / "far").rename(tmp_path / "away")
+    gang.ranks[0].tell("save", 40, "", "at once")
+    assert gang.ranks[0].says() is True
+    assert "attempt-1/step-40/rank-0.shard" in shards(tmp_path, 0)
+
+
+def test_copies_for_a_rank_whose_steps_the_other_leaves_out_do_not_fill_its_disk(
+    tmp_path: Path, started: Start
+) -> None:
+    gang = started(1, [0, 1], **OFFLINE)
+    for step in range(1, 10):
+        gang.ranks[0].tell("save", step)
+        assert gang.ranks[0].says() is True
+        gang.ranks[1].tell("leave_out" if 1 < step < 8 else "save", step)
+        gang.ranks[1].says()
+    assert shards(tmp_path, 1) == [f"attempt-1/step-{step}/rank-{rank}.shard" for step in (8, 9) for rank in (0, 1)]
+
+
+def test_an_older_attempt_that_still_saves_takes_nothing_away_that_a_younger_one_goes_on_from(started: Start) -> None:
+    old = started(1, [0, 1], **OFFLINE, **ALONE)
+    old.all("save", 10)
+    old.all("save", 20)
+    young = started(2, [0, 1], **OFFLINE, **ALONE)
+    assert young.resumed == "attempt-1/step-20"
+    for step in (30, 40, 50):
+        old.all("save", step)
+    old.kill()
+    young.kill()
+    assert started(3, [0, 1], **ALONE).resumed == "attempt-1/step-20"
+
+
+def test_an_older_attempt_is_told_that_it_is_over_though_its_uploads_stand_still(started: Start) -> None:
+    old = started(1, [0, 1], **OFFLINE, **ALONE)
+    started(2, [0, 1], **OFFLINE, **ALONE)
+    told = [old.all("save", step)[1] for step in (10, 20, 30, 40)]
+    assert told[-1] == f"Superseded: {told[-1].removeprefix('Superseded: ')}"
+
+
+def test_a_request_that_failed_half_way_is_made_again_where_there_are_no_hard_links(
+    tmp_path: Path, started: Start
+) -> None:
+    gang = started(1, [0, 1], **ALONE, SICKBAY_TEST_LINKS="none", SICKBAY_TEST_PATIENCE="8")
+    gang.all("save", 10)
+    assert gang.all("wait") == ["durable"] * 2
+    assert durable(tmp_path) == "attempt-1/step-10"

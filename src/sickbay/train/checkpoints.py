@@ -19,7 +19,7 @@ from typing import Any, Self
 from sickbay.train import beats, disk, snapshot
 from sickbay.train.beginning import begin
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded, Unreadable
+from sickbay.train.errors import CheckpointError, Superseded, may_pass
 from sickbay.train.layout import (
     Manifest,
     Part,
@@ -364,7 +364,7 @@ class Checkpoints:
                 why = self._reason(place, error)
                 self._error = why
                 log.warning("%s", why)
-                if pause is None or isinstance(why, Superseded) or not _may_pass(error):
+                if pause is None or isinstance(why, Superseded) or not may_pass(error):
                     break
                 if self._hurry.wait(pause) or self.at.giving_up.is_set():
                     break
@@ -395,7 +395,7 @@ class Checkpoints:
             self._committed(place)
 
     def _save_near(self, uploads: Uploads, place: Place, write: Callable[[Path], Part]) -> None:
-        """Whole on this node. No other is asked for anything here; uploads and copies follow in threads of their own."""
+        """Whole on this node: nothing is asked of another one. Uploads and copies follow in threads of their own."""
         near = uploads.near
         directory = near.directory_of(place)
         part = near.part_of(place)  # written by an earlier try
@@ -403,8 +403,7 @@ class Checkpoints:
             part = write(directory)._replace(run=self.at.run)
             near.put(place, part)
         uploads.offer(place.step, part)
-        near.copying.offer(place, part)
-        near.thin_out(uploads.busy_with)
+        near.copying.offer((place, part))
 
     def _committed(self, place: Place) -> None:
         self._verified.add(place)
@@ -417,11 +416,6 @@ def _made_sure(manifest: Manifest, *, sure: Callable[[Manifest], None] | None) -
     if sure is not None:
         sure(manifest)
     return manifest
-
-
-def _may_pass(error: Exception) -> bool:
-    """What the system said, of a disk or a server: it may say something else in a while."""
-    return isinstance(error.__cause__ if isinstance(error, Unreadable) else error, OSError)
 
 
 def _named(place: Place, error: Exception) -> Exception:

@@ -9,14 +9,14 @@ durable: whatever is near may be gone with its node.
 import hashlib
 import logging
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
 from sickbay.train import disk
-from sickbay.train.copying import Copying
+from sickbay.train.behind import Behind
 from sickbay.train.errors import CheckpointError, Unreadable
 from sickbay.train.layout import (
     Lineage,
@@ -76,7 +76,7 @@ class Near:
         for step in steps(self.root, attempt):  # of another run that had this number: no rank of ours has saved yet
             rmtree(step_path(self.root, Place(attempt, step)), ignore_errors=True)
         self._secret = secret
-        self.copying = Copying(self.copy_out)
+        self.copying: Behind[tuple[Place, Part]] = Behind("sickbay-copies", self._copy_out)
         self._server = Server(self.root, secret) if secret else None  # without one no copies are kept elsewhere
 
     # --- when an attempt begins
@@ -188,8 +188,9 @@ class Near:
     def part_of(self, place: Place) -> Part | None:
         return read_part(self.root, place, self.rank)
 
-    def copy_out(self, place: Place, part: Part) -> str | None:
-        """A second copy on another node; why not, in words. No save fails for the lack of it."""
+    def _copy_out(self, saved: tuple[Place, Part]) -> str | None:
+        """A second copy on another node; why not, in words. No save waits for it, or fails for the lack of it."""
+        place, part = saved
         buddy = self._buddy_of(self.rank)
         if buddy is None or not self._seats[buddy].address or not self._secret or part.form is None:
             return None  # or it is not of our form: what it is read with needs it in one directory
@@ -213,16 +214,21 @@ class Near:
         theirs = [number for number, seat in enumerate(self._seats) if seat.node == there]
         return theirs[mine.index(rank) % len(theirs)]
 
-    def thin_out(self, uploading: Iterable[Place]) -> None:
-        """Of this attempt the newest steps stay, and those that are being uploaded."""
+    def surplus(self, uploading: Collection[Place]) -> list[Place]:
+        """Of this attempt the newest steps stay, and those that are being uploaded.
+
+        What is older goes whatever it is: copies that came late, and steps of which we have saved nothing ourselves.
+        """
+        known = [Place(self.attempt, step) for step in steps(self.root, self.attempt)]
+        own = [place for place in known if disk.exists(part_path(self.root, place, self.rank))]
+        return [place for place in known if own[KEPT - 1 :] and place < own[-KEPT] and place not in uploading]
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """This rank's part of them, and those that are copied to it."""
         mine = {self.rank, *(rank for rank in range(len(self._seats)) if self._buddy_of(rank) == self.rank)}
-        with suppress(OSError, Unreadable):
-            known = [Place(self.attempt, step) for step in steps(self.root, self.attempt)]
-            newest = [place for place in known if disk.exists(part_path(self.root, place, self.rank))][-KEPT:]
-            for place in set(known) - set(uploading):
-                if place < newest[0]:  # also what came late, or of which we have saved nothing ourselves
-                    for rank in mine:
-                        _drop(self.root, place, rank)
+        for place in places:
+            for rank in mine:
+                _drop(self.root, place, rank)
 
     def has_older(self) -> bool:
         return any(number < self.attempt for number in attempts(self.root))

@@ -73,11 +73,8 @@ class Looking:
 
     def _ask(self, place: Place) -> int:
         """All ranks to look; under which number. One that was asked for before an error may be there already."""
-        while self.world_size > 1:
-            path = look_path(self.root, self.attempt, self._number)
-            if disk.create(path, place._asdict()) or disk.read(path) == place._asdict():
-                break
-            self._number += 1
+        if self.world_size > 1:
+            self._number = disk.ask(partial(look_path, self.root, self.attempt), self._number, place._asdict())
         self._number += 1
         return self._number - 1
 

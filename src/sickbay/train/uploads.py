@@ -10,14 +10,16 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Condition, Event, Thread
 from typing import Any
 
 from sickbay.train import beats, disk
+from sickbay.train.behind import Behind
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded
+from sickbay.train.errors import CheckpointError, Superseded, may_pass
 from sickbay.train.far import key_of, store_of
 from sickbay.train.layout import Manifest, Part, Place, failed_path, manifest_path, part_path, step_path, upload_path
 from sickbay.train.near import Near
@@ -61,6 +63,7 @@ class Uploads:
         self._pause = SOON
         self._error: Exception | None = None
         self.failed = 0  # uploads in a row
+        self.thinning = Behind("sickbay-near", self._thin_out)
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="sickbay-upload", daemon=True)
         self._thread.start()
@@ -74,6 +77,7 @@ class Uploads:
             if part is not None:
                 self._newest = step
                 self._held[step], self._since[step] = part, time.monotonic()
+                self.thinning.offer(step)
             self._news.notify_all()
 
     @property
@@ -124,7 +128,28 @@ class Uploads:
         if self._error is not None:
             raise self._error
 
+    def _thin_out(self, _step: int) -> None:
+        """Drop older steps near, unless a younger attempt may go on from one of them.
+
+        What goes is chosen before the fence is looked at: a younger one looks at this node after its fence is there.
+        """
+        with suppress(OSError, CheckpointError):
+            surplus = self.near.surplus(self.busy_with)
+            if surplus and is_newest(self._at.directory, self._at.attempt):
+                self.near.drop(surplus)
+            elif surplus:
+                self._check_over()
+
+    def _check_over(self) -> None:
+        try:
+            self._at.check_fence()
+        except Superseded as over:
+            with self._news:
+                self._error = over
+                self._news.notify_all()
+
     def stop(self) -> None:
+        self.thinning.stop()
         self._stopping.set()
         self._at.giving_up.set()
         with self._news:
@@ -145,7 +170,7 @@ class Uploads:
         while not self._stopping.is_set():
             try:
                 asked = self._ask() if self._rank == 0 else self._asked_for()
-            except (OSError, CheckpointError) as why:  # the directory cannot be reached: it is asked again
+            except (OSError, ValueError, CheckpointError) as why:  # the directory cannot be reached: it is asked again
                 log.warning("nothing is uploaded at the moment: %s", why)
                 self._stopping.wait(IDLE)
                 continue
@@ -166,11 +191,7 @@ class Uploads:
                     return None
             step = self._resumed.place.step if first and self._resumed else max(self._held)
         asked = {"step": step, "resumed": first, "durable": self._durable}
-        while not disk.create(path := upload_path(self._at.directory, self._at.attempt, self._number), asked):
-            if disk.read(path) == asked:  # made by a try whose answer was an error
-                break
-            self._number += 1
-        self._number += 1
+        self._number = disk.ask(partial(upload_path, self._at.directory, self._at.attempt), self._number, asked) + 1
         if not first:
             self._begin(step)
         return asked
@@ -234,7 +255,7 @@ class Uploads:
             except Exception as error:  # noqa: BLE001  # it is told, and raised in the thread that trains
                 why = CheckpointError(f"{place} is on the nodes' own disks only: {error}")
                 why.__cause__ = error
-                if pause is None or not isinstance(error, OSError) or self._stopping.wait(pause):
+                if pause is None or not may_pass(error) or self._stopping.wait(pause):
                     break
             else:
                 return None

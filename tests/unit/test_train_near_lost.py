@@ -222,3 +222,13 @@ def test_a_request_that_failed_half_way_is_made_again_where_there_are_no_hard_li
     gang.all("save", 10)
     assert gang.all("wait") == ["durable"] * 2
     assert durable(tmp_path) == "attempt-1/step-10"
+
+
+def test_ranks_that_have_moved_to_other_nodes_read_what_they_saved_there_though_no_copies_are_sent(
+    tmp_path: Path, started: Start
+) -> None:
+    save_near_and_die(started, 1, [0, 1, 2], 10, **ALONE)
+    gang = started(2, [2, 0, 1], **ALONE)
+    assert [begun["state"]["rank"] for begun in gang.begun] == [0, 1, 2]
+    gang.end()
+    assert durable(tmp_path) == "attempt-2/step-10"

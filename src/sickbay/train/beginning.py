@@ -183,10 +183,10 @@ def _open_near(run: Run, looking: Looking) -> None:
     if run.tiers.near is None:
         return
     secret = ""
-    if run.tiers.copies and run.world_size > 1:
+    if run.world_size > 1:
         what = f"rank 0 wrote no secret for attempt {looking.attempt}"
         secret = wait_for(lambda: secret_of(run.directory, looking.attempt), looking, what)
-    looking.near = Near(run.tiers.near, run.directory, looking.attempt, run.rank, run.world_size, secret)
+    looking.near = Near(run.tiers.near, run, looking.attempt, secret)
     looking.near.tell()
 
 
@@ -194,7 +194,7 @@ def _learn_all(run: Run, looking: Looking) -> None:
     """Rank 0: what is whole on the disks of all nodes that take part."""
     if run.tiers.near is None:
         return
-    if run.tiers.copies and run.world_size > 1:
+    if run.world_size > 1:
         create_secret(run.directory, looking.attempt)
     _open_near(run, looking)
     near = looking.near

@@ -42,6 +42,7 @@ from sickbay.train.layout import (
     steps,
 )
 from sickbay.train.peers import Peer, Server
+from sickbay.train.run import Run
 
 log = logging.getLogger("sickbay.train")
 KEPT = 2  # steps that stay on a node: its ranks may be one save apart when they are killed
@@ -65,9 +66,9 @@ class Seat(NamedTuple):
 class Near:
     """What one rank knows of the nodes' own disks."""
 
-    def __init__(self, where: Path, directory: Path, attempt: int, rank: int, world_size: int, secret: str) -> None:
-        self.directory, self.attempt, self.rank, self.world_size = directory, attempt, rank, world_size
-        self.root = root_of(where, directory)
+    def __init__(self, where: Path, run: Run, attempt: int, secret: str) -> None:
+        self.directory, self.attempt, self.rank, self.world_size = run.directory, attempt, run.rank, run.world_size
+        self.root = root_of(where, run.directory)
         self.whole: dict[Place, Manifest] = {}
         self.lacking: dict[Place, str] = {}  # why the others are not; rank 0 knows
         self._holders: dict[Place, dict[str, list[str]]] = {}
@@ -77,7 +78,18 @@ class Near:
             rmtree(step_path(self.root, Place(attempt, step)), ignore_errors=True)
         self._secret = secret
         self.copying: Behind[tuple[Place, Part]] = Behind("sickbay-copies", self._copy_out)
-        self._server = Server(self.root, secret) if secret else None  # without one no copies are kept elsewhere
+        self._copies = run.tiers.copies
+        self._server = self._serve(secret) if secret else None
+
+    def _serve(self, secret: str) -> Server | None:
+        """Ranks may be on other nodes than those that saved what they go on from, also where no copies are sent."""
+        try:
+            return Server(self.root, secret)
+        except OSError as why:
+            if self._copies:
+                raise
+            log.warning("no other node can read what is near here: %s", why)
+            return None
 
     # --- when an attempt begins
 
@@ -192,7 +204,7 @@ class Near:
         """A second copy on another node; why not, in words. No save waits for it, or fails for the lack of it."""
         place, part = saved
         buddy = self._buddy_of(self.rank)
-        if buddy is None or not self._seats[buddy].address or not self._secret or part.form is None:
+        if buddy is None or not self._secret or not self._seats[buddy].address or not self._copies or part.form is None:
             return None  # or it is not of our form: what it is read with needs it in one directory
         peer, path = Peer(self._seats[buddy].address, self._secret), part_path(self.root, place, self.rank)
         try:

@@ -90,11 +90,13 @@ class Gang:
 
 def go_wrong() -> None:
     """What this rank's world does to it."""
-    if os.environ.get("SICKBAY_TEST_UPLOADS") == "none":  # far is out of reach, as it were
-        uploads.MAY_BE_ASKED = 0.0
+    if begin := os.environ.get("SICKBAY_TEST_UPLOADS"):  # far is out of reach, as it were, until this file is there
+        uploads.MAY_BE_ASKED, uploads.AGAIN = 0.0, ()  # type: ignore[assignment]
 
-        def ask(own: uploads.Uploads) -> None:
-            own._stopping.wait(0.05)
+        def ask(own: uploads.Uploads, *, of: Callable[..., Any] = uploads.Uploads._ask) -> Any:
+            while not Path(begin).exists() and not own._stopping.wait(0.05):
+                pass
+            return of(own)
 
         uploads.Uploads._ask = ask  # type: ignore[method-assign,assignment]
     if gate := os.environ.get("SICKBAY_TEST_COMMITS"):  # not before this file is there

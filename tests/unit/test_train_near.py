@@ -177,7 +177,7 @@ def test_the_disk_of_a_node_holds_the_newest_two_steps_of_its_ranks_and_of_those
 
 def test_what_older_attempts_left_near_goes_once_something_newer_is_durable(tmp_path: Path, started: Start) -> None:
     train_and_die(started, 1, [0, 1], 10, 20, **OFFLINE)
-    gang = started(2, [0, 1])
+    gang = started(2, [0, 1], LOCAL_RANK="3")  # the others of its node belong to another job
     gang.all("save", 30)
     gang.all("wait")
     gang.all("save", 40)

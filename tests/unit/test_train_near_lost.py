@@ -11,6 +11,9 @@ from tests.unit.near_gang import Gang
 from tests.unit.peer_rig import until
 
 from sickbay import train
+from sickbay.train import uploads
+from sickbay.train.disk import Sum
+from sickbay.train.layout import Manifest, Place
 
 OFFLINE = {"SICKBAY_TEST_UPLOADS": "none"}
 ALONE = {"SICKBAY_CHECKPOINT_COPIES": "0"}
@@ -232,3 +235,34 @@ def test_ranks_that_have_moved_to_other_nodes_read_what_they_saved_there_though_
     assert [begun["state"]["rank"] for begun in gang.begun] == [0, 1, 2]
     gang.end()
     assert durable(tmp_path) == "attempt-2/step-10"
+
+
+def test_what_rots_near_between_its_save_and_its_upload_is_never_durable(tmp_path: Path, started: Start) -> None:
+    gang = started(1, [0], SICKBAY_TEST_UPLOADS=str(tmp_path / "now"))
+    gang.all("save", 10)
+    for path in (tmp_path / "node-0").glob("*/attempt-1/step-10/rank-0.shard"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    (tmp_path / "now").touch()
+    (told,) = gang.all("wait")
+    assert told.endswith("is not what was saved there any more")
+    assert durable(tmp_path) == "nothing"
+
+
+def test_what_is_being_uploaded_stays_near_however_many_steps_are_saved_meanwhile(
+    tmp_path: Path, started: Start
+) -> None:
+    gate = tmp_path / "now"
+    gate.touch()
+    gang = started(1, [0], SICKBAY_TEST_UPLOADS=str(gate), SICKBAY_TEST_COMMITS=str(tmp_path / "commits"))
+    gang.all("save", 1)
+    until((tmp_path / "far" / "attempt-1" / "upload-0.json").exists)
+    for step in range(2, 7):
+        gang.all("save", step)
+    assert shards(tmp_path, 0) == [f"attempt-1/step-{step}/rank-0.shard" for step in (1, 5, 6)]
+
+
+def test_parts_that_do_not_add_up_to_what_is_saved_again_are_never_committed() -> None:
+    whole = Manifest(Place(1, 10), 2, {f"rank-{rank}.shard": Sum(1, "0" * 64) for rank in (0, 1)}, {}, far=None)
+    parts = whole._replace(place=Place(2, 10), files={"rank-0.shard": Sum(1, "0" * 64)})
+    with pytest.raises(train.CheckpointError, match="attempt-2/step-10 was not saved: its parts are not those of"):
+        uploads._as_it_was(parts, far="", like=whole)

@@ -266,3 +266,32 @@ def test_parts_that_do_not_add_up_to_what_is_saved_again_are_never_committed() -
     parts = whole._replace(place=Place(2, 10), files={"rank-0.shard": Sum(1, "0" * 64)})
     with pytest.raises(train.CheckpointError, match="attempt-2/step-10 was not saved: its parts are not those of"):
         uploads._as_it_was(parts, far="", like=whole)
+
+
+def test_a_part_of_a_nodes_disk_that_cannot_be_read_keeps_no_attempt_from_what_is_durable(
+    tmp_path: Path, started: Start
+) -> None:
+    gang = started(1, [0])
+    gang.all("save", 10)
+    gang.all("wait")
+    gang.kill()
+    save_near_and_die(started, 2, [0])
+    (unreadable,) = (tmp_path / "node-0").glob("*/attempt-2")
+    unreadable.rmdir()
+    unreadable.touch()
+    assert started(3, [0]).resumed == "attempt-1/step-10"
+
+
+def test_what_was_uploaded_leaves_a_full_disk_without_another_save_that_would_need_its_room(
+    tmp_path: Path, started: Start
+) -> None:
+    gate, commits = tmp_path / "now", tmp_path / "commits"
+    gate.touch()
+    gang = started(1, [0], SICKBAY_TEST_UPLOADS=str(gate), SICKBAY_TEST_COMMITS=str(commits))
+    gang.all("save", 1)
+    until((tmp_path / "far" / "attempt-1" / "upload-0.json").exists)
+    for step in (2, 3, 4):
+        gang.all("save", step)
+    assert shards(tmp_path, 0) == [f"attempt-1/step-{step}/rank-0.shard" for step in (1, 3, 4)]
+    commits.touch()
+    until(lambda: shards(tmp_path, 0) == [f"attempt-1/step-{step}/rank-0.shard" for step in (3, 4)])

@@ -6,10 +6,9 @@ rank 0 says what of it is whole, and who serves which file. Only what is in the 
 durable: whatever is near may be gone with its node.
 """
 
-import hashlib
 import logging
 import os
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
@@ -29,7 +28,6 @@ from sickbay.train.layout import (
     holds_path,
     manifest_as_json,
     manifest_from,
-    marker_path,
     near_path,
     part_as_json,
     part_from,
@@ -37,23 +35,15 @@ from sickbay.train.layout import (
     read_lineage,
     read_part,
     secret_path,
-    shard_name,
     step_path,
     steps,
 )
+from sickbay.train.near_disk import drop, held_in, root_of
 from sickbay.train.peers import Peer, Server
 from sickbay.train.run import Run
 
 log = logging.getLogger("sickbay.train")
 KEPT = 2  # steps that stay on a node: its ranks may be one save apart when they are killed
-
-
-class Held(NamedTuple):
-    """One rank's part of a checkpoint on this node."""
-
-    place: Place
-    rank: int
-    part: Part
 
 
 class Seat(NamedTuple):
@@ -240,7 +230,7 @@ class Near:
         mine = {self.rank, *(rank for rank in range(len(self._seats)) if self._buddy_of(rank) == self.rank)}
         for place in places:
             for rank in mine:
-                _drop(self.root, place, rank)
+                drop(self.root, place, rank)
 
     def has_older(self) -> bool:
         return any(number < self.attempt for number in attempts(self.root))
@@ -262,50 +252,9 @@ class Near:
         with suppress(OSError, Unreadable):
             for step in steps(self.root, self.attempt):
                 for rank in range(self.world_size):  # copies for others, too: theirs are durable by now
-                    _drop(self.root, Place(self.attempt, step), rank)
+                    drop(self.root, Place(self.attempt, step), rank)
             attempt_path(self.root, self.attempt).rmdir()
             self.root.rmdir()
-
-
-def root_of(where: Path, directory: Path) -> Path:
-    """Two jobs that share a node's disk do not meet there, also where both call their directory by one name."""
-    try:
-        marker = disk.read(marker_path(directory)) or {}
-    except disk.Damaged as damage:
-        raise Unreadable(
-            f"{marker_path(directory)} {damage}: what is on the nodes' own disks is found by its id; restore it"
-        ) from None
-    return where / hashlib.sha256(f"{marker.get('id', '')} {directory}".encode()).hexdigest()[:16]
-
-
-def held_in(root: Path, below: int) -> list[Held]:
-    """All whole parts of attempts below a number. What cannot be read is not held: there are other copies."""
-    return [held for attempt in attempts(root) if attempt < below for held in _held_of(root, attempt)]
-
-
-def _held_of(root: Path, attempt: int) -> Iterator[Held]:
-    for step in steps(root, attempt):
-        place = Place(attempt, step)
-        for path in sorted(step_path(root, place).glob("rank-*.json")):
-            try:
-                rank = int(path.stem.removeprefix("rank-"))
-                part = read_part(root, place, rank)
-                if part is None or any(
-                    disk.misfit_of(step_path(root, place) / name, one) for name, one in part.files.items()
-                ):
-                    continue
-            except (ValueError, Unreadable) as why:  # a damaged one is a ValueError, too
-                log.warning("%s is no copy of anything: %s", path, why)
-                continue
-            yield Held(place, rank, part)
-
-
-def _drop(root: Path, place: Place, rank: int) -> None:
-    """The part first: without it the shard is nothing."""
-    with suppress(OSError):
-        part_path(root, place, rank).unlink(missing_ok=True)
-        (step_path(root, place) / shard_name(rank)).unlink(missing_ok=True)
-        step_path(root, place).rmdir()  # by whoever comes last
 
 
 def _manifest(place: Place, lineage: Lineage, parts: Mapping[int, Part]) -> Manifest:

@@ -77,8 +77,8 @@ class Uploads:
             if part is not None:
                 self._newest = step
                 self._held[step], self._since[step] = part, time.monotonic()
-                self.thinning.offer(step)
             self._news.notify_all()
+        self.thinning.offer(step)
 
     @property
     def _size(self) -> int:
@@ -90,7 +90,8 @@ class Uploads:
         now = time.monotonic()
         with self._news:
             recent = {step for step, since in self._since.items() if now - since < MAY_BE_ASKED}
-            return {Place(self._at.attempt, step) for step in {self._asked, *recent}}
+            under_way = {self._asked} if self._ended < self._asked else set()
+            return {Place(self._at.attempt, step) for step in under_way | recent}
 
     def finish(self, within: float | None = None) -> None:
         """Until what this rank saved last is durable; where it has saved nothing, what it went on from.
@@ -236,6 +237,7 @@ class Uploads:
                 self._ended = place.step
             self._resumed = None
             self._news.notify_all()
+        self.thinning.offer(place.step)  # the next save may need the room
         if error is not None and not self._stopping.is_set():
             log.warning("%s", error)
             beats.save_failed(place.step, str(error))

@@ -195,7 +195,14 @@ def test_copies_for_a_rank_whose_steps_the_other_leaves_out_do_not_fill_its_disk
         assert gang.ranks[0].says() is True
         gang.ranks[1].tell("leave_out" if 1 < step < 8 else "save", step)
         gang.ranks[1].says()
-    assert shards(tmp_path, 1) == [f"attempt-1/step-{step}/rank-{rank}.shard" for step in (8, 9) for rank in (0, 1)]
+    kept = [f"attempt-1/step-{step}/rank-{rank}.shard" for step in (8, 9) for rank in (0, 1)]
+    assert shards(tmp_path, 1) == kept
+    for step in range(10, 19):
+        gang.ranks[0].tell("save", step)
+        assert gang.ranks[0].says() is True
+        gang.ranks[1].tell("leave_out", step)
+        gang.ranks[1].says()
+    until(lambda: set(shards(tmp_path, 1)) == {*kept, *(f"attempt-1/step-{step}/rank-0.shard" for step in (17, 18))})
 
 
 def test_an_older_attempt_that_still_saves_takes_nothing_away_that_a_younger_one_goes_on_from(started: Start) -> None:
@@ -295,3 +302,16 @@ def test_what_was_uploaded_leaves_a_full_disk_without_another_save_that_would_ne
     assert shards(tmp_path, 0) == [f"attempt-1/step-{step}/rank-0.shard" for step in (1, 3, 4)]
     commits.touch()
     until(lambda: shards(tmp_path, 0) == [f"attempt-1/step-{step}/rank-0.shard" for step in (3, 4)])
+
+
+def test_steps_that_one_rank_does_not_save_push_no_whole_one_from_the_disks_of_the_others(started: Start) -> None:
+    gang = started(1, [0, 1], **OFFLINE, **ALONE)
+    gang.all("save", 1)
+    gang.all("save", 2)
+    for step in range(3, 8):
+        gang.ranks[1].tell("leave_out", step)
+        gang.ranks[1].says()
+        gang.ranks[0].tell("save", step)
+        assert gang.ranks[0].says() is True
+    gang.kill()
+    assert started(2, [0, 1], **ALONE).resumed == "attempt-1/step-2"

@@ -280,7 +280,7 @@ class Checkpoints:
         self._last, place = step, Place(self.attempt, step)
         log.warning("%s", why)
         beats.save_failed(step, why)
-        self.at.tell_failed(place)
+        self.at.tell_failed(place, near=self._uploads is not None)
         if self._uploads is not None:
             self._uploads.offer(step, None)
 
@@ -373,7 +373,7 @@ class Checkpoints:
                 return
         self._failed += 1
         beats.save_failed(place.step, str(self._error))
-        self.at.tell_failed(place)
+        self.at.tell_failed(place, near=self._uploads is not None)
         if self._uploads is not None:
             self._uploads.offer(place.step, None)
 

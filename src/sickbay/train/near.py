@@ -217,13 +217,15 @@ class Near:
         return theirs[mine.index(rank) % len(theirs)]
 
     def surplus(self, uploading: Collection[Place]) -> list[Place]:
-        """Of this attempt the newest steps stay, and those that are being uploaded.
+        """Of this attempt the newest steps stay that no rank lacks, and those that are being uploaded.
 
         What is older goes whatever it is: copies that came late, and steps of which we have saved nothing ourselves.
         """
         known = [Place(self.attempt, step) for step in steps(self.root, self.attempt)]
         own = [place for place in known if disk.exists(part_path(self.root, place, self.rank))]
-        return [place for place in known if own[KEPT - 1 :] and place < own[-KEPT] and place not in uploading]
+        newest = [place for place in own if not any(step_path(self.directory, place).glob("rank-*.absent"))][-KEPT:]
+        spared = {*newest, *own[-1:], *known[-KEPT:], *uploading}
+        return [place for place in known if place not in spared]
 
     def drop(self, places: Iterable[Place]) -> None:
         """This rank's part of them, and those that are copied to it."""

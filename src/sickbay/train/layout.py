@@ -5,7 +5,7 @@
     attempt-<n>/ranks/rank-<r>          rank r has begun                       rank r, exclusively
     attempt-<n>/look-<k>.json           the k-th checkpoint that n considers   rank 0, where all ranks look together
     attempt-<n>/look-<k>.rank-<r>.json  what rank r found in its share of it   rank r
-    attempt-<n>/secret                  by which the ranks of n know another   rank 0, if they keep copies for another
+    attempt-<n>/secret                  by which the ranks of n know another   rank 0, where several have such disks
     attempt-<n>/near/rank-<r>.json      what the disk of r's own node holds    rank r, where there are such disks
     attempt-<n>/near.json               what is whole on all of these disks    rank 0
     attempt-<n>/upload-<k>.json         what all ranks upload next from there  rank 0

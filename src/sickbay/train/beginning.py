@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,7 @@ from sickbay.train.layout import (
 from sickbay.train.near import Near, create_secret, secret_of
 from sickbay.train.run import Run, launch
 from sickbay.train.sharing import Looking, wait_for
-from sickbay.train.validity import Checkpoint, Survey, lineage_of, survey
+from sickbay.train.validity import NONE_NEAR, Checkpoint, Survey, lineage_of, survey
 
 log = logging.getLogger("sickbay.train")
 READ_AGAIN = (1.0, 4.0, 15.0, 60.0)  # seconds after which what could not be read is tried again, before it is refused
@@ -182,10 +183,10 @@ def _open_near(run: Run, looking: Looking) -> None:
     if run.tiers.near is None:
         return
     secret = ""
-    if run.tiers.copies and run.world_size > 1:
+    if run.world_size > 1:
         what = f"rank 0 wrote no secret for attempt {looking.attempt}"
         secret = wait_for(lambda: secret_of(run.directory, looking.attempt), looking, what)
-    looking.near = Near(run.tiers.near, run.directory, looking.attempt, run.rank, run.world_size, secret)
+    looking.near = Near(run.tiers.near, run, looking.attempt, secret)
     looking.near.tell()
 
 
@@ -193,7 +194,7 @@ def _learn_all(run: Run, looking: Looking) -> None:
     """Rank 0: what is whole on the disks of all nodes that take part."""
     if run.tiers.near is None:
         return
-    if run.tiers.copies and run.world_size > 1:
+    if run.world_size > 1:
         create_secret(run.directory, looking.attempt)
     _open_near(run, looking)
     near = looking.near
@@ -263,7 +264,7 @@ def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
 
 def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
     """A server that does not answer now may answer in a minute."""
-    near = looking.near.whole if looking.near is not None else {}
+    near: Mapping[Place, Manifest | str] = looking.near.found if looking.near is not None else NONE_NEAR
     for pause in READ_AGAIN:
         try:
             return survey(run.directory, fence.attempt, looking.together, near)

@@ -20,7 +20,7 @@ from typing import Any, Self
 from sickbay.train import beats, disk, snapshot
 from sickbay.train.beginning import begin
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded, Unreadable
+from sickbay.train.errors import CheckpointError, Superseded, may_pass
 from sickbay.train.layout import (
     Manifest,
     Part,
@@ -184,10 +184,16 @@ class Checkpoints:
         manifest, name = self._ours(), shard_name(rank)
         if name not in manifest.files:
             raise CheckpointError(f"{chosen} has no {name}")
-        copies = copies_of(self.directory, manifest, name, self._near)
+        progress = telling(f"loading {chosen}", manifest.files[name].size)
+        read = partial(read_any, expected=manifest.files[name], form=manifest.forms[rank], progress=progress)
         try:
-            progress = telling(f"loading {chosen}", manifest.files[name].size)
-            return read_any(copies, manifest.files[name], manifest.forms[rank], progress)
+            try:
+                return read(copies_of(self.directory, manifest, name, self._near))
+            except CorruptShard:  # what was near only goes when this attempt has saved it again
+                again = read_manifest(self.directory, Place(self.attempt, chosen.step))
+                if manifest.far is not None or again is None or again.files != manifest.files:
+                    raise
+                return read(copies_of(self.directory, again, name, None))
         except CorruptShard as fault:
             raise CheckpointError(f"{chosen} was whole and is no longer: {fault}") from None
         except snapshot.NotAShard as why:
@@ -270,7 +276,10 @@ class Checkpoints:
             return self.path_of(step, shared=shared)
         if self._uploads.hopeless(self.failures):
             self._uploads.raise_last()
-        if self._uploads.is_resumed(step):
+        if (resumed := self._uploads.saved_again) is not None and step <= resumed:
+            if step < resumed:
+                what = f"step {step} after step {resumed}, which attempt {self.attempt} goes on from and saves again"
+                raise CheckpointError(f"{what}: steps only go up")
             log.warning("%s is left out: it is what this attempt went on from, and is being uploaded", place)
             return None
         return self.path_of(step)
@@ -294,7 +303,7 @@ class Checkpoints:
         self._last, place = step, Place(self.attempt, step)
         log.warning("%s", why)
         self.tell_failed(step, why)
-        self.at.tell_failed(place)
+        self.at.tell_failed(place, near=self._uploads is not None)
         if self._uploads is not None:
             self._uploads.offer(step, None)
 
@@ -368,6 +377,8 @@ class Checkpoints:
     def _close(self, *, leave: bool) -> None:
         """`leave`: what is on the nodes' own disks stays there, as the training may go on from it."""
         if self._uploads is not None:
+            if leave:
+                self._uploads.near.copying.wait(GRACE)
             self._uploads.stop()
             self._uploads.near.close(leave=leave)
             self._uploads = None
@@ -383,7 +394,7 @@ class Checkpoints:
                 why = self._reason(place, error)
                 self._error = why
                 log.warning("%s", why)
-                if pause is None or isinstance(why, Superseded) or not _may_pass(error):
+                if pause is None or isinstance(why, Superseded) or not may_pass(error):
                     break
                 if self._hurry.wait(pause) or self.at.giving_up.is_set():
                     break
@@ -396,7 +407,7 @@ class Checkpoints:
         """It counts, people hear of it, and the other ranks need not wait for it."""
         self._failed += 1
         self.tell_failed(place.step, str(self._error))
-        self.at.tell_failed(place)
+        self.at.tell_failed(place, near=self._uploads is not None)
         if self._uploads is not None:
             self._uploads.offer(place.step, None)
 
@@ -418,8 +429,7 @@ class Checkpoints:
             self._committed(place)
 
     def _save_near(self, uploads: Uploads, place: Place, write: Callable[[Path], Part]) -> None:
-        """Whole on this node, and then on a second one. It is offered for upload before that is done."""
-        self.at.check_fence()
+        """Whole on this node: nothing is asked of another one. Uploads and copies follow in threads of their own."""
         near = uploads.near
         directory = near.directory_of(place)
         part = near.part_of(place)  # written by an earlier try
@@ -427,9 +437,7 @@ class Checkpoints:
             part = write(directory)._replace(run=self.at.run)
             near.put(place, part)
         uploads.offer(place.step, part)
-        if (why := near.copy_out(place, part)) is not None:
-            log.warning("%s", why)
-        near.thin_out(uploads.busy_with)
+        near.copying.offer((place, part))
 
     def _committed(self, place: Place) -> None:
         self._verified.add(place)
@@ -448,11 +456,6 @@ def _made_sure(manifest: Manifest, *, sure: Callable[[Manifest], None] | None) -
     if sure is not None:
         sure(manifest)
     return manifest
-
-
-def _may_pass(error: Exception) -> bool:
-    """What the system said, of a disk or a server: it may say something else in a while."""
-    return isinstance(error.__cause__ if isinstance(error, Unreadable) else error, OSError)
 
 
 def _named(place: Place, error: Exception) -> Exception:

@@ -15,6 +15,7 @@ from sickbay.train.layout import (
     Manifest,
     Part,
     Place,
+    absent_path,
     create_manifest,
     create_part,
     failed_path,
@@ -44,10 +45,12 @@ class Committing:
         if not create_part(self.directory, place, self.rank, part._replace(run=self.run)):
             raise CheckpointError(f"another process saves as rank {self.rank} of attempt {self.attempt}")
 
-    def tell_failed(self, place: Place) -> None:
-        """The others must not wait for this rank's part."""
+    def tell_failed(self, place: Place, *, near: bool = False) -> None:
+        """The others must not wait for this rank's part. `near`: nor count on one on its node's own disk."""
         with suppress(OSError):
             disk.make_in(step_path(self.directory, place))
+            if near:
+                absent_path(self.directory, place, self.rank).touch()
             failed_path(self.directory, place, self.rank).touch()
 
     def commit(self, place: Place, sure: Callable[[Manifest], Manifest]) -> None:

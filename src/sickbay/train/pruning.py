@@ -187,6 +187,15 @@ def _as_long_as_it_was(root: Path, place: Place) -> bool:
     return all(disk.misfit_of(step_path(root, place) / name, one) is None for name, one in manifest.files.items())
 
 
+def is_newest(root: Path, attempt: int) -> bool:
+    """Whether surely no younger attempt has begun: whoever begins from now on finds what was committed before."""
+    try:
+        _ours_to_say(root, attempt)
+    except (OSError, CheckpointError, _Over):
+        return False
+    return True
+
+
 def _ours_to_say(root: Path, attempt: int) -> None:
     disk.refresh(root)
     for number in attempts(root):

@@ -55,7 +55,8 @@ class Looking:
             return fault_in(root, manifest)
         for name in sorted(manifest.files):
             copies = copies_of(self.root, manifest, name, self.near)
-            if len(copies) == 1 and (fault := disk.misfit_of(copies[0], manifest.files[name], name)) is not None:
+            durable = len(copies) == 1 and manifest.far is not None  # what is near only may be on other nodes' disks
+            if durable and (fault := disk.misfit_of(copies[0], manifest.files[name], name)) is not None:
                 return fault
         number = self._ask(manifest.place)
         self.more += allowance(manifest.size / self.world_size)
@@ -72,11 +73,8 @@ class Looking:
 
     def _ask(self, place: Place) -> int:
         """All ranks to look; under which number. One that was asked for before an error may be there already."""
-        while self.world_size > 1:
-            path = look_path(self.root, self.attempt, self._number)
-            if disk.create(path, place._asdict()) or disk.read(path) == place._asdict():
-                break
-            self._number += 1
+        if self.world_size > 1:
+            self._number = disk.ask(partial(look_path, self.root, self.attempt), self._number, place._asdict())
         self._number += 1
         return self._number - 1
 

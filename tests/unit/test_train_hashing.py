@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sickbay.train import disk
@@ -53,6 +53,7 @@ def files() -> HashedFiles:
 PIECES = st.lists(st.sampled_from([0, 1, 100, BUFFER - 1, BUFFER, BUFFER + 1, 3 * BUFFER]), max_size=6)
 
 
+@settings(deadline=None)  # it is the disk that is slow
 @given(sizes=PIECES)
 def test_the_sum_of_what_is_written_in_order_is_known_and_true(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int]

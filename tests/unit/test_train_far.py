@@ -1,0 +1,114 @@
+"""The files of checkpoints in an object store: what is removed there, what stays, and what cannot be said."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.object_rigs import ENVIRONMENT, S3Rig, Service, running_service
+
+from sickbay import train
+from sickbay.train import beginning, far, objects, uploads
+
+SIZE = 50_000
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with running_service() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(beginning, "READ_AGAIN", ())
+    monkeypatch.setattr(uploads, "AGAIN", ())
+    monkeypatch.setattr("sickbay.train.objects.s3_requests.AGAIN", ())
+
+
+@pytest.fixture
+def rig(service: Service, monkeypatch: pytest.MonkeyPatch) -> S3Rig:
+    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": service.url}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sickbay.train.objects.s3_upload.PART", SIZE // 4)
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    far.store_of.cache_clear()  # its requests are signed for a service that may have ended
+    return S3Rig(service)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> str:
+    (tmp_path / "bucket").mkdir()
+    return f"file://{tmp_path}/bucket"
+
+
+def begun(where: Path, attempt: int, url: str, **more: Any) -> train.Checkpoints:
+    return train.Checkpoints(where / "run", attempt=attempt, near=where / "near", far=url, **more)
+
+
+def trained(where: Path, attempt: int, url: str, *steps: int, **more: Any) -> train.Checkpoints:
+    """A training that is killed after its last step was uploaded: nothing of it stays near."""
+    with begun(where, attempt, url, **more) as found:
+        for step in steps:
+            found.save(step, bytearray([step]) * SIZE)
+            found.wait()
+    return found
+
+
+def in_bucket(where: Path) -> list[str]:
+    """Of which steps the directory that serves as a bucket holds anything, as attempt/step."""
+    files = (path.parent for path in (where / "bucket").rglob("*") if path.is_file())
+    return sorted({f"{path.parent.name.partition('.')[0]}/{path.name}" for path in files})
+
+
+# --- what is kept
+
+
+@pytest.mark.slow
+def test_over_thirty_restarts_the_store_never_holds_more_than_twice_keep(tmp_path: Path, bucket: str) -> None:
+    for attempt in range(1, 31):
+        found = begun(tmp_path, attempt, bucket, keep=2)
+        assert (found.resumed and found.resumed.step) == (3 * (attempt - 1) or None)
+        for step in range(3 * attempt - 2, 3 * attempt + 1):
+            found.save(step, bytes(SIZE))
+            found.wait()
+            stored = [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()]
+            assert sum(path.stat().st_size for path in stored) <= 4 * SIZE
+        found._close(leave=attempt % 2 == 0)  # killed, or ended
+    assert in_bucket(tmp_path) == [f"attempt-{number}/step-{3 * number}" for number in (28, 29)] + [
+        "attempt-30/step-89",
+        "attempt-30/step-90",
+    ]
+
+
+def test_where_a_run_file_is_damaged_its_attempts_steps_stay_and_all_else_goes_on(
+    tmp_path: Path, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(tmp_path, 1, bucket, 1, 2, 3)
+    (tmp_path / "run" / "attempt-1" / "RUN").write_bytes(b"rot")
+    (tmp_path / "run" / "attempt-1" / "step-2" / "manifest.json").unlink()  # a save that never ended
+    trained(tmp_path, 2, bucket, 4, 5, keep=1)
+    assert in_bucket(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2", "attempt-1/step-3", "attempt-2/step-5"]
+    assert "attempt-1/step-1 was not removed: where its files are is not known, as" in caplog.text
+
+
+def test_a_store_whose_library_is_gone_keeps_nothing_else_from_being_removed(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "other").mkdir()
+    trained(tmp_path, 1, f"file://{tmp_path}/other", 1, 2)
+    connect = objects.connect
+
+    def without_library(url: str) -> Any:
+        if url.endswith("other"):
+            raise train.CheckpointError("gs:// needs a library: pip install gcsfs")
+        return connect(url)
+
+    trained(tmp_path, 2, bucket, 3)
+    far.store_of.cache_clear()
+    monkeypatch.setattr(far, "connect", without_library)
+    trained(tmp_path, 3, bucket, 4, 5, 6, keep=1)
+    assert in_bucket(tmp_path) == ["attempt-2/step-3", "attempt-3/step-6"]
+    assert "attempt-1/step-1 was not removed: gs:// needs a library" in caplog.text

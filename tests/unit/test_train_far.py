@@ -1,11 +1,12 @@
 """The files of checkpoints in an object store: what is removed there, what stays, and what cannot be said."""
 
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.object_rigs import ENVIRONMENT, S3Rig, Service, running_service
+from tests.unit.object_rigs import ENVIRONMENT, Asked, S3Rig, Service, running_service
 
 from sickbay import train
 from sickbay.train import beginning, far, objects, uploads
@@ -112,3 +113,59 @@ def test_a_store_whose_library_is_gone_keeps_nothing_else_from_being_removed(
     trained(tmp_path, 3, bucket, 4, 5, 6, keep=1)
     assert in_bucket(tmp_path) == ["attempt-2/step-3", "attempt-3/step-6"]
     assert "attempt-1/step-1 was not removed: gs:// needs a library" in caplog.text
+
+
+# --- what must not be told
+
+
+def told_by(error: BaseException) -> str:
+    """All that a script that does not catch it writes into its log."""
+    return "".join(traceback.format_exception(error))
+
+
+def test_a_secret_in_a_url_is_not_told_where_near_is_missing(tmp_path: Path) -> None:
+    url = "s3://AKIAX:hushhush@bucket/run"
+    with pytest.raises(train.CheckpointError) as caught:
+        train.Checkpoints(tmp_path, far=url)
+    assert "hushhush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["http://user:hushhush@127.0.0.1:9", "https://hushhush@127.0.0.1:9/"])
+def test_a_secret_in_the_address_of_a_service_is_refused_and_not_told(
+    tmp_path: Path, rig: S3Rig, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    with pytest.raises(train.CheckpointError, match=r"AWS_ENDPOINT_URL .*names a user before its @") as caught:
+        begun(tmp_path, 1, rig.url)
+    assert "hushhush@" not in told_by(caught.value)
+
+
+def test_no_secret_is_in_the_causes_of_an_error_either(rig: S3Rig) -> None:
+    store = rig.connect()
+    rig.service.trouble = lambda _asked: (503, "SlowDown token=hushhush")
+    for act in (lambda: store.put("a/b", [b"x"]), lambda: store.list("")):
+        with pytest.raises(OSError, match="SlowDown") as caught:
+            act()
+        assert "hushhush" not in told_by(caught.value)
+
+
+# --- what cannot be looked at
+
+
+@pytest.mark.parametrize("answer", [(403, "AccessDenied"), (503, "SlowDown"), (500, "InternalError")])
+@pytest.mark.parametrize("operation", ["head", "get"])
+def test_what_the_store_does_not_let_us_read_is_neither_absent_nor_corrupt(
+    tmp_path: Path, rig: S3Rig, operation: str, answer: tuple[int, str]
+) -> None:
+    trained(tmp_path, 1, rig.url, 1, 2)
+    before = rig.names()
+
+    def refuse(asked: Asked) -> tuple[int, str] | None:
+        return answer if asked.operation == operation and asked.path.endswith("shard") else None
+
+    rig.service.trouble = refuse
+    with pytest.raises(train.Unreadable, match="nobody knows what is in it, so nothing is begun from it"):
+        begun(tmp_path, 2, rig.url)
+    rig.service.calm()
+    assert rig.names() == before
+    assert begun(tmp_path, 3, rig.url).load() == bytearray([2]) * SIZE

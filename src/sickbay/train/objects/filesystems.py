@@ -32,7 +32,7 @@ from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
 from sickbay.train.objects import Keys, Place, checked
 from sickbay.train.objects.ahead import AHEAD, Quota, ReadAhead, Threads
-from sickbay.train.objects.faults import fault, number_of_status, one_line
+from sickbay.train.objects.faults import cause_of, fault, number_of_status, one_line
 from sickbay.train.objects.payload import Part, Payload, file_of, of_memory
 
 AbstractFileSystem: Any = import_module("fsspec").AbstractFileSystem
@@ -254,11 +254,11 @@ class FilesystemObjects:
             number = _number_of(error)
             number = errno.ENODEV if made and number == errno.ENOENT else number
             text = "there is no such object" if number == errno.ENOENT else error.strerror or str(error)
-            raise fault(number, text or type(error).__name__, where) from error
+            raise fault(number, text or type(error).__name__, where) from cause_of(error)
         except NotImplementedError as error:
             raise fault(errno.EOPNOTSUPP, "the library cannot do that", where) from error
-        except Exception as error:  # a library's own: there are as many kinds as libraries
-            raise fault(_number_of(error), f"{type(error).__name__}: {error}", where) from error
+        except Exception as error:  # noqa: BLE001 - a library's own: there are as many kinds as libraries
+            raise fault(_number_of(error), f"{type(error).__name__}: {error}", where) from cause_of(error)
 
 
 def _find(place: Place) -> tuple[Any, str]:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
 from sickbay.train.errors import CheckpointError
 from sickbay.train.objects import Place
-from sickbay.train.objects.faults import COMES_BACK, fault, number_of_status, one_line
+from sickbay.train.objects.faults import COMES_BACK, cause_of, fault, number_of_status, one_line
 from sickbay.train.objects.payload import Body
 
 # Here, so that who lacks them learns it when he connects.
@@ -86,13 +87,19 @@ class Bucket:
             tcp_keepalive=True,
         )
         try:
-            return cls(place, boto3.session.Session().client("s3", config=config))
+            client = boto3.session.Session().client("s3", config=config)
         except FAILURES as error:
             raise CheckpointError(f"cannot use {place}: {one_line(str(error))}") from None
         except ValueError:  # its text holds the address, which may hold a password
             raise CheckpointError(
                 f"cannot use {place}: AWS_ENDPOINT_URL (or endpoint_url in ~/.aws/config) is no http(s):// address"
             ) from None
+        if "@" in urlsplit(client.meta.endpoint_url).netloc:  # boto3 would never send it, and show it in errors
+            raise CheckpointError(
+                f"cannot use {place}: AWS_ENDPOINT_URL (or endpoint_url in ~/.aws/config) names a user before its @:"
+                " leave that out, credentials come from elsewhere"
+            )
+        return cls(place, client)
 
     @property
     def checksums(self) -> bool:
@@ -125,9 +132,9 @@ class Bucket:
                 answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.name, **parameters)
             except FAILURES as error:
                 if sent is not None and isinstance(sent.failure, TimeoutError):
-                    raise fault(errno.ETIMEDOUT, str(sent.failure.strerror), self.path(key)) from error
+                    raise fault(errno.ETIMEDOUT, str(sent.failure.strerror), self.path(key)) from cause_of(error)
                 if sent is not None and sent.failure is not None:
-                    raise sent.failure from error
+                    raise sent.failure from cause_of(error)
                 trying.once_more(self.fault_of(error, key), error)
             else:
                 return answer
@@ -199,11 +206,11 @@ class Trying:
         """Wait; or raise what was found, if it does not come back or not in time."""
         pause = next(self._pauses, None) if found.errno in COMES_BACK else None
         if pause is None or time.monotonic() + pause > self.ends:
-            raise found from cause
+            raise found from cause_of(cause)
         pause *= random.uniform(0.5, 1.5)  # noqa: S311 - so that ranks do not come back together
         log.info("%s; tried again in %.1f s", found, pause)
         if self._unwanted.wait(pause):
-            raise found from cause
+            raise found from cause_of(cause)
 
     def go_on(self, where: str) -> None:
         """Raises if it takes too long, or is not wanted any more."""

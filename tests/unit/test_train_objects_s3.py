@@ -3,9 +3,11 @@
 import errno
 import hashlib
 import logging
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,46 @@ def test_a_service_that_cannot_be_reached_may_come_back(rig: S3Rig, monkeypatch:
     with pytest.raises(OSError, match="cannot be reached") as caught:
         rig.connect().size_of(KEY)
     assert caught.value.errno == errno.EHOSTUNREACH
+
+
+def test_a_handshake_that_fails_may_come_back(rig: S3Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.getsockname()[1]}")
+
+        def no_tls() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(1)
+                        connection.sendall(b"HTTP/1.1 503 Busy\r\n\r\n")
+
+        thread = threading.Thread(target=no_tls, daemon=True)
+        thread.start()
+        with pytest.raises(OSError, match="no secure connection") as caught:
+            rig.connect().size_of(KEY)
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("operation", ["head", "get"])
+def test_an_answer_that_no_object_store_gives_is_neither_an_object_nor_a_crash(rig: S3Rig, operation: str) -> None:
+    """As of a proxy that shows its own page."""
+    store = rig.connect()
+    store.put(KEY, [MANY])
+    rig.service.trouble = Times(operation, 99, (200, "page"))
+    with pytest.raises(OSError, match=r"no answer of an object store|was replaced") as caught:
+        read(store)
+    assert caught.value.errno in COMES_BACK
+
+
+def test_a_listing_that_ends_amid_is_an_error(rig: S3Rig) -> None:
+    store = rig.connect()
+    page = b"<ListBucketResult><IsTruncated>true</IsTruncated><Contents><Key>a</Key></Contents></ListBucketResult>"
+    rig.service.gaps = lambda _asked, _body: [page]
+    with pytest.raises(OSError, match="a listing that goes on without saying where"):
+        store.list("")
 
 
 def test_missing_credentials_are_told(rig: S3Rig, monkeypatch: pytest.MonkeyPatch) -> None:

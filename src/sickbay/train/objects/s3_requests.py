@@ -146,6 +146,8 @@ class Bucket:
             return self._refusal(str(error.operation_name), error.response, where)
         if isinstance(error, TIMEOUTS):
             return fault(errno.ETIMEDOUT, f"no answer within {ANSWER:g} s", where)
+        if isinstance(error, botocore.SSLError):
+            return fault(errno.EIO, f"no secure connection: {error}", where)
         if isinstance(error, UNREACHABLE):
             return fault(errno.EHOSTUNREACH, "the service cannot be reached", where)
         if isinstance(error, NO_CREDENTIALS):
@@ -190,8 +192,10 @@ class Bucket:
                 return
             if "NextContinuationToken" in page:
                 more = {"ContinuationToken": page["NextContinuationToken"]}
-            else:
+            elif "NextKeyMarker" in page:
                 more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            else:
+                raise fault(errno.EIO, "has a listing that goes on without saying where", f"{self.url}/{below}")
 
 
 class Trying:

@@ -383,6 +383,11 @@ def moved_away(directory: Path) -> None:
     directory.symlink_to(directory.with_name("elsewhere"), target_is_directory=True)
 
 
+def made_a_file(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.write_bytes(b"x")
+
+
 def unprintable(directory: Path) -> None:
     (directory / "two\nlines").touch()
 
@@ -397,6 +402,8 @@ def not_text(directory: Path) -> None:
         (linked, "files/model.bin is a symbolic link: write the file itself into the directory"),
         (linked_directory, "files/deep/state is a symbolic link"),
         (moved_away, "files has become a symbolic link"),
+        (shutil.rmtree, "files is no directory any more: leave the directory where it is"),
+        (made_a_file, "files is no directory any more: leave the directory where it is"),
         (fifo, "files/pipe is no file"),
         (unprintable, r"a name that is no plain text: 'files/two\nlines'"),
         (not_text, r"a name that is no plain text: 'files/\udcff\udcfe'"),

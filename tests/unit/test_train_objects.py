@@ -360,6 +360,21 @@ def test_a_process_that_ends_may_still_store_its_last_checkpoint(rig: Rig, used_
     assert rig.connect().size_of("last") == 3 << 20
 
 
+def test_in_a_directory_every_name_on_the_way_to_an_object_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, synced = os.fsync, set[str]()
+
+    def recorded(handle: int) -> None:
+        fsync(handle)
+        synced.add(str(Path(f"/proc/self/fd/{handle}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    DirectoryRig(tmp_path).connect().put(KEY, [b"x"])
+    directories = {str(path) for path in Path(KEY).parents}
+    assert {str(tmp_path / name) for name in directories} <= synced
+
+
 # --- urls
 
 
@@ -377,6 +392,10 @@ def test_a_process_that_ends_may_still_store_its_last_checkpoint(rig: Rig, used_
         ("file:///", "write file:///DIRECTORY"),
         ("file:///a::memory://b", "write file:///DIRECTORY"),
         ("nonsense://x/y", "nonsense"),
+        ("s3a://bucket/x", "write s3://bucket/x"),
+        ("S3N://bucket/x", "write s3://bucket/x"),
+        ("https://bucket.s3.amazonaws.com/x", "is written as s3://BUCKET/PREFIX"),
+        ("http://minio:9000/bucket/x", ", with AWS_ENDPOINT_URL where it is not Amazon"),
         ("s3://bucket/a/../b", "'..'"),
         ("s3://bucket/a\nb", "control characters"),
         ("s3://AKIAX:hushhush@bucket/x", "user before its @"),

@@ -78,7 +78,7 @@ class FilesystemObjects:
         if not self._buckets:  # below a mount point that has lost its disk nothing is made
             self._there()
             with self._told(key):
-                self._fs.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
+                self._make(self._path(key).rpartition("/")[0])
         try:
             md5 = self._write(target, payload, expected, progress)
             self._confirm(target, payload.sum(), md5)
@@ -93,6 +93,12 @@ class FilesystemObjects:
         if target == beside and self.size_of(key) != payload.sum().size:
             raise fault(errno.EIO, "has another size than what was written", f"{self.url}/{key}")
         return payload.sum()
+
+    def _make(self, directory: str) -> None:
+        if self._local:  # each name on the way is on the disk, as the object itself will be
+            disk.make(Path(directory))
+        else:
+            self._fs.makedirs(directory, exist_ok=True)
 
     def _write(self, key: str, payload: Payload, expected: disk.Sum | None, progress: Progress) -> str:
         """Its MD5, where the store will state one."""

@@ -1,11 +1,13 @@
 """The files of checkpoints in an object store: what is removed there, what stays, and what cannot be said."""
 
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.near_gang import Gang
 from tests.unit.object_rigs import ENVIRONMENT, Asked, S3Rig, Service, running_service
 
 from sickbay import train
@@ -169,3 +171,28 @@ def test_what_the_store_does_not_let_us_read_is_neither_absent_nor_corrupt(
     rig.service.calm()
     assert rig.names() == before
     assert begun(tmp_path, 3, rig.url).load() == bytearray([2]) * SIZE
+
+
+# --- uploaded behind
+
+
+@pytest.mark.slow
+def test_what_rots_on_one_node_is_uploaded_from_its_copy_on_another(tmp_path: Path, bucket: str) -> None:
+    """As with the directory: the rotten copy is the nearer one of two."""
+    more = {"SICKBAY_CHECKPOINT_FAR": bucket}
+    first = Gang(tmp_path, 1, [0, 1], SICKBAY_TEST_UPLOADS="none", **more).begin()
+    first.all("save", 10)
+    first.kill()
+    (shard,) = (tmp_path / "node-0").glob("*/attempt-1/step-10/rank-0.shard")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
+    second = Gang(tmp_path, 2, [0, 1], **more).begin()
+    try:
+        assert second.resumed == "attempt-1/step-10"
+        assert second.begun[0]["state"] == {"step": 10, "rank": 0, "attempt": 1}
+        deadline = time.monotonic() + 60
+        while train.latest_valid(tmp_path / "far") is None:
+            assert time.monotonic() < deadline, "it is whole near, and never becomes durable"
+            time.sleep(0.02)
+    finally:
+        second.kill()
+    assert in_bucket(tmp_path) == ["attempt-2/step-10"]

@@ -493,6 +493,27 @@ def test_a_service_that_removes_one_by_one_only(rig: S3Rig) -> None:
     assert rig.names() == []
 
 
+def test_all_pages_of_unfinished_uploads_are_ended(rig: S3Rig) -> None:
+    begun = {rig.client.create_multipart_upload(Bucket=rig.bucket, Key=KEY)["UploadId"] for _ in range(3)}
+    order = sorted(begun)
+
+    def one_by_one(asked: Asked, body: bytes) -> Iterable[bytes]:
+        if asked.operation != "uploads":
+            return [body]
+        marker = asked.query.get("upload-id-marker", [""])[0]
+        number = order.index(marker) + 1 if marker else 0
+        more = number + 1 < len(order)
+        upload = f"<Upload><Key>{KEY}</Key><UploadId>{order[number]}</UploadId></Upload>"
+        upto = f"<NextKeyMarker>{KEY}</NextKeyMarker><NextUploadIdMarker>{order[number]}</NextUploadIdMarker>"
+        text = f"<IsTruncated>{str(more).lower()}</IsTruncated>{upto if more else ''}{upload}"
+        return [f"<ListMultipartUploadsResult>{text}</ListMultipartUploadsResult>".encode()]
+
+    rig.service.gaps = one_by_one
+    rig.connect().remove_all("step-1")
+    rig.service.calm()
+    assert rig.uploads() == []
+
+
 def test_uploads_that_cannot_be_listed_do_not_keep_objects_from_being_removed(
     rig: S3Rig, caplog: pytest.LogCaptureFixture
 ) -> None:

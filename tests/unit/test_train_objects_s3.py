@@ -229,6 +229,14 @@ def test_settings_that_cannot_be_are_told_when_it_connects(
     assert "hushhush" not in str(caught.value)
 
 
+def test_a_boto3_that_is_too_old_is_told_when_it_connects_not_after_the_first_upload(
+    rig: S3Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boto3.__version__", "1.35.99")
+    with pytest.raises(CheckpointError, match=r"boto3 1\.36 or newer, this is 1\.35\.99: pip install 'sickbay\[s3\]'"):
+        rig.connect()
+
+
 def test_no_credential_is_in_what_is_told(rig: S3Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "sickbay")
     store = rig.connect()

@@ -28,6 +28,8 @@ PATIENCE = 180.0  # seconds for one request and its repetitions, besides what it
 SLOWEST = 0.5e6  # bytes a second on one connection that is not given up
 AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds, more or less, after which a request that may come back is sent again
 CONNECTIONS = 16
+OLDEST = (1, 36)  # of boto3: it can say how large a multipart upload must be
+ADDRESS = "AWS_ENDPOINT_URL (or endpoint_url in ~/.aws/config)"
 NAME = re.compile(r"[A-Za-z0-9._-]{3,255}")
 
 FAILURES = (botocore.BotoCoreError, botocore.ClientError, urllib3.HTTPError)
@@ -79,25 +81,16 @@ class Bucket:
     def connect(cls, place: Place) -> "Bucket":
         if not NAME.fullmatch(place.container):
             raise CheckpointError(f"{place} names no bucket: write s3://BUCKET/PREFIX")
-        config = Config(
-            connect_timeout=CONNECT,
-            read_timeout=ANSWER,
-            retries={"total_max_attempts": 1},  # they are counted here, against one time limit
-            max_pool_connections=CONNECTIONS,
-            tcp_keepalive=True,
-        )
-        try:
-            client = boto3.session.Session().client("s3", config=config)
-        except FAILURES as error:
-            raise CheckpointError(f"cannot use {place}: {one_line(str(error))}") from None
-        except ValueError:  # its text holds the address, which may hold a password
+        if tuple(int(number) for number in boto3.__version__.split(".")[:2]) < OLDEST:
+            needed = ".".join(map(str, OLDEST))
             raise CheckpointError(
-                f"cannot use {place}: AWS_ENDPOINT_URL (or endpoint_url in ~/.aws/config) is no http(s):// address"
-            ) from None
+                f"s3:// needs boto3 {needed} or newer, this is {boto3.__version__}: pip install 'sickbay[s3]'"
+            )
+        client = _client(place)
         if "@" in urlsplit(client.meta.endpoint_url).netloc:  # boto3 would never send it, and show it in errors
             raise CheckpointError(
-                f"cannot use {place}: AWS_ENDPOINT_URL (or endpoint_url in ~/.aws/config) names a user before its @:"
-                " leave that out, credentials come from elsewhere"
+                f"cannot use {place}: {ADDRESS} names a user before its @: leave that out, credentials come from"
+                " elsewhere"
             )
         return cls(place, client)
 
@@ -196,6 +189,22 @@ class Bucket:
                 more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
             else:
                 raise fault(errno.EIO, "has a listing that goes on without saying where", f"{self.url}/{below}")
+
+
+def _client(place: Place) -> Any:
+    config = Config(
+        connect_timeout=CONNECT,
+        read_timeout=ANSWER,
+        retries={"total_max_attempts": 1},  # they are counted here, against one time limit
+        max_pool_connections=CONNECTIONS,
+        tcp_keepalive=True,
+    )
+    try:
+        return boto3.session.Session().client("s3", config=config)
+    except FAILURES as error:
+        raise CheckpointError(f"cannot use {place}: {one_line(str(error))}") from None
+    except ValueError:  # its text holds the address, which may hold a password
+        raise CheckpointError(f"cannot use {place}: {ADDRESS} is no http(s):// address") from None
 
 
 class Trying:

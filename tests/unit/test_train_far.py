@@ -1,5 +1,6 @@
 """The files of checkpoints in an object store: what is removed there, what stays, and what cannot be said."""
 
+import os
 import time
 import traceback
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from tests.unit.near_gang import Gang
 from tests.unit.object_rigs import ENVIRONMENT, Asked, S3Rig, Service, running_service
 
 from sickbay import train
-from sickbay.train import beginning, far, objects, uploads
+from sickbay.train import beginning, far, layout, objects, uploads
+from sickbay.train.pruning import prune
 
 SIZE = 50_000
 
@@ -115,6 +117,37 @@ def test_a_store_whose_library_is_gone_keeps_nothing_else_from_being_removed(
     trained(tmp_path, 3, bucket, 4, 5, 6, keep=1)
     assert in_bucket(tmp_path) == ["attempt-2/step-3", "attempt-3/step-6"]
     assert "attempt-1/step-1 was not removed: gs:// needs a library" in caplog.text
+
+
+def test_one_whose_object_is_gone_is_none_of_those_that_are_kept(tmp_path: Path, bucket: str) -> None:
+    with begun(tmp_path, 1, bucket, keep=2) as found:
+        for step in (1, 2, 3):
+            found.save(step, bytes(SIZE))
+            found.wait()
+        (shard,) = (tmp_path / "bucket").rglob("step-3/*.shard")
+        shard.unlink()
+        found.save(4, bytes(SIZE))
+    assert in_bucket(tmp_path) == ["attempt-1/step-2", "attempt-1/step-4"]
+
+
+def test_what_is_put_back_for_a_younger_attempt_still_has_its_files_in_the_store(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1, bucket, 1, 2, keep=None)
+    root, rename = tmp_path / "run", os.rename
+
+    def as_a_younger_one_begins(source: Any, target: Any) -> None:
+        if Path(target).name == "removed.json" and not layout.run_path(root, 2).exists():
+            layout.attempt_path(root, 2).mkdir()
+            layout.create_fence(root, layout.RunFile(2, "younger", 1))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", as_a_younger_one_begins)
+    newest = layout.Place(1, 2)
+    assert prune(root, newest, 1, {newest}) == []
+    assert layout.run_path(root, 2).exists()
+    assert in_bucket(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
+    assert layout.read_manifest(root, layout.Place(1, 1)) is not None
 
 
 # --- what must not be told

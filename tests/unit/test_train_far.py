@@ -130,6 +130,21 @@ def test_one_whose_object_is_gone_is_none_of_those_that_are_kept(tmp_path: Path,
     assert in_bucket(tmp_path) == ["attempt-1/step-2", "attempt-1/step-4"]
 
 
+def test_what_the_store_does_not_remove_now_is_removed_later(
+    tmp_path: Path, rig: S3Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with begun(tmp_path, 1, rig.url, keep=1) as found:
+        found.save(1, bytes(SIZE))
+        found.wait()
+        rig.service.trouble = lambda asked: (403, "AccessDenied") if asked.operation == "delete-many" else None
+        found.save(2, bytes(SIZE))
+        found.wait()
+        assert "attempt-1/step-1 was not removed" in caplog.text
+        rig.service.calm()
+        found.save(3, bytes(SIZE))
+    assert [name.partition("/")[2] for name in rig.names()] == ["step-3/rank-0.shard"]
+
+
 def test_what_is_put_back_for_a_younger_attempt_still_has_its_files_in_the_store(
     tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

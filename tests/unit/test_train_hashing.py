@@ -67,6 +67,15 @@ def test_the_sum_of_what_is_written_in_order_is_known_and_true(
     assert file.sum == disk.measure(path)
 
 
+def test_the_sum_of_a_file_that_was_removed_is_forgotten(files: HashedFiles, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with files.create_stream(path, "wb") as stream:
+        stream.write(b"x" * 100)
+    files.rm_file(path)
+    path.write_bytes(b"y" * 100)
+    assert files.sum_of(path) == disk.measure(path)
+
+
 def test_a_file_may_be_an_array_of_numbers_as_well(tmp_path: Path) -> None:
     file = HashedFile(tmp_path / "data")
     with file:

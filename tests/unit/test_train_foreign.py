@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -317,6 +318,28 @@ def test_what_changes_after_it_was_listed_is_found_before_the_commit(
     )
     save(first, 2)
     assert wait(first) == [""]
+
+
+def test_what_changes_between_two_tries_of_one_save_is_found_before_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begun(tmp_path, 1, world=2)
+    link, failed = os.link, threading.Event()
+
+    def fails_once(source: Any, target: Any) -> None:
+        if Path(target).name == "rank-0.json" and not failed.is_set():
+            while not layout.part_path(tmp_path, Place(1, 1), 1).exists():  # rank 1 has hashed its share
+                time.sleep(0.001)
+            for name in layout.read_part(tmp_path, Place(1, 1), 1).files:
+                overwritten(tmp_path / "attempt-1" / "step-1" / name)
+            failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", fails_once)
+    save(first, 1)
+    refused(tmp_path, first, "was written to after the block had ended")
+    assert failed.is_set()
 
 
 def test_what_failed_saves_have_left_is_removed_before_the_next_as_the_disk_may_be_full(tmp_path: Path) -> None:

@@ -221,6 +221,16 @@ def test_what_the_store_does_not_let_us_read_is_neither_absent_nor_corrupt(
     assert begun(tmp_path, 3, rig.url).load() == bytearray([2]) * SIZE
 
 
+def test_two_jobs_below_one_prefix_neither_overwrite_nor_remove_what_is_the_others(tmp_path: Path, rig: S3Rig) -> None:
+    jobs = [tmp_path / name for name in ("one", "other")]
+    for where in jobs:
+        where.mkdir()
+        trained(where, 1, rig.url, 1, 2, keep=None)
+    trained(jobs[0], 2, rig.url, 3, 4, keep=1)
+    assert len(rig.names()) == 2 + 2
+    assert begun(jobs[1], 2, rig.url).load() == bytearray([2]) * SIZE
+
+
 # --- uploaded behind
 
 

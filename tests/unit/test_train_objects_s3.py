@@ -541,6 +541,17 @@ def test_what_is_refused_when_many_are_removed_is_told(rig: S3Rig) -> None:
         store.remove_all("step-1")
 
 
+@pytest.mark.parametrize(("code", "number"), [("AccessDenied", errno.EACCES), ("InternalError", errno.EIO)])
+def test_one_of_many_that_was_not_removed_is_told(rig: S3Rig, code: str, number: int) -> None:
+    store = rig.connect()
+    store.put(KEY, [ONE])
+    refused = f"<DeleteResult><Error><Key>{KEY}</Key><Code>{code}</Code></Error></DeleteResult>".encode()
+    rig.service.gaps = lambda asked, body: [refused if asked.operation == "delete-many" else body]
+    with pytest.raises(OSError, match=f"was not removed: {code}") as caught:
+        store.remove_all("step-1")
+    assert caught.value.errno == number
+
+
 # --- bounds
 
 

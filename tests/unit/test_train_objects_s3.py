@@ -1,5 +1,6 @@
 """S3 when things go wrong: requests that are refused, cut, slow, throttled or falsified on their way."""
 
+import base64
 import errno
 import hashlib
 import logging
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +425,22 @@ def test_every_part_goes_with_its_own_checksum_and_the_whole_with_its_size(rig: 
     (complete,) = (asked for asked in rig.service.asked if asked.operation == "complete")
     assert complete.headers["X-AMZ-MP-OBJECT-SIZE"] == str(len(MANY))
     assert rig.service.count("get") == 0
+
+
+@BOTH
+def test_an_object_that_the_service_sums_otherwise_is_not_taken_for_stored(rig: S3Rig, content: bytes) -> None:
+    backend: Any = import_module("moto.s3.models").s3_backends["123456789012"]["aws"]
+
+    def sum_otherwise(asked: Asked) -> None:
+        if asked.operation in {"put", "complete"}:
+            stored = backend.get_object(rig.bucket, KEY)
+            assert stored.checksum_value
+            stored.checksum_value = base64.b64encode(bytes(32)).decode()
+
+    rig.service.after = sum_otherwise
+    with pytest.raises(OSError, match="has another checksum than what was written") as caught:
+        rig.connect().put(KEY, [content])
+    assert caught.value.errno == errno.EIO
 
 
 @BOTH

@@ -271,6 +271,37 @@ def test_a_failure_amid_leaves_what_was_there(rig: Rig) -> None:
         assert rig.uploads() == []
 
 
+@pytest.mark.parametrize("kind", ["memory.MemoryFileSystem", "local.LocalFileSystem"])
+def test_what_reads_back_as_something_else_was_not_stored(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = MemoryRig() if kind.startswith("memory") else DirectoryRig(tmp_path)
+    place = f"fsspec.implementations.{kind}.cat_file"
+    monkeypatch.setattr(place, lambda _fs, _path, start, end: bytes(end - start))
+    with pytest.raises(OSError, match="does not hold what was written into it") as caught:
+        rig.connect().put(KEY, [some(1000)])
+    assert caught.value.errno == errno.EIO
+    assert rig.names() == []
+
+
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryRig(tmp_path).connect()
+    store.put(KEY, [b"x"])
+    scandir = os.scandir
+
+    def refused(path: Any) -> Any:
+        if str(path).endswith("step-50"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    for look in (partial(store.list, ""), partial(store.list, "attempt-2"), partial(store.remove_all, "attempt-2")):
+        with pytest.raises(PermissionError):
+            look()
+
+
 def test_one_that_changes_while_it_is_read_is_an_error_and_never_a_mixture(rig: Rig) -> None:
     store, old, new = rig.connect(), some(4 * MB), some(4 * MB, seed=2)
     store.put(KEY, [old])

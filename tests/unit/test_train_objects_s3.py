@@ -507,6 +507,28 @@ def test_a_file_that_changes_between_hash_and_sending_is_not_stored(rig: S3Rig, 
         assert nothing_is_left_in(rig)
 
 
+def test_an_upload_is_aborted_only_when_no_part_of_it_is_on_its_way(rig: S3Rig) -> None:
+    """One that arrived after the abort would stay for ever."""
+    on_its_way, aborted, before = threading.Event(), threading.Event(), list[bool]()
+
+    def trouble(asked: Asked) -> tuple[int, str] | None:
+        if asked.operation == "abort":
+            aborted.set()
+        elif asked.operation == "part" and asked.query["partNumber"] == ["1"]:
+            on_its_way.set()
+            before.append(aborted.wait(0.3))
+        elif asked.operation == "part":
+            on_its_way.wait(30)
+            return 403, "AccessDenied"
+        return None
+
+    rig.service.trouble = trouble
+    with pytest.raises(PermissionError):
+        rig.connect().put(KEY, [MANY])
+    assert (before, aborted.is_set()) == ([False], True)
+    assert nothing_is_left_in(rig)
+
+
 # --- removing
 
 

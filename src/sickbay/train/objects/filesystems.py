@@ -227,11 +227,23 @@ class FilesystemObjects:
             self._there()
             return []
         with self._told(prefix or None):
-            try:  # what cannot be listed must not be left out
-                names = self._fs.find(directory, withdirs=directories, on_error="raise")
+            try:
+                names = self._names(directory, directories=directories)
             except FileNotFoundError as error:
                 raise fault(errno.ESTALE, "changed while it was listed", f"{self.url}/{prefix}") from error
         return [name.removeprefix(f"{self._root}/") for name in names if name.startswith(f"{directory}/")]
+
+    def _names(self, directory: str, *, directories: bool) -> Keys:
+        """What cannot be listed must not be left out, as `find` does below its first directory in spite of on_error."""
+        if self._buckets:
+            return list(self._fs.find(directory, withdirs=directories, on_error="raise"))  # in one listing
+        names, ahead = Keys(), [directory]
+        while ahead:
+            for entry in self._fs.ls(ahead.pop(), detail=True):
+                within = entry["type"] == "directory"
+                ahead += [entry["name"]] if within else []
+                names += [entry["name"]] if directories or not within else []
+        return names
 
     def remove_all(self, prefix: str) -> None:
         """Name by name: what removes all at once takes the letters *, ? and [ for patterns."""

@@ -514,7 +514,9 @@ def test_an_upload_is_aborted_only_when_no_part_of_it_is_on_its_way(rig: S3Rig) 
     def trouble(asked: Asked) -> tuple[int, str] | None:
         if asked.operation == "abort":
             aborted.set()
-        elif asked.operation == "part" and asked.query["partNumber"] == ["1"]:
+        elif asked.operation == "part" and asked.query["partNumber"] == [
+            "2"
+        ]:  # what fails is the first, which is waited for first
             on_its_way.set()
             before.append(aborted.wait(0.3))
         elif asked.operation == "part":

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
@@ -26,9 +27,11 @@ from sickbay.train.layout import (
     read_fence,
     read_manifest,
     removed_path,
+    run_path,
     step_path,
     steps,
 )
+from sickbay.train.objects import Objects
 from sickbay.train.validity import candidates, lineage_of
 
 log = logging.getLogger("sickbay.train")
@@ -89,7 +92,7 @@ def _remove_all(root: Path, attempt: int, choose: Callable[[], list[Place]]) -> 
             try:
                 _remove(root, attempt, place)
                 removed.append(place)
-            except OSError as error:  # this one; the others are tried all the same
+            except (OSError, CheckpointError) as error:  # this one; the others are tried all the same
                 log.warning("%s was not removed: %s", place, error)
     except (OSError, CheckpointError) as error:
         log.warning("old checkpoints were not removed: %s", error)
@@ -212,6 +215,7 @@ def _remove(root: Path, attempt: int, place: Place) -> None:
     manifest and then look for a younger RUN. So at least one of us sees the other, and what we took is put back.
     """
     manifest, removed = manifest_path(root, place), removed_path(root, place)
+    store = _store_with(root, place)
     try:
         manifest.rename(removed)
     except FileNotFoundError:
@@ -227,7 +231,22 @@ def _remove(root: Path, attempt: int, place: Place) -> None:
         raise
     from shutil import rmtree
 
-    fence = read_fence(root, place.attempt)
-    if fence is not None and fence.far:  # first what is named nowhere once the directory is gone
-        store_of(fence.far).remove_all(prefix_of(place, fence.run))
+    if store is not None:  # first what is named nowhere once the directory is gone
+        store.objects.remove_all(store.prefix)
     rmtree(step_path(root, place))
+
+
+class _Store(NamedTuple):
+    """Where an attempt put the files of one of its steps."""
+
+    objects: Objects
+    prefix: str
+
+
+def _store_with(root: Path, place: Place) -> _Store | None:
+    try:
+        fence = read_fence(root, place.attempt)
+    except disk.Damaged as damage:
+        why = f"where its files are is not known, as {run_path(root, place.attempt)} {damage}"
+        raise CheckpointError(why) from None
+    return _Store(store_of(fence.far), prefix_of(place, fence.run)) if fence is not None and fence.far else None

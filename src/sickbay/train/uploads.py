@@ -19,7 +19,7 @@ from typing import Any
 from sickbay.train import beats, disk
 from sickbay.train.behind import Behind
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded, may_pass
+from sickbay.train.errors import CheckpointError, SourceDamaged, Superseded, may_pass
 from sickbay.train.far import key_of, store_of
 from sickbay.train.layout import Manifest, Part, Place, failed_path, manifest_path, part_path, step_path, upload_path
 from sickbay.train.near import Near
@@ -284,14 +284,14 @@ class Uploads:
         self._at.put(place, part)
 
     def _send(self, place: Place, name: str, expected: disk.Sum, sources: list[disk.File]) -> None:
-        why: OSError = FileNotFoundError(errno.ENOENT, f"{name} is on none of the nodes that take part")
+        why: Exception = FileNotFoundError(errno.ENOENT, f"{name} is on none of the nodes that take part")
         for source in sources:
             try:
                 if self._far:
                     _to_store(store_of(self._far), key_of(place, self._at.run, name), source, expected)
                 else:
                     _to_directory(step_path(self._at.directory, place) / name, source, expected)
-            except OSError as error:
+            except (OSError, SourceDamaged) as error:
                 why = error
             else:
                 return

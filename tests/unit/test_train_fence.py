@@ -199,6 +199,22 @@ def test_a_parent_that_was_being_removed_when_its_remover_died_is_put_back(tmp_p
     assert whole(tmp_path) == ["attempt-1/step-10"]
 
 
+def test_what_other_ranks_save_ahead_of_rank_0_is_not_removed(tmp_path: Path) -> None:
+    trained(tmp_path, 1, 2, 3)
+    ahead = tmp_path / "attempt-1" / "step-4"
+    ahead.mkdir()
+    (ahead / "rank-1.shard").write_bytes(b"under way")
+    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == [Place(1, 1), Place(1, 2)]
+    assert (ahead / "rank-1.shard").exists()
+
+
+def test_what_somebody_left_under_our_number_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path, 1)
+    (tmp_path / "attempt-2" / "step-7").mkdir(parents=True)
+    with pytest.raises(train.Unreadable, match="attempt-2 holds steps, but attempt 2 has just begun"):
+        trained(tmp_path)
+
+
 def test_a_removal_that_was_not_finished_is_finished_by_the_next(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2, 3)
     step = tmp_path / "attempt-1" / "step-1"

@@ -344,7 +344,8 @@ def test_a_get_that_is_cut_goes_on_where_it_was_with_the_same_object(rig: S3Rig)
     rig.service.gaps = torn
     assert read(store) == MANY
     gets = [asked.headers for asked in rig.service.asked if asked.operation == "get"]
-    assert list(cuts.values()) == [3] * 5
+    assert len(cuts) == 5
+    assert min(cuts.values()) >= 3  # more on a busy machine: a connection that breaks by itself is tried again, too
     assert len({headers["IF-MATCH"] for headers in gets}) == 1
     starts = [int(headers["RANGE"].removeprefix("bytes=").partition("-")[0]) for headers in gets]
     assert any(start % MB for start in starts)

@@ -284,9 +284,10 @@ def test_a_service_that_does_not_answer_is_given_up(
     assert nothing_is_left_in(rig)
 
 
-def test_an_answer_that_stops_amid_is_given_up(rig: S3Rig, hanging: threading.Event) -> None:
+def test_an_answer_that_stops_amid_is_given_up(rig: S3Rig, request: pytest.FixtureRequest) -> None:
+    rig.connect().put(KEY, [MANY])  # before answers have to come soon
+    hanging: threading.Event = request.getfixturevalue("hanging")
     store = rig.connect()
-    store.put(KEY, [MANY])
 
     def half(asked: Asked, body: bytes) -> Iterator[bytes]:
         yield body[:1000]

@@ -8,6 +8,7 @@ from sickbay.adapters.clusters.local.files import Paths, RankState, Seat, Status
 from sickbay.agent.checks import Exercise, examine
 from sickbay.agent.commands import Carry, Refuse, Said
 from sickbay.agent.drill import inject
+from sickbay.agent.limits import within
 from sickbay.agent.senses import Senses
 from sickbay.agent.stacks import collect
 from sickbay.model.facts import Checked, Looked, ResetDone
@@ -42,7 +43,7 @@ class LocalOrders:
     def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
         assert isinstance(order, RunLook)
-        settled = time.monotonic() + order.settle
+        settled = time.monotonic() + within("settle", order.settle)
         text = ""
         if order.stacks_of is not None and (status := self._status()) is not None:
             text = collect(self._paths, self._me, status.ranks, order.stacks_of, until)

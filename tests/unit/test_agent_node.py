@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from tests.unit.agent_rig import TOKEN, XID_63, XID_79, FrontDoor, until
 
-from sickbay.agent.bundle import KEEP, collect
+from sickbay.agent.bundle import KEEP, Parts, collect
 from sickbay.agent.checks import Exercise
 from sickbay.agent.command_journal import Journal
 from sickbay.agent.commands import DEADLINES, Carry, Commands, Refuse, Said
@@ -276,6 +276,11 @@ def test_a_look_says_when_everything_has_been_read(ward: Ward) -> None:
 # --- the bundle
 
 
+def packed(bundle: Path) -> dict[str, bytes]:
+    with tarfile.open(bundle) as tar:
+        return {name.partition("/")[2]: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
+
+
 def test_a_bundle_has_what_people_ask_for_and_no_secret(ward: Ward) -> None:
     token_file = ward.root / "token"
     token_file.write_text("f1le-token\n")
@@ -287,24 +292,67 @@ def test_a_bundle_has_what_people_ask_for_and_no_secret(ward: Ward) -> None:
         "none.txt": ("/nonexistent/command",),
         "slow.txt": ("sleep", "30"),
     }  # fmt: skip
-    found = collect(state, settings, time.monotonic() + 1.0, commands)
+    found = collect(state, settings, time.monotonic() + 1.0, Parts(commands=commands))
     assert (found.path.stat().st_mode & 0o777, found.size) == (0o600, found.path.stat().st_size)
     assert set(found.missing) >= {"none.txt", "slow.txt"}
-    with tarfile.open(found.path) as tar:
-        parts = {name.partition("/")[2]: tar.extractfile(name).read() for name in tar.getnames()}
+    parts = packed(found.path)
     assert {"versions.json", "settings.json", "said.txt", "agent/kmsg.json"} <= parts.keys()
     everything = b"".join(parts.values())
     for secret in (b"tok3n-of-this-node", b"f1le-token", b"abcdef", b"hunter2"):
         assert secret not in everything
 
 
+def test_a_bundle_follows_no_link_waits_for_no_pipe_and_has_no_secret_of_a_file(ward: Ward) -> None:
+    state = Path(ward.hands.settings.state)
+    (ward.root / "shadow").write_text("root:$6$hash")
+    (state / "kmsg.json").symlink_to(ward.root / "shadow")
+    os.mkfifo(state / "pipe.json")
+    (state / "fence.json").write_text('{"because": "curl -u a:hunter2", "api_key": "hunter2"}')
+    linked = ward.root / "messages.old"
+    linked.symlink_to(ward.root / "shadow")
+    files = {"messages.txt": ward.log, "old.txt": linked, "log.d": ward.root}
+    ward.log.write_text("export WANDB_API_KEY=hunter2\n")
+    found = collect(state, ward.hands.settings, LATER, Parts(commands={}, files=files))
+    parts = packed(found.path)
+    assert {"old.txt", "log.d", "agent/kmsg.json", "agent/pipe.json"} <= set(found.missing)
+    assert b'"api_key": "(removed)"' in parts["agent/fence.json"]
+    everything = b"".join(parts.values())
+    assert b"hunter2" not in everything
+    assert b"$6$hash" not in everything
+
+
+def test_a_bundle_has_the_end_of_what_is_long_and_no_more_than_its_size(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sickbay.agent.bundle.PART", 1000)
+    monkeypatch.setattr("sickbay.agent.bundle.WHOLE", 4000)
+    ward.log.write_text("".join(f"line {number}\n" for number in range(1000)))
+    commands = {f"{number}.txt": ("cat", str(ward.log)) for number in range(10)}
+    found = collect(Path(ward.hands.settings.state), ward.hands.settings, LATER, Parts(commands=commands, files={}))
+    parts = packed(found.path)
+    assert parts["0.txt"].endswith(b"line 999\n")
+    assert max(map(len, parts.values())) <= 1000
+    assert sum(map(len, parts.values())) <= 4000
+
+
+def test_a_command_of_a_bundle_that_hangs_is_ended_with_all_that_it_began(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sickbay.agent.bundle.TAKES", 0.3)
+    began = time.monotonic()
+    commands = {"slow.txt": ("sh", "-c", "sleep 30 & sleep 30")}
+    found = collect(Path(ward.hands.settings.state), ward.hands.settings, LATER, Parts(commands=commands, files={}))
+    assert "slow.txt" in found.missing
+    assert time.monotonic() - began < 10
+
+
 def test_the_latest_few_bundles_are_kept(ward: Ward) -> None:
     state = Path(ward.hands.settings.state)
     for number in range(5):
-        found = collect(state, ward.hands.settings, LATER, {})
+        found = collect(state, ward.hands.settings, LATER, Parts(commands={}))
         found.path.rename(found.path.with_name(f"sickbay-old-{number}.tar.gz"))
         os.utime(state / "bundles" / f"sickbay-old-{number}.tar.gz", (number, number))
-    collect(state, ward.hands.settings, LATER, {})
+    collect(state, ward.hands.settings, LATER, Parts(commands={}))
     assert len(list((state / "bundles").iterdir())) == KEEP
 
 

@@ -27,7 +27,7 @@ from sickbay.agent.checks import Exercise
 from sickbay.agent.command_journal import Journal
 from sickbay.agent.commands import DEADLINES, Carry, Commands, Refuse, Said
 from sickbay.agent.life import place_file
-from sickbay.agent.node import sources_for
+from sickbay.agent.node import NodeAgent, sources_for
 from sickbay.agent.node_orders import Hands, NodeOrders, holders
 from sickbay.agent.node_probes import Made, Where, probes_for
 from sickbay.agent.outbox import Outbox, say
@@ -407,6 +407,19 @@ def test_systemd_hears_ready_and_signs_of_life(tmp_path: Path) -> None:
         assert [line.recv(100) for _ in range(3)] == [b"WATCHDOG=1", b"WATCHDOG=1", b"STOPPING=1"]
     Watchdog({}).ready()
     told.ready()  # nobody listens any more: no harm
+
+
+def test_the_watchdog_is_not_fed_by_an_agent_whose_reporter_does_not_live(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.bind(str(tmp_path / "notify"))
+        line.settimeout(5)
+        told = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "4000000"})
+        agent = NodeAgent(wish(tmp_path, sources=(str(tmp_path / "messages"),), gpus=0, metrics=0.0), told)
+        agent._each_second(100.0)  # neither reporter nor poller has been started
+        told.ending()
+        assert line.recv(100) == b"STOPPING=1"
+        agent._ending()
+        agent._outbox.close()
 
 
 # --- no room

@@ -135,6 +135,13 @@ def test_whoever_talks_nonsense_is_not_heard_costs_little_and_loses_nothing(
         assert {f"fault {number}" for number in range(3)} <= told
 
 
+@pytest.mark.parametrize("found", [{}, {"status": "ok"}, {"ack": "0"}, {"ack": None}, [], "ack", 7])
+def test_who_answers_a_sign_of_life_with_something_else_is_no_controller(tmp_path: Path, found: object) -> None:
+    with facing(tmp_path, lambda _, __: http(found)) as (wild, agent):
+        until(lambda: len(wild.reports()) > 1)
+        assert not agent.reporter.heard.is_set()
+
+
 @pytest.mark.slow
 def test_a_certificate_that_fails_and_an_address_that_is_none_are_a_controller_that_is_away(tmp_path: Path) -> None:
     for number, url in enumerate(("https://127.0.0.1:{port}", "http://127.0.0.1:99999", "http://[::1", "nonsense")):

@@ -172,7 +172,7 @@ def test_thousands_at_once_have_few_threads_and_the_rest_is_refused(tmp_path: Pa
     desk.may_end.clear()
     before = threading.active_count()
     for number in range(1000):
-        desk.commands.take(command(LOOK, name=f"l{number}"))
+        desk.commands.take(command(CHECK, name=f"l{number}"))
     assert threading.active_count() - before <= MOST_AT_ONCE
     refused = [news for news in desk.said() if isinstance(news, Answered)]
     assert len(refused) == 1000 - MOST_AT_ONCE
@@ -180,6 +180,21 @@ def test_thousands_at_once_have_few_threads_and_the_rest_is_refused(tmp_path: Pa
     desk.may_end.set()
     desk.answered(1000)
     assert len(desk.done) == MOST_AT_ONCE
+
+
+def test_looks_that_hang_are_few_and_keep_no_reset_away(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.may_end.clear()
+    desk.commands._carry = {**desk.commands._carry, RunReset: lambda *_: []}
+    before = threading.active_count()
+    for number in range(100):
+        desk.commands.take(command(LOOK, name=f"l{number}"))
+        until(lambda: not any(work.ends == float("inf") for work in list(desk.commands._working.values())))
+        desk.commands.overdue(time.monotonic() + 100.0)  # answered for, and hanging on
+    assert threading.active_count() - before <= MOST_AT_ONCE // 2
+    desk.commands.take(command(RESET, name="reset"))
+    until(lambda: ("reset", "done") in desk.answers())
+    desk.may_end.set()
 
 
 def test_a_command_that_gets_no_thread_is_refused_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

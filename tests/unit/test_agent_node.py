@@ -278,7 +278,7 @@ def test_a_look_says_when_everything_has_been_read(ward: Ward) -> None:
 
 def packed(bundle: Path) -> dict[str, bytes]:
     with tarfile.open(bundle) as tar:
-        return {name.partition("/")[2]: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
+        return {name.partition("/")[2]: tar.extractfile(name).read() for name in tar.getnames()}
 
 
 def test_a_bundle_has_what_people_ask_for_and_no_secret(ward: Ward) -> None:

@@ -31,7 +31,9 @@ from sickbay.model.protocol import (
 
 TOLD = 50  # commands whose answer is known, that a poll names
 AGAIN = 30.0  # seconds after which one that comes again is answered again: the answer must have been lost
-MOST_AT_ONCE = 32  # each has a thread; a controller that asks for more at once is told so
+# Each has a thread, also one that hangs after it was answered for. A controller that asks for more is told so; of looks
+# half as many, so that those that hang on a sick driver keep no reset and no reboot away.
+MOST_AT_ONCE = 32
 AT_ANY_TIME = (RunLook, RunSave)  # they disturb nothing, and doing them twice is doing them once
 ONE_BOOT = (RunReset, RunReboot)  # they say which boot is meant, or are not carried out
 NO_BOOT = "unknown-"  # begins the name that a run gives to a boot whose own name cannot be read
@@ -98,6 +100,7 @@ class Commands:
         self._turn = threading.Condition()
         self._busy: _Work | None = None  # checks, resets and reboots disturb one another
         self._ending = False
+        self._threads = 0
         self._working: dict[str, _Work] = {}
         self._answered: OrderedDict[str, tuple[Answered, float]] = OrderedDict()
 
@@ -134,16 +137,20 @@ class Commands:
                 return False
             work = _Work(command, now + command.expires_after)
             why = self._meant_for_others(command)
-            if not why and len(self._working) >= MOST_AT_ONCE:
-                why = f"too many at once: {MOST_AT_ONCE} are being carried out"
+            most = MOST_AT_ONCE // 2 if isinstance(command.order, AT_ANY_TIME) else MOST_AT_ONCE
+            if not why and self._threads >= most:
+                why = f"too many at once: {self._threads} are being carried out"
             if why:
                 self._answer(work, (), "refused", why)
                 return True
             self._working[command.id] = work
+            self._threads += 1
         thread = threading.Thread(target=self._run, args=(work,), name=f"command {command.id}"[:100], daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
+            with self._lock:
+                self._threads -= 1
             self._finish(work, (), "refused", f"no thread can be started for it: {error}")
         return True
 
@@ -200,6 +207,9 @@ class Commands:
         else:
             told = said if isinstance(said, Said) else Said(news=said)
             self._finish(work, told.news, "done", told.text)
+        finally:
+            with self._lock:
+                self._threads -= 1
 
     def _alone(self, work: _Work) -> Sequence[ItemNews] | Said:
         order = work.command.order

@@ -39,7 +39,7 @@ from sickbay.agent.settings import AgentSettings
 from sickbay.agent.spool import Voice
 from sickbay.agent.watchdog import Watchdog
 from sickbay.faces.cli.agent import agent
-from sickbay.model.facts import Checked, Observed, ResetDone, Stepped
+from sickbay.model.facts import Checked, Observed, Outcome, ResetDone, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.protocol import (
     Answered,
@@ -542,6 +542,38 @@ def test_a_drill_goes_the_whole_way(tmp_path: Path, door: FrontDoor) -> None:
         until(lambda: numbers(door) == [79], 20)
         until(lambda: not list(door.store.mail(NODE)))
         assert f"kernel: {XID_79}" in (tmp_path / "messages").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("next_boot", "result"), [("boot-2", "done"), ("boot-1", "unknown")])
+def test_a_reboot_goes_the_whole_way_to_the_next_boot(
+    tmp_path: Path, door: FrontDoor, next_boot: str, result: str
+) -> None:
+    programs, boot = tmp_path / "bin", tmp_path / "boot_id"
+    programs.mkdir()
+    script(programs / "systemctl", f"echo $1 >> {tmp_path}/called")
+    boot.write_text("boot-1")
+    # Nothing else is on its path: no machine is rebooted by this test.
+    given = {"PATH": str(programs), "SICKBAY_ALLOW": "reboot", "SICKBAY_BOOT_ID_FILE": str(boot)}
+    (tmp_path / "agent.yaml").write_text("")
+    with running(tmp_path, door, **given) as process:
+        until(lambda: door.reports, 20)
+        me = Incarnation(instance_id="i-1", boot_id="boot-1")
+        order = replace(ask(RunReboot(key="k"), "k/c/n1"), expect=me)
+        door.store.post([order])
+        door.posted.set()
+        until((tmp_path / "called").exists, 20)
+        process.kill()  # as the machine goes down
+        process.wait()
+    assert "node.going_down" in [news.kind for news in door.news(Observed)]
+    boot.write_text(next_boot)
+    with running(tmp_path, door, **given):
+        said = until(lambda: [item.news for report in door.reports for item in report.items
+                              if isinstance(item.news, Answered)], 20)  # fmt: skip
+        assert [news.result for news in said] == [result]
+        until(lambda: not list(door.store.mail(NODE)))
+    assert (tmp_path / "called").read_text() == "reboot\n"
+    assert not door.news(Outcome)
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.agent_rig import XID_63, XID_79, until
 
-from sickbay.agent.commands import Commands, Journal
+from sickbay.agent.command_journal import Journal
+from sickbay.agent.commands import Commands
 from sickbay.agent.loop import Loop
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from tests.unit.agent_rig import until
 
-from sickbay.agent.commands import Commands, Journal
+from sickbay.agent.command_journal import Journal
+from sickbay.agent.commands import Commands
 from sickbay.agent.loop import Loop
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
@@ -144,3 +145,64 @@ def test_the_watermark_is_that_of_the_witness_that_is_behind(tmp_path: Path) -> 
     assert senses.watermark == pytest.approx(reached, abs=0.05)
     assert fine.looks == 2
     outbox.close()
+
+
+def test_a_probe_that_goes_on_failing_is_no_flood_whatever_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = Counted()
+
+    def look(now: float) -> Sequence[Item]:
+        probe.trouble = f"it took {probe.looks} s"
+        return probe.look(now)
+
+    with looping(tmp_path, [Probe("bad", look, period=0.02)]) as outbox:
+        until(lambda: probe.looks > 10)
+        assert len(told(outbox)) == 1
+    assert capsys.readouterr().err.count("Traceback") == 1
+
+
+def test_a_probe_that_gets_no_thread_is_told_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart, good = Counted(), Counted()
+    balking = threading.Event()
+    balking.set()
+    start = threading.Thread.start
+
+    def begin(self: threading.Thread) -> None:
+        if balking.is_set() and self.name == "probe apart":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    probes = [Probe("apart", apart.look, period=0.02, may_hang=True), Probe("good", good.look, period=0.02)]
+    with looping(tmp_path, probes) as outbox:
+        until(lambda: good.looks > 5)
+        assert not apart.looks
+        assert told(outbox) == ["the probe apart cannot look: no thread can be started for it: can't start new thread"]
+        balking.clear()
+        until(lambda: apart.looks > 2)
+
+
+@pytest.mark.slow
+def test_the_loop_outlives_whatever_its_parts_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, raised = Counted(), threading.Event()
+
+    def wanted() -> dict[Path, tuple[str, int]]:
+        if not raised.is_set():
+            raised.set()
+            raise OSError(24, "Too many open files")
+        return {}
+
+    outbox = Outbox(tmp_path / "spool", Voice(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
+    watches = Watches()
+    loop = Loop([Probe("good", good.look, period=0.02)], Senses([], outbox), outbox, watches, wanted, lambda _: None)
+    commands = Commands(Journal(tmp_path / "commands"), outbox, ME, {})
+    thread = threading.Thread(target=loop.run, args=(commands, lambda _: None))
+    thread.start()
+    until(lambda: good.looks > 5)
+    loop.ending = True
+    watches.ring()
+    thread.join(10)
+    watches.close()
+    outbox.close()
+    assert capsys.readouterr().err == "agent: the loop: OSError: [Errno 24] Too many open files\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from sickbay.agent.checks import Exercise
+from sickbay.agent.commands import NO_BOOT
 from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot, place_file
 from sickbay.agent.node_orders import Hands, NodeOrders
 from sickbay.agent.node_probes import Where, probes_for
@@ -60,7 +61,7 @@ class NodeAgent:
         self._settings = settings
         self._state = Path(settings.state)
         self._watchdog = watchdog or Watchdog()
-        boot_id = machine_boot(Path(settings.boot_id_file)) or f"unknown-{os.urandom(6).hex()}"
+        boot_id = machine_boot(Path(settings.boot_id_file)) or f"{NO_BOOT}{os.urandom(6).hex()}"
         me = Incarnation(instance_id=settings.instance_id, boot_id=boot_id)
         node = NodeId(settings.node)
         self._voice = Voice(
@@ -105,7 +106,8 @@ class NodeAgent:
         self._outbox.put([say(Observed(node=self._voice.node, kind=kind, text=text[:500]))])
 
     def _each_second(self, now: float) -> None:
-        self._watchdog.alive(now)
+        if self._life.well(now):
+            self._watchdog.alive(now)
         if self._fence is not None:
             self._fence.turn(now, heard=self._life.reporter.heard.is_set())
 

@@ -113,6 +113,8 @@ class Loop:
                 self._senses.read(probe)
             else:
                 self._outbox.put(probe.look(now))
+                if probe.told is not None:
+                    probe.told(now)
         except Exception as error:  # noqa: BLE001 - the loop's edge
             if self._failed.get(probe.name) != str(error):
                 traceback.print_exc(file=sys.stderr)

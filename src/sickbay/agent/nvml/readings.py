@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sickbay.agent.nvml.links import links_of
+from sickbay.brain.recovery import action_of
 from sickbay.model.gpu import GpuReading, Held
 
 UNKNOWN = 999  # nvmlReturn_t
@@ -25,17 +26,6 @@ REASONS = (
     (0x010, "sync_boost"), (0x020, "sw_thermal_slowdown"), (0x040, "hw_thermal_slowdown"), (0x080, "hw_power_brake"),
     (0x100, "display_clocks"),
 )  # fmt: skip
-# nvmlDeviceGpuRecoveryAction_t, in nvidia-smi's words.
-RECOVERY = (
-    "None",
-    "Reset",
-    "Reboot",
-    "Drain P2P",
-    "Drain and Reset",
-    "Recover IMEX Domain",
-    "Bus Reset",
-    "System Reboot",
-)
 FABRIC_STATES = ("N/A", "Not Started", "In Progress", "Completed")
 # Sensors that may fail on their own, by the call that reads them.
 SENSORS = {
@@ -249,7 +239,7 @@ def _rest(card: Card) -> dict[str, Any]:
         "links": links_of(card),
         "persistence": _flag(card.ask("nvmlDeviceGetPersistenceMode")),
         "mig": None if mig is None else bool(mig[0]),
-        "recovery_action": "" if action is None else _named(RECOVERY, int(action)),
+        "recovery_action": "" if action is None else _wish(int(action)),
         **_fabric(card),
         "processes": _processes(card),
     }
@@ -283,8 +273,14 @@ def _program(card: Card, pid: int) -> str:
         return ""
 
 
+def _wish(number: int) -> str:
+    """In nvidia-smi's words."""
+    action = action_of(number)
+    return f"unknown ({number})" if action is None else action.words[0]
+
+
 def _named(names: Sequence[str], number: int) -> str:
-    return names[number] if number < len(names) else f"unknown ({number})"
+    return names[number] if 0 <= number < len(names) else f"unknown ({number})"
 
 
 def _flag(value: int | None) -> bool | None:

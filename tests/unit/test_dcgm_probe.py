@@ -228,7 +228,7 @@ def test_an_exporter_is_watched_by_its_page(site: tuple[type[Site], str]) -> Non
     found = watch.look(1.0)
     assert sorted(news(found), key=str) == sorted(
         [("gpu.ecc_uncorrected", 0), ("gpu.remap_pending", 0), ("gpu.remap_failed", 1), ("gpu.thermal_slowdown", 1),
-         ("gpu.hot", 1), ("xid", 0), ("xid", 1)], key=str)  # fmt: skip
+         ("gpu.hot", 1), ("nvlink.errors", 0), ("xid", 0), ("xid", 1)], key=str)  # fmt: skip
     assert not watch.look(2.0)
     assert {item.news.fields["number"] for item in found if item.news.kind == "xid"} == {79, 94}
 

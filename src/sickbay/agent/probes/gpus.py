@@ -24,6 +24,7 @@ from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
 from sickbay.brain.gpu_changes import GpuPast, weigh
 from sickbay.brain.gpus import held, missing, signs_among
+from sickbay.brain.plausible import plausible
 from sickbay.model.facts import Inventory, Observed
 from sickbay.model.fleet import Device, NodeId
 from sickbay.model.gpu import GpuReading
@@ -248,9 +249,10 @@ class Gpus:
         if any(key[0] == "gpus.none" for key in self._told):  # asking would start a process again and again
             return {}
         try:
-            return self._nvml.metrics()
+            found = self._nvml.metrics()
         except CannotRead:
             return {}
+        return {name: value for name, value in found.items() if plausible(name.rpartition(".")[2], value)}
 
     def _learn(self, readings: Sequence[GpuReading]) -> None:
         there = {one.index: one for one in readings if one.index is not None and one.uuid}

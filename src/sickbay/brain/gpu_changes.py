@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from sickbay.brain.counting import growth
-from sickbay.brain.gpus import LIMITS, LINK_ERRORS, sign_about, signs_of
+from sickbay.brain.gpus import LIMITS, LINK_ERRORS, judge, sign_about
 from sickbay.brain.plausible import sane, without
 from sickbay.model.gpu import GpuReading, Link
 from sickbay.model.noun import Noun
@@ -32,9 +32,9 @@ class GpuPast(Noun):
 def weigh(past: GpuPast | None, found: GpuReading) -> tuple[tuple[Sign, ...], GpuPast]:
     """What is new, and what to remember. All that is found where nothing is remembered."""
     now, counts, steps = _counted(past or GpuPast(), sane(found))
-    signs = signs_of(now)
+    signs = judge(now)
     if past is not None:
-        told = () if past.last is None else {_key(sign) for sign in signs_of(past.last)}
+        told = () if past.last is None else {_key(sign) for sign in judge(past.last)}
         fresh = [sign for sign in signs if _key(sign) not in told and sign.kind not in COUNTED]
         signs = (*fresh, *_grown(now, steps))
     return signs, GpuPast(last=now, counts=counts)
@@ -59,6 +59,7 @@ def _counted(past: GpuPast, now: GpuReading) -> tuple[GpuReading, dict[str, int]
             absurd.add(name)
         elif seen.remembered is not None:
             counts[name] = seen.remembered
+        if seen.by:
             steps[name] = _Step(by=seen.by, gap=before.get(name) is None)
     return _without(now, absurd) if absurd else now, counts, steps
 

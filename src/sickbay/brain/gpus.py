@@ -106,10 +106,14 @@ def data_centre(name: str) -> bool:
 
 def signs_of(reading: GpuReading) -> tuple[Sign, ...]:
     """All that is wrong with this GPU in the state in which it was found."""
-    now = sane(reading)
-    if now.lost:
-        return (_lost(now),)  # whatever else is written about it is stale
-    return tuple(sign for rule in _RULES for sign in rule(now))
+    return judge(sane(reading))
+
+
+def judge(reading: GpuReading) -> tuple[Sign, ...]:
+    """As `signs_of`, of a reading that is known to be sane."""
+    if reading.lost:
+        return (_lost(reading),)  # whatever else is written about it is stale
+    return tuple(sign for rule in _RULES for sign in rule(reading))
 
 
 def signs_among(readings: Sequence[GpuReading]) -> tuple[Sign, ...]:
@@ -125,7 +129,7 @@ def signs_by_place(readings: Sequence[GpuReading]) -> Iterator[tuple[int, Sign]]
     for place, one in enumerate(readings):
         # Every card alike has as many links up: so is the machine wired, or this part of it lent.
         alike = built is not None and _up(one) >= built
-        yield from ((place, sign) for sign in signs_of(one) if not (alike and sign.kind == "nvlink.down"))
+        yield from ((place, sign) for sign in judge(one) if not (alike and sign.kind == "nvlink.down"))
         # A card without a bridge beside two with one is nothing; on a board all are tied.
         if built and one in told and not _up(one) and _ON_BOARD.search(one.name) and not (one.mig or one.lost):
             yield place, sign_about("nvlink.down", one, f"no NVLink is up, others have {built}")
@@ -137,7 +141,6 @@ def _up(one: GpuReading) -> int:
 
 def held(looks: Sequence[GpuReading]) -> Sign | None:
     """The hardware's brake was on in every one of these looks while the card worked: a sick machine, no hot minute."""
-    looks = [sane(one) for one in looks]
     busy = [one for one in looks if (one.utilization or 0) >= LIMITS["busy"].at and _brakes(one)]
     if len(looks) < 2 or len(busy) < len(looks):
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sickbay.brain.counting import believable
+from sickbay.brain.counting import ALL_ONES, LONGEST, believable
 from sickbay.model.gpu import GpuReading, Link
 
 _CELSIUS, _WATTS, _MHZ, _SHARE = (-60.0, 200.0), (0.0, 20_000.0), (0.0, 20_000.0), (0.0, 100.0)
@@ -26,6 +26,7 @@ COUNTERS = (
     "corrected", "uncorrected", "uncorrected_sram", "uncorrected_dram", "corrected_aggregate", "uncorrected_aggregate",
     "uncorrected_sram_aggregate", "pcie_replays",
 )  # fmt: skip
+_CHECKS = (*((name, *limits) for name, limits in RANGES.items()), *((name, 0, LONGEST) for name in COUNTERS))
 LINK_COUNTERS = ("replays", "recoveries", "crc_errors", "ecc_errors")
 
 
@@ -40,8 +41,8 @@ def plausible(name: str, value: float) -> bool:
 def sane(reading: GpuReading) -> GpuReading:
     """The reading without values that nothing can have; what lacks for that is `unreadable`."""
     wild = tuple(
-        name for name in (*RANGES, *COUNTERS)
-        if (value := getattr(reading, name)) is not None and not plausible(name, value)
+        name for name, low, high in _CHECKS
+        if (value := getattr(reading, name)) is not None and not (low <= value <= high and value not in ALL_ONES)
     )  # fmt: skip
     links = None if reading.links is None else tuple(map(_sane_link, reading.links))
     if not wild and links == reading.links:

@@ -154,7 +154,7 @@ class Gpus:
             who = reading.uuid or f"GPU {reading.index}"
             news, self._past[who] = weigh(self._past.get(who), reading)
             found.extend(sign for sign in news if sign.kind != "nvlink.down")
-            found.extend(self._held(who, reading))
+            found.extend(self._held(who, self._past[who].last or reading))
         return found
 
     def _named(self, reading: GpuReading) -> GpuReading:

@@ -19,7 +19,9 @@ from tests.unit.test_agent_ranks import SEAT, Room, rank
 
 from sickbay.adapters.clusters.local.files import RankState
 from sickbay.agent.deadline import Deadline
+from sickbay.agent.node import look_in_time
 from sickbay.agent.outbox import say
+from sickbay.agent.probes import Probe
 from sickbay.agent.probes.heartbeats import Beat, Progress
 from sickbay.agent.probes.ranks import RankWatch
 from sickbay.agent.stacks import collect
@@ -251,6 +253,15 @@ def test_a_call_with_a_deadline_gives_what_it_gives_and_raises_what_it_raises() 
     with pytest.raises(ZeroDivisionError):
         deadline.call(lambda: 1 // 0)
     assert deadline.call(lambda: 6) == 6
+
+
+def test_a_single_look_at_a_machine_does_not_wait_for_a_card_that_hangs() -> None:
+    come_back = threading.Event()
+    probe = Probe("ports", lambda _: [come_back.wait(30)][1:], period=10.0, may_hang=True)
+    with pytest.raises(TimeoutError, match="the devices of ports do not answer"):
+        look_in_time(probe, 0.05)
+    come_back.set()
+    assert look_in_time(probe, 5.0) == []
 
 
 # --- what we write beside what users write

@@ -257,7 +257,12 @@ def test_a_call_with_a_deadline_gives_what_it_gives_and_raises_what_it_raises() 
 
 def test_a_single_look_at_a_machine_does_not_wait_for_a_card_that_hangs() -> None:
     come_back = threading.Event()
-    probe = Probe("ports", lambda _: [come_back.wait(30)][1:], period=10.0, may_hang=True)
+
+    def look(_: float) -> list[Item]:
+        come_back.wait(30)
+        return []
+
+    probe = Probe("ports", look, period=10.0, may_hang=True)
     with pytest.raises(TimeoutError, match="the devices of ports do not answer"):
         look_in_time(probe, 0.05)
     come_back.set()

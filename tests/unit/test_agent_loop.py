@@ -13,7 +13,7 @@ from tests.unit.agent_rig import until
 from sickbay.agent.command_journal import Journal
 from sickbay.agent.commands import Commands
 from sickbay.agent.loop import Loop
-from sickbay.agent.outbox import Outbox
+from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
 from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
@@ -206,3 +206,26 @@ def test_the_loop_outlives_whatever_its_parts_raise(tmp_path: Path, capsys: pyte
     watches.close()
     outbox.close()
     assert capsys.readouterr().err == "agent: the loop: OSError: [Errno 24] Too many open files\n"
+
+
+@pytest.mark.parametrize("witness", [True, False])
+@pytest.mark.parametrize("trouble", ["", "no driver"])
+def test_a_probe_remembers_what_it_found_once_that_is_on_disk_and_not_before(
+    tmp_path: Path, witness: bool, trouble: str
+) -> None:
+    spooled: list[bytes] = []
+    looked = threading.Event()
+
+    def look(_: float) -> list[Item]:
+        if trouble and looked.is_set():
+            raise ValueError(trouble)
+        looked.set()
+        return [say(Observed(node=NodeId("c/n1"), kind="dram.uncorrected", text="grew by 2"))]
+
+    def remember(_: float) -> None:
+        spooled.append(b"".join(file.read_bytes() for file in (tmp_path / "spool").iterdir() if file.is_file()))
+
+    with looping(tmp_path, [Probe("counters", look, period=0.02, witness=witness, told=remember)]) as outbox:
+        until(lambda: spooled if not trouble else any("no driver" in text for text in told(outbox)))
+    assert all(b"grew by 2" in content for content in spooled)
+    assert len(spooled) == 1 or not trouble

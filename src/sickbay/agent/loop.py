@@ -128,6 +128,8 @@ class Loop:
                 self._senses.read(probe)
             else:
                 self._outbox.put(probe.look(now))
+                if probe.told is not None:
+                    probe.told(now)
         except Exception as error:  # noqa: BLE001 - the loop's edge
             if self._tell(probe, f"{type(error).__name__}: {error}"):
                 with suppress(OSError, ValueError):  # stderr may be gone

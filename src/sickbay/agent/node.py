@@ -4,16 +4,20 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sickbay.agent.checks import Exercise
 from sickbay.agent.commands import NO_BOOT
+from sickbay.agent.deadline import Deadline
 from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot, place_file
+from sickbay.agent.loop import HANGS_AFTER
 from sickbay.agent.node_orders import Hands, NodeOrders
 from sickbay.agent.node_probes import Where, probes_for
 from sickbay.agent.outbox import Outbox, say
+from sickbay.agent.probes import Probe
 from sickbay.agent.probes.journal import NAME as JOURNAL
 from sickbay.agent.probes.journal import Journal, JournalPlace, available, last_words
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
@@ -259,6 +263,12 @@ def look_once(settings: AgentSettings) -> list[Item]:
         return _look_once(msgspec.structs.replace(settings, state=aside))
 
 
+def look_in_time(probe: Probe, seconds: float = HANGS_AFTER) -> Sequence[Item]:
+    """One look, for somebody who waits for it: nobody waits for a card that hangs. Raises TimeoutError."""
+    look = partial(probe.look, time.monotonic())
+    return Deadline(f"the devices of {probe.name}", seconds).call(look) if probe.may_hang else look()
+
+
 def _look_once(settings: AgentSettings) -> list[Item]:
     node, sums = NodeId(settings.node), Sums()
     made = probes_for(Where(settings, node, sums))
@@ -269,7 +279,7 @@ def _look_once(settings: AgentSettings) -> list[Item]:
         found.extend(_read_whole(log))
         for probe in made.probes:
             try:
-                found.extend(probe.look(time.monotonic()))
+                found.extend(look_in_time(probe))
             except Exception as error:  # noqa: BLE001 - one that cannot look says so; the others look
                 text = f"the probe {probe.name} cannot look: {error}"
                 found.append(say(Observed(node=node, kind="probe.failed", text=text[:500])))

@@ -10,6 +10,7 @@ from threading import Condition
 import msgspec
 from msgspec.structs import replace
 
+from sickbay.agent.plain import cleaned
 from sickbay.agent.room import CHEAP, foldings
 from sickbay.agent.room import rank as rank_of
 from sickbay.agent.spool import Leftover, Spool, Voice, faults_only, in_a_row, leftovers, read_leftover
@@ -27,7 +28,8 @@ def say(
     news: ItemNews, mono: float | None = None, source: str = "", source_seq: int | None = None
 ) -> Item:  # fmt: skip
     """An item that has no number yet."""
-    return Item(seq=0, mono=time.monotonic() if mono is None else mono, news=news, source=source, source_seq=source_seq)
+    at = time.monotonic() if mono is None else mono
+    return Item(seq=0, mono=at, news=cleaned(news), source=source, source_seq=source_seq)
 
 
 @dataclass(frozen=True, slots=True)

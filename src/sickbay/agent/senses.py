@@ -68,6 +68,8 @@ class Senses:
         check = self._checks[probe.name]
         self._outbox.put([_marked(item, check) for item in found] if check else found)
         self._read[probe.name] = now
+        if probe.told is not None:
+            probe.told(now)
 
 
 def _marked(item: Item, check: str) -> Item:

@@ -62,6 +62,7 @@ class Journald:
             "__CURSOR": f"s=0123456789abcdef;i={self._number:x};b={boot};m=1;t=1;x=1",
             "__REALTIME_TIMESTAMP": str(int(wall * 1e6)), "__MONOTONIC_TIMESTAMP": str(int(mono * 1e6)),
             "_SOURCE_MONOTONIC_TIMESTAMP": str(int(mono * 1e6)), "_BOOT_ID": boot, "_TRANSPORT": "kernel",
+            "SYSLOG_FACILITY": "0",
             "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": text,
         }  # fmt: skip
         with self.path.open("a") as file:
@@ -196,7 +197,7 @@ def test_last_words_are_said_first_under_their_own_boot_and_on_our_clock(tmp_pat
     ended = Incarnation(uid="u", instance_id="i", boot_id="b1")
     voice = Voice(node=NODE, incarnation=Incarnation(uid="u", instance_id="i", boot_id="b2"), agent_run="r2",
                   machine_boot="b2", zero=2_000.0)  # fmt: skip
-    lines = [LogLine(XID_79, 99.0, "journal", 7), LogLine("usb 1-1: new", 99.1, "journal", 8)]
+    lines = [LogLine(XID_79, 99.0, "journal", 7, proven=True), LogLine("usb 1-1: new", 99.1, "journal", 8)]
     assert spooled(lines, tmp_path, voice, ended, 1_000.0) == 1
     outbox = Outbox(tmp_path, voice)
     batch = outbox.batch()

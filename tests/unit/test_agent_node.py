@@ -23,6 +23,7 @@ from tests.unit.agent_rig import TOKEN, XID_63, XID_79, FrontDoor, until
 from sickbay.agent.bundle import KEEP, collect
 from sickbay.agent.checks import Exercise
 from sickbay.agent.commands import Carry, Commands, Journal, Refuse, Said
+from sickbay.agent.drill import Drills
 from sickbay.agent.life import place_file
 from sickbay.agent.node import sources_for
 from sickbay.agent.node_orders import Hands, NodeOrders, holders
@@ -82,6 +83,7 @@ class Ward:
         settings = wish(root, allow=allow, token="tok3n-of-this-node")
         self.hands = Hands(
             settings=settings, node=NODE, me=ME, tests=self._tests, text_log=self.log,
+            drills=Drills(root / "drills.json"),
             proc=root / "proc", reset=(str(self.smi), "--gpu-reset"), reboots=((str(self.rebooter),),),
         )  # fmt: skip
 
@@ -370,7 +372,7 @@ def running(root: Path, door: FrontDoor, **more: str) -> Iterator[subprocess.Pop
     environment = {
         **os.environ, "SICKBAY_URL": f"http://127.0.0.1:{door.port}", "SICKBAY_TOKEN": TOKEN, "SICKBAY_NODE": "c/n1",
         "SICKBAY_INSTANCE_ID": "i-1", "SICKBAY_STATE": str(root / "state"), "SICKBAY_SOURCES": str(root / "messages"),
-        "SICKBAY_METRICS": "off", **more,
+        "SICKBAY_METRICS": "off", "SICKBAY_TRUST_LOGS": "true", **more,
     }  # fmt: skip
     command = [sys.executable, "-m", "sickbay", "agent", "--config", str(root / "agent.yaml")]
     with (root / "agent.err").open("ab") as errors:
@@ -393,11 +395,11 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def numbers(door: FrontDoor) -> list[int]:
-    return [news.fields["number"] for news in door.news(Observed) if news.kind == "xid"]
+    return [news.fields["number"] for news in door.news(Observed) if news.kind == "xid" and not news.unconfirmed]
 
 
 def dated(text: str) -> str:
-    return f"{time.strftime('%b %e %H:%M:%S')} host kernel: {text}\n"
+    return f"{time.strftime('%b %e %H:%M:%S')} {os.uname().nodename} kernel: {text}\n"
 
 
 def test_the_agent_reports_a_line_once_across_its_own_death_and_ends_politely(tmp_path: Path, door: FrontDoor) -> None:
@@ -418,14 +420,18 @@ def test_the_agent_reports_a_line_once_across_its_own_death_and_ends_politely(tm
     assert {report.boot_id for report in door.reports} == {boot}
 
 
-def test_a_drill_goes_the_whole_way(tmp_path: Path, door: FrontDoor) -> None:
-    with running(tmp_path, door):
+def test_a_drill_goes_the_whole_way_though_what_else_stands_in_the_log_does_not_count(
+    tmp_path: Path, door: FrontDoor
+) -> None:
+    with running(tmp_path, door, SICKBAY_TRUST_LOGS="false"):
         until(lambda: door.reports, 20)
         from datetime import UTC, datetime
 
         from sickbay.model.protocol import Command
 
         order = RunInject(key="k", line=XID_79)
+        with (tmp_path / "messages").open("a") as log:
+            log.write(dated(XID_63))
         door.store.post([Command(id="c1", node=NODE, order=order, posted_at=datetime.now(UTC), expires_after=30.0)])
         door.posted.set()
         until(lambda: numbers(door) == [79], 20)
@@ -457,7 +463,8 @@ def test_a_boot_that_ended_is_noted_and_nothing_of_it_is_read_where_nobody_liste
 
 def once(tmp_path: Path, *words: str) -> Any:
     environment = {"SICKBAY_INSTANCE_ID": "i-1", "SICKBAY_STATE": str(tmp_path), "SICKBAY_GPUS": "0",
-                   "SICKBAY_SOURCES": str(tmp_path / "messages"), "SICKBAY_TOKEN": "s3cret"}  # fmt: skip
+                   "SICKBAY_SOURCES": str(tmp_path / "messages"), "SICKBAY_TOKEN": "s3cret",
+                   "SICKBAY_TRUST_LOGS": "true"}  # fmt: skip
     (tmp_path / "agent.yaml").touch()
     return CliRunner().invoke(agent, ["--config", str(tmp_path / "agent.yaml"), *words], env=environment)
 

@@ -314,7 +314,7 @@ SETTINGS: dict[str, Setting] = {
                        "syslog, kern.log that are there", _sources, "SICKBAY_SOURCES"),
     "trust_logs": Setting("Whether lines count that any program may have written: in text files, or through /dev/kmsg.",
                           "false: any user can write them (`logger -t kernel`), so they are shown as unconfirmed until "
-                          "the kernel's own ring, the journal or NVML tells the same; true where faults are injected so",
+                          "the kernel's own ring, the journal or NVML tells the same; true where drills are written so",
                           _yes_or_no, "SICKBAY_TRUST_LOGS"),
     "gpus": Setting("How many GPUs this node must have.",
                     "none: as many as were there at first; a number finds one that was missing from the start", _count,

@@ -17,8 +17,9 @@ from tests.unit.agent_rig import XID_63, XID_79, until
 
 from sickbay.agent.node import spooled
 from sickbay.agent.outbox import Outbox
-from sickbay.agent.probes.journal import MOST_LAST_WORDS, MUTE, Journal, JournalPlace, decoded, last_words
+from sickbay.agent.probes.journal import MUTE, Journal, JournalPlace, decoded
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine
+from sickbay.agent.probes.last_words import MOST, last_words
 from sickbay.agent.spool import Voice
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
@@ -216,7 +217,7 @@ def test_last_words_are_said_first_under_their_own_boot_and_on_our_clock(tmp_pat
 
 MEMORY = """
 import resource, sys
-from sickbay.agent.probes.journal import last_words
+from sickbay.agent.probes.last_words import last_words
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = last_words("b1", stamp=1.0, command=(sys.argv[1],))
 grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
@@ -238,7 +239,7 @@ def test_a_boot_that_said_very_much_is_read_in_little_memory(tmp_path: Path) -> 
         [sys.executable, "-c", MEMORY, str(journalctl)], capture_output=True, text=True, timeout=60, check=True
     )
     lines, begin, grown = done.stdout.split(" | ")
-    assert (int(lines), begin) == (MOST_LAST_WORDS, "NVRM: Xid (")
+    assert (int(lines), begin) == (MOST, "NVRM: Xid (")
     assert int(grown) < 15
 
 
@@ -248,10 +249,11 @@ def test_last_words_in_the_middle_of_many_others_are_found_whatever_their_form(j
     journald.say(list(XID_63.encode() + b"\xff"), mono=120.0)
     journald.say("a café", mono=121.0)
     journald.say(XID_79, mono=122.0)
+    journald.say('Bad mode in "Error" handler detected, code 0xbe000000', mono=123.0)
     found = last_words("b1", command=journald.command, stamp=50.0)
-    assert [line.mono for line in found.lines if line.text.startswith("NVRM")] == [120.0, 122.0]
+    assert [line.mono for line in found.lines] == [120.0, 122.0, 123.0]
     assert all(line.proven and line.bare for line in found.lines)
-    assert found.zero == 1_000_005.0 - 122.0
+    assert found.zero == 1_000_005.0 - 123.0
 
 
 def test_last_words_that_a_program_wrote_into_the_ring_are_none(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from sickbay.agent.node_orders import Hands, NodeOrders
 from sickbay.agent.node_probes import Where, probes_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes.journal import NAME as JOURNAL
-from sickbay.agent.probes.journal import Journal, JournalPlace, available, last_words
+from sickbay.agent.probes.journal import Journal, JournalPlace, available
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
+from sickbay.agent.probes.last_words import last_words
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.probes.system_log import Reading, SystemLog, name_of, own_names, usual
 from sickbay.agent.settings import AgentSettings

@@ -1,27 +1,18 @@
-"""journald: the kernel's lines as `journalctl` tells them, and the last words of the boot before.
-
-Read where the ring itself may not be; and, whoever reads the ring, once after a new boot: what the kernel said when
-nobody listened any more is in the journal of the boot that ended.
-"""
+"""journald: the kernel's lines as `journalctl` tells them. Read where the ring itself may not be."""
 
 import os
-import re
-import select
 import shutil
 import subprocess
-import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Self
 
 import msgspec
 
 from sickbay.agent.probes.kernel_log import LogLine
 from sickbay.knowledge.prefixes import Peeled
-from sickbay.knowledge.scanner import lines_of_interest
 from sickbay.model.facts import Observed
 from sickbay.model.noun import Noun
 
@@ -33,9 +24,6 @@ KERN = "0"
 REMEMBERED = 2000  # entries whose predecessor is known
 FIRST_WORD = 2.0  # seconds
 PAUSE = 5.0  # seconds before a journalctl that ended is started again
-LAST_WORDS_TAKE = 20.0  # seconds
-LONGEST_WORD = 1 << 15  # bytes of an entry that may mean something: the kernel's lines are short
-MOST_LAST_WORDS = 2000  # lines that may mean something, the newest
 MUTE = 30.0  # seconds after which a journal without a single line of this boot is one that may not be read
 
 
@@ -79,15 +67,6 @@ class Entry(msgspec.Struct):
 
 
 _DECODE = msgspec.json.Decoder(Entry)
-
-
-# In an entry as it stands in the stream: a message that is no text is a list of numbers, in which no word is found.
-_NO_TEXT = re.compile(rb'"MESSAGE"\s*:\s*\[')
-
-
-def of_interest(entry: bytes) -> bool:
-    """Whether it could mean something; to decode each of millions takes minutes."""
-    return _NO_TEXT.search(entry) is not None or any(True for _ in lines_of_interest(entry))
 
 
 @cache
@@ -181,7 +160,7 @@ class Journal:
             if entry is None or not entry.cursor:
                 continue
             before, self._cursor = self._cursor, entry.cursor
-            found = _line(entry, now, self._boots)
+            found = line_of(entry, now, self._boots)
             if found.seq is not None:
                 self._before[found.seq] = before
                 if len(self._before) > REMEMBERED:
@@ -219,89 +198,10 @@ def decoded(line: bytes) -> Entry | None:
         return None
 
 
-def _line(entry: Entry, now: float, boots: Collection[str]) -> LogLine:
+def line_of(entry: Entry, now: float, boots: Collection[str]) -> LogLine:
     counter, seq = entry.seq
     # The moment when journald took it, by the clock that is ours too; the ring's own clock is corrected by nobody.
     at = min(now, int(entry.mono) / 1e6) if entry.mono.isdecimal() else now
     proven = entry.by_kernel(boots)
     source = f"{NAME}+{counter}" if counter else NAME
     return LogLine(entry.text, at, source, seq, proven=proven, bare=proven, by="an entry of the journal")
-
-
-class LastWords(NamedTuple):
-    """Lines of a boot that has ended, dated by its own clock, and the wall time at which that clock was 0."""
-
-    lines: list[LogLine]
-    zero: float
-
-
-def last_words(
-    boot_id: str,
-    *,
-    cursor: str = "",
-    stamp: float = 0.0,
-    command: Sequence[str] = ("journalctl",),
-    within: float = LAST_WORDS_TAKE,
-    wanted: Callable[[bytes], bool] = of_interest,
-) -> LastWords:
-    """What the kernel said in that boot after `cursor`, or after `stamp` seconds of the ring's clock.
-
-    Read as a stream, as a boot may have said millions of lines: of those whose entry is `wanted` the newest are kept.
-    Raises OSError.
-    """
-    since = ("--after-cursor", cursor) if cursor else ()
-    boot = boot_id.replace("-", "")
-    words = [*command, "-k", "-o", "json", "--no-pager", "--quiet", f"--boot={boot}", *since]
-    found: deque[LogLine] = deque(maxlen=MOST_LAST_WORDS)
-    zero = 0.0
-    with _Reader(words, within) as reader:
-        for line in reader.lines():
-            entry = decoded(line) if not zero or wanted(line) else None
-            if entry is None or not entry.cursor or len(line) > LONGEST_WORD:
-                continue
-            if entry.wall.isdecimal() and entry.mono.isdecimal():
-                zero = (int(entry.wall) - int(entry.mono)) / 1e6
-            if not stamp or (entry.ring.isdecimal() and int(entry.ring) / 1e6 > stamp):
-                found.append(_line(entry, float("inf"), (boot, boot_id)))
-    return LastWords(list(found), zero)
-
-
-class _Reader:
-    """Lines of a process that is given so many seconds, and ended with the block."""
-
-    def __init__(self, words: Sequence[str], within: float) -> None:
-        self._within = within
-        self._until = time.monotonic() + within
-        self._process = subprocess.Popen(  # noqa: S603 - journalctl, no shell
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdout is not None
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
-
-    def lines(self) -> Iterator[bytes]:
-        """Whole ones; of one that is longer than any entry nothing."""
-        assert self._process.stdout is not None
-        handle, rest, skipping = self._process.stdout.fileno(), b"", False
-        while True:
-            left = self._until - time.monotonic()
-            if left <= 0 or not select.select([handle], [], [], left)[0]:
-                raise TimeoutError(f"the journal of the last boot could not be read within {self._within:g} s")
-            data = os.read(handle, CHUNK)
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                if not skipping:
-                    yield line
-                skipping = False
-            if len(rest) > LONGEST:
-                rest, skipping = b"", True
-            if not data:
-                if rest and not skipping:
-                    yield rest
-                return

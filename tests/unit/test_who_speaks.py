@@ -105,6 +105,8 @@ CHOSEN_PARTS = [
     "BUG: KASAN: x: page allocation failure: order:0, mode:0x40cc0(GFP_KERNEL|__GFP_COMP), nodemask=(null)",
     "Oops: Bad/42: potentially unexpected fatal signal 11.",
     "Oops: Bad (42): drop_caches: 3",
+    "Oops: Bad(42): dirtied inode 7 (a.out) on sda1",
+    "Oops: Bad[42] attempts to use CLI/STI, pretending it's a NOP, ip:401126 in a.out[1139,400000+1000]",
     "x 0000:3b:00.0: page allocation failure: order:0, mode:0x40cc0",
     # Words of devices and file systems that a user plugs in, mounts or names.
     f"usb 1-1: Product: {ESCAPED}",
@@ -122,6 +124,7 @@ CHOSEN_PARTS = [
     f"process '/tmp/{ESCAPED}' started with executable stack",
     "Memory cgroup out of memory: Killed process 42 (NVRM: Xid (PCI:) total-vm:1kB, anon-rss:1kB",
     "veth0: renamed from NVRM",
+    "LustreError: 11-0: train-OST0000-osc: operation ost_setattr of /home/alice/ LBUG failed: rc = -107",
 ]  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def parse_line(text: str) -> Sign | None:
 # Words that the kernel puts behind the name of a process (15 characters that it chose itself) at a line's beginning.
 _BY_NAME = re.compile(
     r"(?P<name>(?:\\x[0-9a-f]{2}|.){0,15}?)"
-    r"(?=\[\d{1,10}\]:? |/\d{1,10}: | \(\d{1,10}\)(?: |: )| invoked oom-killer: "
+    r"(?=\[\d{1,10}\]:? |/\d{1,10}: | ?\(\d{1,10}\):? | invoked oom-killer: "
     r"|: (?:page allocation failure|vmalloc error|attempt to access beyond end of device)\b)",
     re.DOTALL,
 )

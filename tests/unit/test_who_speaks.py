@@ -22,6 +22,7 @@ from sickbay.brain.classify import classify
 from sickbay.knowledge.kernel import heard, parse_line
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.patterns import SHIPPED
+from sickbay.knowledge.prefixes import peel
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
@@ -30,6 +31,7 @@ from sickbay.model.protocol import Item
 NODE = NodeId("c/n1")
 NOW = 100_000.0
 HOST = "gpu-7"
+KERNEL = Path(__file__).parents[1] / "fixtures" / "kernel"
 SEGFAULT = "segfault at 0 ip 000055d0c0de1139 sp 00007ffd1a2b3c40 error 6 in {}[1139,55d0c0de1000+1000] likely on CPU 1"
 
 
@@ -162,6 +164,17 @@ def test_no_name_that_a_process_could_choose_is_read_as_hardware(words: str, tai
     sign, _ = heard(name + tail, bare=True)
     plain, _ = heard("a" + tail, bare=True)
     assert (sign.kind if sign else "") == (plain.kind if plain else "")
+
+
+def test_what_the_kernel_says_of_hardware_is_read_without_any_prefix_as_with_one() -> None:
+    samples = [line.split("\t") for line in (KERNEL / "sick.txt").read_text().splitlines() if line.count("\t") == 2]
+    bodies = [body for _, speaker, body in samples if speaker == "kernel"]
+    bodies += (KERNEL / "nvidia-words.txt").read_text().splitlines()
+    bodies += (KERNEL.parent / "h200" / "dmesg-xid.txt").read_text().splitlines()
+    assert len(bodies) > 600
+    for body in bodies:
+        bare, pasted = heard(peel(body).body, bare=True)[0], parse_line(body)
+        assert (bare and (bare.kind, bare.fields)) == (pasted and (pasted.kind, pasted.fields)), body
 
 
 def test_the_name_of_a_process_is_still_told() -> None:

@@ -46,7 +46,7 @@ def parse_line(text: str) -> Sign | None:
 
 # Words that the kernel puts behind the name of a process (15 characters that it chose itself) at a line's beginning.
 _BY_NAME = re.compile(
-    r"(?P<name>(?:\\x[0-9a-f]{2}|.){0,15}?)"
+    r"(?P<head>traps: )?(?P<name>(?:\\x[0-9a-f]{2}|.){0,15}?)"
     r"(?=\[\d{1,10}\]:? |/\d{1,10}: | ?\(\d{1,10}\):? | invoked oom-killer: "
     r"|: (?:page allocation failure|vmalloc error|attempt to access beyond end of device)\b)",
     re.DOTALL,
@@ -66,7 +66,8 @@ def heard(text: str, *, bare: bool) -> tuple[Sign | None, Peeled]:
     found = _BY_NAME.match(peeled.body) if peeled.by_kernel else None
     if found is None:
         return _named(peeled, text), peeled
-    sign = _named(replace(peeled, body=_SOMEBODY + peeled.body[found.end() :]), text)
+    body = f"{found['head'] or ''}{_SOMEBODY}{peeled.body[found.end() :]}"
+    sign = _named(replace(peeled, body=body), text)
     if sign is not None and sign.fields.get("name") == _SOMEBODY:
         sign = replace(sign, fields={**sign.fields, "name": found["name"]})
     return sign, peeled

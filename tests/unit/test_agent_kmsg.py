@@ -217,6 +217,13 @@ def test_what_the_kernel_wrote_as_codes_is_read_as_written() -> None:
     assert line.text.endswith(r"\xzz")
 
 
+def test_what_could_end_a_line_stays_as_the_kernel_wrote_it() -> None:
+    kmsg = Kmsg(NODE, KmsgPlace(boot_id=BOOT))
+    (line,) = kmsg._record(rb"6,0,1000000,-;x\x0dNVRM: a\x0ab \x1b[2K \x5cx0d \xc3\xa9 \x7f" + b"\n", 9.0)
+    assert isinstance(line, LogLine)
+    assert line.text == r"x\x0dNVRM: a\x0ab \x1b[2K \x0d é \x7f"
+
+
 # --- the loop wakes at once
 
 

@@ -480,6 +480,14 @@ def test_one_look_prints_what_is_wrong_and_exits_1(tmp_path: Path) -> None:
     assert text.exit_code == 1
 
 
+def test_one_look_shows_what_nobody_confirms_as_that(tmp_path: Path) -> None:
+    (tmp_path / "messages").write_text(dated(XID_79))
+    found = once(tmp_path, "--once", "--json", "--set", "trust_logs=false")
+    (row,) = (row for row in json.loads(found.stdout) if row["code"] == "xid.79")
+    assert row["unconfirmed"]
+    assert "unconfirmed" in once(tmp_path, "--once", "--set", "trust_logs=false").stdout
+
+
 def test_all_settings_are_printed_with_their_reasons_and_without_secrets(tmp_path: Path) -> None:
     found = once(tmp_path, "--print-settings")
     assert found.exit_code == 0

@@ -336,6 +336,14 @@ def test_a_line_that_waits_is_where_the_next_run_begins(seen: Seen) -> None:
     assert place.offset == seen.path.stat().st_size
 
 
+def test_a_line_that_nobody_tells_is_not_taken_for_the_echo_of_one_before_it(seen: Seen) -> None:
+    seen.ring.say(XID_79, prefix="4", stamp=NOW - 7200.0)
+    assert len(news_of(seen.look(-7200.0))) == 1
+    seen.writes(f"{stamp(7200.0)} {HOST} kernel: {XID_79}", f"{stamp()} {HOST} kernel: {XID_79}")
+    (news,) = news_of([*seen.look(), *seen.look(WAIT)])
+    assert (news.unconfirmed, news.count) == (True, 1)
+
+
 # --- whoever floods the log
 
 
@@ -408,6 +416,13 @@ def test_a_line_without_a_zone_is_dated_by_the_logs_own(tmp_path: Path, ahead: f
     found = [item for item in seen.look() if isinstance(item.news, Observed) and item.news.kind == "xid"]
     assert [item.mono for item in found] == ([pytest.approx(NOW - ago, abs=3.0)] if counts else [])
     assert not any(news.unconfirmed for news in news_of(found))
+
+
+def test_the_dates_of_other_machines_say_nothing_about_our_zone(tmp_path: Path) -> None:
+    seen = Zones(tmp_path, 0.0)
+    seen.writes(f"{stamp()} {HOST} kernel: {XID_79}", f"{stamp(8 * 3600.0)} other cron[1]: of a zone far west")
+    (item,) = seen.look()
+    assert item.mono == pytest.approx(NOW, abs=3.0)
 
 
 def test_a_line_whose_zone_nobody_can_tell_is_told_and_not_acted_upon(tmp_path: Path) -> None:

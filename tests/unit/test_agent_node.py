@@ -26,6 +26,7 @@ from sickbay.agent.bundle import KEEP, Parts, collect
 from sickbay.agent.checks import Exercise
 from sickbay.agent.command_journal import Journal
 from sickbay.agent.commands import DEADLINES, Carry, Commands, Refuse, Said
+from sickbay.agent.drill import Drills
 from sickbay.agent.life import place_file
 from sickbay.agent.node import NodeAgent, sources_for
 from sickbay.agent.node_orders import Hands, NodeOrders, holders
@@ -91,6 +92,7 @@ class Ward:
         settings = wish(root, allow=allow, token="tok3n-of-this-node")
         self.hands = Hands(
             settings=settings, node=NODE, me=ME, tests=self._tests, text_log=self.log,
+            drills=Drills(root / "drills.json"),
             proc=root / "proc", reset=(str(self.smi), "--gpu-reset"), reboots=((str(self.rebooter),),),
         )  # fmt: skip
 
@@ -485,7 +487,7 @@ def running(root: Path, door: FrontDoor, **more: str) -> Iterator[subprocess.Pop
     environment = {
         **os.environ, "SICKBAY_URL": f"http://127.0.0.1:{door.port}", "SICKBAY_TOKEN": TOKEN, "SICKBAY_NODE": "c/n1",
         "SICKBAY_INSTANCE_ID": "i-1", "SICKBAY_STATE": str(root / "state"), "SICKBAY_SOURCES": str(root / "messages"),
-        "SICKBAY_METRICS": "off", **more,
+        "SICKBAY_METRICS": "off", "SICKBAY_TRUST_LOGS": "true", **more,
     }  # fmt: skip
     command = [sys.executable, "-m", "sickbay", "agent", "--config", str(root / "agent.yaml")]
     with (root / "agent.err").open("ab") as errors:
@@ -508,11 +510,11 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def numbers(door: FrontDoor) -> list[int]:
-    return [news.fields["number"] for news in door.news(Observed) if news.kind == "xid"]
+    return [news.fields["number"] for news in door.news(Observed) if news.kind == "xid" and not news.unconfirmed]
 
 
 def dated(text: str) -> str:
-    return f"{time.strftime('%b %e %H:%M:%S')} host kernel: {text}\n"
+    return f"{time.strftime('%b %e %H:%M:%S')} {os.uname().nodename} kernel: {text}\n"
 
 
 def test_the_agent_reports_a_line_once_across_its_own_death_and_ends_politely(tmp_path: Path, door: FrontDoor) -> None:
@@ -533,10 +535,14 @@ def test_the_agent_reports_a_line_once_across_its_own_death_and_ends_politely(tm
     assert {report.boot_id for report in door.reports} == {boot}
 
 
-def test_a_drill_goes_the_whole_way(tmp_path: Path, door: FrontDoor) -> None:
-    with running(tmp_path, door):
+def test_a_drill_goes_the_whole_way_though_what_else_stands_in_the_log_does_not_count(
+    tmp_path: Path, door: FrontDoor
+) -> None:
+    with running(tmp_path, door, SICKBAY_TRUST_LOGS="false"):
         until(lambda: door.reports, 20)
         order = RunInject(key="k", line=XID_79)
+        with (tmp_path / "messages").open("a") as log:
+            log.write(dated(XID_63))
         door.store.post([Command(id="c1", node=NODE, order=order, posted_at=datetime.now(UTC), expires_after=30.0)])
         door.posted.set()
         until(lambda: numbers(door) == [79], 20)
@@ -600,7 +606,8 @@ def test_a_boot_that_ended_is_noted_and_nothing_of_it_is_read_where_nobody_liste
 
 def once(tmp_path: Path, *words: str) -> Any:
     environment = {"SICKBAY_INSTANCE_ID": "i-1", "SICKBAY_STATE": str(tmp_path), "SICKBAY_GPUS": "0",
-                   "SICKBAY_SOURCES": str(tmp_path / "messages"), "SICKBAY_TOKEN": "s3cret"}  # fmt: skip
+                   "SICKBAY_SOURCES": str(tmp_path / "messages"), "SICKBAY_TOKEN": "s3cret",
+                   "SICKBAY_TRUST_LOGS": "true"}  # fmt: skip
     (tmp_path / "agent.yaml").touch()
     return CliRunner().invoke(agent, ["--config", str(tmp_path / "agent.yaml"), *words], env=environment)
 
@@ -614,6 +621,14 @@ def test_one_look_prints_what_is_wrong_and_exits_1(tmp_path: Path) -> None:
     text = once(tmp_path, "--once")
     assert "xid.79" in text.stdout
     assert text.exit_code == 1
+
+
+def test_one_look_shows_what_nobody_confirms_as_that(tmp_path: Path) -> None:
+    (tmp_path / "messages").write_text(dated(XID_79))
+    found = once(tmp_path, "--once", "--json", "--set", "trust_logs=false")
+    (row,) = (row for row in json.loads(found.stdout) if row["code"] == "xid.79")
+    assert row["unconfirmed"]
+    assert "unconfirmed" in once(tmp_path, "--once", "--set", "trust_logs=false").stdout
 
 
 def test_all_settings_are_printed_with_their_reasons_and_without_secrets(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.inventory import inventory_probe
 from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, Place
 from sickbay.agent.probes.ranks import RankWatch
-from sickbay.agent.probes.system_log import SystemLog, name_of
+from sickbay.agent.probes.system_log import Reading, SystemLog, name_of
 from sickbay.agent.probes.virtual_devices import VirtualDevices
 from sickbay.agent.sampling import EVERY, Sampler
 from sickbay.agent.spool import Voice
@@ -88,7 +88,8 @@ class LocalAgent:
         # Across boots: the file is one and the same, and what is dated before this boot means nothing.
         there = kept(self._state / place_file(name_of(messages)), Place) or fresh
         boot = BootLog(kmsg, here if here.boot_id == fresh.boot_id else fresh)
-        return [boot, SystemLog(messages, there, began=began)]
+        # Nobody but the cluster's own user may write it, and who may that can write the other log as well.
+        return [boot, SystemLog(messages, there, Reading(trusted=True, own_zone=True), began=began)]
 
     def _wanted(self) -> dict[Path, tuple[str, int]]:
         wanted = dict.fromkeys(self._ranks.directories, ("ranks", MOVED_TO | CLOSED))

@@ -12,6 +12,7 @@ import msgspec
 from sickbay.agent.checks import Exercise
 from sickbay.agent.commands import NO_BOOT
 from sickbay.agent.deadline import Deadline
+from sickbay.agent.drill import Drills
 from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot, place_file
 from sickbay.agent.loop import HANGS_AFTER
 from sickbay.agent.node_orders import Hands, NodeOrders
@@ -19,17 +20,18 @@ from sickbay.agent.node_probes import Where, probes_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.journal import NAME as JOURNAL
-from sickbay.agent.probes.journal import Journal, JournalPlace, available, last_words
+from sickbay.agent.probes.journal import Journal, JournalPlace, available
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
+from sickbay.agent.probes.last_words import last_words
 from sickbay.agent.probes.sums import Sums
-from sickbay.agent.probes.system_log import SystemLog, name_of, usual
+from sickbay.agent.probes.system_log import Reading, SystemLog, name_of, own_names, usual
 from sickbay.agent.settings import AgentSettings
 from sickbay.agent.spool import Spool, Voice
 from sickbay.agent.transport import Address
 from sickbay.agent.watchdog import Watchdog
-from sickbay.knowledge.kernel import parse_line
+from sickbay.knowledge.kernel import heard
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
@@ -71,17 +73,20 @@ class NodeAgent:
         self._voice = Voice(
             node=node, incarnation=me, agent_run=os.urandom(6).hex(), machine_boot=boot_id, zero=clock_zero()
         )
-        self._last_words(me)
+        trouble = self._last_words(me)
         self._outbox = Outbox(self._state / "spool", self._voice)
         self.sums = Sums()
-        sources = sources_for(settings, self._state, node, boot_id)
+        drills = Drills(self._state / "drills.json")
+        sources = sources_for(settings, self._state, node, boot_id, drills)
         made = probes_for(Where(settings, node, self.sums))
         self._log = KernelLog(sources, node, made.device_at or device_index(), self.sums)
-        for text in made.troubles:
+        for text in filter(None, (trouble, *made.troubles)):
             self._tell("probe.failed", text)
         tests = tests_for(settings)
         text_log = next((Path(s.name.partition(":")[2]) for s in sources if isinstance(s, SystemLog)), None)
-        hands = Hands(settings=settings, node=node, me=me, tests=tests, text_log=text_log, aside=made.aside)
+        hands = Hands(
+            settings=settings, node=node, me=me, tests=tests, text_log=text_log, drills=drills, aside=made.aside
+        )
         self._fence = None
         if settings.self_fence is not None:
             from sickbay.agent.fence import Fence
@@ -130,8 +135,9 @@ class NodeAgent:
         return Address(url=self._settings.url, token=token, ca=self._settings.ca)
 
     # --- what the kernel said when nobody listened any more
-    def _last_words(self, me: Incarnation) -> None:
-        """Into the spool, under the boot that has ended, before anything of this boot is said."""
+    def _last_words(self, me: Incarnation) -> str:
+        """Into the spool, under the boot that has ended, before anything of this boot. Returns what was in the way."""
+        trouble = ""
         file = self._state / "boot.json"
         before = kept(file, Boot)
         now = Boot(boot_id=me.boot_id, instance_id=me.instance_id, zero=self._voice.zero)
@@ -148,9 +154,11 @@ class NodeAgent:
                     found = last_words(before.boot_id, cursor=cursor, stamp=stamp)
                     spooled(found.lines, self._state / "spool", self._voice, ended, found.zero or before.zero)
                 except OSError as error:
-                    print(f"agent: the last words of boot {before.boot_id}: {error}", file=sys.stderr, flush=True)
+                    trouble = f"the last words of boot {before.boot_id} are not known: {error}"
+                    print(f"agent: {trouble}", file=sys.stderr, flush=True)
         if before is None or before.boot_id != now.boot_id:
             keep_boot(file, now)
+        return trouble
 
 
 def keep_boot(file: Path, boot: Boot) -> None:
@@ -165,8 +173,8 @@ def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Inca
     sums, device_at = Sums(), device_index()
     items: list[Item] = []
     for line in lines:
-        sign = parse_line(line.text)
-        if sign is None:
+        sign, _ = heard(line.text, bare=line.bare)
+        if sign is None or not line.proven:
             continue
         fields = dict(sign.fields)
         device = device_at(str(fields["pci"])) if "pci" in fields else None
@@ -195,7 +203,9 @@ def encoded(item: Item, seq: int) -> bytes:
 # --- what there is on this machine
 
 
-def sources_for(settings: AgentSettings, state: Path, node: NodeId, boot_id: str) -> list[Source]:
+def sources_for(
+    settings: AgentSettings, state: Path, node: NodeId, boot_id: str, drills: Drills | None = None
+) -> list[Source]:
     """Those that the settings name. `auto`: the ring, or the journal where the ring may not be read, and text files."""
     named = list(dict.fromkeys(settings.sources))
     if "auto" in named:
@@ -208,15 +218,18 @@ def sources_for(settings: AgentSettings, state: Path, node: NodeId, boot_id: str
         if name == "kmsg":
             ring_place = kept(state / place_file(RING), KmsgPlace)
             here = ring_place is not None and ring_place.boot_id == boot_id
-            found.append(Kmsg(node, ring_place if ring_place is not None and here else KmsgPlace(boot_id=boot_id)))
+            begin = ring_place if ring_place is not None and here else KmsgPlace(boot_id=boot_id)
+            found.append(Kmsg(node, begin, trusted=settings.trust_logs))
         elif name == "journal":
             place = kept(state / place_file(JOURNAL), JournalPlace)
             there = place is not None and place.boot_id == boot_id
-            found.append(Journal(place if place is not None and there else JournalPlace(boot_id=boot_id)))
+            after = place if place is not None and there else JournalPlace(boot_id=boot_id)
+            found.append(Journal(after, boots=(machine_boot(),)))
         else:
             # Across boots: the file is one and the same, and what is dated before this boot means nothing.
             text = kept(state / place_file(name_of(Path(name))), Place) or Place(boot_id=boot_id)
-            found.append(SystemLog(Path(name), text))
+            reading = Reading(trusted=settings.trust_logs, hosts=own_names(node))
+            found.append(SystemLog(Path(name), text, reading, drills=drills))
     return found
 
 
@@ -283,7 +296,7 @@ def _look_once(settings: AgentSettings) -> list[Item]:
             except Exception as error:  # noqa: BLE001 - one that cannot look says so; the others look
                 text = f"the probe {probe.name} cannot look: {error}"
                 found.append(say(Observed(node=node, kind="probe.failed", text=text[:500])))
-        found.extend(sums.flush())
+        found.extend(log.rest(time.monotonic()))
     finally:
         log.close()
         for close in made.closing:

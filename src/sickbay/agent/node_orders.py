@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.checks import Exercise, examine
 from sickbay.agent.commands import Carry, Refuse, Said
-from sickbay.agent.drill import inject
+from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
 from sickbay.agent.nvml.pci import Address, address
 from sickbay.agent.senses import Senses
@@ -53,6 +53,7 @@ class Hands:
     me: Incarnation
     tests: Callable[[], Sequence[Exercise]]
     text_log: Path | None = None
+    drills: Drills | None = None
     # While this is held nobody of the agent's own has a GPU open.
     aside: Callable[[str], AbstractContextManager[None]] = _nobody
     proc: Path = PROC
@@ -161,9 +162,10 @@ class NodeOrders:
     def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunInject)
         self._allowed("inject")
-        if self._hands.text_log is None:
+        log, drills = self._hands.text_log, self._hands.drills
+        if log is None or drills is None:
             raise Refuse("this agent watches no text log: write sources: [auto, /var/log/messages] in its settings")
-        return Said(text=f"written to {self._hands.text_log}: {inject(self._hands.text_log, order.line)}")
+        return Said(text=f"written to {log}: {drills.inject(log, order.line)}")
 
 
 # They let go by themselves when nvidia-smi asks them to; `comm` has 15 characters.

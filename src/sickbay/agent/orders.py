@@ -7,7 +7,7 @@ from sickbay.adapters.clusters.local.devices import Hardware, holders
 from sickbay.adapters.clusters.local.files import Paths, RankState, Seat, Status, read, write
 from sickbay.agent.checks import Exercise, examine
 from sickbay.agent.commands import Carry, Refuse, Said
-from sickbay.agent.drill import inject
+from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
 from sickbay.agent.senses import Senses
 from sickbay.agent.stacks import collect
@@ -97,7 +97,8 @@ class LocalOrders:
     def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunInject)
         log = self._paths.messages(self._seat.instance_id)
-        return Said(text=f"written: {inject(log, order.line, self._seat.name)}")
+        drills = Drills(self._paths.agent(self._seat.instance_id) / "drills.json")
+        return Said(text=f"written: {drills.inject(log, order.line, self._seat.name)}")
 
     def _collect(self, order: AnyOrder, until: float) -> Said:
         """What a virtual node has instead of a machine's own: its two logs, and what its agent knows."""

@@ -1,16 +1,13 @@
-"""journald: the kernel's lines as `journalctl` tells them, and the last words of the boot before.
-
-Read where the ring itself may not be; and, whoever reads the ring, once after a new boot: what the kernel said when
-nobody listened any more is in the journal of the boot that ended.
-"""
+"""journald: the kernel's lines as `journalctl` tells them. Read where the ring itself may not be."""
 
 import os
 import shutil
 import subprocess
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
 
 import msgspec
 
@@ -23,11 +20,11 @@ NAME = "journal"
 CHUNK = 1 << 16
 CHUNKS = 64  # read in one turn
 LONGEST = 1 << 20  # bytes of one entry; the rest of a longer one is skipped
+KERN = "0"
 REMEMBERED = 2000  # entries whose predecessor is known
 FIRST_WORD = 2.0  # seconds
 PAUSE = 5.0  # seconds before a journalctl that ended is started again
-LAST_WORDS_TAKE = 20.0  # seconds
-MOST_LAST_WORDS = 200_000  # lines
+MUTE = 30.0  # seconds after which a journal without a single line of this boot is one that may not be read
 
 
 class JournalPlace(Noun):
@@ -44,6 +41,15 @@ class Entry(msgspec.Struct):
     mono: str = msgspec.field(name="__MONOTONIC_TIMESTAMP", default="")
     ring: str = msgspec.field(name="_SOURCE_MONOTONIC_TIMESTAMP", default="")
     boot: str = msgspec.field(name="_BOOT_ID", default="")
+    machine: str = msgspec.field(name="_MACHINE_ID", default="")
+    transport: str = msgspec.field(name="_TRANSPORT", default="")
+    facility: str = msgspec.field(name="SYSLOG_FACILITY", default="")
+
+    def by_kernel(self, boots: Collection[str]) -> bool:
+        """By the fields that journald writes itself: of the ring, of this boot, by no program that wrote there."""
+        # Of what comes from the ring journald sets the facility, too; elsewhere a program may.
+        kernel = self.transport == "kernel" and self.facility == KERN
+        return kernel and self.boot in boots and self.machine in {"", own_machine()}
 
     @property
     def text(self) -> str:
@@ -63,6 +69,14 @@ class Entry(msgspec.Struct):
 _DECODE = msgspec.json.Decoder(Entry)
 
 
+@cache
+def own_machine(file: Path = Path("/etc/machine-id")) -> str:
+    try:
+        return file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def available() -> bool:
     return shutil.which("journalctl") is not None
 
@@ -71,9 +85,14 @@ class Journal:
     """Follows the journal through a `journalctl` of its own; one that ends is started again where it was."""
 
     name = NAME
+    witness = True
 
-    def __init__(self, place: JournalPlace, command: Sequence[str] = ("journalctl",)) -> None:
+    def __init__(
+        self, place: JournalPlace, command: Sequence[str] = ("journalctl",), boots: Collection[str] = ()
+    ) -> None:
+        """`boots`: further names of this boot, where the agent calls it by another than the kernel does."""
         self._boot_id = place.boot_id
+        self._boots = frozenset(boot.replace("-", "") for boot in (place.boot_id, *boots))
         self._cursor = place.cursor
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
@@ -98,6 +117,10 @@ class Journal:
             except BlockingIOError:
                 # A journalctl takes a moment to begin: until then nobody has read through anything.
                 self.behind = not self._spoken and now < self._began + FIRST_WORD
+                if not self._cursor and now > self._began + MUTE:  # each boot begins with lines of the kernel
+                    raise PermissionError(
+                        "journalctl shows no line of this boot: run the agent as root or in the group systemd-journal"
+                    ) from None
                 return
             if not data:
                 self._ended(now)
@@ -137,15 +160,15 @@ class Journal:
             if entry is None or not entry.cursor:
                 continue
             before, self._cursor = self._cursor, entry.cursor
-            found = _line(entry, now)
+            found = line_of(entry, now, self._boots)
             if found.seq is not None:
                 self._before[found.seq] = before
                 if len(self._before) > REMEMBERED:
                     self._before.popitem(last=False)
             yield found
 
-    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
-        return line.mono
+    def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
+        return line
 
     def place(self, held: int | None) -> JournalPlace:
         cursor = self._cursor if held is None else self._before.get(held, self._cursor)
@@ -175,45 +198,10 @@ def decoded(line: bytes) -> Entry | None:
         return None
 
 
-def _line(entry: Entry, now: float) -> LogLine:
+def line_of(entry: Entry, now: float, boots: Collection[str]) -> LogLine:
     counter, seq = entry.seq
     # The moment when journald took it, by the clock that is ours too; the ring's own clock is corrected by nobody.
     at = min(now, int(entry.mono) / 1e6) if entry.mono.isdecimal() else now
-    return LogLine(entry.text, at, f"{NAME}+{counter}" if counter else NAME, seq)
-
-
-class LastWords(NamedTuple):
-    """Lines of a boot that has ended, dated by its own clock, and the wall time at which that clock was 0."""
-
-    lines: list[LogLine]
-    zero: float
-
-
-def last_words(
-    boot_id: str,
-    *,
-    cursor: str = "",
-    stamp: float = 0.0,
-    command: Sequence[str] = ("journalctl",),
-    within: float = LAST_WORDS_TAKE,
-) -> LastWords:
-    """What the kernel said in that boot after `cursor`, or after `stamp` seconds of the ring's clock.
-
-    Raises OSError.
-    """
-    since = ("--after-cursor", cursor) if cursor else ()
-    words = [*command, "-k", "-o", "json", "--no-pager", "--quiet", f"--boot={boot_id.replace('-', '')}", *since]
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=within, check=False)  # noqa: S603 - journalctl, no shell
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"the journal of the last boot could not be read within {within:g} s") from None
-    found, zero = LastWords([], 0.0), 0.0
-    for line in done.stdout.split(b"\n")[-MOST_LAST_WORDS:]:
-        entry = decoded(line) if line else None
-        if entry is None or not entry.cursor:
-            continue
-        if entry.wall.isdecimal() and entry.mono.isdecimal():
-            zero = (int(entry.wall) - int(entry.mono)) / 1e6
-        if not stamp or (entry.ring.isdecimal() and int(entry.ring) / 1e6 > stamp):
-            found.lines.append(_line(entry, float("inf")))
-    return found._replace(zero=zero)
+    proven = entry.by_kernel(boots)
+    source = f"{NAME}+{counter}" if counter else NAME
+    return LogLine(entry.text, at, source, seq, proven=proven, bare=proven, by="an entry of the journal")

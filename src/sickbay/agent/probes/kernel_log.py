@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from sickbay.agent.outbox import say
+from sickbay.agent.probes.hearsay import Hearsay
 from sickbay.agent.probes.log_file import LogFile
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.watches import CREATED, MODIFIED, MOVED_TO
-from sickbay.knowledge.kernel import parse_line
-from sickbay.knowledge.prefixes import Peeled, peel
+from sickbay.knowledge.kernel import heard
+from sickbay.knowledge.prefixes import Peeled
 from sickbay.knowledge.scanner import lines_of_interest
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
@@ -37,6 +38,11 @@ class LogLine(NamedTuple):
     mono: float
     source: str
     seq: int | None
+    proven: bool = False  # the kernel of this machine said it; else any program may have, and it waits for a witness
+    bare: bool = False  # nothing stands before the kernel's own words
+    told: bool = False  # by an earlier run of this agent: it is only remembered
+    by: str = ""  # who says it, where that is not proven
+    undated: str = ""  # why nobody can tell when it was said
 
 
 class Source(Protocol):
@@ -54,8 +60,13 @@ class Source(Protocol):
         """An `Observed` is the source's own word: lines were lost."""
         ...
 
-    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float | None:
-        """When it happened, by our monotonic clock; None: in another boot, it means nothing now."""
+    @property
+    def witness(self) -> bool:
+        """What it says counts by itself, as only the kernel can have said it."""
+        ...
+
+    def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine | Observed | None:
+        """The line with its moment and who speaks, by what stood before it; None: it means nothing here and now."""
         ...
 
     def place(self, held: int | None) -> Noun:
@@ -89,6 +100,7 @@ class BootLog:
     """The kernel log of one boot as a text file of its own, which is what a node of the local cluster has."""
 
     name = SOURCE
+    witness = True  # nobody but the node's own supervisor writes it
 
     def __init__(self, path: Path, place: Place) -> None:
         self._path = path
@@ -105,10 +117,10 @@ class BootLog:
         for at, text in self._file.lines():
             # A file that began anew counts from 0 again: its lines must not take the names of others.
             source = SOURCE if not self._file.generation else f"{SOURCE}+{self._file.generation}"
-            yield LogLine(text, now, source, at)
+            yield LogLine(text, now, source, at, proven=True)
 
-    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
-        return line.mono
+    def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
+        return line
 
     def place(self, held: int | None) -> Place:
         return place_in(self._file, self._boot_id, held)
@@ -135,10 +147,9 @@ def place_in(file: LogFile, boot_id: str, held: int | None) -> Place:
 
 
 @lru_cache(maxsize=ALIKE)
-def understood(text: str) -> tuple[Sign | None, Peeled]:
+def understood(text: str, bare: bool) -> tuple[Sign | None, Peeled]:
     """What it means and what stood before it. A flood is the same few lines again and again."""
-    sign = parse_line(text)
-    return sign, peel(text) if sign is not None else Peeled(body="")
+    return heard(text, bare=bare)
 
 
 class KernelLog:
@@ -155,12 +166,18 @@ class KernelLog:
         self._node = node
         self._device_at = device_at
         self._sums = sums or Sums()
+        self._hearsay = Hearsay(self._sums)
+        self._blind = False  # that there is no witness has been told
         self._troubles: dict[str, str] = {}
         self._again: dict[str, float] = {}
 
     @property
     def places(self) -> Mapping[str, Noun]:
-        return {source.name: source.place(self._sums.held(source.name)) for source in self._sources}
+        return {source.name: source.place(self._held(source.name)) for source in self._sources}
+
+    def _held(self, name: str) -> int | None:
+        held = (self._sums.held(name), self._hearsay.held(name))
+        return min((seq for seq in held if seq is not None), default=None)
 
     @property
     def handles(self) -> list[int]:
@@ -191,8 +208,14 @@ class KernelLog:
                 found.extend(self._failed(source, error, now))
         if errors and len(errors) == len(self._sources) and not found:
             raise errors[0]  # else what was read is told first; the next look meets the trouble again
+        found.extend(self._without_witness(now))
         found.extend(self._sums.over(now))
+        found.extend(self._hearsay.over(now))
         return found
+
+    def rest(self, now: float) -> list[Item]:
+        """All that waits: nobody will look again."""
+        return [*self._sums.flush(), *self._hearsay.flush(now)]
 
     def flush(self, now: float) -> list[Item]:  # noqa: ARG002 - a Look
         """What was held back to be summed up."""
@@ -210,13 +233,33 @@ class KernelLog:
                 return
 
     def _meant(self, source: Source, line: LogLine, now: float) -> Iterator[Item]:
-        sign, peeled = understood(line.text)
+        sign, peeled = understood(line.text, line.bare)
         if sign is None:
             return
-        mono = source.moment(line, peeled, now)
-        if mono is not None:
-            item = self._item(sign, line._replace(mono=mono))
-            yield from self._sums.add(item, now, peeled.body)
+        said = source.judged(line, peeled, now)
+        if isinstance(said, Observed):
+            yield say(said, now)
+        elif said is not None:
+            item = self._item(sign, said)
+            if said.told:
+                self._sums.recall(item, now, peeled.body)
+            elif said.proven:
+                yield from self._sums.add(item, now, peeled.body)
+            else:
+                self._hearsay.add(item, now, said.by or source.name, said.undated)
+
+    def _without_witness(self, now: float) -> Iterator[Item]:
+        """Not to hear the kernel itself is not to hear nothing: who must act is told, once."""
+        blind = not any(source.witness and source.name not in self._troubles for source in self._sources)
+        if blind and not self._blind:
+            why = "".join(f"; {name}: {why}" for name, why in self._troubles.items())
+            text = (
+                "no source of the kernel's own words can be read, and what text logs say is shown as unconfirmed only: "
+                "run the agent as root or with CAP_SYSLOG, or let it read the journal, or, where every line of these "
+                f"logs is to count, set trust_logs: true{why}"
+            )
+            yield say(Observed(node=self._node, kind="probe.failed", text=text[:500]), now)
+        self._blind = blind
 
     def _item(self, sign: Sign, line: LogLine) -> Item:
         kind, fields = sign.kind, dict(sign.fields)

@@ -12,7 +12,7 @@ from tests.unit.near_gang import Gang
 from tests.unit.object_rigs import ENVIRONMENT, Asked, S3Rig, Service, running_service
 
 from sickbay import train
-from sickbay.train import beginning, far, layout, objects, uploads
+from sickbay.train import choosing, far, layout, objects, uploads
 from sickbay.train.pruning import prune
 
 SIZE = 50_000
@@ -28,7 +28,7 @@ def service() -> Iterator[Service]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(beginning, "READ_AGAIN", ())
+    monkeypatch.setattr(choosing, "READ_AGAIN", ())
     monkeypatch.setattr(uploads, "AGAIN", ())
     monkeypatch.setattr("sickbay.train.objects.s3_requests.AGAIN", ())
 

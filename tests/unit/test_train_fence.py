@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sickbay import train
-from sickbay.train import beginning, checkpoints, committing, disk, layout, sharing, snapshot
+from sickbay.train import checkpoints, choosing, committing, disk, layout, sharing, snapshot
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
 from sickbay.train.pruning import prune
@@ -26,7 +26,7 @@ from sickbay.train.validity import survey as survey_of
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(beginning, "READ_AGAIN", ())
+    monkeypatch.setattr(choosing, "READ_AGAIN", ())
     monkeypatch.setattr(checkpoints, "AGAIN", (0.01,))
 
 
@@ -60,7 +60,7 @@ def test_the_fence_is_there_before_anything_is_looked_at(tmp_path: Path, monkeyp
             first.wait()
         return looked(*args)
 
-    monkeypatch.setattr("sickbay.train.beginning.survey", survey)
+    monkeypatch.setattr("sickbay.train.choosing.survey", survey)
     second = trained(tmp_path)
     assert (seen, at(second.resumed)) == (["True"], "attempt-1/step-3")
     assert whole(tmp_path) == ["attempt-1/step-3"]
@@ -133,7 +133,7 @@ def test_what_is_gone_when_it_was_chosen_is_not_begun_from(tmp_path: Path, monke
         (tmp_path / "attempt-1" / "step-3" / "manifest.json").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr("sickbay.train.beginning.survey", survey)
+    monkeypatch.setattr("sickbay.train.choosing.survey", survey)
     assert at(trained(tmp_path).resumed) == "attempt-1/step-2"
 
 
@@ -310,7 +310,7 @@ def test_a_server_that_answers_again_in_a_moment_costs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(tmp_path, 1)
-    monkeypatch.setattr(beginning, "READ_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(choosing, "READ_AGAIN", (0.0, 0.0))
     opened, failures = Path.open, [1, 2]
 
     def failing(path: Path, *args: Any, **more: Any) -> Any:
@@ -479,7 +479,7 @@ def test_steps_without_a_lineage_are_not_passed_over(tmp_path: Path) -> None:
 def test_a_directory_that_is_removed_under_it_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sickbay.train.beginning.survey", lambda *_: list[int]().pop())
+    monkeypatch.setattr("sickbay.train.choosing.survey", lambda *_: list[int]().pop())
     with pytest.raises(train.Unreadable, match="was removed while an attempt began in it"):
         train.Checkpoints(tmp_path)
 
@@ -987,7 +987,7 @@ def test_a_follower_that_does_not_see_yet_what_rank_0_has_seen_makes_nothing_cor
         return read_manifest(root, place, **more)
 
     monkeypatch.setattr("sickbay.train.sharing.read_manifest", late)
-    monkeypatch.setattr(beginning, "READ_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(choosing, "READ_AGAIN", (0.0, 0.0))
     assert {at(rank.resumed) for rank in together(tmp_path, 4, 2) if isinstance(rank, train.Checkpoints)} == {
         "attempt-1/step-8"
     }

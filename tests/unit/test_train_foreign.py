@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sickbay import train
-from sickbay.train import beginning, checkpoints, disk, foreign, layout, resuming, sharing
+from sickbay.train import checkpoints, choosing, disk, foreign, layout, resuming, sharing
 from sickbay.train.layout import Part, Place
 
 Ranks = list[train.Checkpoints]
@@ -29,7 +29,7 @@ Ranks = list[train.Checkpoints]
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(beginning, "READ_AGAIN", ())
+    monkeypatch.setattr(choosing, "READ_AGAIN", ())
     monkeypatch.setattr(checkpoints, "AGAIN", (0.01,))
     monkeypatch.setattr(foreign, "_warned", set())
     before = os.umask(0o022)

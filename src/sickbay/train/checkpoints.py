@@ -97,7 +97,7 @@ class Checkpoints:
         self.keep, self.patience, self.budget, self.failures = keep, patience, budget, failures
         begun = begin(run)
         lineage, self.resumed, self._loaded = begun.lineage, begun.resumed, begun.loaded
-        self._manifest, self._near, self.far = begun.manifest, begun.near, begun.far
+        self._manifest, self._near, self.far = begun.manifest, begun.near, run.tiers.far
         self.attempt: int = lineage.attempt
         self.skipped: tuple[Skipped, ...] = lineage.skipped
         self.at = Committing(run, lineage.attempt, lineage.run)

@@ -73,6 +73,15 @@ def readable(path: Path) -> Iterator[None]:
         raise unreadable(Path(error.filename or path), error) from error
 
 
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """A damaged file whose content nothing else tells is told as one that cannot be read."""
+    try:
+        yield
+    except Damaged as damage:
+        raise Unreadable(f"{path} {damage}") from None
+
+
 def refresh(directory: Path) -> None:
     """Make sure that what is listed next is no old copy: a client that changes a directory asks its server for it."""
     aside = directory / f".look.{os.urandom(6).hex()}"

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from sickbay import train
-from sickbay.train import beats, checkpoints, choosing, committing, disk, fencing, foreign, layout
+from sickbay.train import beats, checkpoints, choosing, committing, disk, fencing, foreign, layout, saves
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EACCES, errno.ETIMEDOUT, errno.EMFILE, errno.ENOENT, errno.EROFS)
 EVENTS = {"open", "os.listdir", "os.scandir", "os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
@@ -360,7 +360,7 @@ def install() -> None:
     wrapped(Path, "read_bytes", reading)
     wrapped(threading.Thread, "start", starting)
     choosing.READ_AGAIN = (0.0,)  # type: ignore[assignment]
-    checkpoints.AGAIN = (0.0,)  # type: ignore[assignment]
+    saves.AGAIN = (0.0,)  # type: ignore[assignment]
     checkpoints.atexit.register = lambda *_: None  # type: ignore[attr-defined]
     sys.addaudithook(hear)
 

@@ -81,7 +81,7 @@ def test_over_thirty_restarts_the_store_never_holds_more_than_twice_keep(tmp_pat
             found.wait()
             stored = [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()]
             assert sum(path.stat().st_size for path in stored) <= 4 * SIZE
-        found._close(leave=attempt % 2 == 0)  # killed, or ended
+        found._saves.close(leave=attempt % 2 == 0)  # killed, or ended
     assert in_bucket(tmp_path) == [f"attempt-{number}/step-{3 * number}" for number in (28, 29)] + [
         "attempt-30/step-89",
         "attempt-30/step-90",

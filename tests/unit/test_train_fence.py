@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sickbay import train
-from sickbay.train import checkpoints, choosing, committing, disk, layout, sharing, snapshot
+from sickbay.train import choosing, committing, disk, layout, saves, sharing, snapshot
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
 from sickbay.train.pruning import prune
@@ -27,7 +27,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(choosing, "READ_AGAIN", ())
-    monkeypatch.setattr(checkpoints, "AGAIN", (0.01,))
+    monkeypatch.setattr(saves, "AGAIN", (0.01,))
 
 
 def trained(directory: Path, *steps: int, keep: int | None = None, **more: Any) -> train.Checkpoints:
@@ -810,7 +810,7 @@ def test_a_save_that_has_not_ended_within_the_budget_leaves_the_next_out(tmp_pat
 
 def test_a_script_that_ends_without_wait_does_not_wait_for_ranks_that_are_gone(tmp_path: Path) -> None:
     code = (
-        "import sys; from sickbay import train; from sickbay.train import checkpoints; checkpoints.AT_EXIT = 0.2;"
+        "import sys; from sickbay import train; from sickbay.train import saves; saves.AT_EXIT = 0.2;"
         "c = train.Checkpoints(sys.argv[1], attempt=1, rank=0, world_size=2); c.save(1, b'x'); sys.exit(3)"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=False, timeout=60)
@@ -822,8 +822,8 @@ def test_a_script_that_exits_within_its_block_has_its_last_save_finished_by_all_
     code = """
 import sys, time
 from sickbay import train
-from sickbay.train import checkpoints, disk
-checkpoints.GRACE = 0.1
+from sickbay.train import disk, saves
+saves.GRACE = 0.1
 write, rank = disk.write, int(sys.argv[2])
 def slowly(path, *more):
     if path.suffix == ".shard":

@@ -43,13 +43,12 @@ class Uploads:
         at: Committing,
         near: Near,
         far: str,
-        rank: int,
         *,
         resumed: Manifest | None,
         committed: Callable[[Place], None],
         drops_older: bool = True,
     ) -> None:
-        self._at, self.near, self._far, self._rank = at, near, far, rank
+        self._at, self.near, self._far, self._rank = at, near, far, at.rank
         self._resumed = resumed if resumed is not None and resumed.far is None else None
         self.saved_again = self._resumed.place.step if self._resumed else None  # which step of ours that becomes
         self._committed, self._drops_older = committed, drops_older

@@ -18,6 +18,7 @@ from sickbay.train import choosing, committing, disk, layout, saves, sharing, sn
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
 from sickbay.train.pruning import prune
+from sickbay.train.shard import NotAShard
 from sickbay.train.validity import examine
 from sickbay.train.validity import survey as survey_of
 
@@ -1066,7 +1067,7 @@ def test_a_shard_of_no_use_here_is_told_by_load_and_ends_no_beginning(
     trained(tmp_path, 1)
 
     def useless(*_: Any) -> Any:
-        raise snapshot.NotAShard("it holds arrays of numpy, which is not installed here")
+        raise NotAShard("it holds arrays of numpy, which is not installed here")
 
     monkeypatch.setattr("sickbay.train.shard.restore", useless)
     second = train.Checkpoints(tmp_path)

@@ -22,8 +22,8 @@ from sickbay.train.layout import (
     attempt_path,
     begun_path,
     create_lineage,
+    is_committed,
     lineage_path,
-    manifest_path,
     read_fence,
     read_lineage,
     read_manifest,
@@ -87,7 +87,7 @@ def _lead(run: Run, fence: RunFile, looking: Looking) -> Lineage:
         raise AlreadyBegun(f"another process has chosen for attempt {fence.attempt} in {run.directory}")
     confirm_fence(run.directory, fence.attempt)
     parent = lineage.parent
-    if parent is not None and not lineage.near and not disk.exists(manifest_path(run.directory, parent)):
+    if parent is not None and not lineage.near and not is_committed(run.directory, parent):
         raise CheckpointError(
             f"{parent} was removed by another process while attempt {fence.attempt} began: start once more"
         )

@@ -21,6 +21,7 @@ from sickbay.train.layout import (
     RunFile,
     attempts,
     begun,
+    is_committed,
     manifest_path,
     removed_path,
     step_path,
@@ -49,7 +50,7 @@ def choose(run: Run, fence: RunFile, looking: Looking) -> Lineage:
     for _ in range(CHOICES):
         found, anew = _choose(run, fence, looking)
         parent = found.chosen and Place(found.chosen.attempt, found.chosen.step)
-        there = parent is not None and disk.exists(manifest_path(run.directory, parent))
+        there = parent is not None and is_committed(run.directory, parent)
         near = parent is not None and not there and looking.near is not None and parent in looking.near.whole
         if parent is None or there or near:
             break
@@ -74,7 +75,7 @@ def _any_finished(root: Path, attempt: int | None) -> bool:
 
 def _finished(root: Path, numbers: list[int]) -> list[Place]:
     places = (Place(number, step) for number in numbers for step in steps(root, number))
-    return [place for place in places if disk.exists(manifest_path(root, place))]
+    return [place for place in places if is_committed(root, place)]
 
 
 def _beside(run: Run, found: Survey) -> str:
@@ -129,7 +130,7 @@ def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
 
 def _put_back(root: Path, place: Place) -> None:
     """One whose removal was not finished, and that an older attempt began from: it is a checkpoint again."""
-    if not disk.exists(manifest_path(root, place)):
+    if not is_committed(root, place):
         with suppress(FileNotFoundError):  # its remover has put it back himself, or it is gone, which is looked at next
             removed_path(root, place).rename(manifest_path(root, place))
             disk.sync(step_path(root, place))

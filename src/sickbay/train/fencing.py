@@ -18,8 +18,8 @@ from sickbay.train.layout import (
     attempts,
     create_fence,
     fenced,
+    is_committed,
     lineage_path,
-    manifest_path,
     marker_path,
     run_path,
     step_path,
@@ -81,7 +81,7 @@ def confirm_fence(directory: Path, number: int) -> None:
     for attempt in attempts(directory):
         _refresh(attempt_path(directory, attempt))
         for step in steps(directory, attempt):
-            if not disk.exists(manifest_path(directory, Place(attempt, step))):
+            if not is_committed(directory, Place(attempt, step)):
                 _refresh(step_path(directory, Place(attempt, step)))
     there = fenced(directory, least=number)
     if number not in there:

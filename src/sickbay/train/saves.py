@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 from sickbay.train import beats, disk
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded, may_pass
+from sickbay.train.errors import CheckpointError, Superseded, is_transient
 from sickbay.train.layout import Manifest, Part, Place, part_path, step_path
 from sickbay.train.sharing import allowance
 from sickbay.train.uploads import Uploads
@@ -150,7 +150,7 @@ class Saves:
                 why = self._reason(place, error)
                 self.error = why
                 log.warning("%s", why)
-                if pause is None or isinstance(why, Superseded) or not may_pass(error):
+                if pause is None or isinstance(why, Superseded) or not is_transient(error):
                     break
                 if self._hurry.wait(pause) or self.at.giving_up.is_set():
                     break

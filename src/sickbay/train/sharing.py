@@ -168,7 +168,7 @@ def read_any(
 def shares_of(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
     """Which rank reads which files, the same wherever it is worked out.
 
-    A rank's own shard is its own; the others are dealt out, the largest first, to whoever has least.
+    A rank's own shard is its own; the others are dealt out, the largest first, to the rank that has least.
     """
     shares: list[list[str]] = [[] for _ in range(ranks)]
     least = [(0, rank) for rank in range(ranks)]

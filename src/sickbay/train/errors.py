@@ -30,6 +30,6 @@ class SourceDamaged(CheckpointError):  # noqa: N818
     """A file that was to be stored elsewhere is no longer what was written: nothing of it was stored."""
 
 
-def may_pass(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """What the system said, of a disk or a server: it may say something else in a while."""
     return isinstance(error.__cause__ if isinstance(error, Unreadable) else error, OSError)

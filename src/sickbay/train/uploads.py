@@ -19,9 +19,9 @@ from typing import Any
 from sickbay.train import beats, disk
 from sickbay.train.behind import Behind
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, SourceDamaged, Superseded, may_pass
+from sickbay.train.errors import CheckpointError, SourceDamaged, Superseded, is_transient
 from sickbay.train.far import key_of, store_of
-from sickbay.train.layout import Manifest, Part, Place, failed_path, manifest_path, part_path, step_path, upload_path
+from sickbay.train.layout import Manifest, Part, Place, failed_path, is_committed, part_path, step_path, upload_path
 from sickbay.train.near import Near
 from sickbay.train.objects import Objects
 from sickbay.train.pruning import is_newest
@@ -43,13 +43,12 @@ class Uploads:
         at: Committing,
         near: Near,
         far: str,
-        rank: int,
         *,
         resumed: Manifest | None,
         committed: Callable[[Place], None],
         drops_older: bool = True,
     ) -> None:
-        self._at, self.near, self._far, self._rank = at, near, far, rank
+        self._at, self.near, self._far, self._rank = at, near, far, at.rank
         self._resumed = resumed if resumed is not None and resumed.far is None else None
         self.saved_again = self._resumed.place.step if self._resumed else None  # which step of ours that becomes
         self._committed, self._drops_older = committed, drops_older
@@ -111,7 +110,7 @@ class Uploads:
                 place = Place(self._at.attempt, max(step, self._ended))
             if ended or isinstance(self._error, Superseded):
                 self._raise_error()
-            if ended and (self._rank == 0 or disk.exists(manifest_path(self._at.directory, place))):
+            if ended and (self._rank == 0 or is_committed(self._at.directory, place)):
                 return None
             self._at.check_fence()
             if disk.exists(failed_path(self._at.directory, place, 0)):
@@ -258,7 +257,7 @@ class Uploads:
             except Exception as error:  # noqa: BLE001  # it is told, and raised in the thread that trains
                 why = CheckpointError(f"{place} is on the nodes' own disks only: {error}")
                 why.__cause__ = error
-                if pause is None or not may_pass(error) or self._stopping.wait(pause):
+                if pause is None or not is_transient(error) or self._stopping.wait(pause):
                     break
             else:
                 return None

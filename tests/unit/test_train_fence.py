@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sickbay import train
-from sickbay.train import choosing, committing, disk, layout, saves, sharing, snapshot
+from sickbay.train import choosing, committing, disk, errors, layout, saves, sharing, snapshot
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
 from sickbay.train.pruning import prune
@@ -720,15 +720,23 @@ def test_what_will_not_pass_is_not_tried_again(tmp_path: Path) -> None:
     assert len(tries) == 1
 
 
-def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_have(tmp_path: Path) -> None:
+def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_have_for_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = train.Checkpoints(tmp_path, failures=2)
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4, 5):  # within moments: somebody may be making room
         assert found.put(step, failing(99))
-    with pytest.raises(train.CheckpointError, match="attempt-1/step-3 was not saved: No space left on device"):
-        found.put(4, failing(99))
-    found.put(5, failing(0))
+    monkeypatch.setattr(errors, "LASTING", 0.0)
+    with pytest.raises(train.CheckpointError, match="attempt-1/step-5 was not saved: No space left on device"):
+        found.put(6, failing(99))
+    found.put(7, failing(0))
     found.wait()
-    assert whole(tmp_path) == ["attempt-1/step-5"]
+    assert whole(tmp_path) == ["attempt-1/step-7"]
+    monkeypatch.undo()
+    found = train.Checkpoints(tmp_path / "strict", failures=0)
+    found.put(1, failing(99))
+    with pytest.raises(train.CheckpointError, match="No space left on device"):
+        found.put(2, failing(99))
 
 
 def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_failed(
@@ -751,6 +759,7 @@ def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_fai
     found.wait()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
+        patch.setattr(errors, "LASTING", 0.0)
         for step in (4, 5, 6):
             found.save(step, b"more")
         with pytest.raises(train.CheckpointError, match="attempt-1/step-6 was not saved: can't start new thread"):

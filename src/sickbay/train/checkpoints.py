@@ -41,8 +41,8 @@ class Checkpoints:
     same `attempt` to all of them, a number that no earlier run had. `keep`: how many whole checkpoints stay, None for
     all; as many that attempts began from stay, too. `patience`: seconds that ranks wait for one another, and so much
     longer as what they read or write takes at 20 MB/s. `budget`: seconds that a `save` waits for the one before it;
-    then this one is left out. `failures`: how many saves in a row may fail before the training is told by an error.
-    `anew`: begin at step 0, whatever is there. One thread uses it at a time.
+    then this one is left out. `failures`: how many saves in a row may fail before the training is told by an error, and
+    that over ten minutes at least (0: at once). `anew`: begin at step 0, whatever is there. One thread uses it.
 
     `near`: a directory on each node's own disk, to which saves go first; they are uploaded in the background. `far`: an
     object store (s3://…) that holds the files instead of the directory. `copies`: whether what is near is copied to a

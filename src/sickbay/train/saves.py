@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 from sickbay.train import beats, disk
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded, is_transient
+from sickbay.train.errors import CheckpointError, FailureStreak, Superseded, is_transient
 from sickbay.train.layout import Manifest, Part, Place, part_path, step_path
 from sickbay.train.sharing import allowance
 from sickbay.train.uploads import Uploads
@@ -32,7 +32,7 @@ class Saves:
         self.thread: Thread | None = None
         self.error: Exception | None = None  # of the last save
         self.size = 0  # bytes of the last save of this rank
-        self._failed = 0  # saves in a row
+        self._failed = FailureStreak()
         self._hurry = Event()  # the next save waits, or the end: nothing is tried again
 
     # --- the thread that trains
@@ -68,13 +68,13 @@ class Saves:
 
     def raise_after(self, failures: int) -> None:
         """The last error, after more than so many saves in a row have failed, or once this attempt is over."""
-        if self._failed > failures or isinstance(self.error, Superseded):
+        if self._failed.exceeds(failures) or isinstance(self.error, Superseded):
             self._raise()
 
     def _raise(self) -> None:
         error, self.error = self.error, None
         if error is not None:
-            self._failed = 0
+            self._failed.reset()
             raise error
 
     def leave_out(self, place: Place, why: str) -> None:
@@ -155,12 +155,13 @@ class Saves:
                 if self._hurry.wait(pause) or self.at.giving_up.is_set():
                     break
             else:
-                self.error, self._failed = None, 0
+                self.error = None
+                self._failed.reset()
                 return
         self._fails(place)
 
     def _fails(self, place: Place) -> None:
-        self._failed += 1
+        self._failed.fail()
         self.leave_out(place, str(self.error))
 
     def _reason(self, place: Place, error: Exception) -> Exception:

@@ -19,7 +19,7 @@ from typing import Any
 from sickbay.train import beats, disk
 from sickbay.train.behind import Behind
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, SourceDamaged, Superseded, is_transient
+from sickbay.train.errors import CheckpointError, FailureStreak, SourceDamaged, Superseded, is_transient
 from sickbay.train.far import key_of, store_of
 from sickbay.train.layout import Manifest, Part, Place, failed_path, is_committed, part_path, step_path, upload_path
 from sickbay.train.near import Near
@@ -61,7 +61,7 @@ class Uploads:
         self._number = 0
         self._pause = SOON
         self._error: Exception | None = None
-        self.failed = 0  # uploads in a row
+        self._failed = FailureStreak()
         self.thinning = Behind("sickbay-near", self._thin_out)
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="sickbay-upload", daemon=True)
@@ -158,10 +158,11 @@ class Uploads:
 
     def hopeless(self, failures: int) -> bool:
         """Whether the training must be told by an error, as nothing becomes durable any more."""
-        return self.failed > failures or isinstance(self._error, Superseded) or not self._thread.is_alive()
+        return self._failed.exceeds(failures) or isinstance(self._error, Superseded) or not self._thread.is_alive()
 
     def raise_last(self) -> None:
-        error, self._error, self.failed = self._error, None, 0
+        error, self._error = self._error, None
+        self._failed.reset()
         raise error or CheckpointError("nothing is uploaded any more: its thread has ended, the log says why")
 
     # --- the thread that uploads
@@ -231,7 +232,11 @@ class Uploads:
             if self._drops_older and self.near.has_older() and is_newest(self._at.directory, self._at.attempt):
                 self.near.drop_older()
         with self._news:
-            self._error, self.failed = error, self.failed + 1 if error else 0
+            self._error = error
+            if error is None:
+                self._failed.reset()
+            else:
+                self._failed.fail()
             if resumed is None:
                 self._ended = place.step
             self._resumed = None

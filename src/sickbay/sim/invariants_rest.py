@@ -17,6 +17,7 @@ from sickbay.sim.witness import Witness
 if TYPE_CHECKING:
     from sickbay.sim.simulation import Simulation
 
+HEARD_WITHIN = 60.0  # seconds in which the end of an attempt is heard of, or the next one begun
 ROW_BYTES = 64_000  # of any row, whatever befell it; a gang's own row is judged by the store's limit
 
 
@@ -91,8 +92,11 @@ class Rest:
                 yield Wrong("unknown", f"{last.id} runs, and {job.id} is {job.state} after attempt {job.attempt}")
 
     def _alive(self, job: Job) -> bool:
+        """Nobody hears of an end in the moment in which it comes, and its own controller may start it again."""
         truth = self._sim.world.workload.jobs.get(job.id)
-        return truth is not None and any(not attempt.over for attempt in truth.attempts.values())
+        lately = self._sim.scheduler.now - HEARD_WITHIN
+        attempts = () if truth is None else truth.attempts.values()
+        return any(not one.over or (one.halted_at or 0.0) > lately for one in attempts)
 
     # --- books
     def _books(self) -> Iterator[Wrong]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.admit import limit_for
 from sickbay.brain.job_sight import Placement
-from sickbay.engine.placing import fenceable, lost, place, unseen, unusable
+from sickbay.engine.placing import WATCHED, fenceable, lost, place, unseen, unusable, well
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import load_policy
@@ -277,3 +277,15 @@ def test_the_first_limit_that_names_the_pool_counts() -> None:
     policy = replace(DEFAULT, limits=(Limit(pool="tr*", out_absolute=5), Limit(pool="*", out_absolute=1)))
     assert limit_for("train", policy).out_absolute == 5
     assert limit_for("other", policy).out_absolute == 1
+
+
+def test_a_job_that_avoids_a_node_which_is_gone_is_woken_when_it_comes_back_wherever_that_is() -> None:
+    """Nobody knows in which pool that will be, so no ledger tells of it."""
+    here, gone = SEATS[0], NodeId("sim/gone")
+    made = draft(node(0), job())
+    assert well(made, job(), (here, gone)) == (here,)
+    assert made.watched == {"ledger:sim/train", f"node:{gone}"}
+    many = tuple(NodeId(f"sim/gone-{n}") for n in range(200))
+    made = draft(job())
+    assert well(made, job(), many) == ()
+    assert len(made.watched) == 1 + WATCHED

@@ -201,6 +201,8 @@ def well(draft: Draft, job: Job, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...
     rows = {node: draft.peek(Node, f"node:{node}") for node in nodes}
     for pool in sorted({job.pool} | {row.pool for row in rows.values() if row is not None})[:POOLS]:
         draft.ledger(pool)  # what can be claimed changes with its version
+    for node in [node for node, row in rows.items() if row is None][:WATCHED]:
+        draft.node(node)  # nobody knows in which pool one that is gone comes back
     return tuple(node for node, row in rows.items() if row is not None and row.claimable)
 
 

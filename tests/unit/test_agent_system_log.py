@@ -108,7 +108,7 @@ def test_the_next_run_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
     append(path, syslog(XID_79))
     first = system_log(path)
     assert numbers(over(first)) == [79]
-    place = first.place(None)
+    place = first.place()
     first.close()
     append(path, syslog(XID_63))
     later = over(system_log(path, place))
@@ -124,7 +124,7 @@ def test_what_was_written_before_a_rotation_is_read(tmp_path: Path, copied: bool
     source = system_log(path)
     log = over(source)
     assert not numbers(log)
-    place = source.place(None)
+    place = source.place()
     append(path, syslog(XID_79))
     rotated = tmp_path / "messages-20261116"
     if copied:

@@ -275,7 +275,7 @@ def test_no_entry_breaks_the_journals_reader(entries: list[bytes]) -> None:
     found = list(journal._entries(b"\n".join(entries) + b"\n", 5.0))
     assert len(found) <= sum(entry.count(b"\n") + 1 for entry in entries)
     assert len(journal._partial) <= 1 << 20
-    journal.place(None)
+    journal.place()
 
 
 @given(st.lists(st.binary(max_size=300) | st.sampled_from((b"cut", b"anew")), max_size=8), st.booleans())

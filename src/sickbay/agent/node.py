@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 
 from sickbay.agent.checks import Exercise
-from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot, place_file
+from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot
 from sickbay.agent.node_orders import Hands, NodeOrders
 from sickbay.agent.node_probes import Where, probes_for
 from sickbay.agent.outbox import Outbox, say
+from sickbay.agent.places import Places
 from sickbay.agent.probes.journal import NAME as JOURNAL
 from sickbay.agent.probes.journal import Journal, JournalPlace, available, last_words
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
@@ -66,10 +67,11 @@ class NodeAgent:
         self._voice = Voice(
             node=node, incarnation=me, agent_run=os.urandom(6).hex(), machine_boot=boot_id, zero=clock_zero()
         )
-        self._last_words(me)
-        self._outbox = Outbox(self._state / "spool", self._voice)
+        places = Places(self._state)
+        self._last_words(me, places)
+        self._outbox = Outbox(self._state / "spool", self._voice, places)
         self.sums = Sums()
-        sources = sources_for(settings, self._state, node, boot_id)
+        sources = sources_for(settings, places, node, boot_id)
         made = probes_for(Where(settings, node, self.sums))
         self._log = KernelLog(sources, node, made.device_at or device_index(), self.sums)
         for text in made.troubles:
@@ -124,17 +126,14 @@ class NodeAgent:
         return Address(url=self._settings.url, token=token, ca=self._settings.ca)
 
     # --- what the kernel said when nobody listened any more
-    def _last_words(self, me: Incarnation) -> None:
+    def _last_words(self, me: Incarnation, places: Places) -> None:
         """Into the spool, under the boot that has ended, before anything of this boot is said."""
         file = self._state / "boot.json"
         before = kept(file, Boot)
         now = Boot(boot_id=me.boot_id, instance_id=me.instance_id, zero=self._voice.zero)
         if before is not None and before.boot_id != me.boot_id and before.instance_id == me.instance_id and available():
             ended = Incarnation(instance_id=before.instance_id, boot_id=before.boot_id)
-            ring, journal = (
-                kept(self._state / place_file(RING), KmsgPlace),
-                kept(self._state / place_file(JOURNAL), JournalPlace),
-            )
+            ring, journal = places.of(RING, KmsgPlace), places.of(JOURNAL, JournalPlace)
             cursor = journal.cursor if journal is not None and journal.boot_id == before.boot_id else ""
             stamp = ring.stamp if ring is not None and ring.boot_id == before.boot_id else 0.0
             if cursor or stamp:  # else no agent listened then, and nobody knows what was told already
@@ -177,19 +176,19 @@ def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Inca
         )  # fmt: skip
         spool = Spool(directory, then)
         for number, item in enumerate(items, 1):
-            spool.append(encoded(item, number), number, number)
+            spool.append([encoded(item, number)], number, number)
         spool.close()
     return len(items)
 
 
 def encoded(item: Item, seq: int) -> bytes:
-    return msgspec.json.encode(msgspec.structs.replace(item, seq=seq)) + b"\n"
+    return msgspec.json.encode(msgspec.structs.replace(item, seq=seq))
 
 
 # --- what there is on this machine
 
 
-def sources_for(settings: AgentSettings, state: Path, node: NodeId, boot_id: str) -> list[Source]:
+def sources_for(settings: AgentSettings, places: Places, node: NodeId, boot_id: str) -> list[Source]:
     """Those that the settings name. `auto`: the ring, or the journal where the ring may not be read, and text files."""
     named = list(dict.fromkeys(settings.sources))
     if "auto" in named:
@@ -200,16 +199,16 @@ def sources_for(settings: AgentSettings, state: Path, node: NodeId, boot_id: str
     found: list[Source] = []
     for name in dict.fromkeys(named):
         if name == "kmsg":
-            ring_place = kept(state / place_file(RING), KmsgPlace)
+            ring_place = places.of(RING, KmsgPlace)
             here = ring_place is not None and ring_place.boot_id == boot_id
             found.append(Kmsg(node, ring_place if ring_place is not None and here else KmsgPlace(boot_id=boot_id)))
         elif name == "journal":
-            place = kept(state / place_file(JOURNAL), JournalPlace)
+            place = places.of(JOURNAL, JournalPlace)
             there = place is not None and place.boot_id == boot_id
             found.append(Journal(place if place is not None and there else JournalPlace(boot_id=boot_id)))
         else:
             # Across boots: the file is one and the same, and what is dated before this boot means nothing.
-            text = kept(state / place_file(name_of(Path(name))), Place) or Place(boot_id=boot_id)
+            text = places.of(name_of(Path(name)), Place) or Place(boot_id=boot_id)
             found.append(SystemLog(Path(name), text))
     return found
 
@@ -260,7 +259,7 @@ def look_once(settings: AgentSettings) -> list[Item]:
 def _look_once(settings: AgentSettings) -> list[Item]:
     node, sums = NodeId(settings.node), Sums()
     made = probes_for(Where(settings, node, sums))
-    sources = sources_for(settings, Path(settings.state), node, machine_boot(Path(settings.boot_id_file)))
+    sources = sources_for(settings, Places(Path(settings.state)), node, machine_boot(Path(settings.boot_id_file)))
     log = KernelLog(sources, node, made.device_at or device_index(), sums)
     found = [say(Observed(node=node, kind="probe.failed", text=text)) for text in made.troubles]
     try:

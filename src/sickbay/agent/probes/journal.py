@@ -7,7 +7,6 @@ nobody listened any more is in the journal of the boot that ended.
 import os
 import shutil
 import subprocess
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -23,7 +22,6 @@ NAME = "journal"
 CHUNK = 1 << 16
 CHUNKS = 64  # read in one turn
 LONGEST = 1 << 20  # bytes of one entry; the rest of a longer one is skipped
-REMEMBERED = 2000  # entries whose predecessor is known
 FIRST_WORD = 2.0  # seconds
 PAUSE = 5.0  # seconds before a journalctl that ended is started again
 LAST_WORDS_TAKE = 20.0  # seconds
@@ -79,7 +77,6 @@ class Journal:
         self._process: subprocess.Popen[bytes] | None = None
         self._partial = b""
         self._skipping = False
-        self._before: OrderedDict[int, str] = OrderedDict()  # entry → the cursor of the one before it
         self._start_after = 0.0
         self._spoken, self._began = False, 0.0
         self.behind = False
@@ -136,20 +133,14 @@ class Journal:
             entry = decoded(line)
             if entry is None or not entry.cursor:
                 continue
-            before, self._cursor = self._cursor, entry.cursor
-            found = _line(entry, now)
-            if found.seq is not None:
-                self._before[found.seq] = before
-                if len(self._before) > REMEMBERED:
-                    self._before.popitem(last=False)
-            yield found
+            self._cursor = entry.cursor
+            yield _line(entry, now)
 
     def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
         return line.mono
 
-    def place(self, held: int | None) -> JournalPlace:
-        cursor = self._cursor if held is None else self._before.get(held, self._cursor)
-        return JournalPlace(boot_id=self._boot_id, cursor=cursor)
+    def place(self) -> JournalPlace:
+        return JournalPlace(boot_id=self._boot_id, cursor=self._cursor)
 
     @property
     def handle(self) -> int | None:

@@ -58,8 +58,8 @@ class Source(Protocol):
         """When it happened, by our monotonic clock; None: in another boot, it means nothing now."""
         ...
 
-    def place(self, held: int | None) -> Noun:
-        """Where the next run of the agent begins: behind all that was handed out, or at the line `held`."""
+    def place(self) -> Noun:
+        """Where the next run of the agent begins: behind all that was handed out."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class Source(Protocol):
 
 
 class Place(Noun):
-    """How far a file was read, for the next run of the agent. To read a little again does no harm: same ids."""
+    """How far a file was read, for the next run of the agent."""
 
     boot_id: str
     offset: int = 0
@@ -110,8 +110,8 @@ class BootLog:
     def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
         return line.mono
 
-    def place(self, held: int | None) -> Place:
-        return place_in(self._file, self._boot_id, held)
+    def place(self) -> Place:
+        return place_in(self._file, self._boot_id)
 
     handle = None
 
@@ -123,15 +123,8 @@ class BootLog:
         self._file.close()
 
 
-def place_in(file: LogFile, boot_id: str, held: int | None) -> Place:
-    at_end = held is None or held >= file.offset
-    return Place(
-        boot_id=boot_id,
-        offset=file.offset if held is None else min(held, file.offset),
-        generation=file.generation,
-        inode=file.inode,
-        tail=file.tail if at_end else b"",
-    )
+def place_in(file: LogFile, boot_id: str) -> Place:
+    return Place(boot_id=boot_id, offset=file.offset, generation=file.generation, inode=file.inode, tail=file.tail)
 
 
 @lru_cache(maxsize=ALIKE)
@@ -157,10 +150,13 @@ class KernelLog:
         self._sums = sums or Sums()
         self._troubles: dict[str, str] = {}
         self._again: dict[str, float] = {}
+        self.places: Mapping[str, Noun] = {}  # up to where all that was read has been told
+        self._settle()
 
-    @property
-    def places(self) -> Mapping[str, Noun]:
-        return {source.name: source.place(self._sums.held(source.name)) for source in self._sources}
+    def _settle(self) -> None:
+        """While something is counted and not told yet, whoever comes next has to begin before it."""
+        if not self._sums.holding:
+            self.places = {source.name: source.place() for source in self._sources}
 
     @property
     def handles(self) -> list[int]:
@@ -176,7 +172,9 @@ class KernelLog:
 
     def look(self, now: float) -> list[Item]:
         """All new lines that mean something. The first of a kind is told at once, its repetitions are summed up."""
-        found: list[Item] = []
+        # Before anything new is counted: in a flood that is the only moment in which nothing is held back.
+        found = self._sums.over(now)
+        self._settle()
         errors: list[OSError] = []
         for source in self._sources:
             if now < self._again.get(source.name, 0.0):
@@ -184,19 +182,21 @@ class KernelLog:
                 continue
             try:
                 for item in self._read(source, now):
-                    found.append(item)  # noqa: PERF402 - what was read before an error counts
+                    found.append(item)  # what was read before an error counts
                 self._troubles.pop(source.name, None)
             except OSError as error:
                 errors.append(error)
                 found.extend(self._failed(source, error, now))
         if errors and len(errors) == len(self._sources) and not found:
             raise errors[0]  # else what was read is told first; the next look meets the trouble again
-        found.extend(self._sums.over(now))
+        self._settle()
         return found
 
     def flush(self, now: float) -> list[Item]:  # noqa: ARG002 - a Look
         """What was held back to be summed up."""
-        return self._sums.flush()
+        found = self._sums.flush()
+        self._settle()
+        return found
 
     def _read(self, source: Source, now: float) -> Iterator[Item]:
         until = time.monotonic() + TAKES

@@ -106,9 +106,8 @@ class Kmsg:
     def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
         return line.mono
 
-    def place(self, held: int | None) -> KmsgPlace:
-        seq = self._last if held is None else min(held - 1, self._last)
-        return KmsgPlace(boot_id=self._boot_id, seq=seq, stamp=self._stamp)
+    def place(self) -> KmsgPlace:
+        return KmsgPlace(boot_id=self._boot_id, seq=self._last, stamp=self._stamp)
 
     @property
     def handle(self) -> int | None:

@@ -62,8 +62,8 @@ class SystemLog:
         begin = now + ahead
         return None if begin < self._began else min(begin + (0.0 if date.microsecond else GRAIN), now)
 
-    def place(self, held: int | None) -> Place:
-        return place_in(self._file, self._boot_id, held)
+    def place(self) -> Place:
+        return place_in(self._file, self._boot_id)
 
     handle = None
 

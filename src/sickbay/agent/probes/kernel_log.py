@@ -7,8 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.log_file import LogFile
+from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.watches import CREATED, MODIFIED, MOVED_TO
 from sickbay.knowledge.kernel import parse_line
@@ -75,14 +77,10 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Place(Noun):
+class Place(FilePlace):
     """How far a file was read, for the next run of the agent."""
 
-    boot_id: str
-    offset: int = 0
-    generation: int = 0
-    inode: int = 0
-    tail: bytes = b""
+    boot_id: str = ""
 
 
 class BootLog:
@@ -93,19 +91,14 @@ class BootLog:
     def __init__(self, path: Path, place: Place) -> None:
         self._path = path
         self._boot_id = place.boot_id
-        self._file = LogFile(
-            path, place.offset, place.generation, place.inode, tail=place.tail, worth=lines_of_interest
-        )
+        self._file = LogFile(path, place, worth=lines_of_interest)
 
     @property
     def behind(self) -> bool:
         return self._file.behind
 
     def lines(self, now: float) -> Iterator[LogLine | Observed]:
-        for at, text in self._file.lines():
-            # A file that began anew counts from 0 again: its lines must not take the names of others.
-            source = SOURCE if not self._file.generation else f"{SOURCE}+{self._file.generation}"
-            yield LogLine(text, now, source, at)
+        return lines_of(self._file, SOURCE, now)
 
     def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
         return line.mono
@@ -124,7 +117,16 @@ class BootLog:
 
 
 def place_in(file: LogFile, boot_id: str) -> Place:
-    return Place(boot_id=boot_id, offset=file.offset, generation=file.generation, inode=file.inode, tail=file.tail)
+    place = file.place
+    return Place(boot_id=boot_id, **{name: getattr(place, name) for name in FilePlace.__struct_fields__})
+
+
+def lines_of(file: LogFile, name: str, now: float) -> Iterator[LogLine | Observed]:
+    for at, text in file.lines():
+        # A file that began anew counts from 0 again: its lines must not take the names of others.
+        yield LogLine(text, now, f"{name}+{file.generation}" if file.generation else name, at)
+    while file.lost:
+        yield Observed(node=NodeId(""), kind="agent.lines_lost", text=file.lost.pop(0))
 
 
 @lru_cache(maxsize=ALIKE)
@@ -203,7 +205,7 @@ class KernelLog:
         for _ in range(CHUNKS):
             for line in source.lines(now):
                 if isinstance(line, Observed):
-                    yield say(line, now)
+                    yield say(replace(line, node=self._node), now)
                     continue
                 yield from self._meant(source, line, now)
             if not source.behind or time.monotonic() > until:

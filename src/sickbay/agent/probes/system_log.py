@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sickbay.agent.probes.kernel_log import LogLine, Place, Watched, place_in
-from sickbay.agent.probes.log_file import LogFile
+from sickbay.agent.probes.kernel_log import LogLine, Place, Watched, lines_of, place_in
+from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.watches import CREATED, DELETED, MODIFIED, MOVED, MOVED_TO
 from sickbay.knowledge.prefixes import Peeled, dated
 from sickbay.knowledge.scanner import lines_of_interest
@@ -32,19 +32,15 @@ class SystemLog:
         self._boot_id = place.boot_id
         self._began = began
         self._wall = wall
-        offset = place.offset if place.inode else _near_the_end(path)
-        self._file = LogFile(
-            path, offset, place.generation, place.inode, tail=place.tail, rotated=True, worth=lines_of_interest
-        )
+        begin = place if place.inode else FilePlace(offset=_near_the_end(path))
+        self._file = LogFile(path, begin, rotated=True, worth=lines_of_interest)
 
     @property
     def behind(self) -> bool:
         return self._file.behind
 
     def lines(self, now: float) -> Iterator[LogLine | Observed]:
-        for at, text in self._file.lines():
-            source = self.name if not self._file.generation else f"{self.name}+{self._file.generation}"
-            yield LogLine(text, now, source, at)
+        return lines_of(self._file, self.name, now)
 
     def moment(self, line: LogLine, peeled: Peeled, now: float) -> float | None:  # noqa: ARG002 - a Source's
         wall = self._wall()

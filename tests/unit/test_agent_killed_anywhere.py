@@ -16,7 +16,7 @@ from sickbay.agent import spool as spool_module
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
-from sickbay.agent.probes.kernel_log import BootLog, KernelLog, Place
+from sickbay.agent.probes.kernel_log import BootLog, KernelLog, Place, Source
 from sickbay.agent.probes.system_log import SystemLog
 from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
@@ -68,7 +68,7 @@ class Run:
         self.places = Places(state)
         voice = Voice(node=NODE, incarnation=ME, agent_run=name)
         self.box = Outbox(state / "spool", voice, self.places)
-        sources = []
+        sources: list[Source] = []
         for file in files:
             if file.name == "kmsg":
                 sources.append(BootLog(file, self.places.of("kmsg", Place) or Place(boot_id="b")))
@@ -300,4 +300,5 @@ def test_a_disk_that_is_full_from_any_call_on_and_a_death_lose_nothing(
             if turn == 1:
                 agent.again()
     agent.end(controller)
-    assert controller.events == 12
+    # Where there is no room for a place at all, what was told is told again, but not lost.
+    assert controller.events == 12 if number > 1 else controller.events >= 12

@@ -99,10 +99,6 @@ class Leavings:
 
     def _put_aside(self, path: Path, why: str) -> None:
         self._left.popleft()
-        if path.stat().st_size == 0:
-            self._done.append(path)  # a run that died over its first word
-            self.sweep()
-            return
         self._tell("agent.spool_aside", f"{path.name} in the spool {why}: it was put aside")
         with suppress(OSError):
             path.rename(path.with_suffix(ASIDE))

@@ -208,6 +208,8 @@ def _stem(path: Path) -> str:
 def read_leftover(path: Path, now: Voice, *, as_written: bool = False) -> Leftover | None:
     """None: nobody can say whose it was. A last line without end was never sent. Raises OSError."""
     head, *lines = path.read_bytes().split(b"\n")
+    if not lines:
+        return Leftover(path=path, voice=now, items=())  # a run that died over its first word
     try:
         voice = msgspec.json.decode(head, type=Voice)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -237,6 +239,8 @@ def faults_only(path: Path, now: Voice) -> int:
     if found is None:
         return before
     faults = folded((item for item in found.items if rank(item.news) == FAULT), ALIKE[0])
+    if len(faults) == len(found.items):
+        return before
     lines = [msgspec.json.encode(found.voice), *(msgspec.json.encode(item) for item in faults)]
     data = b"\n".join(lines) + b"\n"
     aside = path.with_suffix(".new")

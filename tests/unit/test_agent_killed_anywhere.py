@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -302,3 +303,51 @@ def test_a_disk_that_is_full_from_any_call_on_and_a_death_lose_nothing(
     agent.end(controller)
     # Where there is no room for a place at all, what was told is told again, but not lost.
     assert controller.events == 12 if number > 1 else controller.events >= 12
+
+
+# --- killed in a call
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing of the agent catches it."""
+
+
+@pytest.mark.parametrize("how", ["before", "half", "after"])
+@pytest.mark.parametrize("number", range(36))
+def test_killed_in_any_call_to_the_disk_it_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, how: str
+) -> None:
+    class Deadly(Disk):
+        def call(self, name: str, real: Callable[..., int], *args: object) -> int:
+            self.calls.append(name)
+            if len(self.calls) != number + 1:
+                return real(*args)
+            if how == "half" and name in {"write", "pwrite"}:
+                real(args[0], memoryview(args[1])[: len(args[1]) // 2], *args[2:])  # type: ignore[arg-type]
+            elif how == "after":
+                real(*args)
+            raise Killed
+
+    controller = Controller()
+    files = (tmp_path / "kmsg", tmp_path / "messages")
+    for file in files:
+        append(file, "begin")
+    with monkeypatch.context() as patch:
+        Deadly(patch)
+        agent: Agent | None = None
+        with suppress(Killed):
+            agent = Agent(tmp_path, *files)
+            for turn in range(5):
+                append(files[0], XID_79, 3)
+                append(files[1], "kernel: " + XID_63, 3)
+                agent.run.look(10.0 + 2 * turn)
+                agent.run.keep()
+                agent.run.look(11.1 + 2 * turn)
+                controller.take(agent.run.box, acknowledge=turn != 1)
+                if turn == 2:
+                    files[1].rename(tmp_path / "messages.1")
+                    append(files[1], "begin again")
+    agent = agent or Agent(tmp_path, *files)
+    agent.end(controller)
+    written = sum(file.read_text().count("NVRM") for file in tmp_path.glob("*") if file.is_file())
+    assert controller.events == written

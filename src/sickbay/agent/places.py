@@ -36,9 +36,10 @@ class Places:
         self._state = state
         self._handle: int | None = None
         slots = _slots(state / FILE)
-        self.kept = max((slot.n for slot in slots), default=0)  # the newest that does not depend on the spool
+        self.kept = max(slot.n for slot in slots)  # the newest that does not depend on the spool
+        self._next = int(slots[0].n >= slots[1].n)  # never over the newest
         marks = [*slots, *(mark for path in _segments(state) if (mark := last_mark(path)) is not None)]
-        self.newest = max(marks, key=lambda mark: mark.n, default=Mark())
+        self.newest = max(marks, key=lambda mark: mark.n)
         self._last: Mapping[str, Noun] = {}
 
     def of(self, source: str, kind: type[Kind]) -> Kind | None:
@@ -67,9 +68,9 @@ class Places:
             raise OSError(f"the places of {len(self.newest.places)} sources are {len(data)} bytes")
         if self._handle is None:
             self._handle = _prepared(self._state / FILE)
-        if os.pwrite(self._handle, data, SLOT * (self.newest.n % 2)) < len(data):
+        if os.pwrite(self._handle, data, SLOT * self._next) < len(data):
             raise OSError("the disk took half a place")
-        self.kept = self.newest.n
+        self.kept, self._next = self.newest.n, 1 - self._next
 
     def close(self) -> None:
         if self._handle is not None:
@@ -94,11 +95,13 @@ def _slots(path: Path) -> list[Mark]:
     try:
         data = path.read_bytes()
     except OSError:
-        return []
+        return [Mark(), Mark()]
     found = []
     for at in (0, SLOT):
+        slot = Mark()
         with suppress(msgspec.MsgspecError):
-            found.append(msgspec.json.decode(data[at : at + SLOT].partition(b"\n")[0], type=Mark))
+            slot = msgspec.json.decode(data[at : at + SLOT].partition(b"\n")[0], type=Mark)
+        found.append(slot)
     return found
 
 

@@ -6,6 +6,7 @@ spool, as a segment goes when it is acknowledged.
 """
 
 import os
+from binascii import crc32
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -63,7 +64,8 @@ class Places:
         """The newest mark, beside the spool. Raises OSError."""
         if self.kept == self.newest.n:
             return
-        data = msgspec.json.encode(self.newest) + b"\n"
+        data = msgspec.json.encode(self.newest)
+        data += b" %08x\n" % crc32(data)
         if len(data) > SLOT:
             raise OSError(f"the places of {len(self.newest.places)} sources are {len(data)} bytes")
         if self._handle is None:
@@ -99,8 +101,11 @@ def _slots(path: Path) -> list[Mark]:
     found = []
     for at in (0, SLOT):
         slot = Mark()
-        with suppress(msgspec.MsgspecError):
-            slot = msgspec.json.decode(data[at : at + SLOT].partition(b"\n")[0], type=Mark)
+        text, _, check = data[at : at + SLOT].partition(b"\n")[0].rpartition(b" ")
+        # Half of one over half of another may well be JSON.
+        if check == b"%08x" % crc32(text):
+            with suppress(msgspec.MsgspecError):
+                slot = msgspec.json.decode(text, type=Mark)
         found.append(slot)
     return found
 

@@ -212,7 +212,8 @@ class DaemonLog(Log):
 
     def rotate(self) -> None:
         self.rotations += 1
-        words = [self.dice.choice(("compress", "nocompress", "compress\n  delaycompress")), "create"]
+        # Without delaycompress it packs what its daemon still writes to: such a line is lost for everybody.
+        words = [self.dice.choice(("nocompress", "compress\n  delaycompress")), "create"]
         _logrotate(self.path, *words, after=f"kill -HUP {self._daemon.pid}")
 
     def end(self) -> None:

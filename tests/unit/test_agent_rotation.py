@@ -435,3 +435,31 @@ class _Failing:
             return real(*args)
 
         return call
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["as it is", "packed"])
+@pytest.mark.parametrize("copied", [False, True], ids=["moved away", "copied and cut off"])
+@pytest.mark.parametrize("alive", [False, True], ids=["the agent was down", "the agent was there"])
+def test_a_file_that_was_empty_when_it_was_seen_last_is_found_in_what_became_of_it(
+    path: Path, daemon: Daemon, packed: bool, copied: bool, alive: bool
+) -> None:
+    watcher = Watcher(path)
+    assert watcher.xids() == []
+    place = None if alive else watcher.end()
+    time.sleep(0.02)
+    daemon.say(79)
+    if copied:
+        copytruncate(path, "messages.1")
+    else:
+        path.rename(path.with_name("messages.1"))
+        daemon.hup()
+    if packed:
+        pack(path.with_name("messages.1"))
+    time.sleep(0.02)
+    daemon.say(63)
+    if place is not None:
+        watcher.again(place)
+    assert watcher.xids() == [79, 63]
+    assert watcher.xids() == []
+    assert not watcher.lost
+    watcher.end()

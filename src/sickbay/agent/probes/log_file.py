@@ -89,9 +89,15 @@ class LogFile:
         """Returns whether there are other files now."""
         for file in list(self._files):
             self.generation = file.generation
+            empty, before = not file.end, file.mtime
             if file.cut_off():
                 self._cut_off(file)
                 return True
+            # Of an empty file nothing tells whether it was filled, copied and cut off since, but that there is a copy.
+            if empty and file is self._files[-1] and file.mtime != before and self._at_path(file):
+                self._through = max(self._through, before)
+                if self._begin_between(file):
+                    return True
             yield from file.lines()
             if file.behind:
                 self.behind = True
@@ -114,21 +120,28 @@ class LogFile:
             self._drop(file)
             return
         spot, unread = file.spot, file.seen - file.end
+        self._through = max(self._through, file.mtime)
         self._files.remove(file)
         if not self._take_up(spot, file.partial) and unread > 0:
             self.lost.append(f"{self._path} was cut off {unread} bytes before we had read it to its end")
         self._begin(file.data, spot.generation)
 
+    def _at_path(self, file: OneFile) -> bool:
+        with suppress(FileNotFoundError):
+            found = self._path.stat()
+            return (found.st_ino, found.st_dev) == (file.inode, file.device)
+        return False
+
     def _replaced(self) -> bool:
         """Whether another file has our name now. It is read next, after what came between it and ours."""
         newest = self._files[-1]
+        if self._at_path(newest):
+            return False
         try:
-            found = self._path.stat()
+            data = Plain(self._path)
         except FileNotFoundError:
             return False  # moved away, and nothing in its place yet: the old one may still grow
-        if (found.st_ino, found.st_dev) == (newest.inode, newest.device):
-            return False
-        data = Plain(self._path)
+        found = data.stat()
         if found.st_ino == newest.inode and is_at(data, newest.spot, newest.partial):
             newest.close()  # its file system was mounted anew
             newest.data, newest.device = data, found.st_dev
@@ -140,15 +153,18 @@ class LogFile:
         """This file is our log from now on; `before`: the one that was."""
         if before is not None:
             self._through = max(self._through, before.data.stat().st_mtime)
-        older = [OneFile(data, Spot(), self._worth, final=True) for data in self._between(data.stat().st_ino)]
-        for file in older:
-            generation += 1
-            file.generation = generation
-            file.final = file.data.packed or file is not older[-1]  # the last may be written to still
-        self._files += older
-        self._files.append(OneFile(data, Spot(generation=generation + 1), self._worth))
+        older = self._between(data.stat().st_ino, generation)
+        self._files += [*older, OneFile(data, Spot(generation=generation + len(older) + 1), self._worth)]
         for file in [old for old in self._files[:-1] if not old.final][:-MOST_OLD]:
             self._drop(file)
+
+    def _begin_between(self, file: OneFile) -> bool:
+        """What came between is read before this file, of which nothing was read yet."""
+        older = self._between(file.inode, file.generation)
+        if older:
+            file.generation += len(older) + 1
+            self._files[-1:-1] = older
+        return bool(older)
 
     # --- what a rotation left
     def _resume(self) -> bool:
@@ -178,10 +194,13 @@ class LogFile:
                 self._miss(spot)
         if found.st_ino == place.inode and found.st_size >= place.offset and is_at(data, place):
             self._files.append(OneFile(data, place, self._worth))
+            if not place.offset:
+                self._begin_between(self._files[-1])
             return
-        if not self._take_up(place):
-            self._miss(place)
+        taken = self._take_up(place)
         self._begin(data, place.generation)
+        if not taken and (place.offset or len(self._files) == 1):
+            self._miss(place)
 
     def _miss(self, spot: Spot) -> None:
         if self._rotated:
@@ -215,8 +234,15 @@ class LogFile:
                 raise
             return None
 
-    def _between(self, ours: int) -> Iterator[Data]:
-        """Files that a rotation left and that nobody has read, oldest first."""
+    def _between(self, ours: int, generation: int) -> list[OneFile]:
+        """Files that a rotation left and that nobody has read, oldest first. The last may be written to still."""
+        found = [OneFile(data, Spot(), self._worth, final=True) for data in self._unread(ours)]
+        for number, file in enumerate(found, generation + 1):
+            file.generation = number
+            file.final = file.data.packed or file is not found[-1]
+        return found
+
+    def _unread(self, ours: int) -> Iterator[Data]:
         known = {ours, *(file.inode for file in self._files)}
         for path, stat in reversed(self._siblings() if self._rotated else []):
             if stat.st_mtime > self._through and stat.st_ino not in known:

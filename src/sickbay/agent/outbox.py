@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from threading import Condition
 
@@ -23,6 +24,7 @@ MOST_ITEMS = 100_000
 MOST_BYTES = 64 << 20
 AT_ONCE = 500  # items in one report
 BYTES_AT_ONCE = 1 << 20
+SAVE_AGAIN = 1.0  # seconds between two tries to save much that the disk did not take
 ROOM = 0.1  # of the limit, that is made at once
 
 
@@ -85,6 +87,7 @@ class Outbox:
         self._handed = 0  # up to here it may have reached the controller
         self._acknowledged = 0
         self._mark: Mark | None = None  # goes with what is saved next
+        self._save_again = 0.0
         self._full_told = False
         self._more = Condition()
         with self._more:
@@ -107,6 +110,8 @@ class Outbox:
     def keep(self, places: Mapping[str, Noun]) -> None:
         """How far was read, where nothing was found: kept unless the disk lacks something that was found before."""
         with self._more:
+            if self._unsaved:
+                self._save()
             if self._places is None or self._unsaved:
                 return
             self._places.mark(places)
@@ -136,8 +141,11 @@ class Outbox:
         self._save()
 
     def _save(self) -> None:
-        entries = self._entries
-        fresh = [entries[n] for n in range(len(entries) - self._unsaved, len(entries))]
+        now = time.monotonic()
+        if self._unsaved > AT_ONCE and now < self._save_again:
+            return  # a disk that takes nothing is not offered more and more of it at every word
+        self._save_again = now + SAVE_AGAIN
+        fresh = list(islice(reversed(self._entries), self._unsaved))[::-1]
         if self._spool.append([entry.line for entry in fresh], fresh[0].seq, fresh[-1].seq, self._mark):
             self._unsaved, self._mark = 0, None
             self._full_told = False

@@ -408,6 +408,7 @@ class Soak:
             f"killed {self._agent.kills} times; rotated {rotations}; disk filled {self._disk.fills} times",
             f"rsyslogd: {daemon}; logrotate: {turned}; disk: {disk}",
             f"answers: {dict(self._door.moods)}; remarks: {dict(self._door.kinds())}",
+            *sorted({news.text for news in self._door.news(Observed) if news.kind == "agent.lines_lost"}),
             f"largest: {self._agent.largest / 1024:.1f} MB resident",
         ]
         wrong = sorted((written - counted) + (counted - written))

@@ -1,7 +1,10 @@
 """An agent that dies between any two of its steps: what was written to its logs is at the controller once, by count."""
 
 import errno
+import gzip
 import os
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -199,6 +202,32 @@ def test_whatever_is_done_in_whatever_order_a_count_is_a_count(
             append(messages, f"begin {turns}")
     agent.end(controller)
     assert controller.events == written
+
+
+@pytest.mark.parametrize("how", ["copied", "packed"])
+def test_the_first_line_of_a_log_that_is_rotated_while_its_sum_is_counted_is_not_told_twice(
+    tmp_path: Path, how: str
+) -> None:
+    messages = tmp_path / "messages"
+    messages.touch()
+    agent, controller = Agent(tmp_path, messages), Controller()
+    agent.run.look(10.0)
+    agent.run.keep()
+    time.sleep(0.02)
+    append(messages, f"kernel: {XID_79}", 5)
+    agent.run.look(11.0)  # one is told, four are counted: the place has not moved
+    controller.take(agent.run.box)
+    agent.run.kill()
+    if how == "copied":
+        shutil.copy(messages, tmp_path / "messages.1")
+        os.truncate(messages, 0)
+    else:
+        (tmp_path / "messages.1.gz").write_bytes(gzip.compress(messages.read_bytes()))
+        messages.unlink()
+    time.sleep(0.02)
+    append(messages, f"kernel: {XID_79}", 5)
+    agent.end(controller)
+    assert controller.events == 10
 
 
 # --- the disk

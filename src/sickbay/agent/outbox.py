@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.leavings import Leavings, in_a_row
 from sickbay.agent.places import Mark, Places
-from sickbay.agent.room import CHEAP, foldings
+from sickbay.agent.room import ALIKE, CHEAP, Key, folded
 from sickbay.agent.room import rank as rank_of
 from sickbay.agent.spool import Spool, Voice
 from sickbay.model.facts import Observed
@@ -25,6 +25,7 @@ MOST_BYTES = 64 << 20
 AT_ONCE = 500  # items in one report
 BYTES_AT_ONCE = 1 << 20
 SAVE_AGAIN = 1.0  # seconds between two tries to save much that the disk did not take
+FOLDED_AT_ONCE = 2000  # items
 ROOM = 0.1  # of the limit, that is made at once
 
 
@@ -186,18 +187,22 @@ class Outbox:
         return self._now(kept)
 
     def _fold(self, items: int, size: int) -> int:
-        if len(self._entries) <= items and self._bytes <= size:
-            return 0
         before = len(self._entries)
-        # What may have reached the controller stays as it is: added to another, it would be counted twice.
-        handed = [entry for entry in self._entries if entry.seq <= self._handed]
-        whole = [msgspec.json.decode(entry.line, type=Item) for entry in self._entries if entry.seq > self._handed]
-        for fewer in foldings(whole):
-            left = (_Entry(item.seq, msgspec.json.encode(item), rank_of(item.news)) for item in fewer)
-            self._now(deque([*handed, *left]))
+        for alike in (*ALIKE, ALIKE[-1]):
             if len(self._entries) <= items and self._bytes <= size:
                 break
+            self._now(deque(self._folded(alike)))
         return before - len(self._entries)
+
+    def _folded(self, alike: Callable[[Observed], Key]) -> Iterator[_Entry]:
+        """Some at a time: decoded, all of them would take several times their room."""
+        entries = iter(self._entries)
+        while some := list(islice(entries, FOLDED_AT_ONCE)):
+            # What may have reached the controller stays as it is: added to another, it would be counted twice.
+            yield from (entry for entry in some if entry.seq <= self._handed)
+            whole = (msgspec.json.decode(entry.line, type=Item) for entry in some if entry.seq > self._handed)
+            for item in folded(whole, alike):
+                yield _Entry(item.seq, msgspec.json.encode(item), rank_of(item.news))
 
     def _now(self, entries: deque[_Entry]) -> int:
         """These are left; how many are not."""

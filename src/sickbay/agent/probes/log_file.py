@@ -149,21 +149,25 @@ class LogFile:
         self._begin(data, newest.generation, newest)
         return True
 
-    def _begin(self, data: Data, generation: int, before: OneFile | None = None) -> None:
-        """This file is our log from now on; `before`: the one that was."""
+    def _begin(self, data: Data, generation: int, before: OneFile | None = None, *, unread: bool = False) -> None:
+        """This file is our log from now on; `before`: the one that was. `unread`: of that one nothing was read, and it
+        is the first of what came between: lines of it that were told, and not kept as read, have its name."""
         if before is not None:
             self._through = max(self._through, before.data.stat().st_mtime)
         older = self._between(data.stat().st_ino, generation)
+        if older and unread:
+            generation -= 1
+            for file in older:
+                file.generation -= 1
         self._files += [*older, OneFile(data, Spot(generation=generation + len(older) + 1), self._worth)]
         for file in [old for old in self._files[:-1] if not old.final][:-MOST_OLD]:
             self._drop(file)
 
     def _begin_between(self, file: OneFile) -> bool:
-        """What came between is read before this file, of which nothing was read yet."""
-        older = self._between(file.inode, file.generation)
-        if older:
-            file.generation += len(older) + 1
-            self._files[-1:-1] = older
+        """What came between is read before this file, of which nothing was read yet: the first of it was this file."""
+        older = self._between(file.inode, file.generation - 1)
+        file.generation += len(older)
+        self._files[-1:-1] = older
         return bool(older)
 
     # --- what a rotation left
@@ -198,7 +202,7 @@ class LogFile:
                 self._begin_between(self._files[-1])
             return
         taken = self._take_up(place)
-        self._begin(data, place.generation)
+        self._begin(data, place.generation, unread=not taken and not place.offset)
         if not taken and (place.offset or len(self._files) == 1):
             self._miss(place)
 

@@ -1,0 +1,63 @@
+"""How far each log was read is kept for the next run, under the log's own name, whatever the disk does."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from sickbay.agent.places import FILE, SLOT, Places
+from sickbay.agent.probes.kernel_log import Place
+
+
+def place(offset: int) -> Place:
+    return Place(boot_id="b", offset=offset, inode=7, tail=b"x")
+
+
+def test_two_logs_whose_names_look_alike_have_places_of_their_own(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    places.mark({"text:/x/gpu/kern": place(1), "text:/x/gpu-kern": place(2)})
+    places.keep()
+    places.close()
+    again = Places(tmp_path)
+    assert [again.of(f"text:/x/{name}", Place) for name in ("gpu/kern", "gpu-kern")] == [place(1), place(2)]
+
+
+def test_places_that_an_earlier_agent_kept_are_taken_over(tmp_path: Path) -> None:
+    old = {"boot_id": "b", "offset": 5, "generation": 1, "inode": 7, "tail": "eA=="}
+    (tmp_path / "text-var-log-messages.json").write_bytes(msgspec.json.encode(old))
+    found = Places(tmp_path).of("text:/var/log/messages", Place)
+    assert found is not None
+    assert (found.offset, found.generation, found.inode, found.tail) == (5, 1, 7, b"x")
+
+
+def test_a_source_that_is_not_read_now_keeps_its_place(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    places.mark({"a": place(1), "b": place(2)})
+    places.mark({"b": place(3)})
+    places.keep()
+    places.close()
+    again = Places(tmp_path)
+    assert (again.of("a", Place), again.of("b", Place)) == (place(1), place(3))
+
+
+def test_half_a_place_over_another_is_not_taken_for_one(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    for offset in (111, 222):
+        places.mark({"a": place(offset), "b": place(offset)})
+        places.keep()
+    before = (tmp_path / FILE).read_bytes()
+    places.mark({"a": place(333), "b": place(333)})
+    places.keep()
+    places.close()
+    after = (tmp_path / FILE).read_bytes()
+    torn = next(at for at in (0, SLOT) if before[at : at + SLOT] != after[at : at + SLOT])
+    half = torn + after[torn : torn + SLOT].index(b'"b"')
+    (tmp_path / FILE).write_bytes(after[:half] + before[half:])
+    again = Places(tmp_path)
+    assert (again.of("a", Place), again.of("b", Place)) == (place(222), place(222))
+
+
+def test_a_file_of_places_that_is_garbage_is_none(tmp_path: Path) -> None:
+    for data in (b"", b"\0" * 2 * SLOT, b"{}\n", os.urandom(1000)):
+        (tmp_path / FILE).write_bytes(data)
+        assert Places(tmp_path).of("a", Place) is None

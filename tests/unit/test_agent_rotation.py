@@ -243,6 +243,26 @@ def test_a_file_that_was_read_is_not_read_again_when_it_is_packed(
     assert watcher.xids() == []
 
 
+def test_a_file_that_is_just_being_packed_is_read_once(path: Path, daemon: Daemon, watcher: Watcher) -> None:
+    daemon.say(48)
+    for _ in range(500):
+        daemon.raw(f"{os.urandom(50).hex()}\n")
+    assert watcher.xids() == [48]
+    place = watcher.end()
+    daemon.say(79)
+    path.rename(path.with_name("messages.1"))
+    daemon.hup()
+    packed = gzip.compress(path.with_name("messages.1").read_bytes())
+    time.sleep(0.02)
+    path.with_name("messages.1.gz").write_bytes(packed[: len(packed) // 2])  # its times are set at the end
+    watcher.again(place)
+    assert watcher.xids() == [79]
+    path.with_name("messages.1.gz").write_bytes(packed)
+    path.with_name("messages.1").unlink()
+    daemon.say(63)
+    assert watcher.xids() == [63]
+
+
 def test_an_old_file_from_before_the_agent_is_not_taken_for_one_that_was_missed(path: Path, daemon: Daemon) -> None:
     daemon.say(79)
     path.rename(path.with_name("messages.1"))

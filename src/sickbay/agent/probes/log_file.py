@@ -20,7 +20,7 @@ __all__ = ["CHUNK", "LONGEST", "FilePlace", "LogFile", "Spot", "Worth"]
 QUIET = 60.0  # seconds of silence after which nobody is expected to write to a file that was moved away
 MOST_OLD = 4  # files that were moved away and are read on; a daemon has one
 LOOKED_AT = 20  # files beside ours, the newest of them
-UNPACKED = 3  # of those that are packed: it takes a while
+UNPACKED = 8  # of those that are packed: it takes a while
 PACKED = (".gz",)
 OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -265,7 +265,10 @@ class LogFile:
         turned = re.compile(rf"(?:{name}|{stem})[-._](?:\d[-._\dT]*?|old|bak)(?:{suffix})?(?:\.gz)?")
         found = []
         with suppress(OSError):
-            for path in self._path.parent.iterdir():
+            there = set(self._path.parent.iterdir())
+            for path in there:
+                if path.suffix in PACKED and path.with_suffix("") in there:
+                    continue  # it is being packed: the original goes when that is done
                 if turned.fullmatch(path.name):
                     with suppress(OSError):
                         found.append((path, path.stat()))

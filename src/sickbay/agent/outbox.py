@@ -80,7 +80,7 @@ class Outbox:
         self._most_items = most_items
         self._most_bytes = most_bytes
         self._places = places
-        self._spool = Spool(directory, voice, self._safe)
+        self._spool = Spool(directory, voice, self._safe, None if places is None else places.reserve)
         self._entries: deque[_Entry] = deque()
         self._bytes = 0
         self._seq = 0

@@ -35,6 +35,7 @@ class Places:
 
     def __init__(self, state: Path) -> None:
         self._state = state
+        self.reserve = state / "reserve"  # room for the spool when there is none
         self._handle: int | None = None
         slots = _slots(state / FILE)
         self.kept = max(slot.n for slot in slots)  # the newest that does not depend on the spool

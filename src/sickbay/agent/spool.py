@@ -23,6 +23,7 @@ from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
 
 SEGMENT = 1 << 20  # bytes
+RESERVE = 1 << 18  # bytes that are taken as long as there is room, for when there is none
 SUFFIX = ".jsonl"
 AFRESH = ".afresh.jsonl"  # instead of all that this run wrote before it
 TEXT_FILES = ("kmsg", "text:")  # names of sources: a boot's log as a file, and a system log
@@ -44,6 +45,7 @@ class _Segment:
     last: int
     size: int
     mark: int = 0  # the newest mark in it
+    most: int = SEGMENT
 
 
 class Frame(Noun):
@@ -56,27 +58,39 @@ class Spool:
     """The segments of one run. `append` never raises: a disk that is full must not stop the agent.
 
     `safe` tells whether a mark is kept elsewhere, too: a segment with one that is not stays, acknowledged or not.
+    `reserve`: a file with room in it, which becomes a segment when the disk has none.
     """
 
-    def __init__(self, directory: Path, voice: Voice, safe: Callable[[int], bool] = lambda _: True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        voice: Voice,
+        safe: Callable[[int], bool] = lambda _: True,
+        reserve: Path | None = None,
+    ) -> None:
         self._directory = directory
         self._voice = voice
         self._stem = f"{time.time_ns():020d}-{voice.agent_run}"
         self._safe = safe
+        self._reserve = reserve
+        self._has_reserve = False
         self._count = 0
         self._segments: list[_Segment] = []
         self._handle: int | None = None
         self.trouble = ""  # why the last append failed
+        self._keep_reserve()
 
     def append(self, lines: Sequence[bytes], first: int, last: int, mark: Mark | None = None) -> bool:
         """These items, whole or not at all. False: the disk does not take them now."""
         try:
-            if self._handle is None or self._segments[-1].size >= SEGMENT:
+            if self._handle is None or self._segments[-1].size >= self._segments[-1].most:
                 self._begin(first)
             self._write(_framed(lines, mark))
+            self._keep_reserve()
         except OSError as error:
             self.trouble = error.strerror or str(error)
-            return False
+            if not self._use_reserve(_framed(lines, mark), first):
+                return False
         self._segments[-1].last = last
         self._segments[-1].mark = mark.n if mark is not None else self._segments[-1].mark
         self.trouble = ""
@@ -85,6 +99,37 @@ class Spool:
     def _begin(self, first: int) -> None:
         self._end()
         self._new(self._path(SUFFIX), first)
+
+    def _keep_reserve(self) -> None:
+        if self._reserve is None or self._has_reserve:
+            return
+        with suppress(OSError):
+            self._reserve.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(handle, 0, RESERVE)
+                self._has_reserve = True
+            finally:
+                os.close(handle)
+
+    def _use_reserve(self, data: bytes, first: int) -> bool:
+        """The rest of it stays zeros, which nobody takes for a line."""
+        if self._reserve is None or not self._has_reserve or len(data) > RESERVE // 2:
+            return False
+        self._end()
+        path = self._path(SUFFIX)
+        try:
+            self._handle = os.open(self._reserve, os.O_WRONLY | os.O_CLOEXEC)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._reserve.rename(path)
+            self._has_reserve = False
+            self._segments.append(_Segment(path=path, last=first - 1, size=0, most=RESERVE // 2))
+            self._write(msgspec.json.encode(self._voice) + b"\n")
+            self._write(data)
+        except OSError:
+            self._end()
+            return False
+        return True
 
     def _path(self, suffix: str) -> Path:
         self._count += 1

@@ -173,7 +173,7 @@ class CopiedLog(Log):
         self.rotations += 1
         with self.held:
             if shutil.which("logrotate"):
-                _logrotate(self.path, "copytruncate", "compress" if self.dice.random() < 0.5 else "nocompress")
+                _logrotate(self.path, "copytruncate", "compress")
             else:
                 copy = self.path.with_name(f"{self.path.name}.{self.rotations}")
                 shutil.copy(self.path, copy)
@@ -213,8 +213,7 @@ class DaemonLog(Log):
     def rotate(self) -> None:
         self.rotations += 1
         # Without delaycompress it packs what its daemon still writes to: such a line is lost for everybody.
-        words = [self.dice.choice(("nocompress", "compress\n  delaycompress")), "create"]
-        _logrotate(self.path, *words, after=f"kill -HUP {self._daemon.pid}")
+        _logrotate(self.path, "compress", "delaycompress", "create", after=f"kill -HUP {self._daemon.pid}")
 
     def end(self) -> None:
         self._line.close()

@@ -248,8 +248,12 @@ class LogFile:
 
     def _unread(self, ours: int) -> Iterator[Data]:
         known = {ours, *(file.inode for file in self._files)}
-        for path, stat in reversed(self._siblings() if self._rotated else []):
-            if stat.st_mtime > self._through and stat.st_ino not in known:
+        there = self._siblings() if self._rotated else []
+        times = {path: stat.st_mtime for path, stat in there}
+        for path, stat in reversed(there):
+            # One that is just being packed: the original, which goes when that is done, is what is read.
+            packing = path.suffix in PACKED and times.get(path.with_suffix(""), stat.st_mtime) < stat.st_mtime
+            if stat.st_mtime > self._through and stat.st_ino not in known and not packing:
                 data = self._opened(path)
                 self._through = stat.st_mtime
                 if data is None:
@@ -265,10 +269,7 @@ class LogFile:
         turned = re.compile(rf"(?:{name}|{stem})[-._](?:\d[-._\dT]*?|old|bak)(?:{suffix})?(?:\.gz)?")
         found = []
         with suppress(OSError):
-            there = set(self._path.parent.iterdir())
-            for path in there:
-                if path.suffix in PACKED and path.with_suffix("") in there:
-                    continue  # it is being packed: the original goes when that is done
+            for path in self._path.parent.iterdir():
                 if turned.fullmatch(path.name):
                     with suppress(OSError):
                         found.append((path, path.stat()))

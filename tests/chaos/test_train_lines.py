@@ -64,7 +64,7 @@ def test_what_an_attempt_began_from_is_never_removed_by_one_that_was_about_to(qu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["calm", "stale", "errors", "remounted", "adopted"])
+@pytest.mark.parametrize("kind", ["calm", "stale", "errors", "nolinks", "remounted", "adopted"])
 def test_three_attempts_interleaved_at_every_call_never_fall_behind_what_was_committed(
     kind: str, quick_disk: Path
 ) -> None:

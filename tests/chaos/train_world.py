@@ -7,7 +7,9 @@ or removes a file (the interpreter's audit events) and before each look for a na
 world of a KIND goes wrong besides:
 
     calm      nothing but the order of calls
-    stale     a client lists a directory as it was until it changes it itself, as network file systems do
+    stale     a client lists a directory as it was, and remembers what was not there, until it changes it itself, as
+              network file systems do
+    nolinks   as errors, on a file system without hard links
     errors    any call may fail once, with one of many errors
     remounted the directory is empty for a while, as if its disk had been unmounted, and then it is back
     adopted   as errors, and what is saved are files that other code writes into a directory of their own
@@ -30,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from sickbay import train
-from sickbay.train import beats, beginning, checkpoints, disk, foreign, layout
+from sickbay.train import beats, beginning, checkpoints, committing, disk, foreign, layout
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EACCES, errno.ETIMEDOUT, errno.EMFILE, errno.ENOENT, errno.EROFS)
 EVENTS = {"open", "os.listdir", "os.scandir", "os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
@@ -59,12 +61,13 @@ class World:
         self.fails: dict[int, int] = {}
         self.dies = {number: self.dice.randrange(20, 900) for number in (1, 2, 3) if self.dice.random() < 0.3}
         self.seen: dict[tuple[int, str], list[str]] = {}
+        self.absent: dict[tuple[int, str], set[str]] = {}
         self.aside: Path | None = None
         self.hidden: range = range(0)
         self.told: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.busy = threading.local()
-        if kind in {"errors", "adopted"}:
+        if kind in {"errors", "adopted", "nolinks"}:
             self.fails = {self.dice.randrange(20, 900): self.dice.choice(ERRORS) for _ in range(3)}
         if kind == "remounted":
             start = self.dice.randrange(50, 900)
@@ -92,7 +95,9 @@ class World:
         self.now += 1
         self._remount()
         if event in {"os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "created"}:
-            self.seen.pop((mine, os.path.dirname(path)), None)  # noqa: PTH120  # who changes a directory sees it
+            directory = mine, os.path.dirname(path)  # noqa: PTH120
+            self.seen.pop(directory, None)  # who changes a directory sees it
+            self.absent.pop(directory, None)
         if self.calls in self.fails:
             number = self.fails.pop(self.calls)
             self.told["errors"] += 1
@@ -126,6 +131,15 @@ class World:
             return found
         return self.seen.setdefault((mine, path), found)
 
+    def there(self, path: Path, look: Callable[[Path], bool]) -> bool:
+        mine = self.attempt()
+        if self.kind != "stale" or mine is None:
+            return look(path)
+        absent = self.absent.setdefault((mine, str(path.parent)), set())
+        if path.name not in absent and not look(path):
+            absent.add(path.name)
+        return path.name not in absent
+
     # --- what happened
 
     def newest_before(self, moment: int) -> int | None:
@@ -155,6 +169,7 @@ class World:
             self.wrong.append("an attempt did not end")
         self._remount_for_good()
         self.seen.clear()
+        self.absent.clear()
         self.fails.clear()
         self.living, self.whose = [ATTEMPTS + 1], ATTEMPTS + 1
         self.of_thread[threading.get_ident()] = ATTEMPTS + 1
@@ -281,7 +296,7 @@ def install() -> None:
 
         return create_fence
 
-    def committing(create: Callable[..., bool]) -> Callable[..., bool]:
+    def commits(create: Callable[..., bool]) -> Callable[..., bool]:
         def create_manifest(root: Path, manifest: layout.Manifest) -> bool:
             if ours := create(root, manifest):
                 world.commits.append((world.now, *manifest.place))
@@ -291,11 +306,28 @@ def install() -> None:
 
     def looking(exists: Callable[[Path], bool]) -> Callable[[Path], bool]:
         def look(path: Path) -> bool:
-            if world is not None:
-                world.call("look", str(path))
-            return exists(path)
+            if world is None:
+                return exists(path)
+            world.call("look", str(path))
+            return world.there(path, exists)
 
         return look
+
+    def reading(read: Callable[[Path], bytes]) -> Callable[[Path], bytes]:
+        def read_bytes(path: Path) -> bytes:
+            if world is not None and not world.there(path, os.path.exists):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return read(path)
+
+        return read_bytes
+
+    def linking(link: Callable[..., None]) -> Callable[..., None]:
+        def linked(aside: Path, path: Path) -> None:
+            if world is not None and world.kind == "nolinks" and not os.path.exists(path):  # noqa: PTH110
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+            link(aside, path)
+
+        return linked
 
     def listing(listdir: Callable[..., list[str]]) -> Callable[..., list[str]]:
         def listed(path: Any = ".") -> list[str]:
@@ -321,9 +353,11 @@ def install() -> None:
         return begin
 
     wrapped(beginning, "create_fence", fencing)
-    wrapped(checkpoints, "create_manifest", committing)
+    wrapped(committing, "create_manifest", commits)
     wrapped(disk, "exists", looking)
     wrapped(os, "listdir", listing)
+    wrapped(os, "link", linking)
+    wrapped(Path, "read_bytes", reading)
     wrapped(threading.Thread, "start", starting)
     beginning.READ_AGAIN = (0.0,)  # type: ignore[assignment]
     checkpoints.AGAIN = (0.0,)  # type: ignore[assignment]

@@ -20,7 +20,7 @@ from tests.unit.agent_rig import TOKEN, FrontDoor, until
 
 from sickbay.agent.life import machine_boot
 from sickbay.model.facts import Observed
-from sickbay.model.fleet import NodeId
+from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Answered, AnyOrder, Command, Poll, Report
 
 NODE = NodeId("gpu/here")
@@ -86,7 +86,8 @@ class Machine:
     def settings(self, *more: str) -> list[str]:
         return [
             "agent", "--url", f"http://127.0.0.1:{self.door.port}", "--node", NODE, "--token-file", str(self.token),
-            "--state", str(self.state), "--set", "instance_id=i-here", *more,
+            "--state", str(self.state), "--set", "instance_id=i-here",
+            "--set", "trust_logs=true", *more,  # what root writes to /dev/kmsg counts as what the driver prints
         ]  # fmt: skip
 
     def start(self) -> None:
@@ -141,7 +142,9 @@ class Machine:
         return len(self.observed())
 
     def ask(self, order: AnyOrder, name: str, within: float = 60.0) -> Answered:
-        command = Command(id=name, node=NODE, order=order, posted_at=datetime.now(UTC), expires_after=60.0)
+        me = Incarnation(instance_id="i-here", boot_id=machine_boot())
+        now = datetime.now(UTC)
+        command = Command(id=name, node=NODE, order=order, posted_at=now, expires_after=60.0, expect=me)
         self.door.store.post([command])
         self.door.posted.set()
         answer: Answered = until(lambda: self.door.answers.get(name), within, f"no answer; {self.complaints}")

@@ -21,6 +21,23 @@ for step in range(1, 100_000):
 """
 
 
+LEAVES = """
+import sys, time
+from sickbay import train
+with train.Checkpoints() as checkpoints:
+    state = checkpoints.load() or {"step": 0}
+    for step in range(state["step"] + 1, 100_000):
+        train.heartbeat(step)
+        if train.should_save():
+            checkpoints.save(step, {"step": step})
+        if train.should_end():
+            break
+        time.sleep(0.05)
+if train.should_end():
+    sys.exit(143)
+"""
+
+
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[Sickbay]:
     yield from running(tmp_path / "state", nodes=2, policy=f"{QUICK}resume:\n  save_within: 3s\n")
@@ -68,6 +85,24 @@ def test_who_is_stopped_saves_first_and_now_means_now(two: Sickbay) -> None:
     two.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)
     assert two.ends(job, "STOPPED")["saved"] is None
     assert "asks the job to save" not in "\n".join(two.story(job))
+
+
+def test_a_script_that_leaves_its_loop_loses_no_step_to_a_stop_and_goes_on_after_a_signal_from_elsewhere(
+    two: Sickbay, tmp_path: Path
+) -> None:
+    job = two.submit(sys.executable, "-c", LEAVES, nodes=1, checkpoint=str(tmp_path / "kept"))
+    (node,) = two.reaches(job, 5)["nodes"]
+    (rank,) = two.ranks(node, job)
+    assert rank.pid is not None
+    step = two.job(job)["step"]
+    two.signal(rank.pid, signal.SIGTERM)
+    two.until(lambda: two.job(job)["attempt"] == 2 and two.job(job)["resumed_from"], 30, "it goes on")
+    assert two.job(job)["resumed_from"] >= step
+    before = two.reaches(job, two.job(job)["resumed_from"] + 3)
+    drain(two, before["nodes"][0])
+    two.until(lambda: two.job(job)["attempt"] == 3 and two.job(job)["resumed_from"], 30, "it goes on elsewhere")
+    assert two.job(job)["resumed_from"] >= before["step"]
+    assert "has not saved" not in "\n".join(two.story(job))
 
 
 def test_a_save_that_does_not_come_is_waited_for_until_its_time_is_over(hasty: Sickbay) -> None:

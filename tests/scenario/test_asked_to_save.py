@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
+from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.faces.explain import explain
+from sickbay.model.facts import Checkpointed, Hung
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.sim.hardware import Defect
+from sickbay.sim.programme import OnDeath
 
 LISTENS = {"listens": True, "save_takes": 20.0}
 FAR = 1_000_000
@@ -293,3 +295,200 @@ def test_the_next_attempt_is_asked_anew() -> None:
     hall.ends(job, JobState.STOPPED)
     (second,) = hall.true_job(job).attempts[2].asked.values()
     assert hall.true_job(job).checkpoint == second > asked_step(hall, job)
+
+
+def true_step(hall: Hall, job: JobId) -> int:
+    trained = hall.true_job(job)
+    assert trained.last is not None
+    return trained.step(trained.last, hall.sim.scheduler.now)
+
+
+@warm_and_cold
+def test_a_pause_that_comes_when_it_has_saved_costs_no_step_either(cold: bool) -> None:
+    """It trains on for as long as its stop is withheld, and saves once more before it is stopped after all."""
+    hall = Hall(nodes=4, cold=cold)
+    job, node = trains(hall)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.order("pause", "")
+    hall.run(HOUR)
+    says(hall, job, saved=true_step(hall, job))  # it goes on saving now and then, and that moves nothing
+    hall.run(MINUTE)
+    assert hall.happened("halt") == []
+    assert "pause" in hall.because(job)
+    assert len([line for line in hall.why().splitlines() if "STOPPING" in line]) == 1
+    hall.order("unpause", "")
+    step = true_step(hall, job)
+    hall.until(lambda: hall.job(job).attempt == 2 and hall.trains(job), 2 * HOUR)
+    assert hall.true_job(job).attempts[2].resumed_from >= step > 3600
+    assert (len(hall.happened("asked")), len(hall.job(job).interruptions)) == (2, 1)
+
+
+@pytest.mark.parametrize("why", ["it saves for longer", "a pause"])
+def test_a_drain_that_waits_for_a_save_does_not_run_out_of_its_own_time(why: str) -> None:
+    longer = policy_of(save_within=policy_of().resume.save_within * 12)
+    hall = Hall(nodes=4, policy=longer if why == "it saves for longer" else None)
+    job, node = trains(hall, save_takes=1900.0 if why == "it saves for longer" else 100.0)
+    hall.order("reboot", node)
+    hall.until(lambda: any(i.phase is Phase.DRAINING for i in hall.incidents(node)), MINUTE)
+    if why == "a pause":
+        hall.order("pause", "")
+        hall.run(2 * HOUR)
+        hall.order("unpause", "")
+    hall.until(lambda: bool(hall.happened("reboot", node)), HOUR)
+    assert Phase.HELD not in {stage.phase for stage in hall.incidents(node)[0].stages}
+    assert hall.true_job(job).checkpoint > 0
+
+
+def test_who_hangs_while_his_save_is_awaited_is_asked_for_his_stacks_and_stopped_for_that() -> None:
+    hall = Hall(nodes=4)
+    job, node = trains(hall, save_takes=None)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    row = hall.job(job)
+    seat = hall.world.seat(max(row.claim))
+    hall.world.agents.say(seat, Hung(job=job, attempt=row.attempt, because="no step", node=seat.id), "hung:x")
+    hall.until(lambda: bool(hall.happened("halt")), MINUTE)
+    assert len(hall.happened("look")) == 1
+    assert "STOPPING: hung: no step" in hall.why()
+
+
+def test_a_hung_job_is_stopped_without_its_stacks_where_nobody_can_be_asked_for_them() -> None:
+    hall = Hall(nodes=4)
+    job, _ = trains(hall)
+    row = hall.job(job)
+    seat = hall.world.seat(max(row.claim))
+    now = hall.sim.scheduler.now
+    hall.sim.mischief.outage(f"checks:{hall.sim.plan.cluster.id}", now, now + 12 * HOUR)
+    hall.world.agents.say(seat, Hung(job=job, attempt=row.attempt, because="no step", node=seat.id), "hung:x")
+    hall.until(lambda: bool(hall.happened("halt")), HOUR)
+    assert hall.sim.scheduler.now - now < 3 * MINUTE
+
+
+def says(hall: Hall, job: JobId, **what: Any) -> None:
+    """Its rank 0 says so of its checkpoints."""
+    row = hall.job(job)
+    seat = hall.world.seat(min(row.claim))
+    news = Checkpointed(job=job, attempt=row.attempt, node=seat.id, listens=True, **what)
+    hall.world.agents.say(seat, news, f"said:{hall.world.ground.number()}")
+
+
+def test_what_is_saved_after_the_ask_is_an_answer_whoever_of_its_ranks_heard_it_first() -> None:
+    """Another rank heard it earlier, and all have saved together before it reached rank 0, which has nothing to add."""
+    hall = Hall(nodes=4)
+    job, node = trains(hall, save_takes=None)
+    step = hall.job(job).step
+    assert step is not None
+    says(hall, job, saved=step + 5)
+    hall.run(10.0)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    says(hall, job, saved=step)  # was under way by then
+    hall.run(MINUTE)
+    assert hall.trains(job)
+    says(hall, job, saved=step + 10)
+    hall.until(lambda: bool(hall.happened("halt")), MINUTE)
+    assert f"STOPPING: operator.drain on {node}; step {step + 10} is saved" in hall.why()
+
+
+def test_the_last_words_of_an_attempt_do_not_make_the_next_one_listen() -> None:
+    hall = Hall(nodes=2)
+    job, node = trains(hall)
+    before = hall.job(job)
+    hall.order("drain", node)
+    hall.reaches(job, JobState.QUEUED, most=HOUR)
+    seat = hall.world.seat(max(before.claim))
+    late = Checkpointed(job=job, attempt=1, node=seat.id, listens=True, busy="saving attempt-1/step-9", done=1, of=9)
+    hall.world.agents.say(seat, late, "late")
+    hall.run(MINUTE)
+    hall.true_job(job).programme = replace(hall.true_job(job).programme, listens=False)
+    hall.order("uncordon", node)
+    hall.until(lambda: hall.job(job).attempt == 2 and hall.trains(job), HOUR)
+    assert (hall.job(job).listens, hall.job(job).work) == (False, None)
+
+
+@warm_and_cold
+def test_who_is_restarted_by_his_own_controller_while_asked_has_ended_by_himself(cold: bool) -> None:
+    hall = Hall(nodes=6, cold=cold)
+    job = hall.submitted_elsewhere(steps=FAR, does={**LISTENS, "save_takes": None}, native_delay=0.1)
+    hall.until(lambda: hall.job(job).listens, HOUR)
+    node = min(hall.job(job).claim)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.true_job(job).programme = replace(hall.true_job(job).programme, listens=False)
+    hall.world.workload.crash(job, tail="Killed")
+    hall.until(lambda: hall.job(job).attempt == 2, HOUR)
+    row = hall.job(job)
+    assert len(row.restarts) == 1, "it failed, and nobody but itself is to blame"
+    assert (row.calls, row.save_by, row.listens) == ((), None, False)
+
+
+def test_a_fault_beneath_what_a_person_wants_ends_the_wait_too() -> None:
+    """He wants more than the fault asks for, so his wish leads the incident."""
+    hall = Hall(nodes=20)
+    job, node = trains(hall, save_takes=None)
+    hall.order("replace", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.run(30.0)
+    hall.world.strike(node, Defect(code="xid.79", kills_ranks=False))
+    struck = hall.sim.scheduler.now
+    hall.until(lambda: bool(hall.happened("halt")), HOUR)
+    assert hall.sim.scheduler.now - struck < 60
+    assert hall.incidents(node)[0].fault.code == "operator.replace"
+    assert hall.job(job).restarts == ()
+
+
+def test_a_second_stop_takes_the_now_of_the_first_not_back() -> None:
+    hall = Hall()
+    job, _ = trains(hall, save_takes=None)
+    hall.order("stop", job, now=True)
+    hall.order("stop", job)
+    hall.until(lambda: bool(hall.happened("halt")), MINUTE)
+    assert hall.happened("ask") == []
+
+
+@warm_and_cold
+def test_a_node_that_restarts_by_itself_during_the_wait_ends_it(cold: bool) -> None:
+    hall = Hall(nodes=4, cold=cold, policy=policy_of(save_within=policy_of().resume.save_within * 12))
+    job, node = trains(hall, save_takes=None, on_death=OnDeath.HANG, give_up=None, hang_notice=DAY)
+    hall.order("drain", node)
+    hall.until(lambda: bool(hall.happened("asked")), MINUTE)
+    hall.world.operator_reboots(node)
+    began = hall.sim.scheduler.now
+    hall.until(lambda: hall.job(job).state is not JobState.RUNNING, HOUR)
+    assert hall.sim.scheduler.now - began < 10 * MINUTE, "when it is up again; the save has an hour"
+    assert len(hall.job(job).interruptions) == 1
+
+
+@warm_and_cold
+def test_two_who_want_it_off_ask_once_and_the_second_gives_it_no_more_time(cold: bool) -> None:
+    hall = Hall(nodes=40, cold=cold)
+    job, node = trains(hall, save_takes=None)
+    ordered = hall.sim.scheduler.now
+    hall.order("drain", node)
+    hall.run(200.0)
+    hall.order("reboot", max(hall.job(job).claim))
+    hall.until(lambda: len(hall.job(job).calls) == 2, MINUTE)
+    hall.until(lambda: bool(hall.happened("halt")), HOUR)
+    assert 300 <= hall.sim.scheduler.now - ordered < 330
+    assert (len(hall.happened("asked")), len(hall.job(job).interruptions)) == (1, 1)
+
+
+def test_what_has_not_begun_is_not_asked_it_begins_elsewhere() -> None:
+    hall = Hall(nodes=4)
+    job = hall.submit(steps=FAR, does=LISTENS)
+    hall.reaches(job, JobState.GATING)
+    hall.order("drain", min(hall.job(job).claim))
+    hall.until(lambda: hall.trains(job), HOUR)
+    assert (hall.happened("ask"), hall.job(job).restarts, hall.job(job).interruptions) == ([], (), ())
+
+
+@pytest.mark.parametrize("saved", [-5, 0, 2**63 - 1])
+def test_an_absurd_step_that_is_said_to_be_saved_is_shown_and_ends_nothing(saved: int) -> None:
+    hall = Hall(nodes=4)
+    job, _ = trains(hall)
+    says(hall, job, saved=saved, busy="saving attempt-1/step-9", done=2**63 - 2, of=2**63 - 1)
+    hall.run(10.0)
+    told = explain(hall.sim.store, job).as_json()
+    assert (told["saved"], told["state"]) == (saved, "RUNNING")
+    assert hall.trains(job)

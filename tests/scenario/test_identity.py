@@ -446,6 +446,21 @@ def test_many_early_words_hide_none_that_is_graver_or_of_another_device(ward: Op
     assert w.incident(node).remedy.disrupts
 
 
+def test_early_words_that_nobody_confirms_hide_none_that_is_proven(ward: OpenWard) -> None:
+    w = ward(policy=policy_with(examine=()))
+    node = NodeId("sim/train-new")
+    seat = w.world.ground.add_seat(node, pool="train", domain="d", gpus=8, linked=True)
+    forged = [
+        replace(xid(node, 79), fields={"number": 79, "device": n}, text="a user's", unconfirmed=True) for n in range(30)
+    ]
+    Reception(w.sim.store, w.sim.clock).receive(report(node, seat.incarnation, *forged, xid(node, 63), *forged))
+    w.sim.hosts[0].wake()
+    w.run(30)
+    kept = w.sim.store.load([f"voice:{node}"])[f"voice:{node}"].row
+    assert isinstance(kept, Voice)
+    assert [fact.news.fields["number"] for fact in kept.said if not fact.news.unconfirmed] == [63]
+
+
 @pytest.mark.parametrize("tells", ["uid instance boot", ""])
 def test_a_fault_of_a_holder_that_was_not_seen_yet_is_learned_when_it_is(ward: OpenWard, tells: str) -> None:
     w = ward(policy=policy_with(examine=()), cluster=telling(*tells.split()))

@@ -60,6 +60,21 @@ def test_a_save_that_fails_is_told_when_it_begins_and_when_it_is_mended_and_not_
     assert len(texts(hall, "save_failed")) == 2
 
 
+def test_saves_that_fail_by_turns_are_told_of_a_few_times_an_hour_and_what_lasts_is_told() -> None:
+    hall = Hall()
+    job = hall.training(steps=1_000_000)
+    for step in range(0, 2000, 20):
+        says(hall, job, saved=step, failed=f"step {step + 10}: No space left on device")
+        says(hall, job, saved=step + 20)
+    assert len(texts(hall, "save_failed")) == len(texts(hall, "save_mended")) <= 6
+    said = len(texts(hall, "save_failed"))
+    says(hall, job, saved=2000, failed="step 2010: No space left on device")
+    hall.run(HOUR)
+    says(hall, job, saved=2000, failed="step 2020: No space left on device")
+    assert len(texts(hall, "save_failed")) == said + 1
+    assert explained(hall, job)["save_failed"] == "step 2020: No space left on device"
+
+
 def test_the_next_attempt_mends_what_failed_by_a_save_of_its_own_and_not_by_its_silence() -> None:
     hall = Hall(nodes=4)
     job = hall.training(steps=100_000)

@@ -137,7 +137,8 @@ class FrontDoor:
             try:
                 said = self._report(body) if request.path == "/v1/agent/report" else self._poll(body, closing)
             except (BadInput, StoreError) as error:
-                status, said = (400 if isinstance(error, BadInput) else 503), str(error).encode()
+                status = 400 if isinstance(error, BadInput) else 503
+                said = msgspec.json.encode({"error": str(error)})
         if said == b"cut" or closing.is_set():
             request.close_connection = True
             with contextlib.suppress(OSError):
@@ -181,7 +182,7 @@ class FrontDoor:
         return [news.text for news in self.news(Observed)]
 
     def command(self, seat: Seat, order: AnyOrder, name: str = "c1", **more: Any) -> None:
-        given = {"posted_at": datetime.now(UTC), "expires_after": 30.0, **more}
+        given = {"posted_at": datetime.now(UTC), "expires_after": 30.0, "expect": seat.incarnation, **more}
         self.store.post([Command(id=name, node=seat.id, order=order, **given)])
         self.posted.set()
 

@@ -3,16 +3,19 @@
 Run as a program it is one rank: it begins, tells how, and does what it is told on its standard input, line by line.
 """
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from sickbay import train
-from sickbay.train import uploads
+from sickbay.train import beginning, committing, layout, peer_server, uploads
 
 
 class Rank:
@@ -85,16 +88,53 @@ class Gang:
         assert [rank.process.wait(60) for rank in self.ranks] == [0] * len(self.ranks)
 
 
-def main() -> None:
-    if os.environ.get("SICKBAY_TEST_UPLOADS") == "none":  # far is out of reach, as it were
-        uploads.MAY_BE_ASKED = 0.0
+def go_wrong() -> None:
+    """What this rank's world does to it."""
+    if begin := os.environ.get("SICKBAY_TEST_UPLOADS"):  # far is out of reach, as it were, until this file is there
+        uploads.MAY_BE_ASKED, uploads.AGAIN = 0.0, ()  # type: ignore[assignment]
 
-        def ask(own: uploads.Uploads) -> None:
-            own._stopping.wait(0.05)
+        def ask(own: uploads.Uploads, *, of: Callable[..., Any] = uploads.Uploads._ask) -> Any:
+            while not Path(begin).exists() and not own._stopping.wait(0.05):
+                pass
+            return of(own)
 
         uploads.Uploads._ask = ask  # type: ignore[method-assign,assignment]
+    if gate := os.environ.get("SICKBAY_TEST_COMMITS"):  # not before this file is there
+        committing.create_manifest = behind(gate, layout.create_manifest)  # type: ignore[assignment,attr-defined]
+    if gate := os.environ.get("SICKBAY_TEST_CHOOSES"):
+        beginning.create_lineage = behind(gate, layout.create_lineage)  # type: ignore[assignment,attr-defined]
+    if os.environ.get("SICKBAY_TEST_LINKS") == "none":  # and the first rename of one fails
+        failed: list[str] = []
+
+        def rename(source: Path, target: Path, *, move: Callable[[Path, Path], None] = os.rename) -> None:
+            if Path(target).name == "upload-0.json" and not failed:
+                failed.append("once")
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            move(source, target)
+
+        def link(*_: object) -> None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+        os.link, os.rename = link, rename  # type: ignore[assignment]
+        uploads.IDLE = 0.1
+    if os.environ.get("SICKBAY_TEST_PEERS") == "deaf":  # no way leads to it
+        address: Callable[..., str] = lambda _: f"127.0.0.{2 + int(os.environ['RANK'])}:9"  # noqa: E731
+        peer_server.address_of = address  # type: ignore[attr-defined]
+
+
+def behind(gate: str, create: Callable[[Path, Any], bool]) -> Callable[[Path, Any], bool]:
+    def late(root: Path, content: Any) -> bool:
+        while not Path(gate).exists():
+            time.sleep(0.01)
+        return create(root, content)
+
+    return late
+
+
+def main() -> None:
+    go_wrong()
     try:
-        checkpoints = train.Checkpoints(patience=30)
+        checkpoints = train.Checkpoints(patience=float(os.environ.get("SICKBAY_TEST_PATIENCE", "30")))
     except train.CheckpointError as why:
         say({"resumed": f"{type(why).__name__}: {why}"})
         return
@@ -115,11 +155,18 @@ def main() -> None:
 
 def perform(checkpoints: train.Checkpoints, act: str, args: list[Any]) -> Any:
     if act == "save":
-        step = args[0]
-        done = checkpoints.save(step, {"step": step, "rank": checkpoints.rank, "attempt": checkpoints.attempt})
+        step, *more = args
+        state = {"step": step, "rank": checkpoints.rank, "attempt": checkpoints.attempt}
+        done = checkpoints.save(step, state | {"more": more} if more else state)
         if checkpoints._thread is not None:
             checkpoints._thread.join()
+        if checkpoints._near is not None and not args[2:]:  # else: what is done behind it is not waited for
+            checkpoints._near.copying.wait(30)
+            checkpoints._uploads.thinning.wait(30)
+
         return done
+    if act == "leave_out":
+        return checkpoints.leave_out(args[0], "as a test says")
     if act == "load":
         return checkpoints.load(*args)
     if act == "wait":

@@ -1,6 +1,6 @@
 """A node that hears nobody for long enough stops taking work, once, and takes it again when it is heard."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -110,6 +110,22 @@ def test_what_an_earlier_run_did_or_began_is_not_done_twice_and_is_undone(rig: R
     assert not rig.acts
     rig.heard()
     assert rig.acts == ["start"]
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again(rig: Rig) -> None:
+    balks = [True]
+
+    def beside(act: Callable[[], None]) -> None:
+        if balks:
+            raise RuntimeError("can't start new thread")
+        act()
+
+    rig.fence = Fence(WANTS, rig.state, "b1", lambda *_: None, run=rig._run, mark=rig.mark, beside=beside)
+    rig.silent_for(700)
+    assert not rig.acts
+    balks.clear()
+    rig.silent_for(5)
+    assert rig.acts == ["stop"]
 
 
 def test_time_in_which_we_did_not_run_is_no_silence(rig: Rig) -> None:

@@ -3,18 +3,24 @@
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.unit.agent_rig import until
 
+from sickbay.agent.outbox import say
 from sickbay.agent.probes.counters import Counters, number_in
 from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.host import Host
 from sickbay.agent.probes.machine import Machine, clock_unsynchronised
 from sickbay.agent.probes.mounts import STALLED_AFTER, Mounts
 from sickbay.agent.probes.standing import Standing
+from sickbay.agent.sampling import Sampler
 from sickbay.agent.settings import AgentSettings
 from sickbay.brain.classify import classify
 from sickbay.knowledge.counters import counter_rules, read_counters
@@ -23,7 +29,7 @@ from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
-from sickbay.model.protocol import Item
+from sickbay.model.protocol import Item, Measured
 from sickbay.model.sign import Sign
 
 NODE = NodeId("c/n1")
@@ -239,6 +245,7 @@ def stat(pid: int, name: str, state: str, started: int) -> str:
 
 def test_a_process_that_waits_in_the_kernel_for_minutes_hangs(tmp_path: Path) -> None:
     put(tmp_path, "77/stat", stat(77, "cp (1) x", "D", 5))
+    put(tmp_path, "77/wchan", "nfs_wait_bit_killable")
     put(tmp_path, "78/stat", stat(78, "idle", "S", 5))
     machine = Machine(tmp_path, tmp_path)
     assert not wrong(machine.hung(0.0))
@@ -246,6 +253,19 @@ def test_a_process_that_waits_in_the_kernel_for_minutes_hangs(tmp_path: Path) ->
     assert (sign.kind, sign.fields) == ("os.hung_task", {"pid": 77, "name": "cp (1) x"})
     put(tmp_path, "77/stat", stat(77, "cp (1) x", "D", 9))  # another process under the same number
     assert not wrong(machine.hung(240.0))
+
+
+@pytest.mark.parametrize("where", ["kernel_clone", "_do_fork", "__refrigerator", "request_wait_answer", "0", ""])
+def test_who_waits_for_his_own_child_or_because_he_was_stopped_hangs_in_no_device(tmp_path: Path, where: str) -> None:
+    """Any user can wait like that for as long as he likes: the kernel's own watch does not count it either."""
+    put(tmp_path, "77/stat", stat(77, "vfork", "D", 5))
+    put(tmp_path, "77/wchan", where)
+    machine = Machine(tmp_path, tmp_path)
+    assert not wrong(machine.hung(0.0))
+    assert not wrong(machine.hung(120.0))
+    put(tmp_path, "77/wchan", "uvm_ioctl")  # it went on, and waits for something else now
+    assert not wrong(machine.hung(180.0))
+    assert wrong(machine.hung(300.0)) == ["os.hung_task"]
 
 
 def test_the_fabric_manager_matters_only_where_there_is_a_switch(tmp_path: Path) -> None:
@@ -307,6 +327,26 @@ def test_a_file_system_that_hangs_is_told_and_asked_by_one_thread_only(
     mounts.settle(5.0)
 
 
+@pytest.mark.parametrize("name", ["größe", "日本", "a\\b", "tab\tand\nline", "\udcff"])
+def test_a_mount_is_asked_by_its_name_however_it_is_written(tmp_path: Path, name: str) -> None:
+    there = tmp_path / name
+    there.mkdir()
+    written = os.fsencode(there)
+    for char in b"\\ \t\n":  # as the kernel writes them; the backslash first
+        written = written.replace(bytes([char]), f"\\{char:03o}".encode())
+    (tmp_path / "mounts").write_bytes(b"fs:/x " + written + b" nfs4 rw 0 0\n")
+    mounts = Mounts(table=tmp_path / "mounts")
+    for now in (0.0, 10.0):
+        assert not wrong(mounts.look(now))
+        mounts.settle(5.0)
+    there.rmdir()
+    assert not wrong(mounts.look(20.0))
+    mounts.settle(5.0)
+    (sign,) = mounts.look(30.0)
+    mounts.settle(5.0)
+    assert msgspec.json.encode(say(Observed(node=NODE, kind=sign.kind, fields=sign.fields, text=sign.text)))
+
+
 def test_what_is_mounted_over_the_network_is_found_in_the_table(tmp_path: Path) -> None:
     there = tmp_path / "with space"
     there.mkdir()
@@ -339,9 +379,79 @@ def test_rates_are_since_the_look_before(tmp_path: Path) -> None:
     assert values["net.eth0.rx_bytes_per_second"] == 1000.0
 
 
+PORT = "class/infiniband/mlx5_0/ports/1"
+
+
+def test_what_a_dead_card_can_hang_is_looked_at_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read under /sys of a card that does not answer takes a minute: the loop itself reads nothing there."""
+    card = tmp_path / "sys"
+    for name, value in (
+        (f"{PORT}/state", "4: ACTIVE"), (f"{PORT}/counters/link_downed", 0), ("class/net/eth0/carrier", 1),
+        ("class/net/eth0/device/vendor", "0x1"), ("class/net/eth0/statistics/tx_errors", 0),
+        ("bus/pci/devices/0000:17:00.0/aer_dev_fatal", 0), ("bus/pci/devices/0000:17:00.0/class", "0x020700"),
+        ("bus/pci/devices/0000:17:00.0/current_link_width", 16), ("devices/system/edac/mc/mc0/ue_count", 0),
+    ):  # fmt: skip
+        put(card, name, value)
+    host = Host(AgentSettings(url="", node="c/n1", instance_id="i", state=str(tmp_path)), NODE, card)
+    touched: list[str] = []
+
+    def watch(call: Callable[..., object]) -> Callable[..., object]:
+        def watched(path: object, *args: object, **more: object) -> object:
+            if str(path).startswith(str(card)):
+                touched.append(str(path))
+            return call(path, *args, **more)
+
+        return watched
+
+    for name in ("open", "listdir", "scandir", "stat", "lstat"):
+        monkeypatch.setattr(os, name, watch(getattr(os, name)))
+    for probe in host.probes:
+        touched.clear()
+        probe.look(time.monotonic())
+        assert probe.may_hang or not touched, probe.name
+    hidden = [probe.name for probe in host.probes if probe.may_hang and probe.name.startswith("counters")]
+    assert len(hidden) > 1, "a card that hangs must not hide the counters of all others"
+
+
+ODD = ["cpu", "9" * 400, "9" * 5000, "-1", "nan", "x", "\n", " ", "\x00", "1e999", "7", "MemTotal:", "MemAvailable:",
+       str(2**64 - 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["stat", "loadavg", "meminfo", "class/net/eth0/statistics/rx_bytes", "block/a/stat",
+                                  "class/infiniband/m/ports/1/hw_counters/rx_bytes"])  # fmt: skip
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(ODD), max_size=12).map(" ".join))
+def test_no_file_of_the_machine_breaks_the_charts_or_puts_an_absurd_number_into_them(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    put(tmp_path, "class/net/eth0/device/vendor", "0x1")
+    put(tmp_path, "block/a/device/model", "x")
+    for other in ("stat", "loadavg", "meminfo"):
+        put(tmp_path, other, "")
+    gauges = Gauges(tmp_path, tmp_path, ())
+    for now, content in ((0.0, "1 2 3"), (100.0, text), (200.0, text), (300.0, "5 6 7")):
+        put(tmp_path, name, content)
+        items = Sampler([partial(gauges.values, now)]).look(now)
+        for item in items:
+            assert msgspec.json.decode(msgspec.json.encode(item), type=Item).news == item.news
+            assert isinstance(item.news, Measured)
+            assert all(abs(value) < 1e18 for value in item.news.values.values())
+    machine = Machine(tmp_path, tmp_path)
+    for look in (machine.hung, machine.lanes, machine.memory):
+        list(look(0.0))
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "-1", "²", "16 16", "\x00"])
+def test_no_width_breaks_the_comparison_of_lanes(tmp_path: Path, text: str) -> None:
+    for name, value in (("class", "0x020700"), ("current_link_width", text), ("max_link_width", text)):
+        put(tmp_path, f"bus/pci/devices/0000:17:00.0/{name}", value)
+    assert not wrong(Machine(tmp_path, tmp_path).lanes(0.0))
+
+
 def test_all_of_this_looks_at_the_machine_it_runs_on_without_a_complaint(tmp_path: Path) -> None:
-    settings = AgentSettings(url="", node="c/n1", instance_id="i", state=str(tmp_path))
-    host = Host(settings, NODE)
+    host = Host(AgentSettings(url="", node="c/n1", instance_id="i", state=str(tmp_path)), NODE)
     for probe in host.probes:
         for news in seen(probe.look(time.monotonic())):
             assert news.kind in TABLES.faults, news

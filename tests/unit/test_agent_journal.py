@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from tests.unit.agent_rig import XID_63, XID_79, until
 
 from sickbay.agent.node import spooled
 from sickbay.agent.outbox import Outbox
-from sickbay.agent.probes.journal import Journal, JournalPlace, decoded, last_words
+from sickbay.agent.probes.journal import MUTE, Journal, JournalPlace, decoded
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine
+from sickbay.agent.probes.last_words import MOST, last_words
 from sickbay.agent.spool import Voice
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
@@ -62,6 +64,7 @@ class Journald:
             "__CURSOR": f"s=0123456789abcdef;i={self._number:x};b={boot};m=1;t=1;x=1",
             "__REALTIME_TIMESTAMP": str(int(wall * 1e6)), "__MONOTONIC_TIMESTAMP": str(int(mono * 1e6)),
             "_SOURCE_MONOTONIC_TIMESTAMP": str(int(mono * 1e6)), "_BOOT_ID": boot, "_TRANSPORT": "kernel",
+            "SYSLOG_FACILITY": "0",
             "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": text,
         }  # fmt: skip
         with self.path.open("a") as file:
@@ -113,6 +116,7 @@ def test_another_run_goes_on_behind_the_last_entry(journald: Journald) -> None:
     read = reading(first)
     until(lambda: len(read()) == 2)
     place = first.place()
+    assert place is not None
     first.close()
     journald.say("three")
     again = Journal(place, journald.command)
@@ -195,7 +199,7 @@ def test_last_words_are_said_first_under_their_own_boot_and_on_our_clock(tmp_pat
     ended = Incarnation(uid="u", instance_id="i", boot_id="b1")
     voice = Voice(node=NODE, incarnation=Incarnation(uid="u", instance_id="i", boot_id="b2"), agent_run="r2",
                   machine_boot="b2", zero=2_000.0)  # fmt: skip
-    lines = [LogLine(XID_79, 99.0, "journal", 7), LogLine("usb 1-1: new", 99.1, "journal", 8)]
+    lines = [LogLine(XID_79, 99.0, "journal", 7, proven=True), LogLine("usb 1-1: new", 99.1, "journal", 8)]
     assert spooled(lines, tmp_path, voice, ended, 1_000.0) == 1
     outbox = Outbox(tmp_path, voice)
     batch = outbox.batch()
@@ -209,3 +213,70 @@ def test_last_words_are_said_first_under_their_own_boot_and_on_our_clock(tmp_pat
     assert outbox.empty
     outbox.close()
     assert not os.listdir(tmp_path)  # noqa: PTH208 - names are enough
+
+
+MEMORY = """
+import resource, sys
+from sickbay.agent.probes.last_words import last_words
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = last_words("b1", stamp=1.0, command=(sys.argv[1],))
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+print(len(found.lines), found.lines[-1].text[:11], grown, sep=" | ")
+"""
+
+
+def test_a_boot_that_said_very_much_is_read_in_little_memory(tmp_path: Path) -> None:
+    """The interesting lines alone are many; of them the newest are kept."""
+    entry = {"__CURSOR": "s=1;i=1", "__REALTIME_TIMESTAMP": "1", "__MONOTONIC_TIMESTAMP": "1", "_BOOT_ID": "b1",
+             "_SOURCE_MONOTONIC_TIMESTAMP": "9000000", "_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0"}  # fmt: skip
+    for name, text in (("dull", "x" * 2000), ("fault", f"{XID_79} {'y' * 900}")):
+        (tmp_path / name).write_text(json.dumps(entry | {"MESSAGE": text}))
+    journalctl = tmp_path / "journalctl"
+    said = "".join(f'yes "$(cat {tmp_path / name})" | head -n 10000\n' for name in ("dull", "fault"))
+    journalctl.write_text(f"#!/bin/sh\n{said}")
+    journalctl.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(journalctl)], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines, begin, grown = done.stdout.split(" | ")
+    assert (int(lines), begin) == (MOST, "NVRM: Xid (")
+    assert int(grown) < 15
+
+
+def test_last_words_in_the_middle_of_many_others_are_found_whatever_their_form(journald: Journald) -> None:
+    for n in range(50):
+        journald.say(f"usb 1-1: device {n}", mono=60.0 + n)
+    journald.say(list(XID_63.encode() + b"\xff"), mono=120.0)
+    journald.say("a café", mono=121.0)
+    journald.say(XID_79, mono=122.0)
+    journald.say('Bad mode in "Error" handler detected, code 0xbe000000', mono=123.0)
+    found = last_words("b1", command=journald.command, stamp=50.0)
+    assert [line.mono for line in found.lines] == [120.0, 122.0, 123.0]
+    assert all(line.proven and line.bare for line in found.lines)
+    assert found.zero == 1_000_005.0 - 123.0
+
+
+def test_last_words_that_a_program_wrote_into_the_ring_are_none(tmp_path: Path) -> None:
+    ended = Incarnation(uid="u", instance_id="i", boot_id="b1")
+    voice = Voice(node=NODE, incarnation=ended, agent_run="r2", machine_boot="b1", zero=0.0)
+    assert spooled([LogLine(XID_79, 99.0, "journal", 7)], tmp_path, voice, ended, 0.0) == 0
+
+
+def test_a_journal_that_shows_nothing_of_this_boot_is_one_that_may_not_be_read(journald: Journald) -> None:
+    """`journalctl` says nothing of the kernel to a user without the right, and goes on saying nothing."""
+    journal = Journal(JournalPlace(boot_id="b1"), journald.command)
+    until(lambda: list(journal.lines(100.0)) == [] and journal.handle is not None)
+    assert not list(journal.lines(100.0 + MUTE))
+    with pytest.raises(PermissionError, match="systemd-journal"):
+        list(journal.lines(101.0 + MUTE))
+    journald.say("Linux version 6.8")
+
+    def spoken() -> bool:
+        try:
+            return any(isinstance(line, LogLine) for line in journal.lines(102.0 + MUTE))
+        except PermissionError:
+            return False
+
+    until(spoken)
+    assert not list(journal.lines(103.0 + MUTE))
+    journal.close()

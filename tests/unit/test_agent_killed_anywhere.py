@@ -20,8 +20,9 @@ from sickbay.agent import spool as spool_module
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.kernel_log import BootLog, KernelLog, Place, Source
-from sickbay.agent.probes.system_log import SystemLog
+from sickbay.agent.probes.system_log import Reading, SystemLog
 from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
 from sickbay.model.facts import Observed
@@ -75,10 +76,11 @@ class Run:
         sources: list[Source] = []
         for file in files:
             if file.name == "kmsg":
-                sources.append(BootLog(file, self.places.of("kmsg", Place) or Place(boot_id="b")))
+                sources.append(BootLog(file, begin_in_boot(self.places, "kmsg", Place(boot_id="b")).told))
             else:
-                name_ = f"text:{file}"
-                sources.append(SystemLog(file, self.places.of(name_, Place) or Place(boot_id="b")))
+                begin = begin_in_file(self.places, f"text:{file}", Place(boot_id="b"))
+                reading = Reading(trusted=True, own_zone=True)
+                sources.append(SystemLog(file, begin.heard, reading, began=-1e9, told=begin.told))
         self.log = KernelLog(sources, NODE, lambda _: None)
         self.probe = Probe(
             "kernel_log", self.log.look, 2.0, witness=True, flush=self.log.flush, places=lambda: self.log.places
@@ -119,6 +121,11 @@ class Agent:
         run.box.put(run.log.flush(1e6 + 6), run.log.places)
         controller.take(run.box)
         run.kill()
+
+
+def dated(text: str, ahead: float = 0.0) -> str:
+    """As a log daemon writes it."""
+    return f"{time.strftime('%b %e %H:%M:%S', time.localtime(time.time() + ahead))} host kernel: {text}"
 
 
 def append(path: Path, text: str, times: int = 1) -> None:
@@ -183,7 +190,7 @@ def test_whatever_is_done_in_whatever_order_a_count_is_a_count(
             line = XID_63 if step == "write 63" else XID_79
             append(kmsg, line, number)
             # Of another device: what two files tell of one event is one event, which is not meant here.
-            append(messages, "kernel: " + line.replace("0000:", "0001:"), number)
+            append(messages, dated(line.replace("0000:", "0001:")), number)
             written += 2 * number
         elif step == "look":
             now += number / 10
@@ -214,7 +221,7 @@ def test_the_first_line_of_a_log_that_is_rotated_while_its_sum_is_counted_is_not
     agent.run.look(10.0)
     agent.run.keep()
     time.sleep(0.02)
-    append(messages, f"kernel: {XID_79}", 5)
+    append(messages, dated(XID_79), 5)
     agent.run.look(11.0)  # one is told, four are counted: the place has not moved
     controller.take(agent.run.box)
     agent.run.kill()
@@ -225,7 +232,7 @@ def test_the_first_line_of_a_log_that_is_rotated_while_its_sum_is_counted_is_not
         (tmp_path / "messages.1.gz").write_bytes(gzip.compress(messages.read_bytes()))
         messages.unlink()
     time.sleep(0.02)
-    append(messages, f"kernel: {XID_79}", 5)
+    append(messages, dated(XID_79), 5)
     agent.end(controller)
     assert controller.events == 10
 
@@ -393,7 +400,7 @@ def test_killed_in_any_call_to_the_disk_it_loses_nothing_and_doubles_nothing(
             agent = Agent(tmp_path, *files)
             for turn in range(5):
                 append(files[0], XID_79, 3)
-                append(files[1], "kernel: " + XID_63, 3)
+                append(files[1], dated(XID_63), 3)
                 agent.run.look(10.0 + 2 * turn)
                 agent.run.keep()
                 agent.run.look(11.1 + 2 * turn)

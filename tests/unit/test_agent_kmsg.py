@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.agent_rig import XID_63, XID_79, until
 
-from sickbay.agent.commands import Commands, Journal
+from sickbay.agent.command_journal import Journal
+from sickbay.agent.commands import Commands
 from sickbay.agent.loop import Loop
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
@@ -75,7 +76,7 @@ def opened(ring: Ring, device: Path, place: KmsgPlace | None = None) -> Kmsg:
 
 
 def texts(kmsg: Kmsg, now: float = 100.0) -> list[str]:
-    return [line.text for line in kmsg.lines(now)]
+    return [line.text for line in kmsg.lines(now) if isinstance(line, Observed) or not line.told]
 
 
 def test_it_reads_from_the_rings_start_so_that_what_came_before_the_agent_is_seen(device: Path) -> None:
@@ -165,9 +166,12 @@ def test_a_ring_that_cannot_be_read_is_told_once_and_the_other_source_goes_on(
     text.write_text(f"Nov 16 08:00:00 host kernel: {XID_79}\n")
     boot = SystemLog(text, Place(boot_id=BOOT), began=-1e9)
     log = KernelLog([opened(ring, device), boot], NODE, lambda _: None)
-    kinds = [item.news.kind for item in log.look(100.0) if isinstance(item.news, Observed)]
-    assert kinds == ["probe.failed", "xid"]
-    assert not log.look(110.0)
+    failed, blind = (item.news.text for item in log.look(100.0) if isinstance(item.news, Observed))
+    assert "devkmsg cannot be read" in failed
+    assert "trust_logs: true" in blind
+    (said,) = log.look(110.0)
+    assert isinstance(said.news, Observed)
+    assert (said.news.kind, said.news.unconfirmed) == ("xid", True)
     ring.refuse = None
     ring.say(XID_63)
     assert [item.source for item in log.look(120.0)] == ["devkmsg"]
@@ -200,6 +204,13 @@ def test_what_the_kernel_wrote_as_codes_is_read_as_written() -> None:
     assert isinstance(line, LogLine)
     assert line.text.startswith('NVRM: "GPU" caf')
     assert line.text.endswith(r"\xzz")
+
+
+def test_what_could_end_a_line_stays_as_the_kernel_wrote_it() -> None:
+    kmsg = Kmsg(NODE, KmsgPlace(boot_id=BOOT))
+    (line,) = kmsg._record(rb"6,0,1000000,-;x\x0dNVRM: a\x0ab \x1b[2K \x5cx0d \xc3\xa9 \x7f" + b"\n", 9.0)
+    assert isinstance(line, LogLine)
+    assert line.text == r"x\x0dNVRM: a\x0ab \x1b[2K \x0d é \x7f"
 
 
 # --- the loop wakes at once
@@ -254,7 +265,7 @@ def test_a_record_reaches_the_outbox_within_milliseconds(tmp_path: Path, packets
 
 def test_what_a_fault_means_is_told_with_its_number_in_the_ring(device: Path) -> None:
     ring = Ring()
-    ring.say("usb 1-1: new device", XID_79, prefix="12")  # `echo … > /dev/kmsg` comes as a user's line
+    ring.say("usb 1-1: new device", XID_79)
     log = KernelLog([opened(ring, device)], NODE, lambda _: 3)
     (item,) = log.look(50.0)
     assert isinstance(item, Item)

@@ -48,6 +48,7 @@ def put(path: Path, text: str) -> None:
 def test_processes_are_looked_at_only_where_one_of_them_could_hang(tmp_path: Path, load: str, told: int) -> None:
     put(tmp_path / "proc/loadavg", load)
     put(tmp_path / "proc/77/stat", "77 (cp) D " + " ".join(str(n) for n in range(30)))
+    put(tmp_path / "proc/77/wchan", "nfs_wait_bit_killable")
     machine = Machine(tmp_path / "sys", tmp_path / "proc")
     assert list(machine.hung(0.0)) == []
     assert len(list(machine.hung(HUNG_FOR))) == told

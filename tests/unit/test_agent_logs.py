@@ -190,9 +190,9 @@ def test_a_log_that_began_anew_gives_its_lines_other_names(tmp_path: Path) -> No
 # --- one event, several sources
 
 
-def seen(source: str, text: str, seq: int = 0, **fields: str | int) -> Item:
+def seen(source: str, text: str, seq: int = 0, at: float = 1.0, **fields: str | int) -> Item:
     given = {"number": 79, "pci": "0000:18:00", **fields}
-    return say(Observed(node=NODE, kind="xid", fields=given, text=text), 1.0, source, seq)
+    return say(Observed(node=NODE, kind="xid", fields=given, text=text), at, source, seq)
 
 
 def counts(items: list[Item]) -> list[int]:
@@ -228,7 +228,19 @@ def test_the_same_event_a_while_later_is_told_again() -> None:
     sums = Sums()
     assert sums.add(seen("devkmsg", XID_79), 1.0, XID_79)
     list(sums.over(100.0))
-    assert sums.add(seen("text:/m", XID_79), 100.0, XID_79)
+    assert sums.add(seen("text:/m", XID_79, at=100.0), 100.0, XID_79)
+
+
+@pytest.mark.parametrize("late", [61.0, 3600.0, 20 * 3600.0])
+def test_what_a_lagging_source_dates_by_its_happening_is_an_echo_however_late_it_comes(late: float) -> None:
+    sums = Sums()
+    told = sums.add(seen("devkmsg", XID_79), 1.0, XID_79)
+    told += sums.add(seen("devkmsg", XID_79, at=1.0 + late / 2), 1.0 + late / 2, XID_79)
+    list(sums.over(late))
+    told += sums.add(seen("text:/m", XID_79, at=1.5), late, XID_79)
+    told += sums.add(seen("text:/m", XID_79, at=1.5 + late / 2), late + 1, XID_79)
+    assert [item.source for item in told] == ["devkmsg", "devkmsg"] if late > 120 else len(told) == 2
+    assert sums.add(seen("text:/m", XID_79, at=late + 200), late + 200, XID_79), "the next one is news"
 
 
 @pytest.mark.slow
@@ -249,7 +261,7 @@ def test_its_memory_is_bounded() -> None:
         sums.add(seen("devkmsg", XID_79), 1.0, f"body {n}")
     assert len(sums._repeats) <= KINDS
     assert len(sums._echoes) <= KINDS
-    assert max(len(echoes.bodies) for echoes in sums._echoes.values()) <= BODIES
+    assert max(len(one.bodies) for stretches in sums._echoes.values() for one in stretches) <= BODIES
 
 
 def test_a_line_that_counts_counts_for_as_many(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from tests.unit.agent_rig import until
 
-from sickbay.agent.commands import Commands, Journal
+from sickbay.agent.command_journal import Journal
+from sickbay.agent.commands import Commands
 from sickbay.agent.loop import Loop
-from sickbay.agent.outbox import Outbox
+from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
 from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
@@ -144,3 +145,87 @@ def test_the_watermark_is_that_of_the_witness_that_is_behind(tmp_path: Path) -> 
     assert senses.watermark == pytest.approx(reached, abs=0.05)
     assert fine.looks == 2
     outbox.close()
+
+
+def test_a_probe_that_goes_on_failing_is_no_flood_whatever_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = Counted()
+
+    def look(now: float) -> Sequence[Item]:
+        probe.trouble = f"it took {probe.looks} s"
+        return probe.look(now)
+
+    with looping(tmp_path, [Probe("bad", look, period=0.02)]) as outbox:
+        until(lambda: probe.looks > 10)
+        assert len(told(outbox)) == 1
+    assert capsys.readouterr().err.count("Traceback") == 1
+
+
+def test_a_probe_that_gets_no_thread_is_told_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart, good = Counted(), Counted()
+    balking = threading.Event()
+    balking.set()
+    start = threading.Thread.start
+
+    def begin(self: threading.Thread) -> None:
+        if balking.is_set() and self.name == "probe apart":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    probes = [Probe("apart", apart.look, period=0.02, may_hang=True), Probe("good", good.look, period=0.02)]
+    with looping(tmp_path, probes) as outbox:
+        until(lambda: good.looks > 5)
+        assert not apart.looks
+        assert told(outbox) == ["the probe apart cannot look: no thread can be started for it: can't start new thread"]
+        balking.clear()
+        until(lambda: apart.looks > 2)
+
+
+@pytest.mark.slow
+def test_the_loop_outlives_whatever_its_parts_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, raised = Counted(), threading.Event()
+
+    def wanted() -> dict[Path, tuple[str, int]]:
+        if not raised.is_set():
+            raised.set()
+            raise OSError(24, "Too many open files")
+        return {}
+
+    outbox = Outbox(tmp_path / "spool", Voice(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
+    watches = Watches()
+    loop = Loop([Probe("good", good.look, period=0.02)], Senses([], outbox), outbox, watches, wanted, lambda _: None)
+    commands = Commands(Journal(tmp_path / "commands"), outbox, ME, {})
+    thread = threading.Thread(target=loop.run, args=(commands, lambda _: None))
+    thread.start()
+    until(lambda: good.looks > 5)
+    loop.ending = True
+    watches.ring()
+    thread.join(10)
+    watches.close()
+    outbox.close()
+    assert capsys.readouterr().err == "agent: the loop: OSError: [Errno 24] Too many open files\n"
+
+
+@pytest.mark.parametrize("witness", [True, False])
+@pytest.mark.parametrize("trouble", ["", "no driver"])
+def test_a_probe_remembers_what_it_found_once_that_is_on_disk_and_not_before(
+    tmp_path: Path, witness: bool, trouble: str
+) -> None:
+    spooled: list[bytes] = []
+    looked = threading.Event()
+
+    def look(_: float) -> list[Item]:
+        if trouble and looked.is_set():
+            raise ValueError(trouble)
+        looked.set()
+        return [say(Observed(node=NodeId("c/n1"), kind="dram.uncorrected", text="grew by 2"))]
+
+    def remember(_: float) -> None:
+        spooled.append(b"".join(file.read_bytes() for file in (tmp_path / "spool").iterdir() if file.is_file()))
+
+    with looping(tmp_path, [Probe("counters", look, period=0.02, witness=witness, told=remember)]) as outbox:
+        until(lambda: spooled if not trouble else any("no driver" in text for text in told(outbox)))
+    assert all(b"grew by 2" in content for content in spooled)
+    assert len(spooled) == 1 or not trouble

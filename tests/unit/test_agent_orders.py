@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sickbay.adapters.clusters.local.devices import Hardware
-from sickbay.adapters.clusters.local.files import Defect, Paths, Rank, Seat, Status, write
+from sickbay.adapters.clusters.local.files import Defect, Paths, Rank, RankState, Seat, Status, write
 from sickbay.agent.checks.virtual import virtual_tests
 from sickbay.agent.commands import Refuse, Said
 from sickbay.agent.orders import LocalOrders
@@ -19,7 +20,7 @@ from sickbay.agent.spool import Voice
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
-from sickbay.model.protocol import AnyOrder, Item, ItemNews, RunCheck, RunLook, RunReset
+from sickbay.model.protocol import AnyOrder, Item, ItemNews, RunCheck, RunLook, RunReset, RunSave
 
 SEAT = Seat(name="n1", cluster="c", pool="p", gpus=2, instance_id="i", boot_id="b")
 LATER = 1e12
@@ -141,3 +142,24 @@ def test_a_reset_is_refused_while_nobody_can_say_who_holds_the_device(ward: Ward
     ward.status(boot_id="older")
     with pytest.raises(Refuse, match="nobody can say"):
         ward.orders[RunReset](RunReset(key="k"), LATER)
+
+
+def test_an_ask_to_save_reaches_the_ranks_of_that_attempt_that_run_and_nobody_else(ward: Ward) -> None:
+    old, gone = replace(rank(0), attempt=0), replace(rank(1), rank=3, state=RankState.GONE)
+    strange = replace(rank(1), job=JobId("k"), rank=4)
+    everybody = (rank(0), rank(1), old, gone, strange)
+    runs = [ward.paths.run("i", one.job, one.attempt, one.rank) for one in everybody]
+    for run in runs:
+        run.mkdir(parents=True, exist_ok=True)
+    ward.status(*everybody)
+    assert ward.carried(RunSave(save="s.1", job=JobId("j"), attempt=1)) == []
+    assert [(run / "save.asked").exists() for run in runs] == [True, True, False, False, False]
+    assert msgspec.json.decode((runs[0] / "save.asked").read_bytes()) == {"id": "s.1"}
+
+
+def test_an_ask_to_save_that_nobody_can_hear_is_refused(ward: Ward) -> None:
+    with pytest.raises(Refuse, match="no rank of attempt 2 of j runs here"):
+        ward.carried(RunSave(save="s.1", job=JobId("j"), attempt=2))
+    ward.status(rank(0))
+    with pytest.raises(Refuse, match="no rank of attempt 2 of j runs here"):
+        ward.carried(RunSave(save="s.1", job=JobId("j"), attempt=2))

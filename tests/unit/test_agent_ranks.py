@@ -181,13 +181,13 @@ def test_work_that_goes_back_is_no_progress_and_work_that_is_done_is_over(room: 
     room.busy("verifying a", 2, 9)
     assert "stood still" in room.hangs(10.5)[0]
     room.busy("verifying a", 9, 9)
-    (over,) = room.look(11.0)
+    (over,) = room.look(12.0)
     assert over == Checkpointed(job=JOB, attempt=1)
     assert room.hangs(40.0) == []
-    assert room.hangs(42.0) == ["rank 0 on c/n1: no heartbeat within 30 s of its start"]
+    assert room.hangs(43.0) == ["rank 0 on c/n1: no heartbeat within 30 s of its start"]
 
 
-def test_what_is_saved_and_what_failed_is_told_at_once_by_rank_0(room: Room) -> None:
+def test_what_is_saved_and_what_failed_is_told_by_rank_0(room: Room) -> None:
     room.ranks(rank(0), rank(1))
     room.beat(7, rank=1, saved=1)
     room.beat(7, saved=5, listens=True)
@@ -195,11 +195,11 @@ def test_what_is_saved_and_what_failed_is_told_at_once_by_rank_0(room: Room) -> 
     room.beat(7, saved=5, listens=True)
     assert room.look(1.1) == []
     room.beat(7, saved=5, save_failed="step 6: No space left", listens=True)
-    (failed,) = room.look(1.2)
+    (failed,) = room.look(2.2)
     assert failed == Checkpointed(job=JOB, attempt=1, saved=5, failed="step 6: No space left", listens=True)
     room.beat(7, saved=8, listens=True)
     room.ranks(rank(0, state=RankState.GONE), rank(1))
-    assert Checkpointed(job=JOB, attempt=1, saved=8, listens=True) in room.look(1.3)
+    assert Checkpointed(job=JOB, attempt=1, saved=8, listens=True) in room.look(2.3)
 
 
 @pytest.mark.parametrize(
@@ -289,3 +289,23 @@ def test_a_pattern_that_cannot_be_used_is_said_once_and_never_a_hang(room: Room,
 def append(path: Path, text: str) -> None:
     with path.open("a") as file:
         file.write(text)
+
+
+def test_a_script_that_saves_at_every_step_is_told_of_once_a_second(room: Room) -> None:
+    room.ranks(rank())
+    told = []
+    for number in range(100):
+        room.beat(number, saved=number, save_failed="" if number % 2 else f"step {number}: full", listens=True)
+        told += [news for news in room.look(10.0 + number / 50) if isinstance(news, Checkpointed)]
+    assert 2 <= len(told) <= 4
+    room.ranks()
+    (last,) = [news for news in room.look(12.0) if isinstance(news, Checkpointed)]
+    assert (last.saved, last.failed) == (99, "")
+
+
+def test_an_answer_to_an_ask_is_told_at_once(room: Room) -> None:
+    room.ranks(rank())
+    room.beat(1, listens=True)
+    room.look(10.0)
+    room.beat(2, listens=True, saved=2, answered="job.j.1")
+    assert [news.answered for news in room.look(10.1) if isinstance(news, Checkpointed)] == ["job.j.1"]

@@ -54,7 +54,7 @@ class Replay:
         self._waiting: list[bytes] = []
         self._records = records
         self._sums = sums or Sums()
-        kmsg = Kmsg(NODE, place or KmsgPlace(boot_id="b", seq=BEFORE), Path("/dev/null"), self._read)
+        kmsg = Kmsg(NODE, place or KmsgPlace(boot_id="b", seq=BEFORE), Path("/dev/null"), self._read, trusted=True)
         self._log = KernelLog([kmsg], NODE, device_at, self._sums)
 
     def _read(self, handle: int, size: int) -> bytes:  # noqa: ARG002 - as os.read

@@ -15,7 +15,7 @@ from tests.unit.agent_rig import XID_79
 
 from sickbay.agent.probes import log_file, one_file
 from sickbay.agent.probes.kernel_log import KernelLog, Place
-from sickbay.agent.probes.system_log import SystemLog
+from sickbay.agent.probes.system_log import Reading, SystemLog
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 
@@ -59,7 +59,8 @@ class Watcher:
         self._open(None)
 
     def _open(self, place: Place | None) -> None:
-        self.source = SystemLog(self._path, place or Place(boot_id="b"), began=NOW - 3600, wall=lambda: WALL)
+        reading = Reading(trusted=True, own_zone=True)
+        self.source = SystemLog(self._path, place or Place(boot_id="b"), reading, began=NOW - 3600, wall=lambda: WALL)
         self._log = KernelLog([self.source], NodeId("c/n"), lambda _: None)
         self._now = NOW
 

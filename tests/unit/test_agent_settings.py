@@ -33,6 +33,7 @@ def test_without_anything_the_defaults_are_careful(tmp_path: Path) -> None:
     assert found.allow == ("reset", "check")
     assert found.self_fence is None
     assert found.sources == ("auto",)
+    assert not found.trust_logs
     assert found.node.startswith("default/")
 
 
@@ -46,6 +47,7 @@ def test_without_anything_the_defaults_are_careful(tmp_path: Path) -> None:
         ("allow: [reset, explode]", "write some of reset, reboot, inject, check"),
         ("sources: [messages]", "full path"),
         ("sources: []", "no source is left"),
+        ("trust_logs: sometimes", "write true or false"),
         ("state: here", "begins with /"),
         ("metrics: fast", "is not a duration"),
         ("metrics: 2h", "1s to 1h"),

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.agent_rig import XID_63, XID_79
 
 from sickbay.agent.commands import Refuse
-from sickbay.agent.drill import inject
+from sickbay.agent.drill import Drills
 from sickbay.agent.probes.kernel_log import KernelLog, Place
-from sickbay.agent.probes.system_log import SystemLog
+from sickbay.agent.probes.system_log import Reading, SystemLog
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
@@ -29,7 +29,8 @@ def syslog(text: str, ago: float = 0.0) -> str:
 
 
 def system_log(path: Path, place: Place | None = None) -> SystemLog:
-    return SystemLog(path, place or Place(boot_id="b"), began=BOOTED, wall=lambda: WALL)
+    reading = Reading(trusted=True, own_zone=True)
+    return SystemLog(path, place or Place(boot_id="b"), reading, began=BOOTED, wall=lambda: WALL)
 
 
 def over(*logs: SystemLog) -> KernelLog:
@@ -38,7 +39,8 @@ def over(*logs: SystemLog) -> KernelLog:
 
 def told(items: list[Item]) -> list[tuple[int | str, float]]:
     """Which Xids, and when."""
-    return [(item.news.fields["number"], item.mono) for item in items if isinstance(item.news, Observed)]
+    found = [(item.news, item.mono) for item in items if isinstance(item.news, Observed)]
+    return [(news.fields["number"], mono) for news, mono in found if news.kind == "xid"]
 
 
 def append(path: Path, text: str) -> None:
@@ -61,7 +63,6 @@ def numbers(log: KernelLog, now: float = NOW) -> list[int | str]:
         (3600.0 + 0.5, None),  # in the very second of the boot: the one before may have said it
         (3600.0 - 2.0, NOW - 3598.0),
         (-30.0, NOW),  # a daemon's clock that is a little ahead
-        (-86_000.0, NOW),
     ],
 )
 def test_a_line_is_dated_by_what_it_carries(tmp_path: Path, ago: float, moment: float | None) -> None:
@@ -80,10 +81,7 @@ def test_a_line_is_dated_by_what_it_carries(tmp_path: Path, ago: float, moment: 
         ("2026-11-16T08:59:30.123456+01:00 gpu-7 kernel: ", True),
         ("2026-11-16T06:30:00+00:00 gpu-7 kernel: ", False),
         ("2025-11-16T07:59:30+00:00 gpu-7 kernel: ", False),
-        ("2026-12-24T07:59:30+00:00 gpu-7 kernel: ", False),  # weeks ahead: nobody knows when that was
         ("Nov 18 08:00:00 gpu-7 kernel: ", False),  # no clock is two days ahead: that was last year
-        ("kernel: ", True),  # no date: now
-        ("", True),
     ],
 )
 def test_dates_in_other_forms(tmp_path: Path, stamp: str, counts: bool) -> None:
@@ -91,6 +89,40 @@ def test_dates_in_other_forms(tmp_path: Path, stamp: str, counts: bool) -> None:
     append(path, f"{stamp}{XID_79}\n")
     log = over(system_log(path))
     assert numbers(log) == ([79] if counts else [])
+    assert not log.rest(NOW)
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("stamp", "why"),
+    [
+        ("2026-12-24T07:59:30+00:00 gpu-7 kernel: ", "ahead of the clock"),
+        ("Nov 17 07:53:20 gpu-7 kernel: ", "ahead of the clock"),
+        ("kernel: ", "no date"),
+        ("", "no date"),
+    ],
+)
+def test_what_cannot_be_dated_is_told_with_that_word_and_does_nothing_though_the_file_is_trusted(
+    tmp_path: Path, stamp: str, why: str
+) -> None:
+    path = tmp_path / "messages"
+    append(path, f"{stamp}{XID_79}\n")
+    log = over(system_log(path))
+    assert not numbers(log)
+    (item,) = log.rest(NOW)
+    assert isinstance(item.news, Observed)
+    assert item.news.unconfirmed
+    assert why in str(item.news.fields["undated"])
+    log.close()
+
+
+def test_a_line_without_a_date_that_comes_while_we_watch_has_happened_now(tmp_path: Path) -> None:
+    path = tmp_path / "console"
+    append(path, "[   12.345678] usb 1-1: new device\n")
+    log = over(system_log(path))
+    assert not numbers(log)
+    append(path, f"[   99.345678] {XID_79}\n")
+    assert told(log.look(NOW + 5)) == [(79, NOW + 5)]
     log.close()
 
 
@@ -193,10 +225,38 @@ def test_no_text_breaks_it(tmp_path_factory: pytest.TempPathFactory, lines: list
 def test_a_drill_writes_what_the_watcher_reads(tmp_path: Path) -> None:
     path = tmp_path / "messages"
     path.touch()
-    log = KernelLog([SystemLog(path, Place(boot_id="b"))], NODE, lambda _: None)
-    inject(path, XID_79, "gpu-7")
+    drills = Drills(tmp_path / "drills.json")
+    log = KernelLog([SystemLog(path, Place(boot_id="b"), drills=drills)], NODE, lambda _: None)
+    drills.inject(path, XID_79, "gpu-7")
     assert path.read_text().endswith(f" gpu-7 kernel: {XID_79}\n")
+    (item, blind) = log.look(time.monotonic())
+    assert isinstance(blind.news, Observed)
+    assert isinstance(item.news, Observed)
+    assert (item.news.fields["number"], item.news.unconfirmed) == (79, False)
+    log.close()
+
+
+def test_a_drill_counts_though_the_next_run_of_the_agent_is_the_first_to_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "messages"
+    path.touch()
+    Drills(tmp_path / "drills.json").inject(path, XID_79)
+    path.rename(tmp_path / "messages.1")  # and the log was rotated meanwhile
+    path.touch()
+    place = Place(boot_id="b", inode=(tmp_path / "messages.1").stat().st_ino)
+    log = over(SystemLog(path, place, drills=Drills(tmp_path / "drills.json")))
     assert numbers(log, time.monotonic()) == [79]
+    log.close()
+
+
+def test_whoever_copies_the_line_of_a_drill_has_no_drill(tmp_path: Path) -> None:
+    path = tmp_path / "messages"
+    path.touch()
+    drills = Drills(tmp_path / "drills.json")
+    drills.inject(path, XID_79)
+    append(path, path.read_text().replace("79", "48") + path.read_text())
+    log = over(SystemLog(path, Place(boot_id="b"), drills=drills))
+    assert numbers(log, time.monotonic()) == [79]
+    assert [number for number, _ in told(log.rest(time.monotonic()))] == [48]
     log.close()
 
 
@@ -205,12 +265,12 @@ def test_a_drill_writes_only_what_the_kernel_says(tmp_path: Path, line: str) -> 
     path = tmp_path / "messages"
     path.touch()
     with pytest.raises(Refuse):
-        inject(path, line)
+        Drills(tmp_path / "drills.json").inject(path, line)
     assert not path.read_text()
 
 
 def test_a_drill_cannot_write_two_lines(tmp_path: Path) -> None:
     path = tmp_path / "messages"
     path.touch()
-    inject(path, f"{XID_79}\nNov 16 08:00:00 x sudo: root")
+    Drills(tmp_path / "drills.json").inject(path, f"{XID_79}\nNov 16 08:00:00 x sudo: root")
     assert path.read_text().count("\n") == 1

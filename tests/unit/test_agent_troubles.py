@@ -29,7 +29,7 @@ from sickbay.agent.probes.kernel_log import AGAIN, KernelLog, Place
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.machine import Machine, word
 from sickbay.agent.probes.standing import Standing
-from sickbay.agent.probes.system_log import SystemLog
+from sickbay.agent.probes.system_log import Reading, SystemLog
 from sickbay.agent.settings import AgentSettings
 from sickbay.agent.spool import Voice
 from sickbay.brain.classify import classify
@@ -194,7 +194,9 @@ def test_a_ring_that_refuses_is_one_line_and_the_text_log_is_read(tmp_path: Path
         raise PermissionError(1, "Operation not permitted")
 
     ring = Kmsg(NODE, KmsgPlace(boot_id="b"), tmp_path / "kmsg", refuses)
-    log = KernelLog([ring, SystemLog(tmp_path / "messages", Place(boot_id="b"))], NODE, lambda _: None)
+    log = KernelLog(
+        [ring, SystemLog(tmp_path / "messages", Place(boot_id="b"), Reading(trusted=True))], NODE, lambda _: None
+    )
     now = time.monotonic()
     first = observed(log.look(now))
     assert [one.kind for one in first] == ["probe.failed", "xid"]
@@ -208,7 +210,9 @@ def test_a_text_log_that_becomes_a_directory_and_comes_back_is_followed_again(tm
     path, other = tmp_path / "messages", tmp_path / "kern.log"
     path.touch()
     other.write_text(dated(XID_63))
-    log = KernelLog([SystemLog(one, Place(boot_id="b")) for one in (path, other)], NODE, lambda _: None)
+    log = KernelLog(
+        [SystemLog(one, Place(boot_id="b"), Reading(trusted=True)) for one in (path, other)], NODE, lambda _: None
+    )
     now = time.monotonic()
     assert [one.fields["number"] for one in observed(log.look(now))] == [63]
     path.unlink()
@@ -226,7 +230,7 @@ def test_a_text_log_that_becomes_a_directory_and_comes_back_is_followed_again(tm
 
 def test_when_nothing_can_be_read_nobody_has_looked(tmp_path: Path) -> None:
     (tmp_path / "messages").mkdir()
-    log = KernelLog([SystemLog(tmp_path / "messages", Place(boot_id="b"))], NODE, lambda _: None)
+    log = KernelLog([SystemLog(tmp_path / "messages", Place(boot_id="b"), Reading(trusted=True))], NODE, lambda _: None)
     with pytest.raises(OSError, match="directory"):
         log.look(time.monotonic())
     log.close()

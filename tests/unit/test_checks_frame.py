@@ -1,6 +1,7 @@
 """The frame of checks: deadlines, figures, profiles, progress, and children that are killed with all they started."""
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -257,3 +258,15 @@ def test_of_several_alike_those_that_failed_are_named_with_all_figures() -> None
 def test_a_job_in_this_process_has_the_same_verdicts(tmp_path: Path) -> None:
     assert perform("disk", {"directory": str(tmp_path), "mib": 4}).verdict == "pass"
     assert perform("disk", {"directory": str(tmp_path / "gone")}).verdict == "could_not_run"
+
+
+def test_a_check_has_not_the_agents_limit_of_memory_and_goes_first_where_memory_is_short() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (64 << 30, hard))
+    try:
+        words = "sleep 0.3; ulimit -Sd; ulimit -Hd; cat /proc/self/oom_score_adj"
+        ended = run_tool(["sh", "-c", words], time.monotonic() + 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    here, most, score = ended.out.split()
+    assert (here, score) == (most, "500")

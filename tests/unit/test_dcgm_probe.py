@@ -9,12 +9,18 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.agent_rig import left_by
 from tests.unit.test_dcgm_documents import SAMPLES, sample
 
 from sickbay.agent.dcgmi import Listener, Ran, fetch, run_dcgmi
+from sickbay.agent.outbox import say
 from sickbay.agent.probes.dcgm import PERIOD, Dcgm, dcgm_probe
+from sickbay.knowledge.dcgm import fields
+from sickbay.knowledge.documents.exporter import page_of
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
@@ -228,7 +234,7 @@ def test_an_exporter_is_watched_by_its_page(site: tuple[type[Site], str]) -> Non
     found = watch.look(1.0)
     assert sorted(news(found), key=str) == sorted(
         [("gpu.ecc_uncorrected", 0), ("gpu.remap_pending", 0), ("gpu.remap_failed", 1), ("gpu.thermal_slowdown", 1),
-         ("gpu.hot", 1), ("xid", 0), ("xid", 1)], key=str)  # fmt: skip
+         ("gpu.hot", 1), ("nvlink.errors", 0), ("xid", 0), ("xid", 1)], key=str)  # fmt: skip
     assert not watch.look(2.0)
     assert {item.news.fields["number"] for item in found if item.news.kind == "xid"} == {79, 94}
 
@@ -277,3 +283,36 @@ def test_nonsense_of_any_kind_is_unknown_and_never_a_fault() -> None:
     for text in ("", "{", "{}", "[]", "null", "\x00" * 100, "| a | b |", (SAMPLES / "diag3.json").read_text()):
         watch = Dcgm(NODE, lambda _, __, said=text: Ran(code=0, text=said))  # type: ignore[misc]
         assert set(news(watch.look(0.0))) <= {("dcgm.unreachable", None)}
+
+
+ODD_NAMES = (*sorted({field.name for field in fields()}), "DCGM_EXP_XID_ERRORS_COUNT",
+             "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L3", "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL")  # fmt: skip
+VALUES = st.sampled_from(
+    ["0", "1", "-1", "nan", "inf", "1e308", "9" * 30, "9" * 5000, "9223372036854775794", "18446744073709551615",
+     "4294967295", "N/A", "\x1b[2J", "\udcff", "ff", "3.5"]
+)  # fmt: skip
+
+
+@given(
+    st.lists(VALUES, min_size=len(ODD_NAMES), max_size=len(ODD_NAMES)), st.sampled_from(["GPU-1", "\x1b[2J\u202e", ""])
+)
+def test_no_page_of_an_exporter_breaks_the_probe_or_tells_what_cannot_be(values: list[str], uuid: str) -> None:
+    watch = Dcgm(NODE, exporter="http://nobody/")
+    for rotated in (values, values[1:] + values[:1], values):
+        lines = [f'{name}{{gpu="0",UUID="{uuid}",modelName="NVIDIA H200",xid="79"}} {value}'
+                 for name, value in zip(ODD_NAMES, rotated, strict=True)]  # fmt: skip
+        page = page_of("\n".join(lines))
+        for sign in [*watch._changed(page.readings), *watch._counts(page)]:
+            item = say(Observed(node=NODE, kind=sign.kind, fields=sign.fields, text=sign.text, count=sign.count))
+            assert msgspec.json.decode(msgspec.json.encode(item), type=Item).news == item.news
+            assert 1 <= sign.count <= 10**9
+            assert isinstance(item.news, Observed)
+            assert item.news.text.isprintable()
+
+
+@given(st.text(max_size=300) | st.lists(VALUES, max_size=30).map(" ".join), st.sampled_from([0, 1, None]))
+def test_no_answer_of_dcgmi_leaves_the_probe_as_an_exception(text: str, code: int | None) -> None:
+    watch = Dcgm(NODE, run=lambda _arguments, _seconds: Ran(code=code, text=text))
+    for now in (0.0, 10.0):
+        for item in watch.look(now):
+            assert msgspec.json.decode(msgspec.json.encode(item), type=Item).news == item.news

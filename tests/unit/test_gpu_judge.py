@@ -1,13 +1,19 @@
 """The judge of GPUs: what a state means, what a change means, and what is daily life."""
 
+import math
+import re
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sickbay.brain.gpus import LIMITS, changes, held, missing, shown_in, signs_among, signs_of
+from sickbay.brain.gpu_changes import GpuPast, weigh
+from sickbay.brain.gpus import LIMITS, held, missing, shown_in, signs_among, signs_of
 from sickbay.knowledge.load import load_tables
 from sickbay.model.gpu import GpuReading, Link
+from sickbay.model.sign import Sign
 
 H200 = GpuReading(
     index=3, uuid="GPU-1", pci="00000000:b9:00.0", name="NVIDIA H200", ecc_enabled=True, corrected=0, uncorrected=0,
@@ -22,6 +28,10 @@ RTX = GpuReading(index=0, name="NVIDIA GeForce RTX 4090", temperature=60, utiliz
 
 def kinds(reading: GpuReading) -> set[str]:
     return {sign.kind for sign in signs_of(reading)}
+
+
+def changes(before: GpuReading | None, now: GpuReading) -> tuple[Sign, ...]:
+    return weigh(None if before is None else weigh(None, before)[1], now)[0]
 
 
 def links(up: int, of: int) -> tuple[Link, ...]:
@@ -218,3 +228,61 @@ counts = st.none() | st.integers(0, 2**63)
 def test_no_reading_makes_the_judge_fail_and_no_change_is_no_news(reading: GpuReading) -> None:
     signs_of(reading)
     assert changes(reading, reading) == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 2.0**32 - 1), ("temperature", -273.0), ("temperature", math.nan), ("temperature", math.inf),
+        ("temperature_memory", 2.0**32 - 1), ("power", -1.0), ("power", 4294967.295), ("utilization", 101.0),
+        ("sm_clock", 1e300), ("retired_double", -1), ("retired_double", 2**32 - 1), ("banks_full", 2**32 - 1),
+        ("pcie_width", -1), ("memory_used", 2**64 - 1), ("uncorrected_sram_aggregate", 2**64 - 1),
+        ("index", -1),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_card_can_have_is_a_reading_that_failed(field: str, value: float) -> None:
+    wild = replace(H200, sram_threshold=None, memory_limit_at=95, **{field: value})
+    (sign,) = signs_of(wild)
+    assert sign.kind == "gpu.sensor_failed"
+    assert sign.text.endswith(f"cannot be read: {field}")
+    assert changes(wild, wild) == ()
+    last = weigh(None, replace(wild, slowed_by=("hw_slowdown",)))[1].last
+    assert last is not None
+    assert held([last] * 3) is None
+
+
+def test_a_limit_that_no_card_can_have_is_no_limit() -> None:
+    assert kinds(replace(H200, slowdown_at=2.0**32 - 1, temperature=97)) == {"gpu.hot", "gpu.sensor_failed"}
+
+
+wild = st.none() | st.integers() | st.sampled_from([-1, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1, 10**30])
+floats = st.none() | st.floats()
+FLOATS = ("temperature", "temperature_memory", "power", "power_limit", "utilization", "fan", "slowdown_at",
+          "memory_limit_at", "power_limit_default", "sm_clock")  # fmt: skip
+NUMBERS = ("index", "uncorrected", "corrected", "pcie_replays", "uncorrected_sram_aggregate", "retired_single",
+           "retired_double", "banks_full", "pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max",
+           "memory_used", "memory_total")  # fmt: skip
+anything = st.builds(
+    GpuReading,
+    **dict.fromkeys(FLOATS, floats),
+    **dict.fromkeys(NUMBERS, wild),
+    name=st.sampled_from(["NVIDIA H200", "NVIDIA GeForce RTX 4090", ""]),
+    uuid=st.sampled_from(["GPU-1", ""]),
+    lost=st.sampled_from(["", "", "GPU is lost", "Unknown Error"]),
+    recovery_action=st.text(max_size=10),
+    links=st.none() | st.lists(st.builds(Link, number=st.integers(0, 3), up=st.none() | st.booleans(), replays=wild,
+                                         recoveries=wild, crc_errors=wild, ecc_errors=wild), max_size=3).map(tuple),
+)  # fmt: skip
+
+
+@given(st.lists(anything, max_size=5))
+def test_no_number_that_cannot_be_is_ever_told(readings: list[GpuReading]) -> None:
+    past: GpuPast | None = None
+    for reading in readings:
+        signs, past = weigh(past, reading)
+        for sign in (*signs, *signs_among([reading])):
+            assert 1 <= sign.count <= 2**62
+            assert all(not isinstance(value, int) or -1 <= value <= 65_535 for value in sign.fields.values())
+            assert not re.search(r"\d{20}|nan|inf\b", sign.text), sign.text
+            msgspec.json.decode(msgspec.json.encode(sign), type=Sign)
+        held([reading] * 3)

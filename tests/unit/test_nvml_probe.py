@@ -21,6 +21,7 @@ from sickbay.agent.nvml.pci import address, nvidia_gpus
 from sickbay.agent.nvml.watched import CannotRead, Hung, Mismatch, NoDriver, Nvml, Patience, Slow
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.gpus import Gpus, gpus_for
+from sickbay.agent.probes.remembered import Remembered
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
 from sickbay.brain.classify import classify
@@ -474,6 +475,39 @@ def test_counters_are_told_by_what_they_grew(machine: Machine) -> None:
     assert isinstance(item.news, Observed)
     assert item.news.count == 3
     assert gpus.look(20.0) == []
+
+
+def test_errors_that_grew_while_the_agent_was_away_are_told_by_the_next_run_and_no_others(machine: Machine) -> None:
+    machine.on_the_bus(1)
+    machine.script(values={"0:nvmlDeviceGetTotalEccErrors": 3})
+
+    def run(boot: str, now: float) -> list[int]:
+        gpus = machine.gpus(remembered=Remembered(machine.root / "counters.json", boot))
+        found = [item.news for item in gpus.look(now)]
+        gpus.told(now)
+        return [news.count for news in found if isinstance(news, Observed) and news.kind == "gpu.ecc_uncorrected"]
+
+    assert run("boot-1", 0.0) == [3]
+    assert run("boot-1", 10.0) == []
+    machine.script(values={"0:nvmlDeviceGetTotalEccErrors": 7})
+    assert run("boot-1", 20.0) == [4]
+    assert run("boot-2", 30.0) == [7]
+
+
+def test_a_gpu_is_its_uuid_and_not_its_number(machine: Machine) -> None:
+    machine.on_the_bus(1)
+    machine.script(values={"0:nvmlDeviceGetTotalEccErrors": 9})
+    gpus = machine.gpus()
+    gpus.look(0.0)
+    other = {"0:nvmlDeviceGetUUID": "GPU-other"}
+    machine.script(values={**other, "0:nvmlDeviceGetTotalEccErrors": 9})
+    found = [item.news for item in gpus.look(10.0) if isinstance(item.news, Observed)]
+    assert [(news.count, news.fields["uuid"]) for news in found if news.kind == "gpu.ecc_uncorrected"] == [
+        (9, "GPU-other")
+    ]
+    machine.script(values={**other, "0:nvmlDeviceGetTotalEccErrors": 11})
+    found = [item.news for item in gpus.look(20.0) if isinstance(item.news, Observed)]
+    assert [news.count for news in found if news.kind == "gpu.ecc_uncorrected"] == [2]
 
 
 def test_a_lost_gpu_keeps_its_name_and_is_not_missing_as_well(machine: Machine) -> None:

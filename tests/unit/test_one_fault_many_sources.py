@@ -27,7 +27,7 @@ from sickbay.agent.probes.journal import Journal, JournalPlace
 from sickbay.agent.probes.kernel_log import KernelLog, Place, Source
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.sums import BODIES, KINDS, Sums
-from sickbay.agent.probes.system_log import SystemLog
+from sickbay.agent.probes.system_log import Reading, SystemLog
 from sickbay.agent.spool import Voice
 from sickbay.engine.reception import Reception
 from sickbay.model.facts import Observed
@@ -157,6 +157,7 @@ class Node:
         number = self.journal.read_text().count("\n") + 1
         entry = {
             "__CURSOR": f"s=0123456789abcdef;i={number:x}", "MESSAGE": text, "_TRANSPORT": "kernel",
+            "SYSLOG_FACILITY": "0", "_BOOT_ID": "b",
             "__MONOTONIC_TIMESTAMP": str(int(self.now * 1e6)),
         }  # fmt: skip
         with self.journal.open("a") as file:
@@ -262,17 +263,18 @@ def test_the_same_fault_through_every_source_is_one_incident(
     finally:
         seen.close()
     xids = of_kind(seen.told, "xid")
-    tell_xid = {"kmsg", "journal", "messages", "nvml", "exporter"} & set(tellers)
-    assert [one.count for one in xids] == ([1] if tell_xid else [])
+    tell_xid = {"kmsg", "journal", "nvml", "exporter"} & set(tellers)
+    assert [one.count for one in xids if not one.unconfirmed] == ([1] if tell_xid else [])
     assert len(of_kind(seen.told, "gpu.lost")) == ("lost" in tellers)
     ward.run(30)
     found = ward.incidents(ward.nodes[0])
-    assert len(found) == 1, [one.fault.code for one in found]
+    alone = tellers == ["messages"]  # any program could have written it
+    assert len(found) == (not alone), [one.fault.code for one in found]
     if tell_xid:
         assert found[0].remedy is Remedy.REBOOT
         assert any("Xid" in line for line in (found[0].fault.evidence, *found[0].evidence))
     ward.rests()
-    assert len(ward.incidents(ward.nodes[0])) == 1
+    assert len(ward.incidents(ward.nodes[0])) == (not alone)
     if tell_xid:
         assert ward.rungs(ward.nodes[0]) == ["reboot"], (tellers, delays, ward.story(ward.nodes[0]))
 
@@ -402,7 +404,7 @@ MESSAGES = [
 def flooded(copies: int, path: Path) -> tuple[list[Observed], Sums, list[int]]:
     """A file with so many lines, read through while it grows; and how much there was to remember meanwhile."""
     sums = Sums()
-    log = KernelLog([SystemLog(path, Place(boot_id="b"))], NodeId("c/n"), lambda _: None, sums)
+    log = KernelLog([SystemLog(path, Place(boot_id="b"), Reading(trusted=True))], NodeId("c/n"), lambda _: None, sums)
     told: list[Observed] = []
     sizes: list[int] = []
     block = "".join(f"[ 1234.500000] {MESSAGES[n % 29]}\n" for n in range(29 * 200))
@@ -436,5 +438,5 @@ def test_many_copies_of_29_messages_are_29_observations_with_counts(tmp_path: Pa
     assert len(by_message) == 29
     assert max(by_message.values()) - min(by_message.values()) <= 1
     assert max(sizes) <= 3 * 29
-    assert all(len(echoes.bodies) <= BODIES for echoes in sums._echoes.values())
+    assert all(len(echoes.bodies) <= BODIES for stretches in sums._echoes.values() for echoes in stretches)
     assert len(sums._echoes) <= KINDS

@@ -12,7 +12,7 @@ from tests.unit.agent_rig import until
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.reception import Reception
 from sickbay.model.clock import INGEST
-from sickbay.model.errors import BadInput, StoreUnavailable
+from sickbay.model.errors import BadInput, StoreUnavailable, Unstorable
 from sickbay.model.facts import Booted, Checked, Fact, Looked, Observed, Outcome, Stepped
 from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
 from sickbay.model.protocol import (
@@ -26,6 +26,7 @@ from sickbay.model.protocol import (
     Report,
     RunCheck,
     RunLook,
+    RunReboot,
     RunReset,
 )
 from sickbay.model.rows import Unit
@@ -107,6 +108,23 @@ def test_an_agent_whose_clock_cannot_be_right_is_heard_all_the_same(mono_now: fl
     assert reply.ack == 2
     (fact,) = door.facts()
     assert 0.0 <= START - fact.at.timestamp() <= 366 * 86_400
+
+
+@pytest.mark.parametrize("mono", [-1e12, 1e12, -1e300, 1e300, float("nan")])
+def test_an_item_of_any_moment_is_dated_and_never_a_failure_of_ours(mono: float) -> None:
+    door = Door()
+    odd = replace(report(XID, XID), items=(Item(seq=1, mono=100.0, news=XID), Item(seq=2, mono=mono, news=XID)))
+    assert door.reception.receive(odd).ack == 2
+    assert all(0.0 <= START - fact.at.timestamp() <= 366 * 86_400 for fact in door.facts())
+
+
+def test_what_the_store_does_not_take_is_refused_and_not_sent_for_ever() -> None:
+    """A store that is well and takes this one never: 'try again' would silence its agent."""
+    door = Door(Balking(Unstorable("the fact would be read back as something else")))
+    with pytest.raises(BadInput, match="cannot be stored: the fact"):
+        door.reception.receive(report(replace(XID, text="poison")))
+    assert not door.facts()
+    assert door.reception.receive(report(XID, first=2)).ack == 2
 
 
 def test_an_agent_speaks_for_its_own_node_and_incarnation_only() -> None:
@@ -242,6 +260,24 @@ def test_a_reset_that_was_not_surely_done_is_a_late_refusal(result: str) -> None
     assert not door.store.mail(NODE)
 
 
+@pytest.mark.parametrize("result", ["done", "unknown"])
+def test_a_reboot_that_may_yet_come_is_waited_for(result: str) -> None:
+    """Its proof is another boot; the next rung must not begin beside it."""
+    door = Door()
+    door.post(RunReboot(key="k"))
+    door.reception.receive(report(Answered(command="k/c/n1", result=result, text="it was called for")))
+    assert not door.facts()
+    assert not door.store.mail(NODE)
+
+
+def test_a_reboot_that_was_refused_ends_its_rung() -> None:
+    door = Door()
+    door.post(RunReboot(key="k"))
+    door.reception.receive(report(Answered(command="k/c/n1", result="refused", text="not allowed")))
+    (fact,) = door.facts()
+    assert fact.news == Outcome(key="k", result="rejected", sends=0, text="not allowed", node=NODE)
+
+
 @pytest.mark.parametrize("result", ["refused", "unknown"])
 def test_a_check_that_was_not_carried_out_could_not_run(result: str) -> None:
     door = Door()
@@ -281,8 +317,9 @@ def test_a_refusal_that_comes_after_the_commands_time_still_counts() -> None:
 class Balking(MemoryStore):
     """A store that does not take facts with a certain text, and counts its appends."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
+        self.error = error or StoreUnavailable("not this one")
         self.appends = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -291,7 +328,7 @@ class Balking(MemoryStore):
         self.gate.wait(10)
         self.appends += 1
         if any(isinstance(fact.news, Observed) and fact.news.text == "poison" for fact in facts):
-            raise StoreUnavailable("not this one")
+            raise self.error
         return super().append(facts, *rest, **more)
 
 

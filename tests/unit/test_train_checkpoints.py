@@ -144,6 +144,19 @@ def test_only_what_was_verified_counts_as_kept(tmp_path: Path) -> None:
     assert whole(tmp_path)[0] == "attempt-1/step-3", "by now three were verified, and the parent of attempt 2 stays"
 
 
+@pytest.mark.parametrize(("keep", "saves"), [(1, 1), (3, 1), (5, 1), (5, 3), (2, 3)])
+def test_attempts_that_end_before_they_have_verified_enough_do_not_fill_the_disk(
+    keep: int, saves: int, tmp_path: Path
+) -> None:
+    step = 0
+    for _ in range(12):
+        trained(tmp_path, *range(step + 1, step + saves + 1), keep=keep)
+        step += saves
+        kept = [int(path.name.removeprefix("step-")) for path in tmp_path.glob("*/step-*")]
+        assert len(kept) <= 2 * keep
+        assert set(range(max(1, step - keep + 1), step + 1)) <= set(kept), "the newest are among them"
+
+
 def test_one_that_has_lost_a_file_since_does_not_count_as_kept(tmp_path: Path) -> None:
     with train.Checkpoints(tmp_path, keep=2) as checkpoints:
         for step in (1, 2):

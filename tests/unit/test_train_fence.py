@@ -1,20 +1,24 @@
 """Nothing that was saved is lost: the fence, what cannot be read, what is half removed, and who may take part."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sickbay import train
-from sickbay.train import beginning, checkpoints, disk, layout, sharing, snapshot
+from sickbay.train import beginning, checkpoints, committing, disk, layout, sharing, snapshot
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
+from sickbay.train.pruning import prune
+from sickbay.train.validity import examine
 from sickbay.train.validity import survey as survey_of
 
 
@@ -62,6 +66,23 @@ def test_the_fence_is_there_before_anything_is_looked_at(tmp_path: Path, monkeyp
     assert whole(tmp_path) == ["attempt-1/step-3"]
 
 
+def test_an_attempt_that_is_overtaken_while_it_writes_commits_nothing(tmp_path: Path) -> None:
+    def overtaken(directory: Path) -> layout.Part:
+        (tmp_path / "attempt-2").mkdir()
+        layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
+        return failing(0)(directory)
+
+    found = train.Checkpoints(tmp_path)
+    found.put(1, overtaken)
+    with pytest.raises(train.Superseded, match="nothing that attempt 1 saves is read"):
+        found.wait()
+    found.put(2, failing(0))
+    with pytest.raises(train.Superseded):
+        found.wait()
+    assert whole(tmp_path) == []
+    assert not (tmp_path / "attempt-1" / "step-2" / "rank-0.shard").exists(), "it writes nothing in vain"
+
+
 def test_a_removal_that_meets_a_younger_attempt_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train.Checkpoints(tmp_path, keep=1)
     first.save(1, b"one")
@@ -80,6 +101,70 @@ def test_a_removal_that_meets_a_younger_attempt_is_taken_back(tmp_path: Path, mo
     first.wait()
     assert at(begins[0].resumed) == "attempt-1/step-2"
     assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
+
+
+def test_a_removal_that_meets_one_that_has_only_its_fence_is_taken_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trained(tmp_path, 1)
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        if path.name == "manifest.json":
+            (tmp_path / "attempt-2").mkdir()
+            layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
+        return done
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    first.keep = 1
+    first.save(2, b"two")
+    first.wait()
+    assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
+    assert examine(tmp_path, Place(1, 1))[1] == "", "nothing else of it was removed before"
+
+
+def test_what_is_gone_when_it_was_chosen_is_not_begun_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path, 1, 2, 3)
+    looked = survey_of
+
+    def survey(*args: Any) -> Any:
+        found = looked(*args)
+        (tmp_path / "attempt-1" / "step-3" / "manifest.json").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr("sickbay.train.beginning.survey", survey)
+    assert at(trained(tmp_path).resumed) == "attempt-1/step-2"
+
+
+def test_what_is_gone_when_lineage_names_it_is_told_and_not_begun_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1, 2, 3)
+    create = layout.create_lineage
+
+    def created(root: Path, lineage: layout.Lineage) -> bool:
+        ours = create(root, lineage)
+        (tmp_path / "attempt-1" / "step-3" / "manifest.json").unlink()
+        return ours
+
+    monkeypatch.setattr("sickbay.train.beginning.create_lineage", created)
+    with pytest.raises(train.CheckpointError, match="attempt-1/step-3 was removed by another process while attempt 2"):
+        trained(tmp_path)
+
+
+def test_one_that_is_overtaken_while_it_chooses_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path, 1)
+    create = layout.create_lineage
+
+    def created(root: Path, lineage: layout.Lineage) -> bool:
+        (tmp_path / "attempt-3").mkdir()
+        layout.create_fence(tmp_path, layout.RunFile(3, "other", 1))
+        return create(root, lineage)
+
+    monkeypatch.setattr("sickbay.train.beginning.create_lineage", created)
+    with pytest.raises(train.Superseded, match="attempt 3 has begun"):
+        trained(tmp_path)
 
 
 def test_what_vanishes_while_it_is_looked_at_is_looked_at_again(
@@ -112,6 +197,22 @@ def test_a_parent_that_was_being_removed_when_its_remover_died_is_put_back(tmp_p
     assert at(third.resumed) == "attempt-1/step-10"
     assert third.load() == {"step": 10, "attempt": 1}
     assert whole(tmp_path) == ["attempt-1/step-10"]
+
+
+def test_what_other_ranks_save_ahead_of_rank_0_is_not_removed(tmp_path: Path) -> None:
+    trained(tmp_path, 1, 2, 3)
+    ahead = tmp_path / "attempt-1" / "step-4"
+    ahead.mkdir()
+    (ahead / "rank-1.shard").write_bytes(b"under way")
+    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == [Place(1, 1), Place(1, 2)]
+    assert (ahead / "rank-1.shard").exists()
+
+
+def test_what_somebody_left_under_our_number_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path, 1)
+    (tmp_path / "attempt-2" / "step-7").mkdir(parents=True)
+    with pytest.raises(train.Unreadable, match="attempt-2 holds steps, but attempt 2 has just begun"):
+        trained(tmp_path)
 
 
 def test_a_removal_that_was_not_finished_is_finished_by_the_next(tmp_path: Path) -> None:
@@ -158,6 +259,53 @@ def test_what_cannot_be_read_now_is_refused_and_nothing_is_removed(
     assert at(trained(tmp_path).resumed) == "attempt-1/step-3"
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "LINEAGE"])
+def test_what_says_what_there_is_and_cannot_be_read_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1, 2, 3)
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == name and path.parent.name in {"step-3", "attempt-1"}:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", failing)
+        with pytest.raises(train.Unreadable, match="Input/output error; nobody knows what is in it"):
+            trained(tmp_path)
+    assert at(trained(tmp_path).resumed) == "attempt-1/step-3"
+
+
+@pytest.mark.parametrize("name", ["LINEAGE", "manifest.json", "rank-0.shard", "SICKBAY"])
+def test_what_cannot_be_looked_for_is_not_absent(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path, 1, 2)
+    stat = Path.stat
+
+    def failing(path: Path, **more: Any) -> os.stat_result:
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return stat(path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing)
+        with pytest.raises(train.Unreadable, match=f"{name}.*Input/output error"):
+            trained(tmp_path)
+    assert at(trained(tmp_path).resumed) == "attempt-1/step-2"
+
+
+def test_a_job_that_has_made_steps_does_not_begin_where_its_attempts_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1)
+    (tmp_path / "attempt-1").rename(tmp_path / "aside")
+    monkeypatch.setenv("SICKBAY_LAST_STEP", "57")
+    monkeypatch.setenv("SICKBAY_CHECKPOINT_DIR", str(tmp_path))
+    with pytest.raises(train.Unreadable, match="holds no earlier attempt, but this job has been at step 57"):
+        train.Checkpoints(attempt=2, rank=0, world_size=1)
+
+
 def test_a_server_that_answers_again_in_a_moment_costs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,27 +348,123 @@ def test_a_job_that_made_steps_but_saved_none_begins_at_0_in_its_own_directory(
     assert train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1).resumed is None
 
 
-def test_a_listing_that_is_old_until_we_change_the_directory_hides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained(tmp_path, 20)
-    trained(tmp_path, 40)
-    numbers, refresh = layout._numbers, disk.refresh
-    fresh: list[Path] = []
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """What our network client remembers not to be there, until it changes the directory itself."""
+    paths: set[Path] = set()
+    iterdir, stat, read, refresh = Path.iterdir, Path.stat, Path.read_bytes, disk.refresh
 
-    def stale(directory: Path, pattern: Any, **more: Any) -> list[int]:
-        found = numbers(directory, pattern, **more)
-        return [n for n in found if n != 2] if directory == tmp_path and not fresh else found
+    def look(path: Path) -> None:
+        if path in paths:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
 
-    monkeypatch.setattr(layout, "_numbers", stale)
+    def listed(path: Path) -> Iterator[Path]:
+        return (found for found in iterdir(path) if found not in paths)
+
+    def seen(path: Path, **more: Any) -> os.stat_result:
+        look(path)
+        return stat(path, **more)
+
+    def opened(path: Path) -> bytes:
+        look(path)
+        return read(path)
 
     def refreshed(directory: Path) -> None:
-        fresh.append(directory)
         refresh(directory)
+        paths.difference_update([path for path in paths if path.parent == directory])
 
+    monkeypatch.setattr(Path, "iterdir", listed)
+    monkeypatch.setattr(Path, "stat", seen)
+    monkeypatch.setattr(Path, "read_bytes", opened)
     monkeypatch.setattr(disk, "refresh", refreshed)
+    return paths
+
+
+@pytest.mark.parametrize("name", ["attempt-2", "attempt-2/LINEAGE", "attempt-2/RUN", "attempt-2/step-40/manifest.json"])
+def test_what_our_client_remembers_not_to_be_there_is_gone_on_from(
+    name: str, tmp_path: Path, unseen: set[Path]
+) -> None:
+    trained(tmp_path, 20)
+    trained(tmp_path, 30, 40)
+    unseen.add(tmp_path / name)
     third = train.Checkpoints(tmp_path, attempt=3, rank=0, world_size=1, keep=1)
     assert at(third.resumed) == "attempt-2/step-40"
+
+
+@pytest.mark.parametrize("name", ["attempt-2", "attempt-2/RUN"])
+def test_a_younger_attempt_that_our_client_remembers_not_to_be_there_keeps_us_from_removing(
+    name: str, tmp_path: Path, unseen: set[Path]
+) -> None:
+    trained(tmp_path, 1, 2, 3)
+    (tmp_path / "attempt-2").mkdir()
+    layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
+    unseen.add(tmp_path / name)
+    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == []
+    assert len(whole(tmp_path)) == 3
+
+
+def test_a_younger_attempt_that_our_client_remembers_not_to_be_there_ends_our_beginning(
+    tmp_path: Path, unseen: set[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = layout.create_lineage
+
+    def created(root: Path, lineage: layout.Lineage) -> bool:
+        (tmp_path / "attempt-2").mkdir()
+        layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
+        unseen.add(tmp_path / "attempt-2")
+        return create(root, lineage)
+
+    monkeypatch.setattr("sickbay.train.beginning.create_lineage", created)
+    with pytest.raises(train.Superseded, match="attempt 2 has begun"):
+        trained(tmp_path)
+
+
+def test_a_length_that_our_client_remembers_from_before_the_end_of_a_save_makes_nothing_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 10, 20)
+    stat = Path.stat
+
+    def remembered(path: Path, **more: Any) -> os.stat_result:
+        found = stat(path, **more)
+        return os.stat_result((*found[:6], 0, *found[7:])) if path.name == "rank-0.shard" else found
+
+    monkeypatch.setattr(Path, "stat", remembered)
+    second = train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1)
+    assert (at(second.resumed), second.skipped) == ("attempt-1/step-20", ())
+
+
+def test_a_part_that_our_client_remembers_not_to_be_there_is_found(
+    tmp_path: Path, unseen: set[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [train.Checkpoints(tmp_path, attempt=1, rank=rank, world_size=2, patience=20) for rank in (0, 1)]
+    monkeypatch.setattr(committing, "FRESH", 0.01)
+    ranks[1].save(1, b"x")
+    ranks[1].wait()
+    unseen.add(layout.part_path(tmp_path, Place(1, 1), 1))
+    ranks[0].save(1, b"x")
+    ranks[0].wait()
+    assert whole(tmp_path) == ["attempt-1/step-1"]
+
+
+def test_a_number_that_our_client_does_not_list_yet_is_not_taken_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 1)
+    numbers, refresh, refreshes = layout._numbers, disk.refresh, [0]
+
+    def refreshed(directory: Path) -> None:
+        refresh(directory)
+        refreshes[0] += directory == tmp_path
+
+    def listed(directory: Path, *more: Any, **also: Any) -> list[int]:
+        found = numbers(directory, *more, **also)
+        assert refreshes[0], "it was to be listed anew"
+        return [] if directory == tmp_path and refreshes[0] == 1 else found  # another began right after the first look
+
+    monkeypatch.setattr(disk, "refresh", refreshed)
+    monkeypatch.setattr(layout, "_numbers", listed)
+    assert trained(tmp_path).attempt == 2
 
 
 def test_steps_without_a_lineage_are_not_passed_over(tmp_path: Path) -> None:
@@ -252,6 +496,15 @@ def test_a_part_of_another_run_is_never_committed(tmp_path: Path) -> None:
     with pytest.raises(train.CheckpointError, match="rank 1 belongs to another run of attempt 1"):
         ranks[0].wait()
     assert train.latest_valid(tmp_path) is None
+
+
+def test_a_manifest_of_another_run_is_no_commit_of_ours(tmp_path: Path) -> None:
+    found = train.Checkpoints(tmp_path, failures=0)
+    (tmp_path / "attempt-1" / "step-1").mkdir()
+    layout.create_manifest(tmp_path, layout.Manifest(Place(1, 1), 1, {}, {}, "another"))
+    found.save(1, b"x")
+    with pytest.raises(train.CheckpointError, match="another process has committed attempt-1/step-1"):
+        found.wait()
 
 
 def test_a_part_that_failed_outweighs_one_that_was_written(tmp_path: Path) -> None:
@@ -397,6 +650,35 @@ def test_a_rank_that_does_not_look_is_named_when_its_time_is_over(tmp_path: Path
         train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=4, patience=0.05)
 
 
+def test_ranks_wait_for_all_that_is_looked_at_and_not_only_for_the_last_of_it(tmp_path: Path) -> None:
+    four_shards(tmp_path, 7, 8)
+    (tmp_path / "attempt-2").mkdir()
+    looking = sharing.Looking(tmp_path, 2, 1, 4, patience=1)
+    for number, step in enumerate((8, 7)):
+        disk.create(layout.look_path(tmp_path, 2, number), Place(1, step)._asdict())
+        looking.share()
+    size = sum(path.stat().st_size for path in tmp_path.glob("attempt-1/*/*.shard"))
+    assert looking.more == pytest.approx(sharing.allowance(size / 4))
+
+
+def test_who_waits_has_the_time_that_the_bytes_take_besides_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = sharing.Looking(tmp_path, 1, 1, 2, patience=0)
+    looking.more = 60
+    answers = iter([None, None, "answer"])
+    assert sharing.wait_for(lambda: next(answers), looking, "nobody answered") == "answer"
+
+    rank = train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=2, patience=0)
+    (tmp_path / "attempt-1" / "step-1").mkdir()
+    for number in (0, 1):
+        part = layout.Part({f"rank-{number}.shard": disk.Sum(10**9, "")}, "bytes", rank.at.run)
+        layout.create_part(tmp_path, Place(1, 1), number, part)
+    exists, late = disk.exists, [layout.part_path(tmp_path, Place(1, 1), 1)] * 3
+    monkeypatch.setattr(disk, "exists", lambda path: not (path in late and late.pop()) and exists(path))
+    assert rank.at.gather(Place(1, 1)).size == 2 * 10**9
+
+
 def test_time_limits_follow_the_size() -> None:
     assert sharing.allowance(1e12 / 128) > 300
     assert sharing.allowance(1e6) < 0.1
@@ -423,6 +705,20 @@ def test_a_save_that_fails_is_tried_again(tmp_path: Path) -> None:
     assert whole(tmp_path) == ["attempt-1/step-1"]
 
 
+def test_what_will_not_pass_is_not_tried_again(tmp_path: Path) -> None:
+    tries: list[Path] = []
+
+    def wrong(directory: Path) -> layout.Part:
+        tries.append(directory)
+        raise train.CheckpointError("it is not what it was")
+
+    found = train.Checkpoints(tmp_path)
+    found.put(1, wrong)
+    with pytest.raises(train.CheckpointError, match="it is not what it was"):
+        found.wait()
+    assert len(tries) == 1
+
+
 def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_have(tmp_path: Path) -> None:
     found = train.Checkpoints(tmp_path, failures=2)
     for step in (1, 2, 3):
@@ -432,6 +728,51 @@ def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_ha
     found.put(5, failing(0))
     found.wait()
     assert whole(tmp_path) == ["attempt-1/step-5"]
+
+
+def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def no_memory(*_: object) -> snapshot.Snapshot:
+        raise MemoryError
+
+    found = train.Checkpoints(tmp_path, failures=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        found.save(1, b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "take", no_memory)
+        found.save(2, b"two")
+    found.save(3, b"three")
+    found.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        for step in (4, 5, 6):
+            found.save(step, b"more")
+        with pytest.raises(train.CheckpointError, match="attempt-1/step-6 was not saved: can't start new thread"):
+            found.save(7, b"seven")
+    assert layout.failed_path(tmp_path, Place(1, 6), 0).exists(), "the others need not wait for it"
+    assert whole(tmp_path) == ["attempt-1/step-3"]
+
+
+def test_an_interrupt_right_before_a_save_begins_does_not_end_all_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    found = train.Checkpoints(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            found.save(1, b"one")
+    found.wait()
+    found.save(2, b"two")
+    found.wait()
+    assert whole(tmp_path) == ["attempt-1/step-2"]
 
 
 def test_a_shard_that_was_written_before_its_part_failed_is_written_anew(
@@ -477,6 +818,58 @@ def test_a_script_that_ends_without_wait_does_not_wait_for_ranks_that_are_gone(t
     assert whole(tmp_path) == []
 
 
+def test_a_script_that_exits_within_its_block_has_its_last_save_finished_by_all_ranks(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from sickbay import train
+from sickbay.train import checkpoints, disk
+checkpoints.GRACE = 0.1
+write, rank = disk.write, int(sys.argv[2])
+def slowly(path, *more):
+    if path.suffix == ".shard":
+        time.sleep(0.5 + rank)
+    return write(path, *more)
+disk.write = slowly
+with train.Checkpoints(sys.argv[1], attempt=1, rank=rank, world_size=2) as found:
+    found.save(7, b"state")
+    sys.exit(0)
+"""
+    ranks = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(rank)]) for rank in (0, 1)]
+    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert whole(tmp_path) == ["attempt-1/step-7"]
+
+
+def test_a_child_that_leaves_the_block_of_its_parent_ends_nothing(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from sickbay import train
+with train.Checkpoints(sys.argv[1], near=sys.argv[1] + "/near") as found:
+    found.save(7, b"state")
+    found.wait()
+    if not (child := os.fork()):
+        sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    if not (child := os.fork()):
+        found.__exit__(None, None, None)
+        os._exit(6)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+    assert list(found.path_of(7).iterdir())
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=20)
+
+
+def test_memory_for_copies_is_given_back_when_the_block_is_over(tmp_path: Path) -> None:
+    with train.Checkpoints(tmp_path) as found:
+        found.save(1, {"weights": bytearray(1000)})
+        found.wait()
+        kept = weakref.ref(found)
+        assert found._kept
+    assert not found._kept
+    del found
+    gc.collect()
+    assert kept() is None, "a second training in this process has room of its own"
+
+
 # --- asked to save
 
 
@@ -506,6 +899,53 @@ def test_a_script_that_never_asks_ends_at_the_first_sigterm_and_one_that_stopped
 def test_a_sigterm_that_a_launcher_passes_on_a_second_time_ends_nothing() -> None:
     kill = "[os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]"
     code = f"import os, signal; from sickbay import train; train.should_save(); {kill}; assert train.should_save()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_a_script_forks_ends_at_a_sigterm_like_any_process() -> None:
+    code = """
+import os, signal, time
+from sickbay import train
+train.should_save()
+ear, mouth = os.pipe()
+worker = os.fork()
+if worker == 0:
+    os.write(mouth, b"!")
+    time.sleep(10)
+    os._exit(0)
+os.read(ear, 1)
+os.kill(worker, signal.SIGTERM)
+assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -signal.SIGTERM, "a worker of a data loader stays"
+os.kill(os.getpid(), signal.SIGTERM)
+assert train.should_save()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_sigterm_at_any_moment_of_the_one_before_holds_nothing_up() -> None:
+    code = """
+import faulthandler, signal, sys
+from sickbay.train import asked
+faulthandler.dump_traceback_later(5, exit=True)
+asked.should_save()
+
+def trace(frame, event, _):
+    global line
+    line += event == "line"
+    if line == at and event == "line":
+        signal.raise_signal(signal.SIGTERM)
+    return trace
+
+for at in range(1, 100):
+    line = 0
+    sys.settrace(trace)
+    signal.raise_signal(signal.SIGTERM)
+    answer = asked.should_save()
+    sys.settrace(None)
+    assert answer
+    asked.should_save()
+assert line < at, "every line was tried"
+"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

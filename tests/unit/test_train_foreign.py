@@ -10,7 +10,9 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +165,8 @@ def test_thousands_of_nested_files_are_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_safetensors_come_back(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy", reason="numpy is not installed here")
-    tensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed here")
+    numpy: Any = import_module("numpy")
+    tensors: Any = import_module("safetensors.numpy")
     first = begun(tmp_path, 1)
     weights = {"layer.0": numpy.arange(10_000, dtype=numpy.float32), "layer.1": numpy.ones((3, 4), dtype=numpy.int8)}
     with foreign.saving(first[0], 9) as directory:
@@ -318,6 +320,28 @@ def test_what_changes_after_it_was_listed_is_found_before_the_commit(
     assert wait(first) == [""]
 
 
+def test_what_changes_between_two_tries_of_one_save_is_found_before_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begun(tmp_path, 1, world=2)
+    link, failed = os.link, threading.Event()
+
+    def fails_once(source: Any, target: Any) -> None:
+        if Path(target).name == "rank-0.json" and not failed.is_set():
+            while not layout.part_path(tmp_path, Place(1, 1), 1).exists():  # rank 1 has hashed its share
+                time.sleep(0.001)
+            for name in layout.read_part(tmp_path, Place(1, 1), 1).files:
+                overwritten(tmp_path / "attempt-1" / "step-1" / name)
+            failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", fails_once)
+    save(first, 1)
+    refused(tmp_path, first, "was written to after the block had ended")
+    assert failed.is_set()
+
+
 def test_what_failed_saves_have_left_is_removed_before_the_next_as_the_disk_may_be_full(tmp_path: Path) -> None:
     first = begun(tmp_path, 1, world=2)
     save(first, 1)
@@ -382,6 +406,11 @@ def moved_away(directory: Path) -> None:
     directory.symlink_to(directory.with_name("elsewhere"), target_is_directory=True)
 
 
+def made_a_file(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.write_bytes(b"x")
+
+
 def unprintable(directory: Path) -> None:
     (directory / "two\nlines").touch()
 
@@ -396,6 +425,8 @@ def not_text(directory: Path) -> None:
         (linked, "files/model.bin is a symbolic link: write the file itself into the directory"),
         (linked_directory, "files/deep/state is a symbolic link"),
         (moved_away, "files has become a symbolic link"),
+        (shutil.rmtree, "files is no directory any more: leave the directory where it is"),
+        (made_a_file, "files is no directory any more: leave the directory where it is"),
         (fifo, "files/pipe is no file"),
         (unprintable, r"a name that is no plain text: 'files/two\nlines'"),
         (not_text, r"a name that is no plain text: 'files/\udcff\udcfe'"),

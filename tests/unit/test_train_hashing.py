@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sickbay.train import disk
@@ -53,6 +53,7 @@ def files() -> HashedFiles:
 PIECES = st.lists(st.sampled_from([0, 1, 100, BUFFER - 1, BUFFER, BUFFER + 1, 3 * BUFFER]), max_size=6)
 
 
+@settings(deadline=None)  # it is the disk that is slow
 @given(sizes=PIECES)
 def test_the_sum_of_what_is_written_in_order_is_known_and_true(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
@@ -64,6 +65,15 @@ def test_the_sum_of_what_is_written_in_order_is_known_and_true(
             assert stream.write(bytes([number]) * size) == size
             assert stream.tell() == sum(sizes[: number + 1])
     assert file.sum == disk.measure(path)
+
+
+def test_the_sum_of_a_file_that_was_removed_is_forgotten(files: HashedFiles, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with files.create_stream(path, "wb") as stream:
+        stream.write(b"x" * 100)
+    files.rm_file(path)
+    path.write_bytes(b"y" * 100)
+    assert files.sum_of(path) == disk.measure(path)
 
 
 def test_a_file_may_be_an_array_of_numbers_as_well(tmp_path: Path) -> None:

@@ -64,6 +64,31 @@ with train.Checkpoints({str(tmp_path / "ck")!r}) as second:
     assert told["skipped"] == ["attempt-1/step-40: rank-0.shard is torn (120 of 4096 bytes)"]
 
 
+@pytest.mark.parametrize("order", ["own, other", "other, own"])
+def test_it_tells_of_the_directory_of_the_job_and_not_of_another_that_the_script_keeps(
+    order: str, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    code = f"""
+with train.Checkpoints(attempt=1) as first:
+    first.save(40, b"x")
+made = {{name: train.Checkpoints({str(tmp_path)!r} + "/" + name) for name in {order!r}.split(", ")}}
+train.heartbeat(41)
+made["other"].save(3, b"best")
+made["other"].wait()
+made["other"].leave_out(4, "no time")
+"""
+    told = script(tmp_path, code, SICKBAY_CHECKPOINT_DIR=str(own), SICKBAY_ATTEMPT="2")
+    assert (told["attempt"], told["resumed_from"], told["saved"]) == (2, 40, 40)
+    assert "save_failed" not in told
+
+
+def test_a_directory_in_that_of_the_job_is_told_of_if_it_is_the_only_one(tmp_path: Path) -> None:
+    code = f"train.Checkpoints({str(tmp_path / 'own' / 'run-1')!r}); train.heartbeat(1)"
+    told = script(tmp_path, code, SICKBAY_CHECKPOINT_DIR=str(tmp_path / "own"), SICKBAY_ATTEMPT="1")
+    assert told["fenced"] is True
+
+
 def test_a_script_with_checkpoints_of_its_own_says_where_it_went_on(tmp_path: Path) -> None:
     assert script(tmp_path, "train.heartbeat(41, resumed_from=40)")["resumed_from"] == 40
 

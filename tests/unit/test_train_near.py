@@ -177,7 +177,7 @@ def test_the_disk_of_a_node_holds_the_newest_two_steps_of_its_ranks_and_of_those
 
 def test_what_older_attempts_left_near_goes_once_something_newer_is_durable(tmp_path: Path, started: Start) -> None:
     train_and_die(started, 1, [0, 1], 10, 20, **OFFLINE)
-    gang = started(2, [0, 1])
+    gang = started(2, [0, 1], LOCAL_RANK="3")  # the others of its node belong to another job
     gang.all("save", 30)
     gang.all("wait")
     gang.all("save", 40)
@@ -229,6 +229,7 @@ def test_an_object_store_holds_the_files_and_the_directory_what_decides(
 
 
 def test_a_store_that_is_not_there_is_told_before_anything_begins(tmp_path: Path, started: Start) -> None:
+    pytest.importorskip("fsspec")
     gang = started(1, [0], SICKBAY_CHECKPOINT_FAR=f"file://{tmp_path}/nowhere")
     assert "there is no directory" in gang.resumed
     assert "create it, or mount it" in gang.resumed

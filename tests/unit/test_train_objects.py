@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -191,7 +192,7 @@ def test_a_prefix_ends_at_a_slash(rig: Rig) -> None:
 def test_more_than_a_thousand_are_listed_and_removed(rig: Rig) -> None:
     names = [f"pre/step-1/rank-{number}.shard" for number in range(1003)]
     if isinstance(rig, S3Rig):
-        backend: Any = pytest.importorskip("moto.s3.models").s3_backends["123456789012"]["aws"]
+        backend: Any = import_module("moto.s3.models").s3_backends["123456789012"]["aws"]
         for name in names:
             backend.put_object(rig.bucket, name, b"")
     else:
@@ -268,6 +269,37 @@ def test_a_failure_amid_leaves_what_was_there(rig: Rig) -> None:
     assert (rig.names(), read(store)) == ([KEY], b"before")
     if isinstance(rig, S3Rig):
         assert rig.uploads() == []
+
+
+@pytest.mark.parametrize("kind", ["memory.MemoryFileSystem", "local.LocalFileSystem"])
+def test_what_reads_back_as_something_else_was_not_stored(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = MemoryRig() if kind.startswith("memory") else DirectoryRig(tmp_path)
+    place = f"fsspec.implementations.{kind}.cat_file"
+    monkeypatch.setattr(place, lambda _fs, _path, start, end: bytes(end - start))
+    with pytest.raises(OSError, match="does not hold what was written into it") as caught:
+        rig.connect().put(KEY, [some(1000)])
+    assert caught.value.errno == errno.EIO
+    assert rig.names() == []
+
+
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryRig(tmp_path).connect()
+    store.put(KEY, [b"x"])
+    scandir = os.scandir
+
+    def refused(path: Any) -> Any:
+        if str(path).endswith("step-50"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    for look in (partial(store.list, ""), partial(store.list, "attempt-2"), partial(store.remove_all, "attempt-2")):
+        with pytest.raises(PermissionError):
+            look()
 
 
 def test_one_that_changes_while_it_is_read_is_an_error_and_never_a_mixture(rig: Rig) -> None:
@@ -359,6 +391,21 @@ def test_a_process_that_ends_may_still_store_its_last_checkpoint(rig: Rig, used_
     assert rig.connect().size_of("last") == 3 << 20
 
 
+def test_in_a_directory_every_name_on_the_way_to_an_object_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, synced = os.fsync, set[str]()
+
+    def recorded(handle: int) -> None:
+        fsync(handle)
+        synced.add(str(Path(f"/proc/self/fd/{handle}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    DirectoryRig(tmp_path).connect().put(KEY, [b"x"])
+    directories = {str(path) for path in Path(KEY).parents}
+    assert {str(tmp_path / name) for name in directories} <= synced
+
+
 # --- urls
 
 
@@ -376,6 +423,10 @@ def test_a_process_that_ends_may_still_store_its_last_checkpoint(rig: Rig, used_
         ("file:///", "write file:///DIRECTORY"),
         ("file:///a::memory://b", "write file:///DIRECTORY"),
         ("nonsense://x/y", "nonsense"),
+        ("s3a://bucket/x", "write s3://bucket/x"),
+        ("S3N://bucket/x", "write s3://bucket/x"),
+        ("https://bucket.s3.amazonaws.com/x", "is written as s3://BUCKET/PREFIX"),
+        ("http://minio:9000/bucket/x", ", with AWS_ENDPOINT_URL where it is not Amazon"),
         ("s3://bucket/a/../b", "'..'"),
         ("s3://bucket/a\nb", "control characters"),
         ("s3://AKIAX:hushhush@bucket/x", "user before its @"),
@@ -386,10 +437,6 @@ def test_a_process_that_ends_may_still_store_its_last_checkpoint(rig: Rig, used_
     ],
 )
 def test_a_url_that_cannot_be_is_refused_in_one_line_without_its_secrets(url: str, why: str) -> None:
-    if not url.startswith("s3"):
-        pytest.importorskip("fsspec")
-    elif "names no bucket" in why:
-        pytest.importorskip("boto3")
     with pytest.raises(CheckpointError) as caught:
         objects.connect(url)
     assert why in str(caught.value)

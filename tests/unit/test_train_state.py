@@ -1,5 +1,7 @@
 """What a state may hold, and that it comes back as it was."""
 
+import errno
+import os
 import random
 import sys
 from array import array
@@ -139,6 +141,52 @@ def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == b"first"
     assert disk.create(tmp_path / "x", {"a": 1}) is False
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, octets: write(handle, octets[:7]))
+    written = disk.write(tmp_path / "x", [bytes(range(100))])
+    assert (tmp_path / "x").read_bytes() == bytes(range(100))
+    assert disk.fault_of(tmp_path / "x", written) is None
+
+
+def test_of_a_file_that_could_not_be_written_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            disk.write(tmp_path / "x", [b"x"])
+        with pytest.raises(OSError, match="No space left"):
+            disk.create(tmp_path / "x", {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+    assert disk.create(tmp_path / "x", {"a": 1})
+
+
+def test_without_hard_links_what_is_there_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    assert disk.create(tmp_path / "x", {"a": 1}) is True
+    assert disk.create(tmp_path / "x", {"a": 2}) is False
+    assert disk.read(tmp_path / "x") == {"a": 1}
+
+
+def test_a_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def answers_late(*args: Any) -> None:
+        link(*args)
+        link(*args)  # the client sends it once more
+
+    monkeypatch.setattr(os, "link", answers_late)
+    assert disk.create(tmp_path / "x", {"a": 1}) is True
+    assert disk.create(tmp_path / "x", {"a": 2}) is False
 
 
 # With numpy, where it is installed

@@ -58,6 +58,36 @@ def test_a_dcp_checkpoint_is_listed_verified_and_loaded(torch: Any, tmp_path: Pa
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("where", ["", "attempt-1", "attempt-1/step-5", "attempt-1/step-5/.metadata"])
+def test_the_pickle_of_dcp_is_opened_only_where_nobody_else_can_write(where: str, torch: Any, tmp_path: Path) -> None:
+    from sickbay.train import torch as bridge
+
+    with train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1) as first:
+        bridge.save(first, 5, {"weights": torch.ones(3)})
+    state = {"weights": torch.zeros(3)}
+    (tmp_path / where).chmod(0o777)
+    with train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1) as second:
+        with pytest.raises(train.CheckpointError, match=r"others can write .*, and DCP runs what its \.metadata says"):
+            bridge.load(second, state)
+        assert not state["weights"].any()
+        assert bridge.load(second, state, trust=True)
+    assert state["weights"].all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_changes_between_the_look_and_the_load_of_dcp_is_not_loaded(torch: Any, tmp_path: Path) -> None:
+    from sickbay.train import torch as bridge
+
+    with train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=1) as first:
+        bridge.save(first, 5, {"weights": torch.ones(3)})
+    with train.Checkpoints(tmp_path, attempt=2, rank=0, world_size=1) as second:
+        for path in sorted((tmp_path / "attempt-1" / "step-5").glob("*.distcp")):
+            path.write_bytes(bytes(reversed(path.read_bytes())))
+        with pytest.raises(train.CheckpointError, match=r"was whole and is no longer: .*\.distcp is corrupt"):
+            bridge.load(second, {"weights": torch.zeros(3)})
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_tensor_on_the_cpu_may_change_while_dcp_writes_it(torch: Any, tmp_path: Path) -> None:
     from sickbay.train import torch as bridge
 

@@ -162,7 +162,9 @@ def test_a_lineage_that_names_itself_does_not_lead_in_a_circle(directory: Path) 
         train.latest_valid(directory)
 
 
-@pytest.mark.parametrize("name", ["attempt-", "attempt-0", "attempt-01", "attempt-1x", "attempt--1", "Attempt-5", "x"])
+@pytest.mark.parametrize(
+    "name", ["attempt-", "attempt-0", "attempt-01", "attempt-1x", "attempt--1", "Attempt-5", "attempt-1٣", "x"]
+)
 def test_what_is_not_ours_is_left_alone(name: str, directory: Path) -> None:
     (directory / name).mkdir()
     (directory / "attempt-1" / "step-x").mkdir()
@@ -206,3 +208,33 @@ def test_what_may_not_be_read_is_an_error_not_a_corrupt_checkpoint(part: str, di
         (copy / part).chmod(0o755)
     assert told.stdout.startswith("unreadable: cannot read ")
     assert "Permission denied" in told.stdout
+
+
+PROTECTED = """
+import os, sys
+from sickbay import train
+if os.getuid() == 0:
+    os.setuid(65534)
+with train.Checkpoints(sys.argv[1], attempt=2, rank=0, world_size=1, keep=1) as second:
+    print(second.resumed, second.load() == bytes(range(256)) * 16)
+    second.save(50, b"next")
+"""
+
+
+def test_an_attempt_that_somebody_has_protected_from_writing_is_gone_on_from(directory: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="sickbay-") as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        copy = shutil.copytree(directory, Path(open_to_all) / "checkpoints")
+        owner = 65534 if os.getuid() == 0 else os.getuid()
+        for path in (copy, *copy.rglob("*")):
+            os.chown(path, owner, -1)
+        closed = [copy / "attempt-1", *(copy / "attempt-1").rglob("*")]
+        for path in reversed(closed):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        told = subprocess.run(
+            [sys.executable, "-c", PROTECTED, str(copy)], check=False, capture_output=True, text=True, timeout=60
+        )
+        kept = len(list(copy.glob("*/*/manifest.json")))
+        for path in closed:
+            path.chmod(0o755)
+    assert (told.stdout, kept) == ("attempt-1/step-40 True\n", 5), told.stderr

@@ -1,17 +1,22 @@
 """What a person would ask for, in one file: logs, the driver's own words, versions, what the agent knows of itself.
 
-Its size is bounded, the latest few are kept, and no secret goes in: tokens are cut out of whatever is gathered.
+Its size is bounded, the latest few are kept, no link is followed, and no secret goes in: what looks like one is cut
+out of whatever is gathered. It stays on the node, for root alone, and only its path goes to the controller. That is why
+it needs no `allow`.
 """
 
 import io
 import os
 import platform
-import re
+import signal
+import stat
 import subprocess
 import tarfile
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +24,13 @@ import msgspec
 
 from sickbay import __version__
 from sickbay.agent.settings import AgentSettings, printable
+from sickbay.knowledge.redact import redact
 
 KEEP = 3
 PART = 4 << 20  # bytes of each part
 WHOLE = 32 << 20  # bytes of all parts before they are packed
 TAKES = 20.0  # seconds that one command may take
+TO_DIE = 3.0  # seconds in which a killed command ends, unless the kernel holds it: then it is left alone
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "dmesg.txt": ("dmesg", "--ctime"),
@@ -40,10 +47,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "disks.txt": ("df", "-k"),
 }
 FILES = ("/proc/driver/nvidia/version", "/proc/version", "/proc/cmdline", "/proc/uptime", "/proc/loadavg",
-         "/etc/os-release")  # fmt: skip
-SECRET = re.compile(
-    rb"(?i)((?:token|password|passwd|secret|authorization|api[_-]?key|credential)[\"']?\s*[=:]\s*[\"']?(?:bearer\s+)?)[^\s\"',;]+"
-)
+         "/usr/lib/os-release")  # fmt: skip
 
 
 class Bundle(NamedTuple):
@@ -52,9 +56,15 @@ class Bundle(NamedTuple):
     missing: tuple[str, ...]  # parts that could not be had
 
 
-def collect(
-    state: Path, settings: AgentSettings, until: float, commands: dict[str, tuple[str, ...]] | None = None
-) -> Bundle:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is gathered besides what the agent knows of itself."""
+
+    commands: Mapping[str, Sequence[str]] = field(default_factory=lambda: COMMANDS)
+    files: Mapping[str, Path] = field(default_factory=lambda: {f"files{name}": Path(name) for name in FILES})
+
+
+def collect(state: Path, settings: AgentSettings, until: float, parts: Parts | None = None) -> Bundle:
     """Raises OSError where the file cannot be written."""
     directory = state / "bundles"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,14 +73,15 @@ def collect(
     secrets = _secrets(settings)
     missing: list[str] = []
     left = WHOLE
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    aside.unlink(missing_ok=True)
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
-            for part, data in _parts(state, settings, until, COMMANDS if commands is None else commands):
+            for part, data in _gathered(state, settings, until, parts or Parts()):
                 if data is None:
                     missing.append(part)
                     continue
-                clean = _clean(data[-PART:], secrets)[:left]
+                clean = redact(data[-PART:].decode(errors="replace"), secrets).encode()[-PART:][:left]
                 left -= len(clean)
                 info = tarfile.TarInfo(f"{name}/{part}")
                 info.size, info.mtime, info.mode = len(clean), int(time.time()), 0o600
@@ -83,55 +94,68 @@ def collect(
     return Bundle(path, path.stat().st_size, tuple(missing))
 
 
-def _parts(
-    state: Path, settings: AgentSettings, until: float, commands: dict[str, tuple[str, ...]]
-) -> Iterator[tuple[str, bytes | None]]:
+def _gathered(state: Path, settings: AgentSettings, until: float, parts: Parts) -> Iterator[tuple[str, bytes | None]]:
     versions = {"sickbay": __version__, "python": platform.python_version(), "kernel": platform.release()}
     yield "versions.json", msgspec.json.format(msgspec.json.encode(versions))
     yield "settings.json", msgspec.json.format(msgspec.json.encode(printable(settings)))
-    for part, words in commands.items():
+    for part, words in parts.commands.items():
         yield part, _said(words, until)
-    for name in FILES:
-        yield f"files{name}", _read(Path(name))
+    for part, path in parts.files.items():
+        yield part, _read(path)
     for found in sorted(state.glob("*.json*")):
         yield f"agent/{found.name}", _read(found)
-    spool = b"\n".join(f"{path.name} {path.stat().st_size}".encode() for path in sorted(state.glob("spool/*")))
+    spool = b"\n".join(f"{path.name} {path.lstat().st_size}".encode() for path in sorted(state.glob("spool/*")))
     yield "agent/spool.txt", spool
 
 
 def _said(words: Sequence[str], until: float) -> bytes | None:
+    """The end of what it prints. A driver's tool on a dying GPU may hang where not even a kill ends it."""
     left = min(TAKES, until - time.monotonic())
     if left <= 0:
         return None
-    try:
-        done = subprocess.run(  # noqa: S603 - a fixed table of commands, no shell
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=left, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
+    with tempfile.TemporaryFile() as out:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - a fixed table of commands, no shell
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        except OSError:
+            return None
+        try:
+            process.wait(left)
+        except subprocess.TimeoutExpired:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(TO_DIE)
+            return None
+        return _end_of(out.fileno())
 
 
 def _read(path: Path) -> bytes | None:
+    """Its end. Not what a link points to, and no pipe that would be waited for."""
     try:
-        with path.open("rb") as file:
-            return file.read(PART)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        return _end_of(handle) if stat.S_ISREG(os.fstat(handle).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
 
 
-def _secrets(settings: AgentSettings) -> list[bytes]:
-    found = [settings.token.encode()]
+def _end_of(handle: int) -> bytes:
+    size = os.fstat(handle).st_size  # 0 for those of /proc
+    return os.pread(handle, PART, max(0, size - PART))
+
+
+def _secrets(settings: AgentSettings) -> list[str]:
+    found = [settings.token]
     if settings.token_file:
         with suppress(OSError):
-            found.append(Path(settings.token_file).read_bytes().strip())
-    return [secret for secret in found if len(secret) >= 4]
-
-
-def _clean(data: bytes, secrets: Iterable[bytes]) -> bytes:
-    for secret in secrets:
-        data = data.replace(secret, b"(removed)")
-    return SECRET.sub(rb"\1(removed)", data)
+            found.append(Path(settings.token_file).read_text(errors="replace").strip())
+    return found
 
 
 def _forget_old(directory: Path) -> None:

@@ -70,10 +70,9 @@ def _drain(process: "subprocess.Popen[bytes]", held: bytearray) -> bool:
             data = os.read(process.stdout.fileno(), 1 << 16)
         except BlockingIOError:
             return False
-        if not data:
+        if not data or len(held) >= MOST:  # at its end, or it says more than anybody asked for
             return True
-        if len(held) < MOST:
-            held += data
+        held += data
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

@@ -6,13 +6,13 @@ listened. What is to be done is written down first, so that it is done once and 
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 
 import msgspec
 
+from sickbay.agent.complaints import complain
 from sickbay.agent.settings import SelfFence
 from sickbay.model.noun import Noun
 
@@ -120,11 +120,15 @@ class Fence:
             try:
                 act()
             except Exception as error:  # noqa: BLE001 - the thread's edge
-                print(f"agent: self-fencing: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                complain(f"self-fencing: {type(error).__name__}: {error}")
             finally:
                 self._busy = False
 
-        self._beside(guarded)
+        try:
+            self._beside(guarded)
+        except RuntimeError as error:  # no thread can be started: the next turn tries again
+            self._busy = False
+            complain(f"self-fencing: {error}")
 
     def _ask(self) -> None:
         wants = self._settings
@@ -179,7 +183,7 @@ class Fence:
                 os.fsync(file.fileno())
             aside.rename(self._file)
         except OSError as error:
-            print(f"agent: self-fencing cannot be written down: {error}", file=sys.stderr, flush=True)
+            complain(f"self-fencing cannot be written down: {error}")
             return False
         self._fenced = fenced
         return True

@@ -6,6 +6,7 @@ have, and sends head and body apart. TLS is loaded where the address asks for it
 
 import os
 import socket
+import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -39,6 +40,7 @@ class Connection:
         self._host = name if parts.port is None else f"{name}:{port}"
         self._prefix = parts.path.rstrip("/")
         self._rest = b""
+        self._until_when = 0.0
         line = socket.create_connection((host, port), timeout)
         try:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,11 +50,15 @@ class Connection:
             raise
 
     def post(self, path: str, body: bytes, token: str, timeout: float, longest: int) -> Answer:
-        """Raises OSError, Garbled, UnicodeEncodeError for a token that is no text. `longest`: bytes of an answer."""
+        """Raises OSError, Garbled, UnicodeEncodeError for a token that is no text. `longest`: bytes of an answer.
+
+        `timeout`: seconds for all of it, however slowly the answer drips.
+        """
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nAuthorization: Bearer {_one_line(token)}\r\n\r\n"
         )
+        self._until_when = time.monotonic() + timeout
         self._line.settimeout(timeout)
         self._line.sendall(head.encode("latin-1") + body)
         self._rest = b""
@@ -93,7 +99,7 @@ class Connection:
         return b"".join(parts)
 
     def _until_closed(self, longest: int) -> bytes:
-        while len(self._rest) < longest and (piece := self._line.recv(PIECE)):
+        while len(self._rest) < longest and (piece := self._received()):
             self._rest += piece
         return self._rest[:longest]
 
@@ -117,8 +123,15 @@ class Connection:
         found, self._rest = self._rest[:size], self._rest[size:]
         return found
 
+    def _received(self) -> bytes:
+        left = self._until_when - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the answer did not end in time")
+        self._line.settimeout(left)
+        return self._line.recv(PIECE)
+
     def _more(self) -> None:
-        piece = self._line.recv(PIECE)
+        piece = self._received()
         if not piece:
             raise Garbled("the connection was closed before the answer was complete")
         self._rest += piece

@@ -7,7 +7,6 @@ import fcntl
 import gc
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,9 @@ from typing import TypeVar
 
 import msgspec
 
-from sickbay.agent.commands import Carry, Commands, Journal
+from sickbay.agent.command_journal import Journal
+from sickbay.agent.commands import Carry, Commands
+from sickbay.agent.complaints import complain
 from sickbay.agent.loop import Loop
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
@@ -77,9 +78,9 @@ class Life:
         )  # fmt: skip
         me = self._outbox.voice.incarnation
         self._commands = Commands(Journal(parts.state / "commands.jsonl"), self._outbox, me, parts.orders(self.senses))
-        take = self._commands.take
-        self.reporter = Reporter(self._outbox, Line(parts.address), lambda: self.senses.watermark, take)
-        self._poller = Poller(self._poll, Line(parts.address), self.reporter, take)
+        line, commands = Line(parts.address), self._commands
+        self.reporter = Reporter(self._outbox, line, lambda: self.senses.watermark, commands)
+        self._poller = Poller(self._poll, Line(parts.address), self.reporter, commands)
 
     def run(self) -> None:
         """Until SIGTERM."""
@@ -97,6 +98,7 @@ class Life:
         try:
             self._loop.run(self._commands, self._each_second)
         finally:
+            self._commands.finish()
             self._parts.ending()
             self._poller.finish()
             self.reporter.finish(LAST_WORDS)
@@ -110,7 +112,11 @@ class Life:
         try:
             self.senses.read_through()
         except Exception as error:  # noqa: BLE001 - whatever it is: the loop meets it again, and says so
-            print(f"agent: {error}", file=sys.stderr, flush=True)
+            complain(str(error))
+
+    def well(self, now: float) -> bool:
+        """Whether a watchdog may be told that all is well: what reports and what polls is alive."""
+        return self.reporter.well(now) and self._poller.is_alive()
 
     def _told_to_end(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
         self._loop.ending = True

@@ -14,11 +14,12 @@ from sickbay.agent.orders import LocalOrders
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.inventory import inventory_probe
 from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, Place
 from sickbay.agent.probes.ranks import RankWatch
-from sickbay.agent.probes.system_log import SystemLog, name_of
+from sickbay.agent.probes.system_log import Reading, SystemLog, name_of
 from sickbay.agent.probes.virtual_devices import VirtualDevices
 from sickbay.agent.sampling import EVERY, Sampler
 from sickbay.agent.spool import Voice
@@ -85,11 +86,11 @@ class LocalAgent:
         messages.touch(exist_ok=True)
         began = read(kmsg.with_name("began"), float) or 0.0
         fresh = Place(boot_id=self._seat.boot_id)
-        here = places.of(SOURCE, Place) or fresh
-        # Across boots: the file is one and the same, and what is dated before this boot means nothing.
-        there = places.of(name_of(messages), Place) or fresh
-        boot = BootLog(kmsg, here if here.boot_id == fresh.boot_id else fresh)
-        return [boot, SystemLog(messages, there, began=began)]
+        boot = BootLog(kmsg, begin_in_boot(places, SOURCE, fresh).told)
+        text = begin_in_file(places, name_of(messages), fresh)
+        # Nobody but the cluster's own user may write it, and who may that can write the other log as well.
+        reading = Reading(trusted=True, own_zone=True)
+        return [boot, SystemLog(messages, text.heard, reading, began=began, told=text.told)]
 
     def _wanted(self) -> dict[Path, tuple[str, int]]:
         wanted = dict.fromkeys(self._ranks.directories, ("ranks", MOVED_TO | CLOSED))

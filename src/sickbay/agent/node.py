@@ -4,28 +4,36 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sickbay.agent.checks import Exercise
+from sickbay.agent.commands import NO_BOOT
+from sickbay.agent.deadline import Deadline
+from sickbay.agent.drill import Drills
 from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot
+from sickbay.agent.loop import HANGS_AFTER
 from sickbay.agent.node_orders import Hands, NodeOrders
 from sickbay.agent.node_probes import Where, probes_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
+from sickbay.agent.probes import Probe
+from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.journal import NAME as JOURNAL
-from sickbay.agent.probes.journal import Journal, JournalPlace, available, last_words
+from sickbay.agent.probes.journal import Journal, JournalPlace, available
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
+from sickbay.agent.probes.last_words import last_words
 from sickbay.agent.probes.sums import Sums
-from sickbay.agent.probes.system_log import SystemLog, name_of, usual
+from sickbay.agent.probes.system_log import Reading, SystemLog, name_of, own_names, usual
 from sickbay.agent.settings import AgentSettings
 from sickbay.agent.spool import Spool, Voice
 from sickbay.agent.transport import Address
 from sickbay.agent.watchdog import Watchdog
-from sickbay.knowledge.kernel import parse_line
+from sickbay.knowledge.kernel import heard
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
@@ -61,24 +69,27 @@ class NodeAgent:
         self._settings = settings
         self._state = Path(settings.state)
         self._watchdog = watchdog or Watchdog()
-        boot_id = machine_boot(Path(settings.boot_id_file)) or f"unknown-{os.urandom(6).hex()}"
+        boot_id = machine_boot(Path(settings.boot_id_file)) or f"{NO_BOOT}{os.urandom(6).hex()}"
         me = Incarnation(instance_id=settings.instance_id, boot_id=boot_id)
         node = NodeId(settings.node)
         self._voice = Voice(
             node=node, incarnation=me, agent_run=os.urandom(6).hex(), machine_boot=boot_id, zero=clock_zero()
         )
         places = Places(self._state)
-        self._last_words(me, places)
+        trouble = self._last_words(me, places)
         self._outbox = Outbox(self._state / "spool", self._voice, places)
         self.sums = Sums()
-        sources = sources_for(settings, places, node, boot_id)
+        drills = Drills(self._state / "drills.json")
+        sources = sources_for(settings, places, node, boot_id, drills)
         made = probes_for(Where(settings, node, self.sums))
         self._log = KernelLog(sources, node, made.device_at or device_index(), self.sums)
-        for text in made.troubles:
+        for text in filter(None, (trouble, *made.troubles)):
             self._tell("probe.failed", text)
         tests = tests_for(settings)
         text_log = next((Path(s.name.partition(":")[2]) for s in sources if isinstance(s, SystemLog)), None)
-        hands = Hands(settings=settings, node=node, me=me, tests=tests, text_log=text_log, aside=made.aside)
+        hands = Hands(
+            settings=settings, node=node, me=me, tests=tests, text_log=text_log, drills=drills, aside=made.aside
+        )
         self._fence = None
         if settings.self_fence is not None:
             from sickbay.agent.fence import Fence
@@ -107,7 +118,8 @@ class NodeAgent:
         self._outbox.put([say(Observed(node=self._voice.node, kind=kind, text=text[:500]))])
 
     def _each_second(self, now: float) -> None:
-        self._watchdog.alive(now)
+        if self._life.well(now):
+            self._watchdog.alive(now)
         if self._fence is not None:
             self._fence.turn(now, heard=self._life.reporter.heard.is_set())
 
@@ -126,8 +138,9 @@ class NodeAgent:
         return Address(url=self._settings.url, token=token, ca=self._settings.ca)
 
     # --- what the kernel said when nobody listened any more
-    def _last_words(self, me: Incarnation, places: Places) -> None:
-        """Into the spool, under the boot that has ended, before anything of this boot is said."""
+    def _last_words(self, me: Incarnation, places: Places) -> str:
+        """Into the spool, under the boot that has ended, before anything of this boot. Returns what was in the way."""
+        trouble = ""
         file = self._state / "boot.json"
         before = kept(file, Boot)
         now = Boot(boot_id=me.boot_id, instance_id=me.instance_id, zero=self._voice.zero)
@@ -141,9 +154,11 @@ class NodeAgent:
                     found = last_words(before.boot_id, cursor=cursor, stamp=stamp)
                     spooled(found.lines, self._state / "spool", self._voice, ended, found.zero or before.zero)
                 except OSError as error:
-                    print(f"agent: the last words of boot {before.boot_id}: {error}", file=sys.stderr, flush=True)
+                    trouble = f"the last words of boot {before.boot_id} are not known: {error}"
+                    print(f"agent: {trouble}", file=sys.stderr, flush=True)
         if before is None or before.boot_id != now.boot_id:
             keep_boot(file, now)
+        return trouble
 
 
 def keep_boot(file: Path, boot: Boot) -> None:
@@ -158,8 +173,8 @@ def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Inca
     sums, device_at = Sums(), device_index()
     items: list[Item] = []
     for line in lines:
-        sign = parse_line(line.text)
-        if sign is None:
+        sign, _ = heard(line.text, bare=line.bare)
+        if sign is None or not line.proven:
             continue
         fields = dict(sign.fields)
         device = device_at(str(fields["pci"])) if "pci" in fields else None
@@ -188,7 +203,9 @@ def encoded(item: Item, seq: int) -> bytes:
 # --- what there is on this machine
 
 
-def sources_for(settings: AgentSettings, places: Places, node: NodeId, boot_id: str) -> list[Source]:
+def sources_for(
+    settings: AgentSettings, places: Places, node: NodeId, boot_id: str, drills: Drills | None = None
+) -> list[Source]:
     """Those that the settings name. `auto`: the ring, or the journal where the ring may not be read, and text files."""
     named = list(dict.fromkeys(settings.sources))
     if "auto" in named:
@@ -199,17 +216,16 @@ def sources_for(settings: AgentSettings, places: Places, node: NodeId, boot_id: 
     found: list[Source] = []
     for name in dict.fromkeys(named):
         if name == "kmsg":
-            ring_place = places.of(RING, KmsgPlace)
-            here = ring_place is not None and ring_place.boot_id == boot_id
-            found.append(Kmsg(node, ring_place if ring_place is not None and here else KmsgPlace(boot_id=boot_id)))
+            records = begin_in_boot(places, RING, KmsgPlace(boot_id=boot_id))
+            found.append(Kmsg(node, records.told, trusted=settings.trust_logs, heard=records.heard))
         elif name == "journal":
-            place = places.of(JOURNAL, JournalPlace)
-            there = place is not None and place.boot_id == boot_id
-            found.append(Journal(place if place is not None and there else JournalPlace(boot_id=boot_id)))
+            journal = begin_in_boot(places, JOURNAL, JournalPlace(boot_id=boot_id))
+            found.append(Journal(journal.heard, boots=(machine_boot(),), told=journal.told))
         else:
             # Across boots: the file is one and the same, and what is dated before this boot means nothing.
-            text = places.of(name_of(Path(name)), Place) or Place(boot_id=boot_id)
-            found.append(SystemLog(Path(name), text))
+            text = begin_in_file(places, name_of(Path(name)), Place(boot_id=boot_id))
+            reading = Reading(trusted=settings.trust_logs, hosts=own_names(node))
+            found.append(SystemLog(Path(name), text.heard, reading, drills=drills, told=text.told))
     return found
 
 
@@ -256,6 +272,12 @@ def look_once(settings: AgentSettings) -> list[Item]:
         return _look_once(msgspec.structs.replace(settings, state=aside))
 
 
+def look_in_time(probe: Probe, seconds: float = HANGS_AFTER) -> Sequence[Item]:
+    """One look, for somebody who waits for it: nobody waits for a card that hangs. Raises TimeoutError."""
+    look = partial(probe.look, time.monotonic())
+    return Deadline(f"the devices of {probe.name}", seconds).call(look) if probe.may_hang else look()
+
+
 def _look_once(settings: AgentSettings) -> list[Item]:
     node, sums = NodeId(settings.node), Sums()
     made = probes_for(Where(settings, node, sums))
@@ -266,11 +288,11 @@ def _look_once(settings: AgentSettings) -> list[Item]:
         found.extend(_read_whole(log))
         for probe in made.probes:
             try:
-                found.extend(probe.look(time.monotonic()))
+                found.extend(look_in_time(probe))
             except Exception as error:  # noqa: BLE001 - one that cannot look says so; the others look
                 text = f"the probe {probe.name} cannot look: {error}"
                 found.append(say(Observed(node=node, kind="probe.failed", text=text[:500])))
-        found.extend(sums.flush())
+        found.extend(log.rest(time.monotonic()))
     finally:
         log.close()
         for close in made.closing:

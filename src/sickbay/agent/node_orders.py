@@ -5,14 +5,18 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from sickbay.agent.checks import Exercise, examine
 from sickbay.agent.commands import Carry, Refuse, Said
-from sickbay.agent.drill import inject
+from sickbay.agent.drill import Drills
+from sickbay.agent.limits import within
+from sickbay.agent.nvml.pci import Address, address
 from sickbay.agent.senses import Senses
 from sickbay.agent.settings import AgentSettings
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
@@ -28,7 +32,8 @@ from sickbay.model.protocol import (
     RunReset,
 )
 
-LONGEST = 600.0  # seconds that any command may take
+RESET_TAKES = 60.0  # seconds; with fewer left it is not begun
+REBOOT_TAKES = 60.0  # until whoever reboots machines has taken the order
 GOING_DOWN = 600  # seconds that a machine may need to be back; big ones take ten minutes to count their memory
 PROC = Path("/proc")
 REBOOT = (("systemctl", "reboot"), ("shutdown", "-r", "now"))
@@ -48,6 +53,7 @@ class Hands:
     me: Incarnation
     tests: Callable[[], Sequence[Exercise]]
     text_log: Path | None = None
+    drills: Drills | None = None
     # While this is held nobody of the agent's own has a GPU open.
     aside: Callable[[str], AbstractContextManager[None]] = _nobody
     proc: Path = PROC
@@ -79,7 +85,7 @@ class NodeOrders:
     def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
         """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
         assert isinstance(order, RunLook)
-        time.sleep(max(0.0, order.settle))
+        time.sleep(within("settle", order.settle))
         self._senses.read_through()
         return [Looked(look=order.look, node=self._hands.node, incarnation=self._hands.me)]
 
@@ -105,8 +111,12 @@ class NodeOrders:
             held = holders(order.devices, self._hands.proc, self._hands.ours())
             if held:
                 raise Refuse(f"held by {', '.join(held[:10])}{' and others' if len(held) > 10 else ''}")
+            if time.monotonic() > until - RESET_TAKES:
+                raise Refuse("too little of its time is left")
             which = ("-i", ",".join(map(str, order.devices))) if order.devices else ()
-            said = _run((*self._hands.reset, *which), until)
+            # Without a limit: a reset that is killed in the middle leaves a GPU that nobody knows the state of. One
+            # that does not end is answered for by whoever keeps the time.
+            said = _run((*self._hands.reset, *which))
         if said.returncode != 0:
             text = (said.stdout or "").strip()[-400:]
             if re.search(r"in use by|currently being used", text):
@@ -125,13 +135,15 @@ class NodeOrders:
         down = Observed(
             node=self._hands.node, kind="node.going_down", fields={"seconds": GOING_DOWN}, text=f"reboot: {why}"[:500]
         )
+        stays = replace(down, fields={"seconds": 0}, text="the reboot was refused")
 
         def reboot() -> None:
-            done = _run(command, time.monotonic() + 60)
+            done = _run(command, REBOOT_TAKES)
             if done.returncode != 0:
-                raise OSError(f"{' '.join(command)} ended with {done.returncode}: {(done.stdout or '').strip()[-300:]}")
+                said = (done.stdout or "").strip()[-300:]
+                raise Refuse(f"{' '.join(command)} ended with {done.returncode}: {said}")
 
-        return Said(news=[down], text=f"rebooting with {' '.join(command)}", after=reboot)
+        return Said(news=[down], text=f"rebooting with {' '.join(command)}", leave=reboot, stays=[stays])
 
     # --- collect
     def _collect(self, order: AnyOrder, until: float) -> Said:
@@ -150,9 +162,10 @@ class NodeOrders:
     def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunInject)
         self._allowed("inject")
-        if self._hands.text_log is None:
+        log, drills = self._hands.text_log, self._hands.drills
+        if log is None or drills is None:
             raise Refuse("this agent watches no text log: write sources: [auto, /var/log/messages] in its settings")
-        return Said(text=f"written to {self._hands.text_log}: {inject(self._hands.text_log, order.line)}")
+        return Said(text=f"written to {log}: {drills.inject(log, order.line)}")
 
 
 # They let go by themselves when nvidia-smi asks them to; `comm` has 15 characters.
@@ -162,10 +175,15 @@ LET_GO = frozenset({"nvidia-persiste"})
 def holders(devices: Collection[int], proc: Path = PROC, ours: Collection[int] = ()) -> list[str]:
     """Processes that have these GPUs open, none named: any; as `name (pid 12) has /dev/nvidia0`.
 
+    Where the driver does not say which device file belongs to a GPU, whoever has any of them open counts.
+
     The kernel's own list of open files, not the driver's: a process that only holds the device open has no context, is
     on no list of NVML's, and keeps a reset from happening all the same.
     """
-    wanted = {f"/dev/nvidia{device}" for device in devices}
+    known = minors(proc)
+    wanted = {f"/dev/nvidia{known[device]}" for device in devices if device in known}
+    if len(wanted) < len(set(devices)):
+        wanted = set()
     found: list[str] = []
     for entry in sorted((path for path in proc.glob("[0-9]*")), key=lambda path: int(path.name)):
         if int(entry.name) in ours:
@@ -177,6 +195,21 @@ def holders(devices: Collection[int], proc: Path = PROC, ours: Collection[int] =
         if hit:
             found.append(f"{_name(entry)} (pid {entry.name}) has {', '.join(sorted(hit))}")
     return found
+
+
+def minors(proc: Path = PROC) -> Mapping[int, int]:
+    """The number in `/dev/nvidiaN` by the GPU's index. Indexes follow the bus, minors the order of being probed."""
+    found: list[tuple[Address, int]] = []
+    for entry in proc.glob("driver/nvidia/gpus/*/information"):
+        where = address(entry.parent.name)
+        try:
+            minor = re.search(r"^Device Minor:\s*(\d+)\s*$", entry.read_text(errors="replace"), re.MULTILINE)
+        except OSError:
+            minor = None
+        if where is None or minor is None:
+            return {}  # the indexes behind it are not known either
+        found.append((where, int(minor[1])))
+    return {index: minor for index, (_, minor) in enumerate(sorted(found))}
 
 
 def _devices_of(entry: Path) -> set[str]:
@@ -197,12 +230,14 @@ def _name(entry: Path) -> str:
         return "?"
 
 
-def _run(words: Sequence[str], until: float) -> "subprocess.CompletedProcess[str]":
-    """Raises TimeoutError: then nobody knows how far it came."""
+def _run(words: Sequence[str], seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
+    """Raises Refuse where it was not begun; TimeoutError: then nobody knows how far it came."""
     try:
         return subprocess.run(  # noqa: S603 - fixed words, no shell
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", timeout=min(max(0.1, until - time.monotonic()), LONGEST), check=False,
+            errors="replace", timeout=seconds, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"{words[0]} did not end in time") from None
+    except OSError as error:
+        raise Refuse(f"{words[0]} cannot be started: {error.strerror or error}") from error

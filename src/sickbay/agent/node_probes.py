@@ -3,14 +3,17 @@
 One that cannot be made is one clear line and a `probe.failed`; the rest keeps working.
 """
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from sickbay.agent.probes import Look, Probe
+from sickbay.agent.probes.remembered import Remembered, boot_in
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.sampling import Sampler, Values
 from sickbay.agent.settings import AgentSettings
@@ -61,12 +64,11 @@ def dcgm(where: Where, made: Made) -> None:
         return  # before it is imported: what reads DCGM is large
     from sickbay.agent.probes.dcgm import dcgm_probe
 
-    found = dcgm_probe(where.node, exporter=where.settings.dcgm_url, has_links=made.has_links)
+    kept = Remembered(Path(where.settings.state) / "dcgm-counters.json", boot_in(where.settings.boot_id_file))
+    found = dcgm_probe(where.node, exporter=where.settings.dcgm_url, has_links=made.has_links, remembered=kept)
     if found is not None:
         probe, watch = found
-        made.probes.append(
-            Probe(probe.name, summed(probe.look, where.sums), period=probe.period, gap=probe.gap, may_hang=True)
-        )
+        made.probes.append(dataclasses.replace(probe, look=summed(probe.look, where.sums)))
         made.closing.append(watch.close)
 
 

@@ -7,7 +7,8 @@ from sickbay.adapters.clusters.local.devices import Hardware, holders
 from sickbay.adapters.clusters.local.files import Paths, RankState, Seat, Status, read, write
 from sickbay.agent.checks import Exercise, examine
 from sickbay.agent.commands import Carry, Refuse, Said
-from sickbay.agent.drill import inject
+from sickbay.agent.drill import Drills
+from sickbay.agent.limits import within
 from sickbay.agent.senses import Senses
 from sickbay.agent.stacks import collect
 from sickbay.model.facts import Checked, Looked, ResetDone
@@ -42,7 +43,7 @@ class LocalOrders:
     def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
         assert isinstance(order, RunLook)
-        settled = time.monotonic() + order.settle
+        settled = time.monotonic() + within("settle", order.settle)
         text = ""
         if order.stacks_of is not None and (status := self._status()) is not None:
             text = collect(self._paths, self._me, status.ranks, order.stacks_of, until)
@@ -96,17 +97,19 @@ class LocalOrders:
     def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunInject)
         log = self._paths.messages(self._seat.instance_id)
-        return Said(text=f"written: {inject(log, order.line, self._seat.name)}")
+        drills = Drills(self._paths.agent(self._seat.instance_id) / "drills.json")
+        return Said(text=f"written: {drills.inject(log, order.line, self._seat.name)}")
 
     def _collect(self, order: AnyOrder, until: float) -> Said:
         """What a virtual node has instead of a machine's own: its two logs, and what its agent knows."""
         assert isinstance(order, RunCollect)
-        from sickbay.agent.bundle import collect as gather  # here: what packs files is not for every day
+        from sickbay.agent.bundle import Parts  # here: what packs files is not for every day
+        from sickbay.agent.bundle import collect as gather
         from sickbay.agent.settings import AgentSettings
 
         seat, state = self._seat, self._paths.agent(self._seat.instance_id)
         logs = {"kmsg.txt": self._paths.kmsg(seat.instance_id, seat.boot_id),
                 "messages.txt": self._paths.messages(seat.instance_id)}  # fmt: skip
         settings = AgentSettings(url="", node=seat.id, instance_id=seat.instance_id, state=str(state))
-        found = gather(state, settings, until, {name: ("tail", "-n", "5000", str(path)) for name, path in logs.items()})
+        found = gather(state, settings, until, Parts(commands={}, files=logs))
         return Said(text=f"{found.path} ({found.size} bytes)")

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.leavings import Leavings, in_a_row
 from sickbay.agent.places import Mark, Places
+from sickbay.agent.plain import cleaned
 from sickbay.agent.room import ALIKE, CHEAP, Key, folded
 from sickbay.agent.room import rank as rank_of
 from sickbay.agent.spool import Spool, Voice
@@ -33,7 +34,8 @@ def say(
     news: ItemNews, mono: float | None = None, source: str = "", source_seq: int | None = None
 ) -> Item:  # fmt: skip
     """An item that has no number yet."""
-    return Item(seq=0, mono=time.monotonic() if mono is None else mono, news=news, source=source, source_seq=source_seq)
+    at = time.monotonic() if mono is None else mono
+    return Item(seq=0, mono=at, news=cleaned(news), source=source, source_seq=source_seq)
 
 
 @dataclass(frozen=True, slots=True)

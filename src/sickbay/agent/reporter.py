@@ -1,22 +1,32 @@
-"""Sends what is in the outbox, one report at a time, and hands on the commands that come back."""
+"""Sends what is in the outbox, one report at a time, and hands on the commands that come back (a long poll beside it).
+
+Both threads outlive whatever a controller answers. A try that stores nothing is followed by a pause (back-off), at
+least a fifth of a second and at most five; so is a poll that brings nothing new.
+"""
 
 import random
-import sys
 import time
 from collections.abc import Callable
 from threading import Event, Thread
+from typing import Protocol
 
 import msgspec
 
+from sickbay.agent.complaints import complain
+from sickbay.agent.limits import Heard
 from sickbay.agent.outbox import Batch, Outbox, replace_items, say
 from sickbay.agent.transport import POLL, REPORT, Away, Denied, Line, Refused
 from sickbay.model.facts import Observed
-from sickbay.model.protocol import PROTO, Command, Poll, Reply
+from sickbay.model.protocol import PROTO, Command, Poll
 
 COALESCE = 0.001  # seconds; what comes later gathers by itself while the report is under way
 REPORT_TAKES = 10.0  # seconds after which a report counts as lost
+POLL_TAKES = 10.0  # seconds more than it is held
 SLOWLY = 5.0
 SOONEST, LATEST = 0.2, 5.0  # seconds between two tries
+# Seconds without a try that ended as tries end: answered, refused, nobody there. More than the longest of them takes,
+# with the pause before it; after that a restart is the only thing left to try.
+STUCK_AFTER = 300.0
 
 
 class Backoff:
@@ -44,97 +54,135 @@ class Grumbles:
         if text != self._last:
             self._last = text
             if text:
-                print(f"agent: {text}", file=sys.stderr, flush=True)
+                complain(text)
+
+
+class Taker(Protocol):
+    """Who carries commands out. Each says whether it was news."""
+
+    def take(self, command: Command) -> bool: ...
+
+    def refuse(self, name: str, why: str) -> bool: ...
+
+
+def hand_on(reply: Heard, taker: Taker) -> bool:
+    """Whether any of its commands was news."""
+    news = [taker.take(command) for command in reply.commands]
+    return any([*news, *(taker.refuse(each.id, each.why) for each in reply.unread)])
 
 
 class Reporter(Thread):
-    """`watermark` tells how far kernel log and devices have been read; `take` gets every command that arrives."""
+    """`watermark` tells how far kernel log and devices have been read; `taker` gets every command that arrives."""
 
-    def __init__(
-        self, outbox: Outbox, line: Line, watermark: Callable[[], float], take: Callable[[Command], None]
-    ) -> None:
+    def __init__(self, outbox: Outbox, line: Line, watermark: Callable[[], float], taker: Taker) -> None:
         super().__init__(name="reporter", daemon=True)
         self._outbox = outbox
         self._line = line
         self._watermark = watermark
-        self._take = take
+        self._taker = taker
         self._ending = Event()
+        self._due = 0.0  # the first word goes out at once
         self._backoff = Backoff()
         self._grumbles = Grumbles()
         self._smaller: int | None = None  # the controller refuses some item of the batch: how many are tried now
-        self.heard = Event()  # the controller has answered, and nothing has gone wrong since
+        self.heard = Event()  # the controller has stored what we last said, and nothing has gone wrong since
+        self.left_at = time.monotonic()  # when a try last ended as tries end
         self.report_every = 5.0
         self.poll_for = 0.0
 
+    def well(self, now: float) -> bool:
+        """Whether reports leave, or would if there were a controller: no restart brings one back."""
+        return self.is_alive() and now - self.left_at < STUCK_AFTER
+
     def run(self) -> None:
-        due = 0.0  # the first word goes out at once
         while not self._ending.is_set():
-            self._outbox.wait(due, self._ending.is_set)
-            if self._ending.is_set():
-                return
-            if not self._outbox.empty:
-                self._ending.wait(COALESCE)
-            pause = self._guarded()
-            due = time.monotonic() + self.report_every
+            pause = self._guarded(self._round)
+            self._due = 0.0 if pause else time.monotonic() + self.report_every
             if pause:
                 self._ending.wait(pause)
-                due = 0.0
 
-    def _guarded(self) -> float:
-        """Whatever goes wrong here, a token that is no text or an address that is none, the agent goes on trying."""
+    def _round(self) -> float:
+        self._outbox.wait(self._due, self._ending.is_set)
+        if self._ending.is_set():
+            return 0.0
+        if not self._outbox.empty:
+            self._ending.wait(COALESCE)
+        return self._turn()
+
+    def _guarded(self, act: Callable[[], float]) -> float:
+        """Whatever goes wrong here, the agent goes on trying."""
         try:
-            return self._turn()
+            return act()
         except Exception as error:  # noqa: BLE001 - the thread's edge
             self.heard.clear()
             self._grumbles.say(f"no report can be sent: {type(error).__name__}: {error}")
-            return self._backoff.next(self.report_every)
+            return self._backoff.next()
 
     def _turn(self) -> float:
         """One report. Returns how long to wait before the next try; 0: all is well."""
         batch = self._outbox.batch()
         if batch is not None and self._smaller is not None:
             batch = replace_items(batch, batch.items[: self._smaller])
+        body = self.encode(batch)
         try:
-            reply = self._line.ask(REPORT, self.encode(batch), REPORT_TAKES)
+            return self._answered(batch, self._line.ask(REPORT, body, REPORT_TAKES))
         except Away as error:
-            self.heard.clear()
-            self._grumbles.say(f"the controller cannot be reached: {error}")
-            return self._backoff.next(self.report_every)
+            return self._unheard(f"the controller cannot be reached: {error}", self._backoff.next())
         except Denied as error:
-            self.heard.clear()
-            self._grumbles.say(f"the controller does not accept our token: {error}")
-            return SLOWLY
+            return self._unheard(f"the controller does not accept our token: {error}", SLOWLY)
         except Refused as error:
-            return self._narrow(batch, str(error))
+            return self._narrow(batch, str(error), own=error.own)
+        finally:
+            self.left_at = time.monotonic()
+
+    def _unheard(self, why: str, pause: float) -> float:
+        self.heard.clear()
+        self._grumbles.say(why)
+        return pause
+
+    def _answered(self, batch: Batch | None, reply: Heard) -> float:
+        if batch is not None and not batch.first <= reply.ack <= batch.last:
+            # Who stores nothing, or claims to have what was never sent, has heard nothing and is not obeyed.
+            raise Away(f"of the items {batch.first} to {batch.last} it acknowledges {str(reply.ack)[:40]}")
         self._smaller = None
         self._grumbles.say("")
-        self._backoff.reset()
-        self._answered(batch, reply)
-        return 0.0
-
-    def _answered(self, batch: Batch | None, reply: Reply) -> None:
-        if batch is not None:
-            self._outbox.acknowledge(batch, min(reply.ack, batch.last))
-        self.report_every = max(0.05, reply.report_every)
+        self.report_every = reply.report_every
         self.poll_for = reply.poll_for
         self.heard.set()
-        for command in reply.commands:
-            self._take(command)
+        if batch is not None:
+            self._outbox.acknowledge(batch, reply.ack)
+        hand_on(reply, self._taker)
+        if batch is not None and reply.ack < batch.last:
+            return self._backoff.next()
+        self._backoff.reset()
+        return 0.0
 
-    def _narrow(self, batch: Batch | None, why: str) -> float:
+    def _narrow(self, batch: Batch | None, why: str, *, own: bool) -> float:
         """One item that cannot be taken must not hold up all the others: it is found, left out, and that is said."""
         self._grumbles.say(f"the controller refuses a report: {why}")
         if batch is None:
-            return SLOWLY
+            return self._unheard(f"the controller refuses even a sign of life: {why}", SLOWLY)
         if len(batch.items) > 1:
             self._smaller = len(batch.items) // 2
             return SOONEST
+        if not own or not self._takes_others():
+            return SLOWLY  # it is not this item that is refused: nothing is left out
         self._smaller = None
-        news = Observed(node=self._outbox.voice.node, kind="agent.refused", text=f"a report was refused: {why}"[:500])
+        text = f"a report was refused: {why}"[:500]
+        news = Observed(node=self._outbox.voice.node, kind="agent.refused", text=text)
         if b'"agent.refused"' not in batch.items[0]:
             self._outbox.put([say(news)])
         self._outbox.acknowledge(batch, batch.last)
         return SOONEST
+
+    def _takes_others(self) -> bool:
+        """Whether the controller takes a report without items: then it is the item that it does not take."""
+        try:
+            self._line.ask(REPORT, self.encode(None), REPORT_TAKES)
+        except (Away, Denied, Refused) as error:
+            self._unheard(f"the controller refuses even a sign of life: {error}", SLOWLY)
+            return False
+        return True
 
     def encode(self, batch: Batch | None) -> bytes:
         voice = self._outbox.voice if batch is None else batch.voice
@@ -162,25 +210,19 @@ class Reporter(Thread):
         self._outbox.wake()
         self.join(within)
         while self.heard.is_set() and not self._outbox.empty and not self.is_alive() and time.monotonic() < until:
-            if self._guarded():
+            if self._guarded(self._turn):
                 return
 
 
 class Poller(Thread):
     """Asks for commands on a line of its own while the controller holds polls."""
 
-    def __init__(
-        self,
-        poll: Callable[[], Poll],
-        line: Line,
-        reporter: Reporter,
-        take: Callable[[Command], None],
-    ) -> None:
+    def __init__(self, poll: Callable[[], Poll], line: Line, reporter: Reporter, taker: Taker) -> None:
         super().__init__(name="poller", daemon=True)
         self._poll = poll
         self._line = line
         self._reporter = reporter
-        self._take = take
+        self._taker = taker
         self._ending = Event()
         self._backoff = Backoff()
 
@@ -191,16 +233,24 @@ class Poller(Thread):
                 self._ending.wait(0.2)
                 continue
             try:
-                reply = self._line.ask(POLL, msgspec.json.encode(self._poll()), self._reporter.poll_for + 10.0)
+                news = self._turn()
             except Exception:  # noqa: BLE001 - the thread's edge; the reporter says what is wrong with the line
+                news = False
+            if news:
+                self._backoff.reset()
+            else:
                 self._ending.wait(self._backoff.next())
-                continue
-            self._backoff.reset()
-            if self._ending.is_set():
-                return  # carried out by nobody: it will be delivered to whoever comes next
-            for command in reply.commands:
-                self._take(command)
-            self._reporter.poll_for = reply.poll_for
+
+    def _turn(self) -> bool:
+        """One poll: whether it was held as long as was said, or brought something new. Who does neither is asked
+        less and less often.
+        """
+        held_for, began = self._reporter.poll_for, time.monotonic()
+        reply = self._line.ask(POLL, msgspec.json.encode(self._poll()), held_for + POLL_TAKES)
+        if self._ending.is_set():
+            return True  # carried out by nobody: it will be delivered to whoever comes next
+        self._reporter.poll_for = reply.poll_for
+        return hand_on(reply, self._taker) or time.monotonic() - began > min(held_for, LATEST) / 2
 
     def finish(self) -> None:
         self._ending.set()

@@ -6,6 +6,7 @@ from sickbay.agent.outbox import say
 from sickbay.model.protocol import Item, Measured
 
 EVERY = 5.0  # seconds
+MOST = 1e18  # what is larger, or no number at all, is none that anybody measured; JSON cannot even say infinity
 Values = Callable[[], Mapping[str, float]]
 Export = Callable[[Mapping[str, float]], None]
 
@@ -22,7 +23,7 @@ class Sampler:
         failed: Exception | None = None
         for source in self._sources:
             try:
-                values |= {name: round(float(value), 3) for name, value in source().items()}
+                values |= {name: round(float(value), 3) for name, value in source().items() if abs(value) < MOST}
             except Exception as error:  # noqa: BLE001 - told below, after the others were asked
                 failed = error
         for export in self._exports:

@@ -69,6 +69,8 @@ class Senses:
         places = None if probe.places is None else probe.places()
         self._outbox.put([_marked(item, check) for item in found] if check else found, places)
         self._read[probe.name] = now
+        if probe.told is not None:
+            probe.told(now)
 
 
 def _marked(item: Item, check: str) -> Item:

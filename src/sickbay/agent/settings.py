@@ -45,6 +45,7 @@ class AgentSettings(Noun):
     state: str = "/var/lib/sickbay"
     boot_id_file: str = "/proc/sys/kernel/random/boot_id"
     sources: tuple[str, ...] = ("auto",)
+    trust_logs: bool = False
     gpus: int | None = None
     allow: tuple[str, ...] = ("reset", "check")
     self_fence: SelfFence | None = None
@@ -201,6 +202,15 @@ def _readable(value: Any) -> str:
     return text
 
 
+def _yes_or_no(value: Any) -> bool:
+    words = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or value.lower() not in words:
+        raise ValueError(f"{value!r} is neither: write true or false")
+    return words[value.lower()]
+
+
 def _count(value: Any) -> int:
     try:
         number = int(value)
@@ -302,6 +312,10 @@ SETTINGS: dict[str, Setting] = {
     "sources": Setting("Where the kernel's lines are read: auto, kmsg, journal, paths of text files.",
                        "auto: /dev/kmsg, or the journal where that may not be read, and those of /var/log/messages, "
                        "syslog, kern.log that are there", _sources, "SICKBAY_SOURCES"),
+    "trust_logs": Setting("Whether lines count that any program may have written: in text files, or through /dev/kmsg.",
+                          "false: any user can write them (`logger -t kernel`), so they are shown as unconfirmed until "
+                          "the kernel's own ring, the journal or NVML tells the same; true where drills are written so",
+                          _yes_or_no, "SICKBAY_TRUST_LOGS"),
     "gpus": Setting("How many GPUs this node must have.",
                     "none: as many as were there at first; a number finds one that was missing from the start", _count,
                     "SICKBAY_GPUS"),

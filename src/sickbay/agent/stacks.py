@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sickbay.adapters.clusters.local.files import Paths, Rank, RankState
+from sickbay.agent.user_files import append, read_small
 from sickbay.model.fleet import Incarnation, JobId
 
 WRITES_WITHIN = 1.0  # seconds
@@ -19,6 +20,8 @@ QUIET = 0.05  # seconds without growth after which a file counts as written
 SHORT = 2000  # characters that go into the story
 FRAMES = 3  # innermost frames of each thread
 THREADS = 64
+SIGNAL = 16  # bytes that its number may have
+WRITTEN = 1 << 22  # bytes of a file of stacks, old ones and new ones
 
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _STATES = {
@@ -43,15 +46,15 @@ def _of_rank(pid: int, run: Path, until: float) -> str:
     if written:
         return f"{state}\n{_innermost(written)}"
     seen = _of_kernel(pid)
-    with suppress(OSError), (run / "stacks.txt").open("a", encoding="utf-8") as file:
-        file.write(seen + "\n")
+    with suppress(OSError):
+        append(run / "stacks.txt", seen + "\n")
     return f"{state}\n{seen}"
 
 
 def _signalled(pid: int, run: Path, until: float) -> str:
     """What the rank writes when it is asked; empty: it does not know how, or does not answer."""
     try:
-        number = int((run / "stacks.signal").read_text(encoding="ascii"))
+        number = int(read_small(run / "stacks.signal", SIGNAL))
         file = run / "stacks.txt"
         before = _size(file)
         os.kill(pid, number)
@@ -67,14 +70,15 @@ def _signalled(pid: int, run: Path, until: float) -> str:
         time.sleep(0.01)
     if size <= before:
         return ""
-    with file.open("rb") as opened:
-        opened.seek(before)
-        return opened.read(1 << 18).decode(errors="replace")
+    try:
+        return read_small(file, WRITTEN)[before:].decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _size(file: Path) -> int:
     try:
-        return file.stat().st_size
+        return file.stat(follow_symlinks=False).st_size
     except FileNotFoundError:
         return 0
 

@@ -7,11 +7,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sickbay.agent.http1 import Connection, Garbled
-from sickbay.model.protocol import Reply
+from sickbay.agent.limits import Heard, Nonsense, read_reply
 
 REPORT = "/v1/agent/report"
 POLL = "/v1/agent/poll"
 LONGEST = 4 << 20  # bytes of an answer
+CONNECT_TAKES = 5.0  # seconds, for each address that the controller's name has
 
 
 class Address(NamedTuple):
@@ -29,7 +30,15 @@ class Denied(Exception):  # noqa: N818 - a state, not a mistake
 
 
 class Refused(Exception):  # noqa: N818 - a state, not a mistake
-    """The controller does not take what we sent."""
+    """What we sent is not taken. `own`: the controller says so itself, and not a proxy before it."""
+
+    def __init__(self, text: str, *, own: bool) -> None:
+        super().__init__(text)
+        self.own = own
+
+
+# ValueError: an address with an impossible port, a token that is no text.
+TROUBLE = (OSError, Garbled, ValueError)
 
 
 class Line:
@@ -40,23 +49,23 @@ class Line:
         self._connection: Connection | None = None
         self._token = ""
 
-    def ask(self, path: str, body: bytes, timeout: float) -> Reply:
+    def ask(self, path: str, body: bytes, timeout: float) -> Heard:
         """Raises Away, Denied, Refused. What was sent may have arrived all the same."""
         kept = self._connection is not None
         try:
             return self._ask(path, body, timeout)
-        except (OSError, Garbled) as error:
+        except TROUBLE as error:
             # A server may close a connection that was idle just when it is used again.
             self.close()
             if not kept or isinstance(error, TimeoutError):
                 raise Away(str(error) or type(error).__name__) from error
         try:
             return self._ask(path, body, timeout)
-        except (OSError, Garbled) as error:
+        except TROUBLE as error:
             self.close()
             raise Away(str(error) or type(error).__name__) from error
 
-    def _ask(self, path: str, body: bytes, timeout: float) -> Reply:
+    def _ask(self, path: str, body: bytes, timeout: float) -> Heard:
         connection = self._connection or self._connect(timeout)
         answer = connection.post(path, body, self._token, timeout, LONGEST)
         if answer.last:
@@ -68,7 +77,7 @@ class Line:
         if not urlsplit(address.url).hostname:
             raise Away(f"there is no controller to report to (its address reads {address.url!r})")
         self._token = address.token
-        self._connection = Connection(address.url, timeout, address.ca)
+        self._connection = Connection(address.url, min(timeout, CONNECT_TAKES), address.ca)
         return self._connection
 
     def close(self) -> None:
@@ -77,23 +86,32 @@ class Line:
             self._connection = None
 
 
-def _answer(status: int, data: bytes, line: Line) -> Reply:
+def _answer(status: int, data: bytes, line: Line) -> Heard:
     match status:
         case 200:
             try:
-                return msgspec.json.decode(data, type=Reply)
-            except msgspec.MsgspecError as error:
+                return read_reply(data)
+            except Nonsense as error:
                 line.close()
                 raise Away(f"the answer is not a controller's: {error}") from error
         case 401 | 403:
             line.close()  # the token may have been replaced: it is read again
             raise Denied(f"{status}: {_text(data)}")
         case 400 | 413 | 422:
-            raise Refused(f"{status}: {_text(data)}")
+            raise Refused(f"{status}: {_text(data)}", own=_own(data))
         case _:
+            # Whatever it asks for (Retry-After): the back-off is ours, as nobody may tell an agent to be silent.
             line.close()
             raise Away(f"{status}: {_text(data)}")
 
 
+def _own(data: bytes) -> bool:
+    """The controller's refusals are JSON with one line; what stands before it writes pages."""
+    try:
+        return isinstance(msgspec.json.decode(data, type=dict[str, str]).get("error"), str)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+
+
 def _text(data: bytes) -> str:
-    return data[:300].decode(errors="replace").strip()
+    return " ".join(data[:300].decode(errors="replace").split())

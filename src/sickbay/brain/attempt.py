@@ -6,7 +6,7 @@ from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
 from sickbay.model.intent import AskToSave, Fence, Intent, IntentState, Look, Notify, StopJob
-from sickbay.model.job import EndReason, Job
+from sickbay.model.job import Call, EndReason, Job
 from sickbay.model.policy import Policy
 
 FENCES_AT_ONCE = 6  # each is written down in the job's own unit
@@ -30,11 +30,11 @@ def running(s: JobSight, policy: Policy) -> Decision:
         return Move("stopped", "cancelled by its owner", {"claim": {}})
     if (job.stop_asked or job.calls) and (decision := _saves_first(s, policy)) is not None:
         return decision
-    unsaved = _unsaved(s, policy)
+    saved = _saved(s, policy)
     if job.stop_asked:
-        return Move("stop", f"{job.stop_asked}{unsaved}")
-    if job.calls:
-        return _stacks(s, policy) or Move("stop", f"{job.calls[0].because}{unsaved}")
+        return Move("stop", f"{job.stop_asked}{saved}")
+    if calls := job.pressing or job.calls:
+        return _stacks(s, policy, calls) or Move("stop", f"{calls[0].because}{saved}")
     if job.ranks and all(state == "gone" for state in job.ranks.values()):
         return _without_end(s, policy)
     return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
@@ -58,7 +58,10 @@ def _saves_first(s: JobSight, policy: Policy) -> Decision | None:
         nodes = tuple(sorted(job.ranks))
         act = AskToSave(job=job.id, attempt=job.attempt, nodes=nodes)
         return Do(act, _why_saved(job), within, s.cluster, also={"save_by": s.within(s.cluster, within)})
-    if not whole:
+    if not whole:  # nobody can save any more, and what ended it is told soon or never
+        soon = s.within(s.cluster, policy.resume.stop_deadline)
+        if soon.at < job.save_by.at:
+            return Change("some of its ranks have ended", {"save_by": soon})
         return Stay(Wait(because="some of its ranks have ended: how it ends is awaited", until=job.save_by))
     if intent is None or not asked or intent.state.over:
         return None
@@ -66,9 +69,14 @@ def _saves_first(s: JobSight, policy: Policy) -> Decision | None:
     return Stay(Wait(because=f"asked to save {_why_saved(job)}{held}", until=job.save_by))
 
 
-def _unsaved(s: JobSight, policy: Policy) -> str:
-    asked = s.intent is not None and isinstance(s.intent.act, AskToSave) and s.intent.state is not IntentState.SEEN
-    return f"; it has not saved within {policy.resume.save_within}" if asked and s.passed(s.job.save_by) else ""
+def _saved(s: JobSight, policy: Policy) -> str:
+    """What has come of the ask, in words; empty where none was made, or it was given up for what cannot wait."""
+    if s.intent is None or not isinstance(s.intent.act, AskToSave):
+        return ""
+    if s.intent.state is IntentState.SEEN and s.job.saved is not None:
+        return f"; step {s.job.saved} is saved"
+    late = s.passed(s.job.save_by) and all(state == "running" for state in s.job.ranks.values())
+    return f"; it has not saved within {policy.resume.save_within}" if late else ""
 
 
 def _why_saved(job: Job) -> str:
@@ -90,17 +98,18 @@ def _without_end(s: JobSight, policy: Policy) -> Decision:
     return Change(why, {"remind": s.within(s.cluster, policy.pace.held_reminder)}, tell)
 
 
-def _stacks(s: JobSight, policy: Policy) -> Decision | None:
+def _stacks(s: JobSight, policy: Policy, calls: tuple[Call, ...]) -> Decision | None:
     """What a hung job was doing can be asked only while it still does it. None: nothing more to ask."""
     job, intent = s.job, s.intent
-    if any(call.node for call in job.calls) or Capability.LOOK not in s.can:
+    if any(call.node for call in calls) or Capability.LOOK not in s.can:
         return None
     if intent is None or not isinstance(intent.act, Look):
         nodes = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
         look = Look(nodes=nodes, stacks_of=job.id)
-        return Do(look, "it hangs: its stacks are collected first", policy.resume.look_deadline, INGEST)
-    if not intent.state.over:
-        return Stay(Wait(because="collecting its stacks", until=intent.seen_by))
+        also: dict[str, object] = {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}
+        return Do(look, "it hangs: its stacks are collected first", policy.resume.look_deadline, INGEST, also=also)
+    if not intent.state.over and not s.passed(job.deadline):  # where nobody can be asked it ends without them
+        return Stay(Wait(because="collecting its stacks", until=intent.seen_by or job.deadline))
     return None
 
 

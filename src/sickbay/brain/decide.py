@@ -239,6 +239,9 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
         also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         act = Drain(node=node.id, how="force")
         return Do(act, because, policy.pace.drain_every, incident.cluster, also=also)
+    if late and s.asked.intersection(must):  # that has its own limit, which is put off while its stop is withheld
+        also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
+        return Change("what must leave may save before", also)
     if late:
         left = listing(must) or f"{node.unmanaged} pieces of unmanaged work"
         return Move("hold", f"draining did not end in {policy.pace.drain_deadline}: {left} still there")

@@ -114,7 +114,7 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, hor
         case Verify(nodes=wanted) | Look(nodes=wanted):
             return all(node in intent.verdicts for node in wanted)
         case AskToSave(attempt=attempt):
-            return job is None or job.attempt != attempt or job.answered == intent.key
+            return job is None or job.attempt != attempt or _has_saved(intent, act, job)
         case StartJob(attempt=attempt):
             return job is not None and job.attempt == attempt and _all_ranks_seen(job)
         case StopJob(attempt=attempt):
@@ -147,6 +147,13 @@ def rung_shown(intent: Intent, node: Node | None, rung: Remedy) -> bool:
             return node.incarnation.new_boot(was)
         case Proof.NEW_INSTANCE:
             return was is not None and not node.incarnation.same_holder(was)
+
+
+def _has_saved(intent: Intent, act: AskToSave, job: Job) -> bool:
+    """Rank 0 says so, or has saved a later step since: another rank may have heard the ask before it did."""
+    since = act.sent_at is not None and job.saved_at is not None and job.saved_at > act.sent_at
+    later = job.saved is not None and act.step is not None and job.saved > act.step
+    return job.answered == intent.key or (since and later)
 
 
 def _all_ranks_gone(intent: Intent, job: Job, horizon: float) -> bool:

@@ -1,7 +1,8 @@
 """What a look at a GPU means: one judge for every source that can look (NVML, `nvidia-smi` in all its forms, DCGM).
 
-`signs_of` judges a state as it was found, `changes` what is new since the look before, `signs_among` a state in which
-several GPUs of one machine can be compared, `held` a row of looks. What a source does not say is never judged.
+`signs_of` judges a state as it was found, `signs_among` a state in which several GPUs of one machine can be compared,
+`held` a row of looks; `sickbay.brain.gpu_changes` what is new since the look before. What a source does not say is
+never judged, nor what no card can have.
 """
 
 import re
@@ -9,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from sickbay.model.gpu import GpuReading, Link
+from sickbay.brain.plausible import sane
+from sickbay.brain.recovery import sign_of_wish
+from sickbay.model.gpu import GpuReading
 from sickbay.model.noun import Noun
 from sickbay.model.sign import Fields, Sign
 
@@ -50,22 +53,18 @@ _STACKED = re.compile(r"\b(?:V100|A100|A800|A30|H100|H800|H200|H20|GH200|GB[23]0
 _ON_BOARD = re.compile(r"\bSXM|\bHBM3e?\b|\b(?:H200(?! NVL)|H20|B[123]00|GB[23]00)\b")
 _VIRTUAL = re.compile(r"^GRID\b|^NVIDIA [\w-]+-\d{1,2}[QCBAV]$")
 
+# What a link counts: the field, in words, and from how many on it is worn.
+LINK_ERRORS = (
+    ("replays", "replays", "link_replays"),
+    ("recoveries", "recoveries", "link_recoveries"),
+    ("crc_errors", "checksum errors", "link_crc"),
+    ("ecc_errors", "ECC errors", "link_ecc"),
+)
+
 BRAKES = {
     "hw_thermal_slowdown": ("gpu.thermal_slowdown", "the hardware slows it down for heat"),
     "hw_power_brake": ("gpu.power_brake", "the power brake is pulled"),
     "hw_slowdown": ("gpu.hw_slowdown", "the hardware slows it down"),
-}
-
-# The driver's own wish, as `nvidia-smi` and NVML word it.
-WISHES = {
-    "reset": "gpu.reset_required",
-    "gpu reset required": "gpu.reset_required",
-    "drain and reset": "gpu.reset_required",
-    "pf flr": "gpu.reset_required",
-    "reboot": "gpu.reboot_required",
-    "node reboot required": "gpu.reboot_required",
-    "os reboot": "gpu.reboot_required",
-    "drain p2p": "gpu.drain_required",
 }
 
 # Which fields of a reading show a sign, the best first, where it is not the one of the same name (`remap_pending`).
@@ -76,6 +75,7 @@ SHOWN_IN: dict[str, tuple[str, ...]] = {
     "gpu.reset_required": ("recovery_action", "lost"),
     "gpu.reboot_required": ("recovery_action",),
     "gpu.drain_required": ("recovery_action",),
+    "gpu.imex_required": ("recovery_action",),
     "gpu.recovery_unknown": ("recovery_action",),
     "gpu.ecc_uncorrected": ("uncorrected", "uncorrected_dram", "uncorrected_sram"),
     "gpu.ecc_corrected": ("corrected",),
@@ -106,6 +106,11 @@ def data_centre(name: str) -> bool:
 
 def signs_of(reading: GpuReading) -> tuple[Sign, ...]:
     """All that is wrong with this GPU in the state in which it was found."""
+    return judge(sane(reading))
+
+
+def judge(reading: GpuReading) -> tuple[Sign, ...]:
+    """As `signs_of`, of a reading that is known to be sane."""
     if reading.lost:
         return (_lost(reading),)  # whatever else is written about it is stale
     return tuple(sign for rule in _RULES for sign in rule(reading))
@@ -118,31 +123,20 @@ def signs_among(readings: Sequence[GpuReading]) -> tuple[Sign, ...]:
 
 def signs_by_place(readings: Sequence[GpuReading]) -> Iterator[tuple[int, Sign]]:
     """As `signs_among`, each sign with the place of its reading."""
+    readings = [sane(one) for one in readings]
     told = [one for one in readings if any(link.up is not None for link in one.links or ())]
     built = max(map(_up, told)) if len(told) > 1 else None
     for place, one in enumerate(readings):
         # Every card alike has as many links up: so is the machine wired, or this part of it lent.
         alike = built is not None and _up(one) >= built
-        yield from ((place, sign) for sign in signs_of(one) if not (alike and sign.kind == "nvlink.down"))
+        yield from ((place, sign) for sign in judge(one) if not (alike and sign.kind == "nvlink.down"))
         # A card without a bridge beside two with one is nothing; on a board all are tied.
         if built and one in told and not _up(one) and _ON_BOARD.search(one.name) and not (one.mig or one.lost):
-            yield place, _sign("nvlink.down", one, f"no NVLink is up, others have {built}")
+            yield place, sign_about("nvlink.down", one, f"no NVLink is up, others have {built}")
 
 
 def _up(one: GpuReading) -> int:
     return sum(link.up is True for link in one.links or ())
-
-
-def changes(before: GpuReading | None, now: GpuReading) -> tuple[Sign, ...]:
-    """What is new since the look before; all that is found where there was none.
-
-    A counter that fell back was set back by a new driver or a reset: then it counts from nothing, and is no alarm.
-    """
-    if before is None:
-        return signs_of(now)
-    told = {_key(sign) for sign in signs_of(before)}
-    fresh = [sign for sign in signs_of(now) if _key(sign) not in told and sign.kind not in _COUNTED]
-    return (*fresh, *(() if now.lost else _grown(before, now)))
 
 
 def held(looks: Sequence[GpuReading]) -> Sign | None:
@@ -151,7 +145,7 @@ def held(looks: Sequence[GpuReading]) -> Sign | None:
     if len(looks) < 2 or len(busy) < len(looks):
         return None
     last = looks[-1]
-    return _sign(
+    return sign_about(
         "gpu.throttled", last, f"clocks held down by {', '.join(_brakes(last))} in {len(looks)} looks under load"
     )
 
@@ -175,28 +169,29 @@ def _lost(one: GpuReading) -> Sign:
         ("external power", "gpu.init_failed"),
     ):
         if words in said:
-            return _sign(kind, one, one.lost)
-    return _sign("gpu.lost", one, one.lost)
+            return sign_about(kind, one, one.lost)
+    return sign_about("gpu.lost", one, one.lost)
 
 
 def _wishes(one: GpuReading) -> Iterator[Sign]:
-    wish = one.recovery_action.strip().lower()
-    if wish and wish not in {"none", "n/a", "[n/a]", "not supported"}:
-        yield _sign(WISHES.get(wish, "gpu.recovery_unknown"), one, f"the driver asks for {one.recovery_action}")
+    if kind := sign_of_wish(one.recovery_action):
+        yield sign_about(kind, one, f"the driver asks for {one.recovery_action}")
 
 
 def _memory(one: GpuReading) -> Iterator[Sign]:
     if one.uncorrected:
         text = f"{one.uncorrected} uncorrected memory errors since the driver was loaded"
-        yield replace(_sign("gpu.ecc_uncorrected", one, text), count=one.uncorrected)
+        yield replace(sign_about("gpu.ecc_uncorrected", one, text), count=one.uncorrected)
     if (one.corrected or 0) >= LIMITS["corrected"].at:
-        yield _sign("gpu.ecc_corrected", one, f"{one.corrected} corrected memory errors since the driver was loaded")
+        yield sign_about(
+            "gpu.ecc_corrected", one, f"{one.corrected} corrected memory errors since the driver was loaded"
+        )
     if one.ecc_enabled is False and _STACKED.search(one.name) and not _VIRTUAL.search(one.name):
-        yield _sign("gpu.ecc_disabled", one, "error correction is off")
+        yield sign_about("gpu.ecc_disabled", one, "error correction is off")
     life = one.uncorrected_sram_aggregate or 0
     # Where the driver judges by itself, its word counts: it knows how many of them are one and the same cell.
     if one.sram_threshold or (one.sram_threshold is None and life >= LIMITS["sram_aggregate"].at):
-        yield _sign("gpu.sram_threshold", one, f"too many uncorrectable SRAM errors ({life or 'by the driver'})")
+        yield sign_about("gpu.sram_threshold", one, f"too many uncorrectable SRAM errors ({life or 'by the driver'})")
 
 
 def _spares(one: GpuReading) -> Iterator[Sign]:
@@ -208,10 +203,10 @@ def _spares(one: GpuReading) -> Iterator[Sign]:
         (one.retire_pending, "gpu.retire_pending", "pages wait to be retired"),
         (one.banks_full, "gpu.banks_full", f"{one.banks_full} banks of memory without a spare row"),
     )
-    yield from (_sign(kind, one, text) for flag, kind, text in flags if flag)
+    yield from (sign_about(kind, one, text) for flag, kind, text in flags if flag)
     retired = (one.retired_single or 0) + (one.retired_double or 0)
     if retired >= LIMITS["retired"].at:
-        yield _sign("gpu.retired_many", one, f"{retired} retired pages")
+        yield sign_about("gpu.retired_many", one, f"{retired} retired pages")
 
 
 def _brakes(one: GpuReading) -> list[str]:
@@ -224,33 +219,33 @@ def _pace(one: GpuReading) -> Iterator[Sign]:
     busy = (one.utilization or 0) >= LIMITS["busy"].at
     # An idle laptop on battery has its brakes on all day. Who shows this part alone asks about it.
     if busy or not one.name or data_centre(one.name):
-        yield from (_sign(BRAKES[name][0], one, BRAKES[name][1]) for name in _brakes(one))
+        yield from (sign_about(BRAKES[name][0], one, BRAKES[name][1]) for name in _brakes(one))
     yield from _heat(one)
     far = one.power_limit and one.power_limit_default and one.power_limit < LIMITS["power"].at * one.power_limit_default
     if far and data_centre(one.name):
         text = f"power limit {one.power_limit:g} W of {one.power_limit_default:g} W by default"
-        yield _sign("gpu.power_limited", one, text)
+        yield sign_about("gpu.power_limited", one, text)
 
 
 def _heat(one: GpuReading) -> Iterator[Sign]:
     limit = one.slowdown_at or LIMITS["hot"].at  # none at all where a card says 0
     if one.temperature is not None and one.temperature >= limit:
-        yield _sign("gpu.hot", one, f"{one.temperature:g} °C, limit {limit:g} °C")
-    elif one.memory_limit_at is not None and (one.temperature_memory or 0) >= one.memory_limit_at:
-        yield _sign("gpu.hot", one, f"memory {one.temperature_memory:g} °C, limit {one.memory_limit_at:g} °C")
+        yield sign_about("gpu.hot", one, f"{one.temperature:g} °C, limit {limit:g} °C")
+    elif one.memory_limit_at and one.temperature_memory is not None and one.temperature_memory >= one.memory_limit_at:
+        yield sign_about("gpu.hot", one, f"memory {one.temperature_memory:g} °C, limit {one.memory_limit_at:g} °C")
 
 
 def _bus(one: GpuReading) -> Iterator[Sign]:
     if not data_centre(one.name) or _VIRTUAL.search(one.name):
         return
     if one.pcie_width and one.pcie_width_max and one.pcie_width < one.pcie_width_max:
-        yield _sign("gpu.pcie_width", one, f"PCIe x{one.pcie_width} of x{one.pcie_width_max}")
+        yield sign_about("gpu.pcie_width", one, f"PCIe x{one.pcie_width} of x{one.pcie_width_max}")
     busy = (one.utilization or 0) >= LIMITS["busy"].at  # the generation sinks by itself when the card idles
     if busy and one.pcie_generation and one.pcie_generation_max and one.pcie_generation < one.pcie_generation_max:
         text = f"PCIe generation {one.pcie_generation} of {one.pcie_generation_max} under load"
-        yield _sign("gpu.pcie_generation", one, text)
+        yield sign_about("gpu.pcie_generation", one, text)
     if (one.pcie_replays or 0) >= LIMITS["replays"].at:
-        yield _sign("gpu.pcie_replays", one, f"{one.pcie_replays} PCIe replays since the reset")
+        yield sign_about("gpu.pcie_replays", one, f"{one.pcie_replays} PCIe replays since the reset")
 
 
 def _links(one: GpuReading) -> Iterator[Sign]:
@@ -259,66 +254,32 @@ def _links(one: GpuReading) -> Iterator[Sign]:
     # All down is no fault to be seen from here: a card without a bridge, one lent alone, or a fabric not yet set up.
     if down and any(link.up for link in links) and _ON_BOARD.search(one.name) and not one.mig:
         for number in down:
-            yield _sign("nvlink.down", one, f"NVLink {number} is down", link=number)
+            yield sign_about("nvlink.down", one, f"NVLink {number} is down", link=number)
     for link in links:
-        if worn := [f"{count} {word}" for count, word, limit in _errors(link) if count >= LIMITS[limit].at]:
-            yield _sign("nvlink.errors", one, f"NVLink {link.number}: {', '.join(worn)}", link=link.number)
-
-
-def _errors(link: Link) -> tuple[tuple[int, str, str], ...]:
-    return (
-        (link.replays or 0, "replays", "link_replays"),
-        (link.recoveries or 0, "recoveries", "link_recoveries"),
-        (link.crc_errors or 0, "checksum errors", "link_crc"),
-        (link.ecc_errors or 0, "ECC errors", "link_ecc"),
-    )
+        counts = [(getattr(link, name) or 0, words, limit) for name, words, limit in LINK_ERRORS]
+        if worn := [f"{count} {words}" for count, words, limit in counts if count >= LIMITS[limit].at]:
+            yield sign_about("nvlink.errors", one, f"NVLink {link.number}: {', '.join(worn)}", link=link.number)
 
 
 def _fabric(one: GpuReading) -> Iterator[Sign]:
     state, status = one.fabric_state.strip().lower(), one.fabric_status.strip().lower()
     if status not in {"", "success", "n/a", "not supported", "healthy"} and state in {"", "completed"}:
-        yield _sign("gpu.fabric_failed", one, f"fabric {one.fabric_state} {one.fabric_status}")
+        yield sign_about("gpu.fabric_failed", one, f"fabric {one.fabric_state} {one.fabric_status}")
     elif state in {"in progress", "not started"} and _ON_BOARD.search(one.name):
-        yield _sign("gpu.fabric_waiting", one, f"fabric {one.fabric_state}")
+        yield sign_about("gpu.fabric_waiting", one, f"fabric {one.fabric_state}")
 
 
 def _sensors(one: GpuReading) -> Iterator[Sign]:
     if one.unreadable and data_centre(one.name):
-        yield _sign("gpu.sensor_failed", one, f"cannot be read: {', '.join(one.unreadable)}")
+        yield sign_about("gpu.sensor_failed", one, f"cannot be read: {', '.join(one.unreadable)}")
 
 
 _RULES: tuple[Callable[[GpuReading], Iterable[Sign]], ...] = (
     _wishes, _memory, _spares, _pace, _bus, _links, _fabric, _sensors,
 )  # fmt: skip
 
-# Signs that a counter gives: between two looks only its growth counts.
-_COUNTED = frozenset({"gpu.ecc_uncorrected", "gpu.ecc_corrected", "gpu.pcie_replays", "nvlink.errors"})
 
-
-def _grown(before: GpuReading, now: GpuReading) -> Iterator[Sign]:
-    if more := _more(before.uncorrected, now.uncorrected):
-        yield replace(_sign("gpu.ecc_uncorrected", now, f"{more} new uncorrected memory errors"), count=more)
-    if (more := _more(before.corrected, now.corrected)) >= LIMITS["corrected_step"].at:
-        yield replace(_sign("gpu.ecc_corrected", now, f"{more} new corrected memory errors"), count=more)
-    if (more := _more(before.pcie_replays, now.pcie_replays)) >= LIMITS["replays_step"].at:
-        yield replace(_sign("gpu.pcie_replays", now, f"{more} new PCIe replays"), count=more)
-    then = {link.number: link for link in before.links or ()}
-    for link in now.links or ():
-        counts = zip(_errors(then.get(link.number, link)), _errors(link), strict=True)
-        steps = [(_more(old[0], new[0]), new[1], new[2]) for old, new in counts]
-        if worn := [f"{step} new {word}" for step, word, limit in steps if step >= LIMITS[limit].at]:
-            yield _sign("nvlink.errors", now, f"NVLink {link.number}: {', '.join(worn)}", link=link.number)
-
-
-def _more(before: int | None, now: int | None) -> int:
-    return max(0, now - before) if before is not None and now is not None else 0
-
-
-def _key(sign: Sign) -> tuple[str, object]:
-    return sign.kind, sign.fields.get("link")
-
-
-def _sign(kind: str, one: GpuReading, text: str, **more: int) -> Sign:
+def sign_about(kind: str, one: GpuReading, text: str, **more: int) -> Sign:
     fields: Fields = {
         name: value
         for name, value in (("device", one.index), ("pci", one.pci), ("uuid", one.uuid), ("serial", one.serial))

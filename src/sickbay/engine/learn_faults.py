@@ -22,6 +22,7 @@ from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 ANNOUNCED = 120.0  # seconds that an announced end takes, where nothing else was said
 GOING_DOWN = "node.going_down"
+REMARKS = ("agent.", "probe.")  # what an agent says of itself: no fault of the node, and a person must read it
 EARLY_WORDS, EARLY_TEXT = 20, 500  # observations of a machine that is not known yet, and characters of each
 UNKNOWN_AFTER = 900.0  # seconds that a cluster is given to speak of a machine whose agent is heard: it may be booting
 SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
@@ -42,6 +43,9 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
         if boots != node.ended_boots:  # a late sign of life of this boot must not be taken for a new one
             node = replace(node, ended_boots=boots)
             draft.put(node)
+    if news.unconfirmed:
+        _unconfirmed(draft, node, news, ended=ended)
+        return
     if news.kind == GOING_DOWN:
         if not ended:
             _announced(draft, node, news)
@@ -51,6 +55,8 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
         return
     found = classify(news, draft.rules.tables)
     if found is None:
+        if news.kind.startswith(REMARKS):
+            draft.tell(f"its agent: {news.text or news.kind}", key_of(node), event="agent")
         return
     if ended and (_treated(draft, node) or not _are_last_words(node, news)):
         draft.tell(f"{found.code} of an older boot or instance: history only", key_of(node), event="stale")
@@ -65,6 +71,24 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
         return
     raise_fault(draft, fact, node, found, own_check="check" in news.fields, count=news.count)
     _dated_by_boot(draft, news, ended=ended)
+
+
+def _unconfirmed(draft: Draft, node: Node, news: Observed, *, ended: bool) -> None:
+    """Any program of the machine could have written it. Whoever looks for the cause is shown it; nothing is decided."""
+    found = classify(news, draft.rules.tables)
+    if found is None:
+        return
+    undated = f"; undated: {news.fields['undated']}" if news.fields.get("undated") else ""
+    times = f" ({news.count} times)" if news.count > 1 else ""
+    by = news.fields.get("said_by", "a text log")
+    line = f"unconfirmed: {found.code}: {by} says {news.text!r}{times}, and no witness does{undated}"
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is None or ended:
+        draft.tell(line, key_of(node), event="unconfirmed")
+        return
+    draft.tell(line, key_of(incident), key_of(node), event="unconfirmed")
+    if line not in incident.evidence and len(incident.evidence) < KEEP_EVIDENCE:  # in the place of none that is proven
+        draft.put(replace(incident, evidence=(*incident.evidence, line)))
 
 
 def _comes_early(node: Node | None, news: Observed) -> bool:
@@ -93,9 +117,11 @@ def _telling(draft: Draft, said: tuple[Fact, ...]) -> tuple[Fact, ...]:
     worth = []
     for n, fault in found:
         sign = (fault.code, fault.device) if fault is not None else ("", None)
-        worth.append((sign not in first, fault.remedy.rank if fault is not None else -1, -n))
+        news = said[n].news
+        proven = not (isinstance(news, Observed) and news.unconfirmed)
+        worth.append((proven, sign not in first, fault.remedy.rank if fault is not None else -1, -n))
         first.add(sign)
-    least = -min(worth)[2]
+    least = -min(worth)[3]
     return (*said[:least], *said[least + 1 :])
 
 

@@ -23,6 +23,7 @@ KEEP_RESTARTS = 1000  # a native controller may restart its job every second
 HAS_NODES = frozenset({JobState.GATING, JobState.RUNNING, JobState.STOPPING})  # whatever runs of it is its claim
 STACKS = 20_000  # characters from one node
 TAIL = 16_384  # characters of an attempt's output that come after its end
+BY_TURNS = 3  # times an hour that saves which fail and succeed by turns are told of
 SKIPPED, SKIPPED_WORDS = 10, 300  # checkpoints that a line names, and characters of each
 
 
@@ -282,7 +283,7 @@ def checkpointed(draft: Draft, fact: Fact, news: Checkpointed) -> None:
         if news.answered and news.answered != job.answered:
             after = replace(after, answered=news.answered)
             draft.tell(f"has saved step {after.saved}, as it was asked to", key_of(job), event="saved")
-        after = _save_failing(draft, fact, after, news)
+        after = _save_failing(draft, after, news)
     if after != job:
         draft.put(after)
 
@@ -296,19 +297,25 @@ def _work(draft: Draft, job: Job, news: Checkpointed) -> Work | None:
     return Work(what=news.busy[:SKIPPED_WORDS], done=news.done, of=news.of, moved=moved)
 
 
-def _save_failing(draft: Draft, fact: Fact, job: Job, news: Checkpointed) -> Job:
-    """An attempt that has saved nothing yet says nothing of what failed in the one before it."""
+def _save_failing(draft: Draft, job: Job, news: Checkpointed) -> Job:
+    """A person hears of it when it is not as he was told last; where saves fail by turns not every time.
+
+    An attempt that has saved nothing yet says nothing of what failed in the one before it.
+    """
     failed = news.failed[:SKIPPED_WORDS]
-    if bool(failed) == bool(job.save_failed):
-        return replace(job, save_failed=failed)
     if not failed and news.saved is None:
+        return job
+    job = replace(job, save_failed=failed)
+    last = next((name for name in reversed(job.told) if name.startswith("save_")), "save_mended")
+    if last.startswith("save_failed") == bool(failed):
         return job
     kept = "nothing is saved yet" if job.saved is None else f"the newest that is saved is step {job.saved}"
     text = f"not saved: {failed}; the training goes on, {kept}" if failed else f"saves again: step {news.saved}"
     named = f"{job.spec.name}: {text}"
     notice = Notify(event="save_failed" if failed else "save_mended", subject=key_of(job), text=named)
-    told = notify(draft, job, Tell(notice, f"{notice.event}:{fact.seq}"))
-    return replace(job, save_failed=failed, told=told)
+    hour = f"{notice.event}:{draft.reading(INGEST) // 3600:.0f}:"
+    often = sum(name.startswith(hour) for name in job.told)
+    return job if often >= BY_TURNS else replace(job, told=notify(draft, job, Tell(notice, f"{hour}{often}")))
 
 
 def wrote(draft: Draft, news: Wrote) -> None:

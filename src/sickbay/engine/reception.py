@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.view import moment
 from sickbay.model.clock import WatchedClock
-from sickbay.model.errors import BadInput, StoreError
+from sickbay.model.errors import BadInput, StoreError, UnitRefused
 from sickbay.model.facts import (
     AGENT_ANSWERED,
     AnyNews,
@@ -84,7 +84,11 @@ class Reception:
         asked = self._asked(report.node, answered)
         facts = list(self._facts(report, asked))
         alive = self._alive(report)
-        self._keep(facts, {} if alive is None else {report.node: alive})
+        try:
+            self._keep(facts, {} if alive is None else {report.node: alive})
+        except UnitRefused as error:
+            # The store is well: sending it again is no use, leaving out the item that it does not take is.
+            raise BadInput(f"an item cannot be stored: {error}") from error
         self._measure(report)
         # Struck only after the facts are stored: whoever dies in between hears the answer again.
         self._strike(answered & asked.keys())
@@ -299,6 +303,8 @@ def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | No
             return Observed(node=report.node, kind=AGENT_ANSWERED, fields=fields, text=f"{word}: {answer.text}")
         case _ if answer.result == "done":
             return None
+        case RunReboot() if answer.result != "refused":
+            return None  # it may yet come: its proof is another boot, and the rung's own deadline waits for that
         case RunReset(key=key) | RunReboot(key=key):
             text = answer.text or f"the agent says {answer.result}"
             return Outcome(key=key, result="rejected", sends=0, text=text, node=report.node)

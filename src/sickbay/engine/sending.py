@@ -17,7 +17,7 @@ from sickbay.engine.steps import step_incident, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import JobId, Node, NodeId
+from sickbay.model.fleet import Capability, JobId, Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import (
     INTENT_LIFE,
@@ -33,7 +33,7 @@ from sickbay.model.intent import (
     Verify,
     nodes_of,
 )
-from sickbay.model.job import Job, JobState
+from sickbay.model.job import Call, Job, JobState
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 ASK_AGAIN = 30.0  # seconds until a job's stop that is withheld is judged afresh
@@ -57,7 +57,7 @@ def send(draft: Draft, key: str) -> None:
     if isinstance(intent.act, StopJob) and not intent.doubted and (job := _spared(draft, intent.act)) is not None:
         draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn: what called for it was dismissed"))
         draft.waits[key] = None
-        _run_on(draft, job)
+        _run_on(draft, job, (), "what called for its end was dismissed before its stop was sent")
         settle(draft)
         return
     refused = withheld(draft, intent)
@@ -74,6 +74,8 @@ def send(draft: Draft, key: str) -> None:
         seen_by=intent.seen_by or Deadline(clock=intent.clock, at=reading + intent.patience),
         not_before=None,
     )
+    if isinstance(sent.act, AskToSave) and sent.act.sent_at is None and (asked := draft.job(sent.act.job)) is not None:
+        sent = replace(sent, act=replace(sent.act, sent_at=draft.now, step=asked.step))
     draft.put(sent)
     answer_by = Deadline(clock=intent.clock, at=reading + intent.call_timeout)
     draft.waits[key] = WaitMark(until=answer_by, on={key: 0}, urgency=1)
@@ -216,11 +218,20 @@ def _spared(draft: Draft, act: StopJob) -> Job | None:
     return job if dismissed(draft, job) else None
 
 
-def _run_on(draft: Draft, job: Job) -> None:
-    """It has lost nothing: its attempt goes on as if it had never been called."""
+def _could_save(draft: Draft, act: StopJob | AskToSave) -> Job | None:
+    """The job, where it may save before its end: what it has saved is old by the time that its stop is sent."""
+    job = draft.job(act.job)
+    if job is None or job.attempt != act.attempt or job.state is not JobState.STOPPING:
+        return None
+    asked = job.listens and not job.called_at_once and draft.rules.policy.resume.save_within
+    return job if asked and Capability.ASK_TO_SAVE in draft.can(job.spec.cluster) else None
+
+
+def _run_on(draft: Draft, job: Job, calls: tuple[Call, ...], because: str) -> None:
+    """It has lost nothing: its attempt goes on as if it had never been stopped."""
     kept = tuple(lost for lost in job.interruptions if lost.closed or lost.attempt != job.attempt)
-    also = {"calls": (), "deadline": None, "remind": None, "interruptions": kept}
-    step_job(draft, job, "spared", "what called for its end was dismissed before its stop was sent", also)
+    also = {"calls": calls, "deadline": None, "remind": None, "interruptions": kept}
+    step_job(draft, job, "spared", because, also)
     draft.waits[key_of(job)] = DUE_NOW
 
 
@@ -228,6 +239,11 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
     """It is not sent: its owner decides again as if it had not been written down; no try is lost, no time runs."""
     key = f"intent:{intent.key}"
     if isinstance(intent.act, StopJob | AskToSave):  # its end was decided; it waits, and its story says for what
+        if not intent.doubted and (job := _could_save(draft, intent.act)) is not None:
+            draft.put(replace(intent, state=IntentState.EXPIRED, answer=f"withdrawn: {refused.because}"))
+            draft.waits[key] = None
+            _run_on(draft, job, job.calls, f"{refused.because}: it trains on, and saves once more before its stop")
+            return
         again = Deadline(clock=intent.clock, at=draft.reading(intent.clock) + ASK_AGAIN)
         draft.put(replace(intent, not_before=again, answer=refused.because))
         if isinstance(intent.act, AskToSave) and not intent.doubted:

@@ -44,6 +44,35 @@ def parse_line(text: str) -> Sign | None:
     return _named(peel(text), text)
 
 
+# Words that the kernel puts behind the name of a process (15 characters that it chose itself) at a line's beginning.
+_BY_NAME = re.compile(
+    r"(?P<head>traps: )?(?P<name>(?:\\x[0-9a-f]{2}|.){0,15}?)"
+    r"(?=\[\d{1,10}\]:? |/\d{1,10}: | ?\(\d{1,10}\):? | invoked oom-killer: "
+    r"|: (?:page allocation failure|vmalloc error|attempt to access beyond end of device)\b)",
+    re.DOTALL,
+)
+_SOMEBODY = "a"  # is read in the place of such a name
+
+
+def heard(text: str, *, bare: bool) -> tuple[Sign | None, Peeled]:
+    """What the kernel said in a line that was read from its source, and what stood before it.
+
+    `bare`: the source is the kernel's own, and nothing stands before its words. Nobody but the kernel speaks in them: a
+    name with which a line begins is not read, and what the kernel has escaped stays so.
+    """
+    peeled = Peeled(body=text.strip(), speaker=KERNEL) if bare else peel(text, pasted=False)
+    if len(text) > LONGEST:
+        return None, peeled
+    found = _BY_NAME.match(peeled.body) if peeled.by_kernel else None
+    if found is None:
+        return _named(peeled, text), peeled
+    body = f"{found['head'] or ''}{_SOMEBODY}{peeled.body[found.end() :]}"
+    sign = _named(replace(peeled, body=body), text)
+    if sign is not None and sign.fields.get("name") == _SOMEBODY:
+        sign = replace(sign, fields={**sign.fields, "name": found["name"]})
+    return sign, peeled
+
+
 def _named(peeled: Peeled, text: str) -> Sign | None:
     body = peeled.body
     if not body:

@@ -10,6 +10,7 @@ import re
 from functools import cache
 
 from sickbay.brain.classify import ADVISER
+from sickbay.brain.recovery import action_in, action_of
 from sickbay.knowledge.registers import NVLINK5, decode
 from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
@@ -20,34 +21,6 @@ from sickbay.model.sign import Fields, Sign
 ANCHORS: tuple[str, ...] = ("NVRM", "SXid", "nvidia-nv", "nvidia-uvm", "nvidia-modeset", "nvidia ", "nvidia:")
 WORDINGS = "nvidia_wordings.csv"
 LINKED = frozenset({74, 136, 155, *NVLINK5})
-
-# What the driver wants done (Xid 154), in the words of all branches. "Drain P2P" asks for the end of the work that
-# talks to peers, which is what restarting the job does; "Drain and Reset" lets work end first, as every reset of ours.
-ADVICE: dict[str, Remedy] = {
-    "none": Remedy.NONE,
-    "no action": Remedy.NONE,
-    "gpu reset required": Remedy.RESET_GPU,
-    "gpu reset": Remedy.RESET_GPU,
-    "reset": Remedy.RESET_GPU,
-    "pf flr": Remedy.RESET_GPU,
-    "bus reset": Remedy.RESET_GPU,
-    "gpu bus reset": Remedy.RESET_GPU,
-    "gpu reset bus": Remedy.RESET_GPU,
-    "gpu bus reset required": Remedy.RESET_GPU,
-    "node reboot required": Remedy.REBOOT,
-    "node reboot": Remedy.REBOOT,
-    "os reboot": Remedy.REBOOT,
-    "os reboot required": Remedy.REBOOT,
-    "reboot": Remedy.REBOOT,
-    "reboot required": Remedy.REBOOT,
-    "drain p2p": Remedy.RESTART_JOB,
-    "drain and reset": Remedy.RESET_GPU,
-    "drain & reset": Remedy.RESET_GPU,
-}
-# The numbers stand for the same in every branch; where the words are cut off they are enough.
-ADVICE_NUMBERS = (
-    Remedy.NONE, Remedy.RESET_GPU, Remedy.REBOOT, Remedy.RESTART_JOB, Remedy.RESET_GPU, Remedy.RESET_GPU,
-)  # fmt: skip
 
 _BDF = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _XID = re.compile(
@@ -174,11 +147,10 @@ def advice_of(text: str) -> Remedy | None:
     found = _ADVISES.search(text)
     if not found:
         return None
-    if found["words"]:
-        words = " ".join(found["words"].lower().split())
-        return ADVICE.get(words)
-    number = int(found["n"], 16) if found["n"] else len(ADVICE_NUMBERS)
-    return ADVICE_NUMBERS[number] if number < len(ADVICE_NUMBERS) else None
+    # Where the words are cut off: the numbers stand for the same in every branch.
+    number = int(found["n"], 16) if found["n"] else -1
+    action = action_in(found["words"]) if found["words"] else action_of(number)
+    return None if action is None else action.remedy
 
 
 def _sxid_fields(line: re.Match[str]) -> Fields:

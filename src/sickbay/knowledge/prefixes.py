@@ -29,6 +29,7 @@ class Peeled(Noun):
 
     body: str
     speaker: str = ""
+    host: str = ""  # whose line it is, where the prefix says it
     wall: datetime | None = None  # without a zone where the prefix has none
     yearless: bool = False  # the prefix names no year: see `dated`
     mono: float | None = None  # seconds since boot
@@ -46,10 +47,11 @@ class Peeled(Noun):
 
 
 class _State:
-    __slots__ = ("dmesg", "level", "mono", "sequence", "speaker", "wall", "yearless")
+    __slots__ = ("dmesg", "host", "level", "mono", "sequence", "speaker", "wall", "yearless")
 
     def __init__(self) -> None:
         self.speaker = ""
+        self.host = ""
         self.wall: datetime | None = None
         self.yearless = False
         self.mono: float | None = None
@@ -133,9 +135,13 @@ _HOST = re.compile(
 )
 
 
-def peel(line: str) -> Peeled:
-    """The line without what stands before the message, and what that told."""
-    text = _clean(line[:LONGEST])
+def peel(line: str, *, pasted: bool = True) -> Peeled:
+    """The line without what stands before the message, and what that told.
+
+    `pasted`: as somebody saw it on a terminal, where a progress bar wrote over itself. In a line that is read from its
+    source nothing goes away in front of a carriage return: it would take the speaker along.
+    """
+    text = _clean(line[:LONGEST], pasted=pasted)
     state = _State()
     at = _match_end(_GUTTER, text, _match_end(_QUOTES, text, 0))
     at = _match_end(_RELAYED, text, at)
@@ -147,8 +153,8 @@ def peel(line: str) -> Peeled:
         if state.speaker not in {"", KERNEL}:
             break
     return Peeled(
-        body=text[at:].strip(), speaker=state.speaker, wall=state.wall, yearless=state.yearless, mono=state.mono,
-        sequence=state.sequence, level=state.level,
+        body=text[at:].strip(), speaker=state.speaker, host=state.host, wall=state.wall, yearless=state.yearless,
+        mono=state.mono, sequence=state.sequence, level=state.level,
     )  # fmt: skip
 
 
@@ -168,11 +174,11 @@ def dated(peeled: Peeled, today: datetime) -> datetime | None:
     return None
 
 
-def _clean(text: str) -> str:
+def _clean(text: str, *, pasted: bool) -> str:
     text = text.rstrip("\r\n\x00")
     if "\x1b" in text or "m" in text[:40]:
         text = _COLOUR.sub("", text)
-    if "\r" in text:  # a progress bar wrote over itself: the last is what was seen
+    if pasted and "\r" in text:  # a progress bar wrote over itself: the last is what was seen
         text = text.rsplit("\r", 1)[-1]
     if "\u00a0" in text:
         text = text.replace("\u00a0", " ")
@@ -250,6 +256,7 @@ def _pri(text: str, at: int, state: _State) -> int:
         return found.end()
     if five["date"]:
         state.wall = _iso(five)
+    state.host = "" if five["host"] == "-" else five["host"]
     _speak(five["app"], state)
     return five.end()
 
@@ -295,6 +302,7 @@ def _who(text: str, at: int, state: _State) -> int:
     found = _KERNEL_TAG.match(text, at)
     if found and (found["host"] is None or stamped):
         state.speaker = KERNEL
+        state.host = state.host or found["host"] or ""
         state.level = state.level or found["lev"] or ""
         return found.end()
     if state.speaker or not stamped:
@@ -304,11 +312,13 @@ def _who(text: str, at: int, state: _State) -> int:
             return found.end()
         return at
     if (found := _DRIVER_TAG.match(text, at)) and not (state.dmesg and found["host"]):
+        state.host = state.host or found["host"] or ""
         return found.end()
     found = _TAG.match(text, at)
     # After the seconds since boot, or where dmesg wrote the stamp, words with a colon are the message's own.
     if not found or ((state.dmesg or state.wall is None) and not found["pid"]):
         return at
+    state.host = state.host or found["host"]
     _speak(found["tag"], state)
     return found.end()
 

@@ -30,6 +30,7 @@ class Observed(News, tag="observed"):
     ended: bool = False  # the agent that said it knows that this boot has ended since
     last_words: bool = False  # read under a boot that has ended (spooled, or from that boot's journal)
     count: int = 1
+    unconfirmed: bool = False  # any program could have written it, and no witness tells it: shown, never acted upon
 
 
 class AgentSilent(News, tag="agent_silent"):

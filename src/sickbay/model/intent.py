@@ -54,6 +54,8 @@ class AskToSave(Act, tag="ask_to_save"):
     job: JobId
     attempt: int
     nodes: tuple[NodeId, ...]
+    sent_at: datetime | None = None  # first: it may have been withheld for long
+    step: int | None = None  # that was known then: whatever is saved of later ones is the answer
 
 
 class Fence(Act, tag="fence"):

@@ -164,8 +164,8 @@ def command_id(key: str, node: NodeId) -> str:
     return f"{key}/{node}"
 
 
-class Reply(Noun):
-    """The controller's answer to a report or a poll.
+class Reply(Noun, omit_defaults=False):
+    """The controller's answer to a report or a poll. All its fields are said: `ack` is what agents know it by.
 
     `ack`: every item up to this seq is stored. `report_every`: seconds between two signs of life. `poll_for`: how long
     a poll may be held; 0: commands ride on replies to reports only, do not poll.

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from types import FrameType
+from typing import Any
 
 from sickbay.train import beats
 
@@ -17,9 +18,11 @@ AGAIN = 5.0  # seconds: launchers pass on what the whole process group has got a
 EVERY = 0.1  # seconds between two looks for the file
 ASKED = os.path.join(os.path.dirname(beats.PATH), "save.asked") if beats.PATH else ""  # noqa: PTH118, PTH120
 
-_terminated = threading.Event()
-_ending = threading.Event()
+# No Event: the second of two signals would wait for the lock of the first, in the thread that holds it.
+_terminated = False
+_ending = False
 _asked_at = 0.0
+_before: Any = None  # what SIGTERM did before this process answered it
 _handles = False
 _listens = False
 _looked = -EVERY
@@ -33,30 +36,30 @@ def should_save(*, term: bool = True) -> bool:
         if step % 100 == 0 or train.should_save():
             checkpoints.save(step, state)
         if train.should_end():
-            break
+            break  # and end with another exit code than 0, which would mean that all is done
 
     Sickbay asks those who call this before it stops them for something that can wait, and waits for the save. It also
     answers SIGTERM: from the first call on that ends this process no more by itself, and whoever sent it waits a while
     and then kills. With `term=False` SIGTERM is left as it is.
     Ranks are not asked at the same moment: where several save together, agree on it first (all-reduce the answers).
     """
-    global _handles, _listens  # noqa: PLW0603  # a signal has one handler in a process
+    global _before, _handles, _listens, _terminated  # noqa: PLW0603  # a signal has one handler in a process
     if not _listens:
         _listens = True
         beats.listens()
     if term and not _handles and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _on_term)
+        _before = signal.signal(signal.SIGTERM, _on_term)
         _handles = True
     asked = _is_asked() if ASKED else False
-    if _terminated.is_set():
-        _terminated.clear()
+    if _terminated:
+        _terminated = False
         return True
     return asked
 
 
 def should_end() -> bool:
-    """Whether SIGTERM has come, for scripts that call `should_save`: nothing is left to do but to end."""
-    return _ending.is_set()
+    """Whether SIGTERM has come, for scripts that call `should_save`: nothing is left to do but to end, not with 0."""
+    return _ending
 
 
 def _is_asked() -> bool:
@@ -84,13 +87,22 @@ def _is_asked() -> bool:
 
 
 def _on_term(_number: int, _frame: FrameType | None) -> None:
-    global _asked_at  # noqa: PLW0603
-    if (
-        _terminated.is_set() and time.monotonic() - _asked_at > AGAIN
-    ):  # asked a second time, and nobody has looked: then it ends as it would have
+    global _asked_at, _ending, _terminated  # noqa: PLW0603
+    if _terminated and time.monotonic() - _asked_at > AGAIN:
+        # Asked a second time, and nobody has looked: then it ends as it would have.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
-    if not _terminated.is_set():
+    if not _terminated:
         _asked_at = time.monotonic()
-    _terminated.set()
-    _ending.set()
+    _terminated = _ending = True
+
+
+def _in_child() -> None:
+    """What a script forks (the workers of a data loader) never asks: a signal has to end it."""
+    global _ending, _handles, _terminated  # noqa: PLW0603
+    if _handles and signal.getsignal(signal.SIGTERM) is _on_term:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if _before is None else _before)
+    _handles = _terminated = _ending = False
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from operator import index
+from pathlib import Path
 from time import monotonic
 from typing import cast
 
@@ -27,9 +28,24 @@ _last: dict[str, object] = {}  # what the last heartbeat said besides
 _work: dict[str, object] = {}  # the long piece of work that is under way
 _asked: list[tuple[str, int]] = []  # the ask that no save has answered yet, and the step at which it came
 _told = [0.0]  # when such a piece of work was last told of
+_told_of: list[str] = []  # the directory whose checkpoints the heartbeat tells of
 _lock = threading.RLock()  # of the file and of what it says: a save tells from a thread of its own
 # Below a launcher such as torchrun all workers of a node share one file: the first of them writes it.
 _silent = not PATH or ("TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0")
+
+
+def tells_of(directory: str) -> bool:
+    """Of the directory of the job, or else of the first one that the script uses: it may keep others besides."""
+    own = os.environ.get("SICKBAY_CHECKPOINT_DIR")
+    if not _told_of or (own and str(Path(own).absolute()) == directory):
+        _told_of[:] = [directory]
+    return _told_of == [directory]
+
+
+def ended(directory: str) -> None:
+    """A script that is done with these checkpoints may go on with others."""
+    if _told_of == [directory]:
+        _told_of.clear()
 
 
 def began(attempt: int, rank: int, resumed_from: int | None, skipped: Sequence[object]) -> None:

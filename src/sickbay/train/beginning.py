@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,7 @@ from sickbay.train.layout import (
 from sickbay.train.near import Near, create_secret, secret_of
 from sickbay.train.run import Run, launch
 from sickbay.train.sharing import Looking, wait_for
-from sickbay.train.validity import Checkpoint, Survey, lineage_of, survey
+from sickbay.train.validity import NONE_NEAR, Checkpoint, Survey, lineage_of, survey
 
 log = logging.getLogger("sickbay.train")
 READ_AGAIN = (1.0, 4.0, 15.0, 60.0)  # seconds after which what could not be read is tried again, before it is refused
@@ -106,8 +107,8 @@ def _fence(run: Run) -> tuple[RunFile, Looking]:
     if not disk.exists(marker_path(run.directory)):
         marker = {"keeps": "checkpoints of sickbay.train", "id": os.urandom(8).hex()}
         disk.create(marker_path(run.directory), marker)
-    disk.refresh(run.directory)
     while True:
+        disk.refresh(run.directory)
         highest = max(fenced(run.directory), default=0)
         number = run.attempt or _free(run.directory, highest + 1)
         if number < highest:
@@ -182,10 +183,10 @@ def _open_near(run: Run, looking: Looking) -> None:
     if run.tiers.near is None:
         return
     secret = ""
-    if run.tiers.copies and run.world_size > 1:
+    if run.world_size > 1:
         what = f"rank 0 wrote no secret for attempt {looking.attempt}"
         secret = wait_for(lambda: secret_of(run.directory, looking.attempt), looking, what)
-    looking.near = Near(run.tiers.near, run.directory, looking.attempt, run.rank, run.world_size, secret)
+    looking.near = Near(run.tiers.near, run, looking.attempt, secret)
     looking.near.tell()
 
 
@@ -193,7 +194,7 @@ def _learn_all(run: Run, looking: Looking) -> None:
     """Rank 0: what is whole on the disks of all nodes that take part."""
     if run.tiers.near is None:
         return
-    if run.tiers.copies and run.world_size > 1:
+    if run.world_size > 1:
         create_secret(run.directory, looking.attempt)
     _open_near(run, looking)
     near = looking.near
@@ -263,7 +264,7 @@ def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
 
 def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
     """A server that does not answer now may answer in a minute."""
-    near = looking.near.whole if looking.near is not None else {}
+    near: Mapping[Place, Manifest | str] = looking.near.found if looking.near is not None else NONE_NEAR
     for pause in READ_AGAIN:
         try:
             return survey(run.directory, fence.attempt, looking.together, near)
@@ -279,23 +280,32 @@ def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
 def _put_back(root: Path, place: Place) -> None:
     """One whose removal was not finished, and that an older attempt began from: it is a checkpoint again."""
     if not disk.exists(manifest_path(root, place)):
-        removed_path(root, place).rename(manifest_path(root, place))
-        disk.sync(step_path(root, place))
+        with suppress(FileNotFoundError):  # its remover has put it back himself, or it is gone, which is looked at next
+            removed_path(root, place).rename(manifest_path(root, place))
+            disk.sync(step_path(root, place))
 
 
 def _still_first(directory: Path, number: int) -> None:
     """What decides is listed anew: a client may remember what a directory held, and what it did not hold."""
     disk.refresh(directory)
     for attempt in attempts(directory):
-        disk.refresh(attempt_path(directory, attempt))
+        _refresh(attempt_path(directory, attempt))
         for step in steps(directory, attempt):
             if not disk.exists(manifest_path(directory, Place(attempt, step))):
-                disk.refresh(step_path(directory, Place(attempt, step)))
-    there = fenced(directory)
+                _refresh(step_path(directory, Place(attempt, step)))
+    there = fenced(directory, least=number)
     if number not in there:
         raise Unreadable(f"{directory} does not show attempt {number}, which has just begun in it: start once more")
     if there[-1] > number:
         raise superseded(directory, number, there[-1])
+
+
+def _refresh(directory: Path) -> None:
+    try:
+        disk.refresh(directory)
+    except PermissionError:
+        if os.access(directory, os.W_OK):
+            raise  # else somebody has protected it from writing: it stays as it is
 
 
 # --- the others
@@ -352,8 +362,7 @@ def _fence_of(run: Run, number: int) -> RunFile | None:
 
 
 def _not_later(directory: Path, number: int) -> None:
-    later = [one for one in fenced(directory) if one > number]
-    if later:
+    if later := fenced(directory, least=number + 1):
         raise superseded(directory, number, later[-1])
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Self
 from sickbay.train import beats, disk, snapshot
 from sickbay.train.beginning import begin
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded, Unreadable
+from sickbay.train.errors import CheckpointError, Superseded, may_pass
 from sickbay.train.layout import (
     Manifest,
     Part,
@@ -126,7 +127,8 @@ class Checkpoints:
         atexit.register(self._at_exit)
 
     def _tell(self) -> None:
-        beats.began(self.attempt, self.rank, self.resumed.step if self.resumed else None, self.skipped)
+        if beats.tells_of(str(self.directory)):
+            beats.began(self.attempt, self.rank, self.resumed.step if self.resumed else None, self.skipped)
         if self.rank == 0:
             for one in self.skipped:
                 log.warning("skipped %s", one)
@@ -182,24 +184,35 @@ class Checkpoints:
         manifest, name = self._ours(), shard_name(rank)
         if name not in manifest.files:
             raise CheckpointError(f"{chosen} has no {name}")
-        copies = copies_of(self.directory, manifest, name, self._near)
+        progress = telling(f"loading {chosen}", manifest.files[name].size)
+        read = partial(read_any, expected=manifest.files[name], form=manifest.forms[rank], progress=progress)
         try:
-            progress = telling(f"loading {chosen}", manifest.files[name].size)
-            return read_any(copies, manifest.files[name], manifest.forms[rank], progress)
+            try:
+                return read(copies_of(self.directory, manifest, name, self._near))
+            except CorruptShard:  # what was near only goes when this attempt has saved it again
+                again = read_manifest(self.directory, Place(self.attempt, chosen.step))
+                if manifest.far is not None or again is None or again.files != manifest.files:
+                    raise
+                return read(copies_of(self.directory, again, name, None))
         except CorruptShard as fault:
             raise CheckpointError(f"{chosen} was whole and is no longer: {fault}") from None
         except snapshot.NotAShard as why:
             raise CheckpointError(f"cannot load {chosen}/{name}: {why}") from None
 
     def save(self, step: int, state: object) -> bool:
-        """Copy the state and write it in the background. False: it is left out, as the save before has not ended.
+        """Copy the state and write it in the background.
+
+        False: it is left out, as the save before has not ended, or as there is no memory or no thread for it.
 
         What has failed is tried again, and told; after too many failures in a row the last one is raised here.
         """
         if self.ready(step) is None:
             return False
         self._loaded = {}
-        shot = snapshot.take(state, self._kept)
+        try:
+            shot = snapshot.take(state, self._kept)
+        except MemoryError as error:  # none for the copy, now
+            return self._cannot_begin(step, error)
         self._kept = shot.kept
         self._size = sum(len(part) for part in shot.parts)
         shard = shard_name(self.rank)
@@ -225,8 +238,19 @@ class Checkpoints:
         self._hurry.clear()
         place = Place(self.attempt, step)
         self._thread = Thread(target=self._run, args=(place, write, sure), name=f"sickbay-save-{step}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # a limit of processes
+            self._thread = None
+            return self._cannot_begin(step, error)
         return True
+
+    def _cannot_begin(self, step: int, error: Exception) -> bool:
+        self._last, place = step, Place(self.attempt, step)
+        self._error = _named(place, error)
+        log.warning("%s", self._error)
+        self._fails(place)
+        return False
 
     def ready(self, step: int, *, shared: bool = False, patiently: bool = False) -> Path | None:
         """The directory into which this step may be saved. None: the save before has not ended within the budget.
@@ -241,7 +265,7 @@ class Checkpoints:
         place = Place(self.attempt, step)
         if self._thread is not None:
             self._hurry.set()
-            self._thread.join(None if patiently else self.budget)
+            _join(self._thread, None if patiently else self.budget)
             if self._thread.is_alive():
                 self.leave_out(step, f"{place} is left out: the save before it has not ended within {self.budget:g} s")
                 return None
@@ -252,7 +276,10 @@ class Checkpoints:
             return self.path_of(step, shared=shared)
         if self._uploads.hopeless(self.failures):
             self._uploads.raise_last()
-        if self._uploads.is_resumed(step):
+        if (resumed := self._uploads.saved_again) is not None and step <= resumed:
+            if step < resumed:
+                what = f"step {step} after step {resumed}, which attempt {self.attempt} goes on from and saves again"
+                raise CheckpointError(f"{what}: steps only go up")
             log.warning("%s is left out: it is what this attempt went on from, and is being uploaded", place)
             return None
         return self.path_of(step)
@@ -266,12 +293,17 @@ class Checkpoints:
         """So many bytes this rank reads or writes for the save that is under way: how long it may take at the end."""
         self._size = size
 
+    def tell_failed(self, step: int, why: str) -> None:
+        """People hear of it by the heartbeat."""
+        if beats.tells_of(str(self.directory)):
+            beats.save_failed(step, why)
+
     def leave_out(self, step: int, why: str) -> None:
         """This rank does not save this step, and the others must not wait for its part."""
         self._last, place = step, Place(self.attempt, step)
         log.warning("%s", why)
-        beats.save_failed(step, why)
-        self.at.tell_failed(place)
+        self.tell_failed(step, why)
+        self.at.tell_failed(place, near=self._uploads is not None)
         if self._uploads is not None:
             self._uploads.offer(step, None)
 
@@ -284,7 +316,7 @@ class Checkpoints:
 
     def _wait(self, within: float | None) -> None:
         if self._thread is not None:
-            self._thread.join()
+            _join(self._thread)
             self._thread = None
         self._raise()
         if self._uploads is not None:
@@ -302,11 +334,18 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._pid:  # a child that was forked within the block
+            return
         if error is None:
             self.wait()
             self._close(leave=False)
+        elif isinstance(error, SystemExit):  # it ends as it wants to
+            self._at_exit()
         else:
             self._give_up()
+        beats.ended(str(self.directory))
+        atexit.unregister(self._at_exit)  # it would keep all of this in memory
+        self._kept = []
 
     def _at_exit(self) -> None:
         """A script that ends without `wait` has its last save finished all the same."""
@@ -319,7 +358,7 @@ class Checkpoints:
         if self._thread is not None:
             began = time.monotonic()
             while self._thread.is_alive() and time.monotonic() - began < AT_EXIT + allowance(self._size):
-                self._thread.join(1.0)
+                _join(self._thread, 1.0)
             if self._thread.is_alive():  # others may have ended before their part was written
                 self.at.giving_up.set()
         try:
@@ -330,14 +369,16 @@ class Checkpoints:
 
     def _give_up(self) -> None:
         if self._thread is not None:
-            self._thread.join(GRACE)
+            _join(self._thread, GRACE)
             self.at.giving_up.set()
-            self._thread.join(1.0)
+            _join(self._thread, 1.0)
         self._close(leave=True)
 
     def _close(self, *, leave: bool) -> None:
         """`leave`: what is on the nodes' own disks stays there, as the training may go on from it."""
         if self._uploads is not None:
+            if leave:
+                self._uploads.near.copying.wait(GRACE)
             self._uploads.stop()
             self._uploads.near.close(leave=leave)
             self._uploads = None
@@ -353,16 +394,20 @@ class Checkpoints:
                 why = self._reason(place, error)
                 self._error = why
                 log.warning("%s", why)
-                if pause is None or isinstance(why, Superseded) or not _may_pass(error):
+                if pause is None or isinstance(why, Superseded) or not may_pass(error):
                     break
                 if self._hurry.wait(pause) or self.at.giving_up.is_set():
                     break
             else:
                 self._error, self._failed = None, 0
                 return
+        self._fails(place)
+
+    def _fails(self, place: Place) -> None:
+        """It counts, people hear of it, and the other ranks need not wait for it."""
         self._failed += 1
-        beats.save_failed(place.step, str(self._error))
-        self.at.tell_failed(place)
+        self.tell_failed(place.step, str(self._error))
+        self.at.tell_failed(place, near=self._uploads is not None)
         if self._uploads is not None:
             self._uploads.offer(place.step, None)
 
@@ -377,15 +422,14 @@ class Checkpoints:
     def _save(self, place: Place, write: Callable[[Path], Part], sure: Callable[[Manifest], None] | None) -> None:
         self.at.check_fence()
         disk.make_in(step_path(self.directory, place))
-        if not part_path(self.directory, place, self.rank).exists():  # else it was written by an earlier try
+        if not disk.exists(part_path(self.directory, place, self.rank)):  # else it was written by an earlier try
             self.at.put(place, write(step_path(self.directory, place)))
         if self.rank == 0:
             self.at.commit(place, partial(_made_sure, sure=sure))
             self._committed(place)
 
     def _save_near(self, uploads: Uploads, place: Place, write: Callable[[Path], Part]) -> None:
-        """Whole on this node, and then on a second one. It is offered for upload before that is done."""
-        self.at.check_fence()
+        """Whole on this node: nothing is asked of another one. Uploads and copies follow in threads of their own."""
         near = uploads.near
         directory = near.directory_of(place)
         part = near.part_of(place)  # written by an earlier try
@@ -393,26 +437,25 @@ class Checkpoints:
             part = write(directory)._replace(run=self.at.run)
             near.put(place, part)
         uploads.offer(place.step, part)
-        if (why := near.copy_out(place, part)) is not None:
-            log.warning("%s", why)
-        near.thin_out(uploads.busy_with)
+        near.copying.offer((place, part))
 
     def _committed(self, place: Place) -> None:
         self._verified.add(place)
-        beats.saved(place.step)
+        if beats.tells_of(str(self.directory)):
+            beats.saved(place.step)
         if self.keep is not None:
             prune(self.directory, place, self.keep, self._verified)
+
+
+def _join(thread: Thread, within: float | None = None) -> None:
+    with suppress(RuntimeError):  # an interrupt came right before it was started
+        thread.join(within)
 
 
 def _made_sure(manifest: Manifest, *, sure: Callable[[Manifest], None] | None) -> Manifest:
     if sure is not None:
         sure(manifest)
     return manifest
-
-
-def _may_pass(error: Exception) -> bool:
-    """What the system said, of a disk or a server: it may say something else in a while."""
-    return isinstance(error.__cause__ if isinstance(error, Unreadable) else error, OSError)
 
 
 def _named(place: Place, error: Exception) -> Exception:

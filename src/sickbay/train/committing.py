@@ -15,6 +15,7 @@ from sickbay.train.layout import (
     Manifest,
     Part,
     Place,
+    absent_path,
     create_manifest,
     create_part,
     failed_path,
@@ -26,6 +27,8 @@ from sickbay.train.layout import (
 )
 from sickbay.train.run import Run
 from sickbay.train.sharing import allowance
+
+FRESH = 5.0  # seconds: a network client may remember for a minute that a part is not there
 
 
 class Committing:
@@ -42,10 +45,12 @@ class Committing:
         if not create_part(self.directory, place, self.rank, part._replace(run=self.run)):
             raise CheckpointError(f"another process saves as rank {self.rank} of attempt {self.attempt}")
 
-    def tell_failed(self, place: Place) -> None:
-        """The others must not wait for this rank's part."""
+    def tell_failed(self, place: Place, *, near: bool = False) -> None:
+        """The others must not wait for this rank's part. `near`: nor count on one on its node's own disk."""
         with suppress(OSError):
             disk.make_in(step_path(self.directory, place))
+            if near:
+                absent_path(self.directory, place, self.rank).touch()
             failed_path(self.directory, place, self.rank).touch()
 
     def commit(self, place: Place, sure: Callable[[Manifest], Manifest]) -> None:
@@ -67,7 +72,7 @@ class Committing:
 
     def check_fence(self) -> None:
         """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""
-        there = fenced(self.directory)
+        there = fenced(self.directory, least=self.attempt)
         if there and there[-1] > self.attempt:
             raise Superseded(
                 f"attempt {there[-1]} has begun in {self.directory}: nothing that attempt {self.attempt} saves is read"
@@ -83,10 +88,14 @@ class Committing:
         files: dict[str, disk.Sum] = {}
         forms: dict[int, str] = {}
         began, pause = time.monotonic(), 0.001
+        fresh = began
         for rank in range(self.world_size):
             while not disk.exists(part_path(self.directory, place, rank)):
                 written = sum(one.size for one in files.values())
                 self._still_hope(place, rank, began, self.patience + allowance(written / max(1, rank)))
+                if time.monotonic() - fresh > FRESH:
+                    disk.refresh(step_path(self.directory, place))
+                    fresh = time.monotonic()
                 self.giving_up.wait(pause)
                 pause = min(pause * 1.5, 0.05)
             part = self._part(place, rank)

@@ -168,6 +168,31 @@ def create(path: Path, content: dict[str, Any]) -> bool:
     return ours
 
 
+def ask(path_of: Callable[[int], Path], number: int, content: dict[str, Any]) -> int:
+    """Create one of a series of files that this process alone creates and others wait for, and say which.
+
+    No number is left out, also where the one before was made by a try whose answer was an error.
+    """
+    while not create(path := path_of(number), content):
+        there = read(path)
+        if there == content:
+            break
+        if there is not None:
+            number += 1
+        elif not _unclaimed(path):
+            raise unreadable(path, OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
+    return number
+
+
+def _unclaimed(path: Path) -> bool:
+    """Take a claim of our own back that was not followed by its file. False: there is none."""
+    try:
+        claim_of(path).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _place(aside: Path, path: Path) -> bool:
     try:
         os.link(aside, path)
@@ -280,6 +305,11 @@ def misfit_of(path: File, expected: Sum, name: str = "") -> str | None:
     name = name or path.name
     try:
         size = size_of(path)
+        if size != expected.size and isinstance(path, Path):
+            with path.open(
+                "rb"
+            ) as file:  # a network client may remember another length: opening makes it ask its server
+                size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:

@@ -28,3 +28,8 @@ class Unreadable(CheckpointError):  # noqa: N818
 
 class SourceDamaged(CheckpointError):  # noqa: N818
     """A file that was to be stored elsewhere is no longer what was written: nothing of it was stored."""
+
+
+def may_pass(error: Exception) -> bool:
+    """What the system said, of a disk or a server: it may say something else in a while."""
+    return isinstance(error.__cause__ if isinstance(error, Unreadable) else error, OSError)

@@ -5,7 +5,7 @@
     attempt-<n>/ranks/rank-<r>          rank r has begun                       rank r, exclusively
     attempt-<n>/look-<k>.json           the k-th checkpoint that n considers   rank 0, where all ranks look together
     attempt-<n>/look-<k>.rank-<r>.json  what rank r found in its share of it   rank r
-    attempt-<n>/secret                  by which the ranks of n know another   rank 0, if they keep copies for another
+    attempt-<n>/secret                  by which the ranks of n know another   rank 0, where several have such disks
     attempt-<n>/near/rank-<r>.json      what the disk of r's own node holds    rank r, where there are such disks
     attempt-<n>/near.json               what is whole on all of these disks    rank 0
     attempt-<n>/upload-<k>.json         what all ranks upload next from there  rank 0
@@ -17,6 +17,7 @@
     attempt-<n>/step-<s>/files.json     what is in files/                      rank 0, when all ranks have left
     attempt-<n>/step-<s>/rank-<r>.json  size and SHA-256 of its files          rank r, when they are on the disk
     attempt-<n>/step-<s>/rank-<r>.failed    rank r could not save               rank r, if it still can
+    attempt-<n>/step-<s>/rank-<r>.absent    rank r has nothing of it near       rank r, where saves go there first
     attempt-<n>/step-<s>/manifest.json  the files of all ranks                 rank 0, exclusively, when all are there
     attempt-<n>/step-<s>/removed.json   what was the manifest, of a checkpoint that is being removed
 
@@ -31,8 +32,8 @@ from typing import Any, NamedTuple
 
 from sickbay.train import disk
 
-_ATTEMPT = re.compile(r"attempt-([1-9]\d*)\Z")
-_STEP = re.compile(r"step-(0|[1-9]\d*)\Z")
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)\Z")
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)\Z")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break a line of a log, or its encoding
 FILES = "files"  # the directory that foreign code writes into
 
@@ -164,6 +165,10 @@ def files_path(root: Path, place: Place) -> Path:
     return step_path(root, place) / FILES
 
 
+def absent_path(root: Path, place: Place, rank: int) -> Path:
+    return step_path(root, place) / f"rank-{rank}.absent"
+
+
 def left_path(root: Path, place: Place, rank: int) -> Path:
     return step_path(root, place) / f"rank-{rank}.left"
 
@@ -187,13 +192,13 @@ def begun(root: Path) -> list[int]:
         return [number for number in attempts(root) if disk.exists(lineage_path(root, number))]
 
 
-def fenced(root: Path) -> list[int]:
-    """Numbers of the attempts that have begun, whether or not they have chosen yet, rising."""
+def fenced(root: Path, least: int = 1) -> list[int]:
+    """Numbers (from `least` on) of the attempts that have begun, whether or not they have chosen yet, rising."""
     with disk.readable(root):
         return [
             number
             for number in attempts(root)
-            if disk.exists(run_path(root, number)) or disk.exists(lineage_path(root, number))
+            if number >= least and (disk.exists(run_path(root, number)) or disk.exists(lineage_path(root, number)))
         ]
 
 

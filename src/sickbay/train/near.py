@@ -6,18 +6,19 @@ rank 0 says what of it is whole, and who serves which file. Only what is in the 
 durable: whatever is near may be gone with its node.
 """
 
-import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
 from sickbay.train import disk
+from sickbay.train.behind import Behind
 from sickbay.train.errors import CheckpointError, Unreadable
 from sickbay.train.layout import (
+    Lineage,
     Manifest,
     Part,
     Place,
@@ -27,7 +28,6 @@ from sickbay.train.layout import (
     holds_path,
     manifest_as_json,
     manifest_from,
-    marker_path,
     near_path,
     part_as_json,
     part_from,
@@ -38,18 +38,12 @@ from sickbay.train.layout import (
     step_path,
     steps,
 )
+from sickbay.train.near_disk import drop, held_in, root_of
 from sickbay.train.peers import Peer, Server
+from sickbay.train.run import Run
 
 log = logging.getLogger("sickbay.train")
 KEPT = 2  # steps that stay on a node: its ranks may be one save apart when they are killed
-
-
-class Held(NamedTuple):
-    """One rank's part of a checkpoint on this node."""
-
-    place: Place
-    rank: int
-    part: Part
 
 
 class Seat(NamedTuple):
@@ -62,15 +56,30 @@ class Seat(NamedTuple):
 class Near:
     """What one rank knows of the nodes' own disks."""
 
-    def __init__(self, where: Path, directory: Path, attempt: int, rank: int, world_size: int, secret: str) -> None:
-        self.directory, self.attempt, self.rank, self.world_size = directory, attempt, rank, world_size
-        self.root = root_of(where, directory)
+    def __init__(self, where: Path, run: Run, attempt: int, secret: str) -> None:
+        self.directory, self.attempt, self.rank, self.world_size = run.directory, attempt, run.rank, run.world_size
+        self.root = root_of(where, run.directory)
         self.whole: dict[Place, Manifest] = {}
+        self.lacking: dict[Place, str] = {}  # why the others are not; rank 0 knows
         self._holders: dict[Place, dict[str, list[str]]] = {}
         self._seats: list[Seat] = []
         disk.make(attempt_path(self.root, attempt))
+        for step in steps(self.root, attempt):  # of another run that had this number: no rank of ours has saved yet
+            rmtree(step_path(self.root, Place(attempt, step)), ignore_errors=True)
         self._secret = secret
-        self._server = Server(self.root, secret) if secret else None  # without one no copies are kept elsewhere
+        self.copying: Behind[tuple[Place, Part]] = Behind("sickbay-copies", self._copy_out)
+        self._copies = run.tiers.copies
+        self._server = self._serve(secret) if secret else None
+
+    def _serve(self, secret: str) -> Server | None:
+        """Ranks may be on other nodes than those that saved what they go on from, also where no copies are sent."""
+        try:
+            return Server(self.root, secret)
+        except OSError as why:
+            if self._copies:
+                raise
+            log.warning("no other node can read what is near here: %s", why)
+            return None
 
     # --- when an attempt begins
 
@@ -91,16 +100,23 @@ class Near:
     def decide(self, told: list[dict[str, Any]]) -> None:
         """Rank 0: what is whole on the nodes that take part."""
         self._seats = [Seat(one["node"], one["address"]) for one in told]
+        lineages: dict[int, Lineage | None] = {}
         found: dict[Place, dict[int, tuple[Part, list[str]]]] = {}
         for seat, one in zip(self._seats, told, strict=True):
             for hold in one["holds"]:
-                part, ranks = part_from(hold["part"]), found.setdefault(Place(hold["attempt"], hold["step"]), {})
-                known, holders = ranks.setdefault(hold["rank"], (part, []))
+                place, part = Place(hold["attempt"], hold["step"]), part_from(hold["part"])
+                if place.attempt not in lineages:
+                    lineages[place.attempt] = self._lineage_of(place.attempt)
+                lineage = lineages[place.attempt]
+                if lineage is None or part.run != lineage.run or part.form is None:
+                    continue  # of another training that happens to have the same numbers
+                known, holders = found.setdefault(place, {}).setdefault(hold["rank"], (part, []))
                 if part == known:
                     holders.append(f"{seat.node} {seat.address}")
         for place, parts in found.items():
-            if (manifest := self._manifest(place, parts)) is not None:
-                self.whole[place] = manifest
+            lineage = lineages[place.attempt]
+            if lineage is not None and not self._lacks(place, lineage, parts):
+                self.whole[place] = _manifest(place, lineage, {rank: part for rank, (part, _) in parts.items()})
                 self._holders[place] = {
                     name: sorted(set(holders)) for part, holders in parts.values() for name in part.files
                 }
@@ -110,20 +126,19 @@ class Near:
         path = near_path(self.directory, self.attempt)
         disk.create(path, {"places": places, "seats": [list(seat) for seat in self._seats]})
 
-    def _manifest(self, place: Place, parts: dict[int, tuple[Part, list[str]]]) -> Manifest | None:
-        """Of what its attempt saved, not another training that happens to have the same numbers; None: not whole."""
+    def _lineage_of(self, attempt: int) -> Lineage | None:
         try:
-            lineage = read_lineage(self.directory, place.attempt)
+            return read_lineage(self.directory, attempt)
         except disk.Damaged:
             return None  # where it matters, on the way of the lineage, the survey refuses
-        if lineage is None or set(range(lineage.world_size)) - set(parts):
-            return None
-        ranks = {rank: part for rank, (part, _) in parts.items() if rank < lineage.world_size}
-        if any(part.run != lineage.run or part.form is None for part in ranks.values()):
-            return None
-        files = {name: one for part in ranks.values() for name, one in part.files.items()}
-        forms = {rank: part.form for rank, part in ranks.items() if part.form is not None}
-        return Manifest(place, lineage.world_size, files, forms, lineage.run, far=None)
+
+    def _lacks(self, place: Place, lineage: Lineage, parts: Container[int]) -> bool:
+        """Whether a rank's part of it is on no node that takes part."""
+        missing = [rank for rank in range(lineage.world_size) if rank not in parts]
+        if missing:
+            more = f" (and {len(missing) - 1} more ranks)" if missing[1:] else ""
+            self.lacking[place] = f"what rank {missing[0]}{more} saved of it is on none of the nodes that take part"
+        return bool(missing)
 
     def learn(self) -> bool:
         """Every other rank: what rank 0 has decided. False: it has not yet."""
@@ -145,13 +160,20 @@ class Near:
         if known is None or known.files.get(name) != manifest.files[name]:
             return []
         here = step_path(self.root, manifest.place) / name
-        found: list[disk.File] = [here] if disk.exists(here) else []
+        found: list[disk.File] = []
+        with suppress(OSError):  # a disk that fails holds nothing: there are other copies
+            found += [here] if disk.exists(here) else []
         own = self._server.address if self._server else ""
         for holder in self._holders[manifest.place].get(name, ()):
             address = holder.rpartition(" ")[2]
             if address and address != own and self._secret:
                 found.append(_at(Peer(address, self._secret), manifest.place, name))
         return found
+
+    @property
+    def found(self) -> dict[Place, Manifest | str]:
+        """All of which there is something; with what is not whole goes why."""
+        return {**self.lacking, **self.whole}
 
     # --- while it saves
 
@@ -168,10 +190,11 @@ class Near:
     def part_of(self, place: Place) -> Part | None:
         return read_part(self.root, place, self.rank)
 
-    def copy_out(self, place: Place, part: Part) -> str | None:
-        """A second copy on another node; why not, in words. No save fails for the lack of it."""
+    def _copy_out(self, saved: tuple[Place, Part]) -> str | None:
+        """A second copy on another node; why not, in words. No save waits for it, or fails for the lack of it."""
+        place, part = saved
         buddy = self._buddy_of(self.rank)
-        if buddy is None or not self._seats[buddy].address or not self._secret or part.form is None:
+        if buddy is None or not self._secret or not self._seats[buddy].address or not self._copies or part.form is None:
             return None  # or it is not of our form: what it is read with needs it in one directory
         peer, path = Peer(self._seats[buddy].address, self._secret), part_path(self.root, place, self.rank)
         try:
@@ -193,27 +216,37 @@ class Near:
         theirs = [number for number, seat in enumerate(self._seats) if seat.node == there]
         return theirs[mine.index(rank) % len(theirs)]
 
-    def thin_out(self, uploading: Iterable[Place]) -> None:
-        """Of this attempt the newest steps stay, and those that are being uploaded."""
+    def surplus(self, uploading: Collection[Place]) -> list[Place]:
+        """Of this attempt the newest steps stay that no rank lacks, and those that are being uploaded.
+
+        What is older goes whatever it is: copies that came late, and steps of which we have saved nothing ourselves.
+        """
+        known = [Place(self.attempt, step) for step in steps(self.root, self.attempt)]
+        own = [place for place in known if disk.exists(part_path(self.root, place, self.rank))]
+        newest = [place for place in own if not any(step_path(self.directory, place).glob("rank-*.absent"))][-KEPT:]
+        spared = {*newest, *own[-1:], *known[-KEPT:], *uploading}
+        return [place for place in known if place not in spared]
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """This rank's part of them, and those that are copied to it."""
         mine = {self.rank, *(rank for rank in range(len(self._seats)) if self._buddy_of(rank) == self.rank)}
-        with suppress(OSError, Unreadable):
-            known = [Place(self.attempt, step) for step in steps(self.root, self.attempt)]
-            own = [place for place in known if disk.exists(part_path(self.root, place, self.rank))]
-            for place in own[:-KEPT]:
-                if place not in set(uploading):
-                    for rank in mine:
-                        _drop(self.root, place, rank)
+        for place in places:
+            for rank in mine:
+                drop(self.root, place, rank)
+
+    def has_older(self) -> bool:
+        return any(number < self.attempt for number in attempts(self.root))
 
     def drop_older(self) -> None:
-        """What older attempts left here, once this one has something durable. One rank of a node does it."""
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            with suppress(OSError, Unreadable):
-                for number in attempts(self.root):
-                    if number < self.attempt:
-                        rmtree(attempt_path(self.root, number), ignore_errors=True)
+        """What older attempts left here, once this one has something durable."""
+        with suppress(OSError, Unreadable):
+            for number in attempts(self.root):
+                if number < self.attempt:
+                    rmtree(attempt_path(self.root, number), ignore_errors=True)
 
     def close(self, *, leave: bool) -> None:
         """`leave`: the training may go on from what is here."""
+        self.copying.stop()
         if self._server is not None:
             self._server.close()
         if leave:
@@ -221,50 +254,17 @@ class Near:
         with suppress(OSError, Unreadable):
             for step in steps(self.root, self.attempt):
                 for rank in range(self.world_size):  # copies for others, too: theirs are durable by now
-                    _drop(self.root, Place(self.attempt, step), rank)
+                    drop(self.root, Place(self.attempt, step), rank)
             attempt_path(self.root, self.attempt).rmdir()
             self.root.rmdir()
 
 
-def root_of(where: Path, directory: Path) -> Path:
-    """Two jobs that share a node's disk do not meet there, also where both call their directory by one name."""
-    try:
-        marker = disk.read(marker_path(directory)) or {}
-    except disk.Damaged:
-        marker = {}
-    return where / hashlib.sha256(f"{marker.get('id', '')} {directory}".encode()).hexdigest()[:16]
-
-
-def held_in(root: Path, below: int) -> list[Held]:
-    """All whole parts of attempts below a number. What cannot be read is not held: there are other copies."""
-    return [held for attempt in attempts(root) if attempt < below for held in _held_of(root, attempt)]
-
-
-def _held_of(root: Path, attempt: int) -> Iterator[Held]:
-    for step in steps(root, attempt):
-        place = Place(attempt, step)
-        for path in sorted(step_path(root, place).glob("rank-*.json")):
-            try:
-                rank = int(path.stem.removeprefix("rank-"))
-                part = read_part(root, place, rank)
-                if part is None or any(
-                    disk.misfit_of(step_path(root, place) / name, one) for name, one in part.files.items()
-                ):
-                    continue
-            except (ValueError, Unreadable) as why:  # a damaged one is a ValueError, too
-                log.warning("%s is no copy of anything: %s", path, why)
-                continue
-            yield Held(place, rank, part)
-
-
-def _drop(root: Path, place: Place, rank: int) -> None:
-    """The part first: without it the shard is nothing."""
-    with suppress(OSError, disk.Damaged, Unreadable):
-        part = read_part(root, place, rank)
-        part_path(root, place, rank).unlink(missing_ok=True)
-        for name in part.files if part else ():
-            (step_path(root, place) / name).unlink(missing_ok=True)
-        step_path(root, place).rmdir()  # by whoever comes last
+def _manifest(place: Place, lineage: Lineage, parts: Mapping[int, Part]) -> Manifest:
+    """Of what all ranks of its attempt have saved."""
+    ranks = range(lineage.world_size)
+    files = {name: one for rank in ranks for name, one in parts[rank].files.items()}
+    forms = {rank: form for rank in ranks if (form := parts[rank].form) is not None}
+    return Manifest(place, lineage.world_size, files, forms, lineage.run, far=None)
 
 
 def _at(peer: Peer, place: Place, name: str) -> disk.Copy:

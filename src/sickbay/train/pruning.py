@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
@@ -26,9 +27,11 @@ from sickbay.train.layout import (
     read_fence,
     read_manifest,
     removed_path,
+    run_path,
     step_path,
     steps,
 )
+from sickbay.train.objects import Objects
 from sickbay.train.validity import candidates, lineage_of
 
 log = logging.getLogger("sickbay.train")
@@ -89,7 +92,7 @@ def _remove_all(root: Path, attempt: int, choose: Callable[[], list[Place]]) -> 
             try:
                 _remove(root, attempt, place)
                 removed.append(place)
-            except OSError as error:  # this one; the others are tried all the same
+            except (OSError, CheckpointError) as error:  # this one; the others are tried all the same
                 log.warning("%s was not removed: %s", place, error)
     except (OSError, CheckpointError) as error:
         log.warning("old checkpoints were not removed: %s", error)
@@ -132,15 +135,18 @@ def _surplus(root: Path, newest: Place, keep: int, verified: AbstractSet[Place])
     """Oldest first. What died on the way (unfinished, or saved by an ancestor after its child began) goes too."""
     way, begun_from = _way(root, newest.attempt)
     spared = set(begun_from[:keep])
-    kept = 0
+    kept, held, most = 0, len(spared), 2 * keep
     for place in way:
-        if kept < keep:
+        sure = place in verified
+        if kept < keep and (sure or held < most):
+            if _as_long_as_it_was(root, place):
+                kept += sure
+                held += place not in spared
             spared.add(place)
-            kept += place in verified and _as_long_as_it_was(root, place)
     dead = _dead(root, newest, set(begun_from))
     if not _ancestry(root, newest.attempt)[1]:  # one that is half removed may be what somebody began from
         dead = [place for place in dead if not disk.exists(removed_path(root, place))]
-    if kept < keep:  # those that nobody has verified lately may be all that there is, if one of the others is not whole
+    if kept < keep and held < most:  # what nobody has verified lately may be all that there is
         return dead
     numbers = {place.attempt for place in way}
     known = [Place(number, step) for number in numbers for step in steps(root, number)]
@@ -184,12 +190,21 @@ def _as_long_as_it_was(root: Path, place: Place) -> bool:
     return all(disk.misfit_of(step_path(root, place) / name, one) is None for name, one in manifest.files.items())
 
 
+def is_newest(root: Path, attempt: int) -> bool:
+    """Whether surely no younger attempt has begun: whoever begins from now on finds what was committed before."""
+    try:
+        _ours_to_say(root, attempt)
+    except (OSError, CheckpointError, _Over):
+        return False
+    return True
+
+
 def _ours_to_say(root: Path, attempt: int) -> None:
     disk.refresh(root)
     for number in attempts(root):
         if number > attempt:
             disk.refresh(attempt_path(root, number))  # our client may remember that there was no RUN
-    if max(fenced(root), default=0) > attempt:
+    if fenced(root, least=attempt + 1):
         raise _Over
 
 
@@ -200,6 +215,7 @@ def _remove(root: Path, attempt: int, place: Place) -> None:
     manifest and then look for a younger RUN. So at least one of us sees the other, and what we took is put back.
     """
     manifest, removed = manifest_path(root, place), removed_path(root, place)
+    store = _store_with(root, place)
     try:
         manifest.rename(removed)
     except FileNotFoundError:
@@ -215,7 +231,22 @@ def _remove(root: Path, attempt: int, place: Place) -> None:
         raise
     from shutil import rmtree
 
-    fence = read_fence(root, place.attempt)
-    if fence is not None and fence.far:  # first what is named nowhere once the directory is gone
-        store_of(fence.far).remove_all(prefix_of(place, fence.run))
+    if store is not None:  # first what is named nowhere once the directory is gone
+        store.objects.remove_all(store.prefix)
     rmtree(step_path(root, place))
+
+
+class _Store(NamedTuple):
+    """Where an attempt put the files of one of its steps."""
+
+    objects: Objects
+    prefix: str
+
+
+def _store_with(root: Path, place: Place) -> _Store | None:
+    try:
+        fence = read_fence(root, place.attempt)
+    except disk.Damaged as damage:
+        why = f"where its files are is not known, as {run_path(root, place.attempt)} {damage}"
+        raise CheckpointError(why) from None
+    return _Store(store_of(fence.far), prefix_of(place, fence.run)) if fence is not None and fence.far else None

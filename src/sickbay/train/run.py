@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sickbay.train.errors import CheckpointError
 from sickbay.train.far import store_of
+from sickbay.train.objects import parse
 
 # What the ranks of one launch share, and those of the next do not.
 LAUNCH = ("SICKBAY_JOB_ID", "SICKBAY_ATTEMPT", "TORCHELASTIC_RUN_ID")
@@ -25,8 +26,8 @@ class Tiers(NamedTuple):
         url = far if far is not None else os.environ.get("SICKBAY_CHECKPOINT_FAR", "")
         if url and not where:
             raise CheckpointError(
-                f"{url} is filled from the nodes' own disks: write near=DIR (or SICKBAY_CHECKPOINT_NEAR), a directory"
-                " on a local disk"
+                f"{parse(url)} is filled from the nodes' own disks: write near=DIR (or SICKBAY_CHECKPOINT_NEAR), a"
+                " directory on a local disk"
             )
         if url:
             store_of(url)  # what is wrong with it is told now, not at the first upload

@@ -41,7 +41,7 @@ class Looking:
         self.root, self.attempt, self.rank, self.world_size = root, attempt, rank, world_size
         self.patience = patience
         self.run = ""
-        self.more = 0.0  # seconds beyond our patience that what is looked at now may take
+        self.more = 0.0  # seconds beyond our patience that what was looked at until now may take
         self.near: Near | None = None  # what is on the nodes' own disks, where they are used
         self.loaded: dict[int, Any] = {}
         self.of: Place | None = None  # what `loaded` is from
@@ -55,10 +55,11 @@ class Looking:
             return fault_in(root, manifest)
         for name in sorted(manifest.files):
             copies = copies_of(self.root, manifest, name, self.near)
-            if len(copies) == 1 and (fault := disk.misfit_of(copies[0], manifest.files[name], name)) is not None:
+            durable = len(copies) == 1 and manifest.far is not None  # what is near only may be on other nodes' disks
+            if durable and (fault := disk.misfit_of(copies[0], manifest.files[name], name)) is not None:
                 return fault
         number = self._ask(manifest.place)
-        self.more = allowance(manifest.size / self.world_size)
+        self.more += allowance(manifest.size / self.world_size)
         faults = [self._look(manifest)]
         for rank in range(1, self.world_size):
             what = f"rank {rank} did not look at its share of {manifest.place}"
@@ -72,11 +73,8 @@ class Looking:
 
     def _ask(self, place: Place) -> int:
         """All ranks to look; under which number. One that was asked for before an error may be there already."""
-        while self.world_size > 1:
-            path = look_path(self.root, self.attempt, self._number)
-            if disk.create(path, place._asdict()) or disk.read(path) == place._asdict():
-                break
-            self._number += 1
+        if self.world_size > 1:
+            self._number = disk.ask(partial(look_path, self.root, self.attempt), self._number, place._asdict())
         self._number += 1
         return self._number - 1
 
@@ -97,7 +95,7 @@ class Looking:
         try:
             manifest = read_manifest(self.root, place) or near or read_manifest(self.root, place, removed=True)
             if manifest is not None:
-                self.more = allowance(manifest.size / self.world_size)
+                self.more += allowance(manifest.size / self.world_size)
                 told["fault"] = self._look(manifest)
             if manifest is None or (told["fault"] or "").endswith(MISSING):  # rank 0 has seen all of it a moment ago
                 raise disk.unreadable(step_path(self.root, place), OSError(errno.ESTALE, os.strerror(errno.ESTALE)))

@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sickbay.train import beats, disk
+from sickbay.train import disk
 from sickbay.train.asked import should_save as asked_here
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError
@@ -70,7 +70,9 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
             return checkpoints.put(step, lambda _: Part(written.result()))
         case gang.Standing.BUSY:
             if standing is gang.Standing.READY:
-                _tell(place, f"{place} is left out: the save before it has not ended on rank {verdict.rank}")
+                _tell(
+                    checkpoints, place, f"{place} is left out: the save before it has not ended on rank {verdict.rank}"
+                )
             return False
         case gang.Standing.FAILED:
             why = why or f"rank {verdict.rank} could not begin"
@@ -87,7 +89,11 @@ def _stage(checkpoints: Checkpoints, ranks: gang.Ranks, step: int, state_dict: d
         return None
     if ranks.still_writing(max(0.0, checkpoints.budget - (time.monotonic() - began))):
         place = Place(checkpoints.attempt, step)
-        _tell(place, f"{place} is left out: DCP has not ended the save before it within {checkpoints.budget:g} s")
+        _tell(
+            checkpoints,
+            place,
+            f"{place} is left out: DCP has not ended the save before it within {checkpoints.budget:g} s",
+        )
         return None
     disk.make_in(directory)
     return ranks.staging.take(_plain(state_dict))
@@ -111,9 +117,9 @@ def _write(checkpoints: Checkpoints, place: Place, staged: Any, group: Any) -> d
     return {path.name: sum_of(path) for path in _files_of(directory, checkpoints.rank)}
 
 
-def _tell(place: Place, why: str) -> None:
+def _tell(checkpoints: Checkpoints, place: Place, why: str) -> None:
     log.warning("%s", why)
-    beats.save_failed(place.step, why)
+    checkpoints.tell_failed(place.step, why)
 
 
 def _fail(place: Place, why: str, _directory: Path) -> Part:

@@ -29,6 +29,8 @@ def stamps_below(top: Path) -> dict[str, Stamp]:
     """Of every file; nothing else may be there but directories."""
     if top.is_symlink():
         raise Unfit(f"{top.name} has become a symbolic link: leave the directory where it is")
+    if not top.is_dir():
+        raise Unfit(f"{top.name} is no directory any more: leave the directory where it is")
     found: dict[str, Stamp] = {}
     for name, entry in entries_below(top, fresh=True):
         if not entry.is_dir(follow_symlinks=False):

@@ -10,18 +10,21 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Condition, Event, Thread
 from typing import Any
 
 from sickbay.train import beats, disk
+from sickbay.train.behind import Behind
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, Superseded
+from sickbay.train.errors import CheckpointError, SourceDamaged, Superseded, may_pass
 from sickbay.train.far import key_of, store_of
-from sickbay.train.layout import Manifest, Part, Place, failed_path, part_path, step_path, upload_path
+from sickbay.train.layout import Manifest, Part, Place, failed_path, manifest_path, part_path, step_path, upload_path
 from sickbay.train.near import Near
 from sickbay.train.objects import Objects
+from sickbay.train.pruning import is_newest
 from sickbay.train.sharing import allowance, shares_of
 
 log = logging.getLogger("sickbay.train")
@@ -48,18 +51,19 @@ class Uploads:
     ) -> None:
         self._at, self.near, self._far, self._rank = at, near, far, rank
         self._resumed = resumed if resumed is not None and resumed.far is None else None
-        self._is_saved_again = self._resumed.place.step if self._resumed else None
+        self.saved_again = self._resumed.place.step if self._resumed else None  # which step of ours that becomes
         self._committed, self._drops_older = committed, drops_older
         self._news = Condition()
         self._held: dict[int, Part] = {}  # by step
         self._since: dict[int, float] = {}
-        # Steps: saved or left out; saved; asked for; of which the upload has ended, well or not.
+        # Steps of ours: saved or left out; saved; asked for; of which the upload has ended, well or not.
         self._reached = self._newest = self._asked = self._ended = -1
         self._durable = False
         self._number = 0
         self._pause = SOON
         self._error: Exception | None = None
         self.failed = 0  # uploads in a row
+        self.thinning = Behind("sickbay-near", self._thin_out)
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="sickbay-upload", daemon=True)
         self._thread.start()
@@ -74,6 +78,7 @@ class Uploads:
                 self._newest = step
                 self._held[step], self._since[step] = part, time.monotonic()
             self._news.notify_all()
+        self.thinning.offer(step)
 
     @property
     def _size(self) -> int:
@@ -85,31 +90,67 @@ class Uploads:
         now = time.monotonic()
         with self._news:
             recent = {step for step, since in self._since.items() if now - since < MAY_BE_ASKED}
-            return {Place(self._at.attempt, step) for step in {self._asked, *recent}}
-
-    def is_resumed(self, step: int) -> bool:
-        """Whether it is the one that this attempt goes on from, which is being uploaded already."""
-        return step == self._is_saved_again
+            under_way = {self._asked} if self._ended < self._asked else set()
+            return {Place(self._at.attempt, step) for step in under_way | recent}
 
     def finish(self, within: float | None = None) -> None:
-        """Until what this rank saved last is durable. Raises what went wrong with it. Seconds; None: with patience."""
+        """Until what this rank saved last is durable; where it has saved nothing, what it went on from.
+
+        Raises what went wrong with it. Seconds; None: with patience.
+        """
         with self._news:
-            place, size = Place(self._at.attempt, self._newest), 2 * self._size
+            newest, size = self._newest, 2 * self._size
+        step = self.saved_again if newest < 0 else newest
+        if step is None:
+            return self._raise_error()
         began, most = time.monotonic(), (self._at.patience if within is None else within) + allowance(size)
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._ended >= place.step, timeout=ASKS)
-                if self._error is not None and (self._ended >= place.step or isinstance(self._error, Superseded)):
-                    raise self._error
-                if self._ended >= place.step:
-                    return
+                self._news.wait_for(partial(self._has_ended, newest), timeout=ASKS)
+                ended = self._has_ended(newest)
+                place = Place(self._at.attempt, max(step, self._ended))
+            if ended or isinstance(self._error, Superseded):
+                self._raise_error()
+            if ended and (self._rank == 0 or disk.exists(manifest_path(self._at.directory, place))):
+                return None
             self._at.check_fence()
             if disk.exists(failed_path(self._at.directory, place, 0)):
                 raise CheckpointError(f"{place} was not saved: rank 0 could not; its own error says why")
+            if ended:  # here; rank 0 waits for the others before it commits
+                self._stopping.wait(ASKS / 10)
             if not self._thread.is_alive() or time.monotonic() - began > most:
                 raise CheckpointError(f"{place} is on the nodes' own disks only: it was not uploaded within {most:g} s")
 
+    def _has_ended(self, newest: int) -> bool:
+        """Whether this rank's share is uploaded, or given up. What it went on from is the first of all."""
+        return self._resumed is None and self._ended >= newest
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _thin_out(self, _step: int) -> None:
+        """Drop older steps near, unless a younger attempt may go on from one of them.
+
+        What goes is chosen before the fence is looked at: a younger one looks at this node after its fence is there.
+        """
+        with suppress(OSError, CheckpointError):
+            surplus = self.near.surplus(self.busy_with)
+            if surplus and is_newest(self._at.directory, self._at.attempt):
+                self.near.drop(surplus)
+            elif surplus:
+                self._check_over()
+
+    def _check_over(self) -> None:
+        try:
+            self._at.check_fence()
+        except Superseded as over:
+            with self._news:
+                self._error = over
+                self._news.notify_all()
+
     def stop(self) -> None:
+        self.thinning.stop()
         self._stopping.set()
         self._at.giving_up.set()
         with self._news:
@@ -130,7 +171,7 @@ class Uploads:
         while not self._stopping.is_set():
             try:
                 asked = self._ask() if self._rank == 0 else self._asked_for()
-            except (OSError, CheckpointError) as why:  # the directory cannot be reached: it is asked again
+            except (OSError, ValueError, CheckpointError) as why:  # the directory cannot be reached: it is asked again
                 log.warning("nothing is uploaded at the moment: %s", why)
                 self._stopping.wait(IDLE)
                 continue
@@ -144,19 +185,16 @@ class Uploads:
     def _ask(self) -> dict[str, Any] | None:
         """Rank 0: the newest that it holds, for all ranks to upload."""
         with self._news:
-            first = self._resumed is not None and self._asked < 0 and not self._held
+            first = self._resumed is not None
             if not first:
                 self._news.wait_for(lambda: self._stopping.is_set() or max(self._held, default=-1) > self._asked, IDLE)
                 if max(self._held, default=-1) <= self._asked:
                     return None
             step = self._resumed.place.step if first and self._resumed else max(self._held)
         asked = {"step": step, "resumed": first, "durable": self._durable}
-        while not disk.create(path := upload_path(self._at.directory, self._at.attempt, self._number), asked):
-            if disk.read(path) == asked:  # made by a try whose answer was an error
-                break
-            self._number += 1
-        self._number += 1
-        self._begin(step)
+        self._number = disk.ask(partial(upload_path, self._at.directory, self._at.attempt), self._number, asked) + 1
+        if not first:
+            self._begin(step)
         return asked
 
     def _asked_for(self) -> dict[str, Any] | None:
@@ -177,7 +215,8 @@ class Uploads:
             if not asked["resumed"] and self._reached < asked["step"]:
                 return None
         self._number += 1
-        self._begin(asked["step"])
+        if not asked["resumed"]:
+            self._begin(asked["step"])
         return asked
 
     def _begin(self, step: int) -> None:
@@ -190,17 +229,19 @@ class Uploads:
         error = self._tried(place, resumed)
         if durable or (self._rank == 0 and error is None):
             self._durable = True
-            if self._drops_older:
+            if self._drops_older and self.near.has_older() and is_newest(self._at.directory, self._at.attempt):
                 self.near.drop_older()
         with self._news:
             self._error, self.failed = error, self.failed + 1 if error else 0
-            self._ended = max(self._ended, place.step)
-            if resumed is not None:
-                self._resumed = None
+            if resumed is None:
+                self._ended = place.step
+            self._resumed = None
             self._news.notify_all()
+        self.thinning.offer(place.step)  # the next save may need the room
         if error is not None and not self._stopping.is_set():
             log.warning("%s", error)
-            beats.save_failed(place.step, str(error))
+            if beats.tells_of(str(self._at.directory)):
+                beats.save_failed(place.step, str(error))
             self._at.tell_failed(place)
 
     def _tried(self, place: Place, resumed: Manifest | None) -> Exception | None:
@@ -217,7 +258,7 @@ class Uploads:
             except Exception as error:  # noqa: BLE001  # it is told, and raised in the thread that trains
                 why = CheckpointError(f"{place} is on the nodes' own disks only: {error}")
                 why.__cause__ = error
-                if pause is None or not isinstance(error, OSError) or self._stopping.wait(pause):
+                if pause is None or not may_pass(error) or self._stopping.wait(pause):
                     break
             else:
                 return None
@@ -243,14 +284,14 @@ class Uploads:
         self._at.put(place, part)
 
     def _send(self, place: Place, name: str, expected: disk.Sum, sources: list[disk.File]) -> None:
-        why: OSError = FileNotFoundError(errno.ENOENT, f"{name} is on none of the nodes that take part")
+        why: Exception = FileNotFoundError(errno.ENOENT, f"{name} is on none of the nodes that take part")
         for source in sources:
             try:
                 if self._far:
                     _to_store(store_of(self._far), key_of(place, self._at.run, name), source, expected)
                 else:
                     _to_directory(step_path(self._at.directory, place) / name, source, expected)
-            except OSError as error:
+            except (OSError, SourceDamaged) as error:
                 why = error
             else:
                 return

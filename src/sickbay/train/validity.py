@@ -36,7 +36,7 @@ MISSING = " is missing"
 ROUNDS = 20  # surveys in which something vanished, before it is called unreadable
 
 Look = Callable[[Path, Manifest], str | None]  # the first fault in a checkpoint's files, or None
-NONE_NEAR: Mapping[Place, Manifest] = {}
+NONE_NEAR: Mapping[Place, Manifest | str] = {}
 
 
 class Checkpoint(NamedTuple):
@@ -70,11 +70,11 @@ def latest_valid(directory: str | os.PathLike[str]) -> Checkpoint | None:
 
 
 def survey(
-    root: Path, below: int | None = None, look: Look | None = None, near: Mapping[Place, Manifest] = NONE_NEAR
+    root: Path, below: int | None = None, look: Look | None = None, near: Mapping[Place, Manifest | str] = NONE_NEAR
 ) -> Survey:
     """The newest whole checkpoint of the attempts (below a number), and what was passed over on the way to it.
 
-    `near`: those that are whole on the nodes' own disks, whether or not they were uploaded.
+    `near`: those that are whole on the nodes' own disks, whether or not they were uploaded, and why others are not.
     """
     with disk.readable(root):
         for _ in range(ROUNDS):
@@ -87,7 +87,7 @@ def survey(
     )
 
 
-def _survey(root: Path, below: int | None, look: Look, near: Mapping[Place, Manifest]) -> Survey:
+def _survey(root: Path, below: int | None, look: Look, near: Mapping[Place, Manifest | str]) -> Survey:
     skipped: list[Skipped] = []
     committed = False
     for place, named in candidates(root, below, near):
@@ -102,7 +102,7 @@ def _survey(root: Path, below: int | None, look: Look, near: Mapping[Place, Mani
 
 
 def candidates(
-    root: Path, below: int | None = None, near: Mapping[Place, Manifest] = NONE_NEAR
+    root: Path, below: int | None = None, near: Mapping[Place, Manifest | str] = NONE_NEAR
 ) -> Iterator[tuple[Place, bool]]:
     """Every checkpoint, whole or not, on the way back from the highest attempt, newest first.
 
@@ -158,7 +158,7 @@ def examine(root: Path, place: Place) -> tuple[Manifest | None, str]:
 
 
 def _examine(
-    root: Path, place: Place, look: Look, *, named: bool, near: Manifest | None = None
+    root: Path, place: Place, look: Look, *, named: bool, near: Manifest | str | None = None
 ) -> tuple[Manifest | None, str, bool]:
     """The manifest if all is whole, else the reason; and whether its save was finished once."""
     try:
@@ -170,8 +170,9 @@ def _examine(
     except disk.Damaged as damage:
         return None, f"manifest.json {damage}", True
     if manifest is None and near is not None:
-        fault = look(root, near)
-        return (near, "", True) if fault is None else (None, f"it was not uploaded yet, and {fault}", False)
+        fault = near if isinstance(near, str) else look(root, near)
+        whole = None if isinstance(near, str) or fault is not None else near
+        return (whole, "", True) if whole else (None, f"it was not uploaded yet, and {fault}", False)
     if manifest is None:
         return None, _without_manifest(root, place), named or disk.exists(removed_path(root, place))
     fault = look(root, manifest)

@@ -37,6 +37,7 @@ TIMEOUT = 10
 XID, DOUBLE_BIT = 0x8, 0x2  # nvmlEventType…
 EVENTS_EVERY = 2000  # milliseconds that one wait for events lasts
 NO_INSTANCE = 0xFFFFFFFF
+MOST_DEVICES = 256  # of one machine: a number beyond is none
 
 
 class Voice:
@@ -100,7 +101,11 @@ class Worker:
         os._exit(0)
 
     def _answer(self, nvml: Any, ask: Ask) -> None:
-        for device in range(nvml.nvmlDeviceGetCount()):
+        count = int(nvml.nvmlDeviceGetCount())
+        if not 0 <= count <= MOST_DEVICES:
+            self._voice.say(Failed(number=ask.number, why=f"it counts {count} devices"))
+            return
+        for device in range(count):
             self._voice.say(At(device=device, pci=self._pci.get(device, "")))
             if ask.wish is Wish.METRICS:
                 self._voice.say(Values(values=values_of(nvml, device)))
@@ -158,7 +163,7 @@ def _watch_events(nvml: Any, voice: Voice) -> None:
 def _register(nvml: Any, heard: Any) -> dict[str, tuple[int, str]]:
     """The devices that tell events, by UUID. Clock events are left out: what slows a GPU down is in its readings."""
     known: dict[str, tuple[int, str]] = {}
-    for index in range(nvml.nvmlDeviceGetCount()):
+    for index in range(min(int(nvml.nvmlDeviceGetCount()), MOST_DEVICES)):
         try:
             card = Card(nvml, index)
             wanted = (card.ask("nvmlDeviceGetSupportedEventTypes") or 0) & (XID | DOUBLE_BIT)

@@ -1,6 +1,5 @@
 """NVLink: the state of each link and what it counts, for cards that have any."""
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from sickbay.model.gpu import Link
@@ -13,13 +12,13 @@ LINK_RECOVERIES = 215  # field id, by link: what the fifth generation counts ins
 
 class Asked(Protocol):
     def ask(self, name: str, *args: Any) -> Any: ...
-    def fields(self, wanted: Sequence[int | tuple[int, int]]) -> list[int | float | None]: ...
+    def whole(self, wanted: int | tuple[int, int]) -> int | None: ...
 
 
 def links_of(card: Asked) -> tuple[Link, ...]:
     """Empty: the card has none, or the driver shows none (a PCIe card, one passed through to a virtual machine)."""
-    count = card.fields([LINK_COUNT])[0]
-    most = MOST_LINKS if count is None else min(int(count), MOST_LINKS)
+    count = card.whole(LINK_COUNT)
+    most = MOST_LINKS if count is None else min(count, MOST_LINKS)
     found: list[Link] = []
     for number in range(most):
         state = card.ask("nvmlDeviceGetNvLinkState", number)
@@ -38,8 +37,7 @@ def _link(card: Asked, number: int, *, up: bool) -> Link:
 
     recoveries = errors(RECOVERY)
     if recoveries is None:
-        newer = card.fields([(LINK_RECOVERIES, number)])[0]
-        recoveries = None if newer is None else int(newer)
+        recoveries = card.whole((LINK_RECOVERIES, number))
     crc = [value for value in (errors(CRC_FLIT), errors(CRC_DATA)) if value is not None]
     return Link(
         number=number, up=up, replays=errors(REPLAY), recoveries=recoveries, crc_errors=sum(crc) if crc else None,

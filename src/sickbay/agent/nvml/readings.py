@@ -4,10 +4,13 @@ What this card or this driver does not support is None; a device that the driver
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from sickbay.agent.nvml.links import links_of
+from sickbay.brain.plausible import plausible
+from sickbay.brain.recovery import action_of
 from sickbay.model.gpu import GpuReading, Held
 
 UNKNOWN = 999  # nvmlReturn_t
@@ -25,17 +28,6 @@ REASONS = (
     (0x010, "sync_boost"), (0x020, "sw_thermal_slowdown"), (0x040, "hw_thermal_slowdown"), (0x080, "hw_power_brake"),
     (0x100, "display_clocks"),
 )  # fmt: skip
-# nvmlDeviceGpuRecoveryAction_t, in nvidia-smi's words.
-RECOVERY = (
-    "None",
-    "Reset",
-    "Reboot",
-    "Drain P2P",
-    "Drain and Reset",
-    "Recover IMEX Domain",
-    "Bus Reset",
-    "System Reboot",
-)
 FABRIC_STATES = ("N/A", "Not Started", "In Progress", "Completed")
 # Sensors that may fail on their own, by the call that reads them.
 SENSORS = {
@@ -79,6 +71,9 @@ class Card:
             if number == UNKNOWN:
                 self.puzzled.append(name)
             return None
+        except ValueError:  # a name that is no text, a number out of its type
+            self.puzzled.append(name)
+            return None
         self.answered += 1
         return value
 
@@ -97,6 +92,11 @@ class Card:
             return [None] * len(wanted)
         return [getattr(one.value, VALUES[one.valueType]) if one.nvmlReturn == 0 and one.valueType in VALUES else None
                 for one in found]  # fmt: skip
+
+    def whole(self, wanted: int | tuple[int, int]) -> int | None:
+        """One of these that is a number to count with: not what a driver gives for none."""
+        value = self.fields([wanted])[0]
+        return None if value is None or not math.isfinite(value) else int(value)
 
 
 def reading_of(nvml: Any, index: int, driver: str, fixed: dict[str, Any] | None = None) -> GpuReading:
@@ -133,7 +133,11 @@ def values_of(nvml: Any, index: int) -> dict[str, float]:
         }
     except Lost:
         return {}
-    return {f"gpu.{index}.{name}": float(value) for name, value in found.items() if value is not None}
+    return {
+        f"gpu.{index}.{name}": float(value)
+        for name, value in found.items()
+        if value is not None and plausible(name, value)
+    }
 
 
 def pci_of(card: Card) -> str:
@@ -244,12 +248,12 @@ def _speed(card: Card) -> dict[str, Any]:
 
 def _rest(card: Card) -> dict[str, Any]:
     mig = card.ask("nvmlDeviceGetMigMode")
-    action = card.fields([RECOVERY_ACTION])[0]
+    action = card.whole(RECOVERY_ACTION)
     return {
         "links": links_of(card),
         "persistence": _flag(card.ask("nvmlDeviceGetPersistenceMode")),
         "mig": None if mig is None else bool(mig[0]),
-        "recovery_action": "" if action is None else _named(RECOVERY, int(action)),
+        "recovery_action": "" if action is None else _wish(action),
         **_fabric(card),
         "processes": _processes(card),
     }
@@ -283,8 +287,14 @@ def _program(card: Card, pid: int) -> str:
         return ""
 
 
+def _wish(number: int) -> str:
+    """In nvidia-smi's words."""
+    action = action_of(number)
+    return f"unknown ({number})" if action is None else action.words[0]
+
+
 def _named(names: Sequence[str], number: int) -> str:
-    return names[number] if number < len(names) else f"unknown ({number})"
+    return names[number] if 0 <= number < len(names) else f"unknown ({number})"
 
 
 def _flag(value: int | None) -> bool | None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from sickbay.agent.dcgmi import Listener, Run, document_in, fetch, run_dcgmi
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
-from sickbay.brain.gpus import changes
+from sickbay.agent.probes.remembered import Remembered
+from sickbay.brain.gpu_changes import GpuPast, weigh
 from sickbay.knowledge.dcgm import UNREACHABLE, XID, fields, messages
 from sickbay.knowledge.documents.dcgm_health import DcgmHealth, readings_from_dmon
 from sickbay.knowledge.documents.exporter import Page, Seen, page_of, together
@@ -52,6 +53,7 @@ class Dcgm:
         listener: Listener | None = None,
         has_links: Callable[[], bool] | None = None,
         seconds: float = ANSWERS_WITHIN,
+        remembered: Remembered | None = None,
     ) -> None:
         self._node = node
         self._run = run
@@ -61,7 +63,9 @@ class Dcgm:
         self._seconds = seconds
         self._set = False  # watches and policy
         self._away = False
-        self._before: dict[str, GpuReading] = {}
+        self._remembered = remembered
+        kept = {} if remembered is None else remembered.counts
+        self._past = {who: GpuPast(counts=counts) for who, counts in kept.items()}
         self._xids: dict[str, int] | None = None  # the last of each GPU; None: not looked yet
         self._counted: dict[Seen, int] = {}
         self._standing: set[tuple[object, ...]] = set()  # what holds and has been told
@@ -84,6 +88,11 @@ class Dcgm:
                 told.add(key)
                 items.append(self._item(sign, now))
         return [*items, *trouble]
+
+    def told(self, now: float) -> None:
+        if self._remembered is not None:
+            self._remembered.counts = {who: past.counts for who, past in self._past.items()}
+            self._remembered.keep(now)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -157,9 +166,12 @@ class Dcgm:
         self._standing = standing
 
     def _changed(self, readings: dict[str, GpuReading]) -> Iterator[Sign]:
-        for gpu, reading in readings.items():
-            yield from map(together, changes(self._before.get(gpu), reading))
-        self._before = readings
+        by_name = {reading.uuid or gpu: reading for gpu, reading in readings.items()}
+        if len(self._past) > TOLD:
+            self._past = {who: past for who, past in self._past.items() if who in by_name}
+        for who, reading in by_name.items():
+            news, self._past[who] = weigh(self._past.get(who), reading)
+            yield from map(together, news)
 
     def _last(self, xids: dict[str, int], readings: dict[str, GpuReading]) -> Iterator[Sign]:
         """DCGM keeps the last Xid until it starts again: one that was there at our first look may be a month old."""
@@ -207,10 +219,16 @@ def _with_gpu(signs: Iterable[Sign], readings: dict[str, GpuReading]) -> Iterato
 
 
 def dcgm_probe(
-    node: NodeId, *, exporter: str = "", listen: bool = True, has_links: Callable[[], bool] | None = None
+    node: NodeId,
+    *,
+    exporter: str = "",
+    listen: bool = True,
+    has_links: Callable[[], bool] | None = None,
+    remembered: Remembered | None = None,
 ) -> tuple[Probe, Dcgm] | None:
     """The probe, and what is to be closed with the agent; None where there is neither dcgmi nor an exporter."""
     if not exporter and shutil.which("dcgmi") is None:
         return None
-    watch = Dcgm(node, exporter=exporter, listener=None if exporter or not listen else Listener(), has_links=has_links)
-    return Probe("dcgm", watch.look, PERIOD, may_hang=True), watch
+    listener = None if exporter or not listen else Listener()
+    watch = Dcgm(node, exporter=exporter, listener=listener, has_links=has_links, remembered=remembered)
+    return Probe("dcgm", watch.look, PERIOD, told=watch.told, may_hang=True), watch

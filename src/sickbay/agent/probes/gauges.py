@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from sickbay.agent.probes.machine import meminfo, word
+from sickbay.agent.probes.machine import digits, load, meminfo, word
 
 SEARCH_EVERY = 60.0  # seconds
+FASTEST = 1e13  # bytes in a second: what is counted faster is a card that does not answer
 SECTOR = 512  # bytes, whatever the disk's own are
 IB_WORD = 4  # bytes that one count of port_xmit_data stands for
 
@@ -28,7 +29,7 @@ class Gauges:
         self._proc = proc
         self._places = places
         self._before: dict[str, tuple[float, float]] = {}
-        self._cpu: tuple[float, float] | None = None
+        self._cpu: tuple[int, int] | None = None
         self._found: _There | None = None
 
     def values(self, now: float | None = None) -> Mapping[str, float]:
@@ -38,22 +39,22 @@ class Gauges:
     def _processors(self) -> dict[str, float]:
         found: dict[str, float] = {}
         fields = word(self._proc / "stat").partition("\n")[0].split()[1:]
-        if len(fields) >= 5 and all(field.isdigit() for field in fields):
-            numbers = [float(field) for field in fields[:8]]
+        numbers = [number for field in fields[:8] if (number := digits(field)) is not None]
+        if len(fields) >= 5 and len(numbers) == len(fields[:8]):
             total, idle = sum(numbers), numbers[3] + numbers[4]
-            if self._cpu is not None and total > self._cpu[0]:
+            if self._cpu is not None and 0 <= idle - self._cpu[1] <= total - self._cpu[0] > 0:
                 found["cpu.busy"] = 100 * (1 - (idle - self._cpu[1]) / (total - self._cpu[0]))
             self._cpu = (total, idle)
-        with suppress(ValueError, IndexError):
-            found["cpu.load"] = float(word(self._proc / "loadavg").split()[0])
+        if (average := load(self._proc)) is not None:
+            found["cpu.load"] = average
         return found
 
     def _memory(self) -> dict[str, float]:
         table = meminfo(self._proc)
         total, left = table.get("MemTotal", 0), table.get("MemAvailable")
-        if not total or left is None:
+        if left is None or not 0 <= left <= total or not total:
             return {}
-        swap = table.get("SwapTotal", 0) - table.get("SwapFree", 0)
+        swap = max(0, table.get("SwapTotal", 0) - table.get("SwapFree", 0))
         return {"memory.used_percent": 100 * (1 - left / total), "memory.swap_mib": swap / 1024}
 
     def _space(self) -> dict[str, float]:
@@ -71,8 +72,8 @@ class Gauges:
         for path in self._there(now).disks:
             fields = word(path).split()
             if len(fields) > 6:
-                read += float(fields[2]) * SECTOR
-                written += float(fields[6]) * SECTOR
+                read += (digits(fields[2]) or 0) * SECTOR
+                written += (digits(fields[6]) or 0) * SECTOR
         return {
             **self._rate("disk.read_bytes_per_second", read, now),
             **self._rate("disk.write_bytes_per_second", written, now),
@@ -110,8 +111,8 @@ class Gauges:
     def _both(self, name: str, received: str, sent: str, now: float, unit: int) -> dict[str, float]:
         found: dict[str, float] = {}
         for way, path in (("rx", received), ("tx", sent)):
-            if (text := word(path)).isdigit():
-                found |= self._rate(f"{name}.{way}_bytes_per_second", float(text) * unit, now)
+            if (number := digits(word(path))) is not None:
+                found |= self._rate(f"{name}.{way}_bytes_per_second", float(number * unit), now)
         return found
 
     def _rate(self, name: str, total: float, now: float) -> dict[str, float]:
@@ -119,7 +120,8 @@ class Gauges:
         self._before[name] = (now, total)
         if before is None or now <= before[0] or total < before[1]:
             return {}
-        return {name: (total - before[1]) / (now - before[0])}
+        rate = (total - before[1]) / (now - before[0])
+        return {name: rate} if rate <= FASTEST else {}
 
 
 def _plain(name: str) -> str:

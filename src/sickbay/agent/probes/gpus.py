@@ -19,9 +19,12 @@ from sickbay.agent.nvml.wire import Happened
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.inventory import inventory_probe
+from sickbay.agent.probes.remembered import Remembered, boot_in
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
-from sickbay.brain.gpus import changes, held, missing, signs_among
+from sickbay.brain.gpu_changes import GpuPast, weigh
+from sickbay.brain.gpus import held, missing, signs_among
+from sickbay.brain.plausible import plausible
 from sickbay.model.facts import Inventory, Observed
 from sickbay.model.fleet import Device, NodeId
 from sickbay.model.gpu import GpuReading
@@ -61,6 +64,7 @@ class Gpus:
         grace: float = GRACE,
         machine: Path = Path("/"),
         sums: Sums | None = None,
+        remembered: Remembered | None = None,
     ) -> None:
         self._nvml = nvml
         self._node = node
@@ -71,7 +75,8 @@ class Gpus:
         self._machine = machine
         self._since: float | None = None  # monotonic moment of the first look
         self._without_driver: float | None = None
-        self._before: dict[str, GpuReading] = {}  # by UUID
+        self._remembered = remembered or Remembered(known, boot="")
+        self._past = {who: GpuPast(counts=counts) for who, counts in self._remembered.counts.items()}  # by UUID
         self._uuids: dict[int, str] = {}
         self._looks: dict[str, deque[GpuReading]] = {}
         self._told: set[tuple[object, ...]] = set()
@@ -90,6 +95,11 @@ class Gpus:
         if not found and trouble is not None:
             raise trouble
         return [say(self._observed(sign), now) for sign in found]
+
+    def told(self, now: float) -> None:
+        """What was found is in the outbox: the next run of the agent need not tell it again."""
+        self._remembered.counts = {who: past.counts for who, past in self._past.items()}
+        self._remembered.keep(now)
 
     def tell_events(self, now: float) -> list[Item]:
         """What NVML told by itself. It waits a little: the kernel's log says the same of an Xid, in many more words."""
@@ -142,20 +152,23 @@ class Gpus:
         self._told = {key for key in self._told if key[0] != "nvlink.down"} | links.keys()
         for reading in named:
             who = reading.uuid or f"GPU {reading.index}"
-            news = changes(self._before.get(who), reading)
+            news, self._past[who] = weigh(self._past.get(who), reading)
             found.extend(sign for sign in news if sign.kind != "nvlink.down")
-            self._before[who] = reading
-            found.extend(self._held(who, reading))
+            found.extend(self._held(who, self._past[who].last or reading))
         return found
 
     def _named(self, reading: GpuReading) -> GpuReading:
         """A GPU that is lost does not even say its name: it is the one that had this number."""
         if reading.index is None or reading.uuid:
             return reading
-        last = self._before.get(self._uuids.get(reading.index, ""))
+        last = self._last(self._uuids.get(reading.index, ""))
         if last is None:
             return reading
         return replace(reading, uuid=last.uuid, pci=reading.pci or last.pci, serial=last.serial, name=last.name)
+
+    def _last(self, who: str) -> GpuReading | None:
+        past = self._past.get(who)
+        return None if past is None else past.last
 
     def _held(self, who: str, reading: GpuReading) -> list[Sign]:
         looks = self._looks.setdefault(who, deque(maxlen=LOOKS))
@@ -219,11 +232,12 @@ class Gpus:
 
     def has_links(self) -> bool:
         """Whether any GPU here has an NVLink."""
-        return any(reading.links for reading in list(self._before.values()))
+        return any(past.last is not None and past.last.links for past in list(self._past.values()))
 
     def inventory(self) -> Inventory:
         """The GPUs that have answered since this agent started; one that is lost since is still in its slot."""
-        seen = {index: self._before[uuid] for index, uuid in sorted(self._uuids.copy().items()) if uuid in self._before}
+        named = sorted(self._uuids.copy().items())
+        seen = {index: last for index, uuid in named if (last := self._last(uuid)) is not None}
         links = [one.links for one in seen.values() if one.links is not None]
         linked = any(links) if links else None
         # A card without a serial number has at least a UUID of its own.
@@ -235,9 +249,10 @@ class Gpus:
         if any(key[0] == "gpus.none" for key in self._told):  # asking would start a process again and again
             return {}
         try:
-            return self._nvml.metrics()
+            found = self._nvml.metrics()
         except CannotRead:
             return {}
+        return {name: value for name, value in found.items() if plausible(name.rpartition(".")[2], value)}
 
     def _learn(self, readings: Sequence[GpuReading]) -> None:
         there = {one.index: one for one in readings if one.index is not None and one.uuid}
@@ -261,11 +276,16 @@ class Watched:
 
     def __init__(self, settings: AgentSettings, node: NodeId, sums: Sums, nvml: Nvml | None = None) -> None:
         self._nvml = nvml or Nvml()
-        known = Path(settings.state) / "gpus.json"
-        self.gpus = gpus = Gpus(self._nvml, node, known, expected=settings.gpus, sums=sums)
+        state = Path(settings.state)
+        remembered = Remembered(state / "gpu-counters.json", boot_in(settings.boot_id_file))
+        self.gpus = gpus = Gpus(
+            self._nvml, node, state / "gpus.json", expected=settings.gpus, sums=sums, remembered=remembered
+        )
         # In a thread of its own: NVML on a sick GPU answers after seconds, and the kernel log does not wait for it.
         self.probes = [
-            Probe("gpus", gpus.look, period=EVERY, gap=1.0, witness=True, flush=gpus.flush, may_hang=True),
+            Probe(
+                "gpus", gpus.look, period=EVERY, gap=1.0, witness=True, flush=gpus.flush, told=gpus.told, may_hang=True
+            ),
             Probe("gpu_events", gpus.tell_events, period=1.0),
             inventory_probe(node, gpus.inventory),
         ]
@@ -282,7 +302,9 @@ def gpus_for(settings: AgentSettings, node: NodeId, sums: Sums) -> Watched:
 
 
 def _key(sign: Sign) -> tuple[object, ...]:
-    return (sign.kind, sign.fields.get("device"), sign.fields.get("link"))
+    """The GPU is its UUID: another may have got its number."""
+    who = sign.fields.get("uuid") or sign.fields.get("device")
+    return (sign.kind, who, sign.fields.get("link"))
 
 
 def _hang(hung: Hung) -> Sign:

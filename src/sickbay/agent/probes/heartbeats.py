@@ -1,13 +1,13 @@
-"""What ranks say of their progress: the file that $SICKBAY_HEARTBEAT names."""
+"""What ranks say of their progress: the file that $SICKBAY_HEARTBEAT names. Users write it, so nothing is believed."""
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from sickbay.agent.user_files import read_small
 from sickbay.model.facts import Checkpointed, Stepped
 from sickbay.model.fleet import JobId
 
@@ -16,6 +16,7 @@ WORK_EVERY = 5.0  # and between two words about how far a long piece of work has
 REASONS = 20  # skipped checkpoints that are named
 REASON = 300  # characters of each
 MOST = 2**63  # of a number that is told
+KNOWN = ("step", "resumed_from", "skipped", "loss", "fenced", "saved", "save_failed", "listens", "answered")
 
 
 class Work(NamedTuple):
@@ -31,7 +32,7 @@ class Beat:
     """One rank's heartbeat file as last read."""
 
     path: Path
-    stamp: tuple[int, int, int] | None = None
+    stamp: tuple[int, int, int, int] | None = None
     step: int | None = None
     since: float = 0.0  # monotonic moment when this step was first seen
     work: Work | None = None
@@ -40,17 +41,18 @@ class Beat:
     def read(self, now: float) -> bool:
         """Whether there is progress: a new step, or work that is further than it was. Half a file is read next time."""
         try:
-            found = self.path.stat()
-            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+            found = self.path.stat(follow_symlinks=False)
+            stamp = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
             if stamp == self.stamp:
                 return False
-            body = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
+            body = json.loads(read_small(self.path))
+        except (OSError, ValueError, RecursionError):  # whoever nests it too deep
             return False
         self.stamp = stamp
         if not isinstance(body, dict):
             return False
-        before, self.body, self.work = self.work, body, _work(body)
+        self.body = {name: body[name] for name in KNOWN if name in body}  # what else there is may be large
+        before, self.work = self.work, _work(body)
         step = _whole(body.get("step"))
         if step is not None and step != self.step:
             self.step, self.since = step, now
@@ -61,7 +63,7 @@ class Beat:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and -MOST <= value < MOST else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST else None
 
 
 def _work(body: dict[str, Any]) -> Work | None:
@@ -91,13 +93,15 @@ class Progress:
         self.told, self.told_at = beat.step, now
         return _stepped(self.job, self.attempt, beat.step, beat.body)
 
-    def tell_standing(self, beat: Beat, now: float) -> Checkpointed | None:
-        """How it stands with its checkpoints: at once, but how far a piece of work has come now and then only."""
+    def tell_standing(self, beat: Beat, now: float, *, ended: bool = False) -> Checkpointed | None:
+        """How it stands with its checkpoints: an answer at once, the rest like steps, how far work is more rarely."""
         stands = _checkpointed(self.job, self.attempt, beat)
         before = self.standing or Checkpointed(job=self.job, attempt=self.attempt)
         if stands == before:
             return None
-        if replace(stands, done=before.done, of=before.of) == before and now - self.standing_at < WORK_EVERY:
+        only_further = replace(stands, done=before.done, of=before.of) == before
+        rest = 0.0 if ended or stands.answered != before.answered else WORK_EVERY if only_further else STEPS_EVERY
+        if self.standing is not None and now - self.standing_at < rest:
             return None
         self.standing, self.standing_at = stands, now
         return stands
@@ -105,16 +109,25 @@ class Progress:
 
 def _stepped(job: JobId, attempt: int, step: int, body: dict[str, Any]) -> Stepped:
     resumed, skipped, loss = _whole(body.get("resumed_from")), body.get("skipped"), body.get("loss")
-    known = isinstance(loss, int | float) and math.isfinite(loss)
     return Stepped(
         job=job,
         attempt=attempt,
         step=step,
         resumed_from=resumed,
-        skipped=tuple(str(why)[:REASON] for why in skipped[:REASONS]) if isinstance(skipped, list) else (),
-        loss=float(loss) if known and loss is not None else None,
+        skipped=_reasons(skipped),
+        loss=_loss(loss),
         fenced=body.get("fenced") is True,
     )
+
+
+def _loss(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST < value < MOST:
+        return None
+    return float(value)
+
+
+def _reasons(skipped: object) -> tuple[str, ...]:
+    return tuple(why[:REASON] for why in skipped[:REASONS] if isinstance(why, str)) if isinstance(skipped, list) else ()
 
 
 def _checkpointed(job: JobId, attempt: int, beat: Beat) -> Checkpointed:

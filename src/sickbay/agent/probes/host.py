@@ -1,6 +1,6 @@
 """All that is watched of the machine besides its log and its GPUs, as probes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from sickbay.agent.probes import Probe
@@ -8,9 +8,11 @@ from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.machine import Machine
 from sickbay.agent.probes.mounts import Mounts
+from sickbay.agent.probes.remembered import Remembered, boot_in
 from sickbay.agent.probes.standing import Standing
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
+from sickbay.knowledge.counters import CounterRule, counter_rules
 from sickbay.model.fleet import NodeId
 
 LOCAL = ("/", "/tmp", "/var", "/dev/shm")  # noqa: S108 - looked at, not written to
@@ -24,19 +26,33 @@ class Host:
         machine = Machine(sys, proc, _apart(places))
         self._mounts = Mounts(settings.mounts)
         self._gauges = Gauges(sys, proc, _apart(places))
-        counters = Counters(node, sys)
-        quick = (machine.ports, machine.carriers, machine.memory, machine.space, machine.clock, self._mounts.look)
+        quick, slow = (machine.memory, machine.clock, self._mounts.look), (machine.lanes, machine.fabric_manager)
         self.probes = (
-            Probe("counters", counters.look, period=10.0),
+            *_counters(settings, node, sys),
             Probe("machine", Standing(node, quick).look, period=10.0),
+            # Whoever reads a file of a dead card waits as long as its driver does: a minute, or for ever.
+            Probe("ports", Standing(node, (machine.ports, machine.carriers)).look, period=10.0, may_hang=True),
+            Probe("space", Standing(node, (machine.space,)).look, period=10.0, may_hang=True),
             # Walking through all processes, or asking a service, costs a little: once in a while is enough.
-            Probe("tasks", Standing(node, (machine.hung, machine.lanes)).look, period=60.0),
-            Probe("services", Standing(node, (machine.fabric_manager,)).look, period=60.0, may_hang=True),
+            Probe("tasks", Standing(node, (machine.hung,)).look, period=60.0),
+            Probe("services", Standing(node, slow).look, period=60.0, may_hang=True),
         )
 
     @property
     def values(self) -> Callable[[], Mapping[str, float]]:
         return self._gauges.values
+
+
+def _counters(settings: AgentSettings, node: NodeId, sys: Path) -> Iterator[Probe]:
+    """One probe for each kind of device, beside the loop: a card that hangs does not hide the counters of others."""
+    boot = boot_in(settings.boot_id_file)
+    kinds: dict[str, list[CounterRule]] = {}
+    for rule in counter_rules():
+        kinds.setdefault("-".join(rule.under.split("/")[:2]), []).append(rule)
+    for kind, rules in kinds.items():
+        remembered = Remembered(Path(settings.state) / f"counters-{kind.replace('*', '')}.json", boot)
+        counters = Counters(node, sys, rules, remembered)
+        yield Probe(f"counters {kind}", counters.look, period=10.0, told=counters.told, may_hang=True)
 
 
 def _apart(places: tuple[str, ...]) -> tuple[str, ...]:

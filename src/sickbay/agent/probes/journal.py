@@ -1,15 +1,12 @@
-"""journald: the kernel's lines as `journalctl` tells them, and the last words of the boot before.
-
-Read where the ring itself may not be; and, whoever reads the ring, once after a new boot: what the kernel said when
-nobody listened any more is in the journal of the boot that ended.
-"""
+"""journald: the kernel's lines as `journalctl` tells them. Read where the ring itself may not be."""
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
 
 import msgspec
 
@@ -22,10 +19,10 @@ NAME = "journal"
 CHUNK = 1 << 16
 CHUNKS = 64  # read in one turn
 LONGEST = 1 << 20  # bytes of one entry; the rest of a longer one is skipped
+KERN = "0"
 FIRST_WORD = 2.0  # seconds
 PAUSE = 5.0  # seconds before a journalctl that ended is started again
-LAST_WORDS_TAKE = 20.0  # seconds
-MOST_LAST_WORDS = 200_000  # lines
+MUTE = 30.0  # seconds after which a journal without a single line of this boot is one that may not be read
 
 
 class JournalPlace(Noun):
@@ -42,6 +39,15 @@ class Entry(msgspec.Struct):
     mono: str = msgspec.field(name="__MONOTONIC_TIMESTAMP", default="")
     ring: str = msgspec.field(name="_SOURCE_MONOTONIC_TIMESTAMP", default="")
     boot: str = msgspec.field(name="_BOOT_ID", default="")
+    machine: str = msgspec.field(name="_MACHINE_ID", default="")
+    transport: str = msgspec.field(name="_TRANSPORT", default="")
+    facility: str = msgspec.field(name="SYSLOG_FACILITY", default="")
+
+    def by_kernel(self, boots: Collection[str]) -> bool:
+        """By the fields that journald writes itself: of the ring, of this boot, by no program that wrote there."""
+        # Of what comes from the ring journald sets the facility, too; elsewhere a program may.
+        kernel = self.transport == "kernel" and self.facility == KERN
+        return kernel and self.boot in boots and self.machine in {"", own_machine()}
 
     @property
     def text(self) -> str:
@@ -52,13 +58,25 @@ class Entry(msgspec.Struct):
     @property
     def seq(self) -> tuple[str, int | None]:
         """The journal's own count, which its cursor carries: who counts, and how far."""
-        words = dict(part.partition("=")[::2] for part in self.cursor.split(";"))
-        with suppress(ValueError):
-            return words.get("s", "")[:8], int(words.get("i", ""), 16)
-        return "", None
+        return counted(self.cursor)
+
+
+def counted(cursor: str) -> tuple[str, int | None]:
+    words = dict(part.partition("=")[::2] for part in cursor.split(";"))
+    with suppress(ValueError):
+        return words.get("s", "")[:8], int(words.get("i", ""), 16)
+    return "", None
 
 
 _DECODE = msgspec.json.Decoder(Entry)
+
+
+@cache
+def own_machine(file: Path = Path("/etc/machine-id")) -> str:
+    try:
+        return file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def available() -> bool:
@@ -69,9 +87,23 @@ class Journal:
     """Follows the journal through a `journalctl` of its own; one that ends is started again where it was."""
 
     name = NAME
+    witness = True
 
-    def __init__(self, place: JournalPlace, command: Sequence[str] = ("journalctl",)) -> None:
+    def __init__(
+        self,
+        place: JournalPlace,
+        command: Sequence[str] = ("journalctl",),
+        boots: Collection[str] = (),
+        told: JournalPlace | None = None,
+    ) -> None:
+        """`boots`: further names of this boot, where the agent calls it by another than the kernel does.
+
+        `place`: where it is read from. `told`: how far an earlier run has told all but what waited for a witness.
+        """
         self._boot_id = place.boot_id
+        self._boots = frozenset(boot.replace("-", "") for boot in (place.boot_id, *boots))
+        told = told or place
+        self._told = None if told == place else counted(told.cursor)
         self._cursor = place.cursor
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,6 +127,10 @@ class Journal:
             except BlockingIOError:
                 # A journalctl takes a moment to begin: until then nobody has read through anything.
                 self.behind = not self._spoken and now < self._began + FIRST_WORD
+                if not self._cursor and now > self._began + MUTE:  # each boot begins with lines of the kernel
+                    raise PermissionError(
+                        "journalctl shows no line of this boot: run the agent as root or in the group systemd-journal"
+                    ) from None
                 return
             if not data:
                 self._ended(now)
@@ -134,13 +170,20 @@ class Journal:
             if entry is None or not entry.cursor:
                 continue
             self._cursor = entry.cursor
-            yield _line(entry, now)
+            yield line_of(entry, now, self._boots)._replace(told=self._was_told(entry))
 
-    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
-        return line.mono
+    def _was_told(self, entry: Entry) -> bool:
+        (counter, seq), told = entry.seq, self._told
+        before = told is not None and told[0] == counter and seq is not None and seq <= (told[1] or 0)
+        if told is not None and (not before or seq == told[1]):
+            self._told = None
+        return before
 
-    def place(self) -> JournalPlace:
-        return JournalPlace(boot_id=self._boot_id, cursor=self._cursor)
+    def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
+        return line
+
+    def place(self) -> JournalPlace | None:
+        return None if self._told is not None else JournalPlace(boot_id=self._boot_id, cursor=self._cursor)
 
     @property
     def handle(self) -> int | None:
@@ -166,45 +209,10 @@ def decoded(line: bytes) -> Entry | None:
         return None
 
 
-def _line(entry: Entry, now: float) -> LogLine:
+def line_of(entry: Entry, now: float, boots: Collection[str]) -> LogLine:
     counter, seq = entry.seq
     # The moment when journald took it, by the clock that is ours too; the ring's own clock is corrected by nobody.
     at = min(now, int(entry.mono) / 1e6) if entry.mono.isdecimal() else now
-    return LogLine(entry.text, at, f"{NAME}+{counter}" if counter else NAME, seq)
-
-
-class LastWords(NamedTuple):
-    """Lines of a boot that has ended, dated by its own clock, and the wall time at which that clock was 0."""
-
-    lines: list[LogLine]
-    zero: float
-
-
-def last_words(
-    boot_id: str,
-    *,
-    cursor: str = "",
-    stamp: float = 0.0,
-    command: Sequence[str] = ("journalctl",),
-    within: float = LAST_WORDS_TAKE,
-) -> LastWords:
-    """What the kernel said in that boot after `cursor`, or after `stamp` seconds of the ring's clock.
-
-    Raises OSError.
-    """
-    since = ("--after-cursor", cursor) if cursor else ()
-    words = [*command, "-k", "-o", "json", "--no-pager", "--quiet", f"--boot={boot_id.replace('-', '')}", *since]
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=within, check=False)  # noqa: S603 - journalctl, no shell
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"the journal of the last boot could not be read within {within:g} s") from None
-    found, zero = LastWords([], 0.0), 0.0
-    for line in done.stdout.split(b"\n")[-MOST_LAST_WORDS:]:
-        entry = decoded(line) if line else None
-        if entry is None or not entry.cursor:
-            continue
-        if entry.wall.isdecimal() and entry.mono.isdecimal():
-            zero = (int(entry.wall) - int(entry.mono)) / 1e6
-        if not stamp or (entry.ring.isdecimal() and int(entry.ring) / 1e6 > stamp):
-            found.lines.append(_line(entry, float("inf")))
-    return found._replace(zero=zero)
+    proven = entry.by_kernel(boots)
+    source = f"{NAME}+{counter}" if counter else NAME
+    return LogLine(entry.text, at, source, seq, proven=proven, bare=proven, by="an entry of the journal")

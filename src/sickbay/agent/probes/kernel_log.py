@@ -10,11 +10,12 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from sickbay.agent.outbox import say
+from sickbay.agent.probes.hearsay import Hearsay
 from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.watches import CREATED, MODIFIED, MOVED_TO
-from sickbay.knowledge.kernel import parse_line
-from sickbay.knowledge.prefixes import Peeled, peel
+from sickbay.knowledge.kernel import heard
+from sickbay.knowledge.prefixes import Peeled
 from sickbay.knowledge.scanner import lines_of_interest
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
@@ -39,6 +40,11 @@ class LogLine(NamedTuple):
     mono: float
     source: str
     seq: int | None
+    proven: bool = False  # the kernel of this machine said it; else any program may have, and it waits for a witness
+    bare: bool = False  # nothing stands before the kernel's own words
+    told: bool = False  # by an earlier run of this agent: it is only remembered
+    by: str = ""  # who says it, where that is not proven
+    undated: str = ""  # why nobody can tell when it was said
 
 
 class Source(Protocol):
@@ -56,12 +62,17 @@ class Source(Protocol):
         """An `Observed` is the source's own word: lines were lost."""
         ...
 
-    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float | None:
-        """When it happened, by our monotonic clock; None: in another boot, it means nothing now."""
+    @property
+    def witness(self) -> bool:
+        """What it says counts by itself, as only the kernel can have said it."""
         ...
 
-    def place(self) -> Noun:
-        """Where the next run of the agent begins: behind all that was handed out."""
+    def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine | Observed | None:
+        """The line with its moment and who speaks, by what stood before it; None: it means nothing here and now."""
+        ...
+
+    def place(self) -> Noun | None:
+        """Behind all that was handed out. None: not even what an earlier run had read has been read again."""
         ...
 
     @property
@@ -82,11 +93,19 @@ class Place(FilePlace):
 
     boot_id: str = ""
 
+    def passed(self, inode: int, generation: int, offset: int) -> bool:
+        """Whether the line that begins there was handed out."""
+        spot = next((spot for spot in (*self.older, self) if spot.generation == generation), None)
+        if spot is None:
+            return generation < self.generation
+        return inode == spot.inode and offset < spot.offset
+
 
 class BootLog:
     """The kernel log of one boot as a text file of its own, which is what a node of the local cluster has."""
 
     name = SOURCE
+    witness = True  # nobody but the node's own supervisor writes it
 
     def __init__(self, path: Path, place: Place) -> None:
         self._path = path
@@ -98,10 +117,10 @@ class BootLog:
         return self._file.behind
 
     def lines(self, now: float) -> Iterator[LogLine | Observed]:
-        return lines_of(self._file, SOURCE, now)
+        return lines_of(self._file, LogLine("", now, SOURCE, None, proven=True))
 
-    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
-        return line.mono
+    def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
+        return line
 
     def place(self) -> Place:
         return place_in(self._file, self._boot_id)
@@ -121,19 +140,25 @@ def place_in(file: LogFile, boot_id: str) -> Place:
     return Place(boot_id=boot_id, **{name: getattr(place, name) for name in FilePlace.__struct_fields__})
 
 
-def lines_of(file: LogFile, name: str, now: float) -> Iterator[LogLine | Observed]:
+def lines_of(file: LogFile, every: LogLine) -> Iterator[LogLine | Observed]:
+    """`every`: what they have in common."""
     for at, text in file.lines():
         # A file that began anew counts from 0 again: its lines must not take the names of others.
-        yield LogLine(text, now, f"{name}+{file.generation}" if file.generation else name, at)
+        name = f"{every.source}+{file.generation}" if file.generation else every.source
+        yield every._replace(text=text, source=name, seq=at)
     while file.lost:
         yield Observed(node=NodeId(""), kind="agent.lines_lost", text=file.lost.pop(0))
 
 
+def heard_name(source: str) -> str:
+    """Under which name it is kept how far a source was read with nothing before it that waits for a witness."""
+    return f"heard/{source}"
+
+
 @lru_cache(maxsize=ALIKE)
-def understood(text: str) -> tuple[Sign | None, Peeled]:
+def understood(text: str, bare: bool) -> tuple[Sign | None, Peeled]:
     """What it means and what stood before it. A flood is the same few lines again and again."""
-    sign = parse_line(text)
-    return sign, peel(text) if sign is not None else Peeled(body="")
+    return heard(text, bare=bare)
 
 
 class KernelLog:
@@ -150,15 +175,29 @@ class KernelLog:
         self._node = node
         self._device_at = device_at
         self._sums = sums or Sums()
+        self._hearsay = Hearsay(self._sums)
+        self._blind = False  # that there is no witness has been told
         self._troubles: dict[str, str] = {}
         self._again: dict[str, float] = {}
-        self.places: Mapping[str, Noun] = {}  # up to where all that was read has been told
+        self.places: Mapping[str, Noun] = {}  # for the next run, behind what has been told
+        self._heard: Mapping[str, Noun] = {}  # places with nothing before them that waits for a witness
+        self._cut: Mapping[str, Noun] = {}  # the next of these
         self._settle()
 
     def _settle(self) -> None:
-        """While something is counted and not told yet, whoever comes next has to begin before it."""
-        if not self._sums.holding:
-            self.places = {source.name: source.place() for source in self._sources}
+        """While something is counted and not told yet, whoever comes next has to begin before it.
+
+        What waits for a witness holds nothing up: it has places of its own, of which the next run reads it again.
+        """
+        if self._sums.holding:
+            return
+        here = {source.name: place for source in self._sources if (place := source.place()) is not None}
+        if self._hearsay.decided:
+            self._heard, self._cut = self._cut, here
+            self._hearsay.cut()
+        if self._hearsay.decided:  # still: nothing waits at all
+            self._heard = here
+        self.places = {**here, **{heard_name(name): place for name, place in self._heard.items()}}
 
     @property
     def handles(self) -> list[int]:
@@ -191,8 +230,14 @@ class KernelLog:
                 found.extend(self._failed(source, error, now))
         if errors and len(errors) == len(self._sources) and not found:
             raise errors[0]  # else what was read is told first; the next look meets the trouble again
+        found.extend(self._without_witness(now))
+        found.extend(self._hearsay.over(now))
         self._settle()
         return found
+
+    def rest(self, now: float) -> list[Item]:
+        """All that waits: nobody will look again."""
+        return [*self._sums.flush(), *self._hearsay.flush(now)]
 
     def flush(self, now: float) -> list[Item]:  # noqa: ARG002 - a Look
         """What was held back to be summed up."""
@@ -212,13 +257,33 @@ class KernelLog:
                 return
 
     def _meant(self, source: Source, line: LogLine, now: float) -> Iterator[Item]:
-        sign, peeled = understood(line.text)
+        sign, peeled = understood(line.text, line.bare)
         if sign is None:
             return
-        mono = source.moment(line, peeled, now)
-        if mono is not None:
-            item = self._item(sign, line._replace(mono=mono))
-            yield from self._sums.add(item, now, peeled.body)
+        said = source.judged(line, peeled, now)
+        if isinstance(said, Observed):
+            yield say(said, now)
+        elif said is not None:
+            item = self._item(sign, said)
+            if not said.proven:
+                self._hearsay.add(item, now, said.by or source.name, said.undated)
+            elif said.told:
+                self._sums.recall(item, now, peeled.body)
+            else:
+                yield from self._sums.add(item, now, peeled.body)
+
+    def _without_witness(self, now: float) -> Iterator[Item]:
+        """Not to hear the kernel itself is not to hear nothing: who must act is told, once."""
+        blind = not any(source.witness and source.name not in self._troubles for source in self._sources)
+        if blind and not self._blind:
+            why = "".join(f"; {name}: {why}" for name, why in self._troubles.items())
+            text = (
+                "no source of the kernel's own words can be read, and what text logs say is shown as unconfirmed only: "
+                "run the agent as root or with CAP_SYSLOG, or let it read the journal, or, where every line of these "
+                f"logs is to count, set trust_logs: true{why}"
+            )
+            yield say(Observed(node=self._node, kind="probe.failed", text=text[:500]), now)
+        self._blind = blind
 
     def _item(self, sign: Sign, line: LogLine) -> Item:
         kind, fields = sign.kind, dict(sign.fields)

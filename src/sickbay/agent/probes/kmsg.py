@@ -2,8 +2,10 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sickbay.agent.probes.kernel_log import LogLine
 from sickbay.knowledge.prefixes import Peeled
@@ -14,6 +16,7 @@ from sickbay.model.noun import Noun
 KMSG = Path("/dev/kmsg")
 NAME = "devkmsg"
 RECORD = 1 << 14  # bytes: the kernel refuses a smaller buffer than its record, and prints none of this size
+KERN = 0  # the facility
 AT_ONCE = 4000  # records in one turn
 LOST_TWICE = 64  # a ring that is overwritten faster than it is read
 
@@ -25,19 +28,34 @@ class KmsgPlace(Noun):
 
 
 class Kmsg:
-    """`read` reads one record from a handle; a test has no other way to lose records on purpose."""
+    """`read` reads one record from a handle; a test has no other way to lose records on purpose.
+
+    Programs that may write to /dev/kmsg stand in the ring as well, under a facility that is not the kernel's.
+    `trusted`: they count all the same. `heard`: a place with nothing before it that waited for a witness.
+    """
 
     name = NAME
+    witness = True
 
     def __init__(
-        self, node: NodeId, place: KmsgPlace, path: Path = KMSG, read: Callable[[int, int], bytes] = os.read
+        self,
+        node: NodeId,
+        place: KmsgPlace,
+        path: Path = KMSG,
+        read: Callable[[int, int], bytes] = os.read,
+        *,
+        trusted: bool = False,
+        heard: KmsgPlace | None = None,
     ) -> None:
         self._node = node
         self._boot_id = place.boot_id
         self._path = path
         self._read = read
         self._handle: int | None = None
+        self._trusted = trusted
         self._last = place.seq
+        self._told = place.seq  # the last that an earlier run has read: what it told is remembered, not told again
+        self._heard = (heard or place).seq  # up to here nothing of what is not the kernel's waited for a witness
         self._stamp = place.stamp
         self._live = False  # everything that was there when we came has been read
         self._drift = 0.0  # of the ring's clock, which nobody corrects, against ours
@@ -50,7 +68,7 @@ class Kmsg:
             try:
                 record = self._read(handle, RECORD)
             except BlockingIOError:
-                self._live, self.behind = True, False
+                self._caught_up()
                 return
             except OSError as error:
                 # EPIPE: the record that we wanted was overwritten; the next read goes on with the oldest there is, and
@@ -61,10 +79,13 @@ class Kmsg:
                 self.close()
                 raise
             if not record:
-                self._live, self.behind = True, False
+                self._caught_up()
                 return
             yield from self._record(record, now)
         self.behind = True
+
+    def _caught_up(self) -> None:
+        self._live, self.behind, self._told = True, False, -1
 
     def _open(self) -> int:
         if self._handle is None:
@@ -82,15 +103,29 @@ class Kmsg:
         if not semicolon or len(words) < 3 or not (words[1].isdecimal() and words[2].isdecimal()):
             return
         seq, stamp = int(words[1]), int(words[2]) / 1e6
+        # What follows in lines of their own that begin with a space is the record's dictionary.
+        line = LogLine(_plain(rest.partition("\n")[0]), stamp, NAME, seq, told=seq <= self._told)
+        line = line._replace(**self._speaker(words))
         if seq <= self._last:
-            return  # read by an earlier run of this boot
+            if line.told and (line.proven or seq > self._heard):
+                yield line
+            return
+        self._heard = max(self._heard, self._told)
         missing = seq - self._last - 1
         self._last, self._stamp = seq, stamp
         if missing:
             yield self._lost(missing, seq)
-        # What follows in lines of their own that begin with a space is the record's dictionary.
-        text = rest.partition("\n")[0]
-        yield LogLine(_plain(text), self._when(stamp, now), NAME, seq)
+        yield line._replace(mono=self._when(stamp, now))
+
+    def _speaker(self, words: Sequence[str]) -> dict[str, Any]:
+        """The kernel itself is told by its facility, which no program can write there.
+
+        The flag of a piece says nothing: NVIDIA's driver prints whole lines as pieces, and no piece of the kernel's
+        begins with what a program chose.
+        """
+        if words[0].isdecimal() and int(words[0]) >> 3 == KERN:
+            return {"proven": True, "bare": True}
+        return {"proven": self._trusted, "by": "a program that writes to /dev/kmsg"}
 
     def _when(self, stamp: float, now: float) -> float:
         """A record that arrives while we wait happened now, which also tells how far the ring's clock has strayed."""
@@ -103,10 +138,12 @@ class Kmsg:
         text = f"{missing} lines of the kernel log were overwritten before they could be read"
         return Observed(node=self._node, kind="agent.lines_lost", fields={"lost": missing, "before": seq}, text=text)
 
-    def moment(self, line: LogLine, peeled: Peeled, now: float) -> float:  # noqa: ARG002 - a Source's
-        return line.mono
+    def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
+        return line
 
-    def place(self) -> KmsgPlace:
+    def place(self) -> KmsgPlace | None:
+        if self._heard < self._told:
+            return None
         return KmsgPlace(boot_id=self._boot_id, seq=self._last, stamp=self._stamp)
 
     @property
@@ -122,15 +159,13 @@ class Kmsg:
 
 
 def _plain(text: str) -> str:
-    r"""The kernel writes what is not printable as \x0a."""
-    if "\\x" not in text:
-        return text
-    parts = text.split("\\x")
-    plain = [parts[0]]
-    for part in parts[1:]:
-        code = part[:2]
-        try:
-            plain.append(chr(int(code, 16)) + part[2:] if len(code) == 2 else f"\\x{part}")
-        except ValueError:
-            plain.append(f"\\x{part}")
-    return "".join(plain).replace("\n", " ")
+    r"""The kernel writes what is not printable, and a backslash, as \x0a: what can end a line stays as it is."""
+    return _ESCAPED.sub(_character, text) if "\\x" in text else text
+
+
+_ESCAPED = re.compile(r"(?:\\x[0-9a-f]{2})+")
+
+
+def _character(found: re.Match[str]) -> str:
+    plain = bytes.fromhex(found[0].replace("\\x", "")).decode(errors="replace")
+    return plain if plain.isprintable() else found[0]

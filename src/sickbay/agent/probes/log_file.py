@@ -48,9 +48,13 @@ class LogFile:
         self._through = self._start.through
         self._rotated = rotated
         self._worth = worth
-        self.generation = self._start.generation  # of the line that was handed out last
+        self.generation, self.inode = self._start.generation, 0  # of the line that was handed out last
         self.behind = False  # there is more to read at once
         self.lost: list[str] = []  # what could not be read, for whoever takes it away
+
+    @property
+    def opened(self) -> bool:
+        return bool(self._files)
 
     @property
     def place(self) -> FilePlace:
@@ -88,7 +92,7 @@ class LogFile:
     def _new_lines(self) -> Generator[tuple[int, str], None, bool]:
         """Returns whether there are other files now."""
         for file in list(self._files):
-            self.generation = file.generation
+            self.generation, self.inode = file.generation, file.inode
             empty, before = not file.end, file.mtime
             if file.cut_off():
                 self._cut_off(file)

@@ -3,15 +3,18 @@
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from sickbay.agent.probes.log_file import LogFile
+from sickbay.agent.user_files import check_plain
 from sickbay.model.job import LogRule
 
 CHUNKS = 8  # of output in one turn: a rank that writes without end does not keep the agent from everything else
+LINES = 100_000  # that are searched in one turn: empty ones cost as much as others
+AT_ONCE = 100
 TEXT = 4096  # characters of a line that are searched
 SEARCH_TAKES = 0.25  # seconds; a pattern that needs longer would keep the agent from everything else
 
@@ -34,12 +37,13 @@ class RuleWatch:
         except re.error as error:
             self.trouble = f"log rule {rule.name!r}: its pattern cannot be used: {error}"
 
-    def read(self, text: str, now: float) -> None:
+    def read(self, lines: Sequence[str], now: float) -> None:
+        """Lines that came at one moment; few enough that a pattern which needs long for them takes too long."""
         if self._pattern is None or (self._matched is not None and self.rule.recurs_within is None):
             return
         try:
             with _within(SEARCH_TAKES):
-                found = self._pattern.search(text[:TEXT])
+                found = any(map(self._pattern.search, lines))
         except TooSlow:
             self._pattern = None
             self.trouble = f"log rule {self.rule.name!r}: its pattern takes too long and is not used any more"
@@ -70,27 +74,52 @@ class OutputWatch:
     """All rules of one rank."""
 
     def __init__(self, output: Path, rules: tuple[LogRule, ...], began: float) -> None:
+        self._output = output
         self._file = LogFile(output)
+        self._fetched: list[str] = []
         self.rules = [RuleWatch(rule, began) for rule in rules]
+        self.trouble = ""
+
+    def fetch(self) -> None:
+        """Reads what is new: from a file that the rank may have replaced by whatever it likes."""
+        try:
+            check_plain(self._output)
+            for _ in range(CHUNKS):
+                if len(self._fetched) >= LINES:
+                    break
+                self._fetched.extend(text[:TEXT] for _, text in self._file.lines())
+                if not self._file.behind:
+                    break
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.trouble = f"log rules: the output cannot be read: {error.strerror or error}"
+        else:
+            self.trouble = ""
 
     def read(self, now: float) -> None:
-        for _ in range(CHUNKS):
-            for _, text in self._file.lines():
-                for watch in self.rules:
-                    watch.read(text, now)
-            if not self.behind:
-                return
+        """Searches what was fetched; a pattern that takes too long is ended in the main thread only."""
+        fetched, self._fetched = self._fetched[:LINES], self._fetched[LINES:]
+        for begin in range(0, len(fetched), AT_ONCE):
+            for watch in self.rules:
+                watch.read(fetched[begin : begin + AT_ONCE], now)
+
+    @property
+    def troubles(self) -> list[str]:
+        return [why for why in (self.trouble, *(watch.trouble for watch in self.rules)) if why]
 
     @property
     def behind(self) -> bool:
-        return self._file.behind
+        return self._file.behind or bool(self._fetched)
 
     def restart(self, now: float) -> None:
         for watch in self.rules:
             watch.restart(now)
 
     def late(self, now: float) -> str:
-        return "" if self.behind else next((why for watch in self.rules if (why := watch.late(now))), "")
+        return (
+            "" if self.behind or self.trouble else next((why for watch in self.rules if (why := watch.late(now))), "")
+        )
 
     def close(self) -> None:
         self._file.close()

@@ -22,7 +22,15 @@ IDLE_LOAD = 0.8  # who waits in the kernel counts as load: after two minutes for
 HUNG_FOR = 120.0  # as the kernel's own hung_task_timeout_secs
 ASKS = 5.0  # seconds that systemctl is given
 LONGEST = 1 << 16  # bytes of a file
-LONG_NUMBER = 30  # digits that no number here has
+LONG_NUMBER = 20  # digits of the largest number of 64 bits
+MOST_LOAD = 1e6
+# For a child begun by vfork, in the freezer of a control group, for the server of a file system in user space, for who
+# handles a page fault there; and where the kernel does not say.
+OWN_WAITS = frozenset({
+    "", "0", "wait_for_vfork_done", "kernel_clone", "_do_fork", "do_fork", "__refrigerator", "refrigerator",
+    "do_freezer_trap", "request_wait_answer", "fuse_request_wait_answer", "__fuse_request_send",
+    "__fuse_simple_request", "handle_userfault",
+})  # fmt: skip
 _UNSYNC = 0x40
 
 
@@ -69,8 +77,8 @@ class Machine:
             device = path.parent
             if not word(device / "class").startswith(NARROW):
                 continue
-            has, could = word(path), word(device / "max_link_width")
-            if has.isdigit() and could.isdigit() and 0 < int(has) < int(could) < 255:
+            has, could = digits(word(path)), digits(word(device / "max_link_width"))
+            if has is not None and could is not None and 0 < has < could < 255:
                 text = f"{device.name} runs on {has} of {could} PCIe lanes"
                 yield Sign(kind="pcie.link_narrow", fields={"pci": device.name}, text=text)
 
@@ -124,9 +132,12 @@ class Machine:
 
     # --- tasks
     def hung(self, now: float) -> Iterator[Sign]:
-        """Processes that have waited in the kernel for longer than any device takes."""
-        load = word(f"{self._proc}/loadavg").partition(" ")[0]
-        if load and float(load) < IDLE_LOAD:  # not one of perhaps thousands has to be looked at
+        """Processes that have waited in the kernel for longer than any device takes.
+
+        Not those that wait for what another process does, as any user can have one do for as long as he likes. Where
+        the kernel does not say what for, its own word is waited for: it tells the two apart (`blocked for more than`).
+        """
+        if (load(self._proc) or IDLE_LOAD) < IDLE_LOAD:  # not one of perhaps thousands has to be looked at
             self._waiting = {}
             return
         waiting: dict[tuple[int, str], tuple[float, str]] = {}
@@ -135,6 +146,8 @@ class Machine:
             if found is None or found[1] != "D":
                 continue
             name, _, started = found
+            if word(f"{self._proc}/{pid}/wchan") in OWN_WAITS:
+                continue
             waiting[pid, started] = self._waiting.get((pid, started), (now, name))
         self._waiting = waiting
         for (pid, _), (since, name) in waiting.items():
@@ -160,10 +173,23 @@ def meminfo(proc: Path) -> dict[str, int]:
     found = {}
     for line in word(proc / "meminfo").splitlines():
         name, _, rest = line.partition(":")
-        number = rest.split()[:1]
-        if number and number[0].isdecimal() and len(number[0]) < LONG_NUMBER:
-            found[name] = int(number[0])
+        if (number := digits(rest.partition("kB")[0].strip())) is not None:
+            found[name] = number
     return found
+
+
+def digits(text: str) -> int | None:
+    """A number as the kernel writes it, which has 64 bits at most: Python refuses those of thousands of digits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= LONG_NUMBER else None
+
+
+def load(proc: Path) -> float | None:
+    """How many run or wait, on the average of a minute."""
+    try:
+        average = float(word(proc / "loadavg").split()[0])
+    except (ValueError, IndexError):
+        return None
+    return average if 0.0 <= average < MOST_LOAD else None
 
 
 def names(directory: Path | str) -> list[str]:

@@ -1,6 +1,7 @@
 """File systems over the network: does each still answer? Whoever asks one that does not hangs, so a thread asks."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +10,10 @@ from pathlib import Path
 
 from sickbay.model.sign import Sign
 
-REMOTE = ("nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "wekafs", "cifs", "smb3", "9p", "glusterfs")
+REMOTE = (
+    b"nfs", b"nfs4", b"lustre", b"ceph", b"gpfs", b"beegfs", b"wekafs", b"cifs", b"smb3", b"9p", b"glusterfs",
+)  # fmt: skip
+_OCTAL = re.compile(rb"\\([0-7]{3})")  # how the kernel writes what would end a name in its table
 STALLED_AFTER = 30.0  # seconds; a failover of FSx or of an NFS server takes less
 MOST = 64
 
@@ -46,13 +50,13 @@ class Mounts:
 
     def _places(self) -> list[str]:
         try:
-            lines = self._table.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = self._table.read_bytes().split(b"\n")
         except OSError:
             lines = []
         remote = [
-            parts[1].encode().decode("unicode_escape", errors="replace")
+            os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), parts[1]))
             for line in lines
-            if len(parts := line.split(" ")) > 2 and (parts[2] in REMOTE or parts[2].startswith("fuse."))
+            if len(parts := line.split(b" ")) > 2 and (parts[2] in REMOTE or parts[2].startswith(b"fuse."))
         ]
         return list(dict.fromkeys((*self._named, *remote)))[:MOST]
 

@@ -1,9 +1,11 @@
 """The ranks of this node, as its supervisor lists them: do they make progress?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sickbay.adapters.clusters.local.files import Paths, Rank, RankState, Status, read
+from sickbay.agent.deadline import Deadline
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.heartbeats import Beat, Progress
 from sickbay.agent.probes.log_rules import OutputWatch
@@ -12,6 +14,7 @@ from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.protocol import Item
 
 Attempt = tuple[JobId, int]
+ANSWERS_WITHIN = 2.0  # seconds: with all that ranks wrote on a file system that does not answer, nothing is seen
 AGAIN = 300.0  # seconds after which an attempt that keeps breaking a rule of its output is called hung again
 
 
@@ -42,7 +45,7 @@ class RankWatch:
     An attempt is called hung again only if it still is after as long again: somewhere else it may advance.
     """
 
-    def __init__(self, paths: Paths, node: NodeId, incarnation: Incarnation) -> None:
+    def __init__(self, paths: Paths, node: NodeId, incarnation: Incarnation, files: Deadline | None = None) -> None:
         self._paths = paths
         self._node = node
         self._me = incarnation
@@ -51,6 +54,9 @@ class RankWatch:
         self._progress: dict[Attempt, Progress] = {}
         self._hung: dict[Attempt, float] = {}  # those that were called hung, and from when on they are again
         self._complained: set[str] = set()
+        self._files = files or Deadline("run directories", ANSWERS_WITHIN)
+        self._blind = False
+        self._gone: list[_Watched] = []  # have ended, and their last words could not be read yet
         self.status: Status | None = None
 
     @property
@@ -64,11 +70,13 @@ class RankWatch:
         return any(watched.output is not None for watched in self._watched.values())
 
     def look(self, now: float) -> list[Item]:
+        gone, self._gone = self._gone + self._list(now), []
+        try:
+            self._fetch((*self._watched.values(), *gone), now)
+        except TimeoutError:
+            self._gone, self._blind = gone, True
+            raise
         found: list[Item] = []
-        gone = self._list(now)
-        for watched in (*self._watched.values(), *gone):
-            if watched.beat.read(now):
-                watched.moved = now
         for watched in gone:
             found.extend(self._told(watched, now, ended=True))
             if watched.output is not None:
@@ -79,6 +87,22 @@ class RankWatch:
         found.extend(self._stands(now, gone))
         self._tidy()
         return found
+
+    def _fetch(self, ranks: Sequence[_Watched], now: float) -> None:
+        """Reads what ranks wrote. Raises TimeoutError where that hangs, and then nobody has stood still meanwhile."""
+
+        def fetch() -> list[_Watched]:
+            for watched in ranks:
+                if watched.output is not None:
+                    watched.output.fetch()
+            return [watched for watched in ranks if watched.beat.read(now)]
+
+        moved = self._files.call(fetch)
+        if self._blind:
+            self._blind = False
+            self.restart(now)
+        for watched in moved:
+            watched.moved = now
 
     def restart(self, now: float) -> None:
         """The agent itself was stopped for a while: every timer begins again."""
@@ -136,7 +160,8 @@ class RankWatch:
                 speak[attempt] = watched if before is None or not before.beat.body else before
         said = []
         for attempt, watched in speak.items():
-            news = self._progress.setdefault(attempt, Progress(*attempt)).tell_standing(watched.beat, now)
+            progress = self._progress.setdefault(attempt, Progress(*attempt))
+            news = progress.tell_standing(watched.beat, now, ended=watched in gone)
             said += [] if news is None else [say(news, now)]
         return said
 
@@ -155,7 +180,7 @@ class RankWatch:
         return said
 
     def _complaints(self, output: OutputWatch) -> list[Item]:
-        new = {rule.trouble for rule in output.rules if rule.trouble} - self._complained
+        new = {*output.troubles} - self._complained
         self._complained |= new
         return [say(Observed(node=self._node, kind="agent.rule_unusable", text=text)) for text in sorted(new)]
 

@@ -1,6 +1,7 @@
 """Summing up: what repeats is told at once and then as a number, and what two sources tell of one event is one.
 
-One of these is shared by all sources of a node: kernel ring, journal, text files, NVML. Its memory is bounded.
+One of these is shared by all sources of a node that count by themselves: kernel ring, journal, NVML, text files that
+are trusted. Its memory is bounded.
 """
 
 from collections import OrderedDict
@@ -16,9 +17,11 @@ from sickbay.model.protocol import Item
 
 SUM_UP = 1.0  # seconds: what repeats is told at once, and then as a number
 KINDS = 1000  # different events that are counted at a time
-# Seconds of silence after which an event is forgotten. A text file lags behind the kernel by seconds, and a source that
-# was away reads what it missed within a look or two.
+# Seconds between two moments that are one event, as sources date it. One that has no date of its own dates it by when
+# it looks; one that was away, or a log daemon that lags, tells it hours later, under the moment when it happened.
 ECHO = 60.0
+REMEMBERED = 86_400.0  # seconds for which it is known that an event was told
+STRETCHES = 4  # of time in which one event was told, that are remembered
 BODIES = 64  # different texts of one event that are told apart
 NAMES = 1000  # by which devices are known
 SURE = frozenset({"pci", "uuid"})
@@ -39,18 +42,26 @@ class _Repeats:
 
 @dataclass(slots=True)
 class _Echoes:
-    """How often each source has told of one event; it has happened as often as the most talkative one says."""
+    """How often each source has told of one event; it has happened as often as the most talkative one says.
 
+    `first` and `last`: between which moments it happened. `heard`: when somebody told of it last.
+    """
+
+    first: float
     last: float
+    heard: float
     told: dict[str, int] = field(default_factory=dict)
     most: int = 0
     bodies: dict[int, None] = field(default_factory=dict)
+
+    def near(self, moment: float, now: float) -> bool:
+        return self.first - ECHO <= moment <= self.last + ECHO or now - self.heard <= ECHO
 
 
 class Sums:
     def __init__(self) -> None:
         self._repeats: dict[Key, _Repeats] = {}
-        self._echoes: OrderedDict[Key, _Echoes] = OrderedDict()
+        self._echoes: OrderedDict[Key, list[_Echoes]] = OrderedDict()
         self._known_as: OrderedDict[Key, dict[str, Any]] = OrderedDict()  # a name of a device → all, and the first
         self._lock = Lock()  # probes of several threads share it
 
@@ -60,16 +71,29 @@ class Sums:
         if not isinstance(news, Observed):
             return [item]
         with self._lock:
-            fresh = self._fresh(news, _origin(item.source), body, now)
+            fresh = self._fresh(item, news, body, now)
             if not fresh:
                 return []
             news = news if fresh == news.count else replace(news, count=fresh)
             return list(self._sum_up(replace(item, news=news), news, now))
 
+    def recall(self, item: Item, now: float, body: str) -> None:
+        """What an earlier run has told: whoever tells it again is an echo."""
+        if isinstance(item.news, Observed):
+            with self._lock:
+                self._fresh(item, item.news, body, now)
+
+    def witnessed(self, item: Item, now: float, *, dated: bool) -> bool:
+        """Whether this event was told. `dated`: about when this one says that it happened, else at any time."""
+        assert isinstance(item.news, Observed)
+        with self._lock:
+            known = self._echoes.get(self._event(item.news, learn=False), ())
+            return any(not dated or echoes.near(item.mono, now) for echoes in known)
+
     def over(self, now: float) -> list[Item]:
         """What has been counted long enough; with it goes all that is held, so that a place can be kept behind it."""
         with self._lock:
-            while self._echoes and now - next(iter(self._echoes.values())).last > ECHO:
+            while self._echoes and now - next(iter(self._echoes.values()))[-1].heard > REMEMBERED:
                 self._echoes.popitem(last=False)
             due = {key: repeats for key, repeats in self._repeats.items() if now >= repeats.until}
             for key in due:
@@ -94,16 +118,10 @@ class Sums:
             return any(repeats.item is not None for repeats in self._repeats.values())
 
     # --- one event, several sources
-    def _fresh(self, news: Observed, origin: str, body: str, now: float) -> int:
+    def _fresh(self, item: Item, news: Observed, body: str, now: float) -> int:
         """How many of these no other source has told yet; 0: it is an echo."""
-        key = self._event(news)
-        echoes = self._echoes.get(key)
-        if echoes is None:
-            echoes = self._echoes[key] = _Echoes(last=now)
-            while len(self._echoes) > KINDS:
-                self._echoes.popitem(last=False)
-        echoes.last = now
-        self._echoes.move_to_end(key)
+        origin = origin_of(item.source)
+        echoes = self._stretch(self._event(news), min(item.mono, now), now)
         count = echoes.told[origin] = echoes.told.get(origin, 0) + news.count
         text = hash(" ".join(body.split())[:LONG]) if body else None
         # Words that nobody has said yet are no echo, whoever has said more about the same device before; and after a
@@ -115,14 +133,28 @@ class Sums:
         more, echoes.most = count - echoes.most, max(count, echoes.most)
         return news.count if new_words else max(0, min(more, news.count))
 
-    def _event(self, news: Observed) -> Key:
+    def _stretch(self, key: Key, moment: float, now: float) -> _Echoes:
+        """The stretch of time in which this event was told before, or a new one."""
+        stretches = self._echoes.setdefault(key, [])
+        self._echoes.move_to_end(key)
+        while len(self._echoes) > KINDS:
+            self._echoes.popitem(last=False)
+        found = next((one for one in reversed(stretches) if one.near(moment, now)), None)
+        if found is None:
+            found = _Echoes(moment, moment, now)
+            stretches.append(found)
+            del stretches[:-STRETCHES]
+        found.first, found.last, found.heard = min(found.first, moment), max(found.last, moment), now
+        return found
+
+    def _event(self, news: Observed, *, learn: bool = True) -> Key:
         """What every source of an event knows of it: NVML has the number and the device, and no register of it."""
         fields = news.fields
-        where = self._where(fields)
-        rest: tuple[object, ...] = () if where else _key(news)[1:]
+        where = self._where(fields, learn=learn)
+        rest: tuple[object, ...] = () if where else key_of(news)[1:]
         return (news.kind, fields.get("number", ""), where, fields.get("mig", ""), *rest)
 
-    def _where(self, fields: Mapping[str, str | int]) -> Key:
+    def _where(self, fields: Mapping[str, str | int], *, learn: bool) -> Key:
         """Sources know one device by different names: the kernel by its address, DCGM by its number and UUID."""
         names = _names(fields)
         if not names:
@@ -132,6 +164,9 @@ class Sums:
         # Numbers are given anew when a GPU has left the bus: one with another address is another.
         same = (one for one in known if all(one.get(name, value) == value for name, value in sure.items()))
         who = next(same, None) or {"": next(iter(names.items()))}
+        if not learn:
+            unproven: Key = who[""]
+            return unproven
         who.update(names)
         for name in names.items():
             self._known_as[name] = who
@@ -143,7 +178,7 @@ class Sums:
 
     # --- one source, many repetitions
     def _sum_up(self, item: Item, news: Observed, now: float) -> Iterator[Item]:
-        key = _key(news)
+        key = key_of(news)
         repeats = self._repeats.get(key)
         # A number is told by `over` alone: whoever else calls here would tell it without the place behind it.
         if repeats is None or (now >= repeats.until and repeats.item is None):
@@ -157,7 +192,7 @@ class Sums:
         repeats.count += news.count
 
 
-def _key(news: Observed) -> Key:
+def key_of(news: Observed) -> Key:
     return (news.kind, *(pair for pair in sorted(news.fields.items()) if pair[0] not in NOT_THE_EVENT))
 
 
@@ -174,7 +209,7 @@ def _address(pci: str) -> str:
     return f"{domain.lstrip('0')}:{rest}" if colon and rest.count(":") == 1 else head
 
 
-def _origin(source: str) -> str:
+def origin_of(source: str) -> str:
     """A source that began anew is the same source still."""
     return source.partition("+")[0]
 

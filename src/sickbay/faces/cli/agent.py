@@ -96,9 +96,9 @@ def _once(settings: AgentSettings, *, as_json: bool) -> int:
         fault = classify(item.news, tables)
         wrong = wrong or item.news.kind == "probe.failed"  # what could not be looked at is not well
         row = {"code": item.news.kind, "count": item.news.count, "device": item.news.fields.get("device"),
-               "text": item.news.text}  # fmt: skip
+               "text": item.news.text, "unconfirmed": item.news.unconfirmed}  # fmt: skip
         if fault is not None:
-            wrong = wrong or fault.remedy not in {Remedy.NONE, Remedy.WATCH}
+            wrong = wrong or (fault.remedy not in {Remedy.NONE, Remedy.WATCH} and not item.news.unconfirmed)
             row |= {
                 "code": fault.code, "class": monitor_class(fault), "component": fault.component,
                 "severity": fault.severity.value, "remedy": fault.remedy.value, "because": fault.because,
@@ -119,6 +119,8 @@ def _table(rows: list[dict[str, Any]]) -> None:
         times = f" ×{row['count']}" if row["count"] > 1 else ""
         where = "" if row["device"] is None else f" GPU {row['device']}"
         meant = f"{row['severity']}, {row['remedy']}" if "severity" in row else ""
+        if row["unconfirmed"]:
+            meant = "unconfirmed: any program could have written it"
         click.echo(f"{click.style(row['code'], bold=True)}{where}{times}  {meant}".rstrip())
         if row.get("because"):
             click.echo(f"    {clean(row['because'])}")

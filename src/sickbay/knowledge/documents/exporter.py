@@ -19,6 +19,7 @@ from sickbay.model.sign import Fields, Sign
 TEXT = 500
 GPUS = 4096  # of one page: more are no page of one cluster
 XIDS = 1000
+XIDS_MOST = 1_000_000  # of one kind in the window of an exporter, which is minutes
 LONGEST = 8192
 BLANK = 0x7FFFFFFFFFFFFFF0  # from here on DCGM says why it has no value
 BLANK_FLOAT = 140737488355328.0
@@ -87,7 +88,7 @@ class Page:
     def _xid(self, gpu: str, labels: dict[str, str], text: str, number: int, line: str) -> None:
         latched = "xid" not in labels
         value = whole(text)
-        if value is None or value <= 0:
+        if value is None or not 0 < value <= XIDS_MOST:
             return
         code = value if latched else whole(labels["xid"])
         if code is None or not 0 < code < 100_000 or (latched and "DCGM_EXP" in line[:8]):

@@ -15,6 +15,7 @@ from sickbay.train.errors import CheckpointError
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL | re.IGNORECASE)
 Keys = list[str]
+_ALSO_S3 = {"s3a", "s3n"}  # as Hadoop writes it
 _CONTAINER_AT = {"abfs", "abfss", "wasb", "wasbs"}  # container@account is how these name a place, not a user
 
 
@@ -89,8 +90,9 @@ def connect(url: str) -> Objects:
 def parse(url: str) -> Place:
     """Nothing of a url that may be a secret comes back, not in an error either."""
     found = _URL.fullmatch(url.strip())
-    if found is None:
-        raise CheckpointError("an object store is written as s3://BUCKET/PREFIX (or gs://, az://, file:// …)")
+    if found is None or found[1].lower() in {"http", "https"}:
+        address = "" if found is None else ", with AWS_ENDPOINT_URL where it is not Amazon's"
+        raise CheckpointError(f"an object store is written as s3://BUCKET/PREFIX (or gs://, az://, file:// …){address}")
     place = Place(found[1].lower(), found[2], found[3].strip("/"))
     user, at, _ = place.container.rpartition("@")
     if at and (":" in user or place.scheme not in _CONTAINER_AT):
@@ -103,6 +105,8 @@ def parse(url: str) -> Place:
         )
     if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in url) or ".." in place.prefix.split("/"):
         raise CheckpointError(f"the {place.scheme}:// url must not hold '..' or control characters")
+    if place.scheme in _ALSO_S3:
+        raise CheckpointError(f"{place.scheme}:// is not known here: write {place._replace(scheme='s3')}")
     return place
 
 

@@ -23,6 +23,16 @@ def one_line(text: str) -> str:
     return line if len(line) <= _LONGEST else line[:_LONGEST] + " …"
 
 
+def cause_of(error: BaseException) -> BaseException | None:
+    """It, as what another error came from; None if it would show a secret in the log of a script that fails."""
+    told: BaseException | None = error
+    while told is not None:
+        if _SECRET.search(str(told)):
+            return None
+        told = told.__cause__ or told.__context__
+    return error
+
+
 def number_of_status(status: int) -> int:
     """What an HTTP status means for a caller."""
     known = {

@@ -32,7 +32,7 @@ from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
 from sickbay.train.objects import Keys, Place, checked
 from sickbay.train.objects.ahead import AHEAD, Quota, ReadAhead, Threads
-from sickbay.train.objects.faults import fault, number_of_status, one_line
+from sickbay.train.objects.faults import cause_of, fault, number_of_status, one_line
 from sickbay.train.objects.payload import Part, Payload, file_of, of_memory
 
 AbstractFileSystem: Any = import_module("fsspec").AbstractFileSystem
@@ -78,7 +78,7 @@ class FilesystemObjects:
         if not self._buckets:  # below a mount point that has lost its disk nothing is made
             self._there()
             with self._told(key):
-                self._fs.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
+                self._make(self._path(key).rpartition("/")[0])
         try:
             md5 = self._write(target, payload, expected, progress)
             self._confirm(target, payload.sum(), md5)
@@ -93,6 +93,12 @@ class FilesystemObjects:
         if target == beside and self.size_of(key) != payload.sum().size:
             raise fault(errno.EIO, "has another size than what was written", f"{self.url}/{key}")
         return payload.sum()
+
+    def _make(self, directory: str) -> None:
+        if self._local:  # each name on the way is on the disk, as the object itself will be
+            disk.make(Path(directory))
+        else:
+            self._fs.makedirs(directory, exist_ok=True)
 
     def _write(self, key: str, payload: Payload, expected: disk.Sum | None, progress: Progress) -> str:
         """Its MD5, where the store will state one."""
@@ -221,11 +227,23 @@ class FilesystemObjects:
             self._there()
             return []
         with self._told(prefix or None):
-            try:  # what cannot be listed must not be left out
-                names = self._fs.find(directory, withdirs=directories, on_error="raise")
+            try:
+                names = self._names(directory, directories=directories)
             except FileNotFoundError as error:
                 raise fault(errno.ESTALE, "changed while it was listed", f"{self.url}/{prefix}") from error
         return [name.removeprefix(f"{self._root}/") for name in names if name.startswith(f"{directory}/")]
+
+    def _names(self, directory: str, *, directories: bool) -> Keys:
+        """What cannot be listed must not be left out, as `find` does below its first directory in spite of on_error."""
+        if self._buckets:
+            return list(self._fs.find(directory, withdirs=directories, on_error="raise"))  # in one listing
+        names, ahead = Keys(), [directory]
+        while ahead:
+            for entry in self._fs.ls(ahead.pop(), detail=True):
+                within = entry["type"] == "directory"
+                ahead += [entry["name"]] if within else []
+                names += [entry["name"]] if directories or not within else []
+        return names
 
     def remove_all(self, prefix: str) -> None:
         """Name by name: what removes all at once takes the letters *, ? and [ for patterns."""
@@ -254,11 +272,11 @@ class FilesystemObjects:
             number = _number_of(error)
             number = errno.ENODEV if made and number == errno.ENOENT else number
             text = "there is no such object" if number == errno.ENOENT else error.strerror or str(error)
-            raise fault(number, text or type(error).__name__, where) from error
+            raise fault(number, text or type(error).__name__, where) from cause_of(error)
         except NotImplementedError as error:
             raise fault(errno.EOPNOTSUPP, "the library cannot do that", where) from error
-        except Exception as error:  # a library's own: there are as many kinds as libraries
-            raise fault(_number_of(error), f"{type(error).__name__}: {error}", where) from error
+        except Exception as error:  # noqa: BLE001 - a library's own: there are as many kinds as libraries
+            raise fault(_number_of(error), f"{type(error).__name__}: {error}", where) from cause_of(error)
 
 
 def _find(place: Place) -> tuple[Any, str]:

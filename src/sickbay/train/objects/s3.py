@@ -93,9 +93,14 @@ class S3Objects:
     def _look(self, key: str, **parameters: Any) -> dict[str, Any] | None:
         """What the service says of an object; None: it is surely not there."""
         try:
-            return self._bucket.ask("head_object", key, **parameters)
+            found = self._bucket.ask("head_object", key, **parameters)
         except FileNotFoundError:
             pass
+        else:
+            if "ETag" not in found:
+                text = "no answer of an object store: is there a proxy in between?"
+                raise fault(errno.EIO, text, self._bucket.path(key))
+            return found
         try:
             self._bucket.ask("head_bucket")  # an answer to HEAD has no words: a bucket that is gone looks the same
         except FileNotFoundError as error:
@@ -125,7 +130,7 @@ class S3Objects:
             answer = self._bucket.ask("get_object", key, unwanted=unwanted, Range=span, IfMatch=etag)
             body = answer["Body"]
             try:
-                if answer["ETag"] != etag:
+                if answer.get("ETag") != etag:
                     raise fault(errno.ESTALE, "was replaced while it was read", where)
                 if answer["ContentLength"] != size - done:
                     raise fault(errno.EOPNOTSUPP, "is not served in ranges", where)

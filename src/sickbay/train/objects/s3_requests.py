@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
 from sickbay.train.errors import CheckpointError
 from sickbay.train.objects import Place
-from sickbay.train.objects.faults import COMES_BACK, fault, number_of_status, one_line
+from sickbay.train.objects.faults import COMES_BACK, cause_of, fault, number_of_status, one_line
 from sickbay.train.objects.payload import Body
 
 # Here, so that who lacks them learns it when he connects.
@@ -27,6 +28,8 @@ PATIENCE = 180.0  # seconds for one request and its repetitions, besides what it
 SLOWEST = 0.5e6  # bytes a second on one connection that is not given up
 AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds, more or less, after which a request that may come back is sent again
 CONNECTIONS = 16
+OLDEST = (1, 36)  # of boto3: it can say how large a multipart upload must be
+ADDRESS = "AWS_ENDPOINT_URL (or endpoint_url in ~/.aws/config)"
 NAME = re.compile(r"[A-Za-z0-9._-]{3,255}")
 
 FAILURES = (botocore.BotoCoreError, botocore.ClientError, urllib3.HTTPError)
@@ -78,21 +81,18 @@ class Bucket:
     def connect(cls, place: Place) -> "Bucket":
         if not NAME.fullmatch(place.container):
             raise CheckpointError(f"{place} names no bucket: write s3://BUCKET/PREFIX")
-        config = Config(
-            connect_timeout=CONNECT,
-            read_timeout=ANSWER,
-            retries={"total_max_attempts": 1},  # they are counted here, against one time limit
-            max_pool_connections=CONNECTIONS,
-            tcp_keepalive=True,
-        )
-        try:
-            return cls(place, boto3.session.Session().client("s3", config=config))
-        except FAILURES as error:
-            raise CheckpointError(f"cannot use {place}: {one_line(str(error))}") from None
-        except ValueError:  # its text holds the address, which may hold a password
+        if tuple(int(number) for number in boto3.__version__.split(".")[:2]) < OLDEST:
+            needed = ".".join(map(str, OLDEST))
             raise CheckpointError(
-                f"cannot use {place}: AWS_ENDPOINT_URL (or endpoint_url in ~/.aws/config) is no http(s):// address"
-            ) from None
+                f"s3:// needs boto3 {needed} or newer, this is {boto3.__version__}: pip install 'sickbay[s3]'"
+            )
+        client = _client(place)
+        if "@" in urlsplit(client.meta.endpoint_url).netloc:  # boto3 would never send it, and show it in errors
+            raise CheckpointError(
+                f"cannot use {place}: {ADDRESS} names a user before its @: leave that out, credentials come from"
+                " elsewhere"
+            )
+        return cls(place, client)
 
     @property
     def checksums(self) -> bool:
@@ -125,9 +125,9 @@ class Bucket:
                 answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.name, **parameters)
             except FAILURES as error:
                 if sent is not None and isinstance(sent.failure, TimeoutError):
-                    raise fault(errno.ETIMEDOUT, str(sent.failure.strerror), self.path(key)) from error
+                    raise fault(errno.ETIMEDOUT, str(sent.failure.strerror), self.path(key)) from cause_of(error)
                 if sent is not None and sent.failure is not None:
-                    raise sent.failure from error
+                    raise sent.failure from cause_of(error)
                 trying.once_more(self.fault_of(error, key), error)
             else:
                 return answer
@@ -139,6 +139,8 @@ class Bucket:
             return self._refusal(str(error.operation_name), error.response, where)
         if isinstance(error, TIMEOUTS):
             return fault(errno.ETIMEDOUT, f"no answer within {ANSWER:g} s", where)
+        if isinstance(error, botocore.SSLError):
+            return fault(errno.EIO, f"no secure connection: {error}", where)
         if isinstance(error, UNREACHABLE):
             return fault(errno.EHOSTUNREACH, "the service cannot be reached", where)
         if isinstance(error, NO_CREDENTIALS):
@@ -183,8 +185,26 @@ class Bucket:
                 return
             if "NextContinuationToken" in page:
                 more = {"ContinuationToken": page["NextContinuationToken"]}
-            else:
+            elif "NextKeyMarker" in page:
                 more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            else:
+                raise fault(errno.EIO, "has a listing that goes on without saying where", f"{self.url}/{below}")
+
+
+def _client(place: Place) -> Any:
+    config = Config(
+        connect_timeout=CONNECT,
+        read_timeout=ANSWER,
+        retries={"total_max_attempts": 1},  # they are counted here, against one time limit
+        max_pool_connections=CONNECTIONS,
+        tcp_keepalive=True,
+    )
+    try:
+        return boto3.session.Session().client("s3", config=config)
+    except FAILURES as error:
+        raise CheckpointError(f"cannot use {place}: {one_line(str(error))}") from None
+    except ValueError:  # its text holds the address, which may hold a password
+        raise CheckpointError(f"cannot use {place}: {ADDRESS} is no http(s):// address") from None
 
 
 class Trying:
@@ -199,11 +219,11 @@ class Trying:
         """Wait; or raise what was found, if it does not come back or not in time."""
         pause = next(self._pauses, None) if found.errno in COMES_BACK else None
         if pause is None or time.monotonic() + pause > self.ends:
-            raise found from cause
+            raise found from cause_of(cause)
         pause *= random.uniform(0.5, 1.5)  # noqa: S311 - so that ranks do not come back together
         log.info("%s; tried again in %.1f s", found, pause)
         if self._unwanted.wait(pause):
-            raise found from cause
+            raise found from cause_of(cause)
 
     def go_on(self, where: str) -> None:
         """Raises if it takes too long, or is not wanted any more."""

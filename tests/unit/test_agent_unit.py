@@ -1,0 +1,36 @@
+"""The systemd unit fits what the agent does."""
+
+import configparser
+from pathlib import Path
+
+from sickbay.agent.commands import DEADLINES
+from sickbay.agent.watchdog import Watchdog
+from sickbay.model.protocol import RunReset
+
+UNIT = Path(__file__).parents[2] / "packaging/systemd/sickbay-agent.service"
+
+
+def service() -> dict[str, str]:
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(UNIT)
+    return dict(parser["Service"])
+
+
+def test_a_stop_waits_for_a_reset_and_does_not_signal_it() -> None:
+    unit = service()
+    assert float(unit["TimeoutStopSec"]) > DEADLINES[RunReset] + 5.0
+    assert unit["KillMode"] == "mixed"  # control-group would send SIGTERM to nvidia-smi itself
+
+
+def test_the_agent_has_a_limit_of_memory_that_its_checks_do_not_have() -> None:
+    unit = service()
+    assert unit["LimitDATA"].endswith(":infinity")
+    assert unit["MemoryMax"]
+    assert unit["OOMPolicy"] == "continue"
+
+
+def test_the_watchdog_is_fed_twice_in_its_time() -> None:
+    seconds = float(service()["WatchdogSec"])
+    fed = Watchdog({"WATCHDOG_USEC": f"{seconds * 1e6:.0f}"})
+    assert fed.every <= seconds / 2

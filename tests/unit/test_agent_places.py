@@ -1,12 +1,17 @@
 """How far each log was read is kept for the next run, under the log's own name, whatever the disk does."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
+from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import FILE, SLOT, Places
 from sickbay.agent.probes.kernel_log import Place
+from sickbay.agent.spool import Voice
+from sickbay.model.facts import Observed
+from sickbay.model.fleet import Incarnation, NodeId
 
 
 def place(offset: int) -> Place:
@@ -38,6 +43,31 @@ def test_a_source_that_is_not_read_now_keeps_its_place(tmp_path: Path) -> None:
     places.close()
     again = Places(tmp_path)
     assert (again.of("a", Place), again.of("b", Place)) == (place(1), place(3))
+
+
+def test_a_place_that_is_not_needed_any_more_goes(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    places.mark({"a": place(1), "b": place(2)})
+    places.mark({"a": None, "b": place(2)})
+    places.keep()
+    places.close()
+    again = Places(tmp_path)
+    assert (again.of("a", Place), again.of("b", Place)) == (None, place(2))
+
+
+def test_places_that_have_not_moved_take_no_room_in_the_spool_again(tmp_path: Path) -> None:
+    voice = Voice(node=NodeId("c/n"), incarnation=Incarnation(instance_id="i", boot_id="b"), agent_run="r")
+    box = Outbox(tmp_path / "spool", voice, Places(tmp_path))
+    news = [say(Observed(node=voice.node, kind="xid", text="x"))]
+    sizes = []
+    for offset in (1, 1, 1, 2):
+        box.put(news, {"a": place(offset)})
+        sizes.append(sum(path.stat().st_size for path in (tmp_path / "spool").iterdir()))
+    box.close()
+    grown = [after - before for before, after in pairwise(sizes)]
+    assert grown[0] == grown[1] < grown[2]
+    newest = Places(tmp_path).of("a", Place)
+    assert newest == place(2)
 
 
 def test_half_a_place_over_another_is_not_taken_for_one(tmp_path: Path) -> None:

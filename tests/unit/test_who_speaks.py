@@ -331,7 +331,8 @@ def test_a_line_that_waits_is_where_the_next_run_begins(seen: Seen) -> None:
     assert isinstance(place, Place)
     assert place.offset == 0
     seen.look(WAIT)
-    place = seen.log.places[heard_name(f"text:{seen.path}")]
+    assert seen.log.places[heard_name(f"text:{seen.path}")] is None
+    place = seen.log.places[f"text:{seen.path}"]
     assert isinstance(place, Place)
     assert place.offset == seen.path.stat().st_size
 

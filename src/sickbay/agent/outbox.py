@@ -90,6 +90,7 @@ class Outbox:
         self._handed = 0  # up to here it may have reached the controller
         self._acknowledged = 0
         self._mark: Mark | None = None  # goes with what is saved next
+        self._marked = 0  # the newest that was saved: the same again would only take room
         self._save_again = 0.0
         self._full_told = False
         self._more = Condition()
@@ -98,19 +99,20 @@ class Outbox:
             self._leavings.trim(most_bytes)
 
     # --- in
-    def put(self, items: Sequence[Item], places: Mapping[str, Noun] | None = None) -> None:
+    def put(self, items: Sequence[Item], places: Mapping[str, Noun | None] | None = None) -> None:
         """All of these, one behind the other, on disk before anybody can send them; `places`: how far was read then."""
         if not items:
             return
         with self._more:
             if self._places is not None and places is not None:
-                self._mark = self._places.mark(places)
+                mark = self._places.mark(places)
+                self._mark = mark if mark.n > max(self._marked, self._places.kept) else self._mark
             self._append(items)
             if len(self._entries) > self._most_items or self._bytes > self._most_bytes:
                 self._make_room()
             self._more.notify_all()
 
-    def keep(self, places: Mapping[str, Noun]) -> None:
+    def keep(self, places: Mapping[str, Noun | None]) -> None:
         """How far was read, where nothing was found: kept unless the disk lacks something that was found before."""
         with self._more:
             if self._unsaved:
@@ -150,6 +152,7 @@ class Outbox:
         self._save_again = now + SAVE_AGAIN
         fresh = list(islice(reversed(self._entries), self._unsaved))[::-1]
         if self._spool.append([entry.line for entry in fresh], fresh[0].seq, fresh[-1].seq, self._mark):
+            self._marked = self._marked if self._mark is None else self._mark.n
             self._unsaved, self._mark = 0, None
             self._full_told = False
         elif not self._full_told:

@@ -42,7 +42,7 @@ class Places:
         self._next = int(slots[0].n >= slots[1].n)  # never over the newest
         marks = [*slots, *(mark for path in _segments(state) if (mark := last_mark(path)) is not None)]
         self.newest = max(marks, key=lambda mark: mark.n)
-        self._last: Mapping[str, Noun] = {}
+        self._last: Mapping[str, Noun | None] = {}
 
     def of(self, source: str, kind: type[Kind]) -> Kind | None:
         """None: it was never kept, or cannot be understood."""
@@ -52,13 +52,15 @@ class Places:
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def mark(self, places: Mapping[str, Noun]) -> Mark:
-        """The newest mark, which is a new one where something has moved."""
+    def mark(self, places: Mapping[str, Noun | None]) -> Mark:
+        """The newest mark, which is a new one where something has moved. None: this place is not needed any more."""
         if places != self._last:
             self._last = dict(places)
-            raw = {name: msgspec.Raw(msgspec.json.encode(place)) for name, place in places.items()}
             # What is not read today may be again tomorrow, when somebody has set it so.
-            self.newest = Mark(n=self.newest.n + 1, places={**self.newest.places, **raw})
+            kept = {name: raw for name, raw in self.newest.places.items() if name not in places}
+            fresh = {name: place for name, place in places.items() if place is not None}
+            raw = {name: msgspec.Raw(msgspec.json.encode(place)) for name, place in fresh.items()}
+            self.newest = Mark(n=self.newest.n + 1, places={**kept, **raw})
         return self.newest
 
     def keep(self) -> None:

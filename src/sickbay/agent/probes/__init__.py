@@ -29,7 +29,7 @@ class Probe:
     gap: float = 0.0  # it looks no oftener than this, however much happens
     witness: bool = False
     flush: Look | None = None
-    places: Callable[[], Mapping[str, Noun]] | None = None
+    places: Callable[[], Mapping[str, Noun | None]] | None = None
     restless: Callable[[], bool] | None = None  # while this holds, it looks every `HURRIED` seconds
     told: Callable[[float], None] | None = None  # what it found is in the outbox: it may remember that
     may_hang: bool = False  # runs in a thread of its own; one that hangs is left alone, and that is said

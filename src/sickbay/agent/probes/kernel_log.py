@@ -93,13 +93,6 @@ class Place(FilePlace):
 
     boot_id: str = ""
 
-    def passed(self, inode: int, generation: int, offset: int) -> bool:
-        """Whether the line that begins there was handed out."""
-        spot = next((spot for spot in (*self.older, self) if spot.generation == generation), None)
-        if spot is None:
-            return generation < self.generation
-        return inode == spot.inode and offset < spot.offset
-
 
 class BootLog:
     """The kernel log of one boot as a text file of its own, which is what a node of the local cluster has."""
@@ -145,7 +138,7 @@ def lines_of(file: LogFile, every: LogLine) -> Iterator[LogLine | Observed]:
     for at, text in file.lines():
         # A file that began anew counts from 0 again: its lines must not take the names of others.
         name = f"{every.source}+{file.generation}" if file.generation else every.source
-        yield every._replace(text=text, source=name, seq=at)
+        yield every._replace(text=text, source=name, seq=at, told=file.was_told(at))
     while file.lost:
         yield Observed(node=NodeId(""), kind="agent.lines_lost", text=file.lost.pop(0))
 
@@ -179,7 +172,7 @@ class KernelLog:
         self._blind = False  # that there is no witness has been told
         self._troubles: dict[str, str] = {}
         self._again: dict[str, float] = {}
-        self.places: Mapping[str, Noun] = {}  # for the next run, behind what has been told
+        self.places: Mapping[str, Noun | None] = {}  # for the next run, behind what has been told
         self._heard: Mapping[str, Noun] = {}  # places with nothing before them that waits for a witness
         self._cut: Mapping[str, Noun] = {}  # the next of these
         self._settle()
@@ -197,7 +190,8 @@ class KernelLog:
             self._hearsay.cut()
         if self._hearsay.decided:  # still: nothing waits at all
             self._heard = here
-        self.places = {**here, **{heard_name(name): place for name, place in self._heard.items()}}
+        heard = {name: None if place == here.get(name) else place for name, place in self._heard.items()}
+        self.places = {**here, **{heard_name(name): place for name, place in heard.items()}}
 
     @property
     def handles(self) -> list[int]:

@@ -36,11 +36,18 @@ class FilePlace(Spot):
 class LogFile:
     """`generation` counts how often the file began anew, so that (generation, offset) names a line for ever.
 
-    `rotated`: what a rotation left beside it is looked for. `worth`: only such lines are wanted.
+    `told`: a place behind the first; what stands before it is handed out again as told. `rotated`: what a rotation left
+    beside it is looked for. `worth`: only such lines are wanted.
     """
 
     def __init__(
-        self, path: Path, place: FilePlace | None = None, *, rotated: bool = False, worth: Worth | None = None
+        self,
+        path: Path,
+        place: FilePlace | None = None,
+        *,
+        told: FilePlace | None = None,
+        rotated: bool = False,
+        worth: Worth | None = None,
     ) -> None:
         self._path = path
         self._start = place or FilePlace()  # where we go on as long as nothing is open
@@ -48,9 +55,14 @@ class LogFile:
         self._through = self._start.through
         self._rotated = rotated
         self._worth = worth
-        self.generation, self.inode = self._start.generation, 0  # of the line that was handed out last
+        self._told = told
+        self.generation, self.inode, self._told_to = self._start.generation, 0, 0.0  # of the line handed out last
         self.behind = False  # there is more to read at once
         self.lost: list[str] = []  # what could not be read, for whoever takes it away
+
+    def was_told(self, offset: int) -> bool:
+        """Of the line that was handed out last, and begins there."""
+        return offset < self._told_to
 
     @property
     def opened(self) -> bool:
@@ -92,7 +104,7 @@ class LogFile:
     def _new_lines(self) -> Generator[tuple[int, str], None, bool]:
         """Returns whether there are other files now."""
         for file in list(self._files):
-            self.generation, self.inode = file.generation, file.inode
+            self.generation, self.inode, self._told_to = file.generation, file.inode, file.told
             empty, before = not file.end, file.mtime
             if file.cut_off():
                 self._cut_off(file)
@@ -187,6 +199,34 @@ class LogFile:
             data.close()
             self._forget()  # and the start stays what it is
             raise
+        told, self._told = self._told, None
+        if told is None or self._knows(told):
+            return True
+        # What came between was taken away: then what waited is lost, and nothing else.
+        self._forget()
+        self.lost.clear()
+        self._start, self._through = told, told.through
+        return self._resume()
+
+    def _knows(self, told: FilePlace) -> bool:
+        """Whether this place is in a file that is open. All before it has been told."""
+        places: list[tuple[Spot, OneFile]] = []
+        for spot in (*told.older, told):
+            known = (f for f in self._files if (_is_at(f.data, spot) if spot.offset else f.inode == spot.inode))
+            file = next(known, None)
+            if file is not None:
+                places.append((spot, file))
+            elif spot is told:
+                return False
+            else:
+                self._miss(spot)
+        newest = places[-1][1]
+        for file in self._files[: self._files.index(newest)]:
+            file.told = float("inf")
+        for spot, file in places:
+            file.told = spot.offset
+        for file in self._files:
+            file.generation += told.generation - newest.generation
         return True
 
     def _go_on(self, data: Data, place: FilePlace) -> None:
@@ -211,7 +251,7 @@ class LogFile:
             self._miss(place)
 
     def _miss(self, spot: Spot) -> None:
-        if self._rotated:
+        if self._rotated and self._told is None:  # else what counts is behind it
             where = f"what stood in it behind byte {spot.offset} could not be found beside it"
             self.lost.append(f"{self._path} was rotated while nobody read it, and {where}")
 

@@ -115,6 +115,7 @@ class OneFile:
         self.mtime = found.st_mtime
         self.grew = time.monotonic()  # when it did so last
         self.partial = b""
+        self.told = 0.0  # bytes of it whose lines an earlier run has told
         self._touched = 0
         self._worth = worth
         self._skipping = False

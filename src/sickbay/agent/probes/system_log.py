@@ -66,11 +66,12 @@ class SystemLog:
         self._began = began
         self._wall = wall
         self._drills = drills
-        self._told = None if told == place else told  # what counts by itself was told up to here by an earlier run
+        told = None if told == place else told
+        self._again = told is not None  # what an earlier run has read is being read again
         self._zone = Zone(path, self._is_ours)
         self._clock_zero: float | None = None  # wall time less monotonic time, when we first looked
         begin = place if place.inode else FilePlace(offset=_near_the_end(path))
-        self._file = LogFile(path, begin, rotated=True, worth=lines_of_interest)
+        self._file = LogFile(path, begin, told=told, rotated=True, worth=lines_of_interest)
         self._generation, self._size = begin.generation, _size(path)  # what is behind them was written since
         self._mark = boot_mark(path, begin.offset, self._size)
         self._forwarded = 0
@@ -86,13 +87,9 @@ class SystemLog:
     def lines(self, now: float) -> Iterator[LogLine | Observed]:
         if self._clock_zero is None:
             self._clock_zero = self._wall() - now
-        for line in lines_of(self._file, LogLine("", now, self.name, None, by=str(self._path))):
-            if self._told is not None and isinstance(line, LogLine):
-                file, at = self._file, line.seq or 0
-                line = line._replace(told=self._told.passed(file.inode, file.generation, at))  # noqa: PLW2901 - the same
-            yield line
+        yield from lines_of(self._file, LogLine("", now, self.name, None, by=str(self._path)))
         if self._file.opened and not self._file.behind:
-            self._told = None
+            self._again = False
 
     def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine | Observed | None:
         if self._drills is not None and self._drills.wrote(self._file.inode, line.seq or 0, line.text):
@@ -158,7 +155,7 @@ class SystemLog:
         return ""
 
     def place(self) -> Place | None:
-        return None if self._told is not None else place_in(self._file, self._boot_id)
+        return None if self._again else place_in(self._file, self._boot_id)
 
     handle = None
 

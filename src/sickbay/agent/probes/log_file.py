@@ -210,24 +210,25 @@ class LogFile:
 
     def _knows(self, told: FilePlace) -> bool:
         """Whether this place is in a file that is open. All before it has been told."""
-        places: list[tuple[Spot, OneFile]] = []
-        for spot in (*told.older, told):
-            known = (f for f in self._files if (_is_at(f.data, spot) if spot.offset else f.inode == spot.inode))
-            file = next(known, None)
-            if file is not None:
-                places.append((spot, file))
-            elif spot is told:
-                return False
-            else:
-                self._miss(spot)
-        newest = places[-1][1]
+        older = [(spot, self._file_of(spot)) for spot in told.older]
+        known = [file for _, file in older]
+        # Of an empty one nothing tells which it is: what was changed since, and is none of the others, was not read.
+        fresh = (file for file in self._files if file not in known and file.mtime > told.through)
+        newest = self._file_of(told) if told.offset else next(fresh, self._files[-1])
+        if newest is None or None in known:
+            return False
         for file in self._files[: self._files.index(newest)]:
             file.told = float("inf")
-        for spot, file in places:
-            file.told = spot.offset
+        for spot, its in [*older, (told, newest)]:
+            if its is not None:
+                its.told = spot.offset
         for file in self._files:
             file.generation += told.generation - newest.generation
         return True
+
+    def _file_of(self, spot: Spot) -> OneFile | None:
+        known = (f for f in self._files if (_is_at(f.data, spot) if spot.offset else f.inode == spot.inode))
+        return next(known, None)
 
     def _go_on(self, data: Data, place: FilePlace) -> None:
         found = data.stat()

@@ -360,7 +360,7 @@ class Soak:
             thread.start()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            life = time.monotonic() + self._dice.choice((0.3, 1.0, 2.0, 5.0, 15.0))
+            life = time.monotonic() + self._dice.choice((0.3, 1.0, 2.0, 5.0, 15.0, 15.0))
             while time.monotonic() < min(life, end) and self._agent.alive:
                 time.sleep(0.1)
                 self._agent.measure()

@@ -239,6 +239,25 @@ def test_an_agent_that_dies_again_before_it_could_read_its_logs_again_has_lost_a
     assert node.told(unconfirmed=True) == {"0000:2a:00 63": 1, "0000:3b:00 94": 1}
 
 
+def test_a_line_that_waits_is_told_though_a_file_from_before_it_is_removed(node: Node) -> None:
+    append(node.trusted, dated(XID_79))
+    node.look()
+    node.trusted.rename(node.root / "trusted.1")
+    append(node.trusted, "begin")
+    node.look(1.0)
+    append(node.trusted, dated(XID_63, DAY))
+    node.look(1.0)
+    node.tell()
+    node.keep()
+    node.run.kill()
+    (node.root / "trusted.1").unlink()
+    append(node.trusted, dated(XID_79), 2)
+    node.end()
+    assert node.told(unconfirmed=False) == {"0000:18:00 79": 3}
+    assert node.told(unconfirmed=True) == {"0000:2a:00 63": 1}
+    assert node.controller.kinds().count("agent.lines_lost") == 1
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_log_that_was_cut_off_twice_while_a_line_waits_loses_and_doubles_no_fault(node: Node, packed: bool) -> None:
     node.look()

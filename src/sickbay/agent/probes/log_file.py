@@ -210,7 +210,10 @@ class LogFile:
 
     def _knows(self, told: FilePlace) -> bool:
         """Whether this place is in a file that is open. All before it has been told."""
-        older = [(spot, self._file_of(spot)) for spot in told.older]
+        places = [(spot, self._file_of(spot)) for spot in told.older]
+        sought = {spot.generation for spot in self._start.older}  # and not found anywhere beside our log
+        gone = [spot for spot, file in places if file is None and spot.generation in sought]
+        older = [(spot, file) for spot, file in places if spot not in gone]
         known = [file for _, file in older]
         # Of an empty one nothing tells which it is: what was changed since, and is none of the others, was not read.
         fresh = (file for file in self._files if file not in known and file.mtime > told.through)
@@ -222,6 +225,8 @@ class LogFile:
         for spot, its in [*older, (told, newest)]:
             if its is not None:
                 its.told = spot.offset
+        for spot in gone:
+            self._miss(spot)
         for file in self._files:
             file.generation += told.generation - newest.generation
         return True

@@ -8,7 +8,7 @@ WORKERS ?= 3
 # Some images set it; then every worker would compile every test anew, which takes longer than the fast tier's tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up demo test test-fast test-thorough lint bench gpu-test soak soak-sim docs pictures clean
+.PHONY: help up demo test test-fast test-thorough lint bench gpu-test soak soak-agent soak-sim docs pictures clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -49,6 +49,9 @@ gpu-test: $(READY)  ## on a machine with an NVIDIA GPU: the real thing
 
 soak: $(READY)  ## 200 jobs over 64 nodes of real processes, faults at random for ten minutes
 	@$(BIN)/python -m tests.local.soak $(ARGS)
+
+soak-agent: $(READY)  ## an agent with rotated logs, a mad controller, a full disk and kill -9: make soak-agent ARGS='--minutes 10'
+	@$(BIN)/python -m tests.chaos.agent_soak $(ARGS)
 
 soak-sim: $(READY)  ## as many simulated random runs as you like: make soak-sim RUNS=100000
 	@$(BIN)/sickbay sim soak --runs $(or $(RUNS),2000)

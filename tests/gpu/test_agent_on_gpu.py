@@ -40,6 +40,8 @@ from tests.gpu.overhead import compare
 from tests.unit.agent_rig import TOKEN, until
 
 from sickbay.agent.life import machine_boot
+from sickbay.agent.places import Places
+from sickbay.agent.probes.kmsg import KmsgPlace
 from sickbay.brain.classify import classify
 from sickbay.knowledge.kernel import parse_line
 from sickbay.knowledge.load import load_tables
@@ -196,8 +198,9 @@ def test_a_line_in_the_kernels_log_is_at_the_controller_at_once(machine: Machine
 
 
 def test_after_a_restart_nothing_is_told_twice_and_what_was_missed_is_told(machine: Machine) -> None:
-    place = machine.state / "devkmsg.json"
-    assert msgspec.json.decode(place.read_bytes())["boot_id"] == machine_boot()
+    place = Places(machine.state).of("devkmsg", KmsgPlace)
+    assert place is not None
+    assert place.boot_id == machine_boot()
     machine.ask(RunLook(look="before", settle=0.0), "look-1")
     assert machine.end() == 0
     before = machine.observed()

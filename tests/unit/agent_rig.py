@@ -26,11 +26,11 @@ from sickbay.adapters.clusters.local.files import (
     Rank,
     Seat,
     Status,
-    read,
     write,
 )
 from sickbay.adapters.stores.memory import MemoryStore
-from sickbay.agent.probes.kernel_log import Place
+from sickbay.agent.places import Places
+from sickbay.agent.probes.kernel_log import SOURCE, Place
 from sickbay.engine.reception import Reception
 from sickbay.model.errors import BadInput, StoreError
 from sickbay.model.facts import Fact, Observed
@@ -269,7 +269,7 @@ class NodeRig:
 
     def kept_place(self) -> int:
         """How far the agent has noted that it read the kernel log."""
-        place = read(self.paths.agent(self.seat.instance_id) / "kmsg.json", Place)
+        place = Places(self.paths.agent(self.seat.instance_id)).of(SOURCE, Place)
         return place.offset if place is not None else 0
 
 

@@ -96,23 +96,11 @@ def test_another_run_of_the_same_boot_does_not_see_it_again(device: Path) -> Non
     first = opened(ring, device)
     assert texts(first) == ["one", "two"]
     ring.say("three")
-    place = first.place(None)
+    place = first.place()
     first.close()
     again = opened(ring, device, place)
     assert texts(again) == ["three"]
     again.close()
-
-
-def test_a_line_that_is_held_back_is_where_the_next_run_begins(device: Path) -> None:
-    ring = Ring()
-    ring.say("one", "two", "three")
-    kmsg = opened(ring, device)
-    texts(kmsg)
-    assert kmsg.place(1).seq == 0
-    after = opened(ring, device, kmsg.place(1))
-    assert texts(after) == ["two", "three"]
-    for one in (kmsg, after):
-        one.close()
 
 
 def test_what_was_overwritten_is_said_with_how_many(device: Path) -> None:
@@ -133,7 +121,7 @@ def test_what_was_overwritten_while_no_agent_ran_is_said_too(device: Path) -> No
     ring.say("one")
     first = opened(ring, device)
     texts(first)
-    place = first.place(None)
+    place = first.place()
     first.close()
     ring.say(*(f"line {n}" for n in range(10)))
     later = opened(ring, device, place)

@@ -27,12 +27,13 @@ from sickbay.agent.checks import Exercise
 from sickbay.agent.command_journal import Journal
 from sickbay.agent.commands import DEADLINES, Carry, Commands, Refuse, Said
 from sickbay.agent.drill import Drills
-from sickbay.agent.life import place_file
 from sickbay.agent.node import NodeAgent, sources_for
 from sickbay.agent.node_orders import Hands, NodeOrders, holders
 from sickbay.agent.node_probes import Made, Where, probes_for
 from sickbay.agent.outbox import Outbox, say
+from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.kernel_log import Place
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.probes.system_log import name_of
 from sickbay.agent.senses import Senses
@@ -388,12 +389,12 @@ def test_a_probe_that_cannot_be_made_is_one_line_and_the_rest_works(
 
 def test_the_sources_are_those_that_the_settings_name(tmp_path: Path) -> None:
     named = wish(tmp_path, sources=("kmsg", "/var/log/here", "journal"))
-    assert [source.name for source in sources_for(named, tmp_path, NODE, "b")] == [
+    assert [source.name for source in sources_for(named, Places(tmp_path), NODE, "b")] == [
         "devkmsg",
         "text:/var/log/here",
         "journal",
     ]
-    assert "auto" not in [source.name for source in sources_for(wish(tmp_path), tmp_path, NODE, "b")]
+    assert "auto" not in [source.name for source in sources_for(wish(tmp_path), Places(tmp_path), NODE, "b")]
 
 
 def test_systemd_hears_ready_and_signs_of_life(tmp_path: Path) -> None:
@@ -519,12 +520,12 @@ def dated(text: str) -> str:
 
 def test_the_agent_reports_a_line_once_across_its_own_death_and_ends_politely(tmp_path: Path, door: FrontDoor) -> None:
     (tmp_path / "messages").write_text(dated(XID_79))
+    name = name_of(tmp_path / "messages")
     with running(tmp_path, door) as process:
         until(lambda: numbers(door) == [79], 20, (tmp_path / "agent.err").read_text())
         assert TOKEN not in Path(f"/proc/{process.pid}/environ").read_text()
         assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
-        place = tmp_path / "state" / place_file(name_of(tmp_path / "messages"))
-        until(lambda: place.exists() and json.loads(place.read_bytes())["offset"] > 0)
+        until(lambda: (place := Places(tmp_path / "state").of(name, Place)) is not None and place.offset > 0)
     with running(tmp_path, door) as process:
         with (tmp_path / "messages").open("a") as log:
             log.write(dated(XID_63))

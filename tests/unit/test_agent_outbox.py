@@ -1,6 +1,7 @@
 """What an agent has to say is kept until it is acknowledged, whatever happens to the agent or its disk."""
 
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sickbay.agent.leavings import SOONEST
 from sickbay.agent.outbox import AT_ONCE, Batch, Outbox, say
 from sickbay.agent.spool import Voice
 from sickbay.model.facts import Observed, Stepped
@@ -183,6 +185,15 @@ def test_a_full_disk_does_not_keep_what_was_acknowledged(tmp_path: Path) -> None
     box.close()
 
 
+def test_what_a_full_disk_did_not_take_is_saved_when_there_is_room_though_nothing_more_is_said(tmp_path: Path) -> None:
+    box = Outbox(tmp_path, voice())
+    with full_disk():
+        box.put([line("a")])
+    box.keep({})  # as each second
+    box.close()
+    assert drain(Outbox(tmp_path, voice("r2")))[0] == ("r1", 1, "a")
+
+
 def test_items_of_another_boot_of_the_machine_are_put_on_our_clock(tmp_path: Path) -> None:
     old = Outbox(tmp_path, voice("r1", machine_boot="m1", zero=1000.0))
     old.put([line("a", mono=50.0)])  # at wall 1050
@@ -194,13 +205,144 @@ def test_items_of_another_boot_of_the_machine_are_put_on_our_clock(tmp_path: Pat
     new.close()
 
 
-def test_a_spool_of_garbage_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "00-x.jsonl").write_bytes(b"\x00\xff{")
-    (tmp_path / "01-x.jsonl").write_bytes(b"")
+def test_a_spool_of_garbage_is_put_aside_and_that_is_said(tmp_path: Path) -> None:
+    for n in range(12):
+        (tmp_path / f"{n:02d}-x.jsonl").write_bytes(b"\x00\xff{\n")
+    (tmp_path / "99-x.jsonl").write_bytes(b"")  # of a run that died over its first word
     box = Outbox(tmp_path, voice())
-    assert box.batch() is None
+    said = [text for _, _, text in drain(box)]
+    assert len(said) == 12
+    assert all("put aside" in text for text in said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n:02d}-x.aside" for n in range(4, 12)]
+    box.close()
+
+
+def test_what_another_node_left_is_put_aside_as_nobody_would_take_it_from_us(tmp_path: Path) -> None:
+    other = msgspec.structs.replace(voice("r1"), node=NodeId("c/other"))
+    old = Outbox(tmp_path, other)
+    old.put([line("a")])
+    old.close()
+    box = Outbox(tmp_path, voice("r2"))
+    box.put([line("b")])
+    said = drain(box)
+    assert [run for run, _, _ in said] == ["r2", "r2"]
+    assert any("c/other" in text and "put aside" in text for _, _, text in said)
+    box.close()
+
+
+def test_a_segment_that_cannot_be_read_now_is_kept_tried_again_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Outbox(tmp_path, voice("r1"))
+    old.put([line("a")])
+    old.close()
+    box = Outbox(tmp_path, voice("r2"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # this process has all descriptors that it may have
+    try:
+        said = drain(box) + drain(box)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [text for _, _, text in said if "cannot be read" in text] == [
+        text for _, _, text in said if "memory" not in text
+    ]
+    assert len([text for _, _, text in said if "cannot be read" in text]) == 1
+    assert box.empty  # nobody turns in circles over it
+    now = time.monotonic()
+    monkeypatch.setattr("sickbay.agent.leavings.time.monotonic", lambda: now + SOONEST + 1)
+    assert ("r1", 1, "a") in drain(box)
     assert not list(tmp_path.iterdir())
-    assert "cannot be read" in capsys.readouterr().err
+    box.close()
+
+
+def test_a_line_of_the_spool_that_is_damaged_is_said_and_the_others_are_told(tmp_path: Path) -> None:
+    old = Outbox(tmp_path, voice("r1"))
+    for text in "abc":
+        old.put([line(text)])
+    old.close()
+    (segment,) = tmp_path.iterdir()
+    segment.write_bytes(segment.read_bytes().replace(b'"b"', b"\xff\xff\xff"))
+    said = [text for _, _, text in drain(Outbox(tmp_path, voice("r2")))]
+    assert said[:2] == ["a", "c"]
+    assert "1 lines of" in said[2]
+
+
+def test_a_segment_that_an_older_agent_wrote_is_told(tmp_path: Path) -> None:
+    head = msgspec.json.encode(voice("r1"))
+    lines = [msgspec.json.encode(msgspec.structs.replace(line(text), seq=n)) for n, text in ((1, "a"), (2, "b"))]
+    (tmp_path / "00000000000000000001-r1-00000001.jsonl").write_bytes(b"\n".join([head, *lines, b""]))
+    assert [text for _, _, text in drain(Outbox(tmp_path, voice("r2")))] == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_ten_thousand_segments_of_earlier_runs_are_told_and_go(tmp_path: Path) -> None:
+    head, item = msgspec.json.encode(voice("r1")), msgspec.json.encode(msgspec.structs.replace(line("a"), seq=1))
+    for n in range(10_000):
+        (tmp_path / f"{n:020d}-r{n}-00000001.jsonl").write_bytes(head + b"\n" + item + b"\n")
+    began = time.monotonic()
+    box = Outbox(tmp_path, voice("r2"), most_bytes=1 << 20)
+    assert time.monotonic() - began < 20
+    said = drain(box)
+    assert len(said) > 1000
+    assert "had no room" in said[-1][2]
+    assert not list(tmp_path.iterdir())
+    box.close()
+
+
+def test_what_may_have_reached_the_controller_is_not_added_to_another(tmp_path: Path) -> None:
+    box = Outbox(tmp_path, voice(), most_items=10)
+    box.put([line("same")])
+    batch = box.batch()  # it is stored, and the answer is lost
+    assert batch is not None
+    box.put([line("same") for _ in range(30)])
+    counts = {1: 1}
+    while (batch := box.batch()) is not None:
+        for raw in batch.items:
+            item = msgspec.json.decode(raw, type=Item)
+            if isinstance(item.news, Observed) and item.news.kind == "xid":
+                counts.setdefault(item.seq, item.news.count)
+        box.acknowledge(batch, batch.last)
+    assert sum(counts.values()) == 31
+    box.close()
+
+
+def test_a_rewritten_spool_stands_instead_of_what_it_replaced_though_the_agent_dies_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Outbox(tmp_path, voice("r1"), most_items=10)
+    monkeypatch.setattr("sickbay.agent.spool._remove", lambda _: None)  # killed before anything old was removed
+    for _ in range(30):
+        box.put([line("same")])
+    box.close()
+    monkeypatch.undo()
+    box = Outbox(tmp_path, voice("r2"))
+    counts = 0
+    while (batch := box.batch()) is not None:
+        for raw in batch.items:
+            item = msgspec.json.decode(raw, type=Item)
+            if isinstance(item.news, Observed) and item.news.kind == "xid":
+                counts += item.news.count
+        box.acknowledge(batch, batch.last)
+    assert counts == 30
+    box.close()
+
+
+def test_a_disk_that_is_gone_for_a_day_does_not_fill_the_memory(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.write_text("no directory")
+    box = Outbox(gone, voice(), most_items=5000, most_bytes=10_000_000)
+    began = time.process_time()
+    for n in range(20_000):
+        box.put([line(f"{n % 50}")])
+    assert time.process_time() - began < 10  # not in proportion to the square
+    assert len(box._entries) <= 5001
+    assert sum(len(entry.line) for entry in box._entries) <= 10_000_000
+    counts = sum(
+        item.news.count
+        for entry in box._entries
+        if isinstance((item := msgspec.json.decode(entry.line, type=Item)).news, Observed) and item.news.kind == "xid"
+    )
+    assert counts == 20_000
     box.close()
 
 

@@ -1,6 +1,5 @@
 """Text logs: lines are dated by what they carry, rotation loses none, what is older than the boot means nothing."""
 
-import gzip
 import shutil
 import time
 from datetime import UTC, datetime
@@ -140,7 +139,7 @@ def test_the_next_run_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
     append(path, syslog(XID_79))
     first = system_log(path)
     assert numbers(over(first)) == [79]
-    place = first.place(None)
+    place = first.place()
     first.close()
     append(path, syslog(XID_63))
     later = over(system_log(path, place))
@@ -156,7 +155,7 @@ def test_what_was_written_before_a_rotation_is_read(tmp_path: Path, copied: bool
     source = system_log(path)
     log = over(source)
     assert not numbers(log)
-    place = source.place(None)
+    place = source.place()
     append(path, syslog(XID_79))
     rotated = tmp_path / "messages-20261116"
     if copied:
@@ -179,20 +178,6 @@ def test_a_file_that_was_cut_off_and_has_outgrown_its_old_length_is_read_from_it
     assert not numbers(log)
     path.write_text("".join([syslog(XID_79), *(syslog(f"usb 1-1: other {n}") for n in range(20))]))
     assert numbers(log) == [79]
-    log.close()
-
-
-def test_a_packed_file_beside_it_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "messages"
-    append(path, syslog("usb 1-1: new device"))
-    source = system_log(path)
-    log = over(source)
-    numbers(log)
-    with gzip.open(tmp_path / "messages.1.gz", "wt") as packed:
-        packed.write(syslog(XID_79))
-    path.unlink()
-    append(path, syslog(XID_63))
-    assert [*numbers(log), *numbers(log, NOW + 1)] == [63]
     log.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sickbay.agent.probes import log_file
+from sickbay.agent.probes import one_file
 from sickbay.agent.probes.counters import number_in
 from sickbay.agent.probes.journal import Journal, JournalPlace, decoded
 from sickbay.agent.probes.kernel_log import KernelLog, Place
@@ -276,7 +276,7 @@ def test_no_entry_breaks_the_journals_reader(entries: list[bytes]) -> None:
     found = list(journal._entries(b"\n".join(entries) + b"\n", 5.0))
     assert len(found) <= sum(entry.count(b"\n") + 1 for entry in entries)
     assert len(journal._partial) <= 1 << 20
-    journal.place(None)
+    journal.place()
 
 
 @given(st.lists(st.binary(max_size=300) | st.sampled_from((b"cut", b"anew")), max_size=8), st.booleans())
@@ -297,8 +297,8 @@ def test_no_bytes_break_a_file_that_is_followed(tmp_path_factory: pytest.TempPat
                 log.write(part)
             written += part.count(b"\n")
         told += sum(1 for _ in file.lines())
-        assert len(file.tail) <= log_file.TAIL
-        assert len(file._partial) <= log_file.LONGEST
+        assert len(file.place.tail) <= one_file.PRINT
+        assert all(len(each.partial) <= one_file.LONGEST for each in file._files)
     assert told <= written
     file.close()
 

@@ -14,7 +14,7 @@ from tests.unit.test_agent_kmsg import Ring
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.hearsay import AGAIN, MOST, REMEMBERED, WAIT
 from sickbay.agent.probes.journal import decoded
-from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.kernel_log import KernelLog, Place, heard_name
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.probes.system_log import Reading, SystemLog, is_one_of
@@ -327,10 +327,11 @@ def test_a_line_that_waits_is_where_the_next_run_begins(seen: Seen) -> None:
     seen.look()
     seen.writes(f"{stamp()} {HOST} kernel: {XID_63}", f"{stamp()} {HOST} kernel: {XID_79}")
     seen.look()
-    place = seen.log.places[f"text:{seen.path}"]
+    place = seen.log.places[heard_name(f"text:{seen.path}")]
     assert isinstance(place, Place)
     assert place.offset == 0
     seen.look(WAIT)
+    assert seen.log.places[heard_name(f"text:{seen.path}")] is None
     place = seen.log.places[f"text:{seen.path}"]
     assert isinstance(place, Place)
     assert place.offset == seen.path.stat().st_size
@@ -353,7 +354,8 @@ def test_a_flood_of_forged_lines_is_a_handful_of_observations_and_hides_nothing(
     items = [*seen.look(), *seen.look(WAIT)]
     assert len(items) == MOST
     assert all(news.unconfirmed for news in news_of(items))
-    assert len(seen.log._hearsay._said) <= REMEMBERED
+    hearsay = seen.log._hearsay
+    assert len(hearsay._early) + len(hearsay._late) + len(hearsay._shown) <= REMEMBERED
     seen.ring.say(XID_79, prefix="4")
     assert [news.unconfirmed for news in news_of(seen.look(WAIT + 1))] == [False]
     (rest,) = news_of(seen.look(AGAIN + WAIT), "agent.unconfirmed")

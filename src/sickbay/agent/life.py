@@ -6,11 +6,10 @@ A place (`local.py`, `node.py`) says what there is to read, who carries orders o
 import fcntl
 import gc
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -69,9 +68,8 @@ class Life:
         log = parts.log
         # It is called when there is something new; the period is for what was held back, and for the watermark.
         first = Probe("kernel_log", log.look, period=2.0, gap=0.002, witness=True, flush=log.flush,
-                      restless=lambda: log.behind)  # fmt: skip
+                      places=lambda: log.places, restless=lambda: log.behind)  # fmt: skip
         witnesses = [first, *parts.witnesses]
-        self._kept = dict(log.places)
         self.senses = Senses(witnesses, self._outbox)
         self._watches = Watches()
         self._loop = Loop(
@@ -134,15 +132,10 @@ class Life:
         self._parts.each_second(now)
 
     def _keep_places(self) -> None:
-        """How far the logs were read."""
+        """How far the logs were read, also where they said nothing."""
         # Under the lock: a place ahead of what is in the outbox would lose lines.
         with self.senses.still("kernel_log"):
-            places = self._parts.log.places
-        for name, place in places.items():
-            if place != self._kept.get(name):
-                with suppress(OSError):  # a full disk: then the next run reads more of the log again
-                    keep(self._parts.state / place_file(name), place)
-                    self._kept[name] = place
+            self._outbox.keep(self._parts.log.places)
 
     def _poll(self) -> Poll:
         me = self._outbox.voice.incarnation
@@ -150,10 +143,6 @@ class Life:
             proto=PROTO, node=self._outbox.voice.node, instance_id=me.instance_id, boot_id=me.boot_id,
             has=self._commands.has(),
         )  # fmt: skip
-
-
-def place_file(source: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", source) + ".json"
 
 
 def keep(path: Path, thing: object) -> None:

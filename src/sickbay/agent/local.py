@@ -9,10 +9,12 @@ from pathlib import Path
 from sickbay.adapters.clusters.local.devices import Hardware, device_at
 from sickbay.adapters.clusters.local.files import BOOT_MARK, ClusterFile, Paths, Seat, read
 from sickbay.agent.checks.virtual import virtual_tests
-from sickbay.agent.life import Life, Parts, alone, clock_zero, kept, machine_boot, place_file
+from sickbay.agent.life import Life, Parts, alone, clock_zero, machine_boot
 from sickbay.agent.orders import LocalOrders
 from sickbay.agent.outbox import Outbox
+from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.inventory import inventory_probe
 from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, Place
@@ -44,7 +46,6 @@ class LocalAgent:
     def __init__(self, paths: Paths, seat: Seat, state: Path) -> None:
         self._paths = paths
         self._seat = seat
-        self._state = state
         me, hardware = seat.incarnation, Hardware(paths, seat.instance_id)
         voice = Voice(
             node=seat.id,
@@ -56,11 +57,12 @@ class LocalAgent:
         self._ranks = RankWatch(paths, seat.id, me)
         devices = VirtualDevices(hardware, seat.id, seat.gpus)
         tests = virtual_tests(hardware, seat.gpus, seat.boot_id)
+        places = Places(state)
         self._life = Life(
             Parts(
-                outbox=Outbox(state / "spool", voice),
+                outbox=Outbox(state / "spool", voice, places),
                 state=state,
-                log=KernelLog(self._sources(), seat.id, device_at),
+                log=KernelLog(self._sources(places), seat.id, device_at),
                 address=self._address,
                 orders=lambda senses: LocalOrders(paths, seat, hardware, senses, tests).carry,
                 witnesses=[Probe("devices", devices.look, period=5.0, gap=0.1, witness=True)],
@@ -77,19 +79,18 @@ class LocalAgent:
     def run(self) -> None:
         self._life.run()
 
-    def _sources(self) -> list[BootLog | SystemLog]:
+    def _sources(self, places: Places) -> list[BootLog | SystemLog]:
         """The kernel log of the boot, and, as on a real machine, a text log that outlives it."""
         kmsg = self._paths.kmsg(self._seat.instance_id, self._seat.boot_id)
         messages = self._paths.messages(self._seat.instance_id)
         messages.touch(exist_ok=True)
         began = read(kmsg.with_name("began"), float) or 0.0
         fresh = Place(boot_id=self._seat.boot_id)
-        here = kept(self._state / place_file(SOURCE), Place) or fresh
-        # Across boots: the file is one and the same, and what is dated before this boot means nothing.
-        there = kept(self._state / place_file(name_of(messages)), Place) or fresh
-        boot = BootLog(kmsg, here if here.boot_id == fresh.boot_id else fresh)
+        boot = BootLog(kmsg, begin_in_boot(places, SOURCE, fresh).told)
+        text = begin_in_file(places, name_of(messages), fresh)
         # Nobody but the cluster's own user may write it, and who may that can write the other log as well.
-        return [boot, SystemLog(messages, there, Reading(trusted=True, own_zone=True), began=began)]
+        reading = Reading(trusted=True, own_zone=True)
+        return [boot, SystemLog(messages, text.heard, reading, began=began, told=text.told)]
 
     def _wanted(self) -> dict[Path, tuple[str, int]]:
         wanted = dict.fromkeys(self._ranks.directories, ("ranks", MOVED_TO | CLOSED))

@@ -13,12 +13,14 @@ from sickbay.agent.checks import Exercise
 from sickbay.agent.commands import NO_BOOT
 from sickbay.agent.deadline import Deadline
 from sickbay.agent.drill import Drills
-from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot, place_file
+from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot
 from sickbay.agent.loop import HANGS_AFTER
 from sickbay.agent.node_orders import Hands, NodeOrders
 from sickbay.agent.node_probes import Where, probes_for
 from sickbay.agent.outbox import Outbox, say
+from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.journal import NAME as JOURNAL
 from sickbay.agent.probes.journal import Journal, JournalPlace, available
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
@@ -73,11 +75,12 @@ class NodeAgent:
         self._voice = Voice(
             node=node, incarnation=me, agent_run=os.urandom(6).hex(), machine_boot=boot_id, zero=clock_zero()
         )
-        trouble = self._last_words(me)
-        self._outbox = Outbox(self._state / "spool", self._voice)
+        places = Places(self._state)
+        trouble = self._last_words(me, places)
+        self._outbox = Outbox(self._state / "spool", self._voice, places)
         self.sums = Sums()
         drills = Drills(self._state / "drills.json")
-        sources = sources_for(settings, self._state, node, boot_id, drills)
+        sources = sources_for(settings, places, node, boot_id, drills)
         made = probes_for(Where(settings, node, self.sums))
         self._log = KernelLog(sources, node, made.device_at or device_index(), self.sums)
         for text in filter(None, (trouble, *made.troubles)):
@@ -135,7 +138,7 @@ class NodeAgent:
         return Address(url=self._settings.url, token=token, ca=self._settings.ca)
 
     # --- what the kernel said when nobody listened any more
-    def _last_words(self, me: Incarnation) -> str:
+    def _last_words(self, me: Incarnation, places: Places) -> str:
         """Into the spool, under the boot that has ended, before anything of this boot. Returns what was in the way."""
         trouble = ""
         file = self._state / "boot.json"
@@ -143,10 +146,7 @@ class NodeAgent:
         now = Boot(boot_id=me.boot_id, instance_id=me.instance_id, zero=self._voice.zero)
         if before is not None and before.boot_id != me.boot_id and before.instance_id == me.instance_id and available():
             ended = Incarnation(instance_id=before.instance_id, boot_id=before.boot_id)
-            ring, journal = (
-                kept(self._state / place_file(RING), KmsgPlace),
-                kept(self._state / place_file(JOURNAL), JournalPlace),
-            )
+            ring, journal = places.of(RING, KmsgPlace), places.of(JOURNAL, JournalPlace)
             cursor = journal.cursor if journal is not None and journal.boot_id == before.boot_id else ""
             stamp = ring.stamp if ring is not None and ring.boot_id == before.boot_id else 0.0
             if cursor or stamp:  # else no agent listened then, and nobody knows what was told already
@@ -191,20 +191,20 @@ def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Inca
         )  # fmt: skip
         spool = Spool(directory, then)
         for number, item in enumerate(items, 1):
-            spool.append(encoded(item, number), number, number)
+            spool.append([encoded(item, number)], number, number)
         spool.close()
     return len(items)
 
 
 def encoded(item: Item, seq: int) -> bytes:
-    return msgspec.json.encode(msgspec.structs.replace(item, seq=seq)) + b"\n"
+    return msgspec.json.encode(msgspec.structs.replace(item, seq=seq))
 
 
 # --- what there is on this machine
 
 
 def sources_for(
-    settings: AgentSettings, state: Path, node: NodeId, boot_id: str, drills: Drills | None = None
+    settings: AgentSettings, places: Places, node: NodeId, boot_id: str, drills: Drills | None = None
 ) -> list[Source]:
     """Those that the settings name. `auto`: the ring, or the journal where the ring may not be read, and text files."""
     named = list(dict.fromkeys(settings.sources))
@@ -216,20 +216,16 @@ def sources_for(
     found: list[Source] = []
     for name in dict.fromkeys(named):
         if name == "kmsg":
-            ring_place = kept(state / place_file(RING), KmsgPlace)
-            here = ring_place is not None and ring_place.boot_id == boot_id
-            begin = ring_place if ring_place is not None and here else KmsgPlace(boot_id=boot_id)
-            found.append(Kmsg(node, begin, trusted=settings.trust_logs))
+            records = begin_in_boot(places, RING, KmsgPlace(boot_id=boot_id))
+            found.append(Kmsg(node, records.told, trusted=settings.trust_logs, heard=records.heard))
         elif name == "journal":
-            place = kept(state / place_file(JOURNAL), JournalPlace)
-            there = place is not None and place.boot_id == boot_id
-            after = place if place is not None and there else JournalPlace(boot_id=boot_id)
-            found.append(Journal(after, boots=(machine_boot(),)))
+            journal = begin_in_boot(places, JOURNAL, JournalPlace(boot_id=boot_id))
+            found.append(Journal(journal.heard, boots=(machine_boot(),), told=journal.told))
         else:
             # Across boots: the file is one and the same, and what is dated before this boot means nothing.
-            text = kept(state / place_file(name_of(Path(name))), Place) or Place(boot_id=boot_id)
+            text = begin_in_file(places, name_of(Path(name)), Place(boot_id=boot_id))
             reading = Reading(trusted=settings.trust_logs, hosts=own_names(node))
-            found.append(SystemLog(Path(name), text, reading, drills=drills))
+            found.append(SystemLog(Path(name), text.heard, reading, drills=drills, told=text.told))
     return found
 
 
@@ -285,7 +281,7 @@ def look_in_time(probe: Probe, seconds: float = HANGS_AFTER) -> Sequence[Item]:
 def _look_once(settings: AgentSettings) -> list[Item]:
     node, sums = NodeId(settings.node), Sums()
     made = probes_for(Where(settings, node, sums))
-    sources = sources_for(settings, Path(settings.state), node, machine_boot(Path(settings.boot_id_file)))
+    sources = sources_for(settings, Places(Path(settings.state)), node, machine_boot(Path(settings.boot_id_file)))
     log = KernelLog(sources, node, made.device_at or device_index(), sums)
     found = [say(Observed(node=node, kind="probe.failed", text=text)) for text in made.troubles]
     try:

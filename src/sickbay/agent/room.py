@@ -5,7 +5,7 @@ of the first and the name and words of the last; and where that is not enough, t
 those of one kind, which are as many as there are kinds.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -58,9 +58,3 @@ def folded(items: Iterable[Item], alike: Callable[[Observed], Key]) -> list[Item
             item = replace(item, mono=min(item.mono, before.mono), news=replace(news, count=count))  # noqa: PLW2901
         kept[key] = item
     return sorted(kept.values(), key=lambda item: item.seq)
-
-
-def foldings(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Fewer and fewer."""
-    for alike in ALIKE:
-        yield folded(items, alike)

@@ -66,7 +66,8 @@ class Senses:
         if whole and probe.flush is not None:
             found = [*found, *probe.flush(now)]
         check = self._checks[probe.name]
-        self._outbox.put([_marked(item, check) for item in found] if check else found)
+        places = None if probe.places is None else probe.places()
+        self._outbox.put([_marked(item, check) for item in found] if check else found, places)
         self._read[probe.name] = now
         if probe.told is not None:
             probe.told(now)

@@ -6,9 +6,8 @@ takes nothing back, and after a power cut the machine is another incarnation who
 """
 
 import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sickbay.agent.places import MARKED, Mark
 from sickbay.agent.room import ALIKE, FAULT, folded, rank
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
@@ -23,7 +23,9 @@ from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
 
 SEGMENT = 1 << 20  # bytes
+RESERVE = 1 << 18  # bytes that are taken as long as there is room, for when there is none
 SUFFIX = ".jsonl"
+AFRESH = ".afresh.jsonl"  # instead of all that this run wrote before it
 TEXT_FILES = ("kmsg", "text:")  # names of sources: a boot's log as a file, and a system log
 
 
@@ -42,37 +44,98 @@ class _Segment:
     path: Path
     last: int
     size: int
+    mark: int = 0  # the newest mark in it
+    most: int = SEGMENT
+
+
+class Frame(Noun):
+    """Items with the places behind them, in one line: all of it, or nothing."""
+
+    items: tuple[Item, ...]
 
 
 class Spool:
-    """The segments of one run. `append` never raises: a disk that is full must not stop the agent."""
+    """The segments of one run. `append` never raises: a disk that is full must not stop the agent.
 
-    def __init__(self, directory: Path, voice: Voice) -> None:
+    `safe` tells whether a mark is kept elsewhere, too: a segment with one that is not stays, acknowledged or not.
+    `reserve`: a file with room in it, which becomes a segment when the disk has none.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        voice: Voice,
+        safe: Callable[[int], bool] = lambda _: True,
+        reserve: Path | None = None,
+    ) -> None:
         self._directory = directory
         self._voice = voice
         self._stem = f"{time.time_ns():020d}-{voice.agent_run}"
+        self._safe = safe
+        self._reserve = reserve
+        self._has_reserve = False
         self._count = 0
         self._segments: list[_Segment] = []
         self._handle: int | None = None
         self.trouble = ""  # why the last append failed
+        self._keep_reserve()
 
-    def append(self, lines: bytes, first: int, last: int) -> bool:
+    def append(self, lines: Sequence[bytes], first: int, last: int, mark: Mark | None = None) -> bool:
         """These items, whole or not at all. False: the disk does not take them now."""
         try:
-            if self._handle is None or self._segments[-1].size >= SEGMENT:
+            if self._handle is None or self._segments[-1].size >= self._segments[-1].most:
                 self._begin(first)
-            self._write(lines)
+            self._write(_framed(lines, mark))
+            self._keep_reserve()
         except OSError as error:
             self.trouble = error.strerror or str(error)
-            return False
+            if not self._use_reserve(_framed(lines, mark), first):
+                return False
         self._segments[-1].last = last
+        self._segments[-1].mark = mark.n if mark is not None else self._segments[-1].mark
         self.trouble = ""
         return True
 
     def _begin(self, first: int) -> None:
         self._end()
+        self._new(self._path(SUFFIX), first)
+
+    def _keep_reserve(self) -> None:
+        if self._reserve is None or self._has_reserve:
+            return
+        with suppress(OSError):
+            self._reserve.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(handle, 0, RESERVE)
+                self._has_reserve = True
+            finally:
+                os.close(handle)
+
+    def _use_reserve(self, data: bytes, first: int) -> bool:
+        """The rest of it stays zeros, which nobody takes for a line."""
+        if self._reserve is None or not self._has_reserve or len(data) > RESERVE // 2:
+            return False
+        self._end()
+        path = self._path(SUFFIX)
+        try:
+            self._handle = os.open(self._reserve, os.O_WRONLY | os.O_CLOEXEC)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._reserve.rename(path)
+            self._has_reserve = False
+            self._segments.append(_Segment(path=path, last=first - 1, size=0, most=RESERVE // 2))
+            self._write(msgspec.json.encode(self._voice) + b"\n")
+            self._write(data)
+        except OSError:
+            self._end()
+            return False
+        return True
+
+    def _path(self, suffix: str) -> Path:
         self._count += 1
-        path = self._directory / f"{self._stem}-{self._count:08d}{SUFFIX}"
+        return self._directory / f"{self._stem}-{self._count:08d}{suffix}"
+
+    def _new(self, path: Path, first: int) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._segments.append(_Segment(path=path, last=first - 1, size=0))
@@ -80,7 +143,7 @@ class Spool:
             self._write(msgspec.json.encode(self._voice) + b"\n")
         except OSError:
             self._end()
-            self._segments.pop().path.unlink(missing_ok=True)
+            _remove(self._segments.pop().path)
             raise
 
     def _write(self, data: bytes) -> None:
@@ -93,81 +156,136 @@ class Spool:
                 done += os.write(self._handle, data[done:])
         except OSError:
             # Half an item must not stand before the next one.
-            with suppress(OSError):
+            try:
                 os.ftruncate(self._handle, segment.size)
                 os.lseek(self._handle, segment.size, os.SEEK_SET)
+            except OSError:
+                self._end()  # it does: then the next one begins a segment of its own
             raise
         segment.size += len(data)
 
     def forget(self, seq: int) -> None:
         """Everything up to this number is acknowledged."""
-        while self._segments and self._segments[0].last <= seq:
+        while self._segments and self._segments[0].last <= seq and self._safe(self._segments[0].mark):
             gone = self._segments.pop(0)
             if not self._segments:
                 self._end()
-            with suppress(OSError):
-                gone.path.unlink(missing_ok=True)
+            _remove(gone.path)
 
-    def rewrite(self, lines: bytes, first: int, last: int) -> bool:
-        """Only these items are left. What was there goes when the new segment stands."""
+    def rewrite(self, lines: Sequence[bytes], first: int, last: int, mark: Mark | None = None) -> bool:
+        """Only these items are left. What was there goes when the new segment stands, under a name that says so."""
         before, self._segments = self._segments, []
         self._end()
-        if not self.append(lines, first, last):
-            self._segments = before + self._segments
+        path = self._path(AFRESH)
+        aside = path.with_suffix(".new")
+        try:
+            self._new(aside, first)
+            self._write(_framed(lines, mark))
+            aside.rename(path)
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            self._end()
+            _remove(aside)
+            self._segments = before
             return False
+        self._segments[-1].path, self._segments[-1].last = path, last
+        self._segments[-1].mark = mark.n if mark is not None else 0
+        self.trouble = ""
         for gone in before:
-            with suppress(OSError):
-                gone.path.unlink(missing_ok=True)
+            _remove(gone.path)
         return True
 
     def _end(self) -> None:
         if self._handle is not None:
-            os.close(self._handle)
+            with suppress(OSError):
+                os.close(self._handle)
             self._handle = None
 
     close = _end
 
+    def owns(self, path: Path) -> bool:
+        return path.name.startswith(self._stem)
+
+
+def _framed(lines: Sequence[bytes], mark: Mark | None) -> bytes:
+    if mark is None:
+        return b"".join(line + b"\n" for line in lines)
+    head = msgspec.json.encode(mark)
+    return head[:-1] + b',"items":[' + b",".join(lines) + b"]}\n"
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One segment of an earlier run."""
+    """One segment of an earlier run. `damaged`: so many of its lines cannot be understood."""
 
     path: Path
     voice: Voice
     items: tuple[Item, ...]
+    damaged: int = 0
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """Segments that earlier runs left, oldest first."""
+    """Segments that earlier runs left, oldest first. Raises OSError."""
     try:
-        return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
+        there = sorted(directory.iterdir())
     except FileNotFoundError:
         return []
+    for path in there:
+        if path.suffix == ".new":
+            _remove(path)  # the run died over it: what it was to stand for is there still
+    found = [path for path in there if path.suffix == SUFFIX]
+    since = {_stem(path): path.name for path in found if path.name.endswith(AFRESH)}
+    for path in found:
+        if path.name < since.get(_stem(path), ""):
+            _remove(path)
+    return [path for path in found if path.name >= since.get(_stem(path), "")]
+
+
+def _stem(path: Path) -> str:
+    return path.name.rpartition("-")[0]
 
 
 def read_leftover(path: Path, now: Voice, *, as_written: bool = False) -> Leftover | None:
-    """None: there is nothing in it. A line that was cut off, or cannot be read, is left out."""
+    """None: nobody can say whose it was. A last line without end was never sent. Raises OSError."""
+    head, *lines = path.read_bytes().split(b"\n")
+    if not lines:
+        return Leftover(path=path, voice=now, items=())  # a run that died over its first word
     try:
-        head, *lines = path.read_bytes().split(b"\n")
         voice = msgspec.json.decode(head, type=Voice)
-    except (OSError, msgspec.MsgspecError) as error:
-        print(f"agent: {path.name} in the spool cannot be read: {error}", file=sys.stderr, flush=True)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     items: list[Item] = []
-    for line in lines:
-        with suppress(msgspec.MsgspecError):
-            item = msgspec.json.decode(line, type=Item) if line else None
-            if item is not None:
-                items.append(item if as_written else _last_word(_on_clock(item, voice, now), voice, now))
-    return Leftover(path=path, voice=voice, items=tuple(items)) if items else None
+    damaged = 0
+    for line in filter(None, lines[:-1]):
+        try:
+            items.extend(_items(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            damaged += 1
+    if not as_written:
+        items = [_last_word(_on_clock(item, voice, now), voice, now) for item in items]
+    return Leftover(path=path, voice=voice, items=tuple(items), damaged=damaged)
+
+
+def _items(line: bytes) -> Sequence[Item]:
+    if line.startswith(MARKED):
+        return msgspec.json.decode(line, type=Frame).items
+    return (msgspec.json.decode(line, type=Item),)
 
 
 def faults_only(path: Path, now: Voice) -> int:
-    """Cuts a segment down to its faults, those that say the same summed up. How many bytes are left."""
+    """Cuts a segment down to its faults, those that say the same summed up. How many bytes are left. Raises OSError."""
+    before = path.stat().st_size
     found = read_leftover(path, now, as_written=True)
     if found is None:
-        return 0
+        return before
     faults = folded((item for item in found.items if rank(item.news) == FAULT), ALIKE[0])
+    if len(faults) == len(found.items):
+        return before
     lines = [msgspec.json.encode(found.voice), *(msgspec.json.encode(item) for item in faults)]
     data = b"\n".join(lines) + b"\n"
     aside = path.with_suffix(".new")
@@ -175,7 +293,8 @@ def faults_only(path: Path, now: Voice) -> int:
         aside.write_bytes(data)
         aside.rename(path)
     except OSError:
-        return path.stat().st_size  # a full disk: then it stays as it is
+        _remove(aside)
+        return before  # a full disk: then it stays as it is
     return len(data)
 
 
@@ -192,13 +311,3 @@ def _last_word(item: Item, voice: Voice, now: Voice) -> Item:
     if not ended or not isinstance(item.news, Observed) or item.source.startswith(TEXT_FILES):
         return item
     return replace(item, news=replace(item.news, last_words=True))
-
-
-def in_a_row(items: Sequence[Item]) -> list[Item]:
-    """As many as follow one another without a gap, from the first on."""
-    row: list[Item] = []
-    for item in items:
-        if row and item.seq != row[-1].seq + 1:
-            break
-        row.append(item)
-    return row

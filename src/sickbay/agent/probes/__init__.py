@@ -4,9 +4,10 @@ A probe is a function that says what is new since it looked last; the loop owns 
 (NVML, the network's counters) is one more `Probe` in the list of a place (`sickbay.agent.local`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
 
 HURRIED = 0.1
@@ -17,6 +18,8 @@ Look = Callable[[float], Sequence[Item]]  # the monotonic clock now → what is 
 class Probe:
     """`witness`: the watermark waits for it, and a look reads it through. `flush`: what it holds back to sum it up.
 
+    `places`: how far it has read its sources, which is kept in one stroke with what it found there.
+
     A look reads all witnesses one after the other: one that can hang asks a child process, and gives up.
     """
 
@@ -26,6 +29,7 @@ class Probe:
     gap: float = 0.0  # it looks no oftener than this, however much happens
     witness: bool = False
     flush: Look | None = None
+    places: Callable[[], Mapping[str, Noun | None]] | None = None
     restless: Callable[[], bool] | None = None  # while this holds, it looks every `HURRIED` seconds
     told: Callable[[float], None] | None = None  # what it found is in the outbox: it may remember that
     may_hang: bool = False  # runs in a thread of its own; one that hangs is left alone, and that is said

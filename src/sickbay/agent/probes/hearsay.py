@@ -5,14 +5,13 @@ fields, NVML). What it tells as well is its fault, and an echo here. What no wit
 whoever floods a log can neither fill the reports with it nor hide a real fault, which is counted without asking here.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.sums import Key, Sums, key_of, origin_of
+from sickbay.agent.probes.sums import Key, Sums, key_of
 from sickbay.model.facts import Observed
 from sickbay.model.protocol import Item
 
@@ -24,19 +23,23 @@ REMEMBERED = 200
 
 @dataclass(slots=True)
 class _Said:
-    item: Item
+    item: Item  # of the first of these lines, and by its name they are told
     due: float
     dated: bool
     count: int
-    shown: bool = False
 
 
 class Hearsay:
+    """What waits does so on one of two sides of a cut: whoever reads again from there meets the same lines together,
+    under the same name, and what was told of them is known by it."""
+
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
-        self._said: OrderedDict[Key, _Said] = OrderedDict()
+        self._early: dict[Key, _Said] = {}  # waits since before the cut
+        self._late: dict[Key, _Said] = {}
+        self._shown: dict[Key, _Said] = {}  # and how often it was said again since
         self._others = 0  # lines beyond what is shown
-        self._window, self._shown = 0.0, 0
+        self._window, self._how_many = 0.0, 0
         self._last: Observed | None = None
 
     def add(self, item: Item, now: float, by: str, undated: str) -> None:
@@ -45,56 +48,69 @@ class Hearsay:
         if self._sums.witnessed(item, now, dated=not undated):
             return
         key = key_of(news)
-        said = self._said.get(key)
+        said = self._late.get(key)
         if said is not None:
             said.count += news.count
             return
-        if len(self._said) >= REMEMBERED:
-            oldest = next((key for key, said in self._said.items() if said.shown), None)
-            if oldest is None:
+        if len(self._early) + len(self._late) + len(self._shown) >= REMEMBERED:
+            if not self._shown:
                 self._others += news.count
                 return
-            del self._said[oldest]
+            del self._shown[next(iter(self._shown))]
         fields = {**news.fields, "said_by": by, **({"undated": undated} if undated else {})}
         marked = replace(item, news=replace(news, fields=fields, unconfirmed=True))
-        self._said[key] = _Said(marked, now + WAIT, not undated, news.count)
+        self._late[key] = _Said(marked, now + WAIT, not undated, news.count)
+
+    @property
+    def decided(self) -> bool:
+        """Nothing that was said before the cut waits any more."""
+        return not self._early
+
+    def cut(self) -> None:
+        """What is said from now on is not counted with what was said before."""
+        assert self.decided
+        self._early, self._late = self._late, {}
 
     def over(self, now: float) -> list[Item]:
         """What has waited long enough, and no witness has told."""
         return list(self._over(now))
 
     def flush(self, now: float) -> list[Item]:
-        for said in self._said.values():
+        for said in (*self._early.values(), *self._late.values(), *self._shown.values()):
             said.due = min(said.due, now)
         return self.over(now)
-
-    def held(self, source: str) -> int | None:
-        """The first of this source's lines that waits: whoever comes next begins there."""
-        items = [said.item for said in self._said.values() if not said.shown]
-        return min(
-            (item.source_seq for item in items if item.source_seq is not None and origin_of(item.source) == source),
-            default=None,
-        )
 
     def _over(self, now: float) -> Iterator[Item]:
         if now >= self._window:
             yield from self._summary(now)
-            self._window, self._shown = now + AGAIN, 0
-        for key, said in list(self._said.items()):
-            if now < said.due:
-                continue
-            if not said.count or self._sums.witnessed(said.item, now, dated=said.dated):
-                del self._said[key]
-            elif self._shown >= MOST:
-                self._others += said.count
-                del self._said[key]
-            else:
-                self._shown += 1
-                news = said.item.news
-                assert isinstance(news, Observed)
-                self._last = news
-                yield replace(said.item, news=replace(news, count=said.count))
-                said.shown, said.due, said.count = True, now + AGAIN, 0
+            self._window, self._how_many = now + AGAIN, 0
+        for waiting in (self._early, self._late):
+            for key in [key for key, said in waiting.items() if now >= said.due]:
+                yield from self._decide(key, waiting.pop(key), now)
+        for key in [key for key, said in self._shown.items() if now >= said.due]:
+            again = self._shown.pop(key)
+            if again.count:
+                yield from self._show(key, again, now)
+
+    def _decide(self, key: Key, said: _Said, now: float) -> Iterator[Item]:
+        if self._sums.witnessed(said.item, now, dated=said.dated):
+            return
+        shown = self._shown.get(key)
+        if shown is None:
+            yield from self._show(key, said, now)
+        else:  # named anew: under its old name it was told
+            shown.item, shown.count = said.item, shown.count + said.count
+
+    def _show(self, key: Key, said: _Said, now: float) -> Iterator[Item]:
+        news = said.item.news
+        assert isinstance(news, Observed)
+        if self._how_many >= MOST:
+            self._others += said.count
+            return
+        self._how_many += 1
+        self._last = news
+        yield replace(said.item, news=replace(news, count=said.count))
+        self._shown[key] = _Said(said.item, now + AGAIN, said.dated, 0)
 
     def _summary(self, now: float) -> Iterator[Item]:
         if not self._others or self._last is None:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -21,7 +20,6 @@ CHUNK = 1 << 16
 CHUNKS = 64  # read in one turn
 LONGEST = 1 << 20  # bytes of one entry; the rest of a longer one is skipped
 KERN = "0"
-REMEMBERED = 2000  # entries whose predecessor is known
 FIRST_WORD = 2.0  # seconds
 PAUSE = 5.0  # seconds before a journalctl that ended is started again
 MUTE = 30.0  # seconds after which a journal without a single line of this boot is one that may not be read
@@ -60,10 +58,14 @@ class Entry(msgspec.Struct):
     @property
     def seq(self) -> tuple[str, int | None]:
         """The journal's own count, which its cursor carries: who counts, and how far."""
-        words = dict(part.partition("=")[::2] for part in self.cursor.split(";"))
-        with suppress(ValueError):
-            return words.get("s", "")[:8], int(words.get("i", ""), 16)
-        return "", None
+        return counted(self.cursor)
+
+
+def counted(cursor: str) -> tuple[str, int | None]:
+    words = dict(part.partition("=")[::2] for part in cursor.split(";"))
+    with suppress(ValueError):
+        return words.get("s", "")[:8], int(words.get("i", ""), 16)
+    return "", None
 
 
 _DECODE = msgspec.json.Decoder(Entry)
@@ -88,17 +90,25 @@ class Journal:
     witness = True
 
     def __init__(
-        self, place: JournalPlace, command: Sequence[str] = ("journalctl",), boots: Collection[str] = ()
+        self,
+        place: JournalPlace,
+        command: Sequence[str] = ("journalctl",),
+        boots: Collection[str] = (),
+        told: JournalPlace | None = None,
     ) -> None:
-        """`boots`: further names of this boot, where the agent calls it by another than the kernel does."""
+        """`boots`: further names of this boot, where the agent calls it by another than the kernel does.
+
+        `place`: where it is read from. `told`: how far an earlier run has told all but what waited for a witness.
+        """
         self._boot_id = place.boot_id
         self._boots = frozenset(boot.replace("-", "") for boot in (place.boot_id, *boots))
+        told = told or place
+        self._told = None if told == place else counted(told.cursor)
         self._cursor = place.cursor
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._partial = b""
         self._skipping = False
-        self._before: OrderedDict[int, str] = OrderedDict()  # entry → the cursor of the one before it
         self._start_after = 0.0
         self._spoken, self._began = False, 0.0
         self.behind = False
@@ -159,20 +169,21 @@ class Journal:
             entry = decoded(line)
             if entry is None or not entry.cursor:
                 continue
-            before, self._cursor = self._cursor, entry.cursor
-            found = line_of(entry, now, self._boots)
-            if found.seq is not None:
-                self._before[found.seq] = before
-                if len(self._before) > REMEMBERED:
-                    self._before.popitem(last=False)
-            yield found
+            self._cursor = entry.cursor
+            yield line_of(entry, now, self._boots)._replace(told=self._was_told(entry))
+
+    def _was_told(self, entry: Entry) -> bool:
+        (counter, seq), told = entry.seq, self._told
+        before = told is not None and told[0] == counter and seq is not None and seq <= (told[1] or 0)
+        if told is not None and (not before or seq == told[1]):
+            self._told = None
+        return before
 
     def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
         return line
 
-    def place(self, held: int | None) -> JournalPlace:
-        cursor = self._cursor if held is None else self._before.get(held, self._cursor)
-        return JournalPlace(boot_id=self._boot_id, cursor=cursor)
+    def place(self) -> JournalPlace | None:
+        return None if self._told is not None else JournalPlace(boot_id=self._boot_id, cursor=self._cursor)
 
     @property
     def handle(self) -> int | None:

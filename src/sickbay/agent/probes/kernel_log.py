@@ -7,9 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.hearsay import Hearsay
-from sickbay.agent.probes.log_file import LogFile
+from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.probes.sums import Sums
 from sickbay.agent.watches import CREATED, MODIFIED, MOVED_TO
 from sickbay.knowledge.kernel import heard
@@ -69,8 +71,8 @@ class Source(Protocol):
         """The line with its moment and who speaks, by what stood before it; None: it means nothing here and now."""
         ...
 
-    def place(self, held: int | None) -> Noun:
-        """Where the next run of the agent begins: behind all that was handed out, or at the line `held`."""
+    def place(self) -> Noun | None:
+        """Behind all that was handed out. None: not even what an earlier run had read has been read again."""
         ...
 
     @property
@@ -86,14 +88,10 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Place(Noun):
-    """How far a file was read, for the next run of the agent. To read a little again does no harm: same ids."""
+class Place(FilePlace):
+    """How far a file was read, for the next run of the agent."""
 
-    boot_id: str
-    offset: int = 0
-    generation: int = 0
-    inode: int = 0
-    tail: bytes = b""
+    boot_id: str = ""
 
 
 class BootLog:
@@ -105,25 +103,20 @@ class BootLog:
     def __init__(self, path: Path, place: Place) -> None:
         self._path = path
         self._boot_id = place.boot_id
-        self._file = LogFile(
-            path, place.offset, place.generation, place.inode, tail=place.tail, worth=lines_of_interest
-        )
+        self._file = LogFile(path, place, worth=lines_of_interest)
 
     @property
     def behind(self) -> bool:
         return self._file.behind
 
     def lines(self, now: float) -> Iterator[LogLine | Observed]:
-        for at, text in self._file.lines():
-            # A file that began anew counts from 0 again: its lines must not take the names of others.
-            source = SOURCE if not self._file.generation else f"{SOURCE}+{self._file.generation}"
-            yield LogLine(text, now, source, at, proven=True)
+        return lines_of(self._file, LogLine("", now, SOURCE, None, proven=True))
 
     def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
         return line
 
-    def place(self, held: int | None) -> Place:
-        return place_in(self._file, self._boot_id, held)
+    def place(self) -> Place:
+        return place_in(self._file, self._boot_id)
 
     handle = None
 
@@ -135,15 +128,24 @@ class BootLog:
         self._file.close()
 
 
-def place_in(file: LogFile, boot_id: str, held: int | None) -> Place:
-    at_end = held is None or held >= file.offset
-    return Place(
-        boot_id=boot_id,
-        offset=file.offset if held is None else min(held, file.offset),
-        generation=file.generation,
-        inode=file.inode,
-        tail=file.tail if at_end else b"",
-    )
+def place_in(file: LogFile, boot_id: str) -> Place:
+    place = file.place
+    return Place(boot_id=boot_id, **{name: getattr(place, name) for name in FilePlace.__struct_fields__})
+
+
+def lines_of(file: LogFile, every: LogLine) -> Iterator[LogLine | Observed]:
+    """`every`: what they have in common."""
+    for at, text in file.lines():
+        # A file that began anew counts from 0 again: its lines must not take the names of others.
+        name = f"{every.source}+{file.generation}" if file.generation else every.source
+        yield every._replace(text=text, source=name, seq=at, told=file.was_told(at))
+    while file.lost:
+        yield Observed(node=NodeId(""), kind="agent.lines_lost", text=file.lost.pop(0))
+
+
+def heard_name(source: str) -> str:
+    """Under which name it is kept how far a source was read with nothing before it that waits for a witness."""
+    return f"heard/{source}"
 
 
 @lru_cache(maxsize=ALIKE)
@@ -170,14 +172,26 @@ class KernelLog:
         self._blind = False  # that there is no witness has been told
         self._troubles: dict[str, str] = {}
         self._again: dict[str, float] = {}
+        self.places: Mapping[str, Noun | None] = {}  # for the next run, behind what has been told
+        self._heard: Mapping[str, Noun] = {}  # places with nothing before them that waits for a witness
+        self._cut: Mapping[str, Noun] = {}  # the next of these
+        self._settle()
 
-    @property
-    def places(self) -> Mapping[str, Noun]:
-        return {source.name: source.place(self._held(source.name)) for source in self._sources}
+    def _settle(self) -> None:
+        """While something is counted and not told yet, whoever comes next has to begin before it.
 
-    def _held(self, name: str) -> int | None:
-        held = (self._sums.held(name), self._hearsay.held(name))
-        return min((seq for seq in held if seq is not None), default=None)
+        What waits for a witness holds nothing up: it has places of its own, of which the next run reads it again.
+        """
+        if self._sums.holding:
+            return
+        here = {source.name: place for source in self._sources if (place := source.place()) is not None}
+        if self._hearsay.decided:
+            self._heard, self._cut = self._cut, here
+            self._hearsay.cut()
+        if self._hearsay.decided:  # still: nothing waits at all
+            self._heard = here
+        heard = {name: None if place == here.get(name) else place for name, place in self._heard.items()}
+        self.places = {**here, **{heard_name(name): place for name, place in heard.items()}}
 
     @property
     def handles(self) -> list[int]:
@@ -193,7 +207,9 @@ class KernelLog:
 
     def look(self, now: float) -> list[Item]:
         """All new lines that mean something. The first of a kind is told at once, its repetitions are summed up."""
-        found: list[Item] = []
+        # Before anything new is counted: in a flood that is the only moment in which nothing is held back.
+        found = self._sums.over(now)
+        self._settle()
         errors: list[OSError] = []
         for source in self._sources:
             if now < self._again.get(source.name, 0.0):
@@ -201,7 +217,7 @@ class KernelLog:
                 continue
             try:
                 for item in self._read(source, now):
-                    found.append(item)  # noqa: PERF402 - what was read before an error counts
+                    found.append(item)  # what was read before an error counts
                 self._troubles.pop(source.name, None)
             except OSError as error:
                 errors.append(error)
@@ -209,8 +225,8 @@ class KernelLog:
         if errors and len(errors) == len(self._sources) and not found:
             raise errors[0]  # else what was read is told first; the next look meets the trouble again
         found.extend(self._without_witness(now))
-        found.extend(self._sums.over(now))
         found.extend(self._hearsay.over(now))
+        self._settle()
         return found
 
     def rest(self, now: float) -> list[Item]:
@@ -219,14 +235,16 @@ class KernelLog:
 
     def flush(self, now: float) -> list[Item]:  # noqa: ARG002 - a Look
         """What was held back to be summed up."""
-        return self._sums.flush()
+        found = self._sums.flush()
+        self._settle()
+        return found
 
     def _read(self, source: Source, now: float) -> Iterator[Item]:
         until = time.monotonic() + TAKES
         for _ in range(CHUNKS):
             for line in source.lines(now):
                 if isinstance(line, Observed):
-                    yield say(line, now)
+                    yield say(replace(line, node=self._node), now)
                     continue
                 yield from self._meant(source, line, now)
             if not source.behind or time.monotonic() > until:
@@ -241,12 +259,12 @@ class KernelLog:
             yield say(said, now)
         elif said is not None:
             item = self._item(sign, said)
-            if said.told:
-                self._sums.recall(item, now, peeled.body)
-            elif said.proven:
-                yield from self._sums.add(item, now, peeled.body)
-            else:
+            if not said.proven:
                 self._hearsay.add(item, now, said.by or source.name, said.undated)
+            elif said.told:
+                self._sums.recall(item, now, peeled.body)
+            else:
+                yield from self._sums.add(item, now, peeled.body)
 
     def _without_witness(self, now: float) -> Iterator[Item]:
         """Not to hear the kernel itself is not to hear nothing: who must act is told, once."""

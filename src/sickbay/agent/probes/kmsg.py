@@ -31,7 +31,7 @@ class Kmsg:
     """`read` reads one record from a handle; a test has no other way to lose records on purpose.
 
     Programs that may write to /dev/kmsg stand in the ring as well, under a facility that is not the kernel's.
-    `trusted`: they count all the same.
+    `trusted`: they count all the same. `heard`: a place with nothing before it that waited for a witness.
     """
 
     name = NAME
@@ -45,6 +45,7 @@ class Kmsg:
         read: Callable[[int, int], bytes] = os.read,
         *,
         trusted: bool = False,
+        heard: KmsgPlace | None = None,
     ) -> None:
         self._node = node
         self._boot_id = place.boot_id
@@ -54,6 +55,7 @@ class Kmsg:
         self._trusted = trusted
         self._last = place.seq
         self._told = place.seq  # the last that an earlier run has read: what it told is remembered, not told again
+        self._heard = (heard or place).seq  # up to here nothing of what is not the kernel's waited for a witness
         self._stamp = place.stamp
         self._live = False  # everything that was there when we came has been read
         self._drift = 0.0  # of the ring's clock, which nobody corrects, against ours
@@ -105,9 +107,10 @@ class Kmsg:
         line = LogLine(_plain(rest.partition("\n")[0]), stamp, NAME, seq, told=seq <= self._told)
         line = line._replace(**self._speaker(words))
         if seq <= self._last:
-            if line.told and line.proven:
+            if line.told and (line.proven or seq > self._heard):
                 yield line
             return
+        self._heard = max(self._heard, self._told)
         missing = seq - self._last - 1
         self._last, self._stamp = seq, stamp
         if missing:
@@ -138,9 +141,10 @@ class Kmsg:
     def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
         return line
 
-    def place(self, held: int | None) -> KmsgPlace:
-        seq = self._last if held is None else min(held - 1, self._last)
-        return KmsgPlace(boot_id=self._boot_id, seq=seq, stamp=self._stamp)
+    def place(self) -> KmsgPlace | None:
+        if self._heard < self._told:
+            return None
+        return KmsgPlace(boot_id=self._boot_id, seq=self._last, stamp=self._stamp)
 
     @property
     def handle(self) -> int | None:

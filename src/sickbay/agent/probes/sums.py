@@ -91,20 +91,18 @@ class Sums:
             return any(not dated or echoes.near(item.mono, now) for echoes in known)
 
     def over(self, now: float) -> list[Item]:
-        """What has been counted long enough."""
+        """What has been counted long enough; with it goes all that is held, so that a place can be kept behind it."""
         with self._lock:
-            return list(self._over(now))
-
-    def _over(self, now: float) -> Iterator[Item]:
-        for key, repeats in list(self._repeats.items()):
-            if now < repeats.until:
-                continue
-            del self._repeats[key]
-            if repeats.item is not None:
-                self._repeats[key] = _Repeats(until=now + SUM_UP)
-                yield _told(repeats)
-        while self._echoes and now - next(iter(self._echoes.values()))[-1].heard > REMEMBERED:
-            self._echoes.popitem(last=False)
+            while self._echoes and now - next(iter(self._echoes.values()))[-1].heard > REMEMBERED:
+                self._echoes.popitem(last=False)
+            due = {key: repeats for key, repeats in self._repeats.items() if now >= repeats.until}
+            for key in due:
+                del self._repeats[key]
+            if not any(repeats.item is not None for repeats in due.values()):
+                return []
+            held = {k: repeats for k, repeats in {**due, **self._repeats}.items() if repeats.item is not None}
+            self._repeats.update((key, _Repeats(until=now + SUM_UP)) for key in held)
+            return [_told(repeats) for repeats in held.values()]
 
     def flush(self) -> list[Item]:
         """All that was held back."""
@@ -113,14 +111,11 @@ class Sums:
             self._repeats.clear()
             return held
 
-    def held(self, source: str) -> int | None:
-        """The first of this source's lines that is counted and not told yet: whoever comes next begins there."""
+    @property
+    def holding(self) -> bool:
+        """Something is counted that has not been told yet."""
         with self._lock:
-            items = [repeats.item for repeats in self._repeats.values() if repeats.item is not None]
-        return min(
-            (item.source_seq for item in items if item.source_seq is not None and origin_of(item.source) == source),
-            default=None,
-        )
+            return any(repeats.item is not None for repeats in self._repeats.values())
 
     # --- one event, several sources
     def _fresh(self, item: Item, news: Observed, body: str, now: float) -> int:
@@ -185,15 +180,15 @@ class Sums:
     def _sum_up(self, item: Item, news: Observed, now: float) -> Iterator[Item]:
         key = key_of(news)
         repeats = self._repeats.get(key)
-        if repeats is None or now >= repeats.until:
-            if repeats is not None and repeats.item is not None:
-                yield _told(repeats)
+        # A number is told by `over` alone: whoever else calls here would tell it without the place behind it.
+        if repeats is None or (now >= repeats.until and repeats.item is None):
             if len(self._repeats) < KINDS or key in self._repeats:
                 self._repeats[key] = _Repeats(until=now + SUM_UP)
             yield item
             return
-        if repeats.item is None:
-            repeats.item = item
+        # Named by its last line: all before it has been told by whoever tells this name, so a double hides nothing.
+        first = repeats.item or item
+        repeats.item = replace(first, source=item.source, source_seq=item.source_seq)
         repeats.count += news.count
 
 

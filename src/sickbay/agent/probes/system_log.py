@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sickbay.agent.drill import Drills
-from sickbay.agent.probes.kernel_log import LogLine, Place, Watched, place_in
-from sickbay.agent.probes.log_file import LogFile
+from sickbay.agent.probes.kernel_log import LogLine, Place, Watched, lines_of, place_in
+from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.probes.log_zone import Zone, boot_mark
 from sickbay.agent.watches import CREATED, DELETED, MODIFIED, MOVED, MOVED_TO
 from sickbay.knowledge.prefixes import Peeled, dated
@@ -43,7 +43,10 @@ class Reading(Noun):
 
 
 class SystemLog:
-    """`began`: the boot's begin on our monotonic clock. `wall`: the wall clock, in seconds."""
+    """`began`: the boot's begin on our monotonic clock. `wall`: the wall clock, in seconds.
+
+    `place`: where it is read from. `told`: how far an earlier run has told all but what waited for a witness.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class SystemLog:
         began: float = 0.0,
         wall: Callable[[], float] = time.time,
         drills: Drills | None = None,
+        told: Place | None = None,
     ) -> None:
         self.name = name_of(path)
         self._path = path
@@ -62,14 +66,14 @@ class SystemLog:
         self._began = began
         self._wall = wall
         self._drills = drills
+        told = None if told == place else told
+        self._again = told is not None  # what an earlier run has read is being read again
         self._zone = Zone(path, self._is_ours)
         self._clock_zero: float | None = None  # wall time less monotonic time, when we first looked
-        offset = place.offset if place.inode else _near_the_end(path)
-        self._file = LogFile(
-            path, offset, place.generation, place.inode, tail=place.tail, rotated=True, worth=lines_of_interest
-        )
-        self._generation, self._size = place.generation, _size(path)  # what is behind them was written since
-        self._mark = boot_mark(path, offset, self._size)
+        begin = place if place.inode else FilePlace(offset=_near_the_end(path))
+        self._file = LogFile(path, begin, told=told, rotated=True, worth=lines_of_interest)
+        self._generation, self._size = begin.generation, _size(path)  # what is behind them was written since
+        self._mark = boot_mark(path, begin.offset, self._size)
         self._forwarded = 0
 
     @property
@@ -83,9 +87,9 @@ class SystemLog:
     def lines(self, now: float) -> Iterator[LogLine | Observed]:
         if self._clock_zero is None:
             self._clock_zero = self._wall() - now
-        for at, text in self._file.lines():
-            source = self.name if not self._file.generation else f"{self.name}+{self._file.generation}"
-            yield LogLine(text, now, source, at, by=str(self._path))
+        yield from lines_of(self._file, LogLine("", now, self.name, None, by=str(self._path)))
+        if self._file.opened and not self._file.behind:
+            self._again = False
 
     def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine | Observed | None:
         if self._drills is not None and self._drills.wrote(self._file.inode, line.seq or 0, line.text):
@@ -150,8 +154,8 @@ class SystemLog:
             return "nobody can tell the time zone of this log"
         return ""
 
-    def place(self, held: int | None) -> Place:
-        return place_in(self._file, self._boot_id, held)
+    def place(self) -> Place | None:
+        return None if self._again else place_in(self._file, self._boot_id)
 
     handle = None
 

@@ -2,7 +2,8 @@
 
 import resource
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sickbay.agent.leavings import SOONEST
-from sickbay.agent.outbox import AT_ONCE, Batch, Outbox, say
-from sickbay.agent.spool import Voice
+from sickbay.agent.outbox import Batch, Outbox, say
+from sickbay.agent.spool import AT_ONCE, Voice
 from sickbay.model.facts import Observed, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.protocol import Item
@@ -355,4 +356,50 @@ def test_earlier_runs_share_the_limit(tmp_path: Path) -> None:
     said = drain(box)
     assert [run for run, _, _ in said] == ["r2", "r3", "r4"]
     assert "had no room" in said[-1][2]
+    box.close()
+
+
+def xid(number: int, *, at: int = 0, unconfirmed: bool = False) -> Item:
+    fields: dict[str, str | int] = {"number": number, "pci": "0000:18:00", "at": at}
+    return say(Observed(node=NODE, kind="xid", fields=fields, unconfirmed=unconfirmed), 1.0)
+
+
+def counted(said: Sequence[bytes]) -> Counter[bool]:
+    """How many are confirmed, and how many are not."""
+    found: Counter[bool] = Counter()
+    for raw in said:
+        news = msgspec.json.decode(raw, type=Item).news
+        if isinstance(news, Observed) and news.kind == "xid":
+            found[news.unconfirmed] += news.count
+    return found
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_what_no_witness_tells_is_not_added_to_a_fault_nor_a_fault_to_it(tmp_path: Path, *, last: bool) -> None:
+    box = Outbox(tmp_path, voice(), most_items=10)
+    box.put([xid(79, at=n, unconfirmed=(n % 2 == 0) is last) for n in range(31)])
+    said: list[bytes] = []
+    while (batch := box.batch()) is not None:
+        said += batch.items
+        box.acknowledge(batch, batch.last)
+    assert len(said) < 15
+    assert counted(said) == {last: 16, not last: 15}
+    box.close()
+
+
+def test_what_an_earlier_run_may_have_told_is_not_added_to_another(tmp_path: Path) -> None:
+    box = Outbox(tmp_path, voice("r1"))
+    box.put([line("same") for _ in range(40)])
+    box.put([step(n) for n in range(200)])
+    batch = box.batch()
+    assert batch is not None
+    stored = {(batch.voice.agent_run, batch.first + n): item for n, item in enumerate(batch.items[:30])}
+    box.close()  # killed: the controller has the first thirty
+
+    box = Outbox(tmp_path, voice("r2"), most_bytes=12_000)
+    while (batch := box.batch()) is not None:
+        for n, item in enumerate(batch.items):
+            stored.setdefault((batch.voice.agent_run, batch.first + n), item)
+        box.acknowledge(batch, batch.last)
+    assert counted(list(stored.values())) == {False: 40}
     box.close()

@@ -92,6 +92,7 @@ class Place(FilePlace):
     """How far a file was read, for the next run of the agent."""
 
     boot_id: str = ""
+    trusted: bool = False  # every line up to here counted
 
     def passed(self, inode: int, generation: int, offset: int) -> bool:
         """Whether the line that begins there was handed out."""
@@ -135,9 +136,10 @@ class BootLog:
         self._file.close()
 
 
-def place_in(file: LogFile, boot_id: str) -> Place:
+def place_in(file: LogFile, boot_id: str, *, trusted: bool = False) -> Place:
     place = file.place
-    return Place(boot_id=boot_id, **{name: getattr(place, name) for name in FilePlace.__struct_fields__})
+    spots = {name: getattr(place, name) for name in FilePlace.__struct_fields__}
+    return Place(boot_id=boot_id, trusted=trusted, **spots)
 
 
 def lines_of(file: LogFile, every: LogLine) -> Iterator[LogLine | Observed]:

@@ -66,7 +66,9 @@ class SystemLog:
         self._began = began
         self._wall = wall
         self._drills = drills
-        self._told = None if told == place else told  # what counts by itself was told up to here by an earlier run
+        # What counts by itself was told up to here by an earlier run: had other lines counted then, it was not.
+        known = told is not None and told != place and told.trusted == self._reading.trusted
+        self._told = told if known else None
         self._zone = Zone(path, self._is_ours)
         self._clock_zero: float | None = None  # wall time less monotonic time, when we first looked
         begin = place if place.inode else FilePlace(offset=_near_the_end(path))
@@ -158,7 +160,7 @@ class SystemLog:
         return ""
 
     def place(self) -> Place | None:
-        return None if self._told is not None else place_in(self._file, self._boot_id)
+        return None if self._told is not None else place_in(self._file, self._boot_id, trusted=self._reading.trusted)
 
     handle = None
 

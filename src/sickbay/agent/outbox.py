@@ -280,6 +280,11 @@ class Outbox:
                 self._places.close()
 
     @property
+    def saved(self) -> bool:
+        """Nothing would be lost if this process died now."""
+        return not self._unsaved
+
+    @property
     def empty(self) -> bool:
         return not self._entries and self._leavings.empty
 

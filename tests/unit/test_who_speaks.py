@@ -3,6 +3,7 @@
 import importlib
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -368,6 +369,38 @@ def test_a_log_daemon_that_lags_is_an_echo_however_late(tmp_path: Path, late: fl
         assert len(news_of(seen.look(-late))) == 1
         seen.writes(f"{stamp(late)} {HOST} kernel: {XID_79}")
         assert not [*seen.look(), *seen.look(WAIT), *seen.log.rest(NOW + 60)]
+
+
+def test_a_line_that_waits_is_told_though_its_source_cannot_be_read_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "messages"
+    path.write_text("")
+    log = KernelLog([SystemLog(path, Place(boot_id="b"), Reading(own_zone=True))], NODE, lambda _: None)
+    log.look(NOW)
+    path.write_text(f"{stamp()} {HOST} kernel: {XID_79}\n")
+    assert not news_of(log.look(NOW + 1))
+    path.unlink()
+    path.mkdir()
+    told: list[Item] = []
+    for after in (2.0, WAIT + 2.0):
+        with suppress(OSError):
+            told += log.look(NOW + after)
+    assert [news.unconfirmed for news in news_of(told)] == [True]
+    log.close()
+
+
+def test_what_is_said_again_and_again_is_counted_though_a_flood_of_others_follows(seen: Seen) -> None:
+    again = f"{stamp()} {HOST} kernel: {XID_79}"
+    seen.writes(again)
+    told = [*seen.look(), *seen.look(WAIT)]
+    seen.writes(*(again for _ in range(50)))
+    told += [*seen.look(WAIT + 1), *seen.look(2 * WAIT + 1)]
+    for turn in range(3):
+        seen.writes(*(again.replace("18:00", f"{turn:02x}:{n:02x}") for n in range(REMEMBERED)))
+        told += [*seen.look((3 + 2 * turn) * WAIT), *seen.look((4 + 2 * turn) * WAIT + 1)]
+    told += seen.look(AGAIN + 1)
+    told += seen.look(2 * AGAIN + 2)
+    everything = [item.news for item in told if isinstance(item.news, Observed)]
+    assert sum(news.count for news in everything) == 51 + 3 * REMEMBERED
 
 
 def test_what_the_ring_told_an_earlier_run_is_still_known_to_the_next(tmp_path: Path) -> None:

@@ -230,10 +230,10 @@ class KernelLog:
             except OSError as error:
                 errors.append(error)
                 found.extend(self._failed(source, error, now))
+        found.extend(self._hearsay.over(now))
         if errors and len(errors) == len(self._sources) and not found:
             raise errors[0]  # else what was read is told first; the next look meets the trouble again
         found.extend(self._without_witness(now))
-        found.extend(self._hearsay.over(now))
         self._settle()
         return found
 

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sickbay.agent.leavings import SOONEST
 from sickbay.agent.outbox import Batch, Outbox, say
-from sickbay.agent.spool import AT_ONCE, Voice
+from sickbay.agent.spool import AT_ONCE, Spool, Voice, faults_only, read_leftover
 from sickbay.model.facts import Observed, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.protocol import Item
@@ -403,3 +404,25 @@ def test_what_an_earlier_run_may_have_told_is_not_added_to_another(tmp_path: Pat
         box.acknowledge(batch, batch.last)
     assert counted(list(stored.values())) == {False: 40}
     box.close()
+
+
+def test_nor_what_one_report_may_hold_of_its_younger_segments(tmp_path: Path) -> None:
+    for run, first in (("r1", 10), ("r1", 2000)):
+        box = Spool(tmp_path, voice(run))
+        box._stem = "r1"
+        box._count = first
+        items = [msgspec.json.encode(replace(line("same"), seq=first + n)) for n in range(1000)]
+        box.append(items, first, first + 999)
+        box.close()
+    told: dict[str, int] = {}
+    for path in sorted(tmp_path.iterdir()):
+        faults_only(path, voice("r2"), told)
+    left = [read_leftover(path, voice("r2")) for path in sorted(tmp_path.iterdir())]
+    counts = [[item.news.count for item in found.items if isinstance(item.news, Observed)] for found in left if found]
+    assert told == {"r1": 1009 + AT_ONCE}
+    assert counts == [1000 * [1], [1000]]
+    faults_only(min(tmp_path.iterdir()), voice("r2"), {"r1": 500})
+    found = read_leftover(min(tmp_path.iterdir()), voice("r2"))
+    assert found is not None
+    assert [item.seq for item in found.items] == [*range(10, 501), 1009]
+    assert counted([msgspec.json.encode(item) for item in found.items]) == {False: 1000}

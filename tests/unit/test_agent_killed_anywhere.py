@@ -311,6 +311,21 @@ def test_a_call_that_fails_for_a_while_loses_nothing_and_doubles_nothing(
     assert not [path for path in (agent.state / "spool").glob("*.jsonl") if path.stat().st_size > 1 << 20]
 
 
+def test_what_is_acknowledged_stays_in_the_spool_while_its_place_is_kept_nowhere_else(
+    tmp_path: Path, disk: Disk
+) -> None:
+    agent, controller = Agent(tmp_path), Controller()
+    agent.run.keep()
+    disk.fails = {"pwrite": errno.EIO}
+    append(tmp_path / "kmsg", XID_79, 5)
+    agent.run.look(10.0)
+    agent.run.look(12.0)  # the sum of four
+    controller.take(agent.run.box)
+    append(tmp_path / "kmsg", XID_79, 2)
+    agent.end(controller)
+    assert controller.events == 7
+
+
 @pytest.mark.parametrize("number", range(40))
 def test_a_disk_that_is_full_from_any_call_on_and_a_death_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -2,7 +2,8 @@
 
 import resource
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sickbay.agent.leavings import SOONEST
-from sickbay.agent.outbox import AT_ONCE, Batch, Outbox, say
-from sickbay.agent.spool import Voice
+from sickbay.agent.outbox import Batch, Outbox, say
+from sickbay.agent.spool import AT_ONCE, Spool, Voice, faults_only, read_leftover
 from sickbay.model.facts import Observed, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.protocol import Item
@@ -356,3 +358,71 @@ def test_earlier_runs_share_the_limit(tmp_path: Path) -> None:
     assert [run for run, _, _ in said] == ["r2", "r3", "r4"]
     assert "had no room" in said[-1][2]
     box.close()
+
+
+def xid(number: int, *, at: int = 0, unconfirmed: bool = False) -> Item:
+    fields: dict[str, str | int] = {"number": number, "pci": "0000:18:00", "at": at}
+    return say(Observed(node=NODE, kind="xid", fields=fields, unconfirmed=unconfirmed), 1.0)
+
+
+def counted(said: Sequence[bytes]) -> Counter[bool]:
+    """How many are confirmed, and how many are not."""
+    found: Counter[bool] = Counter()
+    for raw in said:
+        news = msgspec.json.decode(raw, type=Item).news
+        if isinstance(news, Observed) and news.kind == "xid":
+            found[news.unconfirmed] += news.count
+    return found
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_what_no_witness_tells_is_not_added_to_a_fault_nor_a_fault_to_it(tmp_path: Path, *, last: bool) -> None:
+    box = Outbox(tmp_path, voice(), most_items=10)
+    box.put([xid(79, at=n, unconfirmed=(n % 2 == 0) is last) for n in range(31)])
+    said: list[bytes] = []
+    while (batch := box.batch()) is not None:
+        said += batch.items
+        box.acknowledge(batch, batch.last)
+    assert len(said) < 15
+    assert counted(said) == {last: 16, not last: 15}
+    box.close()
+
+
+def test_what_an_earlier_run_may_have_told_is_not_added_to_another(tmp_path: Path) -> None:
+    box = Outbox(tmp_path, voice("r1"))
+    box.put([line("same") for _ in range(40)])
+    box.put([step(n) for n in range(200)])
+    batch = box.batch()
+    assert batch is not None
+    stored = {(batch.voice.agent_run, batch.first + n): item for n, item in enumerate(batch.items[:30])}
+    box.close()  # killed: the controller has the first thirty
+
+    box = Outbox(tmp_path, voice("r2"), most_bytes=12_000)
+    while (batch := box.batch()) is not None:
+        for n, item in enumerate(batch.items):
+            stored.setdefault((batch.voice.agent_run, batch.first + n), item)
+        box.acknowledge(batch, batch.last)
+    assert counted(list(stored.values())) == {False: 40}
+    box.close()
+
+
+def test_nor_what_one_report_may_hold_of_its_younger_segments(tmp_path: Path) -> None:
+    for run, first in (("r1", 10), ("r1", 2000)):
+        box = Spool(tmp_path, voice(run))
+        box._stem = "r1"
+        box._count = first
+        items = [msgspec.json.encode(replace(line("same"), seq=first + n)) for n in range(1000)]
+        box.append(items, first, first + 999)
+        box.close()
+    told: dict[str, int] = {}
+    for path in sorted(tmp_path.iterdir()):
+        faults_only(path, voice("r2"), told)
+    left = [read_leftover(path, voice("r2")) for path in sorted(tmp_path.iterdir())]
+    counts = [[item.news.count for item in found.items if isinstance(item.news, Observed)] for found in left if found]
+    assert told == {"r1": 1009 + AT_ONCE}
+    assert counts == [1000 * [1], [1000]]
+    faults_only(min(tmp_path.iterdir()), voice("r2"), {"r1": 500})
+    found = read_leftover(min(tmp_path.iterdir()), voice("r2"))
+    assert found is not None
+    assert [item.seq for item in found.items] == [*range(10, 501), 1009]
+    assert counted([msgspec.json.encode(item) for item in found.items]) == {False: 1000}

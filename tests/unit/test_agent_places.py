@@ -87,6 +87,21 @@ def test_half_a_place_over_another_is_not_taken_for_one(tmp_path: Path) -> None:
     assert (again.of("a", Place), again.of("b", Place)) == (place(222), place(222))
 
 
+def test_the_next_run_overwrites_the_older_place_first(tmp_path: Path) -> None:
+    for offset in range(1, 6):
+        places = Places(tmp_path)
+        before = (tmp_path / FILE).read_bytes() if offset > 1 else b""
+        places.mark({"a": place(offset)})
+        places.keep()
+        places.close()
+        after = (tmp_path / FILE).read_bytes()
+        if before:
+            torn = next(at for at in (0, SLOT) if before[at : at + SLOT] != after[at : at + SLOT])
+            (tmp_path / FILE).write_bytes(after[:torn] + b"x" + after[torn + 1 :])
+            assert Places(tmp_path).of("a", Place) == place(offset - 1)
+            (tmp_path / FILE).write_bytes(after)
+
+
 def test_a_file_of_places_that_is_garbage_is_none(tmp_path: Path) -> None:
     for data in (b"", b"\0" * 2 * SLOT, b"{}\n", os.urandom(1000)):
         (tmp_path / FILE).write_bytes(data)

@@ -170,6 +170,7 @@ def test_an_old_file_is_let_go_when_it_is_silent_and_the_new_one_grows(
     monkeypatch.setattr("sickbay.agent.probes.log_file.time.monotonic", lambda: clock)
     assert watcher.xids() == []
     clock += 1000
+    assert watcher.xids() == []
     daemon.say(79)  # a daemon that was never told: the new file has nothing in it
     assert watcher.xids() == [79]
     assert open_files(path.parent) == 2
@@ -284,6 +285,21 @@ def test_logs_with_similar_names_are_others(path: Path, daemon: Daemon, watcher:
     daemon.hup()
     daemon.say(63)
     assert watcher.xids() == [63]
+
+
+def test_an_older_copy_that_begins_alike_is_not_taken_for_what_was_read(
+    path: Path, daemon: Daemon, watcher: Watcher
+) -> None:
+    path.with_name("messages.1").write_bytes(path.read_bytes() + f"kernel: {XID_79}\n".encode())
+    os.utime(path.with_name("messages.1"), (WALL - 86_400, WALL - 86_400))
+    place = watcher.end()
+    path.rename(path.with_name("messages.2.xz"))
+    path.with_name("messages.2.xz").unlink()
+    daemon.hup()
+    daemon.say(63)
+    watcher.again(place)
+    assert watcher.xids() == [63]
+    assert ["could not be found" in text for text in watcher.lost] == [True]
 
 
 def test_what_cannot_be_found_after_a_rotation_is_said(path: Path, daemon: Daemon, watcher: Watcher) -> None:

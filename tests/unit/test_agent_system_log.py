@@ -260,6 +260,18 @@ def test_whoever_copies_the_line_of_a_drill_has_no_drill(tmp_path: Path) -> None
     log.close()
 
 
+def test_nor_has_who_copies_the_whole_file(tmp_path: Path) -> None:
+    path, copy = tmp_path / "messages", tmp_path / "syslog"
+    path.touch()
+    drills = Drills(tmp_path / "drills.json")
+    drills.inject(path, XID_79)
+    copy.write_text(path.read_text())
+    log = over(SystemLog(copy, Place(boot_id="b"), drills=drills))
+    assert numbers(log, time.monotonic()) == []
+    assert [number for number, _ in told(log.rest(time.monotonic()))] == [79]
+    log.close()
+
+
 @pytest.mark.parametrize("line", ["", "hello", "all is well", 3000 * "x", "rm -rf /"])
 def test_a_drill_writes_only_what_the_kernel_says(tmp_path: Path, line: str) -> None:
     path = tmp_path / "messages"

@@ -9,13 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from sickbay.agent.loop import Loop
+from sickbay.agent.outbox import Outbox
+from sickbay.agent.probes import Probe
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.remembered import Remembered
+from sickbay.agent.senses import Senses
+from sickbay.agent.spool import Voice
+from sickbay.agent.watches import Watches
 from sickbay.brain.counting import ALL_ONES, MOST, Growth, growth
 from sickbay.brain.gpu_changes import GpuPast, weigh
 from sickbay.knowledge.counters import CounterRule
 from sickbay.model.facts import Observed
-from sickbay.model.fleet import NodeId
+from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.gpu import GpuReading, Link
 
 CASES = [
@@ -229,6 +235,23 @@ def test_growth_that_did_not_reach_the_outbox_is_told_again(tmp_path: Path) -> N
     counts(Counters(NODE, tmp_path, [RULE], kept(tmp_path)), 0.0)
     put(tmp_path, 4)
     assert len(Counters(NODE, tmp_path, [RULE], kept(tmp_path)).look(10.0)) == 1  # killed before it was put in
+    assert counts(Counters(NODE, tmp_path, [RULE], kept(tmp_path)), 20.0) == [("dram.uncorrected", 1)]
+
+
+def test_growth_that_no_disk_has_taken_is_not_remembered_as_told(tmp_path: Path) -> None:
+    put(tmp_path, 3)
+    counts(Counters(NODE, tmp_path, [RULE], kept(tmp_path)), 0.0)
+    put(tmp_path, 4)
+    (tmp_path / "spool").write_text("no directory")
+    voice = Voice(node=NODE, incarnation=Incarnation(instance_id="i", boot_id="b1"), agent_run="r1")
+    for witness in (True, False):
+        box = Outbox(tmp_path / "spool", voice)
+        counters = Counters(NODE, tmp_path, [RULE], kept(tmp_path))
+        probe = Probe("counters", counters.look, 10.0, witness=witness, told=counters.told)
+        senses = Senses([probe], box)
+        Loop([probe], senses, box, Watches(), dict, lambda _: None)._try(probe, 10.0)
+        assert not box.empty
+        box.close()  # killed
     assert counts(Counters(NODE, tmp_path, [RULE], kept(tmp_path)), 20.0) == [("dram.uncorrected", 1)]
 
 

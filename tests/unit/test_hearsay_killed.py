@@ -46,6 +46,7 @@ class Node:
         self.controller = Controller()
         self.journal: tuple[str, ...] | None = None
         self.now = 100_000.0
+        self.trusting = False  # what all say who write there
         self.runs = 0
         self.again()
 
@@ -95,11 +96,13 @@ class Run:
         if node.journal is None:
             node.ring._at.clear()  # whoever opens it begins at its start
             records = begin_in_boot(places, "devkmsg", KmsgPlace(boot_id="b"))
-            sources.append(Kmsg(NODE, records.told, node.root / "kmsg", node.ring.read, heard=records.heard))
+            ring = node.ring.read
+            trust = node.trusting
+            sources.append(Kmsg(NODE, records.told, node.root / "kmsg", ring, trusted=trust, heard=records.heard))
         else:
             entries = begin_in_boot(places, "journal", JournalPlace(boot_id="b1"))
             sources.append(Journal(entries.heard, node.journal, told=entries.told))
-        for path, reading in ((node.trusted, TRUSTED), (node.messages, HEARSAY)):
+        for path, reading in ((node.trusted, TRUSTED), (node.messages, TRUSTED if node.trusting else HEARSAY)):
             begin = begin_in_file(places, f"text:{path}", Place(boot_id="b"))
             sources.append(SystemLog(path, begin.heard, reading, began=-1e9, told=begin.told))
         self.log = KernelLog(sources, NODE, lambda _: None)
@@ -352,6 +355,35 @@ def test_a_line_that_waits_has_no_fault_of_the_journal_told_twice_and_its_echoes
     node.tell()
     assert node.told(unconfirmed=False) == {"0000:18:00 79": 6, "0000:3b:00 94": 1, "0000:1a:00 79": 1}
     assert node.told(unconfirmed=True) == {"0000:2a:00 63": 1}
+
+
+def test_what_waited_for_a_witness_counts_where_the_next_run_is_told_to_trust_it(node: Node) -> None:
+    node.look()
+    append(node.messages, dated(XID_63))
+    node.ring.say(XID_94, prefix="12", stamp=node.now)
+    append(node.trusted, dated(XID_79))
+    node.look(1.0)
+    node.tell()
+    node.trusting = True
+    node.end()
+    assert node.told(unconfirmed=False) == {"0000:18:00 79": 1, "0000:2a:00 63": 1, "0000:3b:00 94": 1}
+    assert not node.told(unconfirmed=True)
+
+
+def test_what_counted_is_not_told_again_where_the_next_run_is_told_not_to_trust_it(node: Node) -> None:
+    node.trusting = True
+    node.again()
+    node.look()
+    append(node.messages, dated(XID_63), 3)
+    node.ring.say(XID_94, prefix="12", stamp=node.now)
+    append(node.trusted, dated(XID_79, DAY))
+    node.look(1.0)
+    node.look(2.0)
+    node.tell()
+    node.trusting = False
+    node.end()
+    assert node.told(unconfirmed=False) == {"0000:2a:00 63": 3, "0000:3b:00 94": 1}
+    assert node.told(unconfirmed=True) == {"0000:18:00 79": 1}
 
 
 STEPS = [

@@ -1,7 +1,9 @@
 """Who speaks is known, or it is no fault: forged lines by every way that a machine has, and what becomes of them."""
 
+import importlib
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from sickbay.agent.probes.system_log import Reading, SystemLog, is_one_of
 from sickbay.brain.classify import classify
 from sickbay.knowledge.kernel import heard, parse_line
 from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.nvidia import wordings
 from sickbay.knowledge.patterns import SHIPPED
 from sickbay.knowledge.prefixes import peel
 from sickbay.model.facts import Observed
@@ -110,6 +113,9 @@ CHOSEN_PARTS = [
     "Oops: Bad(42): dirtied inode 7 (a.out) on sda1",
     "Oops: Bad[42] attempts to use CLI/STI, pretending it's a NOP, ip:401126 in a.out[1139,400000+1000]",
     "x 0000:3b:00.0: page allocation failure: order:0, mode:0x40cc0",
+    "BUG: KASAN: x uses obsolete (PF_INET,SOCK_PACKET)",  # any user's socket()
+    "BUG: KCSAN: x sent an empty control message without MSG_MORE.",  # and AF_ALG
+    "Oops: Bad: potentially unexpected fatal signal 11.",
     # Words of devices and file systems that a user plugs in, mounts or names.
     f"usb 1-1: Product: {ESCAPED}",
     f"usb 1-1: SerialNumber: Kernel panic - not syncing: {ESCAPED}",
@@ -153,6 +159,9 @@ TAILS = (
     " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0",
     ": page allocation failure: order:0, mode:0x40cc0(GFP_KERNEL)",
     "/42: potentially unexpected fatal signal 11.",
+    ": potentially unexpected fatal signal 11.",
+    " uses obsolete (PF_INET,SOCK_PACKET)",
+    " sent an empty control message without MSG_MORE.",
 )
 BEGINNINGS = sorted({row.pattern for row in SHIPPED.rows if row.hears("kernel")})
 
@@ -164,6 +173,57 @@ def test_no_name_that_a_process_could_choose_is_read_as_hardware(words: str, tai
     sign, _ = heard(name + tail, bare=True)
     plain, _ = heard("a" + tail, bare=True)
     assert (sign.kind if sign else "") == (plain.kind if plain else "")
+
+
+def test_no_act_follows_from_so_few_characters_as_a_process_has_for_its_name() -> None:
+    """The kernel and its modules have more messages that begin with a name than anybody can list."""
+    tables, tail = load_tables(), " does what nobody has listed"
+    for row in SHIPPED.rows:
+        fault = tables.faults.get(row.code)
+        if fault is None or not row.hears("kernel") or fault.remedy in {Remedy.NONE, Remedy.WATCH}:
+            continue
+        for name in NAMES:
+            sign, _ = heard(name + tail, bare=True)
+            assert sign is None, (name, sign)
+        assert _shortest(row.pattern) > 15, row.pattern
+    assert all(_shortest(wording.pattern) > 15 for _, wording in wordings())
+
+
+NAMES = (
+    "BUG: KASAN: x", "BUG: KFENCE: x", "BUG: KCSAN: x", "Oops: Bad", "Oops: 0000", "Oops: kernel x", "EDAC MC0: 9 UE",
+    "EDAC MC0: UE x", "EDAC MC0: UE -", "EDAC MC0: UE row", "NEURON_HW_ERR=x", "NVRM: GPU lost", "NVRM:GPU lost",
+)  # fmt: skip
+
+
+def _shortest(pattern: str) -> int:
+    """How few characters fit; what only looks ahead does not count."""
+    shortest: int = importlib.import_module("re._parser").parse(pattern).getwidth()[0]
+    return shortest + (6 if pattern.startswith(r"(?=amdgpu|\[drm|kfd)") else 0)
+
+
+@pytest.mark.parametrize("name", [r"x\x0aXid", r"a\x0aNVRM: Xid", r"\x0aXid 79", "x#012Xid", "x\nXid"])
+def test_no_name_of_a_process_hides_the_fault_that_it_met(seen: Seen, name: str) -> None:
+    for number, words in ((79, "GPU has fallen off the bus."), (48, "DBE (double bit error) ECC error"), (31, "Ch 1")):
+        seen.ring.say(f"NVRM: Xid (PCI:0000:18:00): {number}, pid=42, name={name}, {words}", prefix="4")
+    items = [*seen.look(), *seen.log.rest(NOW)]
+    assert [news.fields["number"] for news in news_of(items)] == [79, 48, 31]
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "words"),
+    [(94, "a,RST: Yes", "Contained: SM (0x1). RST: No, D-RST: No"),
+     (94, "a, RST: Yes", "Contained: SM (0x1)."),
+     (119, "a,GSP_INIT_DONE", "Timeout after 6s of waiting for RPC response from GPU0 GSP!"),
+     (74, "a, link 3", "NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"),
+     (145, "a, (0x1 0x2)", "RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x00000004 0x00000001 0 0 0 0)")],
+)  # fmt: skip
+def test_no_name_of_a_process_says_what_is_to_be_done(number: int, name: str, words: str) -> None:
+    line = "NVRM: Xid (PCI:0000:18:00): {}, pid=42, name={}, {}"
+    forged, _ = heard(line.format(number, name, words), bare=True)
+    plain, _ = heard(line.format(number, "python3", words), bare=True)
+    assert forged is not None
+    assert plain is not None
+    assert {**forged.fields, "name": ""} == {**plain.fields, "name": ""}
 
 
 def test_what_the_kernel_says_of_hardware_is_read_without_any_prefix_as_with_one() -> None:
@@ -309,6 +369,38 @@ def test_a_log_daemon_that_lags_is_an_echo_however_late(tmp_path: Path, late: fl
         assert len(news_of(seen.look(-late))) == 1
         seen.writes(f"{stamp(late)} {HOST} kernel: {XID_79}")
         assert not [*seen.look(), *seen.look(WAIT), *seen.log.rest(NOW + 60)]
+
+
+def test_a_line_that_waits_is_told_though_its_source_cannot_be_read_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "messages"
+    path.write_text("")
+    log = KernelLog([SystemLog(path, Place(boot_id="b"), Reading(own_zone=True))], NODE, lambda _: None)
+    log.look(NOW)
+    path.write_text(f"{stamp()} {HOST} kernel: {XID_79}\n")
+    assert not news_of(log.look(NOW + 1))
+    path.unlink()
+    path.mkdir()
+    told: list[Item] = []
+    for after in (2.0, WAIT + 2.0):
+        with suppress(OSError):
+            told += log.look(NOW + after)
+    assert [news.unconfirmed for news in news_of(told)] == [True]
+    log.close()
+
+
+def test_what_is_said_again_and_again_is_counted_though_a_flood_of_others_follows(seen: Seen) -> None:
+    again = f"{stamp()} {HOST} kernel: {XID_79}"
+    seen.writes(again)
+    told = [*seen.look(), *seen.look(WAIT)]
+    seen.writes(*(again for _ in range(50)))
+    told += [*seen.look(WAIT + 1), *seen.look(2 * WAIT + 1)]
+    for turn in range(3):
+        seen.writes(*(again.replace("18:00", f"{turn:02x}:{n:02x}") for n in range(REMEMBERED)))
+        told += [*seen.look((3 + 2 * turn) * WAIT), *seen.look((4 + 2 * turn) * WAIT + 1)]
+    told += seen.look(AGAIN + 1)
+    told += seen.look(2 * AGAIN + 2)
+    everything = [item.news for item in told if isinstance(item.news, Observed)]
+    assert sum(news.count for news in everything) == 51 + 3 * REMEMBERED
 
 
 def test_what_the_ring_told_an_earlier_run_is_still_known_to_the_next(tmp_path: Path) -> None:

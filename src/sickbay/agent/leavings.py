@@ -133,11 +133,12 @@ class Leavings:
         sizes = {path: size_of(path) for path in self._left}
         total = sum(sizes.values())
         thinned = dropped = 0
+        told: dict[str, int] = {}
         for path in self._left if total > most_bytes and self._safe() else ():
             if total <= most_bytes:
                 break
             with suppress(OSError):
-                left = faults_only(path, self._voice)
+                left = faults_only(path, self._voice, told)
                 thinned += left < sizes[path]
                 total, sizes[path] = total - sizes[path] + left, left
         while self._left and total > most_bytes:

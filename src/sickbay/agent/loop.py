@@ -128,7 +128,7 @@ class Loop:
                 self._senses.read(probe)
             else:
                 self._outbox.put(probe.look(now))
-                if probe.told is not None:
+                if probe.told is not None and self._outbox.saved:
                     probe.told(now)
         except Exception as error:  # noqa: BLE001 - the loop's edge
             if self._tell(probe, f"{type(error).__name__}: {error}"):

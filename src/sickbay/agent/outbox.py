@@ -16,14 +16,13 @@ from sickbay.agent.places import Mark, Places
 from sickbay.agent.plain import cleaned
 from sickbay.agent.room import ALIKE, CHEAP, Key, folded
 from sickbay.agent.room import rank as rank_of
-from sickbay.agent.spool import Spool, Voice
+from sickbay.agent.spool import AT_ONCE, Spool, Voice
 from sickbay.model.facts import Observed
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item, ItemNews
 
 MOST_ITEMS = 100_000
 MOST_BYTES = 64 << 20
-AT_ONCE = 500  # items in one report
 BYTES_AT_ONCE = 1 << 20
 SAVE_AGAIN = 1.0  # seconds between two tries to save much that the disk did not take
 FOLDED_AT_ONCE = 2000  # items
@@ -282,6 +281,11 @@ class Outbox:
             self._spool.close()
             if self._places is not None:
                 self._places.close()
+
+    @property
+    def saved(self) -> bool:
+        """Nothing would be lost if this process died now."""
+        return not self._unsaved
 
     @property
     def empty(self) -> bool:

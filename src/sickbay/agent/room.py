@@ -44,14 +44,17 @@ ALIKE: Sequence[Callable[[Observed], Key]] = (_whole, _of_device, _of_kind)  # e
 
 
 def folded(items: Iterable[Item], alike: Callable[[Observed], Key]) -> list[Item]:
-    """Faults that are alike become the last of them: it may be sent again, while the first may be on its way now."""
+    """Faults that are alike become the last of them: it may be sent again, while the first may be on its way now.
+
+    What no witness tells stays apart from what one does, and what our own check provoked from what happened by itself.
+    """
     kept: dict[Key, Item] = {}
     for number, item in enumerate(items):
         news = item.news
         if not isinstance(news, Observed):
             kept[number,] = item
             continue
-        key = (news.last_words, *alike(news))
+        key = (news.last_words, news.unconfirmed, news.fields.get("check"), *alike(news))
         before = kept.pop(key, None)
         if before is not None and isinstance(before.news, Observed):
             count = news.count + before.news.count

@@ -69,7 +69,7 @@ class Senses:
         places = None if probe.places is None else probe.places()
         self._outbox.put([_marked(item, check) for item in found] if check else found, places)
         self._read[probe.name] = now
-        if probe.told is not None:
+        if probe.told is not None and self._outbox.saved:
             probe.told(now)
 
 

@@ -24,6 +24,7 @@ from sickbay.model.protocol import Item
 
 SEGMENT = 1 << 20  # bytes
 RESERVE = 1 << 18  # bytes that are taken as long as there is room, for when there is none
+AT_ONCE = 500  # items in one report
 SUFFIX = ".jsonl"
 AFRESH = ".afresh.jsonl"  # instead of all that this run wrote before it
 TEXT_FILES = ("kmsg", "text:")  # names of sources: a boot's log as a file, and a system log
@@ -277,13 +278,21 @@ def _items(line: bytes) -> Sequence[Item]:
     return (msgspec.json.decode(line, type=Item),)
 
 
-def faults_only(path: Path, now: Voice) -> int:
-    """Cuts a segment down to its faults, those that say the same summed up. How many bytes are left. Raises OSError."""
+def faults_only(path: Path, now: Voice, told: dict[str, int]) -> int:
+    """Cuts a segment down to its faults. How many bytes are left. Raises OSError.
+
+    `told`: by run, up to which item its controller may have them; those behind that say the same are summed up. Of the
+    oldest segment of a run nothing more is known than that not all of it was acknowledged.
+    """
     before = path.stat().st_size
     found = read_leftover(path, now, as_written=True)
-    if found is None:
+    if found is None or not found.items:
         return before
-    faults = folded((item for item in found.items if rank(item.news) == FAULT), ALIKE[0])
+    limit = told.setdefault(_stem(path), found.items[-1].seq + AT_ONCE)
+    faults = [item for item in found.items if rank(item.news) == FAULT]
+    faults = [item for item in faults if item.seq <= limit] + folded(
+        (item for item in faults if item.seq > limit), ALIKE[0]
+    )
     if len(faults) == len(found.items):
         return before
     lines = [msgspec.json.encode(found.voice), *(msgspec.json.encode(item) for item in faults)]

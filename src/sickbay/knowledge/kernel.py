@@ -48,7 +48,8 @@ def parse_line(text: str) -> Sign | None:
 _BY_NAME = re.compile(
     r"(?P<head>traps: )?(?P<name>(?:\\x[0-9a-f]{2}|.){0,15}?)"
     r"(?=\[\d{1,10}\]:? |/\d{1,10}: | ?\(\d{1,10}\):? | invoked oom-killer: "
-    r"|: (?:page allocation failure|vmalloc error|attempt to access beyond end of device)\b)",
+    r"|: (?:page allocation failure|vmalloc error|attempt to access beyond end of device|potentially unexpected)\b"
+    r"| uses obsolete \(PF_INET| sent an empty control message)",
     re.DOTALL,
 )
 _SOMEBODY = "a"  # is read in the place of such a name
@@ -65,22 +66,22 @@ def heard(text: str, *, bare: bool) -> tuple[Sign | None, Peeled]:
         return None, peeled
     found = _BY_NAME.match(peeled.body) if peeled.by_kernel else None
     if found is None:
-        return _named(peeled, text), peeled
+        return _named(peeled, text, pasted=False), peeled
     body = f"{found['head'] or ''}{_SOMEBODY}{peeled.body[found.end() :]}"
-    sign = _named(replace(peeled, body=body), text)
+    sign = _named(replace(peeled, body=body), text, pasted=False)
     if sign is not None and sign.fields.get("name") == _SOMEBODY:
         sign = replace(sign, fields={**sign.fields, "name": found["name"]})
     return sign, peeled
 
 
-def _named(peeled: Peeled, text: str) -> Sign | None:
+def _named(peeled: Peeled, text: str, *, pasted: bool = True) -> Sign | None:
     body = peeled.body
     if not body:
         return None
     if "\n" in body or "\\x0a" in body or "#012" in body:
         body, *more = _BROKEN.split(body)
-        if any(part.startswith("Xid") for part in more):
-            return None  # several messages, not one
+        if pasted and any(part.startswith("Xid") for part in more):
+            return None  # several messages, not one; in what the kernel printed at once a process has such a name
         body = " ".join((body, *more))
     sign = nvidia.match(body) if peeled.by_kernel else None
     sign = sign or patterns.match(body, peeled.speaker)

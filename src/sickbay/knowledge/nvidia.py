@@ -37,6 +37,8 @@ _SXID = re.compile(
 _PROCESS = re.compile(
     r"pid=['\"]?(?P<pid>\d{1,10}|<unknown>|unknown|-?)['\"]?(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|\s*$)", re.ASCII
 )
+# A process chooses its name, 15 characters with any comma: what may be of it says nothing about the fault.
+_CHOSEN = re.compile(r"(?:\\x[0-9a-f]{2}|#[0-7]{3}|.){0,15}(?:,\s*|\s*$)", re.DOTALL)
 _FOLLOWS = re.compile(r"\bcaused by previous Xid (\d{1,5})\s*\.?$", re.ASCII)
 _ADVISES = re.compile(
     r"recovery action changed\s+(?:from\s+\S+\s*(?:\([^)]{0,60}\)\s*)?)?to\s+(?:0x)?(?P<n>[0-9a-fA-F]{1,4})?\s*"
@@ -121,7 +123,8 @@ def _xid_fields(line: re.Match[str]) -> Fields:
         name = (process["name"] or "").strip()
         if name and name != "<unknown>":
             fields["name"] = name
-        rest = rest[process.end() :]  # a process chooses its name: what follows is read without it
+        chosen = _CHOSEN.match(rest, process.start("name")) if process["name"] is not None else None
+        rest = rest[chosen.end() if chosen else process.end() :]
     if follows := _FOLLOWS.search(rest):
         fields["follows"] = int(follows[1])
     if number == ADVISER and (advice := advice_of(rest)) is not None:

@@ -31,7 +31,7 @@ class Probe:
     flush: Look | None = None
     places: Callable[[], Mapping[str, Noun | None]] | None = None
     restless: Callable[[], bool] | None = None  # while this holds, it looks every `HURRIED` seconds
-    told: Callable[[float], None] | None = None  # what it found is in the outbox: it may remember that
+    told: Callable[[float], None] | None = None  # what it found is in the outbox and on disk: it may remember that
     may_hang: bool = False  # runs in a thread of its own; one that hangs is left alone, and that is said
 
     @property

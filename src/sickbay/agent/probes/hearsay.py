@@ -56,7 +56,7 @@ class Hearsay:
             if not self._shown:
                 self._others += news.count
                 return
-            del self._shown[next(iter(self._shown))]
+            self._others += self._shown.pop(next(iter(self._shown))).count
         fields = {**news.fields, "said_by": by, **({"undated": undated} if undated else {})}
         marked = replace(item, news=replace(news, fields=fields, unconfirmed=True))
         self._late[key] = _Said(marked, now + WAIT, not undated, news.count)

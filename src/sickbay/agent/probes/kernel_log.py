@@ -92,6 +92,7 @@ class Place(FilePlace):
     """How far a file was read, for the next run of the agent."""
 
     boot_id: str = ""
+    trusted: bool = False  # every line up to here counted
 
 
 class BootLog:
@@ -128,9 +129,10 @@ class BootLog:
         self._file.close()
 
 
-def place_in(file: LogFile, boot_id: str) -> Place:
+def place_in(file: LogFile, boot_id: str, *, trusted: bool = False) -> Place:
     place = file.place
-    return Place(boot_id=boot_id, **{name: getattr(place, name) for name in FilePlace.__struct_fields__})
+    spots = {name: getattr(place, name) for name in FilePlace.__struct_fields__}
+    return Place(boot_id=boot_id, trusted=trusted, **spots)
 
 
 def lines_of(file: LogFile, every: LogLine) -> Iterator[LogLine | Observed]:
@@ -222,10 +224,10 @@ class KernelLog:
             except OSError as error:
                 errors.append(error)
                 found.extend(self._failed(source, error, now))
+        found.extend(self._hearsay.over(now))
         if errors and len(errors) == len(self._sources) and not found:
             raise errors[0]  # else what was read is told first; the next look meets the trouble again
         found.extend(self._without_witness(now))
-        found.extend(self._hearsay.over(now))
         self._settle()
         return found
 

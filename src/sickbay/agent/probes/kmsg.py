@@ -25,6 +25,7 @@ class KmsgPlace(Noun):
     boot_id: str
     seq: int = -1  # of the last record that was read
     stamp: float = 0.0  # its time by the ring's clock: the journal of an ended boot is read from there on
+    trusted: bool = False  # what programs wrote counted
 
 
 class Kmsg:
@@ -53,6 +54,7 @@ class Kmsg:
         self._read = read
         self._handle: int | None = None
         self._trusted = trusted
+        self._turned = trusted != place.trusted
         self._last = place.seq
         self._told = place.seq  # the last that an earlier run has read: what it told is remembered, not told again
         self._heard = (heard or place).seq  # up to here nothing of what is not the kernel's waited for a witness
@@ -106,8 +108,10 @@ class Kmsg:
         # What follows in lines of their own that begin with a space is the record's dictionary.
         line = LogLine(_plain(rest.partition("\n")[0]), stamp, NAME, seq, told=seq <= self._told)
         line = line._replace(**self._speaker(words))
+        if self._turned and not line.bare:  # it did not count then: it waited at most
+            line = line._replace(told=seq <= self._heard)
         if seq <= self._last:
-            if line.told and (line.proven or seq > self._heard):
+            if seq <= self._told and (line.proven or seq > self._heard):
                 yield line
             return
         self._heard = max(self._heard, self._told)
@@ -144,7 +148,7 @@ class Kmsg:
     def place(self) -> KmsgPlace | None:
         if self._heard < self._told:
             return None
-        return KmsgPlace(boot_id=self._boot_id, seq=self._last, stamp=self._stamp)
+        return KmsgPlace(boot_id=self._boot_id, seq=self._last, stamp=self._stamp, trusted=self._trusted)
 
     @property
     def handle(self) -> int | None:

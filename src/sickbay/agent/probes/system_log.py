@@ -66,8 +66,10 @@ class SystemLog:
         self._began = began
         self._wall = wall
         self._drills = drills
-        told = None if told == place else told
-        self._again = told is not None  # what an earlier run has read is being read again
+        # What counts by itself was told up to here by an earlier run: had other lines counted then, it was not.
+        known = told is not None and told != place and told.trusted == self._reading.trusted
+        told = told if known else None
+        self._again = known  # what an earlier run has read is being read again
         self._zone = Zone(path, self._is_ours)
         self._clock_zero: float | None = None  # wall time less monotonic time, when we first looked
         begin = place if place.inode else FilePlace(offset=_near_the_end(path))
@@ -155,7 +157,7 @@ class SystemLog:
         return ""
 
     def place(self) -> Place | None:
-        return None if self._again else place_in(self._file, self._boot_id)
+        return None if self._again else place_in(self._file, self._boot_id, trusted=self._reading.trusted)
 
     handle = None
 

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# One more than CI has cores: tests on real processes wait more than they compute.
+WORKERS ?= 3
 # Some images set it; then every worker would compile every test anew, which takes longer than the fast tier's tests.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -24,13 +26,13 @@ demo: $(READY)  ## the same without staying; exit 0 only if all healed
 	@$(BIN)/sickbay demo
 
 test: $(READY)  ## all tests
-	@$(BIN)/pytest -n 2 --dist worksteal -q
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
 test-fast: $(READY)  ## the fast tier, under 60 seconds on two idle cores
-	@$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not slow"
 
 test-thorough: $(READY)  ## all tests, and the deaths at every single point (some minutes more)
-	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n 2 --dist worksteal -q
+	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
 lint: $(READY)  ## style, types, layers
 	@$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sickbay import train
-from sickbay.train import checkpoints, foreign
+from sickbay.train import foreign, saves
 
 CALLS = ("open", "close", "fsync", "fstat", "stat", "lstat", "scandir", "listdir", "link", "mkdir", "unlink", "rename")
 THOROUGH = bool(os.environ.get("SICKBAY_THOROUGH"))  # every call
@@ -103,7 +103,7 @@ def test_whichever_sync_fails_nothing_is_committed_that_is_perhaps_not_on_the_di
 def committed_in_spite_of(
     number: int, calls: tuple[str, ...], numbers: range, quick_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> int:
-    monkeypatch.setattr(checkpoints, "AGAIN", (0.001,))
+    monkeypatch.setattr(saves, "AGAIN", (0.001,))
     monkeypatch.setattr(atexit, "register", lambda _: None)
     logging.disable()
     fine = unsynced = 0

@@ -13,7 +13,7 @@ from sickbay import train
 FILLS = """
 import resource, sys
 from sickbay import train
-from sickbay.train import checkpoints as module
+from sickbay.train import saves as module
 module.AGAIN = (0.01,)  # that it is tried again is shown elsewhere
 limit = int(sys.argv[2])
 if limit:

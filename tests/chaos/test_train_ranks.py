@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sickbay import train
-from sickbay.train import snapshot
+from sickbay.train.shard import restore
 
 PATIENCE = 60.0
 TRAIN = """
@@ -95,7 +95,7 @@ def test_four_ranks_resume_from_the_same_checkpoint_each_with_its_own_shard(rank
     for rank in range(4):
         shard = found.path / f"rank-{rank}.shard"
         with shard.open("rb") as file:
-            assert snapshot.restore("state", file, shard.stat().st_size)["rank"] == rank
+            assert restore("state", file, shard.stat().st_size)["rank"] == rank
 
 
 def test_a_rank_that_dies_takes_no_committed_step_with_it(ranks: Ranks, tmp_path: Path) -> None:

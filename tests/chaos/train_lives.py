@@ -72,8 +72,8 @@ def live(
         os.write(mouth, f"begun {checkpoints.resumed.step if checkpoints.resumed else -1}\n".encode())
         for step in steps:
             (adopt if adopts else save)(checkpoints, step)
-            if near is not None and checkpoints._thread is not None:
-                checkpoints._thread.join()
+            if near is not None and checkpoints._saves.thread is not None:
+                checkpoints._saves.thread.join()
                 os.write(mouth, f"near {step}\n".encode())
                 if step % 20:
                     continue

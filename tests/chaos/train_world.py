@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from sickbay import train
-from sickbay.train import beats, beginning, checkpoints, committing, disk, foreign, layout
+from sickbay.train import beats, checkpoints, choosing, committing, disk, fencing, foreign, layout, saves
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EACCES, errno.ETIMEDOUT, errno.EMFILE, errno.ENOENT, errno.EROFS)
 EVENTS = {"open", "os.listdir", "os.scandir", "os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
@@ -287,7 +287,7 @@ def wrapped(owner: Any, name: str, with_: Callable[..., Any]) -> None:
 def install() -> None:
     """Hooks into a process that does nothing else."""
 
-    def fencing(create: Callable[..., bool]) -> Callable[..., bool]:
+    def begins(create: Callable[..., bool]) -> Callable[..., bool]:
         def create_fence(root: Path, fence: layout.RunFile) -> bool:
             before = world.now
             if ours := create(root, fence):
@@ -352,15 +352,15 @@ def install() -> None:
 
         return begin
 
-    wrapped(beginning, "create_fence", fencing)
+    wrapped(fencing, "create_fence", begins)
     wrapped(committing, "create_manifest", commits)
     wrapped(disk, "exists", looking)
     wrapped(os, "listdir", listing)
     wrapped(os, "link", linking)
     wrapped(Path, "read_bytes", reading)
     wrapped(threading.Thread, "start", starting)
-    beginning.READ_AGAIN = (0.0,)  # type: ignore[assignment]
-    checkpoints.AGAIN = (0.0,)  # type: ignore[assignment]
+    choosing.READ_AGAIN = (0.0,)  # type: ignore[assignment]
+    saves.AGAIN = (0.0,)  # type: ignore[assignment]
     checkpoints.atexit.register = lambda *_: None  # type: ignore[attr-defined]
     sys.addaudithook(hear)
 

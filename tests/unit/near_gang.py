@@ -158,11 +158,11 @@ def perform(checkpoints: train.Checkpoints, act: str, args: list[Any]) -> Any:
         step, *more = args
         state = {"step": step, "rank": checkpoints.rank, "attempt": checkpoints.attempt}
         done = checkpoints.save(step, state | {"more": more} if more else state)
-        if checkpoints._thread is not None:
-            checkpoints._thread.join()
+        if checkpoints._saves.thread is not None:
+            checkpoints._saves.thread.join()
         if checkpoints._near is not None and not args[2:]:  # else: what is done behind it is not waited for
             checkpoints._near.copying.wait(30)
-            checkpoints._uploads.thinning.wait(30)
+            checkpoints._saves.uploads.thinning.wait(30)
 
         return done
     if act == "leave_out":

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from sickbay.train import snapshot
+from sickbay.train.shard import restore
 
 
 def file_of(shot: snapshot.Snapshot) -> bytes:
@@ -18,7 +19,7 @@ def file_of(shot: snapshot.Snapshot) -> bytes:
 def restored(form: str, octets: bytes | bytearray | BytesIO) -> Any:
     """What a file of these bytes holds."""
     file = octets if isinstance(octets, BytesIO) else BytesIO(octets)
-    return snapshot.restore(form, file, len(file.getvalue()))
+    return restore(form, file, len(file.getvalue()))
 
 
 def there_and_back(state: object) -> Any:

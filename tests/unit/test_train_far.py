@@ -12,7 +12,7 @@ from tests.unit.near_gang import Gang
 from tests.unit.object_rigs import ENVIRONMENT, Asked, S3Rig, Service, running_service
 
 from sickbay import train
-from sickbay.train import beginning, far, layout, objects, uploads
+from sickbay.train import choosing, far, layout, objects, uploads
 from sickbay.train.pruning import prune
 
 SIZE = 50_000
@@ -28,7 +28,7 @@ def service() -> Iterator[Service]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(beginning, "READ_AGAIN", ())
+    monkeypatch.setattr(choosing, "READ_AGAIN", ())
     monkeypatch.setattr(uploads, "AGAIN", ())
     monkeypatch.setattr("sickbay.train.objects.s3_requests.AGAIN", ())
 
@@ -81,7 +81,7 @@ def test_over_thirty_restarts_the_store_never_holds_more_than_twice_keep(tmp_pat
             found.wait()
             stored = [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()]
             assert sum(path.stat().st_size for path in stored) <= 4 * SIZE
-        found._close(leave=attempt % 2 == 0)  # killed, or ended
+        found._saves.close(leave=attempt % 2 == 0)  # killed, or ended
     assert in_bucket(tmp_path) == [f"attempt-{number}/step-{3 * number}" for number in (28, 29)] + [
         "attempt-30/step-89",
         "attempt-30/step-90",

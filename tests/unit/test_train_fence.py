@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from sickbay import train
-from sickbay.train import beginning, checkpoints, committing, disk, layout, sharing, snapshot
+from sickbay.train import choosing, committing, disk, errors, layout, saves, sharing, snapshot
 from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.train.layout import Place, Skipped
 from sickbay.train.pruning import prune
+from sickbay.train.shard import NotAShard
 from sickbay.train.validity import examine
 from sickbay.train.validity import survey as survey_of
 
@@ -26,8 +27,8 @@ from sickbay.train.validity import survey as survey_of
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(beginning, "READ_AGAIN", ())
-    monkeypatch.setattr(checkpoints, "AGAIN", (0.01,))
+    monkeypatch.setattr(choosing, "READ_AGAIN", ())
+    monkeypatch.setattr(saves, "AGAIN", (0.01,))
 
 
 def trained(directory: Path, *steps: int, keep: int | None = None, **more: Any) -> train.Checkpoints:
@@ -60,7 +61,7 @@ def test_the_fence_is_there_before_anything_is_looked_at(tmp_path: Path, monkeyp
             first.wait()
         return looked(*args)
 
-    monkeypatch.setattr("sickbay.train.beginning.survey", survey)
+    monkeypatch.setattr("sickbay.train.choosing.survey", survey)
     second = trained(tmp_path)
     assert (seen, at(second.resumed)) == (["True"], "attempt-1/step-3")
     assert whole(tmp_path) == ["attempt-1/step-3"]
@@ -133,7 +134,7 @@ def test_what_is_gone_when_it_was_chosen_is_not_begun_from(tmp_path: Path, monke
         (tmp_path / "attempt-1" / "step-3" / "manifest.json").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr("sickbay.train.beginning.survey", survey)
+    monkeypatch.setattr("sickbay.train.choosing.survey", survey)
     assert at(trained(tmp_path).resumed) == "attempt-1/step-2"
 
 
@@ -310,7 +311,7 @@ def test_a_server_that_answers_again_in_a_moment_costs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(tmp_path, 1)
-    monkeypatch.setattr(beginning, "READ_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(choosing, "READ_AGAIN", (0.0, 0.0))
     opened, failures = Path.open, [1, 2]
 
     def failing(path: Path, *args: Any, **more: Any) -> Any:
@@ -479,7 +480,7 @@ def test_steps_without_a_lineage_are_not_passed_over(tmp_path: Path) -> None:
 def test_a_directory_that_is_removed_under_it_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sickbay.train.beginning.survey", lambda *_: list[int]().pop())
+    monkeypatch.setattr("sickbay.train.choosing.survey", lambda *_: list[int]().pop())
     with pytest.raises(train.Unreadable, match="was removed while an attempt began in it"):
         train.Checkpoints(tmp_path)
 
@@ -719,15 +720,23 @@ def test_what_will_not_pass_is_not_tried_again(tmp_path: Path) -> None:
     assert len(tries) == 1
 
 
-def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_have(tmp_path: Path) -> None:
+def test_a_save_that_fails_for_good_does_not_end_the_training_before_too_many_have_for_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = train.Checkpoints(tmp_path, failures=2)
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4, 5):  # within moments: somebody may be making room
         assert found.put(step, failing(99))
-    with pytest.raises(train.CheckpointError, match="attempt-1/step-3 was not saved: No space left on device"):
-        found.put(4, failing(99))
-    found.put(5, failing(0))
+    monkeypatch.setattr(errors, "LASTING", 0.0)
+    with pytest.raises(train.CheckpointError, match="attempt-1/step-5 was not saved: No space left on device"):
+        found.put(6, failing(99))
+    found.put(7, failing(0))
     found.wait()
-    assert whole(tmp_path) == ["attempt-1/step-5"]
+    assert whole(tmp_path) == ["attempt-1/step-7"]
+    monkeypatch.undo()
+    found = train.Checkpoints(tmp_path / "strict", failures=0)
+    found.put(1, failing(99))
+    with pytest.raises(train.CheckpointError, match="No space left on device"):
+        found.put(2, failing(99))
 
 
 def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_failed(
@@ -750,6 +759,7 @@ def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_fai
     found.wait()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
+        patch.setattr(errors, "LASTING", 0.0)
         for step in (4, 5, 6):
             found.save(step, b"more")
         with pytest.raises(train.CheckpointError, match="attempt-1/step-6 was not saved: can't start new thread"):
@@ -810,7 +820,7 @@ def test_a_save_that_has_not_ended_within_the_budget_leaves_the_next_out(tmp_pat
 
 def test_a_script_that_ends_without_wait_does_not_wait_for_ranks_that_are_gone(tmp_path: Path) -> None:
     code = (
-        "import sys; from sickbay import train; from sickbay.train import checkpoints; checkpoints.AT_EXIT = 0.2;"
+        "import sys; from sickbay import train; from sickbay.train import saves; saves.AT_EXIT = 0.2;"
         "c = train.Checkpoints(sys.argv[1], attempt=1, rank=0, world_size=2); c.save(1, b'x'); sys.exit(3)"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=False, timeout=60)
@@ -822,8 +832,8 @@ def test_a_script_that_exits_within_its_block_has_its_last_save_finished_by_all_
     code = """
 import sys, time
 from sickbay import train
-from sickbay.train import checkpoints, disk
-checkpoints.GRACE = 0.1
+from sickbay.train import disk, saves
+saves.GRACE = 0.1
 write, rank = disk.write, int(sys.argv[2])
 def slowly(path, *more):
     if path.suffix == ".shard":
@@ -987,7 +997,7 @@ def test_a_follower_that_does_not_see_yet_what_rank_0_has_seen_makes_nothing_cor
         return read_manifest(root, place, **more)
 
     monkeypatch.setattr("sickbay.train.sharing.read_manifest", late)
-    monkeypatch.setattr(beginning, "READ_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(choosing, "READ_AGAIN", (0.0, 0.0))
     assert {at(rank.resumed) for rank in together(tmp_path, 4, 2) if isinstance(rank, train.Checkpoints)} == {
         "attempt-1/step-8"
     }
@@ -1066,7 +1076,7 @@ def test_a_shard_of_no_use_here_is_told_by_load_and_ends_no_beginning(
     trained(tmp_path, 1)
 
     def useless(*_: Any) -> Any:
-        raise snapshot.NotAShard("it holds arrays of numpy, which is not installed here")
+        raise NotAShard("it holds arrays of numpy, which is not installed here")
 
     monkeypatch.setattr("sickbay.train.shard.restore", useless)
     second = train.Checkpoints(tmp_path)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sickbay import train
-from sickbay.train import beginning, checkpoints, disk, foreign, layout, resuming, sharing
+from sickbay.train import choosing, disk, foreign, layout, resuming, saves, sharing
 from sickbay.train.layout import Part, Place
 
 Ranks = list[train.Checkpoints]
@@ -29,8 +29,8 @@ Ranks = list[train.Checkpoints]
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("SICKBAY_CHECKPOINT_DIR", "SICKBAY_ATTEMPT", "SICKBAY_LAST_STEP", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(beginning, "READ_AGAIN", ())
-    monkeypatch.setattr(checkpoints, "AGAIN", (0.01,))
+    monkeypatch.setattr(choosing, "READ_AGAIN", ())
+    monkeypatch.setattr(saves, "AGAIN", (0.01,))
     monkeypatch.setattr(foreign, "_warned", set())
     before = os.umask(0o022)
     yield
@@ -534,7 +534,7 @@ def test_a_file_that_could_not_be_synced_fails_the_save_for_good(
 def test_what_could_not_be_read_in_the_background_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "AGAIN", (0.01,) * 5)
+    monkeypatch.setattr(saves, "AGAIN", (0.01,) * 5)
     once = os.open
     failed: list[str] = []
 

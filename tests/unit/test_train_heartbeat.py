@@ -95,7 +95,7 @@ def test_a_script_with_checkpoints_of_its_own_says_where_it_went_on(tmp_path: Pa
 
 def test_it_says_what_was_saved_and_what_was_not(tmp_path: Path) -> None:
     code = f"""
-from sickbay.train import checkpoints as module
+from sickbay.train import saves as module
 module.AGAIN = ()
 def broken(directory):
     raise OSError(28, "No space left on device")
@@ -105,7 +105,7 @@ with train.Checkpoints({str(tmp_path / "ck")!r}, failures=9) as held:
     held.put(40, broken)
     held.ready(41)
     train.heartbeat(41)
-    held._error = None
+    held._saves.error = None
 """
     told = script(tmp_path, code)
     assert told["saved"] == 30

@@ -455,6 +455,8 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(
     url: str, library: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("sickbay.train.objects.")]:
+        # The package's own names, too: an import binds them anew, and what comes back later is the modules of before.
+        monkeypatch.delattr(objects, name.rpartition(".")[2])
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(CheckpointError) as caught:

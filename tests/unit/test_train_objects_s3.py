@@ -18,7 +18,7 @@ import pytest
 from tests.unit.object_rigs import ENVIRONMENT, Asked, Cut, S3Rig, Service, running_service
 
 from sickbay.train import disk, objects
-from sickbay.train.beginning import COMES_BACK
+from sickbay.train.choosing import COMES_BACK
 from sickbay.train.errors import CheckpointError, SourceDamaged
 
 MB = 1024 * 1024

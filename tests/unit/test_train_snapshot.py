@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.unit.states import copied, file_of, restored, same, scramble, there_and_back
 
 from sickbay.train import snapshot
+from sickbay.train.shard import MAGIC, NotAShard
 
 surrogates = st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010), max_size=4)
 huge = st.sampled_from([1 << 63, -(1 << 63), (1 << 63) - 1, 1 << 200, -(1 << 200)])
@@ -242,7 +243,7 @@ EXAMPLE = {
 
 def shard_of(header: object, octets: bytes = b"") -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return snapshot.MAGIC + len(text).to_bytes(8, "little") + text + octets
+    return MAGIC + len(text).to_bytes(8, "little") + text + octets
 
 
 def shard_with(tree: object, *parts: bytes, **more: object) -> bytes:
@@ -251,7 +252,7 @@ def shard_with(tree: object, *parts: bytes, **more: object) -> bytes:
 
 
 def check_refused(octets: bytes, says: str | None = None) -> None:
-    with pytest.raises(snapshot.NotAShard, match=says):
+    with pytest.raises(NotAShard, match=says):
         restored("state", octets)
 
 
@@ -270,7 +271,7 @@ def test_a_shard_with_wrong_bytes_is_refused_or_is_another_state(data: st.DataOb
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(
             st.integers(0, 255) | st.sampled_from(b'0129"[]{},')
         )
-    with suppress(snapshot.NotAShard):
+    with suppress(NotAShard):
         restored("state", whole)
 
 
@@ -292,15 +293,15 @@ nodes = st.recursive(
 @settings(max_examples=500, deadline=None)  # it may import torch
 @given(nodes, st.lists(st.integers(-1, 1 << 66) | st.integers(0, 8) | junk, max_size=3) | junk, st.binary(max_size=16))
 def test_a_header_that_somebody_made_up_is_refused_or_is_a_state(tree: object, sizes: object, octets: bytes) -> None:
-    with suppress(snapshot.NotAShard):
+    with suppress(NotAShard):
         restored("state", shard_of({"tree": tree, "sizes": sizes, "order": sys.byteorder}, octets))
 
 
 @pytest.mark.parametrize(
     "octets",
     [
-        snapshot.MAGIC + (1 << 40).to_bytes(8, "little"),
-        snapshot.MAGIC + ((1 << 64) - 1).to_bytes(8, "little") + b"{}",
+        MAGIC + (1 << 40).to_bytes(8, "little"),
+        MAGIC + ((1 << 64) - 1).to_bytes(8, "little") + b"{}",
         shard_with(["b", 0], sizes=[1 << 40]),
         shard_with(["y", 0], sizes=[1 << 40]),
         shard_with(["a", "d", 0], sizes=[1 << 40]),

@@ -15,6 +15,7 @@ from tests.unit.test_train_snapshot import buffers, check_refused, check_saves_i
 
 from sickbay import train
 from sickbay.train import snapshot
+from sickbay.train.shard import MAGIC
 
 np: Any = pytest.importorskip("numpy", reason="numpy is not installed here: states with its arrays are not tested")
 
@@ -282,5 +283,5 @@ def test_a_dtype_that_a_newer_library_has_is_named(ml: Any) -> None:
 
 def test_headers_are_json_that_others_can_read() -> None:
     shard = file_of(snapshot.take({np.float64("nan"): np.arange(2)}))
-    length = int.from_bytes(shard[len(snapshot.MAGIC) :][:8], "little")
-    assert json.loads(shard[len(snapshot.MAGIC) + 8 :][:length])["sizes"] == [8, 16]
+    length = int.from_bytes(shard[len(MAGIC) :][:8], "little")
+    assert json.loads(shard[len(MAGIC) + 8 :][:length])["sizes"] == [8, 16]

@@ -16,6 +16,7 @@ from tests.unit.states import restored
 
 from sickbay import train
 from sickbay.train import disk, snapshot
+from sickbay.train.shard import MAGIC, NotAShard
 
 
 def there_and_back(state: object) -> Any:
@@ -124,7 +125,7 @@ def test_a_shard_of_bytes_is_those_bytes_and_nothing_else() -> None:
 
 
 def test_a_shard_that_another_version_wrote_is_refused_in_words() -> None:
-    with pytest.raises(snapshot.NotAShard, match="form 'state/9', which this version of sickbay cannot read"):
+    with pytest.raises(NotAShard, match="form 'state/9', which this version of sickbay cannot read"):
         restored("state/9", b"")
 
 
@@ -246,6 +247,6 @@ def test_training_may_change_an_array_while_it_is_written(numpy: Any, tmp_path: 
 def test_a_shard_with_arrays_of_a_library_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)  # as if it were not installed
     header = b'{"tree": ["n", "<f4", [1], false, 0], "sizes": [4], "order": "%s"}' % sys.byteorder.encode()
-    shard = snapshot.MAGIC + len(header).to_bytes(8, "little") + header + bytes(4)
-    with pytest.raises(snapshot.NotAShard, match="arrays of numpy, which is not installed here"):
+    shard = MAGIC + len(header).to_bytes(8, "little") + header + bytes(4)
+    with pytest.raises(NotAShard, match="arrays of numpy, which is not installed here"):
         restored("state", shard)

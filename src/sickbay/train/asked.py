@@ -1,7 +1,7 @@
-"""Save before the end: whether this process was asked to, so that a maintenance loses no step.
+"""Preemption notice: whether this process was asked to save before its end, so that a maintenance loses no step.
 
-There are two who ask: Sickbay, before it stops a job for something that can wait, by a file beside the heartbeat; and
-whoever ends the process, by SIGTERM.
+Two can ask: Sickbay, before it stops a job for something that can wait, by a file beside the heartbeat; and the sender
+of a SIGTERM, who ends the process.
 """
 
 import json
@@ -39,8 +39,8 @@ def should_save(*, term: bool = True) -> bool:
             break  # and end with another exit code than 0, which would mean that all is done
 
     Sickbay asks those who call this before it stops them for something that can wait, and waits for the save. It also
-    answers SIGTERM: from the first call on that ends this process no more by itself, and whoever sent it waits a while
-    and then kills. With `term=False` SIGTERM is left as it is.
+    answers SIGTERM: from the first call on that ends this process no more by itself; its sender waits a while and then
+    kills. With `term=False` SIGTERM is left as it is.
     Ranks are not asked at the same moment: where several save together, agree on it first (all-reduce the answers).
     """
     global _before, _handles, _listens, _terminated  # noqa: PLW0603  # a signal has one handler in a process

@@ -207,7 +207,7 @@ _exchange = _find_exchange()
 
 
 def _anew() -> None:
-    """In a child: whoever held the lock is not there."""
+    """In a child: the thread that held the lock is not there."""
     global _lock  # noqa: PLW0603
     _lock = threading.RLock()
 

@@ -1,6 +1,6 @@
 """Committing a checkpoint: every rank's part is gathered by rank 0, and one manifest makes it a checkpoint.
 
-Whoever is too late (a younger attempt has begun) commits nothing; a rank that says that it has failed outweighs all
+An attempt that is too late (a younger one has begun) commits nothing; a rank that says that it has failed outweighs all
 parts that are there.
 """
 
@@ -71,7 +71,7 @@ class Committing:
         disk.sync(step_path(self.directory, place))
 
     def check_fence(self) -> None:
-        """Not what keeps the lineage safe (nothing follows us any more), but who is too late should hear of it."""
+        """Not what keeps the lineage safe (nothing follows us any more), but a rank that is late should hear of it."""
         there = fenced(self.directory, least=self.attempt)
         if there and there[-1] > self.attempt:
             raise Superseded(

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the process or the machine dies."""
+"""Atomic, durable files: whole or not at all, whenever the process or the machine dies; and whether they still are."""
 
 import errno
 import hashlib
@@ -71,6 +71,15 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise unreadable(Path(error.filename or path), error) from error
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """A damaged file whose content nothing else tells is told as one that cannot be read."""
+    try:
+        yield
+    except Damaged as damage:
+        raise Unreadable(f"{path} {damage}") from None
 
 
 def refresh(directory: Path) -> None:
@@ -202,16 +211,8 @@ def _place(aside: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        return _claim(path) and _moved(aside, path)
-    return True
-
-
-def _claim(path: Path) -> bool:
-    """Without hard links: whoever creates the claim may rename over nothing. A death in between spends the name."""
-    try:
-        os.close(os.open(claim_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
+        # Without hard links: the process that creates the claim may rename. A death in between spends the name.
+        return take(claim_of(path)) and _moved(aside, path)
     return True
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sickbay.train import beats, disk, tree
+from sickbay.train import disk, tree
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError, Superseded
 from sickbay.train.layout import (
@@ -38,7 +38,7 @@ from sickbay.train.layout import (
 )
 from sickbay.train.pruning import make_room
 from sickbay.train.resuming import is_foreign, reader_of, recheck, refuse_what_others_write
-from sickbay.train.sharing import allowance, shares_of
+from sickbay.train.sharing import allowance, shares_of, telling
 from sickbay.train.validity import Checkpoint
 
 log = logging.getLogger("sickbay.train")
@@ -273,18 +273,12 @@ def _refuse_links(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manife
 def _recheck(checkpoints: Checkpoints, chosen: Checkpoint, manifest: Manifest) -> None:
     sizes = {name: one.size for name, one in manifest.files.items()}
     mine = shares_of(sizes, checkpoints.world_size)[checkpoints.rank]
-    total, done = sum(sizes[name] for name in mine), 0
-
-    def progress(size: int) -> None:
-        nonlocal done
-        done += size
-        beats.busy(f"verifying {chosen}", done, total)
-
+    progress = telling(f"verifying {chosen}", sum(sizes[name] for name in mine))
     recheck(chosen, manifest, set(mine), progress)
 
 
 def _refuse_pickles(root: Path, directory: Path) -> None:
-    """Also those that no manifest lists: who reads a directory reads what is in it."""
+    """Also those that no manifest lists: a reader of a directory reads what is in it."""
     dangerous: list[str] = []
     paths = [root, directory.parent, directory, directory / FILES]
     for name, entry in tree.entries_below(directory / FILES):

@@ -1,4 +1,4 @@
-"""Where everything is in a checkpoint directory, and who writes it.
+"""Directory layout and sealed records: where everything is in a checkpoint directory, and who writes it.
 
     SICKBAY                             here checkpoints are kept              the first rank 0 that begins here
     attempt-<n>/RUN                     the fence: n has begun, and who it is  rank 0, exclusively, before anything else
@@ -72,7 +72,7 @@ class Lineage(NamedTuple):
 
 
 class RunFile(NamedTuple):
-    """Who has begun an attempt."""
+    """The fence of an attempt, and the run that has begun it."""
 
     attempt: int
     run: str
@@ -147,6 +147,10 @@ def upload_path(root: Path, attempt: int, number: int) -> Path:
 
 def manifest_path(root: Path, place: Place) -> Path:
     return step_path(root, place) / "manifest.json"
+
+
+def is_committed(root: Path, place: Place) -> bool:
+    return disk.exists(manifest_path(root, place))
 
 
 def removed_path(root: Path, place: Place) -> Path:

@@ -286,7 +286,7 @@ def _node() -> str:
 
 
 def create_secret(directory: Path, attempt: int) -> None:
-    """Right after the fence, by the one who has it."""
+    """Right after the fence, by the rank that has raised it."""
     path = secret_path(directory, attempt)
     aside = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:

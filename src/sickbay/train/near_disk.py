@@ -67,4 +67,4 @@ def drop(root: Path, place: Place, rank: int) -> None:
     with suppress(OSError):
         part_path(root, place, rank).unlink(missing_ok=True)
         (step_path(root, place) / shard_name(rank)).unlink(missing_ok=True)
-        step_path(root, place).rmdir()  # by whoever comes last
+        step_path(root, place).rmdir()  # by the last rank that comes

@@ -1,4 +1,4 @@
-"""File server (TCP) between the ranks of one job: it gives and takes files of checkpoints, to whoever knows the secret.
+"""File server (TCP) between the ranks of one job: it gives and takes files of checkpoints, where the secret is known.
 
 A thread for each connection, of which there is a bounded number. Strangers, who have proven nothing yet, have places of
 their own: when these are taken, the one who has stood there longest leaves, so they cannot keep a rank of the job out.
@@ -31,7 +31,7 @@ SELDOM = 10.0  # seconds between two lines about what strangers do
 SMALL = 64 * 1024  # bytes: files whose sum is told, and so proven, with their size
 BUFFER = 1024 * 1024
 BUSY_EVERY = 0.2  # seconds between two words that something moves
-SECRET = 16  # characters: who listens on the network could guess a shorter one
+SECRET = 16  # characters: a listener on the network could guess a shorter one
 ENDING = 10.0  # seconds that threads get which are at the disk when all is closed
 
 
@@ -81,7 +81,7 @@ class Server:
             one.close()
         self._shelf.close()
 
-    # --- who comes
+    # --- connections
 
     def _accept_all(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -142,7 +142,7 @@ class Server:
             if not self._closed:
                 self._seldom.warn(f"peers: somebody at {where} was not served: {why.strerror}")
             return
-        with suppress(Cut):  # whoever it is hears of it at his end
+        with suppress(Cut):  # the other side hears of it at its end
             try:
                 self._promote(connection)
                 self._answer(channel, request)
@@ -208,7 +208,7 @@ class Server:
 def _arriving(channel: Channel, size: int, progress: Callable[[int], None]) -> Iterator[memoryview]:
     """Contents of so many bytes, in pieces that are used before the next one is asked for.
 
-    `progress` is told of all that comes: who has sent the last byte does not know how much of it is still on the way.
+    `progress` is told of all that comes: the sender of the last byte does not know how much of it is still on the way.
     """
     buffer = memoryview(bytearray(min(BUFFER, size)))
     while size:

@@ -1,6 +1,6 @@
 """Staging, then publishing: the directory from which a server gives files and into which it takes them.
 
-.incoming/<name>.<random>           what is being received: locked by who writes it, swept away when nobody does
+.incoming/<name>.<random>           what is being received: locked by its writer, swept away when nobody does
 attempt-<n>/step-<s>/rank-<r>.…     whole, verified, and on the disk before it has this name
 """
 
@@ -20,7 +20,7 @@ from sickbay.train.layout import Place, step_path
 INCOMING = ".incoming"
 REMOVED = "its directory was removed there while it arrived"
 RESERVE = 10 * 1024**3  # bytes that stay free on the file system, or its twentieth part if that is less
-SYNC_EVERY = 64 * 1024 * 1024  # bytes: then the last fsync is short, and who waits for it does not take us for hung
+SYNC_EVERY = 64 * 1024 * 1024  # bytes: then the last fsync is short, and no rank that waits for it takes us for hung
 
 
 class Shelf:
@@ -47,7 +47,7 @@ class Shelf:
             handle = os.open(self._step(place) / name, flags)
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "it has no such file") from None
-        file = open(handle, "rb", buffering=0)  # noqa: PTH123, SIM115  # of a handle; who asked for it closes it
+        file = open(handle, "rb", buffering=0)  # noqa: PTH123, SIM115  # of a handle; the caller closes it
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             file.close()
             raise OSError(errno.EINVAL, "it is no file there")
@@ -63,7 +63,7 @@ class Shelf:
             found = size_of(file)
             if found != expected.size or disk.Hashing(file, progress).finish() != expected:
                 raise OSError(errno.EEXIST, "it has another file of that name, which stays as it is")
-            os.fsync(file.fileno())  # who has brought it may have died before that
+            os.fsync(file.fileno())  # the process that brought it may have died before that
         self._sync(place)
         return True
 
@@ -146,7 +146,7 @@ class Shelf:
         return step
 
     def _sync(self, place: Place) -> None:
-        """The name and what leads to it, whoever has made it: he may not have come to that."""
+        """The name and what leads to it: the process that made it may not have come to that."""
         step = step_path(self._root, place)
         for directory in (step, step.parent, self._root):
             disk.sync(directory)
@@ -162,7 +162,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _lock(file: FileIO) -> bool:
-    """Until the file is closed, or who has it open is dead. False: another has it, or this disk knows no locks."""
+    """Until the file is closed, or its process is dead. False: another has it, or this disk knows no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -5,7 +5,7 @@
     with Peer(address, secret).open(place, "rank-3.shard") as file: …
 
 Whatever goes wrong is an OSError that names the peer; a stream that ends early never looks like a short file. What is
-put is whole, verified and on the far side's disk when `put` returns. What is opened is hashed by whoever reads it;
+put is whole, verified and on the far side's disk when `put` returns. What is opened is hashed by its reader;
 files of up to 64 KB, such as the sealed sums of a rank, are proven before their first byte is handed out.
 """
 

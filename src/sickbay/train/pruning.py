@@ -22,6 +22,7 @@ from sickbay.train.layout import (
     failed_path,
     fenced,
     files_path,
+    is_committed,
     left_path,
     manifest_path,
     read_fence,
@@ -75,10 +76,10 @@ def make_room(root: Path, place: Place, world_size: int) -> None:
 
 def _is_over(root: Path, place: Place, world_size: int) -> bool:
     """Whether it was not committed and nobody writes into it any more."""
-    if _finished(root, place):
+    if is_committed(root, place):
         return False
     disk.refresh(step_path(root, place))
-    if _finished(root, place) or disk.exists(removed_path(root, place)):
+    if is_committed(root, place) or disk.exists(removed_path(root, place)):
         return False
     ended = (failed_path, left_path)
     return all(any(disk.exists(path(root, place, rank)) for path in ended) for rank in range(world_size))
@@ -158,7 +159,7 @@ def _dead(root: Path, newest: Place, begun_from: AbstractSet[Place]) -> list[Pla
     numbers = [number for number in attempts(root) if number <= newest.attempt]
     known = sorted(Place(number, step) for number in numbers for step in steps(root, number))
     needed = begun_from - _near_only(root, newest.attempt)
-    return [place for place in known if place < newest and place not in needed and not _finished(root, place)]
+    return [place for place in known if place < newest and place not in needed and not is_committed(root, place)]
 
 
 def _near_only(root: Path, attempt: int) -> set[Place]:
@@ -170,10 +171,6 @@ def _near_only(root: Path, attempt: int) -> set[Place]:
                 found.add(parent)
             attempt = parent.attempt
     return found
-
-
-def _finished(root: Path, place: Place) -> bool:
-    return disk.exists(manifest_path(root, place))
 
 
 def _as_long_as_it_was(root: Path, place: Place) -> bool:
@@ -191,7 +188,7 @@ def _as_long_as_it_was(root: Path, place: Place) -> bool:
 
 
 def is_newest(root: Path, attempt: int) -> bool:
-    """Whether surely no younger attempt has begun: whoever begins from now on finds what was committed before."""
+    """Whether surely no younger attempt has begun: one that begins from now on finds what was committed before."""
     try:
         _ours_to_say(root, attempt)
     except (OSError, CheckpointError, _Over):

@@ -1,4 +1,4 @@
-"""Who begins: one rank of one attempt, as the arguments and the environment say."""
+"""Configuration of one rank of one attempt, from arguments and environment."""
 
 import hashlib
 import os
@@ -36,14 +36,14 @@ class Tiers(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Who we are."""
+    """One rank of one attempt, as it begins."""
 
     directory: Path
     attempt: int | None  # None: the next free number
     rank: int
     world_size: int
     patience: float
-    anew: bool = False  # whoever starts it wants it to begin at step 0, whatever is there
+    anew: bool = False  # a person wants it to begin at step 0, whatever is there
     last_step: int | None = None  # how far the job has been, as those know who started this attempt
     tiers: Tiers = Tiers()
 

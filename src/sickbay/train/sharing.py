@@ -40,7 +40,6 @@ class Looking:
     def __init__(self, root: Path, attempt: int, rank: int, world_size: int, patience: float) -> None:
         self.root, self.attempt, self.rank, self.world_size = root, attempt, rank, world_size
         self.patience = patience
-        self.run = ""
         self.more = 0.0  # seconds beyond our patience that what was looked at until now may take
         self.near: Near | None = None  # what is on the nodes' own disks, where they are used
         self.loaded: dict[int, Any] = {}
@@ -83,10 +82,8 @@ class Looking:
     def share(self) -> None:
         """Look at what rank 0 asks for now, if it does."""
         path = look_path(self.root, self.attempt, self._number)
-        try:
+        with disk.undamaged(path):
             asked = disk.read(path)
-        except disk.Damaged as damage:
-            raise Unreadable(f"{path} {damage}") from None
         if asked is None:
             return
         place = Place(asked["attempt"], asked["step"])
@@ -171,7 +168,7 @@ def read_any(
 def shares_of(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
     """Which rank reads which files, the same wherever it is worked out.
 
-    A rank's own shard is its own; the others are dealt out, the largest first, to whoever has least.
+    A rank's own shard is its own; the others are dealt out, the largest first, to the rank that has least.
     """
     shares: list[list[str]] = [[] for _ in range(ranks)]
     least = [(0, rank) for rank in range(ranks)]

@@ -13,12 +13,10 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sickbay.train.shard import BYTES, FACTORIES, MAGIC, STATE, TENSOR, TYPECODES, NotAShard, restore
-
-__all__ = ["BYTES", "MAGIC", "STATE", "NotAShard", "NotAState", "Snapshot", "restore", "take"]
+from sickbay.train.shard import BYTES, FACTORIES, MAGIC, STATE, TENSOR, TYPECODES
 
 SMALL = 1 << 63  # JSON readers of other languages are happy with these
-DEPTH = 100  # containers within containers: who restores it may himself stand deep in calls
+DEPTH = 100  # containers within containers: the caller that restores it may itself stand deep in calls
 KEY, ATTRIBUTES = object(), object()  # steps of a path that are not in brackets
 
 Buffer = bytes | bytearray | memoryview

@@ -1,4 +1,4 @@
-"""A hung rank cannot say what it does; the interpreter's fault handler can, on a signal.
+"""Stack dump on a signal: a hung rank cannot say what it does, but the interpreter's fault handler can.
 
 The agent finds the signal's number in `stacks.signal` beside the heartbeat, sends it to the rank, and reads the stacks
 of all threads from `stacks.txt`.
@@ -22,7 +22,7 @@ def answer(heartbeat: str) -> bool:
         # A bare descriptor: it stays open as long as the process, and nobody closes it by collecting garbage.
         handle = os.open(directory / "stacks.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         faulthandler.register(SIGNAL, file=handle, all_threads=True)
-        # Last: whoever reads the number may send it at once, and an unhandled one would end the rank.
+        # Last: the agent that reads the number may send it at once, and an unhandled one would end the rank.
         aside = directory / f".stacks.signal.{os.getpid()}"
         aside.write_text(f"{int(SIGNAL)}\n", encoding="ascii")
         aside.rename(directory / "stacks.signal")

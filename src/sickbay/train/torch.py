@@ -135,7 +135,7 @@ def should_save(process_group: Any = None, *, now: bool = False) -> bool:
 
     Every rank asks at the same steps. What the ranks say at one call is heard at the next, so that none waits: a call
     sends a few bytes on gloo, which takes some tenths of a millisecond of the host and nothing of the GPU. `now` waits
-    for the answers of this call, for who asks seldom: as long as the last rank takes to come to it.
+    for the answers of this call, for a loop that asks seldom: as long as the last rank takes to come to it.
     """
     others = gang.asking_of(process_group)
     return asked_here() if others is None else others.ask(now=now)
@@ -171,7 +171,7 @@ def load(
 
 
 def _check_all(checkpoints: Checkpoints, ranks: gang.Ranks, chosen: Checkpoint, *, trust: bool) -> int:
-    """Whatever this rank has against loading it. How many bytes there are."""
+    """Raises what this rank has against loading it. Returns how many bytes there are."""
     manifest = checkpoints.manifest()
     if METADATA not in manifest.files:
         raise CheckpointError(f"{chosen} was not saved by sickbay.train.torch: read it with {reader_of(manifest)}")

@@ -19,9 +19,9 @@ from typing import Any
 from sickbay.train import beats, disk
 from sickbay.train.behind import Behind
 from sickbay.train.committing import Committing
-from sickbay.train.errors import CheckpointError, SourceDamaged, Superseded, may_pass
+from sickbay.train.errors import CheckpointError, FailureStreak, SourceDamaged, Superseded, is_transient
 from sickbay.train.far import key_of, store_of
-from sickbay.train.layout import Manifest, Part, Place, failed_path, manifest_path, part_path, step_path, upload_path
+from sickbay.train.layout import Manifest, Part, Place, failed_path, is_committed, part_path, step_path, upload_path
 from sickbay.train.near import Near
 from sickbay.train.objects import Objects
 from sickbay.train.pruning import is_newest
@@ -43,13 +43,12 @@ class Uploads:
         at: Committing,
         near: Near,
         far: str,
-        rank: int,
         *,
         resumed: Manifest | None,
         committed: Callable[[Place], None],
         drops_older: bool = True,
     ) -> None:
-        self._at, self.near, self._far, self._rank = at, near, far, rank
+        self._at, self.near, self._far, self._rank = at, near, far, at.rank
         self._resumed = resumed if resumed is not None and resumed.far is None else None
         self.saved_again = self._resumed.place.step if self._resumed else None  # which step of ours that becomes
         self._committed, self._drops_older = committed, drops_older
@@ -62,7 +61,7 @@ class Uploads:
         self._number = 0
         self._pause = SOON
         self._error: Exception | None = None
-        self.failed = 0  # uploads in a row
+        self._failed = FailureStreak()
         self.thinning = Behind("sickbay-near", self._thin_out)
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="sickbay-upload", daemon=True)
@@ -111,7 +110,7 @@ class Uploads:
                 place = Place(self._at.attempt, max(step, self._ended))
             if ended or isinstance(self._error, Superseded):
                 self._raise_error()
-            if ended and (self._rank == 0 or disk.exists(manifest_path(self._at.directory, place))):
+            if ended and (self._rank == 0 or is_committed(self._at.directory, place)):
                 return None
             self._at.check_fence()
             if disk.exists(failed_path(self._at.directory, place, 0)):
@@ -159,10 +158,11 @@ class Uploads:
 
     def hopeless(self, failures: int) -> bool:
         """Whether the training must be told by an error, as nothing becomes durable any more."""
-        return self.failed > failures or isinstance(self._error, Superseded) or not self._thread.is_alive()
+        return self._failed.exceeds(failures) or isinstance(self._error, Superseded) or not self._thread.is_alive()
 
     def raise_last(self) -> None:
-        error, self._error, self.failed = self._error, None, 0
+        error, self._error = self._error, None
+        self._failed.reset()
         raise error or CheckpointError("nothing is uploaded any more: its thread has ended, the log says why")
 
     # --- the thread that uploads
@@ -232,7 +232,11 @@ class Uploads:
             if self._drops_older and self.near.has_older() and is_newest(self._at.directory, self._at.attempt):
                 self.near.drop_older()
         with self._news:
-            self._error, self.failed = error, self.failed + 1 if error else 0
+            self._error = error
+            if error is None:
+                self._failed.reset()
+            else:
+                self._failed.fail()
             if resumed is None:
                 self._ended = place.step
             self._resumed = None
@@ -258,7 +262,7 @@ class Uploads:
             except Exception as error:  # noqa: BLE001  # it is told, and raised in the thread that trains
                 why = CheckpointError(f"{place} is on the nodes' own disks only: {error}")
                 why.__cause__ = error
-                if pause is None or not may_pass(error) or self._stopping.wait(pause):
+                if pause is None or not is_transient(error) or self._stopping.wait(pause):
                     break
             else:
                 return None

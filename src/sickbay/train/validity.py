@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from.
+"""Selection and verification: which checkpoint to go on from, the newest whole one on the way of the lineage.
 
 The highest attempt that has chosen decides: its own checkpoints, newest first, then exactly the one that it began
 from, and below that one what its parent attempt had saved earlier, and so on. What an older attempt commits after a
@@ -22,8 +22,8 @@ from sickbay.train.layout import (
     Skipped,
     attempts,
     begun,
+    is_committed,
     lineage_path,
-    manifest_path,
     read_lineage,
     read_manifest,
     removed_path,
@@ -82,9 +82,7 @@ def survey(
                 return _survey(root, below, look or fault_in, near)
             except _Vanished:
                 continue
-    raise Unreadable(
-        f"checkpoints in {root} vanish while they are looked at: end whoever removes them, and start again"
-    )
+    raise Unreadable(f"checkpoints in {root} vanish while they are looked at: end what removes them, and start again")
 
 
 def _survey(root: Path, below: int | None, look: Look, near: Mapping[Place, Manifest | str]) -> Survey:
@@ -164,8 +162,8 @@ def _examine(
     try:
         manifest = read_manifest(root, place) or read_manifest(root, place)  # a server may be wrong once
         if manifest is None and named:
-            # Who removes looks for younger attempts right after this rename, and takes it back if there is one: he died
-            # in between.
+            # A process that removes looks for younger attempts right after this rename, and takes it back if there is
+            # one: this one died in between.
             manifest = read_manifest(root, place, removed=True)
     except disk.Damaged as damage:
         return None, f"manifest.json {damage}", True
@@ -176,7 +174,7 @@ def _examine(
     if manifest is None:
         return None, _without_manifest(root, place), named or disk.exists(removed_path(root, place))
     fault = look(root, manifest)
-    still_there = disk.exists(manifest_path(root, place)) or (named and disk.exists(removed_path(root, place)))
+    still_there = is_committed(root, place) or (named and disk.exists(removed_path(root, place)))
     lost = fault.removesuffix(MISSING) if fault is not None and fault.endswith(MISSING) else ""
     if fault is not None and (not still_there or (lost and disk.exists(step_path(root, place) / lost))):
         raise _Vanished  # or it was not seen a moment ago, and is there

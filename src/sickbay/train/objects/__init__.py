@@ -60,7 +60,7 @@ class Objects(Protocol):
         """Everything below the prefix, and what was left there by uploads that never ended. May be called again."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """What a url names."""
 
     scheme: str
@@ -87,13 +87,13 @@ def connect(url: str) -> Objects:
     return FilesystemObjects(place)
 
 
-def parse(url: str) -> Place:
+def parse(url: str) -> Location:
     """Nothing of a url that may be a secret comes back, not in an error either."""
     found = _URL.fullmatch(url.strip())
     if found is None or found[1].lower() in {"http", "https"}:
         address = "" if found is None else ", with AWS_ENDPOINT_URL where it is not Amazon's"
         raise CheckpointError(f"an object store is written as s3://BUCKET/PREFIX (or gs://, az://, file:// …){address}")
-    place = Place(found[1].lower(), found[2], found[3].strip("/"))
+    place = Location(found[1].lower(), found[2], found[3].strip("/"))
     user, at, _ = place.container.rpartition("@")
     if at and (":" in user or place.scheme not in _CONTAINER_AT):
         raise CheckpointError(

@@ -72,7 +72,7 @@ class Threads:
         try:
             if future.set_running_or_notify_cancel():
                 future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+        except BaseException as error:  # noqa: BLE001 - the reader that waits for it gets it
             future.set_exception(error)
         finally:
             with self._lock:

@@ -1,4 +1,4 @@
-"""Errors of object stores as OSErrors, so that whoever waits for a disk to come back waits for a store as well."""
+"""Errors of object stores as OSErrors: a caller that waits for a disk to come back waits for a store as well."""
 
 import errno
 import re

@@ -4,7 +4,7 @@ The same promises as far as fsspec can keep them:
 
 - *Whole or not at all.* In some object stores (`VISIBLE_AT_CLOSE`) an object is there when its upload is closed; one
   that fails is thrown away instead. Elsewhere a file is written beside, confirmed, and then renamed: atomic where
-  renaming is (file, sftp, hdfs). Whoever is killed leaves such a file beside: it is never listed, and `remove_all`
+  renaming is (file, sftp, hdfs). A killed process leaves such a file beside: it is never listed, and `remove_all`
   removes it. While an object is replaced, some stores show none (older adlfs removes it first).
 - *Confirmed.* Google's stores state the MD5 of an object that they have computed, which is compared (`verifies`).
   Elsewhere everything is read back after it was written. Files of this machine are synced.
@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 
 from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
-from sickbay.train.objects import Keys, Place, checked
+from sickbay.train.objects import Keys, Location, checked
 from sickbay.train.objects.ahead import AHEAD, Quota, ReadAhead, Threads
 from sickbay.train.objects.faults import cause_of, fault, number_of_status, one_line
 from sickbay.train.objects.payload import Part, Payload, file_of, of_memory
@@ -52,7 +52,7 @@ Progress = Callable[[int], None] | None
 class FilesystemObjects:
     """One directory or bucket of a file system that fsspec knows, below one prefix."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         self.url = str(place)
         self._fs, self._root = _find(place)
         self._buckets = place.scheme in BUCKETS
@@ -279,7 +279,7 @@ class FilesystemObjects:
             raise fault(_number_of(error), f"{type(error).__name__}: {error}", where) from cause_of(error)
 
 
-def _find(place: Place) -> tuple[Any, str]:
+def _find(place: Location) -> tuple[Any, str]:
     """The file system and the path of our root in it."""
     if place.scheme in BUCKETS:
         form, wrong = f"{place.scheme}://BUCKET/PREFIX", not place.container

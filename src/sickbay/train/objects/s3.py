@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sickbay.train import disk
-from sickbay.train.objects import Keys, Place, checked
+from sickbay.train.objects import Keys, Location, checked
 from sickbay.train.objects.ahead import AHEAD, Quota, ReadAhead, Threads
 from sickbay.train.objects.faults import fault
 from sickbay.train.objects.payload import Part, Payload, file_of, of_memory
@@ -41,7 +41,7 @@ Works = list[Callable[[], Any]]
 class S3Objects:
     """One bucket, below one prefix."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         self._bucket = Bucket.connect(place)
         self.url = self._bucket.url
         self.verifies = self._bucket.checksums

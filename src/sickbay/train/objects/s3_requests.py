@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sickbay.train.errors import CheckpointError
-from sickbay.train.objects import Place
+from sickbay.train.objects import Location
 from sickbay.train.objects.faults import COMES_BACK, cause_of, fault, number_of_status, one_line
 from sickbay.train.objects.payload import Body
 
@@ -72,13 +72,13 @@ WITHOUT = "a service that refuses checksums may need AWS_REQUEST_CHECKSUM_CALCUL
 class Bucket:
     """One bucket, below one prefix, and how it is asked."""
 
-    def __init__(self, place: Place, client: Any) -> None:
+    def __init__(self, place: Location, client: Any) -> None:
         self.url = str(place)
         self.name, self.below = place.container, f"{place.prefix}/" if place.prefix else ""
         self.client = client
 
     @classmethod
-    def connect(cls, place: Place) -> "Bucket":
+    def connect(cls, place: Location) -> "Bucket":
         if not NAME.fullmatch(place.container):
             raise CheckpointError(f"{place} names no bucket: write s3://BUCKET/PREFIX")
         if tuple(int(number) for number in boto3.__version__.split(".")[:2]) < OLDEST:
@@ -191,7 +191,7 @@ class Bucket:
                 raise fault(errno.EIO, "has a listing that goes on without saying where", f"{self.url}/{below}")
 
 
-def _client(place: Place) -> Any:
+def _client(place: Location) -> Any:
     config = Config(
         connect_timeout=CONNECT,
         read_timeout=ANSWER,

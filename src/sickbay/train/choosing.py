@@ -1,0 +1,136 @@
+"""Choice of the checkpoint to resume from, on rank 0: what a survey finds whole, or why nothing may be begun from.
+
+An empty directory is no new one where this job has been further, and a directory in which nothing is whole is no empty
+one: both are refused instead of beginning at step 0.
+"""
+
+import errno
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from sickbay.train import disk
+from sickbay.train.errors import Unreadable
+from sickbay.train.fencing import ANEW, confirm_fence
+from sickbay.train.layout import (
+    Lineage,
+    Manifest,
+    Place,
+    RunFile,
+    attempts,
+    begun,
+    is_committed,
+    manifest_path,
+    removed_path,
+    step_path,
+    steps,
+)
+from sickbay.train.run import Run
+from sickbay.train.sharing import Looking
+from sickbay.train.validity import NONE_NEAR, Survey, lineage_of, survey
+
+log = logging.getLogger("sickbay.train")
+READ_AGAIN = (1.0, 4.0, 15.0, 60.0)  # seconds after which what could not be read is tried again, before it is refused
+CHOICES = 5  # checkpoints that vanish after they were chosen
+COMES_BACK = {
+    errno.ENOENT,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENOTCONN,
+}
+
+
+def choose(run: Run, fence: RunFile, looking: Looking) -> Lineage:
+    """What this attempt goes on from: verified after the fence was there, and still there when it was chosen."""
+    for _ in range(CHOICES):
+        found, anew = _choose(run, fence, looking)
+        parent = found.chosen and Place(found.chosen.attempt, found.chosen.step)
+        there = parent is not None and is_committed(run.directory, parent)
+        near = parent is not None and not there and looking.near is not None and parent in looking.near.whole
+        if parent is None or there or near:
+            break
+    return Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run, anew, near)
+
+
+def _choose(run: Run, fence: RunFile, looking: Looking) -> tuple[Survey, bool]:
+    """What to go on from; and whether that is a lineage that was begun anew on wish."""
+    confirm_fence(run.directory, fence.attempt)
+    latest = max((number for number in begun(run.directory) if number < fence.attempt), default=None)
+    was_anew = latest is not None and lineage_of(run.directory, latest).anew
+    if run.anew and not (was_anew and _any_finished(run.directory, latest)):
+        log.warning("attempt %d begins anew in %s, as was asked for", fence.attempt, run.directory)
+        return Survey(None, ()), True
+    return _chosen(run, fence, looking), was_anew
+
+
+def _any_finished(root: Path, attempt: int | None) -> bool:
+    """Whether a checkpoint was ever finished by this attempt (None: by any)."""
+    return bool(_finished(root, attempts(root) if attempt is None else [attempt]))
+
+
+def _finished(root: Path, numbers: list[int]) -> list[Place]:
+    places = (Place(number, step) for number in numbers for step in steps(root, number))
+    return [place for place in places if is_committed(root, place)]
+
+
+def _beside(run: Run, found: Survey) -> str:
+    """Where the lineage of the latest attempt leads to nothing, others may still be there."""
+    looked_at = {Place(one.attempt, one.step) for one in found.skipped}
+    others = [place for place in _finished(run.directory, attempts(run.directory)) if place not in looked_at]
+    if not others:
+        return ""
+    return f"; or move the attempts after {others[-1].attempt} away to go on from {others[-1]}"
+
+
+def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
+    found = _survey(run, fence, looking)
+    if found.chosen is not None:
+        place = Place(found.chosen.attempt, found.chosen.step)
+        if looking.near is None or place not in looking.near.whole:
+            _put_back(run.directory, place)
+    elif found.committed:
+        raise Unreadable(
+            f"none of the checkpoints in {run.directory} is whole: {'; '.join(map(str, found.skipped[:3]))};"
+            f" restore one of them and start again{_beside(run, found)}; {ANEW}"
+        )
+    elif _any_finished(run.directory, None):
+        raise Unreadable(
+            f"{run.directory} holds checkpoints of older attempts, and the latest attempt began anew and saved none:"
+            f" move that attempt away to go on from them; {ANEW}"
+        )
+    elif fence.attempt > 1 and not begun(run.directory):
+        if run.last_step:
+            raise Unreadable(
+                f"{run.directory} holds no earlier attempt, but this job has been at step {run.last_step}: see that it"
+                f" is the same disk everywhere and start again; {ANEW}"
+            )
+        log.warning("attempt %d finds no earlier attempt in %s", fence.attempt, run.directory)
+    return found
+
+
+def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
+    """A server that does not answer now may answer in a minute."""
+    near: Mapping[Place, Manifest | str] = looking.near.found if looking.near is not None else NONE_NEAR
+    for pause in READ_AGAIN:
+        try:
+            return survey(run.directory, fence.attempt, looking.together, near)
+        except Unreadable as why:
+            if not isinstance(why.__cause__, OSError) or why.__cause__.errno not in COMES_BACK:
+                raise
+            log.warning("%s; tried again in %g s", why, pause)
+            time.sleep(pause)
+            confirm_fence(run.directory, fence.attempt)
+    return survey(run.directory, fence.attempt, looking.together, near)
+
+
+def _put_back(root: Path, place: Place) -> None:
+    """One whose removal was not finished, and that an older attempt began from: it is a checkpoint again."""
+    if not is_committed(root, place):
+        with suppress(FileNotFoundError):  # its remover has put it back himself, or it is gone, which is looked at next
+            removed_path(root, place).rename(manifest_path(root, place))
+            disk.sync(step_path(root, place))

@@ -412,6 +412,22 @@ def test_systemd_hears_ready_and_signs_of_life(tmp_path: Path) -> None:
     told.ready()  # nobody listens any more: no harm
 
 
+def test_a_systemd_that_reads_nothing_any_more_holds_nobody_up(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.bind(str(tmp_path / "notify"))
+        told = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        queue = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+
+        def go_on() -> None:
+            for number in range(queue + 3):
+                told.status(str(number))
+
+        speaks = threading.Thread(target=go_on, daemon=True)
+        speaks.start()
+        speaks.join(20)
+        assert not speaks.is_alive()
+
+
 def test_the_watchdog_is_not_fed_by_an_agent_whose_reporter_does_not_live(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.bind(str(tmp_path / "notify"))

@@ -381,6 +381,8 @@ WRONG = {
     "key: it has 2001": {"order": "collect", "key": LONG},
     "save: it has 2001": {"order": "save", "save": LONG, "job": "j", "attempt": 1},
     "stacks_of: it has 2001": {"order": "look", "look": "l", "stacks_of": LONG},
+    "key: it has control": {"order": "reset", "key": "k\n"},
+    "look: it has control": {"order": "look", "look": "l\u200b"},
     "Expected `int`": {"order": "reset", "key": "k", "devices": [True]},
     "Invalid value 'dance'": {"order": "dance"},
 }
@@ -402,7 +404,7 @@ def test_the_seconds_of_a_command_are_taken_for_the_nearest_that_are_allowed(val
     assert look.order.settle in limits.SECONDS["settle"]
 
 
-@pytest.mark.parametrize("name", ["", "x" * 501, "x" * 100_000])
+@pytest.mark.parametrize("name", ["", "x" * 501, "x" * 100_000, "a\nb", "a\u200bb", "a\xa0b", "a\0b"])
 def test_a_command_whose_name_cannot_be_one_is_left_out(name: str) -> None:
     reply = read_reply(named({"order": "look", "look": "l"}, id=name))
     assert (reply.commands, reply.unread) == ((), ())

@@ -640,6 +640,19 @@ def test_one_look_prints_what_is_wrong_and_exits_1(tmp_path: Path) -> None:
     assert text.exit_code == 1
 
 
+def test_one_look_by_who_may_not_read_the_journal_says_so_and_does_not_call_it_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mute = tmp_path / "journalctl"
+    mute.write_text("#!/bin/sh\nexec sleep 60\n")
+    mute.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("sickbay.agent.probes.journal.FIRST_WORD", 0.1)
+    found = once(tmp_path, "--once", "--set", "sources=journal")
+    assert "run the agent as root or in the group systemd-journal" in found.stdout
+    assert found.exit_code == 1
+
+
 def test_one_look_shows_what_nobody_confirms_as_that(tmp_path: Path) -> None:
     (tmp_path / "messages").write_text(dated(XID_79))
     found = once(tmp_path, "--once", "--json", "--set", "trust_logs=false")

@@ -21,8 +21,8 @@ from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
+from sickbay.agent.probes.journal import MUTE, Journal, JournalPlace, available
 from sickbay.agent.probes.journal import NAME as JOURNAL
-from sickbay.agent.probes.journal import Journal, JournalPlace, available
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
@@ -307,7 +307,8 @@ def _read_whole(log: KernelLog) -> list[Item]:
         while True:
             found.extend(log.look(time.monotonic()))
             if not log.behind:
-                return found
+                # Nobody looks again: a journal that has not said a word by now will say none.
+                return [*found, *log.look(time.monotonic() + 2 * MUTE)]
             time.sleep(0.01)
     except OSError as error:
         text = f"the kernel log cannot be read: {error}"

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from tests.unit.agent_rig import TOKEN, XID_63, XID_79, FrontDoor, until
 
-from sickbay.agent.bundle import KEEP, Parts, collect
+from sickbay.agent.bundle import KEEP, Parts, _listed, collect
 from sickbay.agent.checks import Exercise
 from sickbay.agent.command_journal import Journal
 from sickbay.agent.commands import DEADLINES, Carry, Commands, Refuse, Said
@@ -322,6 +322,19 @@ def test_a_bundle_follows_no_link_waits_for_no_pipe_and_has_no_secret_of_a_file(
     everything = b"".join(parts.values())
     assert b"hunter2" not in everything
     assert b"$6$hash" not in everything
+
+
+def test_a_segment_that_was_reported_while_it_is_listed_keeps_no_bundle_away(ward: Ward) -> None:
+    assert _listed(ward.root / "r1.jsonl") == b"r1.jsonl gone"
+
+
+def test_what_a_killed_agent_left_of_a_bundle_goes_with_the_next(ward: Ward) -> None:
+    state = Path(ward.hands.settings.state)
+    (state / "bundles").mkdir(parents=True)
+    half = state / "bundles" / ".sickbay-c-n1-20260101T000000Z.new"
+    half.write_bytes(b"half")
+    found = collect(state, ward.hands.settings, LATER, Parts(commands={}, files={}))
+    assert list((state / "bundles").iterdir()) == [found.path]
 
 
 def test_a_bundle_has_the_end_of_what_is_long_and_no_more_than_its_size(

@@ -1,6 +1,10 @@
 """Nothing that a controller answers ends a thread of the agent, makes it shout, or makes it forget."""
 
+import itertools
 import json
+import subprocess
+import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +18,7 @@ from tests.unit.wild_controller import Facing, facing, http, well
 
 from sickbay.agent import limits
 from sickbay.agent.limits import Nonsense, read_reply
-from sickbay.agent.reporter import STUCK_AFTER
+from sickbay.agent.reporter import A_SECOND, AT_ONCE, STUCK_AFTER
 from sickbay.model.protocol import RunLook
 
 BACK_WITHIN = 6.0  # seconds: the longest pause between two tries, and the try
@@ -357,6 +361,39 @@ def test_a_stderr_that_nobody_reads_any_more_ends_nothing(tmp_path: Path, monkey
         until(lambda: len(wild.asked) > 3)
         assert agent.lives
         monkeypatch.undo()
+
+
+def test_a_stderr_that_somebody_holds_open_and_does_not_read_holds_nobody_up() -> None:
+    """A journal that has stopped, a terminal that was paused."""
+    talk = "from sickbay.agent.complaints import complain\nfor n in range(500): complain('x' * 900)\nprint('said all')"
+    with subprocess.Popen(
+        [sys.executable, "-c", talk], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        timer = threading.Timer(20.0, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        said = process.stdout.read()
+        timer.cancel()
+        process.kill()
+    assert said == "said all\n"
+
+
+def test_thousands_of_commands_that_no_controller_would_give_cost_little(tmp_path: Path) -> None:
+    count = itertools.count()
+
+    def answer(path: str, asked: dict[str, Any]) -> bytes:
+        orders = [{**COMMAND, "id": f"new {next(count)}"} for _ in range(50)]
+        reply = {"ack": 0, "commands": orders, "poll_for": 60, "report_every": 0.2}
+        return well(path, asked) if path.endswith("report") else http(reply)
+
+    with facing(tmp_path, answer) as (wild, agent):
+        until(lambda: agent.taken)
+        began = time.monotonic()
+        time.sleep(1.0)
+        took = time.monotonic() - began
+        assert len(agent.taken) <= AT_ONCE + A_SECOND * (took + 1.0)
+        assert len(wild.asked) < 40 * took
+        wild.answer = well
 
 
 # --- one command: what cannot be meant is refused by name

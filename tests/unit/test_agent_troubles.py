@@ -210,6 +210,23 @@ def test_a_ring_that_refuses_is_one_line_and_the_text_log_is_read(tmp_path: Path
     log.close()
 
 
+def test_a_stderr_that_was_closed_costs_no_line_that_was_read_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "messages").write_text(dated(XID_79))
+    (tmp_path / "kern.log").mkdir()
+    logs = [SystemLog(tmp_path / name, Place(boot_id="b"), Reading(trusted=True)) for name in ("messages", "kern.log")]
+    log = KernelLog(logs, NODE, lambda _: None)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as gone, os.fdopen(writer, "w", 1) as broken:
+        gone.setattr(sys, "stderr", broken)
+        assert [one.kind for one in observed(log.look(time.monotonic()))] == ["xid", "probe.failed"]
+        with suppress(OSError):
+            broken.close()
+    log.close()
+
+
 def test_a_text_log_that_becomes_a_directory_and_comes_back_is_followed_again(tmp_path: Path) -> None:
     path, other = tmp_path / "messages", tmp_path / "kern.log"
     path.touch()

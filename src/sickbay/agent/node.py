@@ -1,7 +1,6 @@
 """An agent on a real machine: which sources and probes it has, who carries its orders out, whom it reports to."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ import msgspec
 
 from sickbay.agent.checks import Exercise
 from sickbay.agent.commands import NO_BOOT
+from sickbay.agent.complaints import complain
 from sickbay.agent.deadline import Deadline
 from sickbay.agent.drill import Drills
 from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot
@@ -155,7 +155,7 @@ class NodeAgent:
                     spooled(found.lines, self._state / "spool", self._voice, ended, found.zero or before.zero)
                 except OSError as error:
                     trouble = f"the last words of boot {before.boot_id} are not known: {error}"
-                    print(f"agent: {trouble}", file=sys.stderr, flush=True)
+                    complain(trouble)
         if before is None or before.boot_id != now.boot_id:
             keep_boot(file, now)
         return trouble
@@ -165,7 +165,7 @@ def keep_boot(file: Path, boot: Boot) -> None:
     try:
         keep(file, boot)
     except OSError as error:
-        print(f"agent: {file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        complain(f"{file} cannot be written: {error.strerror}")
 
 
 def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Incarnation, zero: float) -> int:

@@ -338,6 +338,27 @@ def test_a_reboot_goes_ahead_of_a_reset_that_does_not_end(tmp_path: Path) -> Non
     desk.commands.overdue(time.monotonic() + 1000.0)
 
 
+def test_nothing_is_begun_beside_a_reset_that_does_not_end_though_a_reboot_went_ahead_of_it_in_vain(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path)
+    desk.may_end.clear()
+    desk.commands.take(command(RESET, name="hangs"))
+    until(lambda: desk.done)
+    desk.commands.overdue(time.monotonic() + 125.0)
+    desk.leave_trouble = Refuse("systemctl ended with 1")
+    desk.commands.take(command(REBOOT, name="cure"))
+    until(lambda: any(isinstance(news, Observed) for news in desk.said()))
+    desk.heard()
+    until(lambda: ("cure", "refused") in desk.answers())
+    desk.commands.take(command(RESET, name="another", expires_after=0.1))
+    until(lambda: ("another", "refused") in desk.answers())
+    assert desk.done == [RESET, REBOOT]
+    desk.may_end.set()
+    desk.commands.take(command(RESET, name="once more"))
+    until(lambda: ("once more", "done") in desk.answers())
+
+
 def test_an_agent_that_ends_waits_for_a_reset_and_begins_none(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.may_end.clear()
@@ -359,9 +380,29 @@ def test_the_file_of_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypa
     monkeypatch.setattr("sickbay.agent.command_journal.REMEMBERED", 5)
     journal = Journal(tmp_path / "c")
     for number in range(100):
-        journal.note(Entry(id=str(number)))
+        journal.note(Entry(id=str(number), result="done"))
     assert (tmp_path / "c").read_bytes().count(b"\n") <= 50
     assert list(Journal(tmp_path / "c").known) == list(journal.known) == ["95", "96", "97", "98", "99"]
+
+
+def test_one_that_still_runs_is_not_forgotten_for_others_and_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sickbay.agent.command_journal.REMEMBERED", 5)
+    before = Desk(tmp_path)
+    before.may_end.clear()
+    before.commands.take(command(name="long"))
+    until(lambda: before.done)
+    for number in range(20):
+        before.commands.take(command(RESET, name=f"refused {number}", expect=NEXT_BOOT))
+    after = Desk(tmp_path, "r2")
+    after.commands.recover()
+    assert after.answers() == [("long", "unknown")]
+    after.commands.take(command(name="long"))
+    assert not after.done
+    assert len(Journal(tmp_path / "commands.jsonl").known) <= 6
+    before.may_end.set()
+    until(lambda: ("long", "done") in before.answers())
 
 
 def test_it_is_on_disk_before_it_is_begun(tmp_path: Path) -> None:

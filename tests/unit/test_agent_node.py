@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from tests.unit.agent_rig import TOKEN, XID_63, XID_79, FrontDoor, until
 
-from sickbay.agent.bundle import KEEP, Parts, collect
+from sickbay.agent.bundle import KEEP, Parts, _listed, collect
 from sickbay.agent.checks import Exercise
 from sickbay.agent.command_journal import Journal
 from sickbay.agent.commands import DEADLINES, Carry, Commands, Refuse, Said
@@ -324,6 +324,19 @@ def test_a_bundle_follows_no_link_waits_for_no_pipe_and_has_no_secret_of_a_file(
     assert b"$6$hash" not in everything
 
 
+def test_a_segment_that_was_reported_while_it_is_listed_keeps_no_bundle_away(ward: Ward) -> None:
+    assert _listed(ward.root / "r1.jsonl") == b"r1.jsonl gone"
+
+
+def test_what_a_killed_agent_left_of_a_bundle_goes_with_the_next(ward: Ward) -> None:
+    state = Path(ward.hands.settings.state)
+    (state / "bundles").mkdir(parents=True)
+    half = state / "bundles" / ".sickbay-c-n1-20260101T000000Z.new"
+    half.write_bytes(b"half")
+    found = collect(state, ward.hands.settings, LATER, Parts(commands={}, files={}))
+    assert list((state / "bundles").iterdir()) == [found.path]
+
+
 def test_a_bundle_has_the_end_of_what_is_long_and_no_more_than_its_size(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +423,22 @@ def test_systemd_hears_ready_and_signs_of_life(tmp_path: Path) -> None:
         assert [line.recv(100) for _ in range(3)] == [b"WATCHDOG=1", b"WATCHDOG=1", b"STOPPING=1"]
     Watchdog({}).ready()
     told.ready()  # nobody listens any more: no harm
+
+
+def test_a_systemd_that_reads_nothing_any_more_holds_nobody_up(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.bind(str(tmp_path / "notify"))
+        told = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        queue = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+
+        def go_on() -> None:
+            for number in range(queue + 3):
+                told.status(str(number))
+
+        speaks = threading.Thread(target=go_on, daemon=True)
+        speaks.start()
+        speaks.join(20)
+        assert not speaks.is_alive()
 
 
 def test_the_watchdog_is_not_fed_by_an_agent_whose_reporter_does_not_live(tmp_path: Path) -> None:
@@ -622,6 +651,19 @@ def test_one_look_prints_what_is_wrong_and_exits_1(tmp_path: Path) -> None:
     text = once(tmp_path, "--once")
     assert "xid.79" in text.stdout
     assert text.exit_code == 1
+
+
+def test_one_look_by_who_may_not_read_the_journal_says_so_and_does_not_call_it_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mute = tmp_path / "journalctl"
+    mute.write_text("#!/bin/sh\nexec sleep 60\n")
+    mute.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("sickbay.agent.probes.journal.FIRST_WORD", 0.1)
+    found = once(tmp_path, "--once", "--set", "sources=journal")
+    assert "run the agent as root or in the group systemd-journal" in found.stdout
+    assert found.exit_code == 1
 
 
 def test_one_look_shows_what_nobody_confirms_as_that(tmp_path: Path) -> None:

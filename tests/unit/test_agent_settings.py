@@ -41,6 +41,9 @@ def test_without_anything_the_defaults_are_careful(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("url: controller", "write http://HOST:PORT"),
+        ("url: http://controller:99999", "write http://HOST:PORT"),
+        ("url: http://controller:80a", "write http://HOST:PORT"),
+        ("boot_id_file: /nonexistent/boot_id", "is not there"),
         ("node: gpu-7", "write cluster/name"),
         ("gpus: many", "write a whole number"),
         ("gpus: -1", "write a whole number"),

@@ -1,6 +1,10 @@
 """Nothing that a controller answers ends a thread of the agent, makes it shout, or makes it forget."""
 
+import itertools
 import json
+import subprocess
+import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +18,7 @@ from tests.unit.wild_controller import Facing, facing, http, well
 
 from sickbay.agent import limits
 from sickbay.agent.limits import Nonsense, read_reply
-from sickbay.agent.reporter import STUCK_AFTER
+from sickbay.agent.reporter import A_SECOND, AT_ONCE, STUCK_AFTER
 from sickbay.model.protocol import RunLook
 
 BACK_WITHIN = 6.0  # seconds: the longest pause between two tries, and the try
@@ -359,6 +363,39 @@ def test_a_stderr_that_nobody_reads_any_more_ends_nothing(tmp_path: Path, monkey
         monkeypatch.undo()
 
 
+def test_a_stderr_that_somebody_holds_open_and_does_not_read_holds_nobody_up() -> None:
+    """A journal that has stopped, a terminal that was paused."""
+    talk = "from sickbay.agent.complaints import complain\nfor n in range(500): complain('x' * 900)\nprint('said all')"
+    with subprocess.Popen(
+        [sys.executable, "-c", talk], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        timer = threading.Timer(20.0, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        said = process.stdout.read()
+        timer.cancel()
+        process.kill()
+    assert said == "said all\n"
+
+
+def test_thousands_of_commands_that_no_controller_would_give_cost_little(tmp_path: Path) -> None:
+    count = itertools.count()
+
+    def answer(path: str, asked: dict[str, Any]) -> bytes:
+        orders = [{**COMMAND, "id": f"new {next(count)}"} for _ in range(50)]
+        reply = {"ack": 0, "commands": orders, "poll_for": 60, "report_every": 0.2}
+        return well(path, asked) if path.endswith("report") else http(reply)
+
+    with facing(tmp_path, answer) as (wild, agent):
+        until(lambda: agent.taken)
+        began = time.monotonic()
+        time.sleep(1.0)
+        took = time.monotonic() - began
+        assert len(agent.taken) <= AT_ONCE + A_SECOND * (took + 1.0)
+        assert len(wild.asked) < 40 * took
+        wild.answer = well
+
+
 # --- one command: what cannot be meant is refused by name
 
 
@@ -381,6 +418,8 @@ WRONG = {
     "key: it has 2001": {"order": "collect", "key": LONG},
     "save: it has 2001": {"order": "save", "save": LONG, "job": "j", "attempt": 1},
     "stacks_of: it has 2001": {"order": "look", "look": "l", "stacks_of": LONG},
+    "key: it has control": {"order": "reset", "key": "k\n"},
+    "look: it has control": {"order": "look", "look": "l\u200b"},
     "Expected `int`": {"order": "reset", "key": "k", "devices": [True]},
     "Invalid value 'dance'": {"order": "dance"},
 }
@@ -402,7 +441,7 @@ def test_the_seconds_of_a_command_are_taken_for_the_nearest_that_are_allowed(val
     assert look.order.settle in limits.SECONDS["settle"]
 
 
-@pytest.mark.parametrize("name", ["", "x" * 501, "x" * 100_000])
+@pytest.mark.parametrize("name", ["", "x" * 501, "x" * 100_000, "a\nb", "a\u200bb", "a\xa0b", "a\0b"])
 def test_a_command_whose_name_cannot_be_one_is_left_out(name: str) -> None:
     reply = read_reply(named({"order": "look", "look": "l"}, id=name))
     assert (reply.commands, reply.unread) == ((), ())

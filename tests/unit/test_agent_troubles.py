@@ -1,5 +1,6 @@
 """What an agent cannot look at is one clear line and unknown: no crash, no 'healthy', no repair, and the rest works."""
 
+import errno
 import http.server
 import os
 import resource
@@ -13,12 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.agent_rig import XID_63, XID_79, FrontDoor, until
 from tests.unit.test_agent_node import dated, numbers, running
 
 from sickbay.agent.checks import Exercise, examine
+from sickbay.agent.life import alone
 from sickbay.agent.node import sources_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
@@ -34,6 +37,7 @@ from sickbay.agent.settings import AgentSettings
 from sickbay.agent.spool import Voice
 from sickbay.brain.classify import classify
 from sickbay.knowledge.load import load_tables
+from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item
@@ -206,6 +210,23 @@ def test_a_ring_that_refuses_is_one_line_and_the_text_log_is_read(tmp_path: Path
     log.close()
 
 
+def test_a_stderr_that_was_closed_costs_no_line_that_was_read_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "messages").write_text(dated(XID_79))
+    (tmp_path / "kern.log").mkdir()
+    logs = [SystemLog(tmp_path / name, Place(boot_id="b"), Reading(trusted=True)) for name in ("messages", "kern.log")]
+    log = KernelLog(logs, NODE, lambda _: None)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as gone, os.fdopen(writer, "w", 1) as broken:
+        gone.setattr(sys, "stderr", broken)
+        assert [one.kind for one in observed(log.look(time.monotonic()))] == ["xid", "probe.failed"]
+        with suppress(OSError):
+            broken.close()
+    log.close()
+
+
 def test_a_text_log_that_becomes_a_directory_and_comes_back_is_followed_again(tmp_path: Path) -> None:
     path, other = tmp_path / "messages", tmp_path / "kern.log"
     path.touch()
@@ -363,6 +384,32 @@ def test_an_agent_whose_state_cannot_be_written_any_more_reports_what_it_sees(tm
         process.terminate()
         assert process.wait(15) == 0
     assert disrupting([one for one in door.news(Observed) if one.kind != "xid"]) == []
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EIO])
+def test_an_agent_starts_on_a_disk_that_takes_nothing_and_is_still_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    opens = os.open
+
+    def refuses(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(code, os.strerror(code), str(path))
+        return opens(path, flags, *more, **named)
+
+    monkeypatch.setattr("os.open", refuses)
+    monkeypatch.setattr("sickbay.agent.life.ALONE_WITHIN", 0.05)
+    with alone(tmp_path), pytest.raises(BadInput, match="another agent"), alone(tmp_path):
+        pass
+
+
+def test_a_state_directory_that_may_not_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(path: Any, *_: Any) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("os.open", refuses)
+    with pytest.raises(BadInput, match=r"state: .* may not be written .*run the agent as root"), alone(tmp_path):
+        pass
 
 
 def _so_many(door: FrontDoor, wanted: int) -> bool:

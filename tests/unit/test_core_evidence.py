@@ -19,7 +19,7 @@ from sickbay.brain.ladder import next_rung, strike
 from sickbay.engine.learn import learn
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
-from sickbay.model.facts import Checked, Fact, Observed
+from sickbay.model.facts import Checked, Fact, Looked, Observed, ResetDone
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import (
     Brake,
@@ -34,7 +34,7 @@ from sickbay.model.fleet import (
     Withholding,
 )
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Try
-from sickbay.model.intent import Intent, IntentState, Release, Repair, Verify
+from sickbay.model.intent import Intent, IntentState, Look, Release, Repair, Verify
 from sickbay.model.policy import BrakeRule, FaultRule, Ladder, Limit, Match, Policy, Repeat, RungRule, Strikes
 from sickbay.model.rows import Unit, key_of
 
@@ -290,6 +290,34 @@ def test_a_check_that_is_over_proves_nothing_afterwards(state: IntentState) -> N
     after = draft.incident(verifying.id)
     assert after is not None
     assert (after.proof is not None) is (state is IntentState.ACCEPTED)
+
+
+STRANGER = NodeId("sim/stranger")
+ITS_BOOT = Incarnation(uid="x", instance_id="x", boot_id="x")
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (
+            Verify(nodes=(tables.SEAT,), level=2),
+            Checked(check="i1.1", node=STRANGER, verdict="fail", incarnation=ITS_BOOT, level=2),
+        ),
+        (
+            Look(nodes=(tables.SEAT,), stacks_of=JobId("j")),
+            Looked(look="i1.1", node=STRANGER, incarnation=ITS_BOOT, text="not one of its ranks"),
+        ),
+        (Repair(node=tables.SEAT, rung=Remedy.RESET_GPU), ResetDone(key="i1.1", node=STRANGER, incarnation=ITS_BOOT)),
+    ],
+)
+def test_an_agent_answers_nothing_that_others_were_asked(act: Any, words: Any) -> None:
+    asked = replace(tables.intent(act, IntentState.ACCEPTED), expect=None)
+    draft = drafted(tables.node(), replace(tables.node(), id=STRANGER, incarnation=ITS_BOOT), asked)
+    learn(draft, Fact(id="f", at=NOW, news=words, seq=7))
+    after = draft.intent("i1.1")
+    assert after is not None
+    assert not after.verdicts
+    assert not [line for line in draft.story if "not one of its ranks" in line.text]
 
 
 @pytest.mark.parametrize(("dismissed", "opens"), [(-1, True), (1, False), (7200, True)])

@@ -20,7 +20,7 @@ from sickbay.engine.steps import step_job
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.policy import load_policy
-from sickbay.model.facts import Fact, JobSeen, Observed, Stepped
+from sickbay.model.facts import Fact, JobSeen, Observed, Stepped, Wrote
 from sickbay.model.fleet import Brake, JobId, Node, NodeId
 from sickbay.model.intent import StartJob, Verify
 from sickbay.model.job import End, EndReason, Job, JobSpec, JobState
@@ -258,6 +258,13 @@ def test_texts_fields_tails_and_exit_codes_are_cut_where_facts_enter() -> None:
     assert len(ended.end.tail) == TAIL
     assert len(ended.end.exit_codes) <= 2 * EXITS
     assert set(ended.end.exit_codes.values()) == {1, 137}
+
+
+def test_what_a_rank_wrote_last_is_cut_where_it_enters() -> None:
+    said = cut(Fact(id="a", at=NOW, news=Wrote(job=JobId("j"), attempt=1, text="z" * 4_000_000 + "the end"))).news
+    assert isinstance(said, Wrote)
+    assert said.text.endswith("the end")
+    assert len(said.text) == TAIL
 
 
 def test_what_is_short_goes_through_as_it_is() -> None:

@@ -255,6 +255,18 @@ def test_a_call_with_a_deadline_gives_what_it_gives_and_raises_what_it_raises() 
     assert deadline.call(lambda: 6) == 6
 
 
+def test_a_call_with_a_deadline_that_got_no_thread_gets_one_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def balks(self: threading.Thread) -> None:  # noqa: ARG001 - in the place of start
+        raise RuntimeError("can't start new thread")
+
+    deadline = Deadline("files", 5.0)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", balks)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            deadline.call(lambda: 5)
+    assert deadline.call(lambda: 5) == 5
+
+
 def test_a_single_look_at_a_machine_does_not_wait_for_a_card_that_hangs() -> None:
     come_back = threading.Event()
 

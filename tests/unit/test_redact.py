@@ -27,6 +27,8 @@ SECRETS = {
     "SSH_PASSPHRASE: hunter2": "hunter2",
     "ENCRYPTION_KEY=hunter2": "hunter2",
     "KEY=hunter2": "hunter2",
+    "DB_PASS=hunter2": "hunter2",
+    "wpa_psk: hunter2": "hunter2",
     # on a command line
     "kubeadm join 10.0.0.1:6443 --token abcdef.0123456789": "abcdef.0123456789",
     "sickbay agent --token=hunter2 --url x": "hunter2",
@@ -55,7 +57,11 @@ SECRETS = {
     "Cookie: session=hunter2; other=hunter3": "hunter3",
     "Set-Cookie: id=hunter2; Path=/": "hunter2",
     "token: Bearer hunter2": "hunter2",
+    "it said: bearer hunter2hunter2": "hunter2",
+    "posting to https://hooks.slack.com/services/T000/B000/hunter2": "hunter2",
+    "posting to https://discord.com/api/webhooks/1/hunter2": "hunter2",
     # in files
+    "root:$6$saltsalt$hun.ter2/hash:19000:0": "ter2",
     '{"auths": {"nvcr.io": {"auth": "dXNlcjpodW50ZXIy"}}}': "dXNlcjpodW50ZXIy",
     '{"clientSecret": "hun\\"ter2", "a": 1}': "ter2",
     '{"apiKey": "hunter2"}': "hunter2",
@@ -92,6 +98,7 @@ PLAIN = (
     "http://host:8080/path and https://host/x?a=b",
     "nvidia-smi --query-gpu=uuid --format=csv",
     "PASSWORD=\nnext line stays",
+    "bypass=1, the pass was clean, a bearer of news: none",
     "token_file: /etc/sickbay/token",
     "mail to root@localhost",
 )

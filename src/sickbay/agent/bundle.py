@@ -73,7 +73,8 @@ def collect(state: Path, settings: AgentSettings, until: float, parts: Parts | N
     secrets = _secrets(settings)
     missing: list[str] = []
     left = WHOLE
-    aside.unlink(missing_ok=True)
+    for half in directory.glob(".sickbay-*.new"):  # of an agent that was killed; one collects at a time
+        half.unlink(missing_ok=True)
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
@@ -104,8 +105,14 @@ def _gathered(state: Path, settings: AgentSettings, until: float, parts: Parts) 
         yield part, _read(path)
     for found in sorted(state.glob("*.json*")):
         yield f"agent/{found.name}", _read(found)
-    spool = b"\n".join(f"{path.name} {path.lstat().st_size}".encode() for path in sorted(state.glob("spool/*")))
-    yield "agent/spool.txt", spool
+    yield "agent/spool.txt", b"\n".join(map(_listed, sorted(state.glob("spool/*"))))
+
+
+def _listed(path: Path) -> bytes:
+    try:
+        return f"{path.name} {path.lstat().st_size}".encode()
+    except OSError:  # segments go as soon as they are reported
+        return f"{path.name} gone".encode()
 
 
 def _said(words: Sequence[str], until: float) -> bytes | None:

@@ -8,7 +8,7 @@ import msgspec
 
 from sickbay.model.noun import Noun
 
-REMEMBERED = 500  # commands whose answer is known
+REMEMBERED = 500  # commands whose answer is known; one that has none yet is never forgotten
 LINES = 4 * REMEMBERED  # in the file, before what is not remembered is left out of it
 
 
@@ -49,8 +49,10 @@ class Journal:
     def _remember(self, entry: Entry) -> None:
         self.known[entry.id] = entry
         self.known.move_to_end(entry.id)
-        while len(self.known) > REMEMBERED:
-            self.known.popitem(last=False)
+        # What has no answer yet is the very thing to be remembered.
+        old = (known.id for known in list(self.known.values()) if known.result)
+        while len(self.known) > REMEMBERED and (name := next(old, None)) is not None:
+            del self.known[name]
 
     def note(self, entry: Entry) -> None:
         """Raises OSError."""

@@ -84,6 +84,8 @@ class _Work:
     ends: float = float("inf")  # when it must have ended, once it has begun
     whole: bool = False  # it must not be cut off in the middle
     answered: threading.Event = field(default_factory=threading.Event)
+    over: bool = False  # its thread has come back, however late
+    ahead_of: "_Work | None" = None  # what had not ended when it began
 
     @property
     def begun(self) -> bool:
@@ -225,9 +227,9 @@ class Commands:
             return said
         finally:
             with self._turn:
-                work.whole = False
-                if self._busy is work:
-                    self._busy = None
+                work.whole, work.over = False, True
+                while self._busy is not None and self._busy.over:
+                    self._busy = self._busy.ahead_of
                 self._turn.notify_all()
 
     def _wait_for_others(self, work: _Work) -> None:
@@ -240,7 +242,7 @@ class Commands:
         with self._turn:
             if not self._turn.wait_for(free, max(0.0, work.expires - time.monotonic())):
                 raise Refuse("another command is still being carried out")
-            self._busy = work
+            work.ahead_of, self._busy = self._busy, work
 
     def _begin(self, work: _Work) -> None:
         now = time.monotonic()

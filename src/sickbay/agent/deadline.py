@@ -32,8 +32,9 @@ class Deadline:
         if self._asked > self._answered:
             raise TimeoutError(f"{self._what} still do not answer")
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"asks {self._what}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"asks {self._what}", daemon=True)
+            thread.start()  # where there is none to be had now, the next call asks again
+            self._thread = thread
         self._asked += 1
         self._asks.put((self._asked, work))
         done = self._take(self._seconds)

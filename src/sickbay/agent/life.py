@@ -174,11 +174,22 @@ def clock_zero() -> float:
     return time.time() - time.monotonic()
 
 
+def _lockable(state: Path) -> int:
+    """A disk that takes nothing any more is to be reported, so it keeps nobody from starting."""
+    try:
+        return os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except PermissionError:
+        why = "may not be written by this user: run the agent as root, or name another"
+        raise BadInput(f"state: {state} {why}") from None
+    except OSError:
+        return os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 @contextmanager
 def alone(state: Path) -> Iterator[None]:
     """Two agents would speak for one node and carry everything out twice."""
     state.mkdir(parents=True, exist_ok=True)
-    handle = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = _lockable(state)
     until = time.monotonic() + ALONE_WITHIN
     try:
         while True:

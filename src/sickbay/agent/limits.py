@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sickbay.agent.plain import plain
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import (
     Command,
@@ -31,6 +32,7 @@ SECONDS: dict[str, tuple[float, float]] = {
 COMMANDS = 100  # of one answer; those beyond are delivered again
 ID = 500  # characters
 WORDS = 2000  # characters of a text, as long as any that the agent itself says
+REPEATED = frozenset({"check", "look", "save", "key"})  # by these an answer is known
 DEVICES = 64
 DEVICE = 1023
 LEVEL = 9
@@ -100,7 +102,12 @@ def _command(data: bytes) -> Command | Unread | None:
         name = msgspec.json.decode(data, type=_Named).id
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return Unread(id=name, why=" ".join(why.split())[:500]) if 0 < len(name) <= ID else None
+    return Unread(id=name, why=" ".join(why.split())[:500]) if _is_name(name) else None
+
+
+def _is_name(text: str) -> bool:
+    """What an answer can repeat: its control characters would be taken out, and it would answer nothing."""
+    return 0 < len(text) <= ID and text == plain(text)
 
 
 def within(name: str, value: float) -> float:
@@ -111,8 +118,8 @@ def within(name: str, value: float) -> float:
 
 def wrong(command: Command) -> str:
     """What cannot be meant, by name; empty: nothing."""
-    if not 0 < len(command.id) <= ID:
-        return f"id: it must have 1 to {ID} characters"
+    if not _is_name(command.id):
+        return f"id: it must have 1 to {ID} characters, and no control characters"
     order = command.order
     match order:
         case RunReset(devices=devices) if len(devices) > DEVICES or len(set(devices)) < len(devices):
@@ -124,6 +131,8 @@ def wrong(command: Command) -> str:
     for name, text in _texts(order).items():
         if len(text) > WORDS:
             return f"{name}: it has {len(text)} characters, and {WORDS} is the most"
+        if name in REPEATED and text != plain(text):
+            return f"{name}: it has control characters, with which it cannot be answered"
     return ""
 
 

@@ -1,7 +1,6 @@
 """An agent on a real machine: which sources and probes it has, who carries its orders out, whom it reports to."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ import msgspec
 
 from sickbay.agent.checks import Exercise
 from sickbay.agent.commands import NO_BOOT
+from sickbay.agent.complaints import complain
 from sickbay.agent.deadline import Deadline
 from sickbay.agent.drill import Drills
 from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot
@@ -21,8 +21,8 @@ from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
+from sickbay.agent.probes.journal import MUTE, Journal, JournalPlace, available
 from sickbay.agent.probes.journal import NAME as JOURNAL
-from sickbay.agent.probes.journal import Journal, JournalPlace, available
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
@@ -155,7 +155,7 @@ class NodeAgent:
                     spooled(found.lines, self._state / "spool", self._voice, ended, found.zero or before.zero)
                 except OSError as error:
                     trouble = f"the last words of boot {before.boot_id} are not known: {error}"
-                    print(f"agent: {trouble}", file=sys.stderr, flush=True)
+                    complain(trouble)
         if before is None or before.boot_id != now.boot_id:
             keep_boot(file, now)
         return trouble
@@ -165,7 +165,7 @@ def keep_boot(file: Path, boot: Boot) -> None:
     try:
         keep(file, boot)
     except OSError as error:
-        print(f"agent: {file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        complain(f"{file} cannot be written: {error.strerror}")
 
 
 def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Incarnation, zero: float) -> int:
@@ -307,7 +307,8 @@ def _read_whole(log: KernelLog) -> list[Item]:
         while True:
             found.extend(log.look(time.monotonic()))
             if not log.behind:
-                return found
+                # Nobody looks again: a journal that has not said a word by now will say none.
+                return [*found, *log.look(time.monotonic() + 2 * MUTE)]
             time.sleep(0.01)
     except OSError as error:
         text = f"the kernel log cannot be read: {error}"

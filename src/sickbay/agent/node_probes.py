@@ -5,13 +5,13 @@ One that cannot be made is one clear line and a `probe.failed`; the rest keeps w
 
 import dataclasses
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from sickbay.agent.complaints import complain
 from sickbay.agent.probes import Look, Probe
 from sickbay.agent.probes.remembered import Remembered, boot_in
 from sickbay.agent.probes.sums import Sums
@@ -104,7 +104,7 @@ def probes_for(where: Where, makers: Sequence[tuple[str, Maker]] = MAKERS) -> Ma
             make(where, made)
         except Exception as error:  # noqa: BLE001 - whatever the making of one meets must not end the others
             text = f"{name} cannot be watched: {type(error).__name__}: {error}"
-            print(f"agent: {text}", file=sys.stderr, flush=True)
+            complain(text)
             made.troubles.append(text)
     return made
 

@@ -24,6 +24,8 @@ REPORT_TAKES = 10.0  # seconds after which a report counts as lost
 POLL_TAKES = 10.0  # seconds more than it is held
 SLOWLY = 5.0
 SOONEST, LATEST = 0.2, 5.0  # seconds between two tries
+# New commands that are taken at once, and then each second. A node gets a handful; each costs a thread and an answer.
+AT_ONCE, A_SECOND = 100, 10.0
 # Seconds without a try that ended as tries end: answered, refused, nobody there. More than the longest of them takes,
 # with the pause before it; after that a restart is the only thing left to try.
 STUCK_AFTER = 300.0
@@ -65,10 +67,26 @@ class Taker(Protocol):
     def refuse(self, name: str, why: str) -> bool: ...
 
 
-def hand_on(reply: Heard, taker: Taker) -> bool:
-    """Whether any of its commands was news."""
-    news = [taker.take(command) for command in reply.commands]
-    return any([*news, *(taker.refuse(each.id, each.why) for each in reply.unread)])
+class Throttle:
+    """Rate limit (a token bucket) before the taker. A command beyond it is left, and is delivered again."""
+
+    def __init__(self, taker: Taker) -> None:
+        self._taker = taker
+        self._room = float(AT_ONCE)
+        self._at = time.monotonic()
+
+    def hand_on(self, reply: Heard) -> bool:
+        """Whether any of its commands was news. Only those take room."""
+        now = time.monotonic()
+        self._room, self._at = min(AT_ONCE, self._room + A_SECOND * (now - self._at)), now
+        before = self._room
+        for command in reply.commands:
+            if self._room >= 1.0:
+                self._room -= self._taker.take(command)
+        for each in reply.unread:
+            if self._room >= 1.0:
+                self._room -= self._taker.refuse(each.id, each.why)
+        return self._room < before
 
 
 class Reporter(Thread):
@@ -79,7 +97,7 @@ class Reporter(Thread):
         self._outbox = outbox
         self._line = line
         self._watermark = watermark
-        self._taker = taker
+        self._throttle = Throttle(taker)
         self._ending = Event()
         self._due = 0.0  # the first word goes out at once
         self._backoff = Backoff()
@@ -151,7 +169,7 @@ class Reporter(Thread):
         self.heard.set()
         if batch is not None:
             self._outbox.acknowledge(batch, reply.ack)
-        hand_on(reply, self._taker)
+        self._throttle.hand_on(reply)
         if batch is not None and reply.ack < batch.last:
             return self._backoff.next()
         self._backoff.reset()
@@ -222,7 +240,7 @@ class Poller(Thread):
         self._poll = poll
         self._line = line
         self._reporter = reporter
-        self._taker = taker
+        self._throttle = Throttle(taker)
         self._ending = Event()
         self._backoff = Backoff()
 
@@ -250,7 +268,7 @@ class Poller(Thread):
         if self._ending.is_set():
             return True  # carried out by nobody: it will be delivered to whoever comes next
         self._reporter.poll_for = reply.poll_for
-        return hand_on(reply, self._taker) or time.monotonic() - began > min(held_for, LATEST) / 2
+        return self._throttle.hand_on(reply) or time.monotonic() - began > min(held_for, LATEST) / 2
 
     def finish(self) -> None:
         self._ending.set()

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -175,10 +176,11 @@ def _text(value: Any) -> str:
 
 def _url(value: Any) -> str:
     text = _text(value)
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"{text!r} is no address: write http://HOST:PORT or https://HOST:PORT")
-    return text.rstrip("/")
+    with suppress(ValueError):  # of a port that is none
+        parts = urlsplit(text)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return text.rstrip("/")
+    raise ValueError(f"{text!r} is no address: write http://HOST:PORT or https://HOST:PORT")
 
 
 def _node(value: Any) -> str:
@@ -306,7 +308,7 @@ SETTINGS: dict[str, Setting] = {
                            "the hardware, not the host name", _text, "SICKBAY_INSTANCE_ID"),
     "boot_id_file": Setting("The file that names this boot.",
                             "the kernel's own; another where several nodes share one kernel, and the cluster's daemon "
-                            "reads it too", _path, "SICKBAY_BOOT_ID_FILE"),
+                            "reads it too", _readable, "SICKBAY_BOOT_ID_FILE"),
     "state": Setting("Where it keeps what is not reported yet.",
                      "/var/lib/sickbay: it must outlive a reboot", _path, "SICKBAY_STATE"),
     "sources": Setting("Where the kernel's lines are read: auto, kmsg, journal, paths of text files.",

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
+TAKES = 1.0  # seconds
+
 
 class Watchdog:
     """Where nobody listens every call does nothing."""
@@ -39,6 +41,7 @@ class Watchdog:
         # A leading @ is the abstract namespace, which the kernel writes as a zero byte.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
+            line.settimeout(TAKES)  # a systemd that has stopped reads nothing, and its queue is short
             line.connect(address)
             line.sendall(text.encode())
 

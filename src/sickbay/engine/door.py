@@ -27,6 +27,7 @@ from sickbay.model.facts import (
     Ordered,
     Outcome,
     Stepped,
+    Wrote,
 )
 from sickbay.model.job import End, JobSpec
 
@@ -65,6 +66,8 @@ def _cut(news: AnyNews) -> AnyNews:
             return replace(news, because=_head(news.because, WORDS))
         case Looked():
             return replace(news, text=_head(news.text, STACKS))
+        case Wrote():
+            return replace(news, text=news.text[-TAIL:]) if len(news.text) > TAIL else news
         case Outcome():
             return replace(news, text=_head(news.text, WORDS))
         case Ordered():

@@ -47,6 +47,7 @@ from sickbay.model.intent import (
     RerunJob,
     StartJob,
     StopJob,
+    nodes_of,
 )
 from sickbay.model.job import Job
 from sickbay.model.rows import IN_FORCE
@@ -127,7 +128,7 @@ def reads_of(news: AnyNews) -> tuple[str, ...]:
 
 def _answered(draft: Draft, key: str, node: str, verdict: str) -> None:
     intent = draft.intent(key)
-    if intent is not None and not intent.state.over:
+    if intent is not None and not intent.state.over and node in nodes_of(intent.act):
         draft.put(replace(intent, verdicts={**intent.verdicts, node: verdict}))
 
 

@@ -16,7 +16,7 @@ from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Inventory, Observ
 from sickbay.model.fault import RUNGS, SILENCE, Fault, Proof, Remedy, signature
 from sickbay.model.fleet import Brake, Incarnation, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
-from sickbay.model.intent import Intent, Verify
+from sickbay.model.intent import Intent, Verify, nodes_of
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
@@ -343,6 +343,7 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
     if intent is not None and intent.expect is not None and not intent.expect.agrees(holder):
         return  # asked of a boot that has ended since
     answers = intent is not None and isinstance(intent.act, Verify) and not intent.state.over
+    answers = answers and intent is not None and node.id in nodes_of(intent.act)  # one agent speaks for no other
     if intent is not None and answers and news.node not in intent.verdicts:
         draft.put(answered(intent, news))
     node = _seat_checked(draft, node, news, intent)

@@ -333,7 +333,8 @@ def _fill_tail(draft: Draft, job: Job, tail: str) -> None:
 def looked(draft: Draft, news: Looked) -> None:
     """What the ranks of a hung job were doing is told in the job's story: after the stop nobody can ask again."""
     intent = draft.intent(news.look)
-    job = intent.act.stacks_of if intent is not None and isinstance(intent.act, Look) else None
+    act = intent.act if intent is not None else None
+    job = act.stacks_of if isinstance(act, Look) and news.node in act.nodes else None
     if job is not None and news.text:
         more = f"\n… {len(news.text) - STACKS} more characters" if len(news.text) > STACKS else ""
         text = f"what its ranks on {news.node} were doing:\n{news.text[:STACKS]}{more}"

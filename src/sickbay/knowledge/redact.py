@@ -15,7 +15,7 @@ _QUOTED = r"""\\+"[^"\r\n]{0,4000}"?|"(?:\\.|[^"\\\r\n]){0,4000}"?|'[^'\r\n]{0,4
 _VALUE = rf"""(?P<value>{_QUOTED}|(?:(?:bearer|basic|token)[ \t]{{1,4}})?[^\s\0"'\\][^\s\0]*)"""
 # The end of a name; what stands before it does not matter.
 _NAME = (
-    r"(?:(?:secret|passw|passphrase|credential)[\w.-]{0,60}|token|pwd|api[_-]?key|[_.-]key|access[_-]?key(?:[_-]?id)?"
+    r"(?:(?:secret|passw|passphrase|credential)[\w.-]{0,60}|token|pwd|psk|(?<![a-z])pass|api[_-]?key|[_.-]key|access[_-]?key(?:[_-]?id)?"
     r"|(?<![a-z])auth|(?-i:(?<=[a-z])Key)|(?-i:(?<![A-Za-z])KEY))"
 )
 _FLAG = r"--?[\w-]{0,40}?(?:(?:secret|passw|credential)[\w-]{0,40}|token|pwd|auth|api-?key|-key)"
@@ -41,12 +41,15 @@ PATTERNS = tuple(
             r"(?P<kept>://)(?:[^\s\0\"'<>/@:]{0,200}:[^\s\0\"'<>@]{0,500}@(?:[^\s\0\"'<>@]{0,500}@)?"
             r"|[^\s\0\"'<>/@]{1,500}@)(?=\S)"
         ),
+        r"(?P<kept>://(?:hooks\.slack\.com/(?:services|workflows)|(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks)/)[^\s\0\"']+",
         r"(?P<kept>[?&](?:x-amz-signature|signature|sig)=)[^\s\0&\"']+",
         # names with values
         rf"(?P<kept>{_NAME}[\\\"'\]]{{0,4}}[ \t]{{0,4}}(?:=>|:=|=|:)[ \t]{{0,4}}){_VALUE}",
         rf"(?P<kept>(?<![\w-]){_FLAG}[\s\0]{{1,4}})(?!-){_VALUE}",
         r"(?P<kept>(?<![^\s\0])(?:-u|--user|--proxy-user)[\s\0=]{1,4})[^\s\0:]{1,200}:[^\s\0]+",
+        r"(?P<kept>(?<![\w-])bearer[ \t]{1,4})[^\s\0\"']{12,}",
         # what is a secret by its own form
+        r"\$(?:[1256y]|2[aby]|argon2id?|scrypt)\$[\w./=,$+-]{8,}",
         r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?",
         r"(?<![A-Z0-9])(?-i:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}(?![A-Z0-9])",
         r"(?<![\w-])(?:gh[opsru]_|github_pat_|glpat-|xox[a-z]-|xapp-|hf_|sk-|nvapi-|npm_|dckr_pat_|AIza)[\w-]{8,}",

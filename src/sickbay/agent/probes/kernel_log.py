@@ -1,6 +1,5 @@
 """What the kernel says, from wherever it can be read: its own ring, the journal, text files."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -9,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from sickbay.agent.complaints import complain
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.hearsay import Hearsay
 from sickbay.agent.probes.log_file import FilePlace, LogFile
@@ -298,7 +298,7 @@ class KernelLog:
             self._troubles[source.name] = why
             if len(self._sources) > 1:
                 text = f"{source.name} cannot be read: {why}"
-                print(f"agent: {text}", file=sys.stderr, flush=True)
+                complain(text)
                 yield say(Observed(node=self._node, kind="probe.failed", text=text[:500]), now)
 
     def close(self) -> None:

@@ -403,6 +403,14 @@ def test_what_is_said_again_and_again_is_counted_though_a_flood_of_others_follow
     assert sum(news.count for news in everything) == 51 + 3 * REMEMBERED
 
 
+def test_whoever_looks_once_is_told_how_many_more_lines_there_were(seen: Seen) -> None:
+    line = f"{stamp()} {HOST} kernel: {XID_79}"
+    seen.writes(*(line.replace("18:00", f"00:{n:02x}") for n in range(100)))
+    told = [item.news for item in [*seen.look(), *seen.log.rest(NOW)] if isinstance(item.news, Observed)]
+    assert sum(news.count for news in told) == 100
+    assert len(told) == MOST + 1
+
+
 def test_what_the_ring_told_an_earlier_run_is_still_known_to_the_next(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     seen.ring.say(XID_79, prefix="4", stamp=NOW)

@@ -78,7 +78,7 @@ class Hearsay:
     def flush(self, now: float) -> list[Item]:
         for said in (*self._early.values(), *self._late.values(), *self._shown.values()):
             said.due = min(said.due, now)
-        return self.over(now)
+        return [*self.over(now), *self._summary(now)]
 
     def _over(self, now: float) -> Iterator[Item]:
         if now >= self._window:

@@ -1,5 +1,6 @@
 """Commands are delivered at least once and carried out once; what nobody knows is called unknown."""
 
+import resource
 import threading
 import time
 from collections.abc import Sequence
@@ -518,6 +519,28 @@ def test_a_full_disk_refuses_what_must_be_written_down_and_still_looks(tmp_path:
         desk.commands.take(command(LOOK, name="look"))
         assert desk.answered(2)[1] == ("look", "done")
     assert desk.done == [LOOK]
+
+
+def test_a_disk_that_takes_half_a_line_refuses_what_must_be_written_down(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.commands.take(command(RESET, name="before"))
+    desk.answered()
+    room = (tmp_path / "commands.jsonl").stat().st_size + 8
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        desk.commands.take(command(RESET, name="half"))
+        until(lambda: ("half", "refused") in desk.answers())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    assert desk.done == [RESET]
+
+
+def test_what_is_noted_is_on_the_disk_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
+    Journal(tmp_path / "c").note(Entry(id="1"))
+    assert synced == [str(tmp_path / "c")]
 
 
 def test_a_journal_that_was_cut_anywhere_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -448,8 +448,11 @@ def test_the_watchdog_is_not_fed_by_an_agent_whose_reporter_does_not_live(tmp_pa
         told = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "4000000"})
         agent = NodeAgent(wish(tmp_path, sources=(str(tmp_path / "messages"),), gpus=0, metrics=0.0), told)
         agent._each_second(100.0)  # neither reporter nor poller has been started
+        agent._life.reporter.start()
+        agent._each_second(200.0)  # nobody polls
         told.ending()
         assert line.recv(100) == b"STOPPING=1"
+        agent._life.reporter.finish(5.0)
         agent._ending()
         agent._outbox.close()
 

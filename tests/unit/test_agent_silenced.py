@@ -184,6 +184,26 @@ def test_one_item_that_the_controller_refuses_is_left_out_and_told_and_the_other
 
 
 @pytest.mark.slow
+def test_a_proxy_that_refuses_one_report_makes_the_agent_forget_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets signs of life through: so it is no proof that the item is at fault."""
+    monkeypatch.setattr("sickbay.agent.reporter.SLOWLY", 0.2)
+
+    def answer(path: str, asked: dict[str, Any]) -> bytes:
+        page = http(raw=b"<html>request entity too large</html>", status="413 Payload Too Large")
+        return page if asked.get("items") else well(path, asked)
+
+    with facing(tmp_path, answer) as (wild, agent):
+        agent.say("a fault")
+        until(lambda: len([one for one in wild.reports() if one["items"]]) > 3)
+        wild.answer = well
+        until(lambda: agent.outbox.empty, BACK_WITHIN)
+        assert wild.reports()[-1]["items"] == [] or "a fault" in wild.texts()[-2:]
+        assert not [text for text in wild.texts() if "was refused" in text]
+
+
+@pytest.mark.slow
 def test_a_controller_that_refuses_everything_makes_the_agent_forget_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +414,11 @@ def test_thousands_of_commands_that_no_controller_would_give_cost_little(tmp_pat
         assert len(agent.taken) <= AT_ONCE + A_SECOND * (took + 1.0)
         assert len(wild.asked) < 40 * took
         wild.answer = well
+
+
+def test_a_controller_of_before_says_what_to_do() -> None:
+    with pytest.raises(Nonsense, match=r"`ack`.*older controllers do not say it: upgrade the controller first"):
+        read_reply(b"{}")
 
 
 # --- one command: what cannot be meant is refused by name

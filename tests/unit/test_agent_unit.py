@@ -1,6 +1,8 @@
 """The systemd unit fits what the agent does."""
 
 import configparser
+import os
+import socket
 from pathlib import Path
 
 from sickbay.agent.commands import DEADLINES
@@ -28,6 +30,20 @@ def test_the_agent_has_a_limit_of_memory_that_its_checks_do_not_have() -> None:
     assert unit["LimitDATA"].endswith(":infinity")
     assert unit["MemoryMax"]
     assert unit["OOMPolicy"] == "continue"
+
+
+def test_the_watchdog_of_another_process_is_not_fed() -> None:
+    assert Watchdog({"WATCHDOG_USEC": "4000000", "WATCHDOG_PID": str(os.getpid() + 1)}).every == 0.0
+    assert Watchdog({"WATCHDOG_USEC": "4000000", "WATCHDOG_PID": str(os.getpid())}).every == 2.0
+
+
+def test_systemd_hears_at_an_abstract_address_too() -> None:
+    name = f"sickbay-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.bind(f"\0{name}")
+        line.settimeout(5)
+        Watchdog({"NOTIFY_SOCKET": f"@{name}"}).ending()
+        assert line.recv(100) == b"STOPPING=1"
 
 
 def test_the_watchdog_is_fed_twice_in_its_time() -> None:

@@ -25,6 +25,7 @@ from sickbay.agent.probes import Probe
 from sickbay.agent.probes.heartbeats import Beat, Progress
 from sickbay.agent.probes.ranks import RankWatch
 from sickbay.agent.stacks import collect
+from sickbay.agent.user_files import append, read_small
 from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import LogRule
@@ -108,6 +109,16 @@ def test_a_heartbeat_that_is_no_plain_file_of_the_ranks_own_is_not_read(
     room.beat(8, rank=1)
     assert within(5.0, lambda: room.watch.look(20.0)) is not None
     assert steps_seen(room) == [7, 8]
+
+
+def test_a_directory_that_is_a_link_is_not_gone_into(tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "heartbeat.json").write_text("{}")
+    (tmp_path / "run").symlink_to(tmp_path / "others")
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        read_small(tmp_path / "run" / "heartbeat.json")
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        append(tmp_path / "run" / "heartbeat.json", "x")
 
 
 BODIES = [

@@ -81,7 +81,9 @@ def read_reply(data: bytes) -> Heard:
             elif found is not None:
                 unread.append(found)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Nonsense(" ".join(str(error).split())[:200]) from None
+        why = " ".join(str(error).split())[:200]
+        more = "; older controllers do not say it: upgrade the controller first" if "missing required" in why else ""
+        raise Nonsense(f"{why}{more}") from None
     return Heard(
         ack=raw.ack, commands=tuple(commands), unread=tuple(unread),
         report_every=within("report_every", raw.report_every), poll_for=within("poll_for", raw.poll_for),

@@ -209,6 +209,22 @@ def test_no_name_of_a_process_hides_the_fault_that_it_met(seen: Seen, name: str)
     assert [news.fields["number"] for news in news_of(items)] == [79, 48, 31]
 
 
+@pytest.mark.parametrize("name", [15 * r"\x01", r"a: b\x0aXid", "a]: [b:1", "x): y ("])
+@pytest.mark.parametrize(
+    "line",
+    ["INFO: task {}:42 blocked for more than 122 seconds.",
+     "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [{}:42]",
+     "MCE 0x1234: Killing {}:42 due to hardware memory corruption",
+     "Memory failure: 0x1234: Sending SIGBUS to {}:42 due to hardware memory corruption",
+     "Out of memory: Killed process 42 ({}) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB"],
+)  # fmt: skip
+def test_nor_what_else_the_kernel_tells_of_it(line: str, name: str) -> None:
+    (sign, _), (plain, _) = heard(line.format(name), bare=True), heard(line.format("python3"), bare=True)
+    assert plain is not None
+    assert sign is not None
+    assert sign.kind == plain.kind
+
+
 @pytest.mark.parametrize(
     ("number", "name", "words"),
     [(94, "a,RST: Yes", "Contained: SM (0x1). RST: No, D-RST: No"),

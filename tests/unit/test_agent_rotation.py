@@ -15,6 +15,7 @@ from tests.unit.agent_rig import XID_79
 
 from sickbay.agent.probes import log_file, one_file
 from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.log_file import LogFile
 from sickbay.agent.probes.system_log import Reading, SystemLog
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
@@ -369,6 +370,77 @@ def test_a_copy_is_read_to_its_end(path: Path, daemon: Daemon, watcher: Watcher,
         watcher.again(place)
     assert watcher.xids() == [79, *(10 * [63])]
     assert not watcher.lost
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_file_that_is_cut_off_while_an_older_one_is_still_read_is_found_in_its_copy(
+    path: Path, daemon: Daemon, watcher: Watcher, packed: bool, grows: bool
+) -> None:
+    place = watcher.end()
+    for _ in range(2 * one_file.CHUNK // 40):
+        daemon.say()
+    path.rename(path.with_name("messages.1"))
+    daemon.hup()
+    time.sleep(0.02)
+    daemon.say(79)
+    watcher.again(place)
+    assert not list(watcher.source.lines(NOW))  # a part of the old one
+    assert watcher.source.behind
+    time.sleep(0.02)
+    written = path.stat()
+    copytruncate(path, "messages.2")
+    copy = path.with_name("messages.2")
+    os.utime(copy, ns=(written.st_atime_ns, written.st_mtime_ns))  # as logrotate leaves it
+    if packed:
+        pack(copy)
+        os.utime(path.with_name("messages.2.gz"), ns=(written.st_atime_ns, written.st_mtime_ns))
+    time.sleep(0.02)
+    for _ in range(1 + 3 * grows):
+        daemon.say(63)
+    assert watcher.xids() == [79] + (1 + 3 * grows) * [63]
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["of which a part is read", "of which nothing is read"])
+def test_what_was_told_of_a_file_that_is_cut_off_is_told_of_its_copy(path: Path, turned: bool) -> None:
+    def writes(*lines: str) -> None:
+        with path.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def reads(file: LogFile) -> list[tuple[str, bool]]:
+        found = [(text, file.was_told(at)) for at, text in file.lines()]
+        while file.behind:
+            found += [(text, file.was_told(at)) for at, text in file.lines()]
+        return found
+
+    writes("begin")
+    before = LogFile(path, rotated=True)
+    reads(before)
+    begin = before.place
+    many = [f"a line of the log {number}" for number in range(one_file.CHUNK // 10)]
+    writes(*many)
+    if turned:
+        path.rename(path.with_name("messages.1"))
+        path.touch()
+    time.sleep(0.02)
+    writes("one", "two")
+    assert [text for text, _ in reads(before)] == [*many, "one", "two"]
+    told = before.place
+    before.close()
+    writes("three")
+    time.sleep(0.02)
+    after = LogFile(path, begin, told=told, rotated=True)
+    first = [(text, after.was_told(at)) for at, text in after.lines()]
+    assert after.behind
+    written = path.stat()
+    copytruncate(path, "messages.2")
+    os.utime(path.with_name("messages.2"), ns=(written.st_atime_ns, written.st_mtime_ns))
+    time.sleep(0.02)
+    writes("four")
+    found = [*first, *reads(after)]
+    assert [text for text, _ in found] == [*many, "one", "two", "three", "four"]
+    assert [text for text, is_told in found if not is_told] == ["three", "four"]
+    after.close()
 
 
 def test_two_copies_are_read_in_order(path: Path, daemon: Daemon, watcher: Watcher) -> None:

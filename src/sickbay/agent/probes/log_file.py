@@ -105,7 +105,8 @@ class LogFile:
         """Returns whether there are other files now."""
         for file in list(self._files):
             self.generation, self.inode, self._told_to = file.generation, file.inode, file.told
-            empty, before = not file.end, file.mtime
+            unread = file.seen if file is self._files[-1] and file.filled_anew() else 0
+            empty, before = not file.end and not file.seen, file.mtime
             if file.cut_off():
                 self._cut_off(file)
                 return True
@@ -114,6 +115,11 @@ class LogFile:
                 self._through = max(self._through, before)
                 if self._begin_between(file):
                     return True
+            if unread:
+                if self._begin_between(file):
+                    return True
+                file.told = 0.0
+                self.lost.append(f"{self._path} was cut off {unread} bytes before we had read it to its end")
             yield from file.lines()
             if file.behind:
                 self.behind = True
@@ -135,10 +141,12 @@ class LogFile:
         if file is not self._files[-1]:
             self._drop(file)
             return
-        spot, unread = file.spot, file.seen - file.end
+        spot, unread, told = file.spot, file.seen - file.end, file.told
         self._through = max(self._through, file.mtime)
         self._files.remove(file)
-        if not self._take_up(spot, file.partial) and unread > 0:
+        if self._take_up(spot, file.partial):
+            self._files[-1].told = told
+        elif unread > 0:
             self.lost.append(f"{self._path} was cut off {unread} bytes before we had read it to its end")
         self._begin(file.data, spot.generation)
 
@@ -183,6 +191,8 @@ class LogFile:
         """What came between is read before this file, of which nothing was read yet: the first of it was this file."""
         older = self._between(file.inode, file.generation - 1)
         file.generation += len(older)
+        if older:
+            older[0].told, file.told = file.told, 0.0
         self._files[-1:-1] = older
         return bool(older)
 

@@ -111,7 +111,8 @@ class OneFile:
         self.inode, self.device = found.st_ino, found.st_dev
         self.final = final
         self.behind = False  # there is more to read at once
-        self.seen = 0  # how long it was when we looked last
+        self.seen = found.st_size  # how long it was when we looked last
+        self._first = b"" if data.packed or spot.offset else data.pread(PRINT, 0)  # how it began then
         self.mtime = found.st_mtime
         self.grew = time.monotonic()  # when it did so last
         self.partial = b""
@@ -129,6 +130,13 @@ class OneFile:
     @property
     def end(self) -> int:
         return self.offset + len(self.partial)
+
+    def filled_anew(self) -> bool:
+        """Nothing of it was read yet, and what stood in it is not there any more."""
+        if self.end or self.data.packed or not self.seen:
+            return False
+        first, self._first = self._first, self.data.pread(PRINT, 0)
+        return self.data.stat().st_size < self.seen or not self._first.startswith(first)
 
     def cut_off(self) -> bool:
         """Whether what we read is not there any more: a shorter file, or one that has grown to something else since."""

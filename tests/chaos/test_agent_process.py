@@ -75,7 +75,7 @@ def test_what_happens_while_the_controller_is_away_arrives_once_and_in_order(rig
     door.shut()
     for number in range(1, 51):
         rig.log(xid(number))
-    until(lambda: rig.spool)
+    until(lambda: rig.has_spooled)
     door.open()
     until(lambda: len(xids(door)) == 50)
     assert list(xids(door)) == list(range(1, 51))
@@ -132,7 +132,7 @@ def test_one_report_that_is_refused_does_not_hold_up_the_others(rig: NodeRig, do
     rig.start()
     for number in (64, 65, 66, 67):
         rig.log(xid(number))
-    until(lambda: rig.spool)
+    until(lambda: rig.has_spooled)
     door.open()
     until(lambda: xids(door)[67])
     assert set(xids(door)) == {64, 65, 67}
@@ -183,7 +183,7 @@ def test_what_was_not_said_before_a_reboot_is_said_under_the_boot_that_saw_it(ri
     door.shut()
     rig.start()
     rig.log(xid(1))
-    until(lambda: rig.spool)
+    until(lambda: rig.has_spooled)
     rig.kill()
     rig.reboot("b-2")
     door.open()

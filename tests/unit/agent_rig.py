@@ -243,6 +243,11 @@ class NodeRig:
     def spool(self) -> list[Path]:
         return sorted((self.paths.agent(self.seat.instance_id) / "spool").glob("*.jsonl"))
 
+    @property
+    def has_spooled(self) -> bool:
+        """Something from a log: a segment is there before its first item is."""
+        return any(b'"source":"kmsg' in path.read_bytes() for path in self.spool)
+
     def start(self, **environment: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "sickbay.agent", "--root", str(self.root), "--seat", self.seat.name]
         environment = {**os.environ, BOOT_MARK: self.seat.boot_id, **environment}

@@ -89,8 +89,9 @@ class TestThreadExecutor(ExecutorContract, ConcurrentContract):
     def test_no_thread_keeps_the_process_alive(
         self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: Heard
     ) -> None:
+        before = set(threading.enumerate())  # executors of other tests may still be ending
         self.fill(executor, LANE, LONG, heard, stuck)
-        ours = [thread for thread in threading.enumerate() if thread.name.startswith("effect ")]
+        ours = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("effect ")]
         assert len(ours) == 4  # three workers and the one that keeps the time
         assert all(thread.daemon for thread in ours)
 

@@ -18,7 +18,7 @@ from tests.unit.agent_rig import until
 from tests.unit.test_agent_ranks import SEAT, Room, rank
 
 from sickbay.adapters.clusters.local.files import RankState
-from sickbay.agent.deadline import Deadline
+from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.node import look_in_time
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
@@ -203,7 +203,7 @@ def test_output_that_is_no_plain_file_is_said_once_and_is_nobodys_hang(
 
 
 def test_a_run_directory_that_hangs_is_told_and_counts_against_no_rank(room: Room) -> None:
-    files, come_back = Deadline("run directories", 0.05), threading.Event()
+    files, come_back = BoundedCalls("run directories", 0.05), threading.Event()
     room.watch = RankWatch(room.paths, SEAT.id, SEAT.incarnation, files)
     room.ranks(rank(0, stall_after=5.0))
     room.beat(7)
@@ -234,7 +234,7 @@ def test_a_rank_that_writes_millions_of_empty_lines_does_not_keep_the_agent_from
     assert room.hangs(now + 100.0) == []
 
 
-def answers(files: Deadline) -> bool:
+def answers(files: BoundedCalls) -> bool:
     try:
         return files.call(lambda: True)
     except TimeoutError:
@@ -242,7 +242,7 @@ def answers(files: Deadline) -> bool:
 
 
 def test_the_last_step_of_a_rank_that_ended_while_nobody_could_look_is_told(room: Room) -> None:
-    files, come_back = Deadline("run directories", 0.05), threading.Event()
+    files, come_back = BoundedCalls("run directories", 0.05), threading.Event()
     room.watch = RankWatch(room.paths, SEAT.id, SEAT.incarnation, files)
     room.ranks(rank())
     room.beat(1)
@@ -259,7 +259,7 @@ def test_the_last_step_of_a_rank_that_ended_while_nobody_could_look_is_told(room
 
 
 def test_a_call_with_a_deadline_gives_what_it_gives_and_raises_what_it_raises() -> None:
-    deadline = Deadline("files", 5.0)
+    deadline = BoundedCalls("files", 5.0)
     assert deadline.call(lambda: 5) == 5
     with pytest.raises(ZeroDivisionError):
         deadline.call(lambda: 1 // 0)
@@ -270,7 +270,7 @@ def test_a_call_with_a_deadline_that_got_no_thread_gets_one_later(monkeypatch: p
     def balks(self: threading.Thread) -> None:  # noqa: ARG001 - in the place of start
         raise RuntimeError("can't start new thread")
 
-    deadline = Deadline("files", 5.0)
+    deadline = BoundedCalls("files", 5.0)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", balks)
         with pytest.raises(RuntimeError, match="can't start new thread"):

@@ -1,4 +1,4 @@
-"""Deadline for a call that may hang in the kernel: a worker thread does it, and who asked waits no longer than that.
+"""Timeout for a call that may hang in the kernel: a worker thread does it, and who asked waits no longer than that.
 
 A file system of a user or over the network may answer never. The thread that asked it is then left alone, and nobody
 else goes the same way before it is back.
@@ -14,7 +14,7 @@ Work = Callable[[], object]
 Done = tuple[int, object, Exception | None]
 
 
-class Deadline:
+class BoundedCalls:
     """`what`: who is asked, in words. For one caller."""
 
     def __init__(self, what: str, seconds: float) -> None:

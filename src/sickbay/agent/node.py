@@ -11,7 +11,7 @@ import msgspec
 from sickbay.agent.checks import Exercise
 from sickbay.agent.commands import NO_BOOT
 from sickbay.agent.complaints import complain
-from sickbay.agent.deadline import Deadline
+from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.drill import Drills
 from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot
 from sickbay.agent.loop import HANGS_AFTER
@@ -275,7 +275,7 @@ def look_once(settings: AgentSettings) -> list[Item]:
 def look_in_time(probe: Probe, seconds: float = HANGS_AFTER) -> Sequence[Item]:
     """One look, for somebody who waits for it: nobody waits for a card that hangs. Raises TimeoutError."""
     look = partial(probe.look, time.monotonic())
-    return Deadline(f"the devices of {probe.name}", seconds).call(look) if probe.may_hang else look()
+    return BoundedCalls(f"the devices of {probe.name}", seconds).call(look) if probe.may_hang else look()
 
 
 def _look_once(settings: AgentSettings) -> list[Item]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sickbay.adapters.clusters.local.files import Paths, Rank, RankState, Status, read
-from sickbay.agent.deadline import Deadline
+from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.heartbeats import Beat, Progress
 from sickbay.agent.probes.log_rules import OutputWatch
@@ -45,7 +45,7 @@ class RankWatch:
     An attempt is called hung again only if it still is after as long again: somewhere else it may advance.
     """
 
-    def __init__(self, paths: Paths, node: NodeId, incarnation: Incarnation, files: Deadline | None = None) -> None:
+    def __init__(self, paths: Paths, node: NodeId, incarnation: Incarnation, files: BoundedCalls | None = None) -> None:
         self._paths = paths
         self._node = node
         self._me = incarnation
@@ -54,7 +54,7 @@ class RankWatch:
         self._progress: dict[Attempt, Progress] = {}
         self._hung: dict[Attempt, float] = {}  # those that were called hung, and from when on they are again
         self._complained: set[str] = set()
-        self._files = files or Deadline("run directories", ANSWERS_WITHIN)
+        self._files = files or BoundedCalls("run directories", ANSWERS_WITHIN)
         self._blind = False
         self._gone: list[_Watched] = []  # have ended, and their last words could not be read yet
         self.status: Status | None = None

@@ -15,8 +15,8 @@ from shutil import rmtree
 from typing import Any, NamedTuple
 
 from sickbay.train import disk
-from sickbay.train.behind import Behind
 from sickbay.train.errors import CheckpointError, Unreadable
+from sickbay.train.latest_only import LatestOnly
 from sickbay.train.layout import (
     Lineage,
     Manifest,
@@ -67,7 +67,7 @@ class Near:
         for step in steps(self.root, attempt):  # of another run that had this number: no rank of ours has saved yet
             rmtree(step_path(self.root, Place(attempt, step)), ignore_errors=True)
         self._secret = secret
-        self.copying: Behind[tuple[Place, Part]] = Behind("sickbay-copies", self._copy_out)
+        self.copying: LatestOnly[tuple[Place, Part]] = LatestOnly("sickbay-copies", self._copy_out)
         self._copies = run.tiers.copies
         self._server = self._serve(secret) if secret else None
 

@@ -17,10 +17,10 @@ from threading import Condition, Event, Thread
 from typing import Any
 
 from sickbay.train import beats, disk
-from sickbay.train.behind import Behind
 from sickbay.train.committing import Committing
 from sickbay.train.errors import CheckpointError, FailureStreak, SourceDamaged, Superseded, is_transient
 from sickbay.train.far import key_of, store_of
+from sickbay.train.latest_only import LatestOnly
 from sickbay.train.layout import Manifest, Part, Place, failed_path, is_committed, part_path, step_path, upload_path
 from sickbay.train.near import Near
 from sickbay.train.objects import Objects
@@ -62,7 +62,7 @@ class Uploads:
         self._pause = SOON
         self._error: Exception | None = None
         self._failed = FailureStreak()
-        self.thinning = Behind("sickbay-near", self._thin_out)
+        self.thinning = LatestOnly("sickbay-near", self._thin_out)
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="sickbay-upload", daemon=True)
         self._thread.start()

@@ -13,7 +13,7 @@ log = logging.getLogger("sickbay.train")
 Thing = TypeVar("Thing")
 
 
-class Behind(Generic[Thing]):
+class LatestOnly(Generic[Thing]):
     """`act` returns in words what went wrong: nothing waits for it that could be told by an error."""
 
     def __init__(self, name: str, act: Callable[[Thing], str | None]) -> None:

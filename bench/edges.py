@@ -14,16 +14,16 @@ from bench.rig import LEASE, POOL, Bench, RealClock, node_id, open_policy, rules
 from sickbay.adapters.stores.codec import count, pack
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.admit import COUNTED_MOST
-from sickbay.engine.learn import learn
-from sickbay.engine.steps import step_job
+from sickbay.engine.apply import learn
+from sickbay.engine.transitions import step_job
 from sickbay.engine.view import Draft, View, moment
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import Fact, JobSeen, Observed, Submitted
 from sickbay.model.fleet import Brake, Cursor, JobId, NodeId
 from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.model.parts import stored
 from sickbay.model.policy import Limit
 from sickbay.model.rows import CURSOR, ITEM_BYTES, Unit, key_of, kind_of
+from sickbay.policy.load import load_policy
 from sickbay.ports.store import Store
 
 PLACING, LEARNING, DELAY = 0.020, 200e-6, 0.020

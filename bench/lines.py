@@ -21,7 +21,7 @@ from tests.local.rig import Sickbay
 from bench.figure import Figure, Line, Size, in_words, percentile
 from bench.local import OPEN, kernel_log, seat, until, up, wall
 from bench.rig import busy
-from sickbay.adapters.clusters.local.defects import bus
+from sickbay.clusters.local.defects import bus
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import PROTO, Item, Report

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.local.rig import Sickbay, running
 
-from sickbay.adapters.clusters.local.files import Paths, Seat, read
+from sickbay.clusters.local.files import Paths, Seat, read
 
 # Many faults within minutes are what a brake is for, and a node that fails ten times in a row is a lemon. Here both are
 # the measurement's own doing, so they are open; all that lies between a fault and what follows it is the default's.

@@ -23,10 +23,10 @@ from sickbay.engine.view import moment
 from sickbay.faces.api.app import app
 from sickbay.faces.api.server import served
 from sickbay.faces.api.threads import AGENTS, THREADS
+from sickbay.hosts.backend import Desk, hash_of
 from sickbay.hosts.changes import Changes
-from sickbay.hosts.desk import Desk, hash_of
-from sickbay.knowledge.policy import digest
 from sickbay.model.facts import Fact, TokenIssued
+from sickbay.policy.load import digest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = "bench.db"

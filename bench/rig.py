@@ -18,10 +18,10 @@ from sickbay.engine.ingest import Ingest
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import Rules, moment
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import digest, load_policy
 from sickbay.model.facts import Fact, Mark, NodeSeen, Observed
 from sickbay.model.fleet import Device, Incarnation, NodeId
 from sickbay.model.policy import Limit, Policy
+from sickbay.policy.load import digest, load_policy
 from sickbay.ports.clock import Clock
 from sickbay.ports.store import Store
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from bench.figure import Figure, Line, Size, percentile
 from bench.rig import busy
 from sickbay.agent.probes.log_file import CHUNK
-from sickbay.knowledge import nvidia, patterns
-from sickbay.knowledge.documents.input import BLOCK, whole_lines
-from sickbay.knowledge.documents.stream import Stream
-from sickbay.knowledge.kernel import parse_line
-from sickbay.knowledge.prefixes import peel
-from sickbay.knowledge.scanner import lines_of_interest
+from sickbay.signs import kernel_patterns as patterns
+from sickbay.signs import nvidia
+from sickbay.signs.kernel import parse_line
+from sickbay.signs.prefixes import peel
+from sickbay.signs.readers.input import BLOCK, whole_lines
+from sickbay.signs.readers.stream import Stream
+from sickbay.signs.scanner import lines_of_interest
 
 MB = 1e6
 TIMES = 10.0  # the goal: so many times as fast

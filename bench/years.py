@@ -8,13 +8,13 @@ from random import Random
 from msgspec.structs import replace
 
 from bench.figure import Figure, Line, Size
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
-from sickbay.sim.ground import ClusterRules, Rules
+from sickbay.policy.load import load_policy
+from sickbay.sim.context import ClusterRules, Rules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, Plan, Simulation
 
 DAY = 86_400.0

@@ -8,8 +8,8 @@ from sickbay.adapters.stores.sql import open_store
 from sickbay.engine.execute import Hands, Site
 from sickbay.engine.view import Rules
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import digest
 from sickbay.model.policy import Policy
+from sickbay.policy.load import digest
 from sickbay.ports.breakable import Breakable
 from sickbay.ports.machines import Machines
 from sickbay.ports.metrics import Metrics
@@ -35,13 +35,13 @@ def local_fleet(
     """The local cluster under `root`; `posted` hears when a command waits for an agent; `knowledge`: own rows."""
     # Here, so that whoever only opens a store does not load a cluster.
     from sickbay.adapters.checks.agents import AgentChecks
-    from sickbay.adapters.clusters.local.breakages import LocalBreakages
-    from sickbay.adapters.clusters.local.cluster import LocalCluster
-    from sickbay.adapters.clusters.local.machines import LocalMachines
     from sickbay.adapters.machines.agents import AgentMachines
     from sickbay.adapters.machines.channels import Channels
     from sickbay.adapters.metrics.rings import RingMetrics
     from sickbay.adapters.notifiers.log import LogNotifier
+    from sickbay.clusters.local.breakages import LocalBreakages
+    from sickbay.clusters.local.cluster import LocalCluster
+    from sickbay.clusters.local.machines import LocalMachines
 
     cluster = LocalCluster(root)
     channels: dict[str, Machines] = {"local": LocalMachines(root), "agent": AgentMachines(store, posted)}

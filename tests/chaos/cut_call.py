@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from sickbay.adapters.clusters.local.cluster import LocalCluster
-from sickbay.adapters.clusters.local.machines import LocalMachines
-from sickbay.adapters.clusters.local.room import Room
+from sickbay.clusters.local.cluster import LocalCluster
+from sickbay.clusters.local.machines import LocalMachines
+from sickbay.clusters.local.rack import Room
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.job import JobSpec
 

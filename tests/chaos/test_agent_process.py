@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.agent_rig import XID_79, FrontDoor, NodeRig, node_rig, until
 
-from sickbay.adapters.clusters.local.files import Defect, Rank
+from sickbay.clusters.local.files import Defect, Rank
 from sickbay.model.facts import Checked, Hung, Looked, Observed, Outcome, ResetDone, Stepped
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId

@@ -18,9 +18,9 @@ from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.sim.apart import ApartSimulation, Nursery
-from sickbay.sim.ground import Rules
+from sickbay.sim.context import Rules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan
 
 # Everything is quick here: what is between two acts is of no interest.

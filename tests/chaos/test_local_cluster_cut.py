@@ -12,12 +12,12 @@ import pytest
 from tests.chaos.cut_call import JOB, SPEC
 from tests.contract.local_rig import IDLE_AGENT, LocalRig
 
-from sickbay.adapters.clusters.local.cluster import LocalCluster
-from sickbay.adapters.clusters.local.files import BOOT_MARK
-from sickbay.adapters.clusters.local.machines import LocalMachines
-from sickbay.adapters.clusters.local.processes import find
-from sickbay.adapters.clusters.local.ranks import RANK_MARK
-from sickbay.adapters.clusters.local.room import Room
+from sickbay.clusters.local.cluster import LocalCluster
+from sickbay.clusters.local.files import BOOT_MARK
+from sickbay.clusters.local.machines import LocalMachines
+from sickbay.clusters.local.processes import find
+from sickbay.clusters.local.rack import Room
+from sickbay.clusters.local.ranks import RANK_MARK
 from sickbay.model.facts import JobSeen
 from sickbay.model.fleet import Incarnation, NodeId
 

@@ -23,7 +23,7 @@ from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.sim.hardware import Defect
 from sickbay.sim.host import InlineExecutor
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan, Simulation
 from sickbay.testing.store_nouns import fact
 

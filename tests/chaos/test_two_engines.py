@@ -16,18 +16,18 @@ from sqlalchemy import create_engine, make_url, text
 
 from sickbay.adapters.stores.sql import open_store
 from sickbay.engine.execute import Hands, Site
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import AnyNews, Fact, Submitted
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, Node
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobSpec, JobState
+from sickbay.policy.load import load_policy
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
 from sickbay.sim.apart import Born, Nursery, far_sites, perform
-from sickbay.sim.ground import ClusterRules, Rules
+from sickbay.sim.chaos import Mischief
+from sickbay.sim.context import ClusterRules, Rules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.mischief import Mischief
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.remote import READS, Life
 from sickbay.sim.schedule import Scheduler
 from sickbay.sim.world import World

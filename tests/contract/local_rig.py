@@ -8,11 +8,11 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from sickbay.adapters.clusters.local.cluster import LocalCluster
-from sickbay.adapters.clusters.local.files import BOOT_MARK, Cordon
-from sickbay.adapters.clusters.local.machines import LocalMachines
-from sickbay.adapters.clusters.local.processes import find
-from sickbay.adapters.clusters.local.room import Room
+from sickbay.clusters.local.cluster import LocalCluster
+from sickbay.clusters.local.files import BOOT_MARK, Cordon
+from sickbay.clusters.local.machines import LocalMachines
+from sickbay.clusters.local.processes import find
+from sickbay.clusters.local.rack import Room
 from sickbay.model.errors import Transient, Unknown
 from sickbay.model.facts import Fact
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId

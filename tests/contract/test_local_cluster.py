@@ -13,11 +13,11 @@ import pytest
 from msgspec.structs import replace
 from tests.contract.local_rig import IDLE_AGENT, LocalRig
 
-from sickbay.adapters.clusters.local.cluster import LocalCluster
-from sickbay.adapters.clusters.local.devices import Hardware
-from sickbay.adapters.clusters.local.files import Break, Defect
-from sickbay.adapters.clusters.local.locks import holder as lock_holder
-from sickbay.adapters.clusters.local.machines import LocalMachines
+from sickbay.clusters.local.cluster import LocalCluster
+from sickbay.clusters.local.devices import Hardware
+from sickbay.clusters.local.files import Break, Defect
+from sickbay.clusters.local.locks import holder as lock_holder
+from sickbay.clusters.local.machines import LocalMachines
 from sickbay.model.errors import Gone, Rejected, Transient, Unknown
 from sickbay.model.facts import JobSeen, NodeSeen
 from sickbay.model.fault import Remedy
@@ -179,7 +179,7 @@ class TestStarts:
 
 class TestReads:
     def test_as_of_goes_on_where_the_last_controller_was(self, rig: LocalRig) -> None:
-        code = "import sys; from sickbay.adapters.clusters.local.cluster import LocalCluster as L; "
+        code = "import sys; from sickbay.clusters.local.cluster import LocalCluster as L; "
         code += "print(repr(L(sys.argv[1]).snapshot().as_of))"
         readings = []
         for _ in range(3):

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.api_ward import TOKENS, Clinic
 
 from sickbay.faces.api.openapi import document, operation_id
+from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
-from sickbay.faces.api.table import Route
 
 
 def named(route: Route) -> str:

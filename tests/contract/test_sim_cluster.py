@@ -9,8 +9,8 @@ from sickbay.model.facts import Fact, Observed
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import JobSpec
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines
-from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
-from sickbay.sim.mischief import Mischief, Odds
+from sickbay.sim.chaos import Mischief, Odds
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Rules
 from sickbay.sim.schedule import Scheduler
 from sickbay.sim.world import World
 from sickbay.testing.cluster_contract import ClusterContract

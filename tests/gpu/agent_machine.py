@@ -18,7 +18,7 @@ import msgspec
 from tests.gpu.record import anonymous
 from tests.unit.agent_rig import TOKEN, FrontDoor, until
 
-from sickbay.agent.life import machine_boot
+from sickbay.agent.runtime import machine_boot
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Answered, AnyOrder, Command, Poll, Report

@@ -39,15 +39,15 @@ from tests.gpu.agent_machine import (
 from tests.gpu.overhead import compare
 from tests.unit.agent_rig import TOKEN, until
 
-from sickbay.agent.life import machine_boot
 from sickbay.agent.places import Places
 from sickbay.agent.probes.kmsg import KmsgPlace
-from sickbay.brain.classify import classify
-from sickbay.knowledge.kernel import parse_line
+from sickbay.agent.runtime import machine_boot
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import Checked, Observed, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.protocol import RunCheck, RunCollect, RunLook, RunReset
+from sickbay.signs.classify import classify
+from sickbay.signs.kernel import parse_line
 
 RESET = "SICKBAY_GPU_TEST_RESET"
 QUICK = "SICKBAY_GPU_TEST_QUICK"  # figures from few repetitions: for a try

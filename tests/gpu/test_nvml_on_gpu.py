@@ -13,14 +13,14 @@ import pytest
 
 from sickbay.agent.nvml.pci import address
 from sickbay.agent.nvml.watched import Nvml
-from sickbay.brain.classify import classify
-from sickbay.brain.gpus import signs_among
-from sickbay.knowledge.documents.smi_xml import readings_from_xml
-from sickbay.knowledge.kernel import parse_line
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.gpu import GpuReading
+from sickbay.signs.classify import classify
+from sickbay.signs.gpu_state import signs_among
+from sickbay.signs.kernel import parse_line
+from sickbay.signs.readers.smi_xml import readings_from_xml
 
 BAD = Path(__file__).with_name("bad_kernels.py")
 RESET = "SICKBAY_GPU_TEST_RESET"

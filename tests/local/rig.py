@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-from sickbay.adapters.clusters.local.files import Paths, Rank, Status, read
+from sickbay.clusters.local.files import Paths, Rank, Status, read
 
 # Silence is noticed within seconds, and a call whose caller was killed is not doubted longer than need be: so that a
 # test need not wait for half a minute.

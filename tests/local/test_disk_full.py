@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.local.rig import Sickbay
 
-from sickbay.adapters.clusters.local.files import Paths
+from sickbay.clusters.local.files import Paths
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.local.rig import Sickbay
 
-from sickbay.adapters.clusters.local.files import Paths
+from sickbay.clusters.local.files import Paths
 
 pytestmark = pytest.mark.slow
 

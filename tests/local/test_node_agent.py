@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.local.rig import QUICK, Sickbay, running
 
-from sickbay.adapters.clusters.local.files import Paths, Seat, read
+from sickbay.clusters.local.files import Paths, Seat, read
 
 pytestmark = pytest.mark.slow
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Notify
 from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.policy import Policy
+from sickbay.policy.load import load_policy
 from sickbay.sim.chronicle import Event
-from sickbay.sim.ground import CHECKS_CAN, CLUSTER_CAN, MACHINES_CAN, ClusterRules
+from sickbay.sim.context import CHECKS_CAN, CLUSTER_CAN, MACHINES_CAN, ClusterRules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import Programme, SimJob
+from sickbay.sim.job_behaviour import Programme, SimJob
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
 
 MINUTE = 60.0

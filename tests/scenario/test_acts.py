@@ -19,8 +19,8 @@ from sickbay.model.job import JobState
 from sickbay.model.policy import FaultRule, Match, Mode, Window
 from sickbay.model.protocol import PROTO, Answered, Item, Report, RunReboot
 from sickbay.ports.cluster import Accepted
-from sickbay.sim.ground import Rules
-from sickbay.sim.programme import Programme
+from sickbay.sim.context import Rules
+from sickbay.sim.job_behaviour import Programme
 
 
 def intent_of(w: Ward, key: str) -> Intent:

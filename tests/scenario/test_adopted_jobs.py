@@ -6,8 +6,8 @@ from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_with
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability
 from sickbay.model.job import JobState
-from sickbay.sim.mischief import Odds
-from sickbay.sim.programme import OnDeath
+from sickbay.sim.chaos import Odds
+from sickbay.sim.job_behaviour import OnDeath
 
 SLURM = (Capability.PLACE,)
 

@@ -12,7 +12,7 @@ from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import OnDeath
+from sickbay.sim.job_behaviour import OnDeath
 
 LISTENS = {"listens": True, "save_takes": 20.0}
 FAR = 1_000_000

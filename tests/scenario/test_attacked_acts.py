@@ -13,8 +13,8 @@ from sickbay.model.fleet import Device, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.protocol import PROTO, Answered, Command, Item, ItemNews, Poll, Report
-from sickbay.sim.ground import ClusterRules, Rules
-from sickbay.sim.programme import Programme
+from sickbay.sim.context import ClusterRules, Rules
+from sickbay.sim.job_behaviour import Programme
 
 
 def intent_of(w: Ward, key: str) -> Intent:

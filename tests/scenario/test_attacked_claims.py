@@ -4,16 +4,16 @@ import pytest
 from msgspec.structs import replace
 from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import JobSeen, JobVanished
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec
 from sickbay.model.policy import BrakeRule, Limit, Trigger
+from sickbay.policy.load import load_policy
 from sickbay.ports.cluster import Accepted
 from sickbay.sim.adapters import SimCluster, SimMachines
 from sickbay.sim.hardware import Seat
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 
 ALL_AT_ONCE = (Limit(out_percent=100, repairing_percent=100),)
 

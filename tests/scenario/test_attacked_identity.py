@@ -9,9 +9,9 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import Fence, Intent
-from sickbay.sim.ground import ClusterRules, Rules
+from sickbay.sim.context import ClusterRules, Rules
 from sickbay.sim.hardware import Seat
-from sickbay.sim.programme import OnDeath, Programme
+from sickbay.sim.job_behaviour import OnDeath, Programme
 
 HANGS = Programme(steps=200_000, on_death=OnDeath.HANG)
 QUICK = Rules(pulse=5.0, notice=10.0, node_lost_end=None)

@@ -9,7 +9,7 @@ from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan, Simulation
 
 THEIRS = JobId("theirs")

@@ -8,7 +8,7 @@ from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent
 from sickbay.model.job import JobSpec, JobState
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Quarter
 
 THEIRS = JobId("1001")

@@ -9,7 +9,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.policy import FaultRule, Match, Mode
-from sickbay.sim.ground import Rules
+from sickbay.sim.context import Rules
 
 
 def lost_under_a_pause(w: Ward) -> NodeId:

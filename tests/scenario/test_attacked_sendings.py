@@ -11,8 +11,8 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec, JobState
-from sickbay.sim.ground import Rules
-from sickbay.sim.programme import OnDeath, Programme
+from sickbay.sim.context import Rules
+from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.simulation import Plan, Simulation
 
 THEIRS = JobId("theirs")

@@ -9,8 +9,8 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec
-from sickbay.sim.ground import Rules
-from sickbay.sim.programme import Programme
+from sickbay.sim.context import Rules
+from sickbay.sim.job_behaviour import Programme
 
 
 def answers(w: Ward) -> list[str]:

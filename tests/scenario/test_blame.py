@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 from tests.scenario.jobs_vocabulary import DAY, HOUR, Hall, cluster_without, warm_and_cold
 
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import Interruption, JobState
 from sickbay.model.policy import FaultRule, Limit, Match, Mode, Policy
+from sickbay.policy.load import load_policy
 
 
 def policy_with(**changes: Any) -> Policy:

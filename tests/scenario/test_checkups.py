@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, warm_and_cold
 
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.checkup import Checkup, Tested
 from sickbay.model.facts import Checked
 from sickbay.model.fault import Remedy
@@ -16,9 +15,10 @@ from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.intent import Intent
 from sickbay.model.job import JobState
 from sickbay.model.policy import Examine, Limit, Policy, Trigger
-from sickbay.sim.ground import ClusterRules
+from sickbay.policy.load import load_policy
+from sickbay.sim.chaos import Odds
+from sickbay.sim.context import ClusterRules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.mischief import Odds
 from sickbay.sim.simulation import CLUSTER, Quarter
 
 

@@ -20,7 +20,7 @@ from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState, Notify
 from sickbay.model.job import End, EndReason, JobState
 from sickbay.ports.cluster import Deltas, Lost
-from sickbay.sim.ground import ClusterRules
+from sickbay.sim.context import ClusterRules
 from sickbay.sim.host import InlineExecutor
 from sickbay.sim.simulation import CLUSTER, POOL
 

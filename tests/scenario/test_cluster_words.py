@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 from tests.scenario.wards import OpenWard, Ward, policy_with
 
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import Checked, Fact, Observed, Ordered, Wrote
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Drain, Intent
 from sickbay.model.job import JobState
 from sickbay.model.policy import Examine, Trigger
-from sickbay.sim.ground import ClusterRules, Rules
+from sickbay.policy.load import load_policy
+from sickbay.sim.context import ClusterRules, Rules
 from sickbay.sim.simulation import CLUSTER
 
 

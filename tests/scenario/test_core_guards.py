@@ -15,7 +15,7 @@ from sickbay.model.fleet import Ledger
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.protocol import PROTO, Poll
 from sickbay.model.rows import Unit
-from sickbay.sim.ground import Rules
+from sickbay.sim.context import Rules
 
 
 def test_a_seat_that_is_back_while_its_cordon_was_refused_serves_again_where_the_pool_is_at_its_limit(

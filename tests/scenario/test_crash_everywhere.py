@@ -8,9 +8,9 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
-from sickbay.sim.ground import Rules
+from sickbay.sim.context import Rules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan, Simulation
 
 QUICK = Rules(pulse=10.0, boot_takes=30.0, check_takes=(5.0, 10.0, 10.0, 10.0), start_takes=3.0, stop_takes=2.0)

@@ -13,9 +13,9 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.policy import BrakeRule, BrakeScope, FaultRule, Limit, Match, Repeat
-from sickbay.sim.ground import Rules
+from sickbay.sim.chaos import Odds
+from sickbay.sim.context import Rules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.mischief import Odds
 
 # --- an announced end
 

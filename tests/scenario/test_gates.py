@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.fleet import Capability
 from sickbay.model.job import JobState
 from sickbay.model.policy import OnNoFault, Trigger
-from sickbay.sim.mischief import Odds
+from sickbay.policy.load import load_policy
+from sickbay.sim.chaos import Odds
 
 
 def gated_well(hall: Hall) -> None:

@@ -16,13 +16,13 @@ from collections import deque
 import pytest
 from tests.scenario.jobs_vocabulary import DAY, MINUTE, Hall
 
-from sickbay.knowledge.policy import load_policy, shipped
-from sickbay.knowledge.policy_golden import GoldenRow, load_golden
 from sickbay.model.facts import Checked
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import Trigger
+from sickbay.policy.golden import GoldenRow, load_golden
+from sickbay.policy.load import load_policy, shipped
 from sickbay.sim.hardware import Defect
 
 FLAW = Defect(code="flaw", cured_by=None, kills_ranks=False, silent=True)  # no more than a check that fails

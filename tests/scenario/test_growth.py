@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from tests.scenario.wards import DAY, HOUR
 
 from sickbay.adapters.stores.memory import MemoryStore
-from sickbay.engine.steps import KEEP_ACTS
+from sickbay.engine.transitions import KEEP_ACTS
 from sickbay.engine.view import moment
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.policy import Policy
 from sickbay.model.rows import kind_of
+from sickbay.policy.load import load_policy
 from sickbay.ports.store import STORY
-from sickbay.sim.ground import ClusterRules, Rules
+from sickbay.sim.context import ClusterRules, Rules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, Plan, Simulation
 
 KEPT = timedelta(days=7)  # what is over is forgotten after a week: four weeks show what is not

@@ -21,7 +21,6 @@ from sickbay.engine.plan import plan
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import Draft, Rules, View, moment
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.facts import Fact, Observed, Voice
 from sickbay.model.fault import Remedy
@@ -31,9 +30,10 @@ from sickbay.model.intent import Intent
 from sickbay.model.job import JobSpec, JobState
 from sickbay.model.protocol import Item, Report
 from sickbay.model.rows import Unit
-from sickbay.sim.ground import ClusterRules
+from sickbay.policy.load import load_policy
+from sickbay.sim.context import ClusterRules
 from sickbay.sim.hardware import Seat
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, POOL
 
 KNOWS = {

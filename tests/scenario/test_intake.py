@@ -6,8 +6,8 @@ from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import IncidentKind, Phase
+from sickbay.sim.chaos import Odds
 from sickbay.sim.hardware import Defect
-from sickbay.sim.mischief import Odds
 
 
 def joins(w: Ward, name: str, *defects: Defect, unmanaged: int = 0) -> NodeId:

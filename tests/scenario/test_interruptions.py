@@ -18,7 +18,7 @@ from tests.scenario.jobs_vocabulary import (
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId, Roster
 from sickbay.model.job import Interruption, JobState
-from sickbay.sim.mischief import Odds
+from sickbay.sim.chaos import Odds
 from sickbay.sim.schedule import EPOCH
 
 

@@ -5,7 +5,7 @@ from tests.scenario.wards import OpenWard, Ward
 
 from sickbay.model.facts import Inventory, NodeVanished
 from sickbay.model.fleet import Incarnation, NodeId
-from sickbay.sim.ground import ClusterRules
+from sickbay.sim.context import ClusterRules
 from sickbay.sim.simulation import CLUSTER
 
 

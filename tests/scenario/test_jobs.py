@@ -9,8 +9,8 @@ from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_with
 from sickbay.model.fleet import Capability, JobId
 from sickbay.model.intent import IntentState, StartJob
 from sickbay.model.job import JobState
-from sickbay.sim.mischief import Odds
-from sickbay.sim.programme import OnDeath
+from sickbay.sim.chaos import Odds
+from sickbay.sim.job_behaviour import OnDeath
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
 NAN = "step 1200 loss: nan"

@@ -7,9 +7,9 @@ from sickbay.model.facts import JobSeen
 from sickbay.model.fleet import Capability, JobId
 from sickbay.model.intent import Fence, Intent
 from sickbay.model.job import JobSpec, JobState
-from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
-from sickbay.sim.mischief import Odds
-from sickbay.sim.programme import OnDeath, Programme
+from sickbay.sim.chaos import Odds
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Rules
+from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.simulation import CLUSTER, POOL
 
 HOLDS = ClusterRules(id=CLUSTER, capabilities=CLUSTER_CAN - {Capability.PLACE} | {Capability.HOLDS})

@@ -9,7 +9,7 @@ from tests.scenario.wards import HOUR, OpenWard, Ward, in_phase
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import OUT, Phase
 from sickbay.model.job import JobState
-from sickbay.sim.mischief import Odds
+from sickbay.sim.chaos import Odds
 
 OPEN = [p for p in Phase if not p.terminal]
 AMBIGUOUS = [Phase.REPAIRING, Phase.VERIFYING]  # a cordon may have gone with the boot that it was on

@@ -10,7 +10,7 @@ from sickbay.model.errors import StoreUnavailable
 from sickbay.model.facts import Fact, Outcome
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
-from sickbay.sim.mischief import Odds
+from sickbay.sim.chaos import Odds
 
 OPEN = [p for p in Phase if not p.terminal]
 

@@ -6,7 +6,7 @@ from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, policy_of, w
 from sickbay.model.fault import Remedy
 from sickbay.model.job import JobState
 from sickbay.model.policy import PlaceBy
-from sickbay.sim.mischief import Odds
+from sickbay.sim.chaos import Odds
 
 
 @warm_and_cold

@@ -13,9 +13,12 @@ from msgspec.structs import replace
 
 from sickbay.brain import admit, attempt, decide, drift, identity, orders, repair
 from sickbay.brain.decision import Move
-from sickbay.brain.job_sight import JobSight
-from sickbay.brain.sight import Sight
-from sickbay.engine import ingest, lead, learn, learn_jobs, learn_nodes, reception, seats, sending
+from sickbay.brain.incident_input import Sight
+from sickbay.brain.job_input import JobSight
+from sickbay.engine import apply as learn
+from sickbay.engine import apply_jobs as learn_jobs
+from sickbay.engine import apply_nodes as learn_nodes
+from sickbay.engine import ingest, lead, reception, seats, sending
 from sickbay.engine.ingest import Watcher
 from sickbay.engine.view import Draft
 from sickbay.model.facts import NodeSeen

@@ -13,8 +13,8 @@ from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec, JobState
 from sickbay.model.policy import Limit, Match, Window
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines
-from sickbay.sim.ground import ClusterRules
-from sickbay.sim.programme import Programme
+from sickbay.sim.context import ClusterRules
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
 
 LONG = Programme(steps=1_000_000, checkpoint_every=100)

@@ -7,7 +7,7 @@ from tests.scenario.wards import HOUR, OpenWard, cluster_without, policy_with
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
-from sickbay.sim.mischief import Odds
+from sickbay.sim.chaos import Odds
 
 HEALED = ["SUSPECT", "QUARANTINED", "DRAINING", "DRAINED", "REPAIRING", "VERIFYING", "RELEASED"]
 AGAIN = ["DRAINED", "REPAIRING", "VERIFYING"]

@@ -8,7 +8,7 @@ from sickbay.model.fleet import MANY_SILENCES, AgentState, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import Window
-from sickbay.sim.ground import Rules
+from sickbay.sim.context import Rules
 
 
 def repairs(w: Ward, node: NodeId) -> list[str]:

@@ -13,7 +13,6 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import SqlStore, open_store
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.engine.reception import Reception
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Aside, JobId, NodeId
 from sickbay.model.incident import Incident, Phase
@@ -21,9 +20,10 @@ from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.model.policy import Policy
 from sickbay.model.protocol import Item, Report
 from sickbay.model.rows import kind_of
+from sickbay.policy.load import load_policy
 from sickbay.ports.store import Store
-from sickbay.sim.ground import ClusterRules
-from sickbay.sim.programme import Programme
+from sickbay.sim.context import ClusterRules
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.schedule import EPOCH
 from sickbay.sim.simulation import Plan, Simulation
 

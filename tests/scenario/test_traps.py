@@ -9,8 +9,8 @@ from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec, JobState
 from sickbay.model.policy import CouldNotRun
-from sickbay.sim.ground import ClusterRules
-from sickbay.sim.mischief import Odds
+from sickbay.sim.chaos import Odds
+from sickbay.sim.context import ClusterRules
 
 # --- sessions
 

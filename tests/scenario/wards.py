@@ -5,15 +5,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Brake, JobId, Ledger, Node, NodeId, pool_of
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobState
 from sickbay.model.policy import Policy, Window
-from sickbay.sim.ground import ClusterRules, Rules
+from sickbay.policy.load import load_policy
+from sickbay.sim.context import ClusterRules, Rules
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
 
 HOUR = 3600.0

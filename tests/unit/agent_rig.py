@@ -18,8 +18,11 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from sickbay.adapters.clusters.local.devices import Hardware
-from sickbay.adapters.clusters.local.files import (
+from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.agent.places import Places
+from sickbay.agent.probes.kernel_log import SOURCE, Place
+from sickbay.clusters.local.devices import Hardware
+from sickbay.clusters.local.files import (
     BOOT_MARK,
     ClusterFile,
     Paths,
@@ -28,9 +31,6 @@ from sickbay.adapters.clusters.local.files import (
     Status,
     write,
 )
-from sickbay.adapters.stores.memory import MemoryStore
-from sickbay.agent.places import Places
-from sickbay.agent.probes.kernel_log import SOURCE, Place
 from sickbay.engine.reception import Reception
 from sickbay.model.errors import BadInput, StoreError
 from sickbay.model.facts import Fact, Observed

@@ -14,18 +14,18 @@ from msgspec.structs import replace
 from sickbay.adapters.metrics.rings import RingMetrics
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.api.app import app
-from sickbay.faces.api.bell import Bell
 from sickbay.faces.api.requests import OfPool
+from sickbay.faces.api.route import Ask
 from sickbay.faces.api.server import served
-from sickbay.faces.api.table import Ask
+from sickbay.faces.api.wakeup import Bell
+from sickbay.hosts.backend import Desk
 from sickbay.hosts.changes import Changes
-from sickbay.hosts.desk import Desk
-from sickbay.knowledge.policy import digest
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.protocol import Command, RunLook
 from sickbay.model.rows import Rows, Unit
+from sickbay.policy.load import digest
 from sickbay.ports.breakable import Breakage
 from sickbay.ports.cluster import Log
 from sickbay.sim.adapters import SimCluster

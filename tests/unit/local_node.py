@@ -13,9 +13,9 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from sickbay.adapters.clusters.local import processes
-from sickbay.adapters.clusters.local.devices import Hardware
-from sickbay.adapters.clusters.local.files import (
+from sickbay.clusters.local import processes
+from sickbay.clusters.local.devices import Hardware
+from sickbay.clusters.local.files import (
     BOOT_MARK,
     AnyAsk,
     ClusterFile,
@@ -35,7 +35,7 @@ from sickbay.model.fleet import JobId
 
 PATIENCE = 20.0  # seconds: two busy cores are slow, a hang is for ever
 AN_AGENT = "sh -c 'exec sleep 1000'"
-SUPERVISOR = "sickbay.adapters.clusters.local.supervisor"
+SUPERVISOR = "sickbay.clusters.local.supervisor"
 
 Thing = TypeVar("Thing")
 

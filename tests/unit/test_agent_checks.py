@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tests.unit.agent_rig import XID_79
 
-from sickbay.adapters.clusters.local.devices import Hardware
-from sickbay.adapters.clusters.local.files import Defect, Paths
 from sickbay.agent.checks import CouldNotRun, Exercise, examine
-from sickbay.agent.checks.virtual import virtual_tests
-from sickbay.agent.probes.virtual_devices import VirtualDevices
+from sickbay.clusters.local.devices import Hardware
+from sickbay.clusters.local.files import Defect, Paths
+from sickbay.clusters.local.virtual_checks import virtual_tests
+from sickbay.clusters.local.virtual_devices import VirtualDevices
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId

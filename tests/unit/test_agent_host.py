@@ -15,14 +15,13 @@ from tests.unit.agent_rig import until
 
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.counters import Counters, number_in
+from sickbay.agent.probes.edges import Standing
 from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.host import Host
 from sickbay.agent.probes.machine import Machine, clock_unsynchronised
 from sickbay.agent.probes.mounts import STALLED_AFTER, Mounts
-from sickbay.agent.probes.standing import Standing
 from sickbay.agent.sampling import Sampler
 from sickbay.agent.settings import AgentSettings
-from sickbay.brain.classify import classify
 from sickbay.knowledge.counters import counter_rules, read_counters
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
@@ -31,6 +30,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item, Measured
 from sickbay.model.sign import Sign
+from sickbay.signs.classify import classify
 
 NODE = NodeId("c/n1")
 TABLES = load_tables()

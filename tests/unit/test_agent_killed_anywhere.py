@@ -23,8 +23,8 @@ from sickbay.agent.probes import Probe
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.kernel_log import BootLog, KernelLog, Place, Source
 from sickbay.agent.probes.system_log import Reading, SystemLog
-from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
+from sickbay.agent.watermark import Senses
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item, Report, fact_id

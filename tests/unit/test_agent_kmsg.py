@@ -21,13 +21,13 @@ from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
 from sickbay.agent.watches import Watches
-from sickbay.knowledge.prefixes import peel
+from sickbay.agent.watermark import Senses
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item
+from sickbay.signs.prefixes import peel
 
 NODE = NodeId("c/n1")
 BOOT = "b"

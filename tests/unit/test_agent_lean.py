@@ -13,9 +13,9 @@ WATCHING = """
 import sys
 import sickbay.agent.node, sickbay.agent.reporter, sickbay.agent.probes.gpus, sickbay.agent.probes.host
 from sickbay.knowledge.counters import counter_rules
-from sickbay.knowledge.kernel import parse_line
+from sickbay.signs.kernel import parse_line
 from sickbay.knowledge.load import _shipped
-from sickbay.knowledge.scanner import lines_of_interest
+from sickbay.signs.scanner import lines_of_interest
 line = "Mar  4 11:22:33 node-0 kernel: NVRM: Xid (PCI:0000:b9:00): 79, pid=1, name=python, GPU has fallen off the bus."
 assert [parse_line(line[a:b]).kind for a, b in lines_of_interest(line.encode())] == ["xid"]
 assert counter_rules()

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.agent_rig import XID_63, XID_79
 
-from sickbay.adapters.clusters.local.devices import bus, device_at
 from sickbay.agent.outbox import say
+from sickbay.agent.probes.dedup import BODIES, KINDS, Sums
 from sickbay.agent.probes.kernel_log import BootLog, KernelLog, Place
 from sickbay.agent.probes.log_file import LONGEST, LogFile
-from sickbay.agent.probes.sums import BODIES, KINDS, Sums
+from sickbay.clusters.local.devices import bus, device_at
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item

@@ -15,9 +15,9 @@ from sickbay.agent.commands import Commands
 from sickbay.agent.loop import Loop
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
-from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
 from sickbay.agent.watches import CLOSED, MODIFIED, MOVED_TO, Watches
+from sickbay.agent.watermark import Senses
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item

@@ -33,13 +33,13 @@ from sickbay.agent.node_probes import Made, Where, probes_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.dedup import Sums
 from sickbay.agent.probes.kernel_log import Place
-from sickbay.agent.probes.sums import Sums
 from sickbay.agent.probes.system_log import name_of
-from sickbay.agent.senses import Senses
 from sickbay.agent.settings import AgentSettings
 from sickbay.agent.spool import Voice
 from sickbay.agent.watchdog import Watchdog
+from sickbay.agent.watermark import Senses
 from sickbay.faces.cli.agent import agent
 from sickbay.model.facts import Checked, Observed, Outcome, ResetDone, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId

@@ -8,15 +8,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from sickbay.adapters.clusters.local.devices import Hardware
-from sickbay.adapters.clusters.local.files import Defect, Paths, Rank, RankState, Seat, Status, write
-from sickbay.agent.checks.virtual import virtual_tests
 from sickbay.agent.commands import Refuse, Said
-from sickbay.agent.orders import LocalOrders
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
-from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
+from sickbay.agent.watermark import Senses
+from sickbay.clusters.local.devices import Hardware
+from sickbay.clusters.local.files import Defect, Paths, Rank, RankState, Seat, Status, write
+from sickbay.clusters.local.node_commands import LocalOrders
+from sickbay.clusters.local.virtual_checks import virtual_tests
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sickbay.adapters.clusters.local.files import Paths, Rank, RankState, Seat, Status, write
-from sickbay.agent.probes.ranks import RankWatch
+from sickbay.clusters.local.files import Paths, Rank, RankState, Seat, Status, write
+from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
 from sickbay.model.fleet import JobId
 from sickbay.model.job import LogRule

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from sickbay.agent.nvml.pci import address
 from sickbay.agent.nvml.wire import Happened
+from sickbay.agent.probes.dedup import Sums
 from sickbay.agent.probes.gpus import YIELD, Gpus
 from sickbay.agent.probes.kernel_log import KernelLog
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.probes.sums import Sums
-from sickbay.brain.classify import classify
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import Checked, Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
+from sickbay.signs.classify import classify
 
 H200 = Path(__file__).parent.parent / "fixtures/h200"
 NODE = NodeId("gpu/here")

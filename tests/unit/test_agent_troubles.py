@@ -21,26 +21,26 @@ from tests.unit.agent_rig import XID_63, XID_79, FrontDoor, until
 from tests.unit.test_agent_node import dated, numbers, running
 
 from sickbay.agent.checks import Exercise, examine
-from sickbay.agent.life import alone
 from sickbay.agent.node import sources_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.dcgm import Dcgm
+from sickbay.agent.probes.edges import Standing
 from sickbay.agent.probes.gpus import GRACE, Gpus
 from sickbay.agent.probes.kernel_log import AGAIN, KernelLog, Place
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.machine import Machine, word
-from sickbay.agent.probes.standing import Standing
 from sickbay.agent.probes.system_log import Reading, SystemLog
+from sickbay.agent.runtime import alone
 from sickbay.agent.settings import AgentSettings
 from sickbay.agent.spool import Voice
-from sickbay.brain.classify import classify
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item
+from sickbay.signs.classify import classify
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -398,7 +398,7 @@ def test_an_agent_starts_on_a_disk_that_takes_nothing_and_is_still_alone(
         return opens(path, flags, *more, **named)
 
     monkeypatch.setattr("os.open", refuses)
-    monkeypatch.setattr("sickbay.agent.life.ALONE_WITHIN", 0.05)
+    monkeypatch.setattr("sickbay.agent.runtime.ALONE_WITHIN", 0.05)
     with alone(tmp_path), pytest.raises(BadInput, match="another agent"), alone(tmp_path):
         pass
 

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from tests.unit.api_ward import TOKENS, Caller, Clinic, clinic
 
+from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
-from sickbay.faces.api.table import Route
 
 CLOSED = [route for route in ROUTES if route.role]
 OPEN = [route for route in ROUTES if not route.role]

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sickbay.brain.classify import classify, monitor_class
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.overrides import apply_overrides
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import NodeId
+from sickbay.signs.classify import classify, monitor_class
 
 TABLES = load_tables()
 

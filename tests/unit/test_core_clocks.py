@@ -13,12 +13,12 @@ from sickbay.engine.plan_incidents import _sight as sight_of
 from sickbay.engine.plan_intents import plan_intent
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.clock import INGEST, READ_MOST, Deadline, WatchedClock
 from sickbay.model.errors import Conflict, StoreUnavailable
 from sickbay.model.fleet import Cursor, Incarnation, JobId, NodeId
 from sickbay.model.intent import AnyAct, Intent, IntentState, Look, Release, StopJob
 from sickbay.model.rows import AnyRow, key_of
+from sickbay.policy.load import load_policy
 from sickbay.testing.store_nouns import NOON, job, node, writes
 from sickbay.testing.store_nouns import incident as incident_of
 from sickbay.testing.store_nouns import intent as intent_of

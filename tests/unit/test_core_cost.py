@@ -22,9 +22,9 @@ from sickbay.adapters.stores.age import AT_ONCE
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
 from sickbay.brain.retention import aged, cutoff
+from sickbay.engine.apply import learn
 from sickbay.engine.ingest import Together
 from sickbay.engine.lead import Engine, Setup
-from sickbay.engine.learn import learn
 from sickbay.engine.placing import free_devices, place
 from sickbay.engine.view import Draft, View
 from sickbay.model.errors import StoreUnavailable
@@ -37,7 +37,7 @@ from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.rows import CURSOR, Rows, Unit, key_of
 from sickbay.ports.store import Committed
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan, Simulation
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -16,7 +16,7 @@ from sickbay.brain.decide import decide
 from sickbay.brain.decision import Do
 from sickbay.brain.drift import shown
 from sickbay.brain.ladder import next_rung, strike
-from sickbay.engine.learn import learn
+from sickbay.engine.apply import learn
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import Checked, Fact, Looked, Observed, ResetDone

@@ -17,8 +17,8 @@ from tests.unit.test_core_mends import READING, Bench
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.decision import Do, Move
+from sickbay.engine.apply import learn
 from sickbay.engine.clocks import SharedClock
-from sickbay.engine.learn import learn
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import View, moment
 from sickbay.hosts import controller as host
@@ -33,7 +33,7 @@ from sickbay.model.incident import Phase, Try, last_repair
 from sickbay.model.intent import Fence, Intent, IntentState, Repair, StopJob
 from sickbay.model.job import End, EndReason, Job, JobSpec, JobState
 from sickbay.model.rows import Unit, key_of
-from sickbay.sim.ground import CLUSTER_CAN, ClusterRules
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules
 from sickbay.sim.simulation import CLUSTER
 from sickbay.wiring import Fleet
 

@@ -11,14 +11,14 @@ from sickbay.agent.probes.inventory import Stock
 from sickbay.brain.identity import devices_found
 from sickbay.engine.door import DEVICES, SERIAL, cut
 from sickbay.faces.api.rows import all_of
+from sickbay.hosts.backend import Desk
 from sickbay.hosts.changes import Changes
-from sickbay.hosts.desk import Desk
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import Inventory
 from sickbay.model.fleet import Device, JobId, NodeId
 from sickbay.model.job import Job, JobSpec
 from sickbay.model.parts import INLINE, stored
 from sickbay.model.rows import Unit
+from sickbay.policy.load import load_policy
 
 BOARD = tuple(Device(index=n, serial=f"s{n}") for n in range(4))
 

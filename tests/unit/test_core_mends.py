@@ -15,14 +15,13 @@ from sickbay.adapters.stores.sql import open_store
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.brain.admit import Asked, Fleet, admit, brake_scopes
 from sickbay.brain.submission import as_started
+from sickbay.engine.apply import learn
 from sickbay.engine.execute import Hands
 from sickbay.engine.ingest import Ingest, Together, Watcher
-from sickbay.engine.learn import learn
 from sickbay.engine.seats import derive, settle
-from sickbay.engine.steps import let_go
+from sickbay.engine.transitions import let_go
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import Fact, JobVanished, NodeSeen, NodeVanished, Observed, Ordered
@@ -44,6 +43,7 @@ from sickbay.model.intent import Intent, IntentState, Repair, StartJob
 from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit
 from sickbay.model.rows import DUE_NOW, AnyRow, Unit, key_of
+from sickbay.policy.load import load_policy
 from sickbay.ports.cluster import Accepted, Deltas, Lost, Snapshot
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -7,15 +7,15 @@ import pytest
 from tests.unit.test_reception import NODE, Door, report
 
 from sickbay.adapters.stores.memory import MemoryStore
-from sickbay.engine.learn import learn
+from sickbay.engine.apply import learn
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import AnyNews, Fact, JobSeen, JobVanished, Outcome
 from sickbay.model.fleet import AgentState, Capability, Incarnation, JobId, Node, NodeId
 from sickbay.model.intent import Intent, IntentState, StopJob
 from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.model.protocol import Answered, RunReset
+from sickbay.policy.load import load_policy
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 A, B = NodeId("c/a"), NodeId("c/b")

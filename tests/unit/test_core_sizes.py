@@ -10,16 +10,15 @@ from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.admit import COUNTED_MOST, ease, press, threshold
-from sickbay.brain.job_sight import TOLD, listing
+from sickbay.brain.job_input import TOLD, listing
+from sickbay.engine.apply import learn
 from sickbay.engine.door import EXITS, TAIL, TEXT, cut
 from sickbay.engine.ingest import Watcher
-from sickbay.engine.learn import learn
 from sickbay.engine.plan import plan
 from sickbay.engine.seats import settle
-from sickbay.engine.steps import step_job
+from sickbay.engine.transitions import step_job
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.facts import Fact, JobSeen, Observed, Stepped, Wrote
 from sickbay.model.fleet import Brake, JobId, Node, NodeId
 from sickbay.model.intent import StartJob, Verify
@@ -27,6 +26,7 @@ from sickbay.model.job import End, EndReason, Job, JobSpec, JobState
 from sickbay.model.parts import INLINE, whole
 from sickbay.model.policy import BrakeRule, BrakeScope
 from sickbay.model.rows import ITEM_BYTES, UNIT_ACTIONS, AnyRow, key_of, kind_of
+from sickbay.policy.load import load_policy
 from sickbay.ports.cluster import Lost, Snapshot
 from sickbay.testing.store_nouns import intent as small_intent
 

@@ -11,7 +11,6 @@ from sickbay.engine.plan import plan
 from sickbay.engine.seats import settle
 from sickbay.engine.view import Draft, RowType, Rules, View
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import (
@@ -30,6 +29,7 @@ from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.intent import Fence, Intent, IntentState, Notify, StopJob
 from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.model.rows import AnyRow, key_of
+from sickbay.policy.load import load_policy
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 APART = NodeId("sim/n0")  # its cluster cannot reach it, its agent can

@@ -6,7 +6,7 @@ from tests.unit.test_sim_world import JOB, Bench
 from sickbay.model.errors import Rejected, Transient
 from sickbay.model.fleet import Capability
 from sickbay.model.job import JobSpec
-from sickbay.sim.ground import CLUSTER_CAN, Rules
+from sickbay.sim.context import CLUSTER_CAN, Rules
 from sickbay.sim.hardness import Dice, Trouble
 
 

@@ -14,15 +14,15 @@ from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.remembered import Remembered
-from sickbay.agent.senses import Senses
 from sickbay.agent.spool import Voice
 from sickbay.agent.watches import Watches
-from sickbay.brain.counting import ALL_ONES, MOST, Growth, growth
-from sickbay.brain.gpu_changes import GpuPast, weigh
+from sickbay.agent.watermark import Senses
 from sickbay.knowledge.counters import CounterRule
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.gpu import GpuReading, Link
+from sickbay.signs.counting import ALL_ONES, MOST, Growth, growth
+from sickbay.signs.gpu_changes import GpuPast, weigh
 
 CASES = [
     # before, now, fresh: growth

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sickbay.knowledge import dcgm
-from sickbay.knowledge.documents import Document
-from sickbay.knowledge.documents.dcgm_diag import DcgmDiag
-from sickbay.knowledge.documents.dcgm_health import DcgmHealth, readings_from_dmon
-from sickbay.knowledge.documents.exporter import Exporter, readings_from_page
 from sickbay.knowledge.load import load_tables
 from sickbay.model.sign import Sign
+from sickbay.signs.readers import Document
+from sickbay.signs.readers.dcgm_diag import DcgmDiag
+from sickbay.signs.readers.dcgm_health import DcgmHealth, readings_from_dmon
+from sickbay.signs.readers.exporter import Exporter, readings_from_page
 
 SAMPLES = Path(__file__).parent.parent / "fixtures" / "dcgm"
 READERS = (DcgmDiag, DcgmHealth, Exporter)

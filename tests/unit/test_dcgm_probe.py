@@ -20,10 +20,10 @@ from sickbay.agent.dcgmi import Listener, Ran, fetch, run_dcgmi
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.dcgm import PERIOD, Dcgm, dcgm_probe
 from sickbay.knowledge.dcgm import fields
-from sickbay.knowledge.documents.exporter import page_of
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
+from sickbay.signs.readers.exporter import page_of
 
 NODE = NodeId("c/n1")
 QUIET = "#Entity   XIDER  EDVTL\nID\nGPU 0     0      0\nGPU 1     0      0\n"

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from sickbay.brain.correlate import absorb
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
-from sickbay.brain.sight import Sight, reset_domain
-from sickbay.knowledge.policy import load_policy
+from sickbay.brain.incident_input import Sight, reset_domain
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
 from sickbay.model.incident import OUT, TERMINAL, Incident, IncidentKind, Order, Phase, Proven, Stage, Try
 from sickbay.model.intent import AnyAct, Drain, Intent, IntentState, Quarantine, Release, Repair, Verify
+from sickbay.policy.load import load_policy
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEAT = NodeId("sim/a")

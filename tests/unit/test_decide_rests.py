@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Do, Move, Stay
-from sickbay.brain.sight import Sight
-from sickbay.knowledge.policy import load_policy, shipped
+from sickbay.brain.incident_input import Sight
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Order, Phase, Proven, Stage, Try
 from sickbay.model.intent import AnyAct, Drain, Intent, IntentState, Look, Quarantine, Release, Repair, Verify
+from sickbay.policy.load import load_policy, shipped
 
 POLICIES = {name: load_policy(name) for name in shipped()}
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sickbay.brain.diagnose import diagnose
 from sickbay.knowledge.load import load_tables
+from sickbay.signs.training_log import diagnose
 
 # The first text that hypothesis draws in a process takes seconds on a busy machine; that says nothing about us.
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.brain.symptoms import name_all
-from sickbay.knowledge.documents.link_tools import LinkTools
-from sickbay.knowledge.documents.stream import read_stream
 from sickbay.knowledge.load import load_tables
 from sickbay.model.fault import Severity
+from sickbay.signs.readers.link_tools import LinkTools
+from sickbay.signs.readers.stream import read_stream
+from sickbay.signs.symptoms import name_all
 
 CORPUS = Path(__file__).parents[1] / "fixtures" / "corpus"
 TABLES = load_tables()

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sickbay.brain.symptoms import name_all
-from sickbay.knowledge.documents.input import BLOCK, LONGEST, SOFT, blocks_of, open_input, whole_lines
-from sickbay.knowledge.documents.json_text import JsonText
-from sickbay.knowledge.documents.sieve import Sieve
-from sickbay.knowledge.documents.stream import Stream, documents, read_stream
-from sickbay.knowledge.documents.training import Training, literals
-from sickbay.knowledge.documents.unwrap import Unwrapper
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
 from sickbay.model.sign import Sign
+from sickbay.signs.readers.input import BLOCK, LONGEST, SOFT, blocks_of, open_input, whole_lines
+from sickbay.signs.readers.json_text import JsonText
+from sickbay.signs.readers.sieve import Sieve
+from sickbay.signs.readers.stream import Stream, documents, read_stream
+from sickbay.signs.readers.training import Training, literals
+from sickbay.signs.readers.unwrap import Unwrapper
+from sickbay.signs.symptoms import name_all
 
 XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."

@@ -10,11 +10,11 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import Explained, explain, state_of
 from sickbay.faces.story import weave
-from sickbay.knowledge.policy import digest, load_policy
 from sickbay.model.errors import BadInput
 from sickbay.model.fleet import AgentState, Node, NodeId
 from sickbay.model.policy import Policy, Window
 from sickbay.model.rows import Line
+from sickbay.policy.load import digest, load_policy
 from sickbay.sim.scenarios import NAMED, JobPlan, Scenario, perform, stage
 from sickbay.sim.schedule import EPOCH
 from sickbay.sim.simulation import Simulation

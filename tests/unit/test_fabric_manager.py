@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tests.unit.test_dcgm_documents import read, sample
 
 from sickbay.knowledge.dcgm import table
-from sickbay.knowledge.documents.fabric_manager import FabricManager
 from sickbay.knowledge.load import load_tables
 from sickbay.model.sign import Sign
+from sickbay.signs.readers.fabric_manager import FabricManager
 
 STAMP = "[Nov 16 2026 08:00:00] [ERROR] [tid 841] "
 FATAL = "detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 33"

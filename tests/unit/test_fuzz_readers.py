@@ -22,22 +22,23 @@ from sickbay.agent.probes.machine import meminfo, stat_of
 from sickbay.agent.probes.system_log import SystemLog
 from sickbay.agent.settings import SETTINGS as KNOWN
 from sickbay.agent.settings import load
-from sickbay.brain.counting import MOST, growth
-from sickbay.knowledge import nvidia, patterns
 from sickbay.knowledge.dcgm import cells, messages
-from sickbay.knowledge.documents.dcgm_diag import DcgmDiag
-from sickbay.knowledge.documents.dcgm_health import DcgmHealth, readings_from_dmon
-from sickbay.knowledge.documents.exporter import page_of, readings_from_page
-from sickbay.knowledge.documents.smi_query import readings_from_query
-from sickbay.knowledge.documents.smi_xml import readings_from_xml
-from sickbay.knowledge.documents.stream import READERS, Stream, documents, read_stream
-from sickbay.knowledge.kernel import KernelReader, parse_line
-from sickbay.knowledge.prefixes import dated, peel
-from sickbay.knowledge.registers import decode, registers
-from sickbay.knowledge.scanner import lines_of_interest
 from sickbay.model.errors import BadInput
 from sickbay.model.fleet import NodeId
 from sickbay.model.sign import Sign
+from sickbay.signs import kernel_patterns as patterns
+from sickbay.signs import nvidia
+from sickbay.signs.counting import MOST, growth
+from sickbay.signs.kernel import KernelReader, parse_line
+from sickbay.signs.prefixes import dated, peel
+from sickbay.signs.readers.dcgm_diag import DcgmDiag
+from sickbay.signs.readers.dcgm_health import DcgmHealth, readings_from_dmon
+from sickbay.signs.readers.exporter import page_of, readings_from_page
+from sickbay.signs.readers.smi_query import readings_from_query
+from sickbay.signs.readers.smi_xml import readings_from_xml
+from sickbay.signs.readers.stream import READERS, Stream, documents, read_stream
+from sickbay.signs.registers import decode, registers
+from sickbay.signs.scanner import lines_of_interest
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TEXTS = (".txt", ".log", ".xml", ".json", ".csv")

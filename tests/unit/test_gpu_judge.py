@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sickbay.brain.gpu_changes import GpuPast, weigh
-from sickbay.brain.gpus import LIMITS, held, missing, shown_in, signs_among, signs_of
 from sickbay.knowledge.load import load_tables
 from sickbay.model.gpu import GpuReading, Link
 from sickbay.model.sign import Sign
+from sickbay.signs.gpu_changes import GpuPast, weigh
+from sickbay.signs.gpu_state import LIMITS, held, missing, shown_in, signs_among, signs_of
 
 H200 = GpuReading(
     index=3, uuid="GPU-1", pci="00000000:b9:00.0", name="NVIDIA H200", ecc_enabled=True, corrected=0, uncorrected=0,

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from tests.unit.agent_rig import until
 from tests.unit.test_agent_ranks import SEAT, Room, rank
 
-from sickbay.adapters.clusters.local.files import RankState
 from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.node import look_in_time
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.heartbeats import Beat, Progress
-from sickbay.agent.probes.ranks import RankWatch
 from sickbay.agent.stacks import collect
 from sickbay.agent.user_files import append, read_small
+from sickbay.clusters.local.files import RankState
+from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import LogRule

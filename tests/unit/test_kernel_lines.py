@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.unit.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS, numbers
 
-from sickbay.brain.classify import classify
-from sickbay.knowledge.kernel import KernelReader, parse_line
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.nvidia import read_wordings, wordings
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.sign import Sign
+from sickbay.signs.classify import classify
+from sickbay.signs.kernel import KernelReader, parse_line
+from sickbay.signs.nvidia import read_wordings, wordings
 
 # The first text that hypothesis draws in a process takes seconds on a busy machine; that says nothing about us.
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sickbay.brain.classify import classify, monitor_class
 from sickbay.knowledge.load import load_tables, read_diagnosis, read_faults, read_xids
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.fleet import NodeId
+from sickbay.signs.classify import classify, monitor_class
 
 TABLES = load_tables()
 DATA = files("sickbay.knowledge").joinpath("data")

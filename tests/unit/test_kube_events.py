@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sickbay.knowledge.documents import kube_tables
-from sickbay.knowledge.documents.kube_events import KubeEvents
-from sickbay.knowledge.documents.stream import read_stream
 from sickbay.knowledge.load import load_tables
 from sickbay.model.sign import Sign
+from sickbay.signs.readers import kube_tables
+from sickbay.signs.readers.kube_events import KubeEvents
+from sickbay.signs.readers.stream import read_stream
 
 DATES = "Thu, 08 Jul 2021 10:05:28 +0900   Wed, 07 Jul 2021 18:23:33 +0900"
 

@@ -9,7 +9,7 @@ from sickbay.model.errors import IllegalMove
 from sickbay.model.incident import OUT, TERMINAL, TRANSITIONS, Phase
 from sickbay.model.intent import INTENT_LIFE, IntentState
 from sickbay.model.job import JOB_LIFE, JobState
-from sickbay.model.lives import Life, Step
+from sickbay.model.state_machine import Life, Step
 
 LIVES: list[tuple[Life[Any, Any], type[StrEnum], set[Any], Any]] = [
     (TRANSITIONS, Phase, set(TERMINAL), Phase.SUSPECT),

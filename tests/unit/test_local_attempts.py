@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from sickbay.adapters.clusters.local.attempts import Attempt, Attempts, Over, Part, environment, free_port, lay_out
-from sickbay.adapters.clusters.local.files import Rank, RankPlan, RankState, Seat, Status
-from sickbay.adapters.clusters.local.prune import prune
-from sickbay.adapters.clusters.local.ring import Ring
-from sickbay.adapters.clusters.local.room import Room
-from sickbay.adapters.clusters.local.sight import Sight
-from sickbay.adapters.clusters.local.verdicts import Evidence, judge
+from sickbay.clusters.local.attempts import Attempt, Attempts, Over, Part, environment, free_port, lay_out
+from sickbay.clusters.local.files import Rank, RankPlan, RankState, Seat, Status
+from sickbay.clusters.local.outcomes import Evidence, judge
+from sickbay.clusters.local.prune import prune
+from sickbay.clusters.local.rack import Room
+from sickbay.clusters.local.ring import Ring
+from sickbay.clusters.local.seat_state import Sight
 from sickbay.model.errors import Rejected
 from sickbay.model.facts import NodeVanished
 from sickbay.model.fleet import Device, JobId, NodeId

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sickbay.adapters.clusters.local.defects import bus, catalogue, device_at, named, xid
-from sickbay.adapters.clusters.local.devices import Hardware, create, hit, holders, passing
-from sickbay.adapters.clusters.local.files import Break, Defect, Paths, Rank, RankState
-from sickbay.knowledge.kernel import parse_line
+from sickbay.clusters.local.defects import bus, catalogue, device_at, named, xid
+from sickbay.clusters.local.devices import Hardware, create, hit, holders, passing
+from sickbay.clusters.local.files import Break, Defect, Paths, Rank, RankState
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
+from sickbay.signs.kernel import parse_line
 
 
 @pytest.fixture
@@ -184,8 +184,8 @@ def test_changes_from_many_threads_at_once_are_all_kept(hardware: Hardware) -> N
 def test_changes_from_many_processes_at_once_are_all_kept(hardware: Hardware, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from sickbay.adapters.clusters.local.files import Defect, Paths\n"
-        "from sickbay.adapters.clusters.local.devices import Hardware\n"
+        "from sickbay.clusters.local.files import Defect, Paths\n"
+        "from sickbay.clusters.local.devices import Hardware\n"
         "h = Hardware(Paths(Path(sys.argv[1]), 'n1'), 'i1')\n"
         "for i in range(20): h.inject(Defect(name=sys.argv[2] + str(i), device=0))\n"
     )

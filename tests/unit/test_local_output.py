@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sickbay.adapters.clusters.local.output import A_TURN, TAIL, Capture, end_of_output, read_output
+from sickbay.clusters.local.output import A_TURN, TAIL, Capture, end_of_output, read_output
 
 
 @contextmanager

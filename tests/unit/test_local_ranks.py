@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.unit.local_node import LocalNode, eventually, living
 
-from sickbay.adapters.clusters.local import processes
-from sickbay.adapters.clusters.local.files import Rank, RankState
-from sickbay.adapters.clusters.local.output import end_of_output, read_output
+from sickbay.clusters.local import processes
+from sickbay.clusters.local.files import Rank, RankState
+from sickbay.clusters.local.output import end_of_output, read_output
 from sickbay.model.job import LogRule
 
 

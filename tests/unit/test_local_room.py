@@ -15,15 +15,15 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from sickbay.adapters.clusters.local import room as room_module
-from sickbay.adapters.clusters.local.cluster import LocalCluster
-from sickbay.adapters.clusters.local.devices import Hardware
-from sickbay.adapters.clusters.local.files import BOOT_MARK, STALE, ClusterFile, Defect, Power, Status, read, write
-from sickbay.adapters.clusters.local.locks import held, holder
-from sickbay.adapters.clusters.local.processes import find
-from sickbay.adapters.clusters.local.room import Room, kill_boots
-from sickbay.adapters.clusters.local.sight import Looker
-from sickbay.adapters.clusters.local.ticks import Ticks
+from sickbay.clusters.local import rack as room_module
+from sickbay.clusters.local.cluster import LocalCluster
+from sickbay.clusters.local.devices import Hardware
+from sickbay.clusters.local.files import BOOT_MARK, STALE, ClusterFile, Defect, Power, Status, read, write
+from sickbay.clusters.local.locks import held, holder
+from sickbay.clusters.local.processes import find
+from sickbay.clusters.local.rack import Room, kill_boots
+from sickbay.clusters.local.seat_state import Looker
+from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.errors import BadInput, Gone
 from sickbay.model.fault import Remedy
 
@@ -144,7 +144,7 @@ class TestPower:
         assert of(room.seat("node-0").boot_id) == before
 
     def test_a_supervisor_is_a_session_of_its_own_and_outlives_who_started_it(self, room: Room) -> None:
-        code = f"from sickbay.adapters.clusters.local.room import Room; Room({str(room.root)!r}).power_on()"
+        code = f"from sickbay.clusters.local.rack import Room; Room({str(room.root)!r}).power_on()"
         subprocess.run([sys.executable, "-c", code], check=True)
         looker = Looker(room.root)
         eventually(lambda: all(looker.look(name).ready for name in room.names()))

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.local_node import LocalNode, eventually, living
 
-from sickbay.adapters.clusters.local.defects import bus, named
-from sickbay.adapters.clusters.local.files import (
+from sickbay.clusters.local.defects import bus, named
+from sickbay.clusters.local.files import (
     Break,
     Defect,
     Rank,
@@ -25,7 +25,7 @@ from sickbay.adapters.clusters.local.files import (
     read,
     write,
 )
-from sickbay.adapters.clusters.local.supervisor import KEEP_GONE, KEEP_TAILS, _worth_keeping
+from sickbay.clusters.local.supervisor import KEEP_GONE, KEEP_TAILS, _worth_keeping
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 

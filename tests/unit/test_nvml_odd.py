@@ -19,11 +19,11 @@ from sickbay.agent.nvml.wire import Read, Values
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.gpus import Gpus
 from sickbay.agent.sampling import Sampler
-from sickbay.brain.plausible import RANGES
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.gpu import GpuReading
 from sickbay.model.protocol import Item, Measured
+from sickbay.signs.plausible import RANGES
 
 RECORDED: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "fixtures/h200/nvml-calls.json").read_text(encoding="utf-8")

@@ -20,18 +20,18 @@ from hypothesis import strategies as st
 from sickbay.agent.nvml.pci import address, nvidia_gpus
 from sickbay.agent.nvml.watched import CannotRead, Hung, Mismatch, NoDriver, Nvml, Patience, Slow
 from sickbay.agent.outbox import say
+from sickbay.agent.probes.dedup import Sums
 from sickbay.agent.probes.gpus import Gpus, gpus_for
 from sickbay.agent.probes.remembered import Remembered
-from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
-from sickbay.brain.classify import classify
-from sickbay.knowledge.documents.smi_xml import readings_from_xml
-from sickbay.knowledge.kernel import parse_line
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.gpu import GpuReading
 from sickbay.model.protocol import Item
+from sickbay.signs.classify import classify
+from sickbay.signs.kernel import parse_line
+from sickbay.signs.readers.smi_xml import readings_from_xml
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 H200 = FIXTURES / "h200"

@@ -22,11 +22,11 @@ from sickbay.agent.node_probes import summed
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.dcgm import Dcgm
+from sickbay.agent.probes.dedup import BODIES, KINDS, Sums
 from sickbay.agent.probes.gpus import YIELD, Gpus
 from sickbay.agent.probes.journal import Journal, JournalPlace
 from sickbay.agent.probes.kernel_log import KernelLog, Place, Source
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.probes.sums import BODIES, KINDS, Sums
 from sickbay.agent.probes.system_log import Reading, SystemLog
 from sickbay.agent.spool import Voice
 from sickbay.engine.reception import Reception

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.brain.pairwise import Round, Tried, Verdict, first_round, rounds, second_round, verdict
+from sickbay.agent.checks.pairwise import Round, Tried, Verdict, first_round, rounds, second_round, verdict
 from sickbay.model.errors import BadInput
 
 

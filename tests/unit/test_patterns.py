@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sickbay.knowledge import patterns
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.patterns import ANCHORS, LONGEST, SHIPPED, read_patterns
 from sickbay.model.errors import BadInput
 from sickbay.model.sign import Sign
+from sickbay.signs import kernel_patterns as patterns
+from sickbay.signs.kernel_patterns import ANCHORS, LONGEST, SHIPPED, read_patterns
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 CORPUS = Path(__file__).parents[1] / "fixtures" / "kernel"

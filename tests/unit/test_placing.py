@@ -10,17 +10,17 @@ from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.admit import limit_for
-from sickbay.brain.job_sight import Placement
+from sickbay.brain.job_input import Placement
 from sickbay.engine.placing import WATCHED, fenceable, lost, place, unseen, unusable, well
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Device, Incarnation, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.policy import Limit, PlaceBy, Policy
 from sickbay.model.rows import AnyRow, Unit, key_of
+from sickbay.policy.load import load_policy
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 TABLES = load_tables()

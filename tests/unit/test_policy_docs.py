@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec import inspect as mi
 
-from sickbay.knowledge.durations import format_duration
-from sickbay.knowledge.policy import default_of, shipped
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
+from sickbay.policy.durations import format_duration
+from sickbay.policy.load import default_of, shipped
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text(encoding="utf-8")
 _SECTIONS = {"Policy": "The file", "Match": "`match`"}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.knowledge.durations import format_duration, parse_duration
-from sickbay.knowledge.policy import check_policy, digest, load_policy, parse_policy, shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 from sickbay.model.policy import Policy, Trigger
+from sickbay.policy.durations import format_duration, parse_duration
+from sickbay.policy.load import check_policy, digest, load_policy, parse_policy, shipped
 
 BASE = "extends: default\n"
 

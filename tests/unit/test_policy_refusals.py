@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.knowledge.globs import covers
-from sickbay.knowledge.policy import parse_policy
 from sickbay.model.errors import BadInput
+from sickbay.policy.globs import covers
+from sickbay.policy.load import parse_policy
 
 BASE = "extends: default\n"
 RUNG = "ladders:\n- rungs:\n  - {do: reboot, %s}\n"

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sickbay.faces.cli.policy import policy as group
-from sickbay.knowledge.policy import digest, load_policy, parse_policy, shipped
-from sickbay.knowledge.policy_diff import diff, in_words, to_yaml
-from sickbay.knowledge.policy_lint import lint
 from sickbay.model.fleet import Capability
+from sickbay.policy.diff import diff, in_words, to_yaml
+from sickbay.policy.lint import lint
+from sickbay.policy.load import digest, load_policy, parse_policy, shipped
 
 BASE = "extends: default\n"
 ALL = frozenset(Capability)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.kernel_samples import PREFIXES
 
-from sickbay.knowledge.prefixes import Peeled, dated, peel
+from sickbay.signs.prefixes import Peeled, dated, peel
 
 
 def local(*parts: int) -> datetime:

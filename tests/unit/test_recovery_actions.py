@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.brain.classify import classify
-from sickbay.brain.gpus import signs_of
-from sickbay.brain.recovery import ACTIONS, action_in, action_of
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.nvidia import advice_of
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.gpu import GpuReading
+from sickbay.signs.classify import classify
+from sickbay.signs.gpu_state import signs_of
+from sickbay.signs.nvidia import advice_of
+from sickbay.signs.recovery_action import ACTIONS, action_in, action_of
 
 TABLES = load_tables()
 # nvmlDeviceGpuRecoveryAction_t of driver 615, and the remedy that NVIDIA's own description amounts to.

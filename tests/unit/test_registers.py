@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sickbay.knowledge.registers import decode, read_decode, registers
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
+from sickbay.signs.registers import decode, read_decode, registers
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 TABLE = Path(__file__).parents[2] / "src/sickbay/knowledge/data/xid_decode.csv"

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.drift import shown
 from sickbay.brain.gate import gate_of
-from sickbay.brain.job_sight import JobSight
+from sickbay.brain.job_input import JobSight
 from sickbay.brain.resume import resume
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import load_policy, shipped
 from sickbay.model.clock import Deadline
 from sickbay.model.fleet import Capability, IncidentId, JobId, NodeId
 from sickbay.model.intent import (
@@ -31,6 +30,7 @@ from sickbay.model.intent import (
 )
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Interruption, Job, JobSpec, JobState
 from sickbay.model.policy import Examine, OnNoFault, Policy, Trigger
+from sickbay.policy.load import load_policy, shipped
 
 TABLES = load_tables()
 POLICIES = {name: load_policy(name) for name in shipped()}

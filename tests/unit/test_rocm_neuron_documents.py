@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.knowledge.documents import Document
-from sickbay.knowledge.documents.neuron_tools import NeuronTools
-from sickbay.knowledge.documents.rocm_smi import RocmSmi
 from sickbay.knowledge.load import load_tables
 from sickbay.model.sign import Sign
+from sickbay.signs.readers import Document
+from sickbay.signs.readers.neuron_tools import NeuronTools
+from sickbay.signs.readers.rocm_smi import RocmSmi
 
 
 def signs(text: str) -> list[Sign]:

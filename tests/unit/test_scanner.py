@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS
 
-from sickbay.knowledge.kernel import parse_line
-from sickbay.knowledge.scanner import Scanner, fewest, lines_of_interest
+from sickbay.signs.kernel import parse_line
+from sickbay.signs.scanner import Scanner, fewest, lines_of_interest
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 XIDS = [f"NVRM: Xid ({address}): 79{end}" for address in ADDRESSES for end in ENDS]

@@ -14,10 +14,10 @@ from sickbay.model.intent import Notify
 from sickbay.model.job import EndReason, JobSpec
 from sickbay.ports.cluster import Deltas
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
-from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
+from sickbay.sim.chaos import FATES, Mischief, Odds
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Rules
 from sickbay.sim.hardware import Defect, Power
-from sickbay.sim.mischief import FATES, Mischief, Odds
-from sickbay.sim.programme import OnDeath, Programme
+from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.schedule import EPOCH, Scheduler, SimClock
 from sickbay.sim.world import World
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sickbay.knowledge.documents import Document
-from sickbay.knowledge.documents.smi_query import SmiQuery, readings_from_query
-from sickbay.knowledge.documents.smi_table import SmiTable
-from sickbay.knowledge.documents.smi_xml import SmiXml, readings_from_xml
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.smi import differences
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Sign
+from sickbay.signs.readers import Document
+from sickbay.signs.readers.smi_query import SmiQuery, readings_from_query
+from sickbay.signs.readers.smi_table import SmiTable
+from sickbay.signs.readers.smi_xml import SmiXml, readings_from_xml
+from sickbay.signs.smi import differences
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "smi"
 QUERY = (FIXTURES / "h200-580-q.txt").read_text()

@@ -3,11 +3,11 @@
 import pytest
 
 from sickbay.brain.causes import CAUSES
-from sickbay.brain.symptoms import MOST, gpu_of, name_all
 from sickbay.knowledge.load import load_tables
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.sign import Sign
 from sickbay.model.symptom import Symptom
+from sickbay.signs.symptoms import MOST, gpu_of, name_all
 
 TABLES = load_tables()
 A, B = "0000:b9:00", "0000:3b:00"

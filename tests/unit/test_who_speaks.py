@@ -14,22 +14,22 @@ from tests.unit.agent_rig import XID_63, XID_79
 from tests.unit.test_agent_kmsg import Ring
 
 from sickbay.agent.outbox import say
+from sickbay.agent.probes.dedup import Sums
 from sickbay.agent.probes.hearsay import AGAIN, MOST, REMEMBERED, WAIT
 from sickbay.agent.probes.journal import decoded
 from sickbay.agent.probes.kernel_log import KernelLog, Place, heard_name
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.probes.sums import Sums
 from sickbay.agent.probes.system_log import Reading, SystemLog, is_one_of
-from sickbay.brain.classify import classify
-from sickbay.knowledge.kernel import heard, parse_line
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.nvidia import wordings
-from sickbay.knowledge.patterns import SHIPPED
-from sickbay.knowledge.prefixes import peel
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
+from sickbay.signs.classify import classify
+from sickbay.signs.kernel import heard, parse_line
+from sickbay.signs.kernel_patterns import SHIPPED
+from sickbay.signs.nvidia import wordings
+from sickbay.signs.prefixes import peel
 
 NODE = NodeId("c/n1")
 NOW = 100_000.0

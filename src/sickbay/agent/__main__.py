@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _local(root: Path, seat: str) -> None:
-    from sickbay.agent.local import run
+    from sickbay.clusters.local.node import run
 
     run(root, seat)
 

@@ -24,7 +24,7 @@ import msgspec
 
 from sickbay import __version__
 from sickbay.agent.settings import AgentSettings, printable
-from sickbay.knowledge.redact import redact
+from sickbay.signs.redact import redact
 
 KEEP = 3
 PART = 4 << 20  # bytes of each part

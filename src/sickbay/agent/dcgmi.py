@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sickbay.knowledge.documents.dcgm_health import DcgmHealth
 from sickbay.model.sign import Sign
+from sickbay.signs.readers.dcgm_health import DcgmHealth
 
 ENDS_WITHIN = 3.0  # seconds after a polite request
 MOST = 4 << 20  # bytes of an answer

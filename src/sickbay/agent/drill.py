@@ -8,8 +8,8 @@ from threading import Lock
 import msgspec
 
 from sickbay.agent.commands import Refuse
-from sickbay.knowledge.kernel import parse_line
 from sickbay.model.noun import Noun
+from sickbay.signs.kernel import parse_line
 
 LONGEST_LINE = 2000
 KEPT = 20  # drills that are known by their place

@@ -12,8 +12,8 @@ from sickbay.agent.commands import Commands
 from sickbay.agent.complaints import complain
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
-from sickbay.agent.senses import Senses
 from sickbay.agent.watches import Watches
+from sickbay.agent.watermark import Senses
 from sickbay.model.facts import Observed
 
 TURN = 1.0  # seconds; what is to be done now and then is done no oftener

@@ -13,7 +13,6 @@ from sickbay.agent.commands import NO_BOOT
 from sickbay.agent.complaints import complain
 from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.drill import Drills
-from sickbay.agent.life import Life, Parts, alone, clock_zero, keep, kept, machine_boot
 from sickbay.agent.loop import HANGS_AFTER
 from sickbay.agent.node_orders import Hands, NodeOrders
 from sickbay.agent.node_probes import Where, probes_for
@@ -21,24 +20,25 @@ from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
+from sickbay.agent.probes.dedup import Sums
 from sickbay.agent.probes.journal import MUTE, Journal, JournalPlace, available
 from sickbay.agent.probes.journal import NAME as JOURNAL
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.last_words import last_words
-from sickbay.agent.probes.sums import Sums
 from sickbay.agent.probes.system_log import Reading, SystemLog, name_of, own_names, usual
+from sickbay.agent.runtime import Life, Parts, alone, clock_zero, keep, kept, machine_boot
 from sickbay.agent.settings import AgentSettings
 from sickbay.agent.spool import Spool, Voice
 from sickbay.agent.transport import Address
 from sickbay.agent.watchdog import Watchdog
-from sickbay.knowledge.kernel import heard
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
+from sickbay.signs.kernel import heard
 
 FEW = 500  # last words of a boot, so many at most
 

@@ -17,8 +17,8 @@ from sickbay.agent.commands import Carry, Refuse, Said
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
 from sickbay.agent.nvml.pci import Address, address
-from sickbay.agent.senses import Senses
 from sickbay.agent.settings import AgentSettings
+from sickbay.agent.watermark import Senses
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import (

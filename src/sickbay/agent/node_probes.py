@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from sickbay.agent.complaints import complain
 from sickbay.agent.probes import Look, Probe
+from sickbay.agent.probes.dedup import Sums
 from sickbay.agent.probes.remembered import Remembered, boot_in
-from sickbay.agent.probes.sums import Sums
 from sickbay.agent.sampling import Sampler, Values
 from sickbay.agent.settings import AgentSettings
 from sickbay.model.fleet import NodeId

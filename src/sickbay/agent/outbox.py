@@ -11,11 +11,11 @@ from threading import Condition
 import msgspec
 from msgspec.structs import replace
 
+from sickbay.agent.eviction import ALIKE, CHEAP, Key, folded
+from sickbay.agent.eviction import rank as rank_of
 from sickbay.agent.leavings import Leavings, in_a_row
 from sickbay.agent.places import Mark, Places
 from sickbay.agent.plain import cleaned
-from sickbay.agent.room import ALIKE, CHEAP, Key, folded
-from sickbay.agent.room import rank as rank_of
 from sickbay.agent.spool import AT_ONCE, Spool, Voice
 from sickbay.model.facts import Observed
 from sickbay.model.noun import Noun

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sickbay.knowledge.durations import parse_duration
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
+from sickbay.policy.durations import parse_duration
 
 CONFIG = Path("/etc/sickbay/agent.yaml")
 DMI = Path("/sys/class/dmi/id")

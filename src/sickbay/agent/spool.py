@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sickbay.agent.eviction import ALIKE, FAULT, folded, rank
 from sickbay.agent.places import MARKED, Mark
-from sickbay.agent.room import ALIKE, FAULT, folded, rank
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.noun import Noun

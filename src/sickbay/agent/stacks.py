@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from sickbay.adapters.clusters.local.files import Paths, Rank, RankState
 from sickbay.agent.user_files import append, read_small
+from sickbay.clusters.local.files import Paths, Rank, RankState
 from sickbay.model.fleet import Incarnation, JobId
 
 WRITES_WITHIN = 1.0  # seconds

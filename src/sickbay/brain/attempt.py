@@ -1,7 +1,7 @@
 """A job whose attempt runs, or must end: RUNNING until something ends it, STOPPING until every rank is surely gone."""
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
-from sickbay.brain.job_sight import JobSight, listing
+from sickbay.brain.job_input import JobSight, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait

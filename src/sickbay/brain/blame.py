@@ -1,9 +1,8 @@
 """A job whose attempt ended badly: DIAGNOSING. Who is to blame, whether it may restart, and what that costs."""
 
 from sickbay.brain.decision import Decision, Do, Move, Stay
-from sickbay.brain.diagnose import SHELL, diagnose, signal_of
 from sickbay.brain.gate import give_up
-from sickbay.brain.job_sight import AVOIDED, JobSight, listing
+from sickbay.brain.job_input import AVOIDED, JobSight, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -11,6 +10,7 @@ from sickbay.model.intent import Intent, Look, StopJob, Verify
 from sickbay.model.job import EndReason, Job
 from sickbay.model.policy import OnNoFault, Policy, Trigger, WhichNodes
 from sickbay.model.tables import Tables
+from sickbay.signs.training_log import SHELL, diagnose, signal_of
 
 
 def diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.doubt import checking
-from sickbay.brain.job_sight import listing
+from sickbay.brain.incident_input import Sight, away, later, owner_of, remind
+from sickbay.brain.job_input import listing
 from sickbay.brain.orders import WISH, close, obey, planned
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
-from sickbay.brain.sight import Sight, away, later, owner_of, remind
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import MANY_SILENCES, AgentState, Capability, JobId, Node

@@ -8,8 +8,8 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
+from sickbay.brain.incident_input import Sight, remind
 from sickbay.brain.ladder import ladder_for, rung_rule
-from sickbay.brain.sight import Sight, remind
 from sickbay.model.clock import INGEST
 from sickbay.model.fault import NODE_LOST
 from sickbay.model.fleet import AgentState, Capability, Node

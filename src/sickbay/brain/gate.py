@@ -5,7 +5,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
-from sickbay.brain.job_sight import AVOIDED, JobSight, Placement, listing, tell
+from sickbay.brain.job_input import AVOIDED, JobSight, Placement, listing, tell
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait

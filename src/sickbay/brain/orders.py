@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from sickbay.brain.correlate import absorb
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.incident_input import Sight, away, later, on_its_way, owner_of, remind
 from sickbay.brain.repair import occupied, stands
-from sickbay.brain.sight import Sight, away, later, on_its_way, owner_of, remind
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import NODE_LOST, Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Node

@@ -4,8 +4,8 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.drift import rung_shown
+from sickbay.brain.incident_input import Sight, away, on_its_way, reset_domain
 from sickbay.brain.ladder import ladder_for, next_rung, rung_rule, strike
-from sickbay.brain.sight import Sight, away, on_its_way, reset_domain
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import NODE_LOST, Remedy, highest
 from sickbay.model.fleet import AgentState, Capability, JobId, Node

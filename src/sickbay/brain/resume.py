@@ -7,7 +7,7 @@ from sickbay.brain.attempt import running, stopping
 from sickbay.brain.blame import diagnosing
 from sickbay.brain.decision import Decision, Stay
 from sickbay.brain.gate import gating, queued
-from sickbay.brain.job_sight import JobSight
+from sickbay.brain.job_input import JobSight
 from sickbay.model.incident import Wait
 from sickbay.model.job import JobState
 from sickbay.model.policy import Policy

@@ -9,7 +9,7 @@ from sickbay.brain.admit import Asked, Confirm, Deferred, Fleet, admit, brake_sc
 from sickbay.brain.correlate import lead
 from sickbay.brain.decision import Tell
 from sickbay.engine.seats import ledger_now
-from sickbay.engine.steps import notify, step_incident
+from sickbay.engine.transitions import notify, step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy, signature

@@ -11,8 +11,8 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.gate import CHECKS_TAKE
-from sickbay.brain.job_sight import listing
-from sickbay.engine.steps import post
+from sickbay.brain.job_input import listing
+from sickbay.engine.transitions import post
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup, Finding, checkup_id
 from sickbay.model.clock import INGEST

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sickbay.engine.seats import turn_pools
-from sickbay.engine.steps import KEEP_LINKED, cause_of
+from sickbay.engine.transitions import KEEP_LINKED, cause_of
 from sickbay.engine.view import Draft
 from sickbay.model.fault import Fault, Scope
 from sickbay.model.fleet import Errand, Node, NodeId

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from sickbay.brain.retention import aged, cutoff
 from sickbay.brain.submission import as_started
+from sickbay.engine.apply import learn, reads_of
 from sickbay.engine.aside import FACTS as FACTS_ASIDE
 from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
 from sickbay.engine.execute import Hands, Holders
 from sickbay.engine.group import Builds, Group
 from sickbay.engine.ingest import Ingest, Together, voices
-from sickbay.engine.learn import learn, reads_of
 from sickbay.engine.plan import plan, prefetch
 from sickbay.engine.seats import settle
 from sickbay.engine.sending import send, wanted, withheld

@@ -5,7 +5,7 @@ from heapq import merge
 from itertools import chain
 
 from sickbay.brain.gate import gate_of
-from sickbay.brain.job_sight import AVOIDED, Placement, listing
+from sickbay.brain.job_input import AVOIDED, Placement, listing
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Capability, Freed, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase

@@ -12,7 +12,7 @@ from sickbay.engine.plan_jobs import plan_job
 from sickbay.engine.plan_seats import plan_brake, plan_node, plan_voice
 from sickbay.engine.seats import settle
 from sickbay.engine.standstill import plan_standstill
-from sickbay.engine.steps import subjects_of
+from sickbay.engine.transitions import subjects_of
 from sickbay.engine.view import Draft, View
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident

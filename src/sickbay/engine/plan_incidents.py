@@ -9,13 +9,13 @@ from sickbay.brain.admit import Asked, Confirm
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.doubt import confirm
+from sickbay.brain.incident_input import Sight
 from sickbay.brain.orders import wished
-from sickbay.brain.sight import Sight
 from sickbay.engine import patrol
 from sickbay.engine.admission import ask_for_each, asked_for, deferred, take_turn, told_of
-from sickbay.engine.learn_faults import open_incident
+from sickbay.engine.apply_faults import open_incident
 from sickbay.engine.resting import come_to_rest
-from sickbay.engine.steps import step_incident, subjects_of, tried, write_down
+from sickbay.engine.transitions import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, PolicyInForce

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.attempt import stuck
 from sickbay.brain.drift import horizon_of, shown
 from sickbay.engine import checkups
-from sickbay.engine.learn import in_doubt
+from sickbay.engine.apply import in_doubt
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, LEADER, Deadline
 from sickbay.model.fleet import Node, NodeId

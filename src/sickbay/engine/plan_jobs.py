@@ -5,12 +5,12 @@ from functools import partial
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
-from sickbay.brain.job_sight import JobSight
+from sickbay.brain.job_input import JobSight
 from sickbay.brain.resume import resume
 from sickbay.engine.placing import dismissed, fenceable, lost, mute, place, unseen, unusable, well
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import take_turns
-from sickbay.engine.steps import notify, stamp, step_job, write_down
+from sickbay.engine.transitions import notify, stamp, step_job, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.incident import Wait
 from sickbay.model.intent import Fence, StartJob

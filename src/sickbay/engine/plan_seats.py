@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import ease
 from sickbay.brain.identity import Standing, standing_of
-from sickbay.engine.learn_faults import still_silent
-from sickbay.engine.learn_nodes import look_again
-from sickbay.engine.steps import post
+from sickbay.engine.apply_faults import still_silent
+from sickbay.engine.apply_nodes import look_again
+from sickbay.engine.transitions import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import Fact, PolicyInForce, Voice

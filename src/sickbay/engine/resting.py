@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from sickbay.engine.steps import let_go
+from sickbay.engine.transitions import let_go
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.fleet import InForce

@@ -8,12 +8,12 @@ it, and its owner decides again.
 from msgspec.structs import replace
 
 from sickbay.brain.admit import Asked, Deferred
-from sickbay.brain.job_sight import listing
-from sickbay.brain.sight import reset_domain
+from sickbay.brain.incident_input import reset_domain
+from sickbay.brain.job_input import listing
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
 from sickbay.engine.placing import dismissed, may_fence, was_dismissed
 from sickbay.engine.seats import settle
-from sickbay.engine.steps import step_incident, step_job
+from sickbay.engine.transitions import step_incident, step_job
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy

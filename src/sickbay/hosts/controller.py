@@ -13,8 +13,8 @@ from datetime import datetime
 from sickbay.engine.clocks import SharedClock
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
+from sickbay.hosts.backend import Desk
 from sickbay.hosts.changes import Changes
-from sickbay.hosts.desk import Desk
 from sickbay.model.clock import INGEST
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import Outcome

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sickbay.brain.classify import monitor_class_of
 from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.tables import DiagnosisRule, FaultRow, Meaning, SxidRow, Tables, XidRow
+from sickbay.signs.classify import monitor_class_of
 
 Row = dict[str, str]
 Word = TypeVar("Word", bound=StrEnum)

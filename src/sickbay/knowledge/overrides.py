@@ -14,10 +14,10 @@ from typing import TypeVar
 import yaml
 from msgspec.structs import replace
 
-from sickbay.brain.classify import monitor_class_of, unlisted_sxid, unlisted_xid
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.tables import FaultRow, Meaning, SxidRow, Tables, XidRow
+from sickbay.signs.classify import monitor_class_of, unlisted_sxid, unlisted_xid
 
 KEYS = ("code", "remedy", "severity", "scope", "because")
 EXAMPLE = "- {code: xid.63, remedy: reset_gpu, because: why}"

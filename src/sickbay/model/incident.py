@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy, touches
 from sickbay.model.fleet import Incarnation, IncidentId, JobId, NodeId
-from sickbay.model.lives import Life, Step
 from sickbay.model.noun import Noun
+from sickbay.model.state_machine import Life, Step
 
 
 class Phase(StrEnum):

@@ -7,8 +7,8 @@ from sickbay.model.checkup import Finding
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
-from sickbay.model.lives import Life, Step
 from sickbay.model.noun import Noun
+from sickbay.model.state_machine import Life, Step
 
 
 class Act(Noun, tag_field="act"):

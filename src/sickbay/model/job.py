@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from sickbay.model.clock import Deadline
 from sickbay.model.fleet import IncidentId, JobId, NodeId, pool_of
 from sickbay.model.incident import Wait
-from sickbay.model.lives import Life, Step
 from sickbay.model.noun import Noun
+from sickbay.model.state_machine import Life, Step
 
 
 class JobState(StrEnum):

@@ -7,9 +7,9 @@ from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import JobSpec
 from sickbay.ports.cluster import Accepted, Deltas, Log, Lost, Snapshot
-from sickbay.sim.ground import ClusterRules
+from sickbay.sim.chaos import Call
+from sickbay.sim.context import ClusterRules
 from sickbay.sim.hardware import Power, Seat
-from sickbay.sim.mischief import Call
 from sickbay.sim.view import ClusterView
 from sickbay.sim.world import World
 

@@ -6,9 +6,9 @@ import msgspec
 
 from sickbay.model.facts import AnyNews, Booted, Fact, Inventory, Observed
 from sickbay.model.fleet import Incarnation, NodeId
-from sickbay.sim.ground import Ground
+from sickbay.sim.chaos import Mischief
+from sickbay.sim.context import Ground
 from sickbay.sim.hardware import Item, Seat
-from sickbay.sim.mischief import Mischief
 
 # The mapping is the world's own: whoever keeps it copies it.
 Deliver = Callable[[list[Fact], Mapping[NodeId, Incarnation]], None]

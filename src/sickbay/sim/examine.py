@@ -6,9 +6,9 @@ from functools import partial
 from sickbay.model.facts import Checked, Looked
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.sim.agents import Agents
-from sickbay.sim.ground import Ground
+from sickbay.sim.chaos import Mischief
+from sickbay.sim.context import Ground
 from sickbay.sim.hardware import Power, Seat, symptom
-from sickbay.sim.mischief import Mischief
 from sickbay.sim.workload import Workload
 
 

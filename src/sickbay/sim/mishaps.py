@@ -16,7 +16,7 @@ from sickbay.model.job import JobState
 from sickbay.model.protocol import PROTO, Answered, Item, ItemNews, Measured, Report
 from sickbay.sim.hardness import Dice, Trouble
 from sickbay.sim.hardware import Defect, Seat
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Simulation
 
 CODES = ["xid.79", "xid.48", "xid.119", "xid.31", "xid.74", "xid.64"]

@@ -6,9 +6,9 @@ from itertools import islice
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import EndReason, JobSpec
-from sickbay.sim.ground import Ground
+from sickbay.sim.context import Ground
 from sickbay.sim.hardware import Seat
-from sickbay.sim.programme import Attempt, Programme, SimJob
+from sickbay.sim.job_behaviour import Attempt, Programme, SimJob
 from sickbay.sim.workload import Workload
 
 LOOK_EVERY = 60.0

@@ -7,9 +7,9 @@ from sickbay.model.facts import ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Device, Incarnation, NodeId
 from sickbay.sim.agents import Agents
-from sickbay.sim.ground import Ground
+from sickbay.sim.chaos import Mischief
+from sickbay.sim.context import Ground
 from sickbay.sim.hardware import Defect, Power, Seat, symptom
-from sickbay.sim.mischief import Mischief
 from sickbay.sim.workload import Workload
 
 SICKBAY = "sickbay"

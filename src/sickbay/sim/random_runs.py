@@ -6,20 +6,20 @@ from random import Random
 
 from msgspec.structs import replace
 
-from sickbay.knowledge.policy import load_policy
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId, Withholding
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec, JobState
 from sickbay.model.policy import Examine, FaultRule, Match, Mode, Policy, Trigger, Window
 from sickbay.model.rows import WITHHOLDING, key_of
-from sickbay.sim.ground import CLUSTER_CAN, ClusterRules, Rules
+from sickbay.policy.load import load_policy
+from sickbay.sim.chaos import Odds
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Rules
 from sickbay.sim.hardness import LANDED, Dice, Trouble
 from sickbay.sim.hardware import Power
 from sickbay.sim.invariants import Broken
-from sickbay.sim.mischief import Odds
+from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.mishaps import mishap
-from sickbay.sim.programme import OnDeath, Programme
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Quarter, Simulation
 
 ROUNDS = 8  # how often a person comes round before we say that it never comes to rest

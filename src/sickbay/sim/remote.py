@@ -25,11 +25,11 @@ from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import Rules
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import digest
 from sickbay.model.errors import EffectError, StoreError
 from sickbay.model.facts import Outcome
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
+from sickbay.policy.load import digest
 from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Cluster
 from sickbay.ports.executor import Executor

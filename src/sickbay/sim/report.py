@@ -8,7 +8,7 @@ from statistics import median
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Interruption, Job
 from sickbay.model.noun import Noun
-from sickbay.sim.programme import SimJob, Tally
+from sickbay.sim.job_behaviour import SimJob, Tally
 from sickbay.sim.simulation import Simulation
 
 # In the order in which a job passes them; `gated` is not stamped where no gate is asked for.

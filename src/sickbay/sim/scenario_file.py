@@ -8,9 +8,9 @@ import yaml
 from msgspec import inspect as mi
 
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import is_file_name
-from sickbay.knowledge.policy_yaml import Reader, compose, converted, unknown
 from sickbay.model.errors import BadInput
+from sickbay.policy.load import is_file_name
+from sickbay.policy.yaml_places import Reader, compose, converted, unknown
 from sickbay.sim.scenarios import JobPlan, Scenario
 from sickbay.sim.simulation import CLUSTER, POOL
 from sickbay.sim.timeline import KINDS, Moment, Order, Target

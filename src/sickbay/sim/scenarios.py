@@ -10,18 +10,18 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from sickbay.knowledge.policy import load_policy
-from sickbay.knowledge.policy_yaml import unknown
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import JobSpec
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
+from sickbay.policy.load import load_policy
+from sickbay.policy.yaml_places import unknown
 from sickbay.ports.store import Store
-from sickbay.sim.ground import ClusterRules, Rules
-from sickbay.sim.mischief import Odds
-from sickbay.sim.programme import OnDeath, Programme
+from sickbay.sim.chaos import Odds
+from sickbay.sim.context import ClusterRules, Rules
+from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
 from sickbay.sim.timeline import CrashEngine, LoseNode, Moment, Node, Order, Outage, PauseEngine, Strike, happen
 from sickbay.sim.weather import TYPICAL, weather

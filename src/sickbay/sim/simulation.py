@@ -8,7 +8,6 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.execute import Hands, Site
 from sickbay.engine.view import Rules as EngineRules
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.policy import digest, load_policy
 from sickbay.model.facts import AnyNews, Fact, Ordered, Submitted
 from sickbay.model.fleet import Brake, Incarnation, JobId, Node, NodeId
 from sickbay.model.incident import Incident
@@ -16,14 +15,15 @@ from sickbay.model.job import Job, JobSpec
 from sickbay.model.noun import Noun
 from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
+from sickbay.policy.load import digest, load_policy
 from sickbay.ports.store import Store
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
+from sickbay.sim.chaos import Mischief, Odds
+from sickbay.sim.context import ClusterRules, Rules
 from sickbay.sim.flaky import Crashed
-from sickbay.sim.ground import ClusterRules, Rules
 from sickbay.sim.host import Host
 from sickbay.sim.invariants import Invariants
-from sickbay.sim.mischief import Mischief, Odds
-from sickbay.sim.programme import Programme
+from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.schedule import EPOCH, Scheduler, SkewedClock
 from sickbay.sim.world import World
 

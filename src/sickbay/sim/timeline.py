@@ -14,7 +14,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.noun import Noun
 from sickbay.sim.hardware import Defect
-from sickbay.sim.programme import TRACEBACK
+from sickbay.sim.job_behaviour import TRACEBACK
 
 if TYPE_CHECKING:
     from sickbay.sim.simulation import Simulation

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from sickbay.model.facts import Checkpointed, Stepped
 from sickbay.sim.agents import Agents
-from sickbay.sim.ground import Ground
+from sickbay.sim.context import Ground
 from sickbay.sim.hardware import Defect, Seat
-from sickbay.sim.programme import Attempt, SimJob
+from sickbay.sim.job_behaviour import Attempt, SimJob
 
 Then = Callable[[SimJob, Attempt], None]
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal, NamedTuple
 
 from sickbay.model.fault import Remedy
-from sickbay.sim.programme import NCCL_TAIL
+from sickbay.sim.job_behaviour import NCCL_TAIL
 from sickbay.sim.simulation import Simulation
 from sickbay.sim.timeline import JobAct, LoseNode, Moment, Strike, happen
 

@@ -8,9 +8,9 @@ from sickbay.model.facts import Hung
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import End, EndReason, JobSpec
 from sickbay.sim.agents import Agents
-from sickbay.sim.ground import Ground
+from sickbay.sim.context import Ground
 from sickbay.sim.hardware import Defect, Seat
-from sickbay.sim.programme import NCCL_TAIL, TRACEBACK, Attempt, OnDeath, Programme, SimJob
+from sickbay.sim.job_behaviour import NCCL_TAIL, TRACEBACK, Attempt, OnDeath, Programme, SimJob
 from sickbay.sim.training import Training
 
 # An attempt that we stopped did not complete; that we stopped it the engine knows itself.

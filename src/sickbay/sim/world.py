@@ -17,13 +17,13 @@ from sickbay.model.intent import Notify
 from sickbay.model.job import EndReason, JobSpec
 from sickbay.ports.cluster import Accepted, Told
 from sickbay.sim.agents import Agents, Deliver
+from sickbay.sim.chaos import Mischief
+from sickbay.sim.context import ClusterRules, Ground, Rules
 from sickbay.sim.examine import Examinations
-from sickbay.sim.ground import ClusterRules, Ground, Rules
 from sickbay.sim.hardware import Defect, Seat
-from sickbay.sim.mischief import Mischief
+from sickbay.sim.job_behaviour import TRACEBACK, Programme
 from sickbay.sim.placing import Placing
 from sickbay.sim.plant import Plant
-from sickbay.sim.programme import TRACEBACK, Programme
 from sickbay.sim.schedule import Scheduler
 from sickbay.sim.workload import Workload
 

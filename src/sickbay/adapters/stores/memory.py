@@ -31,7 +31,7 @@ from sickbay.adapters.stores.codec import (
     unpack_fact,
     unpack_letter,
 )
-from sickbay.adapters.stores.echoes import Echoes
+from sickbay.adapters.stores.liveness import Echoes
 from sickbay.adapters.stores.waiting import Ordered, Waiting
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import Conflict, Fenced

@@ -30,7 +30,7 @@ from sickbay.adapters.stores.codec import (
     unpack_line,
 )
 from sickbay.adapters.stores.database import Database
-from sickbay.adapters.stores.group import Group, Marked, Written
+from sickbay.adapters.stores.group_commit import Group, Marked, Written
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.adapters.stores.statements import Statements

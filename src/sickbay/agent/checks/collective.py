@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sickbay.agent.checks import CouldNotRun, Result
 from sickbay.agent.checks.meeting import COME, TELL, Absent, Meeting, dial, listening, meet, read_line
-from sickbay.brain.pairwise import Tried, Verdict, rounds
+from sickbay.agent.checks.pairwise import Tried, Verdict, rounds
 
 MOST_RANKS: Final = 4096
 

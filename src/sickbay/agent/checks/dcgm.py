@@ -6,9 +6,9 @@ from collections.abc import Callable
 from sickbay.agent.checks import CouldNotRun, Exercise
 from sickbay.agent.dcgmi import Run, document_in, run_dcgmi
 from sickbay.knowledge.dcgm import COULD_NOT_RUN, UNREACHABLE
-from sickbay.knowledge.documents.dcgm_diag import DcgmDiag
-from sickbay.knowledge.documents.dcgm_trial import FAIL, PASS, SKIP
 from sickbay.model.sign import Sign
+from sickbay.signs.readers.dcgm_diag import DcgmDiag
+from sickbay.signs.readers.dcgm_trial import FAIL, PASS, SKIP
 
 # Seconds that DCGM may take: on eight GPUs about two minutes, half an hour, an hour and a half, and room for more.
 WITHIN = {2: 900.0, 3: 3600.0, 4: 10_800.0}

@@ -14,11 +14,11 @@ from sickbay.agent.checks.child import Child, finish_all
 from sickbay.agent.checks.nccl_tests import all_reduce_perf
 from sickbay.agent.nvml.pci import nvidia_gpus
 from sickbay.agent.nvml.watched import CannotRead, Hung, Nvml
-from sickbay.brain.gpus import signs_among
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.skus import link_floor, sku_of
 from sickbay.model.fault import Severity
 from sickbay.model.gpu import GpuReading
+from sickbay.signs.gpu_state import signs_among
 
 GIB = 1 << 30
 UNSEEN = 2 * GIB  # memory in use that no process accounts for: somebody outside this container has the GPU

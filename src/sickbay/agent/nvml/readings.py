@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sickbay.agent.nvml.links import links_of
-from sickbay.brain.plausible import plausible
-from sickbay.brain.recovery import action_of
 from sickbay.model.gpu import GpuReading, Held
+from sickbay.signs.plausible import plausible
+from sickbay.signs.recovery_action import action_of
 
 UNKNOWN = 999  # nvmlReturn_t
 GONE = {15: "GPU is lost", 16: "GPU requires reset"}  # of the same, in nvidia-smi's words

@@ -20,7 +20,7 @@ def read_xml(command: Sequence[str], until: float, give_up: Callable[[Process], 
     if "<nvidia_smi_log" not in text:
         words = re.sub(r"\s+", " ", text).strip()[:SAID]
         raise Ended(words or process.how)
-    from sickbay.knowledge.documents.smi_xml import readings_from_xml
+    from sickbay.signs.readers.smi_xml import readings_from_xml
 
     readings: list[GpuReading] = list(readings_from_xml(text))
     return readings

@@ -1,7 +1,7 @@
 """What watches a node without disturbing it.
 
 A probe is a function that says what is new since it looked last; the loop owns its period and its failures. A new one
-(NVML, the network's counters) is one more `Probe` in the list of a place (`sickbay.agent.local`).
+(NVML, the network's counters) is one more `Probe` in the list of a place (`sickbay.clusters.local.node`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -9,11 +9,11 @@ from pathlib import Path
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.machine import word
 from sickbay.agent.probes.remembered import Remembered
-from sickbay.brain.counting import growth
 from sickbay.knowledge.counters import CounterRule, counter_rules
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
+from sickbay.signs.counting import growth
 
 SEARCH_EVERY = 600.0  # seconds: devices come and go rarely, and walking through /sys is what costs
 MOST = 4096  # files that are watched

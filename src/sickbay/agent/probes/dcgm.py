@@ -10,15 +10,15 @@ from sickbay.agent.dcgmi import Listener, Run, document_in, fetch, run_dcgmi
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.remembered import Remembered
-from sickbay.brain.gpu_changes import GpuPast, weigh
 from sickbay.knowledge.dcgm import UNREACHABLE, XID, fields, messages
-from sickbay.knowledge.documents.dcgm_health import DcgmHealth, readings_from_dmon
-from sickbay.knowledge.documents.exporter import Page, Seen, page_of, together
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.gpu import GpuReading
 from sickbay.model.protocol import Item
 from sickbay.model.sign import Sign
+from sickbay.signs.gpu_changes import GpuPast, weigh
+from sickbay.signs.readers.dcgm_health import DcgmHealth, readings_from_dmon
+from sickbay.signs.readers.exporter import Page, Seen, page_of, together
 
 SOURCE = "dcgm"
 PERIOD = 10.0  # seconds; DCGM's own watches look once a minute

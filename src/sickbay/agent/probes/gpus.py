@@ -18,19 +18,19 @@ from sickbay.agent.nvml.watched import CannotRead, Hung, Mismatch, NoDriver, Nvm
 from sickbay.agent.nvml.wire import Happened
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
+from sickbay.agent.probes.dedup import Sums
 from sickbay.agent.probes.inventory import inventory_probe
 from sickbay.agent.probes.remembered import Remembered, boot_in
-from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
-from sickbay.brain.gpu_changes import GpuPast, weigh
-from sickbay.brain.gpus import held, missing, signs_among
-from sickbay.brain.plausible import plausible
 from sickbay.model.facts import Inventory, Observed
 from sickbay.model.fleet import Device, NodeId
 from sickbay.model.gpu import GpuReading
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
 from sickbay.model.sign import Fields, Sign
+from sickbay.signs.gpu_changes import GpuPast, weigh
+from sickbay.signs.gpu_state import held, missing, signs_among
+from sickbay.signs.plausible import plausible
 
 GRACE = 300.0  # seconds: just after a boot or an upgrade the driver may not be there yet, and no GPU is broken
 EVERY = 30.0  # seconds: a full reading of an H200 takes up to 3 ms of a core, eight of them a thousandth in all

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.sums import Key, Sums, key_of
+from sickbay.agent.probes.dedup import Key, Sums, key_of
 from sickbay.model.facts import Observed
 from sickbay.model.protocol import Item
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.counters import Counters
+from sickbay.agent.probes.dedup import Sums
+from sickbay.agent.probes.edges import Standing
 from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.machine import Machine
 from sickbay.agent.probes.mounts import Mounts
 from sickbay.agent.probes.remembered import Remembered, boot_in
-from sickbay.agent.probes.standing import Standing
-from sickbay.agent.probes.sums import Sums
 from sickbay.agent.settings import AgentSettings
 from sickbay.knowledge.counters import CounterRule, counter_rules
 from sickbay.model.fleet import NodeId

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from sickbay.agent.probes.kernel_log import LogLine
-from sickbay.knowledge.prefixes import Peeled
 from sickbay.model.facts import Observed
 from sickbay.model.noun import Noun
+from sickbay.signs.prefixes import Peeled
 
 NAME = "journal"
 CHUNK = 1 << 16

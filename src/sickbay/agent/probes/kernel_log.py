@@ -10,18 +10,18 @@ from msgspec.structs import replace
 
 from sickbay.agent.complaints import complain
 from sickbay.agent.outbox import say
+from sickbay.agent.probes.dedup import Sums
 from sickbay.agent.probes.hearsay import Hearsay
 from sickbay.agent.probes.log_file import FilePlace, LogFile
-from sickbay.agent.probes.sums import Sums
 from sickbay.agent.watches import CREATED, MODIFIED, MOVED_TO
-from sickbay.knowledge.kernel import heard
-from sickbay.knowledge.prefixes import Peeled
-from sickbay.knowledge.scanner import lines_of_interest
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
 from sickbay.model.sign import Sign
+from sickbay.signs.kernel import heard
+from sickbay.signs.prefixes import Peeled
+from sickbay.signs.scanner import lines_of_interest
 
 SOURCE = "kmsg"
 CHUNKS = 256  # in one look: one who writes faster than we read does not keep us here for ever

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sickbay.agent.probes.kernel_log import LogLine
-from sickbay.knowledge.prefixes import Peeled
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.noun import Noun
+from sickbay.signs.prefixes import Peeled
 
 KMSG = Path("/dev/kmsg")
 NAME = "devkmsg"

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from sickbay.agent.probes.journal import decoded, line_of
 from sickbay.agent.probes.kernel_log import LogLine
-from sickbay.knowledge.scanner import lines_of_interest
+from sickbay.signs.scanner import lines_of_interest
 
 TAKES = 20.0  # seconds
 CHUNK = 1 << 18

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from sickbay.knowledge.prefixes import dated, peel
+from sickbay.signs.prefixes import dated, peel
 
 QUARTER = 900.0  # seconds: zones differ by quarters of an hour
 WITHIN = 60.0  # seconds between a line's date and its writing

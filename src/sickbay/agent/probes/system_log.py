@@ -19,11 +19,11 @@ from sickbay.agent.probes.kernel_log import LogLine, Place, Watched, lines_of, p
 from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.probes.log_zone import Zone, boot_mark
 from sickbay.agent.watches import CREATED, DELETED, MODIFIED, MOVED, MOVED_TO
-from sickbay.knowledge.prefixes import Peeled, dated
-from sickbay.knowledge.scanner import lines_of_interest
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.noun import Noun
+from sickbay.signs.prefixes import Peeled, dated
+from sickbay.signs.scanner import lines_of_interest
 
 USUAL = ("/var/log/messages", "/var/log/syslog", "/var/log/kern.log")
 TEXT = "text"

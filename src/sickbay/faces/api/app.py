@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as Mounted
 
-from sickbay.faces.api.bell import Bell
 from sickbay.faces.api.credentials import Credentials
 from sickbay.faces.api.endpoint import HEADERS, Answered, Endpoint
+from sickbay.faces.api.route import Room
 from sickbay.faces.api.routes import ROUTES
-from sickbay.faces.api.table import Room
-from sickbay.hosts.desk import Desk
+from sickbay.faces.api.wakeup import Bell
+from sickbay.hosts.backend import Desk
 
 
 def app(

@@ -6,8 +6,8 @@ from sickbay.faces.api import answers, requests
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.orders import order
 from sickbay.faces.api.refusal import Refused, missing
+from sickbay.faces.api.route import Ask, Route
 from sickbay.faces.api.rows import all_of
-from sickbay.faces.api.table import Ask, Route
 from sickbay.model.checkup import Checkup, Finding, Tested, checkup_id
 from sickbay.model.fleet import pool_word
 from sickbay.model.intent import Intent, Verify

@@ -4,7 +4,7 @@ import threading
 import time
 
 from sickbay.faces.api.refusal import Refused
-from sickbay.hosts.desk import Desk, hash_of
+from sickbay.hosts.backend import Desk, hash_of
 from sickbay.model.fleet import Token
 
 FOR = 2.0  # seconds; a change of any token row ends it at once

@@ -18,7 +18,7 @@ from sickbay.faces.api.body import HungUp, Incoming, send_whole
 from sickbay.faces.api.credentials import Credentials, admit, secret_of
 from sickbay.faces.api.events import Stream
 from sickbay.faces.api.refusal import Refused, refused
-from sickbay.faces.api.table import Ask, Page, Room, Route
+from sickbay.faces.api.route import Ask, Page, Room, Route
 from sickbay.faces.api.threads import AGENTS, PEOPLE, on_thread
 from sickbay.model.fleet import Token
 

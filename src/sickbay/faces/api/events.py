@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from sickbay.faces.api import requests
-from sickbay.faces.api.table import Ask, Route
+from sickbay.faces.api.route import Ask, Route
 from sickbay.faces.api.threads import PEOPLE, on_thread
 from sickbay.faces.explain import iso
 from sickbay.faces.story import tell

@@ -6,15 +6,15 @@ from typing import Any
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import FLEET
 from sickbay.faces.api.incidents import failed_intake
+from sickbay.faces.api.route import Ask, Route
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.api.safety import brake_json, tripped, withheld_json, withheld_now
-from sickbay.faces.api.table import Ask, Route
 from sickbay.faces.explain import incident_json, iso, job_json, node_json
-from sickbay.knowledge.policy import digest
-from sickbay.knowledge.policy_diff import to_yaml
 from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.intent import Intent, Notify
 from sickbay.model.job import Job
+from sickbay.policy.diff import to_yaml
+from sickbay.policy.load import digest
 
 RECENT = timedelta(hours=1)
 

@@ -7,7 +7,7 @@ from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import POLL, REPLY, REPORT
 from sickbay.faces.api.jobs import found
 from sickbay.faces.api.refusal import Refused
-from sickbay.faces.api.table import MIB, Ask, Route
+from sickbay.faces.api.route import MIB, Ask, Route
 from sickbay.faces.api.threads import AGENTS, PEOPLE, on_thread
 from sickbay.model.errors import Gone
 from sickbay.model.job import Job

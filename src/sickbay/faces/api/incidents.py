@@ -9,8 +9,8 @@ from sickbay.faces.api.examples import EXPLAINED, INCIDENT
 from sickbay.faces.api.orders import order
 from sickbay.faces.api.reading import Reading
 from sickbay.faces.api.refusal import Refused, missing
+from sickbay.faces.api.route import Ask, Route
 from sickbay.faces.api.rows import all_of
-from sickbay.faces.api.table import Ask, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import explain, incident_json
 from sickbay.model.errors import BadInput

@@ -4,7 +4,7 @@ from typing import Any
 
 import sickbay
 from sickbay.faces.api import answers
-from sickbay.faces.api.table import Ask, Route
+from sickbay.faces.api.route import Ask, Route
 
 
 def health(ask: Ask) -> dict[str, Any]:

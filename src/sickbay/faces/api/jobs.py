@@ -13,8 +13,8 @@ from sickbay.faces.api.examples import JOB
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.orders import order
 from sickbay.faces.api.refusal import Refused, missing
+from sickbay.faces.api.route import KIB, Ask, Route
 from sickbay.faces.api.rows import all_of
-from sickbay.faces.api.table import KIB, Ask, Route
 from sickbay.faces.explain import job_json
 from sickbay.model.fleet import Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule

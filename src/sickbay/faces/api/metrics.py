@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from sickbay.brain.classify import monitor_class
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import NODE_PATH
 from sickbay.faces.api.nodes import found
+from sickbay.faces.api.route import Ask, Page, Route
 from sickbay.faces.api.rows import all_of
-from sickbay.faces.api.table import Ask, Page, Route
 from sickbay.faces.explain import iso, node_json
 from sickbay.model.incident import Incident
 from sickbay.model.job import Job
+from sickbay.signs.classify import monitor_class
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -7,7 +7,7 @@ from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import NODE, NODE_PATH
 from sickbay.faces.api.orders import order
 from sickbay.faces.api.refusal import Refused, missing
-from sickbay.faces.api.table import Ask, Route
+from sickbay.faces.api.route import Ask, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import node_json
 from sickbay.model.fleet import Node, pool_word

@@ -9,8 +9,8 @@ from msgspec import inspect as mi
 
 import sickbay
 from sickbay.faces.api.answers import Error
+from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
-from sickbay.faces.api.table import Route
 from sickbay.model.noun import Noun
 
 REFUSALS = {

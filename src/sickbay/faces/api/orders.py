@@ -2,7 +2,7 @@
 
 from sickbay.faces.api.refusal import Refused
 from sickbay.faces.api.requests import reasoned
-from sickbay.faces.api.table import Ask
+from sickbay.faces.api.route import Ask
 from sickbay.model.facts import Ordered
 from sickbay.model.fleet import Cursor
 from sickbay.model.rows import CURSOR

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from sickbay.faces.api.openapi import REFUSALS, document
+from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
-from sickbay.faces.api.table import Route
 
 INTRODUCTION = """\
 All bodies are JSON, times are ISO 8601 in UTC, durations are seconds. A controller serves this document in machine

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from sickbay.faces.api.refusal import Refused
-from sickbay.faces.api.table import Asked
+from sickbay.faces.api.route import Asked
 from sickbay.ports.breakable import Breakage
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"

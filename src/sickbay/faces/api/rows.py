@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from sickbay.faces.api.reading import Reading
-from sickbay.faces.api.table import Ask
+from sickbay.faces.api.route import Ask
 from sickbay.model.parts import whole
 from sickbay.model.rows import AnyRow
 

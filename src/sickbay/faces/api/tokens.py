@@ -4,8 +4,8 @@ from typing import Any
 
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.refusal import Refused, missing
+from sickbay.faces.api.route import Ask, Route
 from sickbay.faces.api.rows import all_of
-from sickbay.faces.api.table import Ask, Route
 from sickbay.faces.explain import iso
 from sickbay.model.fleet import NodeId, Token
 

@@ -83,9 +83,9 @@ def _print(settings: AgentSettings, *, as_json: bool) -> None:
 
 def _once(settings: AgentSettings, *, as_json: bool) -> int:
     from sickbay.agent.node import look_once
-    from sickbay.brain.classify import classify, monitor_class
     from sickbay.knowledge.load import load_tables
     from sickbay.model.fault import Remedy
+    from sickbay.signs.classify import classify, monitor_class
 
     tables = load_tables()
     rows: list[dict[str, Any]] = []

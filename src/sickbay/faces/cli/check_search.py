@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Final
 
 from sickbay.agent.checks.child import Child, Ended, finish_all
-from sickbay.brain.pairwise import Pair, Round, Tried, Verdict, rounds
+from sickbay.agent.checks.pairwise import Pair, Round, Tried, Verdict, rounds
 from sickbay.faces.cli.columns import Column, columns, count, say
 from sickbay.faces.cli.show import clean, print_json
 from sickbay.model.errors import BadInput

@@ -19,8 +19,8 @@ def demo() -> None:
     half a minute and touches nothing outside a temporary directory.
     """
     from sickbay.faces.cli.showcase import Showcase
-    from sickbay.faces.service import Service, Wish
-    from sickbay.knowledge.policy import load_policy
+    from sickbay.hosts.up import Service, Wish
+    from sickbay.policy.load import load_policy
 
     with tempfile.TemporaryDirectory(prefix="sickbay-demo-") as state:
         service = Service(Wish(state=Path(state), port=0), load_policy("default"))

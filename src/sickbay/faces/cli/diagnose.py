@@ -48,10 +48,10 @@ def diagnose(path: str, each: bool, knowledge: str | None, as_json: bool) -> Non
     kubectl describe node NAME | sickbay diagnose -
     srun -N2 nvidia-smi -q 2>&1 | sickbay diagnose -
     """
-    from sickbay.brain.symptoms import name_all
-    from sickbay.knowledge.documents.input import open_input
-    from sickbay.knowledge.documents.stream import Stream
     from sickbay.knowledge.load import load_tables
+    from sickbay.signs.readers.input import open_input
+    from sickbay.signs.readers.stream import Stream
+    from sickbay.signs.symptoms import name_all
 
     tables = load_tables(Path(knowledge) if knowledge else None)
     stream = Stream(tables.diagnosis)

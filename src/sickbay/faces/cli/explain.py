@@ -98,7 +98,7 @@ def _stored(where: str, policy: str | None) -> "tuple[Store, datetime | None, Ma
 
 def _policies(own: str | None) -> "Mapping[str, Policy]":
     """Those that may be in force, by digest: the shipped ones, and the one that was named."""
-    from sickbay.knowledge.policy import digest, load_policy, shipped
+    from sickbay.policy.load import digest, load_policy, shipped
 
     loaded = [load_policy(name) for name in [*shipped(), *([own] if own else [])]]
     return {digest(policy): policy for policy in loaded}
@@ -110,7 +110,7 @@ def _simulated(
     from msgspec.structs import replace
 
     from sickbay.faces.cli.sim import scenario_of
-    from sickbay.knowledge.policy import digest
+    from sickbay.policy.load import digest
     from sickbay.sim.invariants import Broken
     from sickbay.sim.scenarios import perform, stage
     from sickbay.sim.schedule import EPOCH
@@ -131,7 +131,7 @@ def _simulated(
 
 
 def _duration(text: str | None) -> timedelta | None:
-    from sickbay.knowledge.durations import parse_duration
+    from sickbay.policy.durations import parse_duration
 
     try:
         return parse_duration(text) if text is not None else None

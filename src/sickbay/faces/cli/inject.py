@@ -82,7 +82,7 @@ def _ask_first(node: str, xid: int | None, why: str, *, sure: bool, breaks: bool
 
 
 def _list(*, as_json: bool) -> None:
-    from sickbay.adapters.clusters.local.defects import catalogue
+    from sickbay.clusters.local.defects import catalogue
 
     found = [(name, about) for name, about in catalogue().items()]
     if as_json:

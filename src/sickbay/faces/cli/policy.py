@@ -7,11 +7,11 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from sickbay.knowledge.policy import digest, load_policy, shipped
-from sickbay.knowledge.policy_diff import diff, effective, in_words, to_yaml
-from sickbay.knowledge.policy_lint import lint
 from sickbay.model.errors import BadInput
 from sickbay.model.fleet import Capability
+from sickbay.policy.diff import diff, effective, in_words, to_yaml
+from sickbay.policy.lint import lint
+from sickbay.policy.load import digest, load_policy, shipped
 
 P = ParamSpec("P")
 R = TypeVar("R")

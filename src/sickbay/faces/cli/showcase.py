@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sickbay.faces.archive import Archive
 from sickbay.faces.cli.show import heading, span, story_line, table
 from sickbay.faces.story import tell
-from sickbay.hosts.desk import Desk
+from sickbay.hosts.backend import Desk
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobSpec

@@ -115,7 +115,7 @@ def run(
 
 
 def scenario_of(name: str) -> "Scenario":
-    from sickbay.knowledge.policy import is_file_name
+    from sickbay.policy.load import is_file_name
     from sickbay.sim.scenario_file import load_scenario
     from sickbay.sim.scenarios import named
 

@@ -16,7 +16,7 @@ import click
 from sickbay.faces.cli.show import leave
 
 if TYPE_CHECKING:
-    from sickbay.faces.service import Wish
+    from sickbay.hosts.up import Wish
     from sickbay.model.policy import Policy
 
 DEMO_STEPS = 600
@@ -81,9 +81,9 @@ def up(
       sickbay up --nodes 8 --detach  in the background
       sickbay down                   end it
     """
-    from sickbay.faces.service import Wish, default_state, refuse_open_door
+    from sickbay.hosts.up import Wish, default_state, refuse_open_door
     from sickbay.knowledge.load import load_tables
-    from sickbay.knowledge.policy import load_policy
+    from sickbay.policy.load import load_policy
 
     if (cert is None) is not (key is None):
         raise click.UsageError("--cert and --key go together: give both files")
@@ -105,7 +105,7 @@ def up(
 def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
     from sickbay.faces.cli.credentials import remember
     from sickbay.faces.cli.showcase import Showcase, Ticker
-    from sickbay.faces.service import Service
+    from sickbay.hosts.up import Service
 
     service = Service(wish, policy)
     ended = Signals()
@@ -143,7 +143,7 @@ def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
 
 def _refuse_a_second(state: Path) -> None:
     """Before anything is touched. Of two that start at the same moment the lock lets one go on."""
-    from sickbay.faces.service import refuse_second, serving
+    from sickbay.hosts.up import refuse_second, serving
 
     if pid := serving(state):
         refuse_second(state, pid)
@@ -237,9 +237,9 @@ def down(state: Path | None) -> None:
     """
     import json
 
-    from sickbay.adapters.clusters.local.room import Room
+    from sickbay.clusters.local.rack import Room
     from sickbay.faces.cli.credentials import forget
-    from sickbay.faces.service import default_state, serving
+    from sickbay.hosts.up import default_state, serving
 
     place = (state or default_state()).absolute()
     record = place / "controller.json"

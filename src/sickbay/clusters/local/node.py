@@ -1,0 +1,110 @@
+"""An agent on a node of the local cluster: what it reads, and whom it reports to.
+
+A real node differs in this module only (`node.py`): other sources and probes, other tests, another address.
+"""
+
+import os
+from pathlib import Path
+
+from sickbay.agent.outbox import Outbox
+from sickbay.agent.places import Places
+from sickbay.agent.probes import Probe
+from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
+from sickbay.agent.probes.gauges import Gauges
+from sickbay.agent.probes.inventory import inventory_probe
+from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, Place
+from sickbay.agent.probes.system_log import Reading, SystemLog, name_of
+from sickbay.agent.runtime import Life, Parts, alone, clock_zero, machine_boot
+from sickbay.agent.sampling import EVERY, Sampler
+from sickbay.agent.spool import Voice
+from sickbay.agent.transport import Address, Away
+from sickbay.agent.watches import CLOSED, MOVED_TO
+from sickbay.clusters.local.devices import Hardware, device_at
+from sickbay.clusters.local.files import BOOT_MARK, ClusterFile, Paths, Seat, read
+from sickbay.clusters.local.node_commands import LocalOrders
+from sickbay.clusters.local.rank_watch import RankWatch
+from sickbay.clusters.local.virtual_checks import virtual_tests
+from sickbay.clusters.local.virtual_devices import VirtualDevices
+from sickbay.model.errors import BadInput
+
+
+def run(root: Path, seat_name: str) -> None:
+    """Until SIGTERM. Raises BadInput where there is no such seat."""
+    paths = Paths(root, seat_name)
+    seat = read(paths.seat_file, Seat)
+    if seat is None:
+        raise BadInput(f"there is no seat {seat_name!r} under {root}: write one of those in {root / 'cluster.json'}")
+    boot = os.environ.get(BOOT_MARK, seat.boot_id)
+    if boot != seat.boot_id:
+        raise BadInput(f"boot {boot} of {seat_name} has ended: an agent lives no longer than its boot")
+    state = paths.agent(seat.instance_id)
+    with alone(state):
+        LocalAgent(paths, seat, state).run()
+
+
+class LocalAgent:
+    def __init__(self, paths: Paths, seat: Seat, state: Path) -> None:
+        self._paths = paths
+        self._seat = seat
+        me, hardware = seat.incarnation, Hardware(paths, seat.instance_id)
+        voice = Voice(
+            node=seat.id,
+            incarnation=me,
+            agent_run=os.urandom(6).hex(),
+            machine_boot=machine_boot(),
+            zero=clock_zero(),
+        )
+        self._ranks = RankWatch(paths, seat.id, me)
+        devices = VirtualDevices(hardware, seat.id, seat.gpus)
+        tests = virtual_tests(hardware, seat.gpus, seat.boot_id)
+        places = Places(state)
+        self._life = Life(
+            Parts(
+                outbox=Outbox(state / "spool", voice, places),
+                state=state,
+                log=KernelLog(self._sources(places), seat.id, device_at),
+                address=self._address,
+                orders=lambda senses: LocalOrders(paths, seat, hardware, senses, tests).carry,
+                witnesses=[Probe("devices", devices.look, period=5.0, gap=0.1, witness=True)],
+                probes=[
+                    Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless),
+                    inventory_probe(seat.id, devices.inventory),
+                    Probe("charts", Sampler([Gauges().values]).look, period=EVERY),
+                ],
+                wanted=self._wanted,
+                asleep=self._ranks.restart,
+            )
+        )
+
+    def run(self) -> None:
+        self._life.run()
+
+    def _sources(self, places: Places) -> list[BootLog | SystemLog]:
+        """The kernel log of the boot, and, as on a real machine, a text log that outlives it."""
+        kmsg = self._paths.kmsg(self._seat.instance_id, self._seat.boot_id)
+        messages = self._paths.messages(self._seat.instance_id)
+        messages.touch(exist_ok=True)
+        began = read(kmsg.with_name("began"), float) or 0.0
+        fresh = Place(boot_id=self._seat.boot_id)
+        boot = BootLog(kmsg, begin_in_boot(places, SOURCE, fresh).told)
+        text = begin_in_file(places, name_of(messages), fresh)
+        # Nobody but the cluster's own user may write it, and who may that can write the other log as well.
+        reading = Reading(trusted=True, own_zone=True)
+        return [boot, SystemLog(messages, text.heard, reading, began=began, told=text.told)]
+
+    def _wanted(self) -> dict[Path, tuple[str, int]]:
+        wanted = dict.fromkeys(self._ranks.directories, ("ranks", MOVED_TO | CLOSED))
+        wanted[self._paths.seat] = ("ranks", MOVED_TO)
+        wanted[self._paths.instance(self._seat.instance_id)] = ("devices", MOVED_TO)
+        return wanted
+
+    # --- the controller
+    def _address(self) -> Address:
+        cluster = read(self._paths.root / "cluster.json", ClusterFile)
+        if cluster is None or not cluster.controller:
+            raise Away("no controller has been there yet")
+        try:
+            token = self._paths.token.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            token = ""
+        return Address(url=cluster.controller, token=token, ca=cluster.ca)

@@ -1,0 +1,115 @@
+"""How a node of the local cluster carries out what it is asked for."""
+
+import time
+from collections.abc import Sequence
+
+from sickbay.agent.checks import Exercise, examine
+from sickbay.agent.commands import Carry, Refuse, Said
+from sickbay.agent.drill import Drills
+from sickbay.agent.limits import within
+from sickbay.agent.stacks import collect
+from sickbay.agent.watermark import Senses
+from sickbay.clusters.local.devices import Hardware, holders
+from sickbay.clusters.local.files import Paths, RankState, Seat, Status, read, write
+from sickbay.model.facts import Checked, Looked, ResetDone
+from sickbay.model.fault import Remedy
+from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunCollect, RunInject, RunLook, RunReset, RunSave
+
+
+class LocalOrders:
+    def __init__(self, paths: Paths, seat: Seat, hardware: Hardware, senses: Senses, tests: Sequence[Exercise]) -> None:
+        self._paths = paths
+        self._seat = seat
+        self._me = seat.incarnation
+        self._hardware = hardware
+        self._senses = senses
+        self._tests = tests
+
+    @property
+    def carry(self) -> dict[type, Carry]:
+        return {
+            RunLook: self._look,
+            RunSave: self._save,
+            RunCheck: self._check,
+            RunReset: self._reset,
+            RunInject: self._inject,
+            RunCollect: self._collect,
+        }
+
+    def _status(self) -> Status | None:
+        found = read(self._paths.status, Status)
+        return found if found is not None and found.boot_id == self._seat.boot_id else None
+
+    def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
+        """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
+        assert isinstance(order, RunLook)
+        settled = time.monotonic() + within("settle", order.settle)
+        text = ""
+        if order.stacks_of is not None and (status := self._status()) is not None:
+            text = collect(self._paths, self._me, status.ranks, order.stacks_of, until)
+        time.sleep(max(0.0, settled - time.monotonic()))
+        self._senses.read_through()
+        return [Looked(look=order.look, node=self._seat.id, incarnation=self._me, text=text)]
+
+    def _save(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+        """A file beside each rank's heartbeat: whoever listens looks there. Rank 0's heartbeat tells the answer."""
+        assert isinstance(order, RunSave)
+        status = self._status()
+        ranks = [] if status is None else status.ranks
+        mine = [rank for rank in ranks if (rank.job, rank.attempt) == (order.job, order.attempt)]
+        running = [rank for rank in mine if rank.state is RankState.RUNNING and rank.boot_id == self._me.boot_id]
+        if not running:
+            raise Refuse(f"no rank of attempt {order.attempt} of {order.job} runs here")
+        for rank in running:
+            run = self._paths.run(self._me.instance_id, rank.job, rank.attempt, rank.rank)
+            write(run / "save.asked", {"id": order.save}, durable=False)
+        return []
+
+    def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
+        assert isinstance(order, RunCheck)
+        with self._senses.provoked_by(order.check):
+            # Its devices are virtual: all tests are alike, and no profile chooses among them.
+            verdict, because, tests = examine(self._tests, order.level, until)
+        return [
+            Checked(
+                check=order.check,
+                node=self._seat.id,
+                verdict=verdict,
+                incarnation=self._me,
+                level=order.level,
+                because=because,
+                tests=tests,
+            )
+        ]
+
+    def _reset(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+        assert isinstance(order, RunReset)
+        status = self._status()
+        if status is None:
+            raise Refuse("nobody can say whether a rank holds the device: the supervisor has not spoken yet")
+        held = holders(status.ranks, order.devices)
+        if held:
+            who = ", ".join(sorted({f"rank {rank.rank} of {rank.job}" for rank in held}))
+            raise Refuse(f"held by {who}")
+        self._hardware.cure(Remedy.RESET_GPU, order.devices)
+        return [ResetDone(key=order.key, node=self._seat.id, incarnation=self._me)]
+
+    def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
+        assert isinstance(order, RunInject)
+        log = self._paths.messages(self._seat.instance_id)
+        drills = Drills(self._paths.agent(self._seat.instance_id) / "drills.json")
+        return Said(text=f"written: {drills.inject(log, order.line, self._seat.name)}")
+
+    def _collect(self, order: AnyOrder, until: float) -> Said:
+        """What a virtual node has instead of a machine's own: its two logs, and what its agent knows."""
+        assert isinstance(order, RunCollect)
+        from sickbay.agent.bundle import Parts  # here: what packs files is not for every day
+        from sickbay.agent.bundle import collect as gather
+        from sickbay.agent.settings import AgentSettings
+
+        seat, state = self._seat, self._paths.agent(self._seat.instance_id)
+        logs = {"kmsg.txt": self._paths.kmsg(seat.instance_id, seat.boot_id),
+                "messages.txt": self._paths.messages(seat.instance_id)}  # fmt: skip
+        settings = AgentSettings(url="", node=seat.id, instance_id=seat.instance_id, state=str(state))
+        found = gather(state, settings, until, Parts(commands={}, files=logs))
+        return Said(text=f"{found.path} ({found.size} bytes)")

@@ -1,0 +1,127 @@
+"""What has become of an attempt, from what its nodes say. No I/O: what is read is given."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from msgspec.structs import replace
+
+from sickbay.clusters.local.attempts import Attempt, Over, Part
+from sickbay.clusters.local.files import Rank, RankState
+from sickbay.clusters.local.seat_state import Sight
+from sickbay.model.fleet import NodeId
+from sickbay.model.job import End, EndReason
+
+TAIL = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a verdict is made of."""
+
+    sights: Mapping[str, Sight]  # by seat
+    pending: frozenset[NodeId]  # nodes that have not taken up their start yet; looked at before the sights
+    haunted: Callable[[Attempt, Part], bool]  # processes of this part live on, though its boot has ended
+    now: float  # wall
+
+
+def judge(attempt: Attempt, evidence: Evidence) -> tuple[Attempt, dict[NodeId, str]]:
+    """The attempt with what is known now, and its ranks: running | gone; a part that was never asked is not listed.
+
+    What is over stays over, and an end stays as it was first seen.
+    """
+    states: dict[NodeId, str] = {}
+    over = dict(attempt.over)
+    for part in attempt.parts:
+        state = "gone" if part.node in over else _state(attempt, part, evidence)
+        if state == "gone" and part.node not in over:
+            over[part.node] = _over(attempt, part, evidence)
+        if state:
+            states[part.node] = state
+    after = replace(attempt, over=over) if over != attempt.over else attempt
+    if after.end is None and (end := _end(after, evidence)) is not None:
+        after = replace(after, end=end)
+    if after.closed_at is None and not after.open:
+        after = replace(after, closed_at=evidence.now)
+    return after, states
+
+
+def _state(attempt: Attempt, part: Part, evidence: Evidence) -> str:
+    sight = evidence.sights.get(part.seat)
+    if sight is None:
+        return "gone"
+    if not boot_lasts(part, sight):
+        return "running" if evidence.haunted(attempt, part) else "gone"
+    ranks = sight.ranks(attempt.job, attempt.attempt, part.boot_id)
+    if any(rank.state is RankState.RUNNING for rank in ranks):
+        return "running"
+    if part.node in evidence.pending:
+        return "running"  # the order lies before a node that lives; it cannot be taken back, only stopped
+    if len(ranks) == len(part.ranks) or attempt.stop:
+        return "gone"
+    return ""
+
+
+def boot_lasts(part: Part, sight: Sight | None) -> bool:
+    """The node is still in the boot in which it was asked."""
+    return sight is not None and sight.alive and sight.seat.boot_id == part.boot_id
+
+
+def _over(attempt: Attempt, part: Part, evidence: Evidence) -> Over:
+    sight = evidence.sights.get(part.seat)
+    ranks = sight.ranks(attempt.job, attempt.attempt, part.boot_id) if sight else ()
+    whole = len(ranks) == len(part.ranks) and all(rank.exit_code is not None for rank in ranks)
+    stopped = any(rank.stopped for rank in ranks) and not attempt.stop  # by its node, which was shut down
+    return Over(ranks=ranks, lost=not boot_lasts(part, sight) and (not whole or stopped))
+
+
+def _end(attempt: Attempt, evidence: Evidence) -> End | None:
+    """As soon as one rank has ended badly or one node was lost; otherwise when nothing is left."""
+    ranks = list(_known(attempt, evidence))
+    bad = sorted(
+        ((rank.ended_at or evidence.now, node, rank) for node, rank in ranks if _bad(rank)),
+        key=lambda each: each[0],
+    )
+    lost = any(over.lost for over in attempt.over.values())
+    codes: dict[str, int] = {}
+    for _, node, rank in bad:
+        if rank.exit_code is not None:
+            codes.setdefault(str(node), rank.exit_code)
+    tail = _any_tail([(node, rank) for _, node, rank in bad]) or _any_tail(ranks)
+    if codes:
+        return End(reason=EndReason.FAILED, at=_moment(bad[0][0]), exit_codes=codes, tail=tail)
+    if lost and not attempt.stop:
+        return End(reason=EndReason.NODE_LOST, at=_moment(evidence.now), tail=tail)
+    if bad and not attempt.stop:  # nobody knows how it ended, but not that it ended well
+        return End(reason=EndReason.UNKNOWN, at=_moment(bad[0][0]), tail=tail)
+    if attempt.open:
+        return None
+    last = _moment(max((rank.ended_at or 0.0 for _, rank in ranks), default=0.0) or evidence.now)
+    planned = sum(len(part.ranks) for part in attempt.parts)
+    if len(ranks) == planned and all(rank.exit_code == 0 and not rank.stopped for _, rank in ranks):
+        return End(reason=EndReason.COMPLETED, at=last, tail=_any_tail(ranks))
+    # An attempt that was stopped did not complete; that we stopped it the engine knows itself.
+    reason = EndReason.FAILED if attempt.stop else EndReason.UNKNOWN
+    return End(reason=reason, at=last, tail=_any_tail(ranks))
+
+
+def _known(attempt: Attempt, evidence: Evidence) -> Iterator[tuple[NodeId, Rank]]:
+    """All ranks that were ever seen."""
+    for part in attempt.parts:
+        over = attempt.over.get(part.node)
+        sight = evidence.sights.get(part.seat)
+        there = sight.ranks(attempt.job, attempt.attempt, part.boot_id) if sight else ()
+        for rank in over.ranks if over else there:
+            yield part.node, rank
+
+
+def _bad(rank: Rank) -> bool:
+    return rank.state is RankState.GONE and not rank.stopped and rank.exit_code != 0
+
+
+def _any_tail(ranks: list[tuple[NodeId, Rank]]) -> str:
+    return next((rank.tail for _, rank in ranks if rank.tail), "")[-TAIL:]
+
+
+def _moment(wall: float) -> datetime:
+    return datetime.fromtimestamp(wall, UTC)

@@ -1,0 +1,195 @@
+"""The ranks of this node, as its supervisor lists them: do they make progress?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sickbay.agent.deadline import BoundedCalls
+from sickbay.agent.outbox import say
+from sickbay.agent.probes.heartbeats import Beat, Progress
+from sickbay.agent.probes.log_rules import OutputWatch
+from sickbay.clusters.local.files import Paths, Rank, RankState, Status, read
+from sickbay.model.facts import Hung, Observed
+from sickbay.model.fleet import Incarnation, JobId, NodeId
+from sickbay.model.protocol import Item
+
+Attempt = tuple[JobId, int]
+ANSWERS_WITHIN = 2.0  # seconds: with all that ranks wrote on a file system that does not answer, nothing is seen
+AGAIN = 300.0  # seconds after which an attempt that keeps breaking a rule of its output is called hung again
+
+
+@dataclass(slots=True)
+class _Watched:
+    rank: Rank
+    beat: Beat
+    output: OutputWatch | None
+    moved: float  # the monotonic moment from which a stall counts: its last progress, or our own waking up
+
+    def stalls(self, now: float) -> tuple[str, float]:
+        """Why it hangs, and after how long that is said again; empty: it does not."""
+        beat, still = self.beat, now - self.moved
+        limit = self.rank.stall_after
+        if beat.work is not None:
+            why = f"{beat.work.what} has stood still at {beat.work.done} of {beat.work.of} bytes for {limit:g} s"
+        elif beat.step is not None:
+            why = f"no step after {beat.step} for {limit:g} s"
+        else:
+            limit = self.rank.start_within
+            why = f"no heartbeat within {limit:g} s of its start"
+        return (why, limit) if limit and still > limit else ("", 0.0)
+
+
+class RankWatch:
+    """Heartbeats, stalls and log rules. Our own pauses count against nobody.
+
+    An attempt is called hung again only if it still is after as long again: somewhere else it may advance.
+    """
+
+    def __init__(self, paths: Paths, node: NodeId, incarnation: Incarnation, files: BoundedCalls | None = None) -> None:
+        self._paths = paths
+        self._node = node
+        self._me = incarnation
+        self._stamp: tuple[int, int] | None = None
+        self._watched: dict[tuple[JobId, int, int], _Watched] = {}
+        self._progress: dict[Attempt, Progress] = {}
+        self._hung: dict[Attempt, float] = {}  # those that were called hung, and from when on they are again
+        self._complained: set[str] = set()
+        self._files = files or BoundedCalls("run directories", ANSWERS_WITHIN)
+        self._blind = False
+        self._gone: list[_Watched] = []  # have ended, and their last words could not be read yet
+        self.status: Status | None = None
+
+    @property
+    def directories(self) -> list[Path]:
+        """Where heartbeats appear."""
+        return [watched.beat.path.parent for watched in self._watched.values()]
+
+    @property
+    def restless(self) -> bool:
+        """Output must be read though nothing calls us."""
+        return any(watched.output is not None for watched in self._watched.values())
+
+    def look(self, now: float) -> list[Item]:
+        gone, self._gone = self._gone + self._list(now), []
+        try:
+            self._fetch((*self._watched.values(), *gone), now)
+        except TimeoutError:
+            self._gone, self._blind = gone, True
+            raise
+        found: list[Item] = []
+        for watched in gone:
+            found.extend(self._told(watched, now, ended=True))
+            if watched.output is not None:
+                watched.output.close()
+        for watched in sorted(self._watched.values(), key=lambda one: one.rank.rank):
+            found.extend(self._told(watched, now))
+            found.extend(self._late(watched, now))
+        found.extend(self._stands(now, gone))
+        self._tidy()
+        return found
+
+    def _fetch(self, ranks: Sequence[_Watched], now: float) -> None:
+        """Reads what ranks wrote. Raises TimeoutError where that hangs, and then nobody has stood still meanwhile."""
+
+        def fetch() -> list[_Watched]:
+            for watched in ranks:
+                if watched.output is not None:
+                    watched.output.fetch()
+            return [watched for watched in ranks if watched.beat.read(now)]
+
+        moved = self._files.call(fetch)
+        if self._blind:
+            self._blind = False
+            self.restart(now)
+        for watched in moved:
+            watched.moved = now
+
+    def restart(self, now: float) -> None:
+        """The agent itself was stopped for a while: every timer begins again."""
+        for watched in self._watched.values():
+            watched.moved = now
+            if watched.output is not None:
+                watched.output.restart(now)
+
+    def _list(self, now: float) -> list[_Watched]:
+        """Takes up ranks that are new; returns those that have ended."""
+        try:
+            found = self._paths.status.stat()
+        except FileNotFoundError:
+            return []
+        stamp = (found.st_ino, found.st_mtime_ns)
+        if stamp == self._stamp:
+            return []
+        self._stamp = stamp
+        self.status = status = read(self._paths.status, Status)
+        if status is None:
+            return []
+        running = {
+            (rank.job, rank.attempt, rank.rank): rank
+            for rank in status.ranks
+            if rank.state is RankState.RUNNING and rank.boot_id == self._me.boot_id
+        }
+        for key in running.keys() - self._watched.keys():
+            self._watched[key] = self._take_up(running[key], now)
+        return [self._watched.pop(key) for key in self._watched.keys() - running.keys()]
+
+    def _take_up(self, rank: Rank, now: float) -> _Watched:
+        run = self._paths.run(self._me.instance_id, rank.job, rank.attempt, rank.rank)
+        output = OutputWatch(run / "output", rank.log_rules, now) if rank.log_rules else None
+        return _Watched(rank=rank, beat=Beat(run / "heartbeat.json"), output=output, moved=now)
+
+    def _told(self, watched: _Watched, now: float, *, ended: bool = False) -> list[Item]:
+        """Steps are told by the node that has rank 0: by that rank, or the lowest there that has a heartbeat."""
+        rank = watched.rank
+        attempt = (rank.job, rank.attempt)
+        here = [one for one in (*self._watched.values(), watched) if (one.rank.job, one.rank.attempt) == attempt]
+        speaks = min((one.rank.rank for one in here if one.beat.step is not None), default=None)
+        if speaks != rank.rank or (rank.rank != 0 and all(one.rank.rank != 0 for one in here)):
+            return []
+        progress = self._progress.setdefault(attempt, Progress(rank.job, rank.attempt))
+        news = progress.tell(watched.beat, now, ended=ended)
+        return [] if news is None else [say(news, watched.beat.since)]
+
+    def _stands(self, now: float, gone: list[_Watched]) -> list[Item]:
+        """How attempts stand with their checkpoints: told by the node that has rank 0, by the lowest rank there."""
+        speak: dict[Attempt, _Watched] = {}
+        for watched in sorted((*self._watched.values(), *gone), key=lambda one: one.rank.rank):
+            attempt = (watched.rank.job, watched.rank.attempt)
+            if watched.rank.rank == 0 or attempt in speak:
+                before = speak.get(attempt)
+                speak[attempt] = watched if before is None or not before.beat.body else before
+        said = []
+        for attempt, watched in speak.items():
+            progress = self._progress.setdefault(attempt, Progress(*attempt))
+            news = progress.tell_standing(watched.beat, now, ended=watched in gone)
+            said += [] if news is None else [say(news, now)]
+        return said
+
+    def _late(self, watched: _Watched, now: float) -> list[Item]:
+        rank, attempt = watched.rank, (watched.rank.job, watched.rank.attempt)
+        said: list[Item] = []
+        why, again = watched.stalls(now)
+        if watched.output is not None:
+            watched.output.read(now)
+            why = why or watched.output.late(now)
+            said.extend(self._complaints(watched.output))
+        if why and now >= self._hung.get(attempt, now):
+            self._hung[attempt] = now + (again or AGAIN)
+            where = f"rank {rank.rank} on {self._node}"
+            said.append(say(Hung(job=rank.job, attempt=rank.attempt, because=f"{where}: {why}"), now))
+        return said
+
+    def _complaints(self, output: OutputWatch) -> list[Item]:
+        new = {*output.troubles} - self._complained
+        self._complained |= new
+        return [say(Observed(node=self._node, kind="agent.rule_unusable", text=text)) for text in sorted(new)]
+
+    def _tidy(self) -> None:
+        alive = {(watched.rank.job, watched.rank.attempt) for watched in self._watched.values()}
+        self._hung = {attempt: until for attempt, until in self._hung.items() if attempt in alive}
+        self._progress = {attempt: told for attempt, told in self._progress.items() if attempt in alive}
+
+    def close(self) -> None:
+        for watched in self._watched.values():
+            if watched.output is not None:
+                watched.output.close()

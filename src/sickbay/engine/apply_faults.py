@@ -1,0 +1,397 @@
+"""Observations and verdicts: faults join an open incident or open one."""
+
+from msgspec.structs import replace
+
+from sickbay.brain.admit import brake_scopes, press
+from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
+from sickbay.brain.identity import Standing, ended_too, standing_of
+from sickbay.engine import patrol
+from sickbay.engine.checkups import answered
+from sickbay.engine.errands import link_fault
+from sickbay.engine.transitions import blames, due_now
+from sickbay.engine.view import Draft
+from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Inventory, Observed, Voice
+from sickbay.model.fault import RUNGS, SILENCE, Fault, Proof, Remedy, signature
+from sickbay.model.fleet import Brake, Incarnation, IncidentId, Node, NodeId
+from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
+from sickbay.model.intent import Intent, Verify, nodes_of
+from sickbay.model.job import Job, JobState
+from sickbay.model.rows import DUE_NOW, WaitMark, key_of
+from sickbay.signs.classify import classify
+
+ANNOUNCED = 120.0  # seconds that an announced end takes, where nothing else was said
+GOING_DOWN = "node.going_down"
+REMARKS = ("agent.", "probe.")  # what an agent says of itself: no fault of the node, and a person must read it
+EARLY_WORDS, EARLY_TEXT = 20, 500  # observations of a machine that is not known yet, and characters of each
+UNKNOWN_AFTER = 900.0  # seconds that a cluster is given to speak of a machine whose agent is heard: it may be booting
+SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
+
+
+def observed(draft: Draft, fact: Fact, news: Observed) -> None:
+    node = draft.node(news.node)
+    if _comes_early(node, news):
+        fields = {k: v if isinstance(v, int) else v[:EARLY_TEXT] for k, v in list(news.fields.items())[:EARLY_WORDS]}
+        short = replace(news, text=news.text[:EARLY_TEXT], fields=fields)
+        keep_early(draft, fact, short, news.incarnation or Incarnation())
+        return
+    if node is None:
+        return
+    ended = _of_an_ended_boot(node, news)
+    if (news.ended or news.last_words) and news.incarnation is not None:
+        boots = ended_too(node, news.incarnation)
+        if boots != node.ended_boots:  # a late sign of life of this boot must not be taken for a new one
+            node = replace(node, ended_boots=boots)
+            draft.put(node)
+    if news.unconfirmed:
+        _unconfirmed(draft, node, news, ended=ended)
+        return
+    if news.kind == GOING_DOWN:
+        if not ended:
+            _announced(draft, node, news)
+        return
+    if news.kind == AGENT_ANSWERED:
+        draft.tell(f"its agent: {news.fields.get('result')}: {news.text}", key_of(node), event="agent")
+        return
+    found = classify(news, draft.rules.tables)
+    if found is None:
+        if news.kind.startswith(REMARKS):
+            draft.tell(f"its agent: {news.text or news.kind}", key_of(node), event="agent")
+        return
+    if ended and (_treated(draft, node) or not _are_last_words(node, news)):
+        draft.tell(f"{found.code} of an older boot or instance: history only", key_of(node), event="stale")
+        return
+    if node.dismissed_at is not None and fact.at <= node.dismissed_at <= draft.now:
+        # An operator vouched for it since; one in the future is that of a clock that has jumped.
+        draft.tell(f"{found.code} from before it was dismissed: history only", key_of(node), event="stale")
+        return
+    if node.proven_at is not None and fact.at <= node.proven_at <= draft.now:
+        # What an agent reads comes in order, so this is an old line that was read again: a log file tells no boot.
+        draft.tell(f"{found.code} from before the last check passed: history only", key_of(node), event="stale")
+        return
+    raise_fault(draft, fact, node, found, own_check="check" in news.fields, count=news.count)
+    _dated_by_boot(draft, news, ended=ended)
+
+
+def _unconfirmed(draft: Draft, node: Node, news: Observed, *, ended: bool) -> None:
+    """Any program of the machine could have written it. Whoever looks for the cause is shown it; nothing is decided."""
+    found = classify(news, draft.rules.tables)
+    if found is None:
+        return
+    undated = f"; undated: {news.fields['undated']}" if news.fields.get("undated") else ""
+    times = f" ({news.count} times)" if news.count > 1 else ""
+    by = news.fields.get("said_by", "a text log")
+    line = f"unconfirmed: {found.code}: {by} says {news.text!r}{times}, and no witness does{undated}"
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is None or ended:
+        draft.tell(line, key_of(node), event="unconfirmed")
+        return
+    draft.tell(line, key_of(incident), key_of(node), event="unconfirmed")
+    if line not in incident.evidence and len(incident.evidence) < KEEP_EVIDENCE:  # in the place of none that is proven
+        draft.put(replace(incident, evidence=(*incident.evidence, line)))
+
+
+def _comes_early(node: Node | None, news: Observed) -> bool:
+    """Said by an agent whose machine nobody has spoken of yet, or of whose succession only the agent can tell."""
+    if news.incarnation is None or news.ended or news.last_words or news.kind in {GOING_DOWN, AGENT_ANSWERED}:
+        return False
+    early = {Standing.AHEAD, Standing.SUCCEEDED}
+    return node is None or standing_of(node, news.incarnation, by_agent=True) in early
+
+
+def keep_early(draft: Draft, fact: Fact, news: Observed | Inventory, who: Incarnation) -> None:
+    """Until its machine is known: then it is learned. Of inventories the last, of observations what tells most."""
+    voice = hear_early(draft, news.node, who)
+    said = voice.said
+    if isinstance(news, Inventory):
+        said = tuple(each for each in said if not isinstance(each.news, Inventory))
+    draft.put(replace(voice, said=_telling(draft, (*said, replace(fact, news=news)))))
+
+
+def _telling(draft: Draft, said: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    """As many observations as are kept. Of too many a repeated one goes, else the mildest; among equals the newest."""
+    found = [(n, classify(f.news, draft.rules.tables)) for n, f in enumerate(said) if isinstance(f.news, Observed)]
+    if len(found) <= EARLY_WORDS:
+        return said
+    first: set[tuple[str, int | None]] = set()
+    worth = []
+    for n, fault in found:
+        sign = (fault.code, fault.device) if fault is not None else ("", None)
+        news = said[n].news
+        proven = not (isinstance(news, Observed) and news.unconfirmed)
+        worth.append((proven, sign not in first, fault.remedy.rank if fault is not None else -1, -n))
+        first.add(sign)
+    least = -min(worth)[3]
+    return (*said[:least], *said[least + 1 :])
+
+
+def hear_early(draft: Draft, node: NodeId, who: Incarnation) -> Voice:
+    """An agent speaks whose machine its cluster has not spoken of. If that lasts, a person is told."""
+    key = f"voice:{node}"
+    before = draft.read(Voice, key, watch=False)
+    known = before is not None and before.incarnation.same_holder(who)
+    if before is None or not known or not before.heard:
+        soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + UNKNOWN_AFTER)
+        draft.waits[key] = WaitMark(until=soon, urgency=7)
+    said = before.said if before is not None and before.incarnation.same_boot(who) else ()
+    told = before is not None and known and before.told
+    voice = Voice(node=node, incarnation=who, said=said, at=draft.now, told=told)
+    draft.put(voice)
+    return voice
+
+
+def _announced(draft: Draft, node: Node, news: Observed) -> None:
+    said = _seconds(news.fields.get("seconds", ANNOUNCED))
+    most = draft.rules.policy.silence.announced_most.total_seconds()
+    until = Deadline(clock=INGEST, at=draft.reading(INGEST) + min(said, most))
+    draft.put(replace(node, going_down=until))
+    draft.waits[key_of(node)] = WaitMark(until=until, urgency=4)
+    over = f"; for longer than {most / 60:.0f} min, after which its silence counts" if said > most else ""
+    draft.tell(f"going down: {news.text}{over}", key_of(node), event="going_down")
+
+
+def _seconds(said: str | float) -> float:
+    """A duration as an agent put it. What is none counts as none given."""
+    try:
+        seconds = float(said)
+    except (ValueError, OverflowError):
+        return ANNOUNCED
+    return seconds if seconds >= 0 else ANNOUNCED  # neither is a NaN
+
+
+def _of_an_ended_boot(node: Node, news: Observed) -> bool:
+    """A boot that we have not heard of is a new one: its first report comes before its pulse has been judged."""
+    if news.ended or news.incarnation is None or node.incarnation is None:
+        return news.ended or news.last_words
+    newer = standing_of(node, news.incarnation, by_agent=True) not in {Standing.ENDED, Standing.AHEAD}
+    return news.last_words or not newer
+
+
+def _are_last_words(node: Node, news: Observed) -> bool:
+    """From the boot just ended, whether or not we know the next one yet, and no repair of ours ended it."""
+    if not news.last_words or news.incarnation is None or not news.incarnation.same_holder(node.incarnation):
+        return False
+    if news.incarnation.same_boot(node.incarnation):
+        return True
+    return (news.incarnation.boot_id,) == node.ended_boots[-1:] and not node.boot_ended_by_us
+
+
+def _treated(draft: Draft, node: Node) -> bool:
+    """An incident that only watches (the silence between two boots, mostly) does not treat what the last words tell."""
+    incident = draft.incident(node.incident) if node.incident else None
+    return incident is not None and incident.remedy.disrupts
+
+
+def _dated_by_boot(draft: Draft, news: Observed, *, ended: bool) -> None:
+    """A boot that ended with these words counts as a reboot; one that is new cannot have healed what it shows."""
+    node = draft.node(news.node)
+    incident = draft.incident(node.incident) if node is not None and node.incident else None
+    if node is None or incident is None:
+        return
+    if ended:
+        draft.put(replace(incident, healed=Remedy.REBOOT))
+    elif news.incarnation is not None and news.incarnation.new_boot(node.incarnation):
+        known = node.incarnation or news.incarnation
+        draft.put(replace(incident, incarnation=known.told(news.incarnation), healed=None))
+
+
+def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False, count: int = 1) -> None:
+    """A fault of the node's present holder: correlate it, then let it join or open an incident."""
+    policy, reading = draft.rules.policy, draft.reading(INGEST)
+    known = draft.incident(node.incident) if node.incident else None
+    if known is not None and reading - known.seen_at < SAME_AGAIN and _says_nothing_new(known, found):
+        return
+    job = next((job.id for job in draft.holders(node, readable=True)), "")
+    fault, recent = correlate(judge(found, node, policy), node, policy, reading, job, count)
+    if recent != node.recent and (fault.remedy is not Remedy.NONE or fault.follows):
+        node = replace(node, recent=recent)
+        draft.put(node)
+    if known is not None:
+        excused = own_check or _from_before_the_repair(draft, fact, known)
+        _join(draft, known, fault, node, own_check=own_check, excused=excused)
+        _link_ended(draft, fact, draft.incident(known.id) or known, fault)
+        return
+    if fault.follows and any(s.code == fault.follows for s in node.recent):
+        return
+    if fault.advice is not None and fault.advice.disrupts:
+        fault = judge(replace(fault, remedy=fault.advice), node, policy)
+    if fault.remedy is Remedy.NONE:
+        return
+    open_incident(draft, fact, node, fault, IncidentKind.FAULT)
+
+
+def _says_nothing_new(incident: Incident, found: Fault) -> bool:
+    line = f"{found.code}: {found.evidence or found.because}"
+    busy = incident.phase in {Phase.REPAIRING, Phase.VERIFYING}
+    return line in incident.evidence and not busy and found.advice is None and not incident.as_good_as_over
+
+
+def _from_before_the_repair(draft: Draft, fact: Fact, incident: Incident) -> bool:
+    """The boot that a repair is to end goes on talking until it ends; only the next one can say that it did not help.
+
+    A second witness often comes later than the decision: NVML finds the GPU lost whose Xid has just led to a reboot.
+    """
+    ends_the_boot = incident.rung is not None and RUNGS[incident.rung].proof in {Proof.NEW_BOOT, Proof.NEW_INSTANCE}
+    if incident.phase is not Phase.REPAIRING or not ends_the_boot or not isinstance(fact.news, Observed):
+        return False
+    intent = draft.intent(incident.intent) if incident.intent else None
+    return intent is not None and intent.expect is not None and intent.expect.agrees(fact.news.incarnation)
+
+
+def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_check: bool, excused: bool) -> None:
+    reading = draft.reading(INGEST)
+    if incident.as_good_as_over and fault.remedy.disrupts and not fault.follows and not own_check:
+        if incident.sequel is None:
+            draft.tell(f"{fault.code} again while it closes", key_of(incident), key_of(node), event="joined")
+        waits = incident.sequel
+        worse = waits is None or fault.remedy.rank > waits.remedy.rank
+        draft.put(replace(incident, sequel=fault if worse else incident.sequel, seen_at=reading))
+        count_brakes(draft, replace(incident, fault=fault, remedy=fault.remedy), node)
+        return
+    after = absorb(incident, fault, node, draft.rules.policy, reading)
+    if excused:  # and what our own check provokes belongs to its verdict
+        after = replace(after, relapse=incident.relapse)
+    if len(after.evidence) > len(incident.evidence):
+        draft.tell(f"also {fault.code}: {fault.evidence or fault.because}", key_of(incident), key_of(node))
+    draft.put(after)
+    if not fault.follows and not own_check:  # whatever the node's incident is about, it shows this signature too
+        count_brakes(draft, replace(after, fault=fault, remedy=fault.remedy), node)
+
+
+def _unused(draft: Draft, node: Node, prefix: str) -> str:
+    """An id for what no fact has led to. Two clusters may have a node of one name, and one node two within a second."""
+    stem = f"{prefix}-{node.cluster}-{node.name}-{draft.reading(INGEST):.0f}"
+    tries = (stem if n == 1 else f"{stem}-{n}" for n in range(1, 1000))
+    return next(id_ for id_ in tries if draft.peek(Incident, f"incident:{id_}") is None)
+
+
+def open_incident(
+    draft: Draft, fact: Fact, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False, name: str = ""
+) -> Incident:
+    prefix = {IncidentKind.FAULT: "i", IncidentKind.INTAKE: "n", IncidentKind.OPERATOR: "o"}[kind]
+    numbered = f"{prefix}{fact.seq}" if fact.seq else _unused(draft, node, prefix)
+    incident = Incident(
+        id=IncidentId(name or numbered),
+        node=node.id,
+        cluster=node.cluster,
+        pool=node.pool,
+        kind=kind,
+        incarnation=node.incarnation,
+        fault=fault,
+        opened_at=fact.at,
+        evidence=(f"{fault.code}: {fault.evidence or fault.because}",),
+        began=draft.reading(INGEST),
+        seen_at=draft.reading(INGEST),
+        shown_at=draft.reading(INGEST),
+        remedy=fault.remedy,
+        least=fault.remedy if kind is IncidentKind.OPERATOR else Remedy.NONE,
+        needs_human=fault.needs_human,
+        kept=fault.needs_human and kind is IncidentKind.OPERATOR,
+        stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
+        now=now,
+    )
+    if fact.seq and not name:
+        draft.create(incident)
+    due_now(draft, incident)
+    draft.put(replace(node, incident=incident.id))
+    draft.tell(f"SUSPECT: {fault.code}: {fault.because}", key_of(incident), key_of(node), event="opened")
+    if kind is IncidentKind.FAULT:
+        count_brakes(draft, incident, node)
+        _link_ended(draft, fact, incident, fault)
+    return incident
+
+
+def count_brakes(draft: Draft, incident: Incident, node: Node) -> None:
+    """Counted before anything is admitted, so that the incident that trips a brake is held by it."""
+    if not incident.remedy.disrupts:
+        return
+    reading = draft.reading(INGEST)
+    for rule, scope in brake_scopes(incident, node, draft.rules.policy):
+        key = f"brake:{scope}:{signature(incident.fault)}"
+        brake = draft.read(Brake, key, watch=False) or Brake(scope=scope, signature=signature(incident.fault))
+        size = draft.ledger(node.pool).size
+        brake = still_silent(draft, brake, reading - rule.within.total_seconds(), reading)
+        pressed = press(brake, rule, node.id, reading, draft.now, size)
+        draft.put(pressed)
+        draft.waits[key] = WaitMark(until=Deadline(clock=INGEST, at=reading + rule.within.total_seconds()), urgency=3)
+        if pressed.tripped_at is not None and brake.tripped_at is None:
+            draft.waits[key] = DUE_NOW  # a human is told
+            draft.tell(f"brake on: {len(pressed.seen)} nodes show {brake.signature} in {scope}", key, event="brake")
+
+
+def still_silent(draft: Draft, brake: Brake, before: float, reading: float) -> Brake:
+    """Silence is a state, not an event: whoever was counted before then and is still lost shows it now."""
+    if brake.signature != SILENCE or brake.tripped_at is None:
+        return brake
+    old = (node for node, at in brake.seen.items() if at < before)
+    gone = [node for node in old if (row := draft.peek(Node, f"node:{node}")) is not None and row.lost]
+    return replace(brake, seen={**brake.seen, **dict.fromkeys(gone, reading)}) if gone else brake
+
+
+def _link_ended(draft: Draft, fact: Fact, incident: Incident, fault: Fault) -> None:
+    if blames(fault.remedy):
+        link_fault(draft, incident, fault, fact.at)
+
+
+def checked(draft: Draft, fact: Fact, news: Checked) -> None:
+    """A verdict: proof for the incident that asked, an answer for the gate that asked, a fault for whoever did not."""
+    node = draft.node(news.node)
+    holder = node.incarnation if node is not None else None
+    if node is None or holder is None or not news.incarnation.agrees(holder):
+        return
+    intent = draft.intent(news.check)
+    if intent is not None and intent.expect is not None and not intent.expect.agrees(holder):
+        return  # asked of a boot that has ended since
+    answers = intent is not None and isinstance(intent.act, Verify) and not intent.state.over
+    answers = answers and intent is not None and node.id in nodes_of(intent.act)  # one agent speaks for no other
+    if intent is not None and answers and news.node not in intent.verdicts:
+        draft.put(answered(intent, news))
+    node = _seat_checked(draft, node, news, intent)
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is not None and intent is not None and incident.intent == news.check:
+        if news.verdict == "pass" and answers:
+            who = holder.told(news.incarnation)
+            proof = Proven(check=news.check, incarnation=who, repairs=len(incident.tries), at=fact.at)
+            draft.put(replace(incident, proof=proof))
+        elif news.verdict == "fail" and not incident.remedy.disrupts:
+            _raise_by_verdict(draft, fact, node, news)
+        elif news.verdict == "fail" and incident.phase is Phase.SUSPECT:
+            line = f"check.failed: {news.because}"
+            draft.put(replace(incident, evidence=(*incident.evidence, line)[-KEEP_EVIDENCE:]))
+            draft.tell(f"its check failed: {news.because}", key_of(incident), key_of(node), event="joined")
+        return
+    if news.verdict != "pass":
+        _raise_by_verdict(draft, fact, node, news)
+    if news.verdict == "fail":
+        _link_examined(draft, intent, node.id)
+
+
+def _seat_checked(draft: Draft, node: Node, news: Checked, intent: Intent | None) -> Node:
+    """The node after its verdict: free again if it was held for this check, and due for the next one later."""
+    after = replace(node, checking="" if node.checking == news.check else node.checking)
+    level = intent.act.level if intent is not None and isinstance(intent.act, Verify) else news.level
+    if news.verdict == "pass":
+        after = patrol.passed(draft, after, level)
+    if after != node:
+        draft.put(after)
+    return after
+
+
+def _link_examined(draft: Draft, intent: Intent | None, node: NodeId) -> None:
+    """What the check at a job's end has found is why the job was interrupted."""
+    owner = intent.owner if intent is not None else ""
+    job = draft.read(Job, owner) if owner.startswith("job:") else None
+    seat = draft.node(node)
+    found = seat.incident if seat is not None else None
+    last = job.interruptions[-1] if job is not None and job.interruptions else None
+    if job is None or last is None or found is None or job.state is not JobState.DIAGNOSING or found in last.incidents:
+        return
+    linked = replace(last, incidents=(*last.incidents, found))
+    draft.put(replace(job, interruptions=(*job.interruptions[:-1], linked)))
+
+
+def _raise_by_verdict(draft: Draft, fact: Fact, node: Node, news: Checked) -> None:
+    kind = "check.failed" if news.verdict == "fail" else "check.could_not_run"
+    found = classify(Observed(node=node.id, kind=kind, text=news.because), draft.rules.tables)
+    if found is not None:
+        raise_fault(draft, fact, node, found, own_check=True)

@@ -1,0 +1,176 @@
+"""Operators' commands. Each is audited in the story with who and why; what makes no sense changes nothing."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from msgspec.json import encode
+from msgspec.structs import replace
+
+from sickbay.brain.admit import released
+from sickbay.brain.orders import NODE_VERBS, wished
+from sickbay.engine import checkups
+from sickbay.engine.apply_faults import open_incident
+from sickbay.engine.view import Draft
+from sickbay.model.clock import INGEST
+from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
+from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, Order, enqueue
+from sickbay.model.job import Job
+from sickbay.model.rows import WITHHOLDING, key_of
+
+KEEP_PAUSES = 20
+WITHHELD = 200_000  # bytes of all exclusions: every admission reads them
+RESET_AT_ONCE = 8  # brakes; each has its line in a unit that has room for few
+INCIDENT_VERBS = ("confirm", "hold", "dismiss", "escalate")
+
+
+def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
+    match news.verb:
+        case "stop":
+            _stop(draft, news)
+        case "uncordon":
+            _uncordon(draft, news)
+        case verb if verb in NODE_VERBS:
+            _treat(draft, fact, news)
+        case verb if verb in INCIDENT_VERBS:
+            _order(draft, news, draft.incident(IncidentId(news.target)))
+        case "pause" | "unpause" | "exclude" | "include":
+            _withhold(draft, fact, news)
+        case "brake_reset":
+            _reset_brake(draft, news)
+        case "inject" | "collect":  # carried out by the node's agent, which is asked by whoever took the order
+            node = draft.node(NodeId(news.target))
+            if node is not None:
+                _audit(draft, news, key_of(node))
+        case "check":
+            checkups.ordered(draft, fact, news)
+        case _:
+            draft.tell(f"{news.by} asked for {news.verb!r}, which is not known", "operator:", event="refused")
+
+
+def credential(draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked) -> None:
+    """Tokens come and go as facts: any replica can ask for one, and the story says who did."""
+    if isinstance(news, TokenIssued):
+        row = Token(hash=news.hash, name=news.name, role=news.role, by=news.by, issued_at=fact.at, node=news.node)
+        draft.put(row)
+        draft.tell(f"{news.by}: token {news.name!r} for the role {news.role}", "operator:", event="order")
+        return
+    for row in draft.find(Token, f"token:{news.name}"):
+        draft.drop(key_of(row))
+        draft.tell(f"{news.by}: token {news.name!r} revoked", "operator:", event="order")
+
+
+def _audit(draft: Draft, news: Ordered, *subjects: str) -> None:
+    now = " now" if news.now else ""
+    draft.tell(f"{news.by}: {news.verb}{now}: {news.reason}", *subjects, "operator:", event="order")
+
+
+def _stop(draft: Draft, news: Ordered) -> None:
+    job = draft.read(Job, f"job:{JobId(news.target)}")
+    if job is not None and job.open:
+        asked = f"stopped by {news.by}: {news.reason}"
+        draft.put(replace(job, stop_asked=asked, stop_now=job.stop_now or news.now))
+        _audit(draft, news, key_of(job))
+    else:
+        _refuse(draft, news, f"{news.target} is {job.state}" if job is not None else f"there is no job {news.target}")
+
+
+def _uncordon(draft: Draft, news: Ordered) -> None:
+    node = draft.node(NodeId(news.target))
+    if node is not None and node.incarnation is None:  # a seat that nobody will fill is given up
+        draft.drop(key_of(node))
+        draft.waits[key_of(node)] = None
+        _audit(draft, news, key_of(node))
+    else:
+        _order(draft, news, draft.incident(node.incident) if node is not None and node.incident else None)
+
+
+def _order(draft: Draft, news: Ordered, incident: Incident | None) -> None:
+    if incident is None:
+        _refuse(draft, news, f"there is no incident of {news.target}")
+        return
+    _audit(draft, news, key_of(incident))
+    _queue(draft, news, incident)
+
+
+def _queue(draft: Draft, news: Ordered, incident: Incident) -> None:
+    if not incident.open:
+        _refuse(draft, news, f"it is {incident.phase}", key_of(incident))
+    elif len(incident.orders) >= ORDERS_MOST:
+        _refuse(draft, news, f"{len(incident.orders)} orders wait already", key_of(incident))
+    else:
+        draft.put(enqueue(incident, Order(verb=news.verb, by=news.by, reason=news.reason, now=news.now)))
+
+
+def _refuse(draft: Draft, news: Ordered, why: str, *subjects: str) -> None:
+    draft.tell(f"{news.by}: {news.verb}: not possible: {why}", *subjects, "operator:", event="answer")
+
+
+def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
+    """Of a node that is being treated already it is one more order to its incident."""
+    node = draft.node(NodeId(news.target))
+    if node is None or node.incarnation is None:
+        _refuse(draft, news, f"no machine is known as {news.target}")
+        return
+    _audit(draft, news, key_of(node))
+    incident = draft.incident(node.incident) if node.incident else None
+    if incident is None:
+        fault = wished(news.verb, news.by, news.reason)
+        open_incident(draft, fact, node, fault, IncidentKind.OPERATOR, now=news.now)
+    else:
+        _queue(draft, news, incident)
+
+
+def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
+    rows = (draft.read(Withholding, WITHHOLDING) or Withholding()).rows
+    if news.verb in {"unpause", "include"}:
+        kept = tuple(r for r in rows if (r.id != news.target if news.target else not r.id.startswith("pause")))
+        _audit(draft, news, WITHHOLDING)
+        draft.put(Withholding(rows=kept))
+        return
+    until = draft.now + timedelta(seconds=float(news.args["seconds"])) if "seconds" in news.args else None
+    row = Withhold(
+        id=f"{news.verb}-{fact.seq}",
+        because=f"{news.verb} by {news.by}: {news.reason}",
+        by=news.by,
+        fault=news.args.get("fault", "*"),
+        pool=news.args.get("pool", "*"),
+        node=news.args.get("node", "*"),
+        until=until,
+        excuse=news.verb == "exclude",
+    )
+    alive = tuple(r for r in rows if r.until is None or r.until > draft.now)
+    if news.verb == "pause":  # each withholds everything: of many, those that last longest are enough
+        pauses = sorted(
+            (r for r in alive if r.id.startswith("pause")), key=lambda r: (r.until is None, r.until or fact.at)
+        )
+        alive = tuple(r for r in alive if r not in pauses[:-KEEP_PAUSES])
+    elif len(encode(alive)) > WITHHELD:
+        text = f"{news.by}: exclude: {len(alive)} exclusions are in force and there is no room for more: remove some"
+        draft.tell(text, WITHHOLDING, "operator:", event="refused")
+        return
+    draft.put(Withholding(rows=(*alive, row)))
+    _audit(draft, news, WITHHOLDING)
+
+
+def _brakes(draft: Draft) -> Iterator[Brake]:
+    after = ""
+    while page := draft.keys("brake", after=after):
+        able = [key for key in page if draft.readable(key)]  # one that is damaged keeps nobody from resetting others
+        yield from (brake for key in able if (brake := draft.peek(Brake, key)) is not None)
+        after = page[-1]
+
+
+def _reset_brake(draft: Draft, news: Ordered) -> None:
+    """One brake by its name; all of a signature, since a storm trips its pool's and its cluster's; or all."""
+    on = [brake for brake in _brakes(draft) if brake.tripped_at is not None]
+    wanted = [b for b in on if news.target in {"", b.signature, key_of(b).removeprefix("brake:")}]
+    for brake in wanted[:RESET_AT_ONCE]:
+        draft.put(released(brake, draft.reading(INGEST)))
+        _audit(draft, news, key_of(brake))
+    if len(wanted) > RESET_AT_ONCE:
+        text = f"{len(wanted) - RESET_AT_ONCE} more brakes are on: reset them again"
+        draft.tell(text, "operator:", event="refused")
+    if not wanted:
+        what = f"no brake {news.target!r} is on" if news.target else "no brake is on"
+        draft.tell(f"{news.by}: brake_reset: {what}", "operator:", event="refused")

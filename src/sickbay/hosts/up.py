@@ -1,0 +1,243 @@
+"""Everything of one `sickbay up`: the store, the controller, the API that serves it, and the local cluster."""
+
+import fcntl
+import http.client
+import json
+import logging
+import os
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import IO, NamedTuple, NoReturn
+from urllib.parse import urlsplit
+
+from sickbay.adapters.executors.threads import ThreadExecutor
+from sickbay.clusters.local.locks import holder
+from sickbay.clusters.local.rack import Room
+from sickbay.faces.api.app import app
+from sickbay.faces.api.server import refuse_taken, served
+from sickbay.faces.api.wakeup import Bell
+from sickbay.hosts.backend import Desk
+from sickbay.hosts.changes import Changes
+from sickbay.hosts.clock import SystemClock
+from sickbay.hosts.controller import Controller
+from sickbay.model.errors import BadInput
+from sickbay.model.fleet import NodeId
+from sickbay.model.policy import Policy
+from sickbay.wiring import local_fleet, open_store
+
+CLUSTER, POOL = "local", "default"
+LOCK = "controller.lock"
+NODES, GPUS = 4, 2
+COME_UP = 15.0  # seconds that nodes that were switched off are given
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Wish(NamedTuple):
+    """What `sickbay up` was asked for. None: as it was, or the default."""
+
+    state: Path
+    nodes: int | None = None
+    gpus: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    boot_takes: float = 1.0
+    cert: str | None = None
+    key: str | None = None
+    knowledge: Path | None = None  # the operator's own rows over the shipped tables
+
+
+class Service:
+    """Start once, stop once. The cluster outlives it unless it is taken down with it."""
+
+    def __init__(self, wish: Wish, policy: Policy) -> None:
+        self.state = wish.state
+        self._wish = wish
+        refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
+        _private(wish.state)
+        self._alone = _alone(wish.state)
+        self._logging = _log_to(wish.state / "controller.log")
+        self.room = Room(wish.state / "local")
+        try:
+            self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
+        except BaseException:
+            self._alone.close()
+            raise
+        try:
+            self._furnish()
+            mail = Bell()
+            fleet = local_fleet(self.room.root, self._store, policy, mail.ring, wish.knowledge)
+            self._executor = ThreadExecutor(workers_per_lane=16)
+            self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
+            controller = self._controller
+            api = app(self.desk, leads=lambda: controller.leads, mail=mail, trouble=lambda: controller.trouble)
+            self._serving = ExitStack()
+            self.url = self._serving.enter_context(served(api, wish.host, wish.port, wish.cert, wish.key)).url
+        except BaseException:
+            self._store.close()
+            self._alone.close()
+            raise
+        self.token = ""
+
+    def _furnish(self) -> None:
+        """As many nodes as asked for, or as there are, or a few."""
+        there = self.room.names() if self.room.exists() else ()
+        gpus = self._wish.gpus if self._wish.gpus is not None else self.room.seat(there[0]).gpus if there else GPUS
+        nodes = self._wish.nodes or len(there) or NODES
+        self.room.create(CLUSTER, nodes, gpus, POOL, boot_takes=self._wish.boot_takes)
+
+    @property
+    def desk(self) -> Desk:
+        return self._controller.desk
+
+    @property
+    def trouble(self) -> str:
+        return self._controller.trouble
+
+    def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        self.room.url(self.url, self._wish.cert or "")
+        # Who was here before is started before anybody looks: a node that was switched off is not one that fails.
+        started = self._wake_known()
+        self._controller.start(self._canary)
+        self.token = self._credential("operator", "operator", self.state / "operator.token")
+        for seat in self.room.names():
+            node = NodeId(f"{CLUSTER}/{seat}")
+            self._credential(f"agent of {node}", "agent", self.room.paths(seat).token, node)
+        record = {"pid": os.getpid(), "url": self.url}
+        (self.state / "controller.json").write_text(json.dumps(record))
+        started += self.room.power_on()
+        progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
+
+    def _wake_known(self) -> tuple[str, ...]:
+        """Only where every agent can be believed at once: a token is known when the engine has learned of it."""
+        tokens = [self.room.paths(seat).token for seat in self.room.names()]
+        if not all(file.exists() and self.desk.who(file.read_text().strip()) for file in tokens):
+            return ()
+        started = self.room.power_on()
+        cluster, until = self.desk.clusters[CLUSTER], time.monotonic() + COME_UP
+        while started and time.monotonic() < until:
+            up = {seen.node for seen in cluster.snapshot().nodes if seen.ready}
+            if all(NodeId(f"{CLUSTER}/{seat}") in up for seat in started):
+                break
+            time.sleep(0.05)
+        return started
+
+    def _credential(self, name: str, role: str, file: Path, node: NodeId | None = None) -> str:
+        """The secret in the file, known to the store: made once, found again after a restart."""
+        secret = file.read_text().strip() if file.exists() else ""
+        if not secret:
+            secret = secrets.token_urlsafe(24)
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w") as out:
+                out.write(secret)
+        if self.desk.who(secret) is None:
+            self.desk.issue(name, role, "sickbay up", node, secret)
+        return secret
+
+    def _canary(self) -> bool:
+        """The way of a report: through the network and the server."""
+        address = urlsplit(self.url)
+        host = address.hostname or "127.0.0.1"
+        if address.scheme == "https":  # ourselves: whoever answers on our own port need not prove who it is
+            trusting = ssl._create_unverified_context()  # noqa: S323, SLF001 - said above
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, address.port, timeout=5.0, context=trusting
+            )
+        else:
+            connection = http.client.HTTPConnection(host, address.port, timeout=5.0)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def stop(self, *, cluster: bool) -> None:
+        """`cluster`: the nodes end, too. Otherwise they go on, and the next controller finds them."""
+        self._controller.stop()
+        self._serving.close()
+        self._executor.close(within=5.0)
+        if cluster:
+            self.room.down()
+        self._store.close()
+        (self.state / "controller.json").unlink(missing_ok=True)
+        logging.getLogger("sickbay").removeHandler(self._logging)
+        self._logging.close()
+        self._alone.close()
+
+
+def refuse_open_door(host: str, *, secured: bool) -> None:
+    """Anybody who can reach us could end every job: beyond this machine only with TLS, so that tokens stay secret."""
+    if host not in LOOPBACK and not secured:
+        raise BadInput(
+            f"--host {host} can be reached from other machines, where tokens would not stay secret: "
+            "give --cert and --key, or use 127.0.0.1"
+        )
+
+
+def serving(state: Path) -> int:
+    """The process whose controller has this state, as long as it lives; 0: none has."""
+    try:
+        return holder(state / LOCK) or 0
+    except NotADirectoryError:  # a file is in the way: nobody can serve there
+        return 0
+
+
+def refuse_second(state: Path, pid: int) -> NoReturn:
+    raise BadInput(
+        f"a controller serves {state} already (process {pid or 'unknown'}): look with 'sickbay nodes', end it with "
+        "'sickbay down', or start another with --state DIR --port P"
+    )
+
+
+def _alone(state: Path) -> IO[str]:
+    """A lock that dies with us and says who we are, from the first moment on. A number in a file could do neither: it
+    would outlive us, and then mean some other process.
+    """
+    try:
+        file = (state / LOCK).open("a", encoding="ascii")
+    except OSError as error:
+        raise _unusable(state, error) from None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        refuse_second(state, serving(state))
+    return file
+
+
+def default_state() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(os.environ.get("SICKBAY_STATE") or Path(home) / "sickbay")
+
+
+def _private(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise _unusable(directory, error) from None
+
+
+def _unusable(directory: Path, error: OSError) -> BadInput:
+    return BadInput(f"the state directory {directory} cannot be used ({error.strerror}): give another with --state")
+
+
+class _LogFile(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
+        """A line that the disk does not take is lost: a page about each would only bury what is wrong."""
+
+
+def _log_to(file: Path) -> logging.Handler:
+    handler = _LogFile(file, maxBytes=8 << 20, backupCount=3, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("sickbay")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return handler

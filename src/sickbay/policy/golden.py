@@ -1,0 +1,35 @@
+"""Golden tables: what a shipped policy is expected to do, as data beside it."""
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from msgspec import inspect as mi
+
+from sickbay.model.errors import BadInput
+from sickbay.model.noun import Noun
+from sickbay.policy.load import shipped_file
+from sickbay.policy.yaml_places import Reader, converted
+
+
+class GoldenRow(Noun, forbid_unknown_fields=True):
+    """The meaning of each word stands at the top of the files."""
+
+    when: str
+    evidence: tuple[str, ...]
+    acts: tuple[str, ...]
+    told: bool
+    job: Literal["restarts", "fails", "waits", "untouched"]
+
+
+def load_golden(name: str) -> tuple[GoldenRow, ...]:
+    """The golden table of a shipped policy. Raises BadInput."""
+    path = shipped_file(name)
+    table: Path = path.with_name(f"{path.stem}.golden.yaml")
+    reader = Reader(table.name)
+    node = yaml.compose(table.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    if node is None:
+        raise BadInput(f"{table.name}: the table is empty: write rows")
+    kind = tuple[GoldenRow, ...]
+    rows: tuple[GoldenRow, ...] = converted(reader.read(node, mi.type_info(kind), ()), kind, reader.places)
+    return rows

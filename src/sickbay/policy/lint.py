@@ -1,0 +1,126 @@
+"""What a policy may say but probably should not. Warnings only: what must not be turned on is in `policy_refusals`."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from fnmatch import fnmatchcase
+
+from sickbay.model.fault import RUNGS, SILENCE, Severity
+from sickbay.model.fleet import Capability
+from sickbay.model.policy import Limit, Mode, Policy, Trigger
+from sickbay.policy.durations import format_duration
+from sickbay.policy.refusals import acts
+
+_MANY_TRIES = 3
+
+
+def lint(policy: Policy, capabilities: frozenset[Capability] | None) -> list[str]:
+    """One line for each doubt, beginning with the setting's path. `None`: what the cluster can do is not known."""
+    found = [
+        *_faults(policy),
+        *_ladders(policy),
+        *_checks(policy),
+        *_resume(policy),
+        *(line for n, limit in enumerate(policy.limits) for line in _limit(limit, f"limits[{n}]")),
+        *_brakes(policy),
+        *_pace(policy),
+    ]
+    if capabilities is not None:
+        found += _lacking(policy, capabilities)
+    return found
+
+
+def _faults(policy: Policy) -> Iterator[str]:
+    for n, rule in enumerate(policy.faults):
+        fatal = Severity.FATAL in rule.match.severity
+        if fatal and rule.mode is Mode.OBSERVE:
+            yield f"faults[{n}].mode: fatal faults are observed, so nobody is told: write recommend to be notified"
+        elif fatal and not acts(rule) and rule.mode is Mode.ACT:
+            yield f"faults[{n}].cap: fatal faults stay in service (cap {rule.cap}): raise it, or use mode recommend"
+        if rule.needs_human and rule.cap is not None and not rule.cap.disrupts:
+            yield f"faults[{n}].needs_human: with cap {rule.cap} the node is never quarantined, so nobody is asked"
+    for n, row in enumerate(policy.withhold):
+        if row.until is None:
+            yield f"withhold[{n}].until: {row.id!r} never ends: give it a time"
+
+
+def _ladders(policy: Policy) -> Iterator[str]:
+    for n, ladder in enumerate(policy.ladders):
+        if not ladder.rungs:
+            yield f"ladders[{n}].rungs: no rung, so each of these nodes waits for a person: is that meant?"
+        for m, rung in enumerate(ladder.rungs):
+            at = f"ladders[{n}].rungs[{m}]"
+            if rung.tries > _MANY_TRIES:
+                yield f"{at}.tries: {rung.tries} tries of {rung.do} keep a sick node out for long before more is done"
+            if rung.deadline <= policy.pace.call_timeout:
+                timeout = format_duration(policy.pace.call_timeout)
+                yield f"{at}.deadline: not longer than pace.call_timeout ({timeout}): no answer could come in time"
+
+
+def _checks(policy: Policy) -> Iterator[str]:
+    triggers = {rule.on for rule in policy.examine}
+    if Trigger.JOIN not in triggers:
+        yield "examine: newcomers and spares join unchecked: add {on: join, level: 2}"
+    for n, rule in enumerate(policy.examine):
+        if rule.every is not None and rule.every <= rule.deadline:
+            yield f"examine[{n}].every: not longer than its deadline: a node would be checked without pause"
+
+
+def _resume(policy: Policy) -> Iterator[str]:
+    rule = policy.resume
+    if rule.faults_count and rule.max_restarts == 0:
+        yield "resume.max_restarts: 0 with faults_count: no job is ever restarted, even when a node was to blame"
+    if 0 in rule.exit_codes:
+        yield "resume.exit_codes: 0 is success and is never restarted: remove it"
+    if 0 < rule.max_interruptions < rule.max_restarts:
+        yield "resume.max_interruptions: below max_restarts, which is then never reached"
+    if rule.max_interruptions == 0:
+        yield "resume.max_interruptions: 0: no job is ever restarted"
+
+
+def _limit(limit: Limit, at: str) -> Iterator[str]:
+    # Without a size, judge a pool that is large enough for the percentage to decide.
+    size = limit.size or max(1000, 2 * limit.out_at_least, 2 * limit.repairing_at_least)
+    if limit.out(size) >= size:
+        yield f"{at}: lets the whole pool out of service at once: lower out_percent or set out_absolute"
+    if limit.out(limit.size or 1) == 0:
+        yield f"{at}: a small pool can never have a node out, so nothing is repaired there: set out_at_least: 1"
+    if limit.repairing(limit.size or 1) == 0:
+        yield f"{at}: a small pool can never have a node in repair: set repairing_at_least: 1"
+
+
+def _brakes(policy: Policy) -> Iterator[str]:
+    if not policy.brakes:
+        yield "brakes: none, so one bad driver roll-out can take a node after the other: add {signature: '*'}"
+    elif not any(fnmatchcase(SILENCE, brake.signature) for brake in policy.brakes):
+        yield "brakes: none for silence, so a network cut looks like many lost nodes: add {signature: silence}"
+    for n, brake in enumerate(policy.brakes):
+        if brake.nodes == 1:
+            yield f"brakes[{n}].nodes: 1 trips on the first sick node: nothing would be repaired without a person"
+
+
+def _pace(policy: Policy) -> Iterator[str]:
+    pace = policy.pace
+    if pace.cordon_deadline <= pace.call_timeout:
+        yield "pace.cordon_deadline: not longer than call_timeout: no answer could come in time"
+    if pace.drain_every <= pace.call_timeout:
+        yield "pace.drain_every: not longer than call_timeout: work would be asked again before it was asked"
+    if policy.silence.agent < timedelta(seconds=10):
+        yield "silence.agent: under 10s a busy node or a slow network is taken for a dead agent"
+
+
+def _lacking(policy: Policy, capabilities: frozenset[Capability]) -> Iterator[str]:
+    for n, ladder in enumerate(policy.ladders):
+        able = [rung for rung in ladder.rungs if RUNGS[rung.do].needs in capabilities]
+        for m, rung in enumerate(ladder.rungs):
+            if rung not in able:
+                yield f"ladders[{n}].rungs[{m}].do: this cluster cannot {rung.do}: the rung is skipped"
+        if ladder.rungs and not able:
+            yield f"ladders[{n}].rungs: this cluster can do none of them: each of these nodes waits for a person"
+    if Capability.CHECK not in capabilities:
+        yield "ladders: this cluster has no checks (check): no repair can be proved, so nodes are held for a person"
+    elif Capability.CHECK_CORDONED not in capabilities:
+        yield "ladders: checks cannot start on a cordoned node (check_cordoned): no repair can be proved"
+    if Capability.LOOK not in capabilities:
+        yield "resume.look_deadline: nodes cannot be looked at (look): a job restarts without asking them first"
+    if Capability.FENCE not in capabilities:
+        yield "ladders: a lost node cannot be fenced (fence): its jobs wait for the cluster's proof that it is gone"

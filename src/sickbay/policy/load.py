@@ -1,0 +1,167 @@
+"""Policies: from a shipped name or a YAML file to the frozen noun, or to one line that says what to write instead."""
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from msgspec import inspect as mi
+
+from sickbay.model.errors import BadInput
+from sickbay.model.noun import Noun
+from sickbay.model.policy import Policy
+from sickbay.policy.refusals import Refusal, refusals
+from sickbay.policy.yaml_places import Place, Places, Reader, compose, converted, nearest, show_path, unknown
+
+_EXTENDS = "extends"
+_OWN = frozenset({"name", "about"})  # who a policy is, is not inherited
+_DEEPEST = 5
+
+
+def shipped() -> tuple[str, ...]:
+    """The names that need no file."""
+    return tuple(sorted(_shipped_files()))
+
+
+def load_policy(path_or_name: str | Path) -> Policy:
+    """A bare name is a shipped policy; a Path, or text with a slash or ending in .yaml, is a file. Raises BadInput."""
+    return _load(path_or_name, Path(), 0)[0]
+
+
+def parse_policy(text: str, where: str) -> Policy:
+    """The policy that `text` says; `where` names it in errors. Raises BadInput."""
+    return _parse(text, where, Path(where).parent, 0)[0]
+
+
+def digest(policy: Policy) -> str:
+    """Names a policy's content: the same for the same rules however they were written down."""
+    return hashlib.sha256(msgspec.json.encode(_canonical(policy), order="sorted")).hexdigest()[:12]
+
+
+def _canonical(value: Any) -> Any:
+    """Without what equals its default: msgspec itself leaves out only the default object, not one that is equal."""
+    if isinstance(value, Noun):
+        said = {field.name: (getattr(value, field.name), default_of(field)) for field in msgspec.structs.fields(value)}
+        return {name: _canonical(given) for name, (given, default) in said.items() if given != default}
+    return [_canonical(item) for item in value] if isinstance(value, tuple) else value
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> Any:
+    """What a setting is when it is left out; NODEFAULT if it must be given."""
+    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+
+
+def check_policy(policy: Policy, name: str = "policy") -> None:
+    """For a policy that was made without a file. Raises BadInput for what `parse_policy` would refuse."""
+    refusal = next(refusals(policy), None)
+    if refusal is not None:
+        other = show_path(refusal.other) if refusal.other else ""
+        raise BadInput(f"{name}: {show_path(refusal.path)}: {refusal.text.replace('{other}', other)}")
+
+
+def _shipped_files() -> dict[str, Path]:
+    root = Path(str(files("sickbay.policy"))) / "shipped"
+    found = [*root.glob("*.yaml"), *(root / "profiles").glob("*.yaml")]
+    return {path.stem: path for path in found if not path.stem.endswith(".golden")}
+
+
+def shipped_file(name: str) -> Path:
+    found = _shipped_files()
+    if name not in found:
+        raise BadInput(unknown("policy", name, found))
+    return found[name]
+
+
+def is_file_name(text: str) -> bool:
+    return "/" in text or "\\" in text or text.endswith((".yaml", ".yml"))
+
+
+def _load(path_or_name: str | Path, beside: Path, depth: int) -> tuple[Policy, Places]:
+    if isinstance(path_or_name, Path) or is_file_name(path_or_name):
+        path, where = beside / path_or_name, str(path_or_name)
+    else:
+        found = _shipped_files()
+        if path_or_name not in found:
+            hint = f"; for the file write ./{path_or_name}" if (beside / path_or_name).is_file() else ""
+            raise BadInput(f"{unknown('policy', path_or_name, found)}{hint or ', or a path to a .yaml file'}")
+        return _shipped_policy(path_or_name)
+    return _parse(_text(path, where), where, path.parent, depth)
+
+
+@cache
+def _shipped_policy(name: str) -> tuple[Policy, Places]:
+    """Read once: it changes only with the program, and whoever simulates asks for it for every run."""
+    path, where = _shipped_files()[name], f"{name}.yaml"
+    return _parse(_text(path, where), where, path.parent, 0)
+
+
+def _text(path: Path, where: str) -> str:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise BadInput(f"{where}: no such file: give a .yaml file, or one of {', '.join(shipped())}") from None
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadInput(f"{where}: cannot be read ({said}): give a .yaml file") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{where}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x}): save the file as UTF-8") from None
+
+
+def _parse(text: str, where: str, beside: Path, depth: int) -> tuple[Policy, Places]:
+    root, at = compose(text, where)
+    base, base_places = _extended(root, where, beside, depth)
+    reader = Reader(where)
+    reader.places[()] = at
+    kind = mi.type_info(Policy)
+    data = reader.read(root, kind, ())
+    own: Policy = converted(data, Policy, reader.places)
+    if not data.get("name"):
+        own = msgspec.structs.replace(own, name=Path(where).stem)
+    if base is None:
+        policy, places = own, reader.places
+    else:
+        kept = {name: getattr(own, name) for name in data.keys() | _OWN}
+        policy = msgspec.structs.replace(base, **kept)
+        inherited = {path: place for path, place in base_places.items() if path and path[0] not in kept}
+        places = {**inherited, **reader.places}
+    refusal = next(refusals(policy), None)
+    if refusal is not None:
+        raise BadInput(_refused(refusal, where, places))
+    return policy, places
+
+
+def _extended(root: yaml.MappingNode, where: str, beside: Path, depth: int) -> tuple[Policy | None, Places]:
+    """The policy that this one begins from; its line is taken out of the mapping."""
+    lines = [pair for pair in root.value if pair[0].value == _EXTENDS]
+    if not lines:
+        return None, {}
+    root.value = [pair for pair in root.value if pair[0].value != _EXTENDS]
+    reader = Reader(where)
+    key, value = lines[-1]
+    if len(lines) > 1:
+        raise reader.fail(key, (), "'extends' is given twice: keep one of them")
+    name = reader.read(value, mi.StrType(), (_EXTENDS,))
+    if depth >= _DEEPEST:
+        raise reader.fail(key, (), f"more than {_DEEPEST} policies extend one another, or they go in a circle")
+    try:
+        return _load(name, beside, depth + 1)
+    except BadInput as error:
+        # An error inside the other file names that file itself.
+        if isinstance(name, str) and str(error).startswith(("unknown policy", f"{name}: ")):
+            raise reader.fail(value, (_EXTENDS,), str(error)) from None
+        raise
+
+
+def _refused(refusal: Refusal, where: str, places: Places) -> str:
+    place, other = nearest(places, refusal.path), ""
+    if refusal.other is not None:
+        second: Place = nearest(places, refusal.other)
+        other = f"line {second.line}" if second.where == place.where else f"{second.where}:{second.line}"
+    said = f"{place}: {show_path(refusal.path)}: {refusal.text.replace('{other}', other)}"
+    return said if place.where == where else f"{where} → {said}"

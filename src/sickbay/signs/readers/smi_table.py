@@ -1,0 +1,288 @@
+"""`nvidia-smi` as it comes: the box of all driver generations, the lines that it prints instead, and its lists."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from sickbay.model.gpu import GpuReading
+from sickbay.model.sign import Fields, Sign
+from sickbay.signs.gpu_state import signs_of
+from sickbay.signs.readers.smi_lists import Csv, Dmon, Links, Topology, mig_signs
+from sickbay.signs.smi import GPUS, Sheet, judged, number
+
+LINE = 8000  # no line of these texts is longer; a query for all columns is the longest
+
+_HEAD = re.compile(r"\|\s*NVIDIA-SMI\s+[\d.]{3,20}", re.ASCII)
+_BEFORE = re.compile(
+    r"(?:\[[\d :.,TZ+-]{8,35}\]|[\w.-]{1,60}+:)\s{1,9}(?=[|+])", re.ASCII
+)  # a date, the name of a host
+_WHO = re.compile(r"\s*(\d{1,3})\s+(\S.{0,60}?)\s{1,40}(On|Off|N/A|WDDM|TCC|MCDM|ERR!)\s*", re.ASCII)
+_BUS = re.compile(r"\s*([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s+(?:On|Off|N/A|ERR!)\s*", re.ASCII)
+_STATE = re.compile(r"\s*(ERR!|N/A|\d{1,3}\s?%)\s+(ERR!|N/A|-?\d{1,3}C)\s+(\S{2,4})\s+(\S{1,9})\s*/\s*(\S{1,9})\s*")
+_MIG = re.compile(r"\s*(\d{1,3})\s+(\d{1,3})\s+\d{1,3}\s+\d{1,3}\s*", re.ASCII)
+
+# What stands in a line of its own where the box should be. The first that begins the line counts.
+_WORDS: tuple[tuple[str, str], ...] = (
+    ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver", "driver.failed"),
+    ("NVIDIA-SMI couldn't find libnvidia-ml.so", "driver.nvml_refused"),
+    ("Failed to initialize NVML: Driver/library version mismatch", "driver.mismatch"),
+    ("Failed to initialize NVML: Driver Not Loaded", "driver.failed"),
+    ("Failed to initialize NVML: GPU is lost", "gpu.lost"),
+    ("Failed to initialize NVML: ", "driver.nvml_refused"),
+    ("No devices were found", "gpu.none_found"),
+)
+_HANDLE = re.compile(
+    r"Unable to (?:determine|detect) the device handle for gpu\s?(?:(\d{1,3}): )?"
+    r"([0-9a-f]{3,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])?:?\s?(.{0,200})",
+    re.IGNORECASE | re.ASCII,
+)
+# People set what they paste in bold or in quotes; with an address in it, it was printed by a machine.
+_DRESSED = re.compile(
+    r"(?:\*\*|__|[\"'`*_])(Unable to .{0,80}[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7].{0,200}?)(?:\*\*|__|[\"'`*_])[.,]?",
+    re.ASCII,
+)
+# `nvdebugdump -l`: the call that failed, then the GPU.
+_CALL = re.compile(r"Error: nvml(\w{1,60})\(\): (.{3,80})", re.ASCII)
+_DETAILS = re.compile(r"FAILED to get details on GPU \((0x[0-9a-f]{1,3})\): (.{3,80})", re.ASCII)
+_INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu ([0-9a-f:.]{7,20})", re.IGNORECASE | re.ASCII)
+# What other programs say when the management library answers them with an error: pynvml, Slurm, container runtimes.
+_TOLD: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), kind)
+    for pattern, kind in (
+        (r"NVMLError_GpuIsLost: GPU is lost|NVML: [^:]{0,80}(?:: )?GPU is lost|nvml error: gpu is lost", "gpu.lost"),
+        (r"NVMLError_ResetRequired: |NVML: [^:]{0,80}(?:: )?GPU requires reset", "gpu.reset_required"),
+        (r"(?:NVMLError_LibRmVersionMismatch|nvml error): driver/library version mismatch", "driver.mismatch"),
+        (r"(?:NVMLError_DriverNotLoaded|nvml error): driver not loaded", "driver.failed"),
+    )
+)
+# Most lines of most texts are none of ours: what could begin one of these texts, by its first word or by any.
+_MAYBE = re.compile(r"[\s>]*+(?:\||GPU|#|\x1b|[a-z][\w.]{1,60}+(?: \[[^\]]{1,8}\])?(?:, |$))", re.ASCII)
+_ANYWHERE = (
+    "nvml",
+    "nvidia-smi",
+    "device handle",
+    "inforom",
+    "no devices were",
+    "requires reset",
+    "gpu is lost]",
+    "unknown error]",
+    "failed to get details",
+)
+# Cells of CSV that mean the same under every column: a row without its header says this much.
+_CELLS = {
+    "[GPU requires reset]": "gpu.reset_required",
+    "[GPU is lost]": "gpu.lost",
+    "[Unknown Error]": "gpu.sensor_failed",
+}
+_COMMENT = ("#", "//", "*", "raise ", "except ", "- ", "assert")
+# A program's name before it, as a journal has it. A quotation mark or a backtick there: somebody speaks about it.
+_SAID_BY = re.compile(
+    r"[^\"'`]{0,100}(?:\]|\bnvidia-smi|\bstderr|\bstdout): |[\w.-]{1,60}+: |\[[\d :.,TZ-]{8,30}\] ", re.ASCII
+)
+
+
+class Box:
+    """The table of GPUs, the one of MIG devices and the one of processes under it."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sheets: list[Sheet] = []
+        self._signs: list[Sign] = []
+        self._open = False
+        self._part = "gpus"  # then mig, processes
+        self._row = 0  # of a GPU's three lines
+
+    def take(self, line_number: int, line: str) -> bool:
+        text = line.strip().lstrip("> ")
+        if before := _BEFORE.match(text):
+            text = text[before.end() :]
+        if _HEAD.match(text):
+            if self._sheets:
+                return False  # the next box: `nvidia-smi -l`
+            self._open, self._part = True, "gpus"
+            return True
+        cells = text.strip("|").split("|") if text.startswith("|") else []
+        if len(cells) == 3 and self._part == "gpus" and self._gpu(line_number, cells):
+            self._open = True
+            return True
+        if not self._open:
+            return False
+        if not cells:
+            return not text or text.startswith("+-")
+        if "MIG devices:" in text or "Processes:" in text:
+            self._part = "mig" if "MIG" in text else "processes"
+        elif self._part == "mig":
+            self._instance(line_number, cells)
+        elif self._part == "gpus" and self._row:
+            self._state(line_number, cells)
+        return True
+
+    def _gpu(self, line_number: int, cells: list[str]) -> bool:
+        """The first of a GPU's three lines."""
+        who, bus = _WHO.fullmatch(cells[0]), _BUS.fullmatch(cells[1])
+        if bus is None or not cells[0].strip()[:1].isdigit():
+            return False
+        if len(self._sheets) < GPUS:
+            self._sheets.append(Sheet(line_number, pci=bus[1], index=int(who[1]) if who else None))
+        sheet, self._row = self._sheets[-1], 1
+        if who and who[2].strip() == "ERR!":
+            sheet.fail("name", line_number)
+        elif who:
+            sheet.set("name", who[2].strip(), line_number)
+            sheet.put("persistence mode", who[3], line_number)
+        ecc = cells[2].strip()
+        if "ERR!" in ecc:
+            sheet.fail("ecc", line_number)
+        elif ecc in {"Off", "On"}:
+            sheet.put("ecc mode/current", ecc, line_number)
+        elif ecc.isdecimal() and len(ecc) < 19:
+            sheet.set("all", int(ecc), line_number)
+        return True
+
+    def _state(self, line_number: int, cells: list[str]) -> None:
+        """The second line has the state, the third the MIG mode."""
+        sheet, self._row = self._sheets[-1], self._row + 1
+        whole = "|".join(cells)
+        for words in ("GPU requires reset", "GPU is lost", "fallen off the bus"):
+            if words.lower() in whole.lower():
+                sheet.gone(words, line_number)
+        if self._row == 2:
+            state = _STATE.fullmatch(cells[0])
+            paths = ("fan speed", "temperature.gpu", "", "power.draw", "power.limit")
+            for path, cell in zip(paths, state.groups() if state else (), strict=False):
+                sheet.put(path or "perf", cell, line_number)
+            used, _, total = (cells[1] if len(cells) > 1 else "").partition("/")
+            sheet.put("memory.used", used, line_number)
+            sheet.put("memory.total", total, line_number)
+            sheet.put("utilization.gpu", (cells[2].split() or [""])[0] if len(cells) > 2 else "", line_number)
+        elif self._row == 3 and len(cells) > 2:
+            sheet.put("mig.mode.current", cells[2], line_number)
+        else:
+            self._row = 0
+
+    def _instance(self, line_number: int, cells: list[str]) -> None:
+        found = _MIG.fullmatch(cells[0])
+        counts = cells[2].split() if found and len(cells) > 2 else []
+        if found and len(counts) == 2 and (errors := number(counts[1])) and len(self._signs) < GPUS:
+            self._signs += mig_signs(int(found[1]), int(found[2]), int(errors), line_number)
+
+    def over(self) -> tuple[Sign, ...]:
+        sheets, signs = self._sheets, self._signs
+        self._clear()
+        return (*judged(sheets), *signs)
+
+
+class SmiTable:
+    """All that `nvidia-smi` prints but the long text and the XML."""
+
+    ANCHORS: ClassVar[tuple[str, ...]] = (
+        "NVIDIA-SMI", "Uncorr. ECC", "MiB / ", "MIG devices:", "Unable to determine the device handle",
+        "Failed to initialize NVML", "No devices were found", "infoROM is corrupted", "(UUID: GPU-",
+        "Replay Errors: ", "Recovery Errors: ", "CRC Errors: ", "Link 0: ", "<inactive>", "GPU0\t", "\tGPU1",
+        "GPU0 ", "# gpu ", "sbecc", "ecc.errors.", "ecc.mode.", "memory.used", "memory.total", "utilization.gpu",
+        "temperature.gpu", "power.draw", "remapped_rows.", "retired_pages.", "clocks_throttle_reasons.",
+        "clocks_event_reasons.", "reset_status.", "gpu_bus_id", "pci.bus_id", "pcie.link.", "GPU requires reset",
+        "GPU is lost", "[Unknown Error]", "nvml error: ", "NVMLError_", "Unable to detect the device handle",
+        "FAILED to get details on GPU", "Error: nvml", "--query-gpu",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.owns = False
+        self._parts = (Box(), Links(), Topology(), Csv(), Dmon())
+        self._reading: Box | Links | Topology | Csv | Dmon | None = None
+        self._lost_at = -9
+
+    def read(self, number: int, line: str) -> Iterable[Sign]:
+        self.owns = False
+        if len(line) > LINE:
+            return self.end()
+        now = self._reading
+        if now is None and not _MAYBE.match(line):
+            low = line.lower()
+            if not any(word in low for word in _ANYWHERE):
+                return ()
+        if now is not None and now.take(number, line):
+            self.owns = True
+            return ()
+        said = self.end()
+        if not line or line.isspace():
+            return said
+        alone = self._alone(number, line)
+        if alone is not None:
+            self.owns = True
+            return (*said, *alone)
+        self._reading = next((part for part in self._parts if part is not now and part.take(number, line)), None)
+        if self._reading is None and now is not None and now.take(number, line):
+            self._reading = now  # the next of its kind
+        self.owns = self._reading is not None
+        return said
+
+    def value(self, number: int, value: Any) -> Iterable[Sign]:
+        del number, value
+        return ()
+
+    def end(self) -> tuple[Sign, ...]:
+        now, self._reading = self._reading, None
+        return now.over() if now is not None else ()
+
+    def _alone(self, line_number: int, line: str) -> tuple[Sign, ...] | None:
+        """A line that stands for itself; None if it is none of them."""
+        text = line.strip().lstrip("> ").replace("’", "'")
+        if dressed := _DRESSED.fullmatch(text):
+            text = dressed[1]
+        if not text.startswith(("Unable", "WARNING: info", "NVIDIA-SMI", "Failed to init", "No devices")):
+            by = _SAID_BY.match(text)
+            text = text[by.end() :] if by else ""
+        if found := _HANDLE.match(text):
+            self._lost_at = line_number
+            return _handle(line_number, text, found[1], found[2], found[3])
+        if found := _INFOROM.match(text):
+            fields: Fields = {"pci": found[1].lower()}
+            return (Sign(kind="gpu.inforom_corrupt", fields=fields, text=text[:200], line=line_number),)
+        for words, kind in _WORDS:
+            if text.startswith(words):
+                if kind == "gpu.none_found" and (text.strip(". ") != words or line_number - self._lost_at < 3):
+                    return ()  # told already by the line above
+                return (Sign(kind=kind, text=text[:200], line=line_number),)
+        if "]" in line and (row := _row(line_number, line)):
+            return row
+        return self._dump(line_number, line.strip()) or _told(line_number, line.strip())
+
+    def _dump(self, line_number: int, text: str) -> tuple[Sign, ...]:
+        if call := _CALL.fullmatch(text):
+            for words, kind in _WORDS:
+                if words.startswith("Failed to initialize NVML: ") and words[27:] and call[2].startswith(words[27:]):
+                    return (Sign(kind=kind, text=text, line=line_number),)
+            if not call[1].startswith("DeviceGetHandle"):
+                return ()
+            self._lost_at = line_number
+            return _handle(line_number, text, None, None, call[2])
+        if (details := _DETAILS.fullmatch(text)) and line_number - self._lost_at > 2:
+            return _handle(line_number, text, str(int(details[1], 16)), None, details[2])
+        return ()
+
+
+def _row(line: int, text: str) -> tuple[Sign, ...]:
+    """A row of CSV without its header: it does not say which column, but it says this."""
+    cells = [cell.strip() for cell in text.split(", ", 80)]
+    kind = next((kind for cell, kind in _CELLS.items() if cell in cells), None)
+    if kind is None or len(cells) < 2:
+        return ()
+    fields: Fields = {"device": int(cells[0])} if re.fullmatch(r"\d{1,3}", cells[0], re.ASCII) else {}
+    return (Sign(kind=kind, fields=fields, text=text.strip()[:200], line=line),)
+
+
+def _told(line: int, text: str) -> tuple[Sign, ...] | None:
+    if "nvml" not in text.lower() or "`" in text or text.startswith(_COMMENT):
+        return None
+    kind = next((kind for pattern, kind in _TOLD if pattern.search(text)), None)
+    return None if kind is None else (Sign(kind=kind, text=text[:200], line=line),)
+
+
+def _handle(line: int, text: str, index: str | None, pci: str | None, why: str) -> tuple[Sign, ...]:
+    if "permission" in why.lower():
+        return ()  # says something about who asked
+    one = GpuReading(index=int(index) if index else None, pci=(pci or "").lower(), lost=why or "no handle")
+    return tuple(Sign(kind=sign.kind, fields=sign.fields, text=text[:200], line=line) for sign in signs_of(one))

@@ -1,0 +1,172 @@
+"""Training and launcher logs, by the rules of diagnosis.csv."""
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+from sickbay.model.sign import Sign
+from sickbay.model.tables import DiagnosisRule
+from sickbay.signs.readers.prose import talks
+from sickbay.signs.training_log import LINE_LIMIT
+
+sre: Any = importlib.import_module("re._parser")  # there is no public way to look into a pattern
+SHORTEST = 3  # a literal below that is in every other line
+EVERYWHERE = frozenset(
+    {"loss", "exit", "error", "time", "step", "status", "received "}
+)  # worth less than any other word, however long
+KEPT = 400  # of a line that proves a rule
+RAISED = "raised"  # an exception that no rule knows
+REMEMBERED, LONGEST_PART = 50_000, 64  # words of a text, and the letters of one
+ANY_DIGIT = str.maketrans("123456789", "000000000")
+NEAR = 4  # lines from the last place in a traceback to what was raised there
+_PLACE = re.compile(r'\s*File "[^"]{1,400}", line \d{1,9}')
+# An exception that carries another one's traceback: what it names is said again, with its reason, below.
+_WRAPPER = re.compile(r"^\w+: Caught \w+ in (?:DataLoader worker|replica|pin memory thread|worker)\b")
+FAILED = "rank_failed"
+# Printed by nothing but an interpreter, even where the traceback was cut off: a name with its module's before it, and
+# some that nobody writes a sentence about.
+_QUALIFIED = re.compile(
+    r"(?:(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{0,80}(?:Error|Exception|Invalid)"
+    r"|KeyError|IndexError|ZeroDivisionError|UnicodeDecodeError|OverflowError): (?=\S)"
+)
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?:: .*)?$")
+
+
+class Training:
+    """What the lines of a job say about its end: a sign of kind `job` for every line that a rule fits."""
+
+    ANCHORS: ClassVar[tuple[str, ...]] = ()  # by its rules: `anchors`
+
+    def __init__(self, rules: Sequence[DiagnosisRule]) -> None:
+        self._rules = [(rule.name, re.compile(rule.pattern)) for rule in rules]
+        self._of_word: dict[str, set[int]] = {}  # which rules, by their places, may fit where a word is
+        for place, rule in enumerate(rules):
+            for word in literals(rule.pattern):
+                self._of_word.setdefault(word, set()).add(place)
+        self._words = sorted(self._of_word)
+        self._wordless = {place for place, rule in enumerate(rules) if not literals(rule.pattern)}
+        self._parts = [(max(word.split(), key=len).translate(ANY_DIGIT), word) for word in self._words]
+        self._known: dict[str, tuple[str, ...]] = {}  # words of a text, and the rules' words that they may be part of
+        self._of_digits = {word for rule in rules if _tells_digits(rule.pattern) for word in literals(rule.pattern)}
+        self._place = -NEAR - 1  # the last line that told a place in a program
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Words without which no rule fits. A rule that demands none is not heard in a long text."""
+        return tuple(self._words)
+
+    @property
+    def owns(self) -> bool:
+        return False
+
+    def read(self, number: int, line: str) -> Iterator[Sign]:
+        name = self.fits(line) or self._raised(number, line)
+        if name:
+            yield Sign(kind="job", fields={"name": name}, text=line.strip()[:KEPT], line=number)
+
+    def _raised(self, number: int, line: str) -> str:
+        """At the end of a traceback with places in it, which those in documentation leave out."""
+        if 'File "' in line and _PLACE.match(line):
+            self._place = number
+        elif number - self._place <= NEAR and line[:1].isalpha() and _EXCEPTION.match(line.rstrip()[:LINE_LIMIT]):
+            self._place = -NEAR - 1
+            return RAISED
+        elif (
+            "Error: " in line[:LINE_LIMIT]
+            and (found := _QUALIFIED.match(line[:LINE_LIMIT]))
+            and not talks(line, 0, found.end())
+        ):
+            return RAISED
+        return ""
+
+    def fits(self, line: str) -> str:
+        """The rule that stands first in the table of those that fit; empty: none does."""
+        said = line.strip()[:LINE_LIMIT]
+        if "NCCL INFO" in said:
+            return ""  # what it retries and what it closes is its daily work
+        if _WRAPPER.search(said):
+            return FAILED
+        low = said.lower()
+        here = self._here(low)
+        if not here and not self._wordless:
+            return ""
+        indent = len(line) - len(line.lstrip())
+        for place in sorted(self._wordless.union(*map(self._of_word.__getitem__, here))):
+            name, pattern = self._rules[place]
+            found = pattern.search(said)
+            if found and not talks(line, found.start() + indent, found.end() + indent):
+                return name
+        return ""
+
+    def _here(self, low: str) -> set[str]:
+        """Which of the rules' words are in a line. Texts are made of few words, so each is looked at once."""
+        known = self._known
+        found: set[str] = set()
+        for part in set(low.translate(ANY_DIGIT).split()):
+            words = known.get(part)
+            if words is None:
+                words = tuple(word for piece, word in self._parts if piece in part)
+                if len(known) >= REMEMBERED:
+                    known.clear()
+                if len(part) <= LONGEST_PART:
+                    known[part] = words
+            if words:
+                found.update(word for word in words if word in low)
+        return found
+
+    def tells_digits(self, line: str) -> bool:
+        """Whether some rule would judge this line by its digits: the same line with others may mean something else."""
+        return not self._of_digits.isdisjoint(self._here(line.lower()))
+
+    def value(self, number: int, value: Any) -> Iterable[Sign]:
+        del number, value
+        return ()
+
+    def end(self) -> Iterable[Sign]:
+        return ()
+
+
+def _tells_digits(pattern: str) -> bool:
+    return re.search(r"[0-9]", re.sub(r"\{\d*,?\d*\}", "", pattern)) is not None
+
+
+# --- which words must be in a line before a pattern can match
+
+
+@cache
+def literals(pattern: str) -> tuple[str, ...]:
+    """Words in small letters, one of which is in every text that the pattern matches; none: nothing can be said."""
+    return tuple(sorted(_of(sre.parse(pattern)) or ()))
+
+
+def _of(items: Any) -> frozenset[str] | None:
+    """The best that any part of a sequence demands: the longer its shortest word, the rarer it is."""
+    found: list[frozenset[str]] = []
+    run = ""
+    for kind, value in [*items, (None, None)]:
+        name = str(kind)
+        if name == "LITERAL" and value < 128:
+            run += chr(value).lower()
+            continue
+        if len(run) >= SHORTEST:
+            found.append(frozenset({run}))
+        run = ""
+        inner = _inside(name, value)
+        if inner:
+            found.append(inner)
+    return max(found, key=lambda words: (not words & EVERYWHERE, min(map(len, words))), default=None)
+
+
+def _inside(name: str, value: Any) -> frozenset[str] | None:
+    if name == "SUBPATTERN":
+        return _of(value[3])
+    if name == "ATOMIC_GROUP":
+        return _of(value)
+    if name in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"} and value[0] > 0:
+        return _of(value[2])
+    if name == "BRANCH":
+        words = [_of(branch) for branch in value[1]]
+        return frozenset().union(*(word for word in words if word)) if all(words) else None
+    return None

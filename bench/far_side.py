@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from sickbay.engine.execute import Hands, Site
+from sickbay.engine.execute import Effects, Site
 from sickbay.model.facts import Outcome
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
@@ -119,5 +119,5 @@ class AtOnce:
         done(call())
 
 
-def far_hands() -> Hands:
-    return Hands(sites={CLUSTER: Site(FarCluster(), FarMachines(), FarChecks())}, notifiers={"log": FarEar()})
+def far_hands() -> Effects:
+    return Effects(sites={CLUSTER: Site(FarCluster(), FarMachines(), FarChecks())}, notifiers={"log": FarEar()})

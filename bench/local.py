@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.local.rig import Sickbay, running
 
-from sickbay.clusters.local.files import Paths, Seat, read
+from sickbay.clusters.local.files import LocalSeat, Paths, read
 
 # Many faults within minutes are what a brake is for, and a node that fails ten times in a row is a lemon. Here both are
 # the measurement's own doing, so they are open; all that lies between a fault and what follows it is the default's.
@@ -49,8 +49,8 @@ def until(condition: Callable[[], bool], rig: Sickbay, what: str, every: float =
         time.sleep(every)
 
 
-def seat(rig: Sickbay, node: str) -> Seat:
-    found = read(Paths(rig.state / "local", node.rpartition("/")[2]).seat_file, Seat)
+def seat(rig: Sickbay, node: str) -> LocalSeat:
+    found = read(Paths(rig.state / "local", node.rpartition("/")[2]).seat_file, LocalSeat)
     assert found is not None
     return found
 

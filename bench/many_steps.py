@@ -21,7 +21,7 @@ def fill(where: Path, steps: int) -> None:
     content = os.urandom(1024)
     run = layout.read_fence(where, 1)
     for step in range(1, steps + 1):
-        place = layout.Place(first.attempt, step)
+        place = layout.CheckpointName(first.attempt, step)
         directory = layout.step_path(where, place)
         directory.mkdir()
         shard = layout.shard_name(0)

@@ -23,7 +23,7 @@ from sickbay.engine.view import moment
 from sickbay.faces.api.app import app
 from sickbay.faces.api.server import served
 from sickbay.faces.api.threads import AGENTS, THREADS
-from sickbay.hosts.backend import Desk, hash_of
+from sickbay.hosts.backend import Backend, hash_of
 from sickbay.hosts.changes import Changes
 from sickbay.model.facts import Fact, TokenIssued
 from sickbay.policy.load import digest
@@ -48,7 +48,7 @@ class Host:
         self.store.append([_token(number) for number in range(agents)])
         self._bench.settle()
         self._news = threading.Event()
-        self.desk = Desk(self.store, policy, {digest(policy): policy}, {}, clock, self._news.set, Changes())
+        self.desk = Backend(self.store, policy, {digest(policy): policy}, {}, clock, self._news.set, Changes())
 
     def plan(self, until: threading.Event) -> float:
         """Rounds until that is over and nothing is left; the seconds that were still needed then."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from bench.far_side import CLUSTER, AtOnce, far_hands
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
-from sickbay.engine.execute import Hands
+from sickbay.engine.execute import Effects
 from sickbay.engine.ingest import Ingest
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import Rules, moment
@@ -74,7 +74,7 @@ def open_policy() -> Policy:
     return replace(load_policy("default"), limits=(wide,), brakes=())
 
 
-def rules_of(policy: Policy, hands: Hands) -> Rules:
+def rules_of(policy: Policy, hands: Effects) -> Rules:
     return Rules(
         policy=policy,
         tables=load_tables(),

@@ -14,7 +14,7 @@ from sickbay.signs import nvidia
 from sickbay.signs.kernel import parse_line
 from sickbay.signs.prefixes import peel
 from sickbay.signs.readers.input import BLOCK, whole_lines
-from sickbay.signs.readers.stream import Stream
+from sickbay.signs.readers.stream import TextStream
 from sickbay.signs.scanner import lines_of_interest
 
 MB = 1e6
@@ -162,7 +162,7 @@ def _lines(text: bytes) -> Iterator[tuple[int, str]]:
 def streamed(text: bytes) -> list[int]:
     """The whole of `sickbay diagnose`, its output left out: the numbers of lines that mean something."""
     blocks = (text[at : at + BLOCK] for at in range(0, len(text), BLOCK))
-    return [sign.line for sign in Stream().read(whole_lines(blocks)) if sign.kind != "boot"]
+    return [sign.line for sign in TextStream().read(whole_lines(blocks)) if sign.kind != "boot"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
 from sickbay.policy.load import load_policy
-from sickbay.sim.context import ClusterRules, Rules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.context import ClusterRules, Timings
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, Plan, Simulation
 
@@ -26,14 +26,14 @@ GOAL_MINUTES = 10.0
 GOAL = YEAR_NODES * 365 / (GOAL_MINUTES * 60)
 # What breaks, and what mends it: most are the program's own, few need another machine.
 DEFECTS = (
-    Defect(code="xid.31", cured_by=Remedy.RESTART_JOB),
-    Defect(code="xid.13", cured_by=Remedy.RESTART_JOB),
-    Defect(code="xid.94", cured_by=Remedy.RESTART_JOB),
-    Defect(code="xid.74", cured_by=Remedy.RESET_GPU),
-    Defect(code="xid.48", cured_by=Remedy.RESET_GPU),
-    Defect(code="xid.119", cured_by=Remedy.REBOOT),
-    Defect(code="xid.79", cured_by=Remedy.REBOOT),
-    Defect(code="xid.64"),
+    SimDefect(code="xid.31", cured_by=Remedy.RESTART_JOB),
+    SimDefect(code="xid.13", cured_by=Remedy.RESTART_JOB),
+    SimDefect(code="xid.94", cured_by=Remedy.RESTART_JOB),
+    SimDefect(code="xid.74", cured_by=Remedy.RESET_GPU),
+    SimDefect(code="xid.48", cured_by=Remedy.RESET_GPU),
+    SimDefect(code="xid.119", cured_by=Remedy.REBOOT),
+    SimDefect(code="xid.79", cured_by=Remedy.REBOOT),
+    SimDefect(code="xid.64"),
 )
 
 
@@ -50,7 +50,7 @@ def measure(nodes: int, days: float, seed: int = 1) -> tuple[float, Simulation]:
     plan = Plan(
         nodes=nodes,
         cluster=ClusterRules(id=CLUSTER, period=PERIOD),
-        rules=Rules(pulse=PULSE),
+        rules=Timings(pulse=PULSE),
         limits=False,
         strict=False,
     )
@@ -68,7 +68,7 @@ def measure(nodes: int, days: float, seed: int = 1) -> tuple[float, Simulation]:
     return time.process_time() - start, sim
 
 
-def _strike(sim: Simulation, node: NodeId, defect: Defect) -> None:
+def _strike(sim: Simulation, node: NodeId, defect: SimDefect) -> None:
     if node in sim.world.seats:
         sim.world.strike(node, defect)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sickbay.adapters.stores.sql import open_store
-from sickbay.engine.execute import Hands, Site
+from sickbay.engine.execute import Effects, Site
 from sickbay.engine.view import Rules
 from sickbay.knowledge.load import load_tables
 from sickbay.model.policy import Policy
@@ -15,14 +15,14 @@ from sickbay.ports.machines import Machines
 from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
-__all__ = ["Fleet", "local_fleet", "open_store"]
+__all__ = ["WiredFleet", "local_fleet", "open_store"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class WiredFleet:
     """What a controller looks after."""
 
-    hands: Hands
+    hands: Effects
     rules: Rules
     pauses: Mapping[str, Callable[[float], object]]  # per cluster: wait so long, or less if something changed there
     breakable: Breakable | None = None
@@ -31,7 +31,7 @@ class Fleet:
 
 def local_fleet(
     root: Path, store: Store, policy: Policy, posted: Callable[[], None], knowledge: Path | None = None
-) -> Fleet:
+) -> WiredFleet:
     """The local cluster under `root`; `posted` hears when a command waits for an agent; `knowledge`: own rows."""
     # Here, so that whoever only opens a store does not load a cluster.
     from sickbay.adapters.checks.agents import AgentChecks
@@ -47,7 +47,7 @@ def local_fleet(
     channels: dict[str, Machines] = {"local": LocalMachines(root), "agent": AgentMachines(store, posted)}
     checks = AgentChecks(store, posted, settle=policy.resume.settle.total_seconds())
     site = Site(cluster=cluster, machines=Channels(channels, policy.channels), checks=checks)
-    hands = Hands(sites={cluster.id: site}, notifiers={"log": LogNotifier()})
+    hands = Effects(sites={cluster.id: site}, notifiers={"log": LogNotifier()})
     rules = Rules(
         policy=policy,
         tables=load_tables(knowledge),
@@ -55,7 +55,7 @@ def local_fleet(
         can={cluster.id: site.capabilities},
         blind={cluster.id: site.blind},
     )
-    return Fleet(
+    return WiredFleet(
         hands=hands,
         rules=rules,
         pauses={cluster.id: cluster.wait},

@@ -15,7 +15,7 @@ import msgspec
 
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.machines import LocalMachines
-from sickbay.clusters.local.rack import Room
+from sickbay.clusters.local.rack import Rack
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.job import JobSpec
 
@@ -38,11 +38,11 @@ def call(root: Path, what: str, nodes: list[NodeId], key: str, expect: Incarnati
         case "fence":
             LocalMachines(root).fence(nodes[0], key=key, expect=None)
         case "power_on":
-            Room(root).power_on()
+            Rack(root).power_on()
         case "down":
-            Room(root).down(within=2.0)
+            Rack(root).down(within=2.0)
         case "create":
-            Room(root).create("local", number, 2, "train", boot_takes=0.05)
+            Rack(root).create("local", number, 2, "train", boot_takes=0.05)
 
 
 def main() -> None:

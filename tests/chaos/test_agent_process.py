@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.agent_rig import XID_79, FrontDoor, NodeRig, node_rig, until
 
-from sickbay.clusters.local.files import Defect, Rank
+from sickbay.clusters.local.files import Rank, VirtualDefect
 from sickbay.model.facts import Checked, Hung, Looked, Observed, Outcome, ResetDone, Stepped
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId
@@ -322,7 +322,7 @@ def test_without_polls_commands_ride_on_replies_to_reports(tmp_path: Path) -> No
 
 
 def test_a_check_that_finds_a_defect_says_so_and_marks_what_it_provoked(rig: NodeRig, door: FrontDoor) -> None:
-    rig.hardware.inject(Defect(name="gpu_off_bus", device=0, lines=(XID_79,), cured_by=Remedy.RESET_GPU))
+    rig.hardware.inject(VirtualDefect(name="gpu_off_bus", device=0, lines=(XID_79,), cured_by=Remedy.RESET_GPU))
     rig.start()
     until(lambda: door.polls)
     rig.log(xid(13))
@@ -341,7 +341,7 @@ def test_a_check_that_finds_a_defect_says_so_and_marks_what_it_provoked(rig: Nod
 
 
 def test_a_device_that_a_rank_holds_is_not_reset(rig: NodeRig, door: FrontDoor) -> None:
-    rig.hardware.inject(Defect(name="x", device=0, cured_by=Remedy.RESET_GPU))
+    rig.hardware.inject(VirtualDefect(name="x", device=0, cured_by=Remedy.RESET_GPU))
     rig.ranks(rank(rig))
     rig.start()
     until(lambda: door.polls)

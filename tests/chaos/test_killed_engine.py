@@ -18,13 +18,13 @@ from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.sim.apart import ApartSimulation, Nursery
-from sickbay.sim.context import Rules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.context import Timings
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan
 
 # Everything is quick here: what is between two acts is of no interest.
-QUICK = Rules(
+QUICK = Timings(
     pulse=10.0, boot_takes=20.0, start_takes=3.0, stop_takes=1.0, check_takes=(5.0, 8.0, 10.0, 10.0), notice=8.0
 )
 ACTS = frozenset({"cordon", "uncordon", "reboot", "reset_gpu", "replace", "fenced", "drain", "start", "end"})
@@ -63,7 +63,7 @@ def standard_incident(sim: ApartSimulation) -> None:
     job = sim.submit("train", Programme(steps=25, checkpoint_every=5, load=2.0), nodes=2)
     assert sim.run_until(lambda: bool(sim.world.chronicle.of("train")), HOUR)
     (_, nodes) = sim.world.running(job)[0]
-    sim.world.strike(nodes[0], Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    sim.world.strike(nodes[0], SimDefect(code="xid.79", cured_by=Remedy.REBOOT))
     assert sim.run_until(lambda: bool(sim.incidents()) and sim.calm(), HOUR), (sim.incidents(), sim.jobs())
     assert [incident.phase for incident in sim.incidents()] == [Phase.RELEASED]
     assert sim.job(job).state is JobState.COMPLETE

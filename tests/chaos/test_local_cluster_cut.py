@@ -16,7 +16,7 @@ from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.files import BOOT_MARK
 from sickbay.clusters.local.machines import LocalMachines
 from sickbay.clusters.local.processes import find
-from sickbay.clusters.local.rack import Room
+from sickbay.clusters.local.rack import Rack
 from sickbay.clusters.local.ranks import RANK_MARK
 from sickbay.model.facts import JobSeen
 from sickbay.model.fleet import Incarnation, NodeId
@@ -86,7 +86,7 @@ def test_a_cut_repair_leads_to_one_boot(rig: LocalRig, what: str, *, restart: bo
         cluster, machines = LocalCluster(rig.root), LocalMachines(rig.root)
         cluster.snapshot()  # can be read at any moment
         if restart:
-            Room(rig.root).power_on()
+            Rack(rig.root).power_on()
         getattr(machines, what)(node, key=f"k-{at}", expect=old)
         getattr(machines, what)(node, key=f"k-{at}", expect=old)
         rig.settle()
@@ -164,7 +164,7 @@ def test_a_cut_fence_ends_its_boot_and_no_later_one(rig: LocalRig) -> None:
         machines = LocalMachines(rig.root)
         assert machines.fence(node, key=f"k-{at}", expect=None).done
         assert of(old.boot_id) == 0
-        assert Room(rig.root).power_on() == ()
+        assert Rack(rig.root).power_on() == ()
         machines.reboot(node, key=f"b-{at}", expect=old)
         assert machines.fence(node, key=f"k-{at}", expect=None).done
         rig.settle()

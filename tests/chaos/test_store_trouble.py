@@ -21,7 +21,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.host import InlineExecutor
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan, Simulation
@@ -57,7 +57,7 @@ def under_repair(store: SqlStore) -> Simulation:
     sim = Simulation(Plan(nodes=3, gpus=2), store=store)
     sim.submit(JOB, Programme(steps=300, checkpoint_every=100), nodes=2)
     assert sim.run_until(lambda: bool(sim.jobs()) and sim.job(JOB).state is JobState.RUNNING, HOUR)
-    sim.world.strike(min(sim.job(JOB).claim), Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    sim.world.strike(min(sim.job(JOB).claim), SimDefect(code="xid.79", cured_by=Remedy.REBOOT))
     assert sim.run_until(lambda: any(i.phase is Phase.REPAIRING for i in sim.incidents()), HOUR)
     return sim
 

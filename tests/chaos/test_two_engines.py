@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sqlalchemy import create_engine, make_url, text
 
 from sickbay.adapters.stores.sql import open_store
-from sickbay.engine.execute import Hands, Site
+from sickbay.engine.execute import Effects, Site
 from sickbay.model.facts import AnyNews, Fact, Submitted
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, Node
@@ -25,10 +25,10 @@ from sickbay.policy.load import load_policy
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
 from sickbay.sim.apart import Born, Nursery, far_sites, perform
 from sickbay.sim.chaos import Mischief
-from sickbay.sim.context import ClusterRules, Rules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.context import ClusterRules, Timings
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
-from sickbay.sim.remote import READS, Life
+from sickbay.sim.remote import READS, EngineBirth
 from sickbay.sim.schedule import Scheduler
 from sickbay.sim.world import World
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 CLUSTER, POOL = "sim", "train"
 TTL = 2.0
 DEADLINE = 60.0  # of any condition; reached only when something is broken
-QUICK = Rules(
+QUICK = Timings(
     pulse=1.0,
     report_takes=0.05,
     look_takes=0.1,
@@ -92,7 +92,7 @@ class Ward:
             seat.unmanaged = 1
             self.world.ground.show(seat)
         site = Site(SimCluster(self.world, CLUSTER), SimMachines(self.world, CLUSTER), SimChecks(self.world, CLUSTER))
-        self._hands = Hands(sites={CLUSTER: site}, notifiers={"log": SimNotifier(self.world)})
+        self._hands = Effects(sites={CLUSTER: site}, notifiers={"log": SimNotifier(self.world)})
         self.engines: list[Engine] = []
         self.ear: Engine | None = None
         self._unheard: deque[tuple[Any, ...]] = deque()
@@ -104,7 +104,7 @@ class Ward:
 
     # --- engines
     def engine(self, name: str, *, halt_at: str = "", halt_by: int = 0) -> Engine:
-        life = Life(
+        life = EngineBirth(
             holder=name,
             url=self._url,
             policy=self._policy,
@@ -216,7 +216,7 @@ class Ward:
         spec = JobSpec(name="train", cluster=CLUSTER, pool=POOL, nodes=2)
         self.tell("submit/train", Submitted(job=job, spec=spec))
         self.until(lambda: bool(self.world.chronicle.of("train")), "the job trains")
-        defect = Defect(code="xid.79", cured_by=Remedy.REBOOT, observe_after=0.1, kill_after=0.3)
+        defect = SimDefect(code="xid.79", cured_by=Remedy.REBOOT, observe_after=0.1, kill_after=0.3)
         self.world.strike(self.world.running(job)[0][1][0], defect)
         return job
 

@@ -12,7 +12,7 @@ from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.files import BOOT_MARK, Cordon
 from sickbay.clusters.local.machines import LocalMachines
 from sickbay.clusters.local.processes import find
-from sickbay.clusters.local.rack import Room
+from sickbay.clusters.local.rack import Rack
 from sickbay.model.errors import Transient, Unknown
 from sickbay.model.facts import Fact
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
@@ -65,7 +65,7 @@ class LocalRig:
     def __init__(self, root: Path, nodes: int = 4, gpus: int = 2) -> None:
         self.root = root
         self.facts: Sequence[Fact] = ()
-        self.room = Room(root)
+        self.room = Rack(root)
         self.room.create("local", nodes, gpus, "train", boot_takes=0.05)
         self.room.power_on()
         self._cuts: list[str] = []

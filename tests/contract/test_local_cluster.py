@@ -15,7 +15,7 @@ from tests.contract.local_rig import IDLE_AGENT, LocalRig
 
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.devices import Hardware
-from sickbay.clusters.local.files import Break, Defect
+from sickbay.clusters.local.files import Break, VirtualDefect
 from sickbay.clusters.local.locks import holder as lock_holder
 from sickbay.clusters.local.machines import LocalMachines
 from sickbay.model.errors import Gone, Rejected, Transient, Unknown
@@ -240,9 +240,9 @@ class TestRepairs:
     def test_a_repair_cures_what_it_can_and_nothing_more(self, rig: LocalRig, remedy: Remedy, left: list[str]) -> None:
         name, there = rig.nodes()[0], rig.holder(rig.nodes()[0])
         for defect in (
-            Defect(name="soft", device=0, cured_by=Remedy.REBOOT),
-            Defect(name="hard", device=0, cured_by=Remedy.REPLACE),
-            Defect(name="seat", device=0, cured_by=None),
+            VirtualDefect(name="soft", device=0, cured_by=Remedy.REBOOT),
+            VirtualDefect(name="hard", device=0, cured_by=Remedy.REPLACE),
+            VirtualDefect(name="seat", device=0, cured_by=None),
         ):
             rig.bare.break_node(name, Break(boot_id="", defect=defect))
         rig.settle()
@@ -313,7 +313,7 @@ class TestRepairs:
                 key=f"{device}",
             )
         rig.settle()
-        defect = Defect(name="gpu_off_bus", device=1, cured_by=Remedy.REBOOT)
+        defect = VirtualDefect(name="gpu_off_bus", device=1, cured_by=Remedy.REBOOT)
         rig.bare.break_node(rig.nodes()[0], Break(boot_id="", defect=defect))
         rig.wait(lambda: seen(rig, JobId("job-1")).end is not None)
         assert seen(rig, JobId("job-1")).end.exit_codes == {rig.nodes()[0]: -signal.SIGKILL}

@@ -10,7 +10,7 @@ from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import JobSpec
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines
 from sickbay.sim.chaos import Mischief, Odds
-from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Rules
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Timings
 from sickbay.sim.schedule import Scheduler
 from sickbay.sim.world import World
 from sickbay.testing.cluster_contract import ClusterContract
@@ -27,7 +27,7 @@ class SimRig:
             Random(seed),
             self.mischief,
             lambda facts, _pulses: self.facts.extend(facts),
-            Rules(boot_takes=60.0, replace_takes=120.0),
+            Timings(boot_takes=60.0, replace_takes=120.0),
         )
         self.world.add_cluster(ClusterRules(id="c", capabilities=capabilities, keep=40))
         self.world.add_nodes("c", 6)

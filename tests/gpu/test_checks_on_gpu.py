@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sickbay.agent.checks.apart import Outcome, apart
+from sickbay.agent.checks.apart import ExerciseOutcome, apart
 from sickbay.agent.checks.child import Child
 from sickbay.agent.nvml.watched import Nvml
 from sickbay.knowledge.skus import sku_of
@@ -46,7 +46,7 @@ def recorded(found: dict[str, Any], name: str) -> None:
         Path(where, name).write_text(json.dumps({**found, "node": "h200"}, indent=2) + "\n")
 
 
-def job(name: str, within: float = 120.0, **wishes: Any) -> Outcome:
+def job(name: str, within: float = 120.0, **wishes: Any) -> ExerciseOutcome:
     return apart([(name, wishes)], time.monotonic() + within)[0]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.local.rig import QUICK, Sickbay, running
 
-from sickbay.clusters.local.files import Paths, Seat, read
+from sickbay.clusters.local.files import LocalSeat, Paths, read
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def pod(tmp_path: Path) -> Iterator[Sickbay]:
 def append(pod: Sickbay, node: str, line: str, ago: float = 0.0) -> None:
     """As people do: `sudo sh -c 'echo "$(date "+%b %d %H:%M:%S") host kernel: …" >> /var/log/messages'`."""
     paths = Paths(pod.state / "local", node.rpartition("/")[2])
-    seat = read(paths.seat_file, Seat)
+    seat = read(paths.seat_file, LocalSeat)
     assert seat is not None
     date = time.strftime("%b %e %H:%M:%S", time.localtime(time.time() - ago))
     with paths.messages(seat.instance_id).open("a") as log:

@@ -13,9 +13,9 @@ from sickbay.model.intent import Notify
 from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.policy import Policy
 from sickbay.policy.load import load_policy
-from sickbay.sim.chronicle import Event
+from sickbay.sim.chronicle import TrueEvent
 from sickbay.sim.context import CHECKS_CAN, CLUSTER_CAN, MACHINES_CAN, ClusterRules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme, SimJob
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
 
@@ -90,11 +90,11 @@ class Hall:
         return job
 
     def strike(self, node: NodeId, code: str = "xid.79", cured_by: Remedy | None = Remedy.REBOOT, **more: Any) -> None:
-        self.world.strike(node, Defect(code=code, cured_by=cured_by, **more))
+        self.world.strike(node, SimDefect(code=code, cured_by=cured_by, **more))
 
-    def spoil(self, node: NodeId, cured_by: Remedy | None = Remedy.REBOOT, found_at: int = 1) -> Defect:
+    def spoil(self, node: NodeId, cured_by: Remedy | None = Remedy.REBOOT, found_at: int = 1) -> SimDefect:
         """Something that nobody notices before a check does."""
-        defect = Defect(code="xid.79", cured_by=cured_by, kills_ranks=False, silent=True, found_at=found_at)
+        defect = SimDefect(code="xid.79", cured_by=cured_by, kills_ranks=False, silent=True, found_at=found_at)
         self.world.strike(node, defect)
         return defect
 
@@ -132,7 +132,7 @@ class Hall:
         found = [e for e in self.world.chronicle.of("start") if e.subject.startswith(f"{job}#")]
         return [(int(e.subject.split("#")[1]), tuple(NodeId(node) for node in e.detail.split(","))) for e in found]
 
-    def happened(self, what: str, subject: str | None = None) -> list[Event]:
+    def happened(self, what: str, subject: str | None = None) -> list[TrueEvent]:
         return self.world.chronicle.of(what, subject)
 
     def sent(self, act: str) -> list[str]:

@@ -19,7 +19,7 @@ from sickbay.model.job import JobState
 from sickbay.model.policy import FaultRule, Match, Mode, Window
 from sickbay.model.protocol import PROTO, Answered, Item, Report, RunReboot
 from sickbay.ports.cluster import Accepted
-from sickbay.sim.context import Rules
+from sickbay.sim.context import Timings
 from sickbay.sim.job_behaviour import Programme
 
 
@@ -243,7 +243,7 @@ def test_a_pause_holds_a_cordon_that_was_written_down_before_it(ward: OpenWard) 
 
 
 def test_a_pause_holds_a_drain_that_was_written_down_before_it(ward: OpenWard) -> None:
-    w = ward(rules=Rules(work_lasts=100_000.0))
+    w = ward(rules=Timings(work_lasts=100_000.0))
     node = w.nodes[0]
     drain = Channel(w.sim.hands.sites["sim"].cluster, "drain", down)
     assert w.world.other_scheduler_starts_work(node)
@@ -743,7 +743,7 @@ def watched_for_work(w: Ward, node: NodeId) -> list[str]:
 def test_a_held_node_is_emptied_before_it_is_checked_or_repaired(
     ward: OpenWard, how: str, work: str, verb: str
 ) -> None:
-    w = ward(nodes=4, rules=Rules(work_lasts=100_000.0))
+    w = ward(nodes=4, rules=Timings(work_lasts=100_000.0))
     node = w.nodes[0]
     if work == "unmanaged":
         assert w.world.other_scheduler_starts_work(node)
@@ -783,7 +783,7 @@ def test_a_node_held_before_its_cordon_was_sent_is_cordoned_all_the_same(ward: O
 
 
 def test_a_check_that_was_written_down_before_work_came_is_not_begun_under_it(ward: OpenWard) -> None:
-    w = ward(nodes=4, rules=Rules(work_lasts=100_000.0))
+    w = ward(nodes=4, rules=Timings(work_lasts=100_000.0))
     node = w.nodes[0]
     start = Channel(w.sim.hands.sites["sim"].checks, "start", down)
     w.sick(node)

@@ -11,7 +11,7 @@ from sickbay.model.facts import Checkpointed, Hung
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import OnDeath
 
 LISTENS = {"listens": True, "save_takes": 20.0}
@@ -137,7 +137,7 @@ def test_who_does_not_listen_or_cannot_be_asked_is_not_waited_for(how: str) -> N
 def test_nothing_is_delayed_where_the_hardware_fails_under_the_job(cold: bool) -> None:
     hall = Hall(nodes=4, cold=cold)
     job, node = trains(hall, save_takes=None)
-    hall.world.strike(node, Defect(code="xid.79", kills_ranks=False))
+    hall.world.strike(node, SimDefect(code="xid.79", kills_ranks=False))
     struck = hall.sim.scheduler.now
     hall.until(lambda: bool(hall.happened("halt")), HOUR)
     assert hall.sim.scheduler.now - struck < 60
@@ -154,7 +154,7 @@ def test_a_fault_during_the_wait_ends_it_at_once(where: str, cold: bool) -> None
     hall.until(lambda: bool(hall.happened("asked")), MINUTE)
     hall.run(30.0)
     sick = node if where == "the node itself" else max(hall.job(job).claim)
-    hall.world.strike(sick, Defect(code="xid.79", kills_ranks=False))
+    hall.world.strike(sick, SimDefect(code="xid.79", kills_ranks=False))
     struck = hall.sim.scheduler.now
     hall.until(lambda: bool(hall.happened("halt")), HOUR)
     assert hall.sim.scheduler.now - struck < 60
@@ -195,7 +195,7 @@ def test_a_job_that_shares_a_sick_node_may_save_before_the_node_is_repaired() ->
     hall.until(lambda: all(hall.job(job).listens for job in jobs), HOUR)
     first, second = jobs
     hall.run(200.0)
-    hall.world.strike(hall.nodes[0], Defect(code="xid.79", device=0, kills_ranks=False))
+    hall.world.strike(hall.nodes[0], SimDefect(code="xid.79", device=0, kills_ranks=False))
     hall.until(lambda: len(hall.happened("halt")) == 2, HOUR)
     (one, other) = hall.happened("halt")
     assert (one.subject, other.subject) == (f"{first}#1", f"{second}#1")
@@ -430,7 +430,7 @@ def test_a_fault_beneath_what_a_person_wants_ends_the_wait_too() -> None:
     hall.order("replace", node)
     hall.until(lambda: bool(hall.happened("asked")), MINUTE)
     hall.run(30.0)
-    hall.world.strike(node, Defect(code="xid.79", kills_ranks=False))
+    hall.world.strike(node, SimDefect(code="xid.79", kills_ranks=False))
     struck = hall.sim.scheduler.now
     hall.until(lambda: bool(hall.happened("halt")), HOUR)
     assert hall.sim.scheduler.now - struck < 60

@@ -13,7 +13,7 @@ from sickbay.model.fleet import Device, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.protocol import PROTO, Answered, Command, Item, ItemNews, Poll, Report
-from sickbay.sim.context import ClusterRules, Rules
+from sickbay.sim.context import ClusterRules, Timings
 from sickbay.sim.job_behaviour import Programme
 
 
@@ -120,7 +120,7 @@ def test_a_node_keeps_no_more_devices_than_a_machine_has(ward: OpenWard) -> None
 
 
 def test_who_reboots_in_a_gate_is_checked_again_though_the_clock_is_set_back(ward: OpenWard) -> None:
-    w = ward(rules=Rules(boot_takes=15.0, check_takes=(60.0, 150.0, 900.0, 3600.0)))
+    w = ward(rules=Timings(boot_takes=15.0, check_takes=(60.0, 150.0, 900.0, 3600.0)))
     job = w.sim.submit("train", Programme(steps=100_000, checkpoint_every=100), nodes=4, precheck=2)
     w.until(lambda: w.state(job) == "GATING" and bool(intent_of(w, w.job(job).intent).verdicts), HOUR)
     first = next(iter(intent_of(w, w.job(job).intent).verdicts))

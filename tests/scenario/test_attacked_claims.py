@@ -12,7 +12,7 @@ from sickbay.model.policy import BrakeRule, Limit, Trigger
 from sickbay.policy.load import load_policy
 from sickbay.ports.cluster import Accepted
 from sickbay.sim.adapters import SimCluster, SimMachines
-from sickbay.sim.hardware import Seat
+from sickbay.sim.hardware import SimSeat
 from sickbay.sim.job_behaviour import Programme
 
 ALL_AT_ONCE = (Limit(out_percent=100, repairing_percent=100),)
@@ -134,7 +134,7 @@ def test_a_seat_that_is_filled_again_after_its_vacancy_was_given_up_counts_again
     assert (w.node(node).counted, w.ledger().size, w.ledger().out) == (True, 10, 0)
 
 
-def comes_back(w: Ward, node: NodeId) -> Seat:
+def comes_back(w: Ward, node: NodeId) -> SimSeat:
     seat = w.world.ground.add_seat(node, pool="train", domain="", gpus=8, linked=True, agentless=False)
     w.world.agents.refresh(seat)
     w.world.plant.cluster_hears(seat)

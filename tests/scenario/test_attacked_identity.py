@@ -9,12 +9,12 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import Fence, Intent
-from sickbay.sim.context import ClusterRules, Rules
-from sickbay.sim.hardware import Seat
+from sickbay.sim.context import ClusterRules, Timings
+from sickbay.sim.hardware import SimSeat
 from sickbay.sim.job_behaviour import OnDeath, Programme
 
 HANGS = Programme(steps=200_000, on_death=OnDeath.HANG)
-QUICK = Rules(pulse=5.0, notice=10.0, node_lost_end=None)
+QUICK = Timings(pulse=5.0, notice=10.0, node_lost_end=None)
 
 
 def cut_off(ward: OpenWard, *lacking: str) -> tuple[Ward, JobId, NodeId]:
@@ -105,7 +105,7 @@ def test_a_node_that_served_for_long_without_a_name_is_checked_when_it_is_idle(w
 
 
 def agents_cannot_name_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seat, "voice", property(lambda self: Incarnation(boot_id=self.incarnation.boot_id)))
+    monkeypatch.setattr(SimSeat, "voice", property(lambda self: Incarnation(boot_id=self.incarnation.boot_id)))
 
 
 def test_an_agent_that_speaks_before_its_cluster_names_its_machine_is_heard_from_then_on(
@@ -117,7 +117,7 @@ def test_an_agent_that_speaks_before_its_cluster_names_its_machine_is_heard_from
     w.run(60)
     show = w.world.ground.show
 
-    def late(seat: Seat) -> None:
+    def late(seat: SimSeat) -> None:
         if seat.id == node and seat.ready and seat.incarnation.instance_id != "i-00000001":
             w.sim.scheduler.after(8.0, lambda: show(seat))
         else:
@@ -139,7 +139,7 @@ def test_a_new_registration_with_a_new_boot_is_a_newcomer_whoever_speaks_first(
     ward: OpenWard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agents_cannot_name_machines(monkeypatch)
-    rules = Rules(replace_takes=20.0, pulse=5.0)
+    rules = Timings(replace_takes=20.0, pulse=5.0)
     w = ward(nodes=3, cluster=ClusterRules(id="sim", tells=frozenset({"uid"})), rules=rules)
     w.run(60)
     w.world.operator_replaces(w.nodes[0])

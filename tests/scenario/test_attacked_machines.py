@@ -7,12 +7,12 @@ from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, in_phase
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Device, Incarnation, NodeId, PastIncident, Record
 from sickbay.model.incident import IncidentKind, Phase
-from sickbay.sim.hardware import Defect, Seat
+from sickbay.sim.hardware import SimDefect, SimSeat
 
 OTHER = NodeId("sim/train-other")
 
 
-def put_into(w: Ward, was: Incarnation, devices: tuple[Device, ...], defects: list[Defect]) -> Seat:
+def put_into(w: Ward, was: Incarnation, devices: tuple[Device, ...], defects: list[SimDefect]) -> SimSeat:
     """A machine that was somewhere else joins under another name."""
     seat = w.world.ground.add_seat(OTHER, pool="train", domain="d", gpus=len(devices), linked=True)
     seat.incarnation = replace(seat.incarnation, instance_id=was.instance_id)
@@ -34,7 +34,7 @@ def test_a_machine_that_left_while_it_was_out_is_a_newcomer_in_its_next_seat(war
     old, devices = seat.incarnation, seat.devices
     w.world.operator_replaces(node)
     w.run(6 * HOUR)
-    put_into(w, old, devices, [Defect(code="xid.79", cured_by=Remedy.REBOOT)])
+    put_into(w, old, devices, [SimDefect(code="xid.79", cured_by=Remedy.REBOOT)])
     w.run(60)
     assert w.incident(OTHER).kind is IncidentKind.INTAKE
     assert not w.node(OTHER).claimable

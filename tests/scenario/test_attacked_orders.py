@@ -9,7 +9,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.policy import FaultRule, Match, Mode
-from sickbay.sim.context import Rules
+from sickbay.sim.context import Timings
 
 
 def lost_under_a_pause(w: Ward) -> NodeId:
@@ -43,7 +43,7 @@ def closing(w: Ward) -> Channel:
 
 
 def test_a_machine_that_reboots_by_itself_does_not_stand_in_for_its_replacement(ward: OpenWard) -> None:
-    w = ward(nodes=4, rules=Rules(reset_takes=60))
+    w = ward(nodes=4, rules=Timings(reset_takes=60))
     node = w.nodes[0]
     w.sick(node, "xid.48", Remedy.REBOOT)
     w.reaches(node, Phase.REPAIRING, HOUR)
@@ -55,7 +55,7 @@ def test_a_machine_that_reboots_by_itself_does_not_stand_in_for_its_replacement(
 
 
 def test_a_machine_that_reboots_by_itself_stands_in_for_an_ordered_reboot(ward: OpenWard) -> None:
-    w = ward(nodes=4, rules=Rules(reset_takes=60))
+    w = ward(nodes=4, rules=Timings(reset_takes=60))
     node = w.nodes[0]
     w.sick(node, "xid.48", Remedy.REBOOT)
     w.reaches(node, Phase.REPAIRING, HOUR)

@@ -11,7 +11,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec, JobState
-from sickbay.sim.context import Rules
+from sickbay.sim.context import Timings
 from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.simulation import Plan, Simulation
 
@@ -92,7 +92,7 @@ def test_no_check_on_order_is_sent_to_a_node_that_a_job_has_come_to(ward: OpenWa
 
 
 def test_no_check_before_return_is_sent_to_a_node_that_a_job_has_come_to(ward: OpenWard) -> None:
-    w = ward(nodes=3, cluster=cluster_without("place"), rules=Rules(pulse=5.0))
+    w = ward(nodes=3, cluster=cluster_without("place"), rules=Timings(pulse=5.0))
     node = w.nodes[0]
     channel = Channel(w.sim.hands.sites["sim"].checks, "start", throttled)
     w.sick(node, "xid.79", Remedy.REBOOT)
@@ -108,7 +108,7 @@ def test_no_check_before_return_is_sent_to_a_node_that_a_job_has_come_to(ward: O
 
 
 def test_no_node_is_fenced_that_is_in_touch_again(ward: OpenWard) -> None:
-    rules = Rules(notice=10.0, pulse=5.0, node_lost_end=30.0)
+    rules = Timings(notice=10.0, pulse=5.0, node_lost_end=30.0)
     w = ward(nodes=2, gpus=8, linked=False, policy=policy_with(examine=()), rules=rules)
     node = w.nodes[0]
     hangs = Programme(steps=200_000, on_death=OnDeath.HANG)

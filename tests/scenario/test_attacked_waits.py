@@ -9,7 +9,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec
-from sickbay.sim.context import Rules
+from sickbay.sim.context import Timings
 from sickbay.sim.job_behaviour import Programme
 
 
@@ -154,7 +154,7 @@ def test_an_agent_that_does_not_start_after_a_reboot_is_told(ward: OpenWard, ann
 
 
 def test_a_machine_that_boots_anew_under_every_check_is_held_and_told(ward: OpenWard) -> None:
-    w = ward(rules=Rules(boot_takes=20.0), strict=False)
+    w = ward(rules=Timings(boot_takes=20.0), strict=False)
     node = w.nodes[0]
     w.sick(node, "xid.79", Remedy.REBOOT)
     w.reaches(node, Phase.VERIFYING, HOUR)
@@ -211,7 +211,7 @@ def test_a_job_whose_ranks_are_all_gone_without_a_word_of_its_end_is_told(ward: 
 
 
 def test_a_machine_that_boots_anew_under_every_gate_ends_the_loop_and_is_told(ward: OpenWard) -> None:
-    w = ward(rules=Rules(boot_takes=15.0), strict=False)
+    w = ward(rules=Timings(boot_takes=15.0), strict=False)
     on = tuple(w.nodes[:2])
     job = w.sim.submit("train", Programme(steps=100, checkpoint_every=100), nodes=2, on=on, precheck=2)
     fallen: set[str] = set()

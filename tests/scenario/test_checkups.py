@@ -18,7 +18,7 @@ from sickbay.model.policy import Examine, Limit, Policy, Trigger
 from sickbay.policy.load import load_policy
 from sickbay.sim.chaos import Odds
 from sickbay.sim.context import ClusterRules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.simulation import CLUSTER, Quarter
 
 
@@ -362,7 +362,7 @@ def test_a_node_whose_fault_is_only_watched_is_checked_once_when_it_is_idle() ->
     hall = idle_hall(nodes=3, policy=watching())
     job = hall.training(nodes=1, steps=600)
     node = hall.starts(job)[0][1][0]
-    harmless = Defect(code="xid.63", cured_by=Remedy.REBOOT, kills_ranks=False, found_at=5)
+    harmless = SimDefect(code="xid.63", cured_by=Remedy.REBOOT, kills_ranks=False, found_at=5)
     hall.world.strike(node, harmless)
     hall.run(MINUTE)
     assert incident_phase(hall, node) == "WATCHED", hall.why()
@@ -378,7 +378,7 @@ def test_a_node_whose_fault_is_only_watched_is_checked_once_when_it_is_idle() ->
 
 def test_a_watched_node_that_fails_its_check_is_treated() -> None:
     hall = idle_hall(nodes=3, policy=watching())
-    hall.world.strike(hall.nodes[0], Defect(code="xid.63", cured_by=Remedy.REBOOT, kills_ranks=False, found_at=1))
+    hall.world.strike(hall.nodes[0], SimDefect(code="xid.63", cured_by=Remedy.REBOOT, kills_ranks=False, found_at=1))
     hall.until(lambda: bool(hall.happened("reboot", hall.nodes[0])), HOUR)
     hall.rests()
     assert incident_phase(hall, hall.nodes[0]) == "RELEASED"

@@ -14,7 +14,7 @@ from sickbay.model.intent import Drain, Intent
 from sickbay.model.job import JobState
 from sickbay.model.policy import Examine, Trigger
 from sickbay.policy.load import load_policy
-from sickbay.sim.context import ClusterRules, Rules
+from sickbay.sim.context import ClusterRules, Timings
 from sickbay.sim.simulation import CLUSTER
 
 
@@ -232,7 +232,7 @@ def test_a_cluster_is_not_listed_for_as_long_as_a_job_that_it_has_forgotten_is_o
 def clinging(ward: OpenWard, seconds: float, **pace: Any) -> tuple[Ward, NodeId]:
     """A sick node with others' work, which a disruption budget keeps there for so long."""
     policy = policy_with(pace=replace(load_policy("default").pace, **pace))
-    w = ward(nodes=4, policy=policy, rules=Rules(work_lasts=10 * HOUR))
+    w = ward(nodes=4, policy=policy, rules=Timings(work_lasts=10 * HOUR))
     node = w.nodes[0]
     assert w.world.other_scheduler_starts_work(node)
     w.world.keep_work(node, seconds)

@@ -15,7 +15,7 @@ from sickbay.model.fleet import Ledger
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.protocol import PROTO, Poll
 from sickbay.model.rows import Unit
-from sickbay.sim.context import Rules
+from sickbay.sim.context import Timings
 
 
 def test_a_seat_that_is_back_while_its_cordon_was_refused_serves_again_where_the_pool_is_at_its_limit(
@@ -61,7 +61,7 @@ def turn_of(w: Ward, pool: str) -> int:
 
 def test_a_repair_that_was_written_down_before_work_came_is_not_begun_under_it(ward: OpenWard) -> None:
     """A11 (`engine.sending.withheld`: unmanaged work at the moment of sending)."""
-    w = ward(nodes=4, rules=Rules(work_lasts=100_000.0))
+    w = ward(nodes=4, rules=Timings(work_lasts=100_000.0))
     node = w.nodes[0]
     reboot = waiting_repair(w, node)
     seat = w.world.seat(node)

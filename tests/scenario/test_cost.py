@@ -16,7 +16,7 @@ from sickbay.model.fleet import NodeId
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.policy import FaultRule, Match, Mode, Policy
 from sickbay.model.rows import Rows
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.host import VirtualExecutor
 from sickbay.sim.simulation import Plan, Simulation
 
@@ -71,7 +71,7 @@ class PlanCounting(MemoryStore):
 
 def _all_sick(sim: Simulation, nodes: Sequence[NodeId]) -> None:
     for node in nodes:
-        sim.world.strike(node, Defect(code="xid.79", cured_by=Remedy.REBOOT))
+        sim.world.strike(node, SimDefect(code="xid.79", cured_by=Remedy.REBOOT))
     sim.run(2 * HOUR)
 
 
@@ -90,7 +90,7 @@ def _excluded(sim: Simulation, nodes: Sequence[NodeId]) -> None:
 def _three_repeat_themselves(sim: Simulation, nodes: Sequence[NodeId]) -> None:
     """Under a brake: the first few nodes write a line each second."""
     for node in nodes:
-        sim.world.strike(node, Defect(code="xid.79", cured_by=Remedy.REBOOT))
+        sim.world.strike(node, SimDefect(code="xid.79", cured_by=Remedy.REBOOT))
     sim.run(MINUTE)
     for _ in range(len(nodes)):
         for node in nodes[:3]:

@@ -8,12 +8,12 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
-from sickbay.sim.context import Rules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.context import Timings
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan, Simulation
 
-QUICK = Rules(pulse=10.0, boot_takes=30.0, check_takes=(5.0, 10.0, 10.0, 10.0), start_takes=3.0, stop_takes=2.0)
+QUICK = Timings(pulse=10.0, boot_takes=30.0, check_takes=(5.0, 10.0, 10.0, 10.0), start_takes=3.0, stop_takes=2.0)
 FATES = ("crash_before", "crash_after", "lost_answer", "unavailable")
 
 
@@ -25,7 +25,7 @@ def standard(*, cold: bool, fates: dict[int, str] | None = None, calls: dict[int
         sim.mischief.force(sim.mischief.calls + n, fate)
     job = sim.submit("train", Programme(steps=300, checkpoint_every=20, load=5.0), nodes=2)
     assert sim.run_until(lambda: bool(sim.jobs()) and sim.job(job).state is JobState.RUNNING, 3600)
-    sim.world.strike(min(sim.job(job).claim), Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    sim.world.strike(min(sim.job(job).claim), SimDefect(code="xid.79", cured_by=Remedy.REBOOT))
     assert sim.run_until(lambda: bool(sim.incidents()) and sim.calm(), 4 * 3600), _open(sim)
     sim.run(60)
     sim.invariants.at_rest()

@@ -14,8 +14,8 @@ from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.policy import BrakeRule, BrakeScope, FaultRule, Limit, Match, Repeat
 from sickbay.sim.chaos import Odds
-from sickbay.sim.context import Rules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.context import Timings
+from sickbay.sim.hardware import SimDefect
 
 # --- an announced end
 
@@ -264,7 +264,7 @@ def test_another_fault_confirms_nobody(ward: OpenWard) -> None:
 def test_a_failed_check_confirms_though_no_line_comes_with_it(ward: OpenWard) -> None:
     w = ward(nodes=20, policy=ROOMY)
     node = storm(w, [], w.nodes[:6])[-1]
-    w.world.strike(node, Defect(code="xid.79", cured_by=Remedy.REBOOT, silent=True))
+    w.world.strike(node, SimDefect(code="xid.79", cured_by=Remedy.REBOOT, silent=True))
     w.order("brake_reset", "")
     w.rests()
     assert (w.phase(node), w.rungs(node)) == ("RELEASED", ["reboot"])
@@ -311,7 +311,7 @@ def test_a_check_that_cannot_run_clears_nobody_and_ends_with_a_person(
 
 @pytest.mark.parametrize("work", ["job", "unmanaged"])
 def test_no_check_disturbs_what_runs(ward: OpenWard, work: str) -> None:
-    w = ward(nodes=8, policy=ROOMY, rules=Rules(work_lasts=3 * HOUR))
+    w = ward(nodes=8, policy=ROOMY, rules=Timings(work_lasts=3 * HOUR))
     node = w.nodes[7]
     if work == "job":
         job = w.training(nodes=1, on=(node,), steps=10**6)

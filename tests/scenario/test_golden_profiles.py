@@ -23,9 +23,9 @@ from sickbay.model.job import JobState
 from sickbay.model.policy import Trigger
 from sickbay.policy.golden import GoldenRow, load_golden
 from sickbay.policy.load import load_policy, shipped
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 
-FLAW = Defect(code="flaw", cured_by=None, kills_ranks=False, silent=True)  # no more than a check that fails
+FLAW = SimDefect(code="flaw", cured_by=None, kills_ranks=False, silent=True)  # no more than a check that fails
 ACTS = {"cordon": "quarantine", "check": "verify", "uncordon": "release"}
 REPAIRS = ("reset_gpu", "reboot", "replace")
 RESTING = {Phase.WATCHED, Phase.HELD}

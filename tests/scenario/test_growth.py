@@ -19,8 +19,8 @@ from sickbay.model.policy import Policy
 from sickbay.model.rows import kind_of
 from sickbay.policy.load import load_policy
 from sickbay.ports.store import STORY
-from sickbay.sim.context import ClusterRules, Rules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.context import ClusterRules, Timings
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, Plan, Simulation
 
@@ -45,7 +45,7 @@ class Fleet:
         self.rng = Random(seed)
         self.store = MemoryStore()
         cluster = ClusterRules(id=CLUSTER, period=PERIOD)
-        plan = Plan(nodes=12, cluster=cluster, rules=Rules(pulse=PULSE), strict=False)
+        plan = Plan(nodes=12, cluster=cluster, rules=Timings(pulse=PULSE), strict=False)
         self.sim = Simulation(plan, seed=seed, policy=forgetful(), store=self.store)
         self.sim.submit(FOREVER, Programme(steps=10**9, checkpoint_every=1000), nodes=4, max_restarts=10**6)
 
@@ -118,11 +118,11 @@ def test_nothing_grows_with_time() -> None:
 def test_machines_that_were_replaced_and_their_histories_are_forgotten() -> None:
     cluster = ClusterRules(id=CLUSTER, period=PERIOD)
     store = MemoryStore()
-    plan = Plan(nodes=2, cluster=cluster, rules=Rules(pulse=PULSE), strict=False)
+    plan = Plan(nodes=2, cluster=cluster, rules=Timings(pulse=PULSE), strict=False)
     sim = Simulation(plan, policy=forgetful(), store=store)
     records: list[int] = []
     for _ in range(28):
-        sim.world.strike(sim.nodes[0], Defect(code="xid.79", cured_by=Remedy.REBOOT))
+        sim.world.strike(sim.nodes[0], SimDefect(code="xid.79", cured_by=Remedy.REBOOT))
         sim.run(0.5 * DAY)
         sim.world.operator_replaces(sim.nodes[0])
         sim.run(0.5 * DAY)

@@ -22,7 +22,7 @@ from sickbay.engine.reception import Reception
 from sickbay.engine.view import Draft, Rules, View, moment
 from sickbay.knowledge.load import load_tables
 from sickbay.model.clock import Deadline, WatchedClock
-from sickbay.model.facts import Fact, Observed, Voice
+from sickbay.model.facts import EarlyAgent, Fact, Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, JobId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
@@ -32,7 +32,7 @@ from sickbay.model.protocol import Item, Report
 from sickbay.model.rows import Unit
 from sickbay.policy.load import load_policy
 from sickbay.sim.context import ClusterRules
-from sickbay.sim.hardware import Seat
+from sickbay.sim.hardware import SimSeat
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, POOL
 
@@ -317,7 +317,7 @@ def known(w: Ward) -> list[str]:
     return [key.removeprefix("node:") for key in w.sim.store.keys("node")]
 
 
-def register(w: Ward, seat: Seat, **changed: str) -> None:
+def register(w: Ward, seat: SimSeat, **changed: str) -> None:
     """The machine registers with its cluster, which knew nothing of it."""
     seat.cordons.clear()
     seat.incarnation = seat.shown = replace(seat.incarnation, **changed)
@@ -417,7 +417,7 @@ def test_a_fault_of_a_node_that_was_never_seen_is_learned_when_it_is(ward: OpenW
     w.sim.hosts[0].wake()
     w.run(30)
     kept = w.sim.store.load([f"voice:{node}"])[f"voice:{node}"].row
-    assert isinstance(kept, Voice)
+    assert isinstance(kept, EarlyAgent)
     assert len(kept.said) == 20
     w.world.agents.refresh(seat)
     w.world.plant.cluster_hears(seat)
@@ -437,7 +437,7 @@ def test_many_early_words_hide_none_that_is_graver_or_of_another_device(ward: Op
     w.sim.hosts[0].wake()
     w.run(30)
     kept = w.sim.store.load([f"voice:{node}"])[f"voice:{node}"].row
-    assert isinstance(kept, Voice)
+    assert isinstance(kept, EarlyAgent)
     assert (len(kept.said), kept.said[-1].news.fields["device"]) == (20, 3)
     w.world.agents.refresh(seat)
     w.world.plant.cluster_hears(seat)
@@ -457,7 +457,7 @@ def test_early_words_that_nobody_confirms_hide_none_that_is_proven(ward: OpenWar
     w.sim.hosts[0].wake()
     w.run(30)
     kept = w.sim.store.load([f"voice:{node}"])[f"voice:{node}"].row
-    assert isinstance(kept, Voice)
+    assert isinstance(kept, EarlyAgent)
     assert [fact.news.fields["number"] for fact in kept.said if not fact.news.unconfirmed] == [63]
 
 

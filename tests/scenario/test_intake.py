@@ -7,10 +7,10 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.sim.chaos import Odds
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 
 
-def joins(w: Ward, name: str, *defects: Defect, unmanaged: int = 0) -> NodeId:
+def joins(w: Ward, name: str, *defects: SimDefect, unmanaged: int = 0) -> NodeId:
     """A machine that nobody has seen before."""
     node = NodeId(f"sim/{name}")
     seat = w.world.ground.add_seat(node, pool="train", domain="train-rack-0", gpus=8, linked=True)
@@ -92,7 +92,7 @@ def test_all_nodes_that_join_after_we_have_connected_are_taken_in(ward: OpenWard
 
 def test_a_newcomer_that_fails_its_check_is_repaired_like_any_other(ward: OpenWard) -> None:
     w = ward()
-    node = joins(w, "newcomer", Defect(code="xid.79", cured_by=Remedy.REBOOT, silent=True))
+    node = joins(w, "newcomer", SimDefect(code="xid.79", cured_by=Remedy.REBOOT, silent=True))
     w.rests()
     assert w.happened("check.fail", node)
     assert w.rungs(node) == ["reboot"]
@@ -102,7 +102,7 @@ def test_a_newcomer_that_fails_its_check_is_repaired_like_any_other(ward: OpenWa
 
 def test_a_newcomer_that_nothing_cures_never_counts(ward: OpenWard) -> None:
     w = ward(cluster=cluster_without("replace"))
-    node = joins(w, "newcomer", Defect(code="xid.79", cured_by=None, silent=True))
+    node = joins(w, "newcomer", SimDefect(code="xid.79", cured_by=None, silent=True))
     w.rests()
     assert w.phase(node) == "HELD"
     assert not w.node(node).claimable

@@ -8,7 +8,7 @@ from sickbay.sim.random_runs import random_run
 from sickbay.sim.report import Spread, report
 from sickbay.sim.scenarios import DAY, NAMED, fleet_jobs, moments, perform, sized, stage
 from sickbay.sim.simulation import Simulation
-from sickbay.sim.timeline import JobAct, LoseNode, Strike
+from sickbay.sim.timeline import JobAct, LoseNode, StrikeDevice
 from sickbay.sim.weather import LLAMA_3, weather
 
 SEEDS = (0, 1, 2)
@@ -117,7 +117,7 @@ def test_faults_come_at_the_rate_that_was_asked_for() -> None:
     faults = weather(3, nodes=nodes, jobs=["a"], days=100, rate=4.4)
     assert 400 < len(faults) < 480  # 440 expected; three standard deviations are 63
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
-    assert {type(fault) for fault in faults} == {Strike, LoseNode, JobAct}
+    assert {type(fault) for fault in faults} == {StrikeDevice, LoseNode, JobAct}
 
 
 def test_no_weather_means_no_fault() -> None:

@@ -8,7 +8,7 @@ from sickbay.model.fleet import Capability, JobId
 from sickbay.model.intent import Fence, Intent
 from sickbay.model.job import JobSpec, JobState
 from sickbay.sim.chaos import Odds
-from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Rules
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Timings
 from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.simulation import CLUSTER, POOL
 
@@ -88,7 +88,7 @@ def test_a_job_without_nodes_is_not_adopted_before_it_has_some() -> None:
 @warm_and_cold
 @pytest.mark.parametrize("when", [JobState.RUNNING, JobState.STOPPING, JobState.QUEUED])
 def test_a_person_stops_a_job_for_good_whatever_our_own_stop_had_meant(cold: bool, when: JobState) -> None:
-    hall = Hall(nodes=4, cold=cold, cluster=HOLDS, rules=Rules(stop_takes=60.0))
+    hall = Hall(nodes=4, cold=cold, cluster=HOLDS, rules=Timings(stop_takes=60.0))
     job = hall.submitted_elsewhere(native_delay=5.0, native_after_stop=True, does={"on_death": OnDeath.HANG})
     if when is not JobState.RUNNING:
         for node in hall.nodes:  # nothing is left to run it on
@@ -274,7 +274,7 @@ def test_a_gang_that_lost_several_nodes_fences_each_by_an_intent_of_its_own(cold
 
 @warm_and_cold
 def test_a_machine_that_goes_down_slowly_is_fenced_when_it_is_down(cold: bool) -> None:
-    hall = Hall(nodes=4, cold=cold, rules=Rules(fence_takes=180.0))
+    hall = Hall(nodes=4, cold=cold, rules=Timings(fence_takes=180.0))
     job = hall.training(steps=10**5)
     lost = hall.starts(job)[0][1][0]
     hall.world.lose_node(lost, zombie=True)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from sickbay.brain import admit, attempt, decide, drift, identity, orders, repair
 from sickbay.brain.decision import Move
-from sickbay.brain.incident_input import Sight
-from sickbay.brain.job_input import JobSight
+from sickbay.brain.incident_input import IncidentInput
+from sickbay.brain.job_input import JobInput
 from sickbay.engine import apply as learn
 from sickbay.engine import apply_jobs as learn_jobs
 from sickbay.engine import apply_nodes as learn_nodes
@@ -175,7 +175,7 @@ def _knows_no_attempt_after_an_end(patch: pytest.MonkeyPatch) -> None:
 def _takes_an_ask_for_its_answer(patch: pytest.MonkeyPatch) -> None:
     first = attempt._saves_first
 
-    def saves_first(s: JobSight, policy: Any) -> Any:
+    def saves_first(s: JobInput, policy: Any) -> Any:
         posted = s.intent is not None and isinstance(s.intent.act, AskToSave)
         return None if posted and s.intent and s.intent.state is IntentState.ACCEPTED else first(s, policy)
 
@@ -185,7 +185,7 @@ def _takes_an_ask_for_its_answer(patch: pytest.MonkeyPatch) -> None:
 def _waits_for_a_save_for_ever(patch: pytest.MonkeyPatch) -> None:
     first = attempt._saves_first
 
-    def saves_first(s: JobSight, policy: Any) -> Any:
+    def saves_first(s: JobInput, policy: Any) -> Any:
         never = replace(s.job, save_by=replace(s.job.save_by, at=1e12)) if s.job.save_by is not None else s.job
         intent = s.intent
         if intent is not None and isinstance(intent.act, AskToSave) and intent.state is IntentState.EXPIRED:
@@ -200,7 +200,7 @@ def _lets_a_fault_wait_like_a_wish(patch: pytest.MonkeyPatch) -> None:
 
 
 def _presses_nobody_who_was_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sight, "unpressed", Sight.uncalled)
+    patch.setattr(IncidentInput, "unpressed", IncidentInput.uncalled)
 
 
 def _stops_without_asking(patch: pytest.MonkeyPatch) -> None:

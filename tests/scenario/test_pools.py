@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.brain.admit import fits, limit_for, next_opening
-from sickbay.engine.execute import Hands, Site
+from sickbay.engine.execute import Effects, Site
 from sickbay.model.facts import Submitted
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, Ledger, NodeId, Withhold, pool_of
@@ -23,12 +23,12 @@ LONG = Programme(steps=1_000_000, checkpoint_every=100)
 class TwoClusters(Simulation):
     """A second cluster beside the first, with a pool of the same name."""
 
-    def _hands(self) -> Hands:
+    def _hands(self) -> Effects:
         self.world.add_cluster(ClusterRules(id="other"))
         self.others = self.world.add_nodes("other", self.plan.nodes, pool=POOL, gpus=self.plan.gpus)
         ours = super()._hands()
         site = Site(SimCluster(self.world, "other"), SimMachines(self.world, "other"), SimChecks(self.world, "other"))
-        return Hands(sites={**ours.sites, "other": site}, notifiers=ours.notifiers)
+        return Effects(sites={**ours.sites, "other": site}, notifiers=ours.notifiers)
 
 
 def ledger(w: Ward | Simulation, pool: str) -> Ledger:

@@ -29,7 +29,7 @@ from sickbay.ports.cluster import Deltas, Lost, Snapshot
 from sickbay.sim.host import InlineExecutor
 from sickbay.sim.schedule import EPOCH
 from sickbay.sim.simulation import CLUSTER
-from sickbay.wiring import Fleet
+from sickbay.wiring import WiredFleet
 
 
 class Informer:
@@ -236,7 +236,7 @@ def test_evidence_from_before_a_dismissal_is_told_and_opens_nothing(ward: OpenWa
 def controllers(w: Ward, *names: str) -> list[Controller]:
     """Processes with an API of their own each, in real time, on one store."""
     store = MemoryStore()
-    fleet = Fleet(hands=w.sim.hands, rules=w.sim.rules, pauses={CLUSTER: lambda _: time.sleep(0.01)})
+    fleet = WiredFleet(hands=w.sim.hands, rules=w.sim.rules, pauses={CLUSTER: lambda _: time.sleep(0.01)})
     return [Controller(store, fleet, ThreadExecutor(), SystemClock(), Changes(), holder=name) for name in names]
 
 

@@ -7,7 +7,7 @@ from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall
 from sickbay.faces.explain import explain
 from sickbay.model.facts import Checkpointed, Hung
 from sickbay.model.fleet import JobId
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 
 
 def says(hall: Hall, job: JobId, **what: Any) -> None:
@@ -79,7 +79,7 @@ def test_the_next_attempt_mends_what_failed_by_a_save_of_its_own_and_not_by_its_
     hall = Hall(nodes=4)
     job = hall.training(steps=100_000)
     says(hall, job, saved=40, failed="step 50: No space left on device")
-    hall.world.strike(min(hall.job(job).claim), Defect(code="xid.79", cured_by=None))
+    hall.world.strike(min(hall.job(job).claim), SimDefect(code="xid.79", cured_by=None))
     hall.until(lambda: hall.job(job).attempt == 2 and hall.trains(job), HOUR)
     says(hall, job, listens=True)
     assert (texts(hall, "save_mended"), hall.job(job).save_failed) == ([], "step 50: No space left on device")

@@ -8,7 +8,7 @@ from sickbay.model.fleet import MANY_SILENCES, AgentState, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import Window
-from sickbay.sim.context import Rules
+from sickbay.sim.context import Timings
 
 
 def repairs(w: Ward, node: NodeId) -> list[str]:
@@ -207,7 +207,7 @@ def test_a_lost_node_that_is_back_after_we_took_it_out_returns_by_proof(ward: Op
 
 
 def test_last_words_open_an_incident_and_that_boot_was_its_reboot(ward: OpenWard) -> None:
-    w = ward(rules=Rules(boot_takes=20.0))  # up again before anybody misses it
+    w = ward(rules=Timings(boot_takes=20.0))  # up again before anybody misses it
     node = w.nodes[0]
     w.run(16)  # its pulse has just been heard
     w.world.cut_path(node)
@@ -245,7 +245,7 @@ def test_last_words_of_a_boot_that_our_repair_ended_are_history(ward: OpenWard) 
 
 
 def test_a_fault_in_the_first_report_of_a_new_boot_is_not_missed(ward: OpenWard) -> None:
-    w = ward(rules=Rules(boot_takes=20.0))
+    w = ward(rules=Timings(boot_takes=20.0))
     node = w.nodes[0]
     w.world.operator_reboots(node)
     w.until(lambda: bool(w.happened("up", node)))

@@ -8,7 +8,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec, JobState
-from sickbay.model.policy import CouldNotRun
+from sickbay.model.policy import OnCouldNotRun
 from sickbay.sim.chaos import Odds
 from sickbay.sim.context import ClusterRules
 
@@ -159,7 +159,7 @@ def test_a_check_that_could_not_run_is_never_a_pass(ward: OpenWard, silent: floa
 
 def test_where_the_policy_says_so_a_check_that_could_not_run_fails_the_rung(ward: OpenWard) -> None:
     ladders = tuple(
-        replace(ladder, rungs=tuple(replace(rung, on_could_not_run=CouldNotRun.FAIL) for rung in ladder.rungs))
+        replace(ladder, rungs=tuple(replace(rung, on_could_not_run=OnCouldNotRun.FAIL) for rung in ladder.rungs))
         for ladder in policy_with().ladders
     )
     w = ward(odds=Odds(check_could_not_run=1.0), policy=policy_with(ladders=ladders))

@@ -11,8 +11,8 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobState
 from sickbay.model.policy import Policy, Window
 from sickbay.policy.load import load_policy
-from sickbay.sim.context import ClusterRules, Rules
-from sickbay.sim.hardware import Defect
+from sickbay.sim.context import ClusterRules, Timings
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
 
@@ -39,7 +39,7 @@ class Ward:
         return job
 
     def sick(self, node: NodeId, code: str = "xid.79", cured_by: Remedy | None = Remedy.REBOOT, **more: Any) -> None:
-        self.world.strike(node, Defect(code=code, cured_by=cured_by, **more))
+        self.world.strike(node, SimDefect(code=code, cured_by=cured_by, **more))
 
     def says(self, node: NodeId, number: int, **fields: str | int) -> None:
         """The kernel of a node writes an Xid line, with nothing behind it."""
@@ -153,7 +153,7 @@ def in_phase(open_ward: OpenWard, phase: Phase, **more: Any) -> tuple[Ward, Node
         policy = replace(policy, windows=OPENS_AT_THREE)
     if phase is Phase.HELD:
         more["cluster"] = cluster_without("reboot", "replace", "reset_gpu")
-    w = open_ward(policy=policy, rules=Rules(work_lasts=600.0), **more)
+    w = open_ward(policy=policy, rules=Timings(work_lasts=600.0), **more)
     node = w.nodes[0]
     if phase is Phase.SUSPECT:
         w.order("pause", "")

@@ -20,14 +20,14 @@ from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.agent.places import Places
-from sickbay.agent.probes.kernel_log import SOURCE, Place
+from sickbay.agent.probes.kernel_log import SOURCE, LogPlace
 from sickbay.clusters.local.devices import Hardware
 from sickbay.clusters.local.files import (
     BOOT_MARK,
     ClusterFile,
+    LocalSeat,
     Paths,
     Rank,
-    Seat,
     Status,
     write,
 )
@@ -181,12 +181,12 @@ class FrontDoor:
     def texts(self) -> list[str]:
         return [news.text for news in self.news(Observed)]
 
-    def command(self, seat: Seat, order: AnyOrder, name: str = "c1", **more: Any) -> None:
+    def command(self, seat: LocalSeat, order: AnyOrder, name: str = "c1", **more: Any) -> None:
         given = {"posted_at": datetime.now(UTC), "expires_after": 30.0, "expect": seat.incarnation, **more}
         self.store.post([Command(id=name, node=seat.id, order=order, **given)])
         self.posted.set()
 
-    def waiting(self, seat: Seat) -> list[str]:
+    def waiting(self, seat: LocalSeat) -> list[str]:
         return [command.id for command in self.store.mail(seat.id)]
 
 
@@ -196,7 +196,7 @@ class NodeRig:
     def __init__(self, root: Path, door: FrontDoor, gpus: int = 2, name: str = "n1") -> None:
         self.root = root
         self.paths = Paths(root, name)
-        self.seat = Seat(name=name, cluster="local", pool="p", gpus=gpus, instance_id="i-1", boot_id="b-1")
+        self.seat = LocalSeat(name=name, cluster="local", pool="p", gpus=gpus, instance_id="i-1", boot_id="b-1")
         self.door = door
         self._agents: list[subprocess.Popen[bytes]] = []
         write(self.paths.seat_file, self.seat)
@@ -274,7 +274,7 @@ class NodeRig:
 
     def kept_place(self) -> int:
         """How far the agent has noted that it read the kernel log."""
-        place = Places(self.paths.agent(self.seat.instance_id)).of(SOURCE, Place)
+        place = Places(self.paths.agent(self.seat.instance_id)).of(SOURCE, LogPlace)
         return place.offset if place is not None else 0
 
 

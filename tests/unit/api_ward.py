@@ -15,10 +15,10 @@ from sickbay.adapters.metrics.rings import RingMetrics
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.api.app import app
 from sickbay.faces.api.requests import OfPool
-from sickbay.faces.api.route import Ask
+from sickbay.faces.api.route import ApiRequest
 from sickbay.faces.api.server import served
-from sickbay.faces.api.wakeup import Bell
-from sickbay.hosts.backend import Desk
+from sickbay.faces.api.wakeup import Wakeup
+from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fault import Remedy
@@ -31,7 +31,7 @@ from sickbay.ports.cluster import Log
 from sickbay.sim.adapters import SimCluster
 from sickbay.sim.scenarios import NAMED, JobPlan, Scenario, stage
 from sickbay.sim.simulation import Simulation
-from sickbay.sim.timeline import Strike
+from sickbay.sim.timeline import StrikeDevice
 
 NODE = NodeId("sim/train-0000")
 TOKENS = {"viewer": "secret-of-vera", "operator": "secret-of-otto", "agent": "secret-of-agent-0"}
@@ -101,10 +101,10 @@ class Ward:
         self.sim.run(after)
         self.cluster = TalkingCluster(self.sim)
         self.tinker = Tinker()
-        self.mail = Bell()
+        self.mail = Wakeup()
         self._woken, self._stopping = threading.Event(), threading.Event()
         self.asleep = False  # the engine is away
-        self.desk = Desk(
+        self.desk = Backend(
             kept,
             self.sim.policy,
             {digest(self.sim.policy): self.sim.policy},
@@ -156,7 +156,7 @@ BROKEN = Scenario(
         JobPlan(name="qwen", nodes=2, steps=1_000_000),
         JobPlan(name="short", nodes=1, steps=100),
     ),
-    timeline=(Strike(at=timedelta(minutes=10), node="train-0000", code="xid.79", cured_by=Remedy.REPLACE),),
+    timeline=(StrikeDevice(at=timedelta(minutes=10), node="train-0000", code="xid.79", cured_by=Remedy.REPLACE),),
     cannot=(Capability.REPLACE,),
 )
 QUIET = replace(BROKEN, timeline=())
@@ -217,7 +217,7 @@ def clinic(
 
 
 @contextmanager
-def counted() -> Iterator[tuple[Ask, list[list[str]]]]:
+def counted() -> Iterator[tuple[ApiRequest, list[list[str]]]]:
     """A request for all nodes, and which rows were asked for by it."""
     loads: list[list[str]] = []
 
@@ -229,4 +229,4 @@ def counted() -> Iterator[tuple[Ask, list[list[str]]]]:
 
     with ward(store=Counting) as made:
         loads.clear()
-        yield Ask(room=made.app.state.room, path={}, query=OfPool(), body=None, key="k"), loads
+        yield ApiRequest(room=made.app.state.room, path={}, query=OfPool(), body=None, key="k"), loads

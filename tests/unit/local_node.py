@@ -19,11 +19,11 @@ from sickbay.clusters.local.files import (
     BOOT_MARK,
     AnyAsk,
     ClusterFile,
+    LocalSeat,
     Paths,
     Rank,
     RankPlan,
     RankState,
-    Seat,
     StartRanks,
     Status,
     StopRanks,
@@ -57,7 +57,7 @@ class LocalNode:
 
     def __init__(self, root: Path, *, gpus: int = 2, boot_takes: float = 0.02, agent: str = AN_AGENT) -> None:
         self.paths = Paths(root, "n1")
-        self.seat = Seat(name="n1", cluster="c", pool="p", gpus=gpus, instance_id="i1", boot_id=uuid4().hex)
+        self.seat = LocalSeat(name="n1", cluster="c", pool="p", gpus=gpus, instance_id="i1", boot_id=uuid4().hex)
         self.agent = agent
         self.boots: list[str] = []
         self.started: list[subprocess.Popen[bytes]] = []

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from sickbay.train import disk
-from sickbay.train.layout import Place
+from sickbay.train.layout import CheckpointName
 from sickbay.train.peers import Peer, Server
 
 SECRET = "correct horse battery staple"
-PLACE, NAME = Place(2, 40), "rank-3.shard"
+PLACE, NAME = CheckpointName(2, 40), "rank-3.shard"
 UP, DOWN = "up", "down"  # to the server, and from it
 Rule = Callable[[str, int, bytes], bytes]
 
@@ -100,7 +100,7 @@ def source_of(directory: Path, size: int, name: str = "source") -> tuple[Path, d
     return path, disk.measure(path)
 
 
-def fetch(peer: Peer, place: Place = PLACE, name: str = NAME, idle: float = 10.0) -> disk.Sum:
+def fetch(peer: Peer, place: CheckpointName = PLACE, name: str = NAME, idle: float = 10.0) -> disk.Sum:
     with peer.open(place, name, idle=idle) as file:
         total = disk.Hashing(file).finish()
     assert total.size == file.size

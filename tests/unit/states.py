@@ -12,7 +12,7 @@ from sickbay.train import snapshot
 from sickbay.train.shard import restore
 
 
-def file_of(shot: snapshot.Snapshot) -> bytes:
+def file_of(shot: snapshot.SnapshotParts) -> bytes:
     return b"".join(bytes(part) for part in shot.parts)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain.admit import Asked, Fleet, admit, ease, next_opening, press, released, threshold
+from sickbay.brain.admit import AdmissionInput, AdmissionStage, admit, ease, next_opening, press, released, threshold
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import (
     AgentState,
@@ -40,9 +40,9 @@ RULE = BrakeRule(nodes=3, percent=5, within=timedelta(minutes=10), quiet=timedel
 TRIPPED = Brake(scope="pool:train", signature="xid.79", most=3, seen={"a": 1.0, "b": 1.0, "c": 1.0}, tripped_at=NOW)
 
 
-def fleet(**changes: Any) -> Fleet:
+def fleet(**changes: Any) -> AdmissionInput:
     whole = {"ledger": Ledger(pool="train", size=20), "brakes": (), "withholding": Withholding(), "now": NOW}
-    return Fleet(**{**whole, **changes})
+    return AdmissionInput(**{**whole, **changes})
 
 
 # --- the ledger
@@ -62,13 +62,13 @@ def test_the_limit_is_the_share_within_its_bounds(
 @pytest.mark.parametrize(("out", "admitted"), [(0, True), (1, True), (2, False), (3, False)])
 def test_a_seat_in_service_needs_room_in_the_ledger(out: int, admitted: bool) -> None:
     now = fleet(ledger=Ledger(pool="train", size=20, out=out, ours=out))
-    assert (admit(Asked.QUARANTINE, INCIDENT, NODE, now, Policy()) is None) is admitted
+    assert (admit(AdmissionStage.QUARANTINE, INCIDENT, NODE, now, Policy()) is None) is admitted
 
 
 def test_a_seat_that_is_out_already_needs_none() -> None:
     full = fleet(ledger=Ledger(pool="train", size=20, out=9))
-    assert admit(Asked.QUARANTINE, INCIDENT, replace(NODE, out=True), full, Policy()) is None
-    assert admit(Asked.QUARANTINE, INCIDENT, replace(NODE, counted=False), full, Policy()) is None
+    assert admit(AdmissionStage.QUARANTINE, INCIDENT, replace(NODE, out=True), full, Policy()) is None
+    assert admit(AdmissionStage.QUARANTINE, INCIDENT, replace(NODE, counted=False), full, Policy()) is None
 
 
 @pytest.mark.parametrize(("out", "admitted"), [(2, True), (3, False)])
@@ -76,13 +76,13 @@ def test_a_cordon_asked_again_of_a_seat_that_came_back_is_judged_by_the_others(o
     quarantined = replace(INCIDENT, phase=Phase.QUARANTINED)
     back = replace(NODE, out=True)  # counted for this very incident, ready, and without our cordon
     now = fleet(ledger=Ledger(pool="train", size=20, out=out, ours=out))
-    assert (admit(Asked.QUARANTINE, quarantined, back, now, Policy()) is None) is admitted
+    assert (admit(AdmissionStage.QUARANTINE, quarantined, back, now, Policy()) is None) is admitted
 
 
 def test_a_human_is_told_only_if_held_seats_take_the_room() -> None:
     full = Ledger(pool="train", size=20, out=2, ours=2)
     for held, event in [(0, ""), (1, "budget")]:
-        deferred = admit(Asked.QUARANTINE, INCIDENT, NODE, fleet(ledger=replace(full, held=held)), Policy())
+        deferred = admit(AdmissionStage.QUARANTINE, INCIDENT, NODE, fleet(ledger=replace(full, held=held)), Policy())
         assert deferred is not None
         assert deferred.tell == event
         assert not deferred.withheld
@@ -91,13 +91,13 @@ def test_a_human_is_told_only_if_held_seats_take_the_room() -> None:
 @pytest.mark.parametrize(("repairing", "admitted"), [(1, True), (2, False)])
 def test_repairs_have_a_limit_of_their_own(repairing: int, admitted: bool) -> None:
     now = fleet(ledger=Ledger(pool="train", size=20, out=9, repairing=repairing))
-    assert (admit(Asked.REPAIR, INCIDENT, NODE, now, Policy()) is None) is admitted
+    assert (admit(AdmissionStage.REPAIR, INCIDENT, NODE, now, Policy()) is None) is admitted
 
 
 # --- what withholds
 
 
-ALL = [Asked.QUARANTINE, Asked.CALL, Asked.DRAIN, Asked.REPAIR]
+ALL = [AdmissionStage.QUARANTINE, AdmissionStage.CALL, AdmissionStage.DRAIN, AdmissionStage.REPAIR]
 PAUSE = Withhold(id="pause-1", because="paused", by="ann")
 
 
@@ -115,7 +115,7 @@ PAUSE = Withhold(id="pause-1", because="paused", by="ann")
         (replace(PAUSE, until=NOW), False),
     ],
 )
-def test_a_row_withholds_what_it_matches_until_it_ends(asked: Asked, row: Withhold, withheld: bool) -> None:
+def test_a_row_withholds_what_it_matches_until_it_ends(asked: AdmissionStage, row: Withhold, withheld: bool) -> None:
     for now, policy in [(fleet(withholding=Withholding(rows=(row,))), Policy()), (fleet(), Policy(withhold=(row,)))]:
         deferred = admit(asked, INCIDENT, NODE, now, policy)
         assert (deferred is not None) is withheld
@@ -123,10 +123,10 @@ def test_a_row_withholds_what_it_matches_until_it_ends(asked: Asked, row: Withho
 
 
 @pytest.mark.parametrize("asked", ALL)
-def test_a_closed_window_withholds_repairs_only(asked: Asked) -> None:
+def test_a_closed_window_withholds_repairs_only(asked: AdmissionStage) -> None:
     closed = Policy(windows=(Window(start="02:00", end="04:00"),))
     deferred = admit(asked, INCIDENT, NODE, fleet(), closed)
-    assert (deferred is not None) is (asked is Asked.REPAIR)
+    assert (deferred is not None) is (asked is AdmissionStage.REPAIR)
     assert admit(asked, replace(INCIDENT, now=True), NODE, fleet(), closed) is None
 
 
@@ -139,11 +139,11 @@ def test_a_row_for_repairs_leaves_the_rest_alone() -> None:
 @pytest.mark.parametrize(("mode", "tell"), [(Mode.OBSERVE, ""), (Mode.RECOMMEND, "withheld")])
 def test_a_mode_of_the_policy_is_for_faults_and_not_for_people(mode: Mode, tell: str) -> None:
     policy = Policy(faults=(FaultRule(match=Match(fault="xid.79"), mode=mode),))
-    deferred = admit(Asked.QUARANTINE, INCIDENT, NODE, fleet(), policy)
+    deferred = admit(AdmissionStage.QUARANTINE, INCIDENT, NODE, fleet(), policy)
     assert deferred is not None
     assert deferred.tell == tell
     wish = replace(INCIDENT, kind=IncidentKind.OPERATOR)
-    assert admit(Asked.QUARANTINE, wish, NODE, fleet(), policy) is None
+    assert admit(AdmissionStage.QUARANTINE, wish, NODE, fleet(), policy) is None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_window_on_other_days_opens_on_the_next_of_them() -> None:
 
 
 @pytest.mark.parametrize("asked", ALL)
-def test_a_tripped_brake_defers_faults_of_its_signature_but_no_wish(asked: Asked) -> None:
+def test_a_tripped_brake_defers_faults_of_its_signature_but_no_wish(asked: AdmissionStage) -> None:
     now = fleet(brakes=((RULE, TRIPPED),))
     assert admit(asked, INCIDENT, NODE, now, Policy()) is not None
     assert admit(asked, replace(INCIDENT, kind=IncidentKind.OPERATOR), NODE, now, Policy()) is None
@@ -173,17 +173,17 @@ def test_a_tripped_brake_defers_faults_of_its_signature_but_no_wish(asked: Asked
 
 def test_the_restart_of_an_agent_is_under_no_brake() -> None:
     now = fleet(brakes=((RULE, TRIPPED),))
-    assert admit(Asked.RESTART_SERVICE, INCIDENT, NODE, now, Policy()) is None
+    assert admit(AdmissionStage.RESTART_SERVICE, INCIDENT, NODE, now, Policy()) is None
 
 
 @pytest.mark.parametrize(("shown_at", "confirm"), [(50.0, True), (100.0, True), (101.0, False)])
 def test_evidence_from_before_a_reset_must_be_confirmed(shown_at: float, confirm: bool) -> None:
     off = released(TRIPPED, 100.0)
     shown = replace(INCIDENT, shown_at=shown_at, seen_at=200.0)  # another fault confirms nobody
-    deferred = admit(Asked.QUARANTINE, shown, NODE, fleet(brakes=((RULE, off),)), Policy())
+    deferred = admit(AdmissionStage.QUARANTINE, shown, NODE, fleet(brakes=((RULE, off),)), Policy())
     assert (deferred is not None and deferred.confirm is not None) is confirm
     withheld = replace(shown, doubt=Doubt(since=100.0))  # by a pause, an exclusion or a mode that has ended
-    deferred = admit(Asked.QUARANTINE, withheld, NODE, fleet(), Policy())
+    deferred = admit(AdmissionStage.QUARANTINE, withheld, NODE, fleet(), Policy())
     assert (deferred is not None and deferred.confirm is not None) is confirm
 
 

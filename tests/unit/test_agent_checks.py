@@ -8,7 +8,7 @@ from tests.unit.agent_rig import XID_79
 
 from sickbay.agent.checks import CouldNotRun, Exercise, examine
 from sickbay.clusters.local.devices import Hardware
-from sickbay.clusters.local.files import Defect, Paths
+from sickbay.clusters.local.files import Paths, VirtualDefect
 from sickbay.clusters.local.virtual_checks import virtual_tests
 from sickbay.clusters.local.virtual_devices import VirtualDevices
 from sickbay.model.facts import Observed
@@ -36,7 +36,7 @@ def test_a_sound_node_passes_every_test_of_its_level(hardware: Hardware) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_a_defect_is_found_from_its_level_on(hardware: Hardware, level: int) -> None:
-    hardware.inject(Defect(name="quiet", device=1, found_at=3, lines=(XID_79,), cured_by=Remedy.REBOOT))
+    hardware.inject(VirtualDefect(name="quiet", device=1, found_at=3, lines=(XID_79,), cured_by=Remedy.REBOOT))
     verdict, because, _ = examine(virtual_tests(hardware, 2, "b"), level, LATER)
     assert verdict == ("fail" if level >= 3 else "pass")
     assert because == ("stress: quiet on GPU 1" if level >= 3 else "")
@@ -44,7 +44,7 @@ def test_a_defect_is_found_from_its_level_on(hardware: Hardware, level: int) -> 
 
 def test_a_defect_that_is_found_shows_itself_again_and_a_cured_one_does_not(hardware: Hardware, tmp_path: Path) -> None:
     kmsg = Paths(tmp_path, "n1").kmsg("i", "b")
-    hardware.inject(Defect(name="gpu_off_bus", device=0, lines=(XID_79,), cured_by=Remedy.RESET_GPU))
+    hardware.inject(VirtualDefect(name="gpu_off_bus", device=0, lines=(XID_79,), cured_by=Remedy.RESET_GPU))
     tests = virtual_tests(hardware, 2, "b")
     assert examine(tests, 1, LATER)[:2] == ("fail", "compute: gpu_off_bus on GPU 0")
     assert kmsg.read_text().count("Xid") == 1
@@ -65,7 +65,7 @@ def test_a_missing_device_fails_the_check_and_is_told_once(hardware: Hardware) -
 def test_counters_that_rise_are_told(hardware: Hardware) -> None:
     probe = VirtualDevices(hardware, NodeId("c/n1"), expected=2)
     assert probe.look(1.0) == []
-    hardware.show(Defect(name="x", device=1), "b")
+    hardware.show(VirtualDefect(name="x", device=1), "b")
     (item,) = probe.look(2.0)
     assert isinstance(item.news, Observed)
     assert (item.news.kind, item.news.fields) == ("gpu.errors", {"device": 1, "errors": 1})

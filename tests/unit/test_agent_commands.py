@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from tests.unit.agent_rig import until
 from tests.unit.test_agent_outbox import full_disk
 
-from sickbay.agent.command_journal import Entry, Journal
-from sickbay.agent.commands import DEADLINES, MOST_AT_ONCE, Carry, Commands, Refuse, Said
+from sickbay.agent.command_journal import CommandJournal, JournaledCommand
+from sickbay.agent.commands import DEADLINES, MOST_AT_ONCE, CarriedOut, Carry, Commands, Refuse
 from sickbay.agent.outbox import Outbox
-from sickbay.agent.spool import Voice
+from sickbay.agent.spool import AgentIdentity
 from sickbay.model.facts import Checked, Looked, Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import (
@@ -50,7 +50,7 @@ class Desk:
         self.left = threading.Event()
         self.leave_trouble: Exception | None = None
         self.state = state
-        self.outbox = Outbox(state / "spool", Voice(node=NODE, incarnation=me, agent_run=run))
+        self.outbox = Outbox(state / "spool", AgentIdentity(node=NODE, incarnation=me, agent_run=run))
         self.done: list[AnyOrder] = []
         self.may_end = threading.Event()
         self.may_end.set()
@@ -58,7 +58,7 @@ class Desk:
         carry: dict[type, Carry] = {
             RunLook: self._carry, RunCheck: self._carry, RunReset: self._carry, RunReboot: self._reboot,
         }  # fmt: skip
-        self.commands = Commands(Journal(state / "commands.jsonl"), self.outbox, me, carry)
+        self.commands = Commands(CommandJournal(state / "commands.jsonl"), self.outbox, me, carry)
 
     def _carry(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         self.done.append(order)
@@ -69,7 +69,7 @@ class Desk:
             return [Checked(check=order.check, node=NODE, verdict="pass", incarnation=ME)]
         return [Looked(look="l", node=NODE, incarnation=ME)]
 
-    def _reboot(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
+    def _reboot(self, order: AnyOrder, until: float) -> CarriedOut:  # noqa: ARG002 - a Carry
         def leave() -> None:
             self.done.append(order)
             self.left.set()
@@ -77,7 +77,7 @@ class Desk:
                 raise self.leave_trouble
 
         down = Observed(node=NODE, kind="node.going_down")
-        return Said(news=[down], text="rebooting", leave=leave, stays=[replace(down, text="refused")])
+        return CarriedOut(news=[down], text="rebooting", leave=leave, stays=[replace(down, text="refused")])
 
     def heard(self) -> None:
         """The controller stores all that was said."""
@@ -240,7 +240,7 @@ def test_a_reboot_is_answered_by_the_next_boot(tmp_path: Path) -> None:
     assert not desk.left.is_set(), "its announcement has not left"
     desk.heard()
     assert desk.left.wait(10)
-    assert Journal(tmp_path / "commands.jsonl").known["c1"] == Entry(id="c1", leaving="b")
+    assert CommandJournal(tmp_path / "commands.jsonl").known["c1"] == JournaledCommand(id="c1", leaving="b")
     desk.commands.take(command(REBOOT))
     assert desk.answers() == []
     assert desk.commands.has() == ("c1",)
@@ -256,7 +256,7 @@ def test_a_reboot_is_answered_by_the_next_boot(tmp_path: Path) -> None:
 def test_an_agent_that_dies_over_a_reboot_and_comes_back_in_the_same_boot_does_not_know_and_does_not_try_again(
     tmp_path: Path,
 ) -> None:
-    Journal(tmp_path / "commands.jsonl").note(Entry(id="c1", leaving="b"))
+    CommandJournal(tmp_path / "commands.jsonl").note(JournaledCommand(id="c1", leaving="b"))
     after = Desk(tmp_path, "r2")
     after.commands.recover()
     assert after.answers() == [("c1", "unknown")]
@@ -265,7 +265,7 @@ def test_an_agent_that_dies_over_a_reboot_and_comes_back_in_the_same_boot_does_n
 
 
 def test_a_boot_without_a_name_proves_no_reboot(tmp_path: Path) -> None:
-    Journal(tmp_path / "commands.jsonl").note(Entry(id="c1", leaving="unknown-abc"))
+    CommandJournal(tmp_path / "commands.jsonl").note(JournaledCommand(id="c1", leaving="unknown-abc"))
     after = Desk(tmp_path, "r2", replace(ME, boot_id="unknown-def"))
     after.commands.recover()
     assert after.answers() == [("c1", "unknown")]
@@ -275,7 +275,7 @@ def test_an_agent_that_dies_before_it_called_for_the_reboot_may_be_asked_again(t
     before = Desk(tmp_path)
     before.commands.take(command(REBOOT))
     until(before.said)  # announced, and killed here
-    assert not Journal(tmp_path / "commands.jsonl").known
+    assert not CommandJournal(tmp_path / "commands.jsonl").known
     after = Desk(tmp_path, "r2")
     after.commands.recover()
     assert after.answers() == []
@@ -295,7 +295,7 @@ def test_a_reboot_that_is_refused_is_said_and_its_announcement_taken_back(tmp_pa
     assert isinstance(stays, Observed)
     assert isinstance(answer, Answered)
     assert (stays.text, answer.text) == ("refused", "systemctl reboot ended with 1: Access denied")
-    assert Journal(tmp_path / "commands.jsonl").known["c1"].result == "refused"
+    assert CommandJournal(tmp_path / "commands.jsonl").known["c1"].result == "refused"
     desk.commands.take(command(RESET, name="c2"))  # and others may begin
     assert desk.answered(2)[1] == ("c2", "done")
 
@@ -379,11 +379,11 @@ def test_an_agent_that_ends_waits_for_a_reset_and_begins_none(tmp_path: Path) ->
 def test_the_file_of_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sickbay.agent.command_journal.LINES", 20)
     monkeypatch.setattr("sickbay.agent.command_journal.REMEMBERED", 5)
-    journal = Journal(tmp_path / "c")
+    journal = CommandJournal(tmp_path / "c")
     for number in range(100):
-        journal.note(Entry(id=str(number), result="done"))
+        journal.note(JournaledCommand(id=str(number), result="done"))
     assert (tmp_path / "c").read_bytes().count(b"\n") <= 50
-    assert list(Journal(tmp_path / "c").known) == list(journal.known) == ["95", "96", "97", "98", "99"]
+    assert list(CommandJournal(tmp_path / "c").known) == list(journal.known) == ["95", "96", "97", "98", "99"]
 
 
 def test_one_that_still_runs_is_not_forgotten_for_others_and_not_begun_again(
@@ -401,7 +401,7 @@ def test_one_that_still_runs_is_not_forgotten_for_others_and_not_begun_again(
     assert after.answers() == [("long", "unknown")]
     after.commands.take(command(name="long"))
     assert not after.done
-    assert len(Journal(tmp_path / "commands.jsonl").known) <= 6
+    assert len(CommandJournal(tmp_path / "commands.jsonl").known) <= 6
     before.may_end.set()
     until(lambda: ("long", "done") in before.answers())
 
@@ -411,7 +411,7 @@ def test_it_is_on_disk_before_it_is_begun(tmp_path: Path) -> None:
     desk.may_end.clear()
     desk.commands.take(command())
     until(lambda: desk.done)
-    assert Journal(tmp_path / "commands.jsonl").known["c1"].result == ""
+    assert CommandJournal(tmp_path / "commands.jsonl").known["c1"].result == ""
     desk.may_end.set()
     desk.answered()
 
@@ -539,32 +539,32 @@ def test_a_disk_that_takes_half_a_line_refuses_what_must_be_written_down(tmp_pat
 def test_what_is_noted_is_on_the_disk_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr("os.fsync", lambda handle: synced.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
-    Journal(tmp_path / "c").note(Entry(id="1"))
+    CommandJournal(tmp_path / "c").note(JournaledCommand(id="1"))
     assert synced == [str(tmp_path / "c")]
 
 
 def test_a_journal_that_was_cut_anywhere_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "commands.jsonl"
-    journal = Journal(path)
-    for entry in (Entry(id="a"), Entry(id="a", result="done"), Entry(id="b")):
+    journal = CommandJournal(path)
+    for entry in (JournaledCommand(id="a"), JournaledCommand(id="a", result="done"), JournaledCommand(id="b")):
         journal.note(entry)
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
-        found = Journal(path)
-        found.note(Entry(id="z"))  # and what is written after it can be read
-        assert Journal(path).known["z"].result == ""
+        found = CommandJournal(path)
+        found.note(JournaledCommand(id="z"))  # and what is written after it can be read
+        assert CommandJournal(path).known["z"].result == ""
         assert list(found.known)[:-1] in ([], ["a"], ["a", "b"])
     path.write_bytes(whole)
-    journal = Journal(path)
+    journal = CommandJournal(path)
     journal.compact()
-    assert Journal(path).known == journal.known
+    assert CommandJournal(path).known == journal.known
     assert path.read_bytes().count(b"\n") == 2
 
 
 def test_the_journal_does_not_grow_for_ever(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "c")
-    journal.known.update({str(n): Entry(id=str(n), result="done") for n in range(2000)})
-    journal.note(Entry(id="new"))
+    journal = CommandJournal(tmp_path / "c")
+    journal.known.update({str(n): JournaledCommand(id=str(n), result="done") for n in range(2000)})
+    journal.note(JournaledCommand(id="new"))
     assert len(journal.known) == 500
     assert "new" in journal.known

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sickbay.agent.fence import Fence, Fenced, run
+from sickbay.agent.fence import FenceKeeper, FenceState, run
 from sickbay.agent.settings import SelfFence
 
 WANTS = SelfFence(after=600.0, command=("stop", "slurmd"), undo=("start", "slurmd"), probe=("scontrol", "ping"))
@@ -23,14 +23,14 @@ class Rig:
         self.at = 0.0
         self.fence = self.begin()
 
-    def begin(self) -> Fence:
-        return Fence(self.wants, self.state, "b1", lambda kind, text: self.said.append((kind, text)), run=self._run,
-                     mark=self.mark, beside=lambda act: act())  # fmt: skip
+    def begin(self) -> FenceKeeper:
+        return FenceKeeper(self.wants, self.state, "b1", lambda kind, text: self.said.append((kind, text)),
+                     run=self._run, mark=self.mark, beside=lambda act: act())  # fmt: skip
 
     def _run(self, words: Sequence[str], within: float) -> int:
         assert within > 0
         if words[0] == "stop":  # what is to be done is written down before
-            kept = msgspec.json.decode((self.state / "fence.json").read_bytes(), type=Fenced)
+            kept = msgspec.json.decode((self.state / "fence.json").read_bytes(), type=FenceState)
             assert kept.state == "begun"
         self.ran.append(tuple(words))
         return self.codes.get(words[0], 0)
@@ -104,7 +104,7 @@ def test_an_undoing_that_fails_is_tried_again(rig: Rig) -> None:
 
 @pytest.mark.parametrize("state", ["begun", "fenced", "undoing"])
 def test_what_an_earlier_run_did_or_began_is_not_done_twice_and_is_undone(rig: Rig, state: str) -> None:
-    (rig.state / "fence.json").write_bytes(msgspec.json.encode(Fenced(state=state, boot_id="b0")))
+    (rig.state / "fence.json").write_bytes(msgspec.json.encode(FenceState(state=state, boot_id="b0")))
     rig.fence = rig.begin()
     rig.silent_for(2000)
     assert not rig.acts
@@ -120,7 +120,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(rig: Rig) -> None:
             raise RuntimeError("can't start new thread")
         act()
 
-    rig.fence = Fence(WANTS, rig.state, "b1", lambda *_: None, run=rig._run, mark=rig.mark, beside=beside)
+    rig.fence = FenceKeeper(WANTS, rig.state, "b1", lambda *_: None, run=rig._run, mark=rig.mark, beside=beside)
     rig.silent_for(700)
     assert not rig.acts
     balks.clear()

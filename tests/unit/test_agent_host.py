@@ -15,9 +15,9 @@ from tests.unit.agent_rig import until
 
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.counters import Counters, number_in
-from sickbay.agent.probes.edges import Standing
+from sickbay.agent.probes.edges import EdgeTriggered
 from sickbay.agent.probes.gauges import Gauges
-from sickbay.agent.probes.host import Host
+from sickbay.agent.probes.host import HostGauges
 from sickbay.agent.probes.machine import Machine, clock_unsynchronised
 from sickbay.agent.probes.mounts import STALLED_AFTER, Mounts
 from sickbay.agent.sampling import Sampler
@@ -274,7 +274,7 @@ def test_the_fabric_manager_matters_only_where_there_is_a_switch(tmp_path: Path)
 
 def test_what_lasts_is_told_once_and_again_after_it_was_well() -> None:
     now_wrong: list[Sign] = [Sign(kind="fs.full", fields={"mount": "/"})]
-    standing = Standing(NODE, [lambda _: now_wrong])
+    standing = EdgeTriggered(NODE, [lambda _: now_wrong])
     assert kinds(standing.look(0.0)) == ["fs.full"]
     assert not standing.look(1.0)
     now_wrong.clear()
@@ -291,7 +291,7 @@ def test_not_to_see_is_not_to_be_well() -> None:
             raise OSError("gone")
         return [Sign(kind="fs.full")]
 
-    standing = Standing(NODE, [look])
+    standing = EdgeTriggered(NODE, [look])
     assert kinds(standing.look(0.0)) == ["fs.full"]
     sees[0] = False
     with pytest.raises(OSError, match="gone"):
@@ -394,7 +394,7 @@ def test_what_a_dead_card_can_hang_is_looked_at_beside_the_loop(
         ("bus/pci/devices/0000:17:00.0/current_link_width", 16), ("devices/system/edac/mc/mc0/ue_count", 0),
     ):  # fmt: skip
         put(card, name, value)
-    host = Host(AgentSettings(url="", node="c/n1", instance_id="i", state=str(tmp_path)), NODE, card)
+    host = HostGauges(AgentSettings(url="", node="c/n1", instance_id="i", state=str(tmp_path)), NODE, card)
     touched: list[str] = []
 
     def watch(call: Callable[..., object]) -> Callable[..., object]:
@@ -451,7 +451,7 @@ def test_no_width_breaks_the_comparison_of_lanes(tmp_path: Path, text: str) -> N
 
 
 def test_all_of_this_looks_at_the_machine_it_runs_on_without_a_complaint(tmp_path: Path) -> None:
-    host = Host(AgentSettings(url="", node="c/n1", instance_id="i", state=str(tmp_path)), NODE)
+    host = HostGauges(AgentSettings(url="", node="c/n1", instance_id="i", state=str(tmp_path)), NODE)
     for probe in host.probes:
         for news in seen(probe.look(time.monotonic())):
             assert news.kind in TABLES.faults, news

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sickbay.agent.http1 import Answer, Connection, Garbled
-from sickbay.agent.transport import REPORT, Address, Away, Line
+from sickbay.agent.http1 import Answer, BadHttp, Connection
+from sickbay.agent.transport import REPORT, Address, Away, ControllerLine
 from sickbay.model.protocol import Reply
 
 LONGEST = 1 << 16
@@ -139,14 +139,14 @@ def test_an_answer_that_is_too_long_is_cut_and_its_connection_not_used_again() -
     ],
 )
 def test_what_is_no_answer_is_told_and_never_taken_for_one(answer: bytes) -> None:
-    with serving(answer) as server, connected(server.url) as post, pytest.raises((Garbled, OSError)):
+    with serving(answer) as server, connected(server.url) as post, pytest.raises((BadHttp, OSError)):
         post()
 
 
 def test_a_token_cannot_add_lines_to_the_request() -> None:
     with serving(OK) as server:
         connection = Connection(server.url, 5.0)
-        with pytest.raises(Garbled):
+        with pytest.raises(BadHttp):
             connection.post("/v1/x", b"", "a\r\nX: y", 5.0, LONGEST)
         connection.close()
         assert server.requests == []
@@ -155,7 +155,7 @@ def test_a_token_cannot_add_lines_to_the_request() -> None:
 @given(st.binary(max_size=200))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_bytes_make_it_hang_or_raise_anything_else(answer: bytes) -> None:
-    with serving(answer or b"?") as server, connected(server.url) as post, suppress(Garbled, OSError):
+    with serving(answer or b"?") as server, connected(server.url) as post, suppress(BadHttp, OSError):
         assert len(post().body) <= LONGEST
 
 
@@ -163,7 +163,7 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again_without_a_word(
     said = msgspec.json.encode(Reply(ack=7))
     answer = OK + f"Content-Length: {len(said)}\r\n\r\n".encode() + said
     with serving(answer, b"", answer) as server:
-        line = Line(lambda: Address(server.url, "secret"))
+        line = ControllerLine(lambda: Address(server.url, "secret"))
         assert line.ask(REPORT, b"{}", 5.0).ack == 7
         assert line.ask(REPORT, b"{}", 5.0).ack == 7
         assert (server.connections, len(server.requests)) == (2, 3)
@@ -172,6 +172,6 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again_without_a_word(
 
 def test_a_server_that_only_hangs_up_is_away() -> None:
     with serving(b"") as server:
-        line = Line(lambda: Address(server.url, "secret"))
+        line = ControllerLine(lambda: Address(server.url, "secret"))
         with pytest.raises(Away):
             line.ask(REPORT, b"{}", 5.0)

@@ -17,10 +17,10 @@ from tests.unit.agent_rig import XID_63, XID_79, until
 
 from sickbay.agent.node import spooled
 from sickbay.agent.outbox import Outbox
-from sickbay.agent.probes.journal import MUTE, Journal, JournalPlace, decoded
+from sickbay.agent.probes.journal import MUTE, JournalFollower, JournalPlace, decoded
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine
 from sickbay.agent.probes.last_words import MOST, last_words
-from sickbay.agent.spool import Voice
+from sickbay.agent.spool import AgentIdentity
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item
@@ -80,7 +80,7 @@ def journald(tmp_path: Path) -> Journald:
     return Journald(tmp_path)
 
 
-def reading(journal: Journal) -> Callable[[], list[LogLine]]:
+def reading(journal: JournalFollower) -> Callable[[], list[LogLine]]:
     found: list[LogLine] = []
 
     def read() -> list[LogLine]:
@@ -97,7 +97,7 @@ def has_read(read: Callable[[], list[LogLine]], expected: list[str]) -> bool:
 def test_entries_are_read_as_they_come_with_the_journals_own_number(journald: Journald) -> None:
     journald.say("Linux version 6.8")
     journald.say(XID_79, mono=1.5)
-    journal = Journal(JournalPlace(boot_id="b1"), journald.command)
+    journal = JournalFollower(JournalPlace(boot_id="b1"), journald.command)
     read = reading(journal)
     until(lambda: len(read()) == 2)
     line = read()[1]
@@ -112,14 +112,14 @@ def test_entries_are_read_as_they_come_with_the_journals_own_number(journald: Jo
 def test_another_run_goes_on_behind_the_last_entry(journald: Journald) -> None:
     journald.say("one")
     journald.say("two")
-    first = Journal(JournalPlace(boot_id="b1"), journald.command)
+    first = JournalFollower(JournalPlace(boot_id="b1"), journald.command)
     read = reading(first)
     until(lambda: len(read()) == 2)
     place = first.place()
     assert place is not None
     first.close()
     journald.say("three")
-    again = Journal(place, journald.command)
+    again = JournalFollower(place, journald.command)
     read = reading(again)
     until(partial(has_read, read, ["three"]))
     again.close()
@@ -127,7 +127,7 @@ def test_another_run_goes_on_behind_the_last_entry(journald: Journald) -> None:
 
 def test_a_journalctl_that_ends_is_told_and_started_again_where_it_was(journald: Journald) -> None:
     journald.say("one")
-    journal = Journal(JournalPlace(boot_id="b1"), journald.command)
+    journal = JournalFollower(JournalPlace(boot_id="b1"), journald.command)
     read = reading(journal)
     until(lambda: len(read()) == 1)
     journald.quit()
@@ -149,14 +149,14 @@ def test_a_journalctl_that_ends_is_told_and_started_again_where_it_was(journald:
 
 
 def test_no_journalctl_is_one_clear_line() -> None:
-    journal = Journal(JournalPlace(boot_id="b1"), ("/nonexistent/journalctl",))
+    journal = JournalFollower(JournalPlace(boot_id="b1"), ("/nonexistent/journalctl",))
     with pytest.raises(OSError, match="there is no /nonexistent/journalctl here"):
         list(journal.lines(1.0))
 
 
 def test_a_message_that_is_no_text_is_read_all_the_same(journald: Journald) -> None:
     journald.say(list(XID_79.encode() + b"\xff"))
-    journal = Journal(JournalPlace(boot_id="b1"), journald.command)
+    journal = JournalFollower(JournalPlace(boot_id="b1"), journald.command)
     log = KernelLog([journal], NODE, lambda _: None)
     found: list[Item] = []
 
@@ -197,7 +197,7 @@ def test_a_journal_that_does_not_answer_does_not_keep_the_agent_from_beginning()
 
 def test_last_words_are_said_first_under_their_own_boot_and_on_our_clock(tmp_path: Path) -> None:
     ended = Incarnation(uid="u", instance_id="i", boot_id="b1")
-    voice = Voice(node=NODE, incarnation=Incarnation(uid="u", instance_id="i", boot_id="b2"), agent_run="r2",
+    voice = AgentIdentity(node=NODE, incarnation=Incarnation(uid="u", instance_id="i", boot_id="b2"), agent_run="r2",
                   machine_boot="b2", zero=2_000.0)  # fmt: skip
     lines = [LogLine(XID_79, 99.0, "journal", 7, proven=True), LogLine("usb 1-1: new", 99.1, "journal", 8)]
     assert spooled(lines, tmp_path, voice, ended, 1_000.0) == 1
@@ -258,13 +258,13 @@ def test_last_words_in_the_middle_of_many_others_are_found_whatever_their_form(j
 
 def test_last_words_that_a_program_wrote_into_the_ring_are_none(tmp_path: Path) -> None:
     ended = Incarnation(uid="u", instance_id="i", boot_id="b1")
-    voice = Voice(node=NODE, incarnation=ended, agent_run="r2", machine_boot="b1", zero=0.0)
+    voice = AgentIdentity(node=NODE, incarnation=ended, agent_run="r2", machine_boot="b1", zero=0.0)
     assert spooled([LogLine(XID_79, 99.0, "journal", 7)], tmp_path, voice, ended, 0.0) == 0
 
 
 def test_a_journal_that_shows_nothing_of_this_boot_is_one_that_may_not_be_read(journald: Journald) -> None:
     """`journalctl` says nothing of the kernel to a user without the right, and goes on saying nothing."""
-    journal = Journal(JournalPlace(boot_id="b1"), journald.command)
+    journal = JournalFollower(JournalPlace(boot_id="b1"), journald.command)
     until(lambda: list(journal.lines(100.0)) == [] and journal.handle is not None)
     assert not list(journal.lines(100.0 + MUTE))
     with pytest.raises(PermissionError, match="systemd-journal"):

@@ -21,10 +21,10 @@ from sickbay.agent.outbox import Outbox
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
-from sickbay.agent.probes.kernel_log import BootLog, KernelLog, Place, Source
-from sickbay.agent.probes.system_log import Reading, SystemLog
-from sickbay.agent.spool import Voice
-from sickbay.agent.watermark import Senses
+from sickbay.agent.probes.kernel_log import BootLog, KernelLog, LineSource, LogPlace
+from sickbay.agent.probes.system_log import LineTrust, SystemLog
+from sickbay.agent.spool import AgentIdentity
+from sickbay.agent.watermark import Watermarks
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item, Report, fact_id
@@ -71,21 +71,21 @@ class Run:
 
     def __init__(self, state: Path, files: Sequence[Path], name: str) -> None:
         self.places = Places(state)
-        voice = Voice(node=NODE, incarnation=ME, agent_run=name)
+        voice = AgentIdentity(node=NODE, incarnation=ME, agent_run=name)
         self.box = Outbox(state / "spool", voice, self.places)
-        sources: list[Source] = []
+        sources: list[LineSource] = []
         for file in files:
             if file.name == "kmsg":
-                sources.append(BootLog(file, begin_in_boot(self.places, "kmsg", Place(boot_id="b")).told))
+                sources.append(BootLog(file, begin_in_boot(self.places, "kmsg", LogPlace(boot_id="b")).told))
             else:
-                begin = begin_in_file(self.places, f"text:{file}", Place(boot_id="b"))
-                reading = Reading(trusted=True, own_zone=True)
+                begin = begin_in_file(self.places, f"text:{file}", LogPlace(boot_id="b"))
+                reading = LineTrust(trusted=True, own_zone=True)
                 sources.append(SystemLog(file, begin.heard, reading, began=-1e9, told=begin.told))
         self.log = KernelLog(sources, NODE, lambda _: None)
         self.probe = Probe(
             "kernel_log", self.log.look, 2.0, witness=True, flush=self.log.flush, places=lambda: self.log.places
         )
-        self.senses = Senses([self.probe], self.box)
+        self.senses = Watermarks([self.probe], self.box)
 
     def look(self, now: float) -> None:
         found = self.log.look(now)

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.agent_rig import XID_63, XID_79, until
 
-from sickbay.agent.command_journal import Journal
+from sickbay.agent.command_journal import CommandJournal
 from sickbay.agent.commands import Commands
 from sickbay.agent.loop import Loop
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.kernel_log import KernelLog, LogLine
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.spool import Voice
+from sickbay.agent.spool import AgentIdentity
 from sickbay.agent.watches import Watches
-from sickbay.agent.watermark import Senses
+from sickbay.agent.watermark import Watermarks
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item
@@ -157,14 +157,14 @@ def test_no_permission_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_ring_that_cannot_be_read_is_told_once_and_the_other_source_goes_on(
     tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sickbay.agent.probes.kernel_log import Place
+    from sickbay.agent.probes.kernel_log import LogPlace
     from sickbay.agent.probes.system_log import SystemLog
 
     ring = Ring()
     ring.refuse = PermissionError(errno.EPERM, "not permitted")
     text = tmp_path / "messages"
     text.write_text(f"Nov 16 08:00:00 host kernel: {XID_79}\n")
-    boot = SystemLog(text, Place(boot_id=BOOT), began=-1e9)
+    boot = SystemLog(text, LogPlace(boot_id=BOOT), began=-1e9)
     log = KernelLog([opened(ring, device), boot], NODE, lambda _: None)
     failed, blind = (item.news.text for item in log.look(100.0) if isinstance(item.news, Observed))
     assert "devkmsg cannot be read" in failed
@@ -236,13 +236,13 @@ def packets() -> Iterator[tuple[socket.socket, Kmsg]]:
 def test_a_record_reaches_the_outbox_within_milliseconds(tmp_path: Path, packets: tuple[socket.socket, Kmsg]) -> None:
     ours, kmsg = packets
     me = Incarnation(uid="u", instance_id="i", boot_id=BOOT)
-    outbox = Outbox(tmp_path / "spool", Voice(node=NODE, incarnation=me, agent_run="r"))
+    outbox = Outbox(tmp_path / "spool", AgentIdentity(node=NODE, incarnation=me, agent_run="r"))
     log = KernelLog([kmsg], NODE, lambda _: None)
     probe = Probe("kernel_log", log.look, period=30.0, gap=0.002, witness=True)
-    watches, senses = Watches(), Senses([probe], outbox)
+    watches, senses = Watches(), Watermarks([probe], outbox)
     loop = Loop([probe], senses, outbox, watches, wanted=dict, asleep=lambda _: None,
                 handles=lambda: dict.fromkeys(log.handles, "kernel_log"))  # fmt: skip
-    commands = Commands(Journal(tmp_path / "c"), outbox, outbox.voice.incarnation, {})
+    commands = Commands(CommandJournal(tmp_path / "c"), outbox, outbox.voice.incarnation, {})
     thread = threading.Thread(target=loop.run, args=(commands, lambda _: None))
     thread.start()
     try:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.agent_rig import XID_63, XID_79
 
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.dedup import BODIES, KINDS, Sums
-from sickbay.agent.probes.kernel_log import BootLog, KernelLog, Place
+from sickbay.agent.probes.dedup import BODIES, KINDS, Deduplicator
+from sickbay.agent.probes.kernel_log import BootLog, KernelLog, LogPlace
 from sickbay.agent.probes.log_file import LONGEST, LogFile
 from sickbay.clusters.local.devices import bus, device_at
 from sickbay.model.facts import Observed
@@ -37,13 +37,13 @@ def numbers(items: list[Item]) -> list[tuple[int | str, int]]:
     return [(item.news.fields["number"], item.news.count) for item in items if isinstance(item.news, Observed)]
 
 
-def kernel_log(path: Path, place: Place | None = None) -> KernelLog:
-    return KernelLog([BootLog(path, place or Place(boot_id="b"))], NODE, device_at)
+def kernel_log(path: Path, place: LogPlace | None = None) -> KernelLog:
+    return KernelLog([BootLog(path, place or LogPlace(boot_id="b"))], NODE, device_at)
 
 
-def place_of(log: KernelLog) -> Place:
+def place_of(log: KernelLog) -> LogPlace:
     found = log.places["kmsg"]
-    assert isinstance(found, Place)
+    assert isinstance(found, LogPlace)
     return found
 
 
@@ -200,7 +200,7 @@ def counts(items: list[Item]) -> list[int]:
 
 
 def test_the_same_event_through_every_source_is_one() -> None:
-    sums = Sums()
+    sums = Deduplicator()
     told = sums.add(seen("devkmsg", XID_79, 7), 1.0, XID_79)
     told += sums.add(seen("journal+1", XID_79, 99), 1.01, XID_79)
     told += sums.add(seen("text:/var/log/messages", f"Nov 16 08:00:00 h kernel: {XID_79}", 5), 3.0, XID_79)
@@ -210,7 +210,7 @@ def test_the_same_event_through_every_source_is_one() -> None:
 
 
 def test_the_number_is_that_of_the_source_that_saw_most() -> None:
-    sums = Sums()
+    sums = Deduplicator()
     told = [item for n in range(3) for item in sums.add(seen("journal", XID_79, n), 1.0, XID_79)]
     told += [item for n in range(5) for item in sums.add(seen("devkmsg", XID_79, n), 1.1, XID_79)]
     told += sums.flush()
@@ -218,14 +218,14 @@ def test_the_number_is_that_of_the_source_that_saw_most() -> None:
 
 
 def test_other_words_of_another_source_are_no_echo() -> None:
-    sums = Sums()
+    sums = Deduplicator()
     told = sums.add(seen("devkmsg", XID_79, link=6), 1.0, XID_79)
     told += sums.add(seen("text:/m", "another", link=9), 1.1, "NVRM: another text about the same device")
     assert len(told) == 2
 
 
 def test_the_same_event_a_while_later_is_told_again() -> None:
-    sums = Sums()
+    sums = Deduplicator()
     assert sums.add(seen("devkmsg", XID_79), 1.0, XID_79)
     list(sums.over(100.0))
     assert sums.add(seen("text:/m", XID_79, at=100.0), 100.0, XID_79)
@@ -233,7 +233,7 @@ def test_the_same_event_a_while_later_is_told_again() -> None:
 
 @pytest.mark.parametrize("late", [61.0, 3600.0, 20 * 3600.0])
 def test_what_a_lagging_source_dates_by_its_happening_is_an_echo_however_late_it_comes(late: float) -> None:
-    sums = Sums()
+    sums = Deduplicator()
     told = sums.add(seen("devkmsg", XID_79), 1.0, XID_79)
     told += sums.add(seen("devkmsg", XID_79, at=1.0 + late / 2), 1.0 + late / 2, XID_79)
     list(sums.over(late))
@@ -245,7 +245,7 @@ def test_what_a_lagging_source_dates_by_its_happening_is_an_echo_however_late_it
 
 @pytest.mark.slow
 def test_800_000_copies_of_29_messages_are_29_observations_with_counts() -> None:
-    sums = Sums()
+    sums = Deduplicator()
     events = [seen("devkmsg", XID_79, pci=f"0000:{n:02x}:00") for n in range(29)]
     told = [item for n in range(80_000) for item in sums.add(events[n % 29], 1.0, "body")]
     assert counts(told) == 29 * [1]
@@ -255,7 +255,7 @@ def test_800_000_copies_of_29_messages_are_29_observations_with_counts() -> None
 
 
 def test_its_memory_is_bounded() -> None:
-    sums = Sums()
+    sums = Deduplicator()
     for n in range(20_000):
         sums.add(seen("devkmsg", XID_79, pci=f"{n:04x}:18:00"), 1.0, f"body {n}")
         sums.add(seen("devkmsg", XID_79), 1.0, f"body {n}")

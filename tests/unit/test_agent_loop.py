@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from tests.unit.agent_rig import until
 
-from sickbay.agent.command_journal import Journal
+from sickbay.agent.command_journal import CommandJournal
 from sickbay.agent.commands import Commands
 from sickbay.agent.loop import Loop
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
-from sickbay.agent.spool import Voice
+from sickbay.agent.spool import AgentIdentity
 from sickbay.agent.watches import CLOSED, MODIFIED, MOVED_TO, Watches
-from sickbay.agent.watermark import Senses
+from sickbay.agent.watermark import Watermarks
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item
@@ -45,11 +45,11 @@ class Counted:
 
 @contextmanager
 def looping(root: Path, probes: list[Probe], watched: dict[Path, tuple[str, int]] | None = None) -> Iterator[Outbox]:
-    outbox = Outbox(root / "spool", Voice(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
+    outbox = Outbox(root / "spool", AgentIdentity(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
     watches = Watches()
-    senses = Senses([probe for probe in probes if probe.witness], outbox)
+    senses = Watermarks([probe for probe in probes if probe.witness], outbox)
     loop = Loop(probes, senses, outbox, watches, wanted=lambda: watched or {}, asleep=lambda _: None)
-    commands = Commands(Journal(root / "commands"), outbox, ME, {})
+    commands = Commands(CommandJournal(root / "commands"), outbox, ME, {})
     thread = threading.Thread(target=loop.run, args=(commands, lambda _: None))
     thread.start()
     try:
@@ -134,8 +134,8 @@ def test_a_probe_that_hangs_keeps_nobody_waiting_and_is_not_begun_twice(tmp_path
 
 def test_the_watermark_is_that_of_the_witness_that_is_behind(tmp_path: Path) -> None:
     fine, broken = Counted(), Counted()
-    outbox = Outbox(tmp_path, Voice(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
-    senses = Senses([Probe("a", fine.look, 1.0, witness=True), Probe("b", broken.look, 1.0, witness=True)], outbox)
+    outbox = Outbox(tmp_path, AgentIdentity(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
+    senses = Watermarks([Probe("a", fine.look, 1.0, witness=True), Probe("b", broken.look, 1.0, witness=True)], outbox)
     senses.read_through()
     reached = senses.watermark
     assert reached > 0
@@ -193,10 +193,12 @@ def test_the_loop_outlives_whatever_its_parts_raise(tmp_path: Path, capsys: pyte
             raise OSError(24, "Too many open files")
         return {}
 
-    outbox = Outbox(tmp_path / "spool", Voice(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
+    outbox = Outbox(tmp_path / "spool", AgentIdentity(node=NodeId("c/n1"), incarnation=ME, agent_run="r"))
     watches = Watches()
-    loop = Loop([Probe("good", good.look, period=0.02)], Senses([], outbox), outbox, watches, wanted, lambda _: None)
-    commands = Commands(Journal(tmp_path / "commands"), outbox, ME, {})
+    loop = Loop(
+        [Probe("good", good.look, period=0.02)], Watermarks([], outbox), outbox, watches, wanted, lambda _: None
+    )
+    commands = Commands(CommandJournal(tmp_path / "commands"), outbox, ME, {})
     thread = threading.Thread(target=loop.run, args=(commands, lambda _: None))
     thread.start()
     until(lambda: good.looks > 5)

@@ -22,24 +22,24 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from tests.unit.agent_rig import TOKEN, XID_63, XID_79, FrontDoor, until
 
-from sickbay.agent.bundle import KEEP, Parts, _listed, collect
+from sickbay.agent.bundle import KEEP, BundleParts, _listed, collect
 from sickbay.agent.checks import Exercise
-from sickbay.agent.command_journal import Journal
-from sickbay.agent.commands import DEADLINES, Carry, Commands, Refuse, Said
+from sickbay.agent.command_journal import CommandJournal
+from sickbay.agent.commands import DEADLINES, CarriedOut, Carry, Commands, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.node import NodeAgent, sources_for
-from sickbay.agent.node_orders import Hands, NodeOrders, holders
-from sickbay.agent.node_probes import Made, Where, probes_for
+from sickbay.agent.node_orders import NodeOrders, NodeTools, holders
+from sickbay.agent.node_probes import Made, ProbeContext, probes_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
-from sickbay.agent.probes.dedup import Sums
-from sickbay.agent.probes.kernel_log import Place
+from sickbay.agent.probes.dedup import Deduplicator
+from sickbay.agent.probes.kernel_log import LogPlace
 from sickbay.agent.probes.system_log import name_of
 from sickbay.agent.settings import AgentSettings
-from sickbay.agent.spool import Voice
+from sickbay.agent.spool import AgentIdentity
 from sickbay.agent.watchdog import Watchdog
-from sickbay.agent.watermark import Senses
+from sickbay.agent.watermark import Watermarks
 from sickbay.faces.cli.agent import agent
 from sickbay.model.facts import Checked, Observed, Outcome, ResetDone, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId
@@ -83,15 +83,15 @@ class Ward:
         self.root = root
         (root / "proc").mkdir()
         (root / "state").mkdir()
-        self.outbox = Outbox(root / "spool", Voice(node=NODE, incarnation=ME, agent_run="r"))
-        self.senses = Senses([Probe("log", lambda _: [], period=1.0, witness=True)], self.outbox)
+        self.outbox = Outbox(root / "spool", AgentIdentity(node=NODE, incarnation=ME, agent_run="r"))
+        self.senses = Watermarks([Probe("log", lambda _: [], period=1.0, witness=True)], self.outbox)
         allow = more.pop("allow", ("reset", "reboot", "inject", "check"))
         self.log = root / "messages"
         self.log.touch()
         self.smi = script(root / "nvidia-smi", f'echo "$@" >> {root}/called')
         self.rebooter = script(root / "reboot", f"echo reboot >> {root}/called")
         settings = wish(root, allow=allow, token="tok3n-of-this-node")
-        self.hands = Hands(
+        self.hands = NodeTools(
             settings=settings, node=NODE, me=ME, tests=self._tests, text_log=self.log,
             drills=Drills(root / "drills.json"),
             proc=root / "proc", reset=(str(self.smi), "--gpu-reset"), reboots=((str(self.rebooter),),),
@@ -174,7 +174,7 @@ def test_a_reset_that_takes_too_long_is_answered_for_and_never_killed_in_the_mid
 ) -> None:
     monkeypatch.setitem(DEADLINES, RunReset, 60.5)
     script(ward.smi, f"echo begun >> {ward.root}/called; sleep 2.5; echo finished >> {ward.root}/called")
-    commands = Commands(Journal(tmp_path / "commands.jsonl"), ward.outbox, ME, ward.carry)
+    commands = Commands(CommandJournal(tmp_path / "commands.jsonl"), ward.outbox, ME, ward.carry)
     commands.take(ask(RunReset(key="k")))
     until(lambda: ward.called == ["begun"])
     commands.overdue(time.monotonic() + 70.0)
@@ -235,7 +235,7 @@ def test_a_check_brings_its_verdict_and_figures(ward: Ward) -> None:
 
 
 def test_a_reboot_is_announced_before_it_happens_and_answered_by_nobody_here(ward: Ward, tmp_path: Path) -> None:
-    commands = Commands(Journal(tmp_path / "commands.jsonl"), ward.outbox, ME, ward.carry)
+    commands = Commands(CommandJournal(tmp_path / "commands.jsonl"), ward.outbox, ME, ward.carry)
     commands.take(ask(RunReboot(key="k", reason="xid.79")))
     until(lambda: ward.said(Observed))
     assert [news.kind for news in ward.said(Observed)] == ["node.going_down"]
@@ -245,14 +245,14 @@ def test_a_reboot_is_announced_before_it_happens_and_answered_by_nobody_here(war
     ward.outbox.acknowledge(batch, batch.last)
     until(lambda: ward.called == ["reboot"])
     assert ward.said(Answered) == []
-    assert Journal(tmp_path / "commands.jsonl").known["c1"].leaving == ME.boot_id
+    assert CommandJournal(tmp_path / "commands.jsonl").known["c1"].leaving == ME.boot_id
     commands.overdue(time.monotonic() + 1000.0)
 
 
 def test_a_reboot_that_fails_is_refused_and_its_announcement_taken_back(ward: Ward) -> None:
     script(ward.rebooter, "echo 'Access denied'; exit 1")
     said = ward.carry[RunReboot](RunReboot(key="k"), LATER)
-    assert isinstance(said, Said)
+    assert isinstance(said, CarriedOut)
     assert said.leave is not None
     with pytest.raises(Refuse, match="ended with 1: Access denied"):
         said.leave()
@@ -261,11 +261,11 @@ def test_a_reboot_that_fails_is_refused_and_its_announcement_taken_back(ward: Wa
 
 def test_an_injected_line_is_in_the_watched_file(ward: Ward) -> None:
     said = ward.carry[RunInject](RunInject(key="k", line=XID_79), LATER)
-    assert isinstance(said, Said)
+    assert isinstance(said, CarriedOut)
     assert ward.log.read_text().endswith(f" kernel: {XID_79}\n")
     with pytest.raises(Refuse, match="the kernel says no such thing"):
         ward.carry[RunInject](RunInject(key="k", line="hello"), LATER)
-    ward.hands = Hands(settings=ward.hands.settings, node=NODE, me=ME, tests=list)
+    ward.hands = NodeTools(settings=ward.hands.settings, node=NODE, me=ME, tests=list)
     with pytest.raises(Refuse, match="watches no text log"):
         ward.carry[RunInject](RunInject(key="k", line=XID_79), LATER)
 
@@ -295,7 +295,7 @@ def test_a_bundle_has_what_people_ask_for_and_no_secret(ward: Ward) -> None:
         "none.txt": ("/nonexistent/command",),
         "slow.txt": ("sleep", "30"),
     }  # fmt: skip
-    found = collect(state, settings, time.monotonic() + 1.0, Parts(commands=commands))
+    found = collect(state, settings, time.monotonic() + 1.0, BundleParts(commands=commands))
     assert (found.path.stat().st_mode & 0o777, found.size) == (0o600, found.path.stat().st_size)
     assert set(found.missing) >= {"none.txt", "slow.txt"}
     parts = packed(found.path)
@@ -315,7 +315,7 @@ def test_a_bundle_follows_no_link_waits_for_no_pipe_and_has_no_secret_of_a_file(
     linked.symlink_to(ward.root / "shadow")
     files = {"messages.txt": ward.log, "old.txt": linked, "log.d": ward.root}
     ward.log.write_text("export WANDB_API_KEY=hunter2\n")
-    found = collect(state, ward.hands.settings, LATER, Parts(commands={}, files=files))
+    found = collect(state, ward.hands.settings, LATER, BundleParts(commands={}, files=files))
     parts = packed(found.path)
     assert {"old.txt", "log.d", "agent/kmsg.json", "agent/pipe.json"} <= set(found.missing)
     assert b'"api_key": "(removed)"' in parts["agent/fence.json"]
@@ -333,7 +333,7 @@ def test_what_a_killed_agent_left_of_a_bundle_goes_with_the_next(ward: Ward) -> 
     (state / "bundles").mkdir(parents=True)
     half = state / "bundles" / ".sickbay-c-n1-20260101T000000Z.new"
     half.write_bytes(b"half")
-    found = collect(state, ward.hands.settings, LATER, Parts(commands={}, files={}))
+    found = collect(state, ward.hands.settings, LATER, BundleParts(commands={}, files={}))
     assert list((state / "bundles").iterdir()) == [found.path]
 
 
@@ -344,7 +344,9 @@ def test_a_bundle_has_the_end_of_what_is_long_and_no_more_than_its_size(
     monkeypatch.setattr("sickbay.agent.bundle.WHOLE", 4000)
     ward.log.write_text("".join(f"line {number}\n" for number in range(1000)))
     commands = {f"{number}.txt": ("cat", str(ward.log)) for number in range(10)}
-    found = collect(Path(ward.hands.settings.state), ward.hands.settings, LATER, Parts(commands=commands, files={}))
+    found = collect(
+        Path(ward.hands.settings.state), ward.hands.settings, LATER, BundleParts(commands=commands, files={})
+    )
     parts = packed(found.path)
     assert parts["0.txt"].endswith(b"line 999\n")
     assert max(map(len, parts.values())) <= 1000
@@ -357,7 +359,9 @@ def test_a_command_of_a_bundle_that_hangs_is_ended_with_all_that_it_began(
     monkeypatch.setattr("sickbay.agent.bundle.TAKES", 0.3)
     began = time.monotonic()
     commands = {"slow.txt": ("sh", "-c", "sleep 30 & sleep 30")}
-    found = collect(Path(ward.hands.settings.state), ward.hands.settings, LATER, Parts(commands=commands, files={}))
+    found = collect(
+        Path(ward.hands.settings.state), ward.hands.settings, LATER, BundleParts(commands=commands, files={})
+    )
     assert "slow.txt" in found.missing
     assert time.monotonic() - began < 10
 
@@ -365,17 +369,17 @@ def test_a_command_of_a_bundle_that_hangs_is_ended_with_all_that_it_began(
 def test_the_latest_few_bundles_are_kept(ward: Ward) -> None:
     state = Path(ward.hands.settings.state)
     for number in range(5):
-        found = collect(state, ward.hands.settings, LATER, Parts(commands={}))
+        found = collect(state, ward.hands.settings, LATER, BundleParts(commands={}))
         found.path.rename(found.path.with_name(f"sickbay-old-{number}.tar.gz"))
         os.utime(state / "bundles" / f"sickbay-old-{number}.tar.gz", (number, number))
-    collect(state, ward.hands.settings, LATER, Parts(commands={}))
+    collect(state, ward.hands.settings, LATER, BundleParts(commands={}))
     assert len(list((state / "bundles").iterdir())) == KEEP
 
 
 def test_the_answer_to_collect_says_where(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sickbay.agent.bundle.COMMANDS", {})
     said = ward.carry[RunCollect](RunCollect(key="k"), LATER)
-    assert isinstance(said, Said)
+    assert isinstance(said, CarriedOut)
     (news,) = said.news
     assert isinstance(news, Observed)
     assert Path(str(news.fields["path"])).stat().st_size == news.fields["size"]
@@ -388,13 +392,13 @@ def test_the_answer_to_collect_says_where(ward: Ward, monkeypatch: pytest.Monkey
 def test_a_probe_that_cannot_be_made_is_one_line_and_the_rest_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(where: Where, made: Made) -> None:  # noqa: ARG001 - a Maker
+    def broken(where: ProbeContext, made: Made) -> None:  # noqa: ARG001 - a Maker
         raise RuntimeError("no driver")
 
-    def fine(where: Where, made: Made) -> None:  # noqa: ARG001 - a Maker
+    def fine(where: ProbeContext, made: Made) -> None:  # noqa: ARG001 - a Maker
         made.probes.append(Probe("fine", lambda _: [], period=1.0))
 
-    made = probes_for(Where(wish(tmp_path), NODE, Sums()), [("GPUs", broken), ("x", fine)])
+    made = probes_for(ProbeContext(wish(tmp_path), NODE, Deduplicator()), [("GPUs", broken), ("x", fine)])
     assert [probe.name for probe in made.probes] == ["fine"]
     assert made.troubles == ["GPUs cannot be watched: RuntimeError: no driver"]
     assert capsys.readouterr().err.count("\n") == 1
@@ -461,7 +465,7 @@ def test_the_watchdog_is_not_fed_by_an_agent_whose_reporter_does_not_live(tmp_pa
 
 
 def test_where_there_is_no_room_measurements_go_then_steps_and_faults_are_summed_up(tmp_path: Path) -> None:
-    box = Outbox(tmp_path, Voice(node=NODE, incarnation=ME, agent_run="r"), most_items=100)
+    box = Outbox(tmp_path, AgentIdentity(node=NODE, incarnation=ME, agent_run="r"), most_items=100)
     for number in range(60):
         box.put([say(Measured(values={"gpu.0.temperature": 40.0 + number}), 1.0)])
         box.put([say(Stepped(job=JobId("j"), attempt=1, step=number), 1.0)])
@@ -480,7 +484,7 @@ def test_where_there_is_no_room_measurements_go_then_steps_and_faults_are_summed
 
 
 def test_no_number_of_faults_is_lost_though_there_is_room_for_few(tmp_path: Path) -> None:
-    box = Outbox(tmp_path, Voice(node=NODE, incarnation=ME, agent_run="r"), most_items=50)
+    box = Outbox(tmp_path, AgentIdentity(node=NODE, incarnation=ME, agent_run="r"), most_items=50)
     for number in range(1000):
         fields: dict[str, str | int] = {"number": 70 + number % 7, "pci": f"0000:{number % 200:02x}:00"}
         box.put([say(Observed(node=NODE, kind="xid", fields=fields, text=XID_79), float(number))])
@@ -492,19 +496,19 @@ def test_no_number_of_faults_is_lost_though_there_is_room_for_few(tmp_path: Path
     assert {item.news.fields["number"] for item in faults} == set(range(70, 77))
     assert min(item.mono for item in faults) == 0.0
     box.close()
-    again = Outbox(tmp_path, Voice(node=NODE, incarnation=ME, agent_run="r2"), most_items=50)
+    again = Outbox(tmp_path, AgentIdentity(node=NODE, incarnation=ME, agent_run="r2"), most_items=50)
     batch = again.batch()
     assert batch is not None
     again.close()
 
 
 def test_an_earlier_runs_spool_is_cut_down_to_its_faults_before_anything_of_it_goes(tmp_path: Path) -> None:
-    old = Outbox(tmp_path, Voice(node=NODE, incarnation=ME, agent_run="r1"))
+    old = Outbox(tmp_path, AgentIdentity(node=NODE, incarnation=ME, agent_run="r1"))
     for number in range(50):
         old.put([say(Measured(values={f"series.{n}": float(number) for n in range(20)}), 1.0)])
     old.put([say(Observed(node=NODE, kind="xid", fields={"number": 79}, text=XID_79), 1.0)])
     old.close()
-    new = Outbox(tmp_path, Voice(node=NODE, incarnation=ME, agent_run="r2"), most_bytes=2000)
+    new = Outbox(tmp_path, AgentIdentity(node=NODE, incarnation=ME, agent_run="r2"), most_bytes=2000)
     batch = new.batch()
     assert batch is not None
     assert batch.voice.agent_run == "r1"
@@ -557,7 +561,7 @@ def test_the_agent_reports_a_line_once_across_its_own_death_and_ends_politely(tm
         until(lambda: numbers(door) == [79], 20, (tmp_path / "agent.err").read_text())
         assert TOKEN not in Path(f"/proc/{process.pid}/environ").read_text()
         assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
-        until(lambda: (place := Places(tmp_path / "state").of(name, Place)) is not None and place.offset > 0)
+        until(lambda: (place := Places(tmp_path / "state").of(name, LogPlace)) is not None and place.offset > 0)
     with running(tmp_path, door) as process:
         with (tmp_path / "messages").open("a") as log:
             log.write(dated(XID_63))

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from sickbay.agent.commands import Refuse, Said
+from sickbay.agent.commands import CarriedOut, Refuse
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
-from sickbay.agent.spool import Voice
-from sickbay.agent.watermark import Senses
+from sickbay.agent.spool import AgentIdentity
+from sickbay.agent.watermark import Watermarks
 from sickbay.clusters.local.devices import Hardware
-from sickbay.clusters.local.files import Defect, Paths, Rank, RankState, Seat, Status, write
+from sickbay.clusters.local.files import LocalSeat, Paths, Rank, RankState, Status, VirtualDefect, write
 from sickbay.clusters.local.node_commands import LocalOrders
 from sickbay.clusters.local.virtual_checks import virtual_tests
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
@@ -22,7 +22,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.protocol import AnyOrder, Item, ItemNews, RunCheck, RunLook, RunReset, RunSave
 
-SEAT = Seat(name="n1", cluster="c", pool="p", gpus=2, instance_id="i", boot_id="b")
+SEAT = LocalSeat(name="n1", cluster="c", pool="p", gpus=2, instance_id="i", boot_id="b")
 LATER = 1e12
 
 
@@ -34,11 +34,11 @@ class Ward:
         self.hardware = Hardware(self.paths, "i")
         self.hardware.ensure(2)
         self.hardware.begin_boot("b")
-        self.outbox = Outbox(root / "spool", Voice(node=SEAT.id, incarnation=SEAT.incarnation, agent_run="r"))
+        self.outbox = Outbox(root / "spool", AgentIdentity(node=SEAT.id, incarnation=SEAT.incarnation, agent_run="r"))
         self.read_at: list[float] = []
         self.lines: list[str] = []
         self.trouble: OSError | None = None
-        self.senses = Senses([Probe("log", self._look, period=1.0, witness=True)], self.outbox)
+        self.senses = Watermarks([Probe("log", self._look, period=1.0, witness=True)], self.outbox)
         tests = virtual_tests(self.hardware, 2, "b")
         self.orders = LocalOrders(self.paths, SEAT, self.hardware, self.senses, tests).carry
 
@@ -51,7 +51,7 @@ class Ward:
 
     def carried(self, order: AnyOrder) -> Sequence[ItemNews]:
         told = self.orders[type(order)](order, LATER)
-        return told.news if isinstance(told, Said) else told
+        return told.news if isinstance(told, CarriedOut) else told
 
     def said(self) -> list[tuple[str, object]]:
         news = [msgspec.json.decode(entry.line, type=Item).news for entry in self.outbox._entries]
@@ -107,7 +107,7 @@ def test_only_what_comes_after_a_check_began_is_its_doing(ward: Ward) -> None:
 
 
 def test_a_check_gives_its_verdict_with_every_test(ward: Ward) -> None:
-    ward.hardware.inject(Defect(name="x", device=1, cured_by=Remedy.REBOOT))
+    ward.hardware.inject(VirtualDefect(name="x", device=1, cured_by=Remedy.REBOOT))
     (checked,) = ward.carried(RunCheck(check="k", level=1))
     assert isinstance(checked, Checked)
     assert (checked.check, checked.verdict, checked.level, checked.because) == ("k", "fail", 1, "compute: x on GPU 1")
@@ -116,7 +116,7 @@ def test_a_check_gives_its_verdict_with_every_test(ward: Ward) -> None:
 
 def test_a_reset_cures_the_devices_that_were_named(ward: Ward) -> None:
     for device in (0, 1):
-        ward.hardware.inject(Defect(name="x", device=device, cured_by=Remedy.RESET_GPU))
+        ward.hardware.inject(VirtualDefect(name="x", device=device, cured_by=Remedy.RESET_GPU))
     ward.status()
     (done,) = ward.carried(RunReset(key="k", devices=(1,)))
     assert done == ResetDone(key="k", node=SEAT.id, incarnation=SEAT.incarnation)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.leavings import SOONEST
 from sickbay.agent.outbox import Batch, Outbox, say
-from sickbay.agent.spool import AT_ONCE, Spool, Voice, faults_only, read_leftover
+from sickbay.agent.spool import AT_ONCE, AgentIdentity, Spool, faults_only, read_leftover
 from sickbay.model.facts import Observed, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.protocol import Item
@@ -23,9 +23,11 @@ from sickbay.model.protocol import Item
 NODE = NodeId("c/n1")
 
 
-def voice(run: str = "r1", boot: str = "b1", **more: float | str) -> Voice:
+def voice(run: str = "r1", boot: str = "b1", **more: float | str) -> AgentIdentity:
     me = Incarnation(uid="u", instance_id="i", boot_id=boot)
-    return msgspec.convert({"node": NODE, "incarnation": me, "agent_run": run, **more}, Voice, from_attributes=True)
+    return msgspec.convert(
+        {"node": NODE, "incarnation": me, "agent_run": run, **more}, AgentIdentity, from_attributes=True
+    )
 
 
 def line(text: str, mono: float = 1.0) -> Item:

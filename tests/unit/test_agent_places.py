@@ -8,14 +8,14 @@ import msgspec
 
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import FILE, SLOT, Places
-from sickbay.agent.probes.kernel_log import Place
-from sickbay.agent.spool import Voice
+from sickbay.agent.probes.kernel_log import LogPlace
+from sickbay.agent.spool import AgentIdentity
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 
 
-def place(offset: int) -> Place:
-    return Place(boot_id="b", offset=offset, inode=7, tail=b"x")
+def place(offset: int) -> LogPlace:
+    return LogPlace(boot_id="b", offset=offset, inode=7, tail=b"x")
 
 
 def test_two_logs_whose_names_look_alike_have_places_of_their_own(tmp_path: Path) -> None:
@@ -24,13 +24,13 @@ def test_two_logs_whose_names_look_alike_have_places_of_their_own(tmp_path: Path
     places.keep()
     places.close()
     again = Places(tmp_path)
-    assert [again.of(f"text:/x/{name}", Place) for name in ("gpu/kern", "gpu-kern")] == [place(1), place(2)]
+    assert [again.of(f"text:/x/{name}", LogPlace) for name in ("gpu/kern", "gpu-kern")] == [place(1), place(2)]
 
 
 def test_places_that_an_earlier_agent_kept_are_taken_over(tmp_path: Path) -> None:
     old = {"boot_id": "b", "offset": 5, "generation": 1, "inode": 7, "tail": "eA=="}
     (tmp_path / "text-var-log-messages.json").write_bytes(msgspec.json.encode(old))
-    found = Places(tmp_path).of("text:/var/log/messages", Place)
+    found = Places(tmp_path).of("text:/var/log/messages", LogPlace)
     assert found is not None
     assert (found.offset, found.generation, found.inode, found.tail) == (5, 1, 7, b"x")
 
@@ -42,7 +42,7 @@ def test_a_source_that_is_not_read_now_keeps_its_place(tmp_path: Path) -> None:
     places.keep()
     places.close()
     again = Places(tmp_path)
-    assert (again.of("a", Place), again.of("b", Place)) == (place(1), place(3))
+    assert (again.of("a", LogPlace), again.of("b", LogPlace)) == (place(1), place(3))
 
 
 def test_a_place_that_is_not_needed_any_more_goes(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_a_place_that_is_not_needed_any_more_goes(tmp_path: Path) -> None:
     places.keep()
     places.close()
     again = Places(tmp_path)
-    assert (again.of("a", Place), again.of("b", Place)) == (None, place(2))
+    assert (again.of("a", LogPlace), again.of("b", LogPlace)) == (None, place(2))
 
 
 def test_places_that_have_not_moved_take_no_room_in_the_spool_again(tmp_path: Path) -> None:
-    voice = Voice(node=NodeId("c/n"), incarnation=Incarnation(instance_id="i", boot_id="b"), agent_run="r")
+    voice = AgentIdentity(node=NodeId("c/n"), incarnation=Incarnation(instance_id="i", boot_id="b"), agent_run="r")
     box = Outbox(tmp_path / "spool", voice, Places(tmp_path))
     news = [say(Observed(node=voice.node, kind="xid", text="x"))]
     sizes = []
@@ -66,7 +66,7 @@ def test_places_that_have_not_moved_take_no_room_in_the_spool_again(tmp_path: Pa
     box.close()
     grown = [after - before for before, after in pairwise(sizes)]
     assert grown[0] == grown[1] < grown[2]
-    newest = Places(tmp_path).of("a", Place)
+    newest = Places(tmp_path).of("a", LogPlace)
     assert newest == place(2)
 
 
@@ -84,7 +84,7 @@ def test_half_a_place_over_another_is_not_taken_for_one(tmp_path: Path) -> None:
     half = torn + after[torn : torn + SLOT].index(b'"b"')
     (tmp_path / FILE).write_bytes(after[:half] + before[half:])
     again = Places(tmp_path)
-    assert (again.of("a", Place), again.of("b", Place)) == (place(222), place(222))
+    assert (again.of("a", LogPlace), again.of("b", LogPlace)) == (place(222), place(222))
 
 
 def test_the_next_run_overwrites_the_older_place_first(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_the_next_run_overwrites_the_older_place_first(tmp_path: Path) -> None:
         if before:
             torn = next(at for at in (0, SLOT) if before[at : at + SLOT] != after[at : at + SLOT])
             (tmp_path / FILE).write_bytes(after[:torn] + b"x" + after[torn + 1 :])
-            assert Places(tmp_path).of("a", Place) == place(offset - 1)
+            assert Places(tmp_path).of("a", LogPlace) == place(offset - 1)
             (tmp_path / FILE).write_bytes(after)
 
 
 def test_a_file_of_places_that_is_garbage_is_none(tmp_path: Path) -> None:
     for data in (b"", b"\0" * 2 * SLOT, b"{}\n", os.urandom(1000)):
         (tmp_path / FILE).write_bytes(data)
-        assert Places(tmp_path).of("a", Place) is None
+        assert Places(tmp_path).of("a", LogPlace) is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sickbay.clusters.local.files import Paths, Rank, RankState, Seat, Status, write
+from sickbay.clusters.local.files import LocalSeat, Paths, Rank, RankState, Status, write
 from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
 from sickbay.model.fleet import JobId
@@ -14,7 +14,7 @@ from sickbay.model.job import LogRule
 from sickbay.model.protocol import ItemNews
 
 JOB = JobId("j")
-SEAT = Seat(name="n1", cluster="c", pool="p", gpus=1, instance_id="i", boot_id="b")
+SEAT = LocalSeat(name="n1", cluster="c", pool="p", gpus=1, instance_id="i", boot_id="b")
 
 
 class Room:

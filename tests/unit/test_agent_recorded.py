@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sickbay.agent.nvml.pci import address
 from sickbay.agent.nvml.wire import Happened
-from sickbay.agent.probes.dedup import Sums
+from sickbay.agent.probes.dedup import Deduplicator
 from sickbay.agent.probes.gpus import YIELD, Gpus
 from sickbay.agent.probes.kernel_log import KernelLog
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
@@ -50,10 +50,12 @@ def device_at(pci: str) -> int | None:
 class Replay:
     """An agent's kernel log over these records, each read when it was printed."""
 
-    def __init__(self, records: Sequence[str], place: KmsgPlace | None = None, sums: Sums | None = None) -> None:
+    def __init__(
+        self, records: Sequence[str], place: KmsgPlace | None = None, sums: Deduplicator | None = None
+    ) -> None:
         self._waiting: list[bytes] = []
         self._records = records
-        self._sums = sums or Sums()
+        self._sums = sums or Deduplicator()
         kmsg = Kmsg(NODE, place or KmsgPlace(boot_id="b", seq=BEFORE), Path("/dev/null"), self._read, trusted=True)
         self._log = KernelLog([kmsg], NODE, device_at, self._sums)
 
@@ -158,7 +160,7 @@ def test_wherever_the_agent_is_restarted_every_line_is_told_once(ends: list[int]
 @pytest.mark.parametrize("kind", ["misaligned", "illegal", "trap"])
 def test_nvmls_word_of_an_xid_adds_nothing_to_the_kernels(tmp_path: Path, kind: str) -> None:
     seen = recorded(f"xid-{kind}.json")
-    sums = Sums()
+    sums = Deduplicator()
     gpus = Gpus(_Says(seen["events"]), NODE, tmp_path / "gpus.json", machine=tmp_path, sums=sums)  # type: ignore[arg-type]
     first = stamp(seen["kmsg"][0])
     replay = Replay(seen["kmsg"], KmsgPlace(boot_id="b", seq=int(seen["kmsg"][0].split(",")[1]) - 1), sums)

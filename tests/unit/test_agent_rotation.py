@@ -14,9 +14,9 @@ import pytest
 from tests.unit.agent_rig import XID_79
 
 from sickbay.agent.probes import log_file, one_file
-from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.kernel_log import KernelLog, LogPlace
 from sickbay.agent.probes.log_file import LogFile
-from sickbay.agent.probes.system_log import Reading, SystemLog
+from sickbay.agent.probes.system_log import LineTrust, SystemLog
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 
@@ -59,9 +59,11 @@ class Watcher:
         self.lost: list[str] = []
         self._open(None)
 
-    def _open(self, place: Place | None) -> None:
-        reading = Reading(trusted=True, own_zone=True)
-        self.source = SystemLog(self._path, place or Place(boot_id="b"), reading, began=NOW - 3600, wall=lambda: WALL)
+    def _open(self, place: LogPlace | None) -> None:
+        reading = LineTrust(trusted=True, own_zone=True)
+        self.source = SystemLog(
+            self._path, place or LogPlace(boot_id="b"), reading, began=NOW - 3600, wall=lambda: WALL
+        )
         self._log = KernelLog([self.source], NodeId("c/n"), lambda _: None)
         self._now = NOW
 
@@ -76,16 +78,16 @@ class Watcher:
                 self.lost.append(item.news.text)
         return found
 
-    def end(self) -> Place:
+    def end(self) -> LogPlace:
         place = self._log.places[f"text:{self._path}"]
-        assert isinstance(place, Place)
+        assert isinstance(place, LogPlace)
         self._log.close()
         return place
 
     def files(self) -> list[one_file.OneFile]:
         return self.source._file._files
 
-    def again(self, place: Place) -> None:
+    def again(self, place: LogPlace) -> None:
         self._open(place)
 
 
@@ -476,7 +478,7 @@ def test_a_place_of_which_nothing_is_known_does_not_fit_every_file(path: Path) -
         file.truncate(0)
         file.write(f"kernel: {XID_79}\n" + "b" * 200 + "\n")
     watcher = Watcher(path)
-    watcher.again(Place(boot_id="b", offset=101, inode=inode))
+    watcher.again(LogPlace(boot_id="b", offset=101, inode=inode))
     assert watcher.xids() == [79]
 
 

@@ -12,8 +12,8 @@ from tests.unit.agent_rig import XID_63, XID_79
 
 from sickbay.agent.commands import Refuse
 from sickbay.agent.drill import Drills
-from sickbay.agent.probes.kernel_log import KernelLog, Place
-from sickbay.agent.probes.system_log import Reading, SystemLog
+from sickbay.agent.probes.kernel_log import KernelLog, LogPlace
+from sickbay.agent.probes.system_log import LineTrust, SystemLog
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
@@ -28,9 +28,9 @@ def syslog(text: str, ago: float = 0.0) -> str:
     return f"{time.strftime('%b %e %H:%M:%S', time.localtime(WALL - ago))} gpu-7 kernel: {text}\n"
 
 
-def system_log(path: Path, place: Place | None = None) -> SystemLog:
-    reading = Reading(trusted=True, own_zone=True)
-    return SystemLog(path, place or Place(boot_id="b"), reading, began=BOOTED, wall=lambda: WALL)
+def system_log(path: Path, place: LogPlace | None = None) -> SystemLog:
+    reading = LineTrust(trusted=True, own_zone=True)
+    return SystemLog(path, place or LogPlace(boot_id="b"), reading, began=BOOTED, wall=lambda: WALL)
 
 
 def over(*logs: SystemLog) -> KernelLog:
@@ -226,7 +226,7 @@ def test_a_drill_writes_what_the_watcher_reads(tmp_path: Path) -> None:
     path = tmp_path / "messages"
     path.touch()
     drills = Drills(tmp_path / "drills.json")
-    log = KernelLog([SystemLog(path, Place(boot_id="b"), drills=drills)], NODE, lambda _: None)
+    log = KernelLog([SystemLog(path, LogPlace(boot_id="b"), drills=drills)], NODE, lambda _: None)
     drills.inject(path, XID_79, "gpu-7")
     assert path.read_text().endswith(f" gpu-7 kernel: {XID_79}\n")
     (item, blind) = log.look(time.monotonic())
@@ -242,7 +242,7 @@ def test_a_drill_counts_though_the_next_run_of_the_agent_is_the_first_to_read_it
     Drills(tmp_path / "drills.json").inject(path, XID_79)
     path.rename(tmp_path / "messages.1")  # and the log was rotated meanwhile
     path.touch()
-    place = Place(boot_id="b", inode=(tmp_path / "messages.1").stat().st_ino)
+    place = LogPlace(boot_id="b", inode=(tmp_path / "messages.1").stat().st_ino)
     log = over(SystemLog(path, place, drills=Drills(tmp_path / "drills.json")))
     assert numbers(log, time.monotonic()) == [79]
     log.close()
@@ -254,7 +254,7 @@ def test_whoever_copies_the_line_of_a_drill_has_no_drill(tmp_path: Path) -> None
     drills = Drills(tmp_path / "drills.json")
     drills.inject(path, XID_79)
     append(path, path.read_text().replace("79", "48") + path.read_text())
-    log = over(SystemLog(path, Place(boot_id="b"), drills=drills))
+    log = over(SystemLog(path, LogPlace(boot_id="b"), drills=drills))
     assert numbers(log, time.monotonic()) == [79]
     assert [number for number, _ in told(log.rest(time.monotonic()))] == [48]
     log.close()
@@ -266,7 +266,7 @@ def test_nor_has_who_copies_the_whole_file(tmp_path: Path) -> None:
     drills = Drills(tmp_path / "drills.json")
     drills.inject(path, XID_79)
     copy.write_text(path.read_text())
-    log = over(SystemLog(copy, Place(boot_id="b"), drills=drills))
+    log = over(SystemLog(copy, LogPlace(boot_id="b"), drills=drills))
     assert numbers(log, time.monotonic()) == []
     assert [number for number, _ in told(log.rest(time.monotonic()))] == [79]
     log.close()

@@ -26,15 +26,15 @@ from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.dcgm import Dcgm
-from sickbay.agent.probes.edges import Standing
+from sickbay.agent.probes.edges import EdgeTriggered
 from sickbay.agent.probes.gpus import GRACE, Gpus
-from sickbay.agent.probes.kernel_log import AGAIN, KernelLog, Place
+from sickbay.agent.probes.kernel_log import AGAIN, KernelLog, LogPlace
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.machine import Machine, word
-from sickbay.agent.probes.system_log import Reading, SystemLog
+from sickbay.agent.probes.system_log import LineTrust, SystemLog
 from sickbay.agent.runtime import alone
 from sickbay.agent.settings import AgentSettings
-from sickbay.agent.spool import Voice
+from sickbay.agent.spool import AgentIdentity
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
@@ -199,7 +199,7 @@ def test_a_ring_that_refuses_is_one_line_and_the_text_log_is_read(tmp_path: Path
 
     ring = Kmsg(NODE, KmsgPlace(boot_id="b"), tmp_path / "kmsg", refuses)
     log = KernelLog(
-        [ring, SystemLog(tmp_path / "messages", Place(boot_id="b"), Reading(trusted=True))], NODE, lambda _: None
+        [ring, SystemLog(tmp_path / "messages", LogPlace(boot_id="b"), LineTrust(trusted=True))], NODE, lambda _: None
     )
     now = time.monotonic()
     first = observed(log.look(now))
@@ -215,7 +215,9 @@ def test_a_stderr_that_was_closed_costs_no_line_that_was_read_before(
 ) -> None:
     (tmp_path / "messages").write_text(dated(XID_79))
     (tmp_path / "kern.log").mkdir()
-    logs = [SystemLog(tmp_path / name, Place(boot_id="b"), Reading(trusted=True)) for name in ("messages", "kern.log")]
+    logs = [
+        SystemLog(tmp_path / name, LogPlace(boot_id="b"), LineTrust(trusted=True)) for name in ("messages", "kern.log")
+    ]
     log = KernelLog(logs, NODE, lambda _: None)
     reader, writer = os.pipe()
     os.close(reader)
@@ -232,7 +234,7 @@ def test_a_text_log_that_becomes_a_directory_and_comes_back_is_followed_again(tm
     path.touch()
     other.write_text(dated(XID_63))
     log = KernelLog(
-        [SystemLog(one, Place(boot_id="b"), Reading(trusted=True)) for one in (path, other)], NODE, lambda _: None
+        [SystemLog(one, LogPlace(boot_id="b"), LineTrust(trusted=True)) for one in (path, other)], NODE, lambda _: None
     )
     now = time.monotonic()
     assert [one.fields["number"] for one in observed(log.look(now))] == [63]
@@ -251,7 +253,9 @@ def test_a_text_log_that_becomes_a_directory_and_comes_back_is_followed_again(tm
 
 def test_when_nothing_can_be_read_nobody_has_looked(tmp_path: Path) -> None:
     (tmp_path / "messages").mkdir()
-    log = KernelLog([SystemLog(tmp_path / "messages", Place(boot_id="b"), Reading(trusted=True))], NODE, lambda _: None)
+    log = KernelLog(
+        [SystemLog(tmp_path / "messages", LogPlace(boot_id="b"), LineTrust(trusted=True))], NODE, lambda _: None
+    )
     with pytest.raises(OSError, match="directory"):
         log.look(time.monotonic())
     log.close()
@@ -333,7 +337,7 @@ def test_a_sys_that_answers_with_errors_is_nobodys_fault(tmp_path: Path) -> None
     machine = Machine(tmp_path, tmp_path / "proc", (str(tmp_path / "not there"),))
     looks = (machine.ports, machine.carriers, machine.lanes, machine.fabric_manager, machine.memory, machine.space,
              machine.hung)  # fmt: skip
-    standing = Standing(NODE, looks)
+    standing = EdgeTriggered(NODE, looks)
     for now in (0.0, 700.0, 1400.0):
         assert not counters.look(now)
         assert not standing.look(now)
@@ -343,7 +347,7 @@ def test_what_cannot_be_seen_any_more_is_not_well_again(tmp_path: Path) -> None:
     """A port that is down and then cannot be read is not told as up, and not told as down a second time."""
     state = tmp_path / "class/infiniband/mlx5_0/ports/1/state"
     state.parent.mkdir(parents=True)
-    standing = Standing(NODE, (Machine(tmp_path, tmp_path).ports,))
+    standing = EdgeTriggered(NODE, (Machine(tmp_path, tmp_path).ports,))
     kinds = []
     for number, text in enumerate(("4: ACTIVE", "1: DOWN", "1: DOWN", "4: ACTIVE", "1: DOWN")):
         state.write_text(text)
@@ -356,7 +360,7 @@ def test_what_cannot_be_seen_any_more_is_not_well_again(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 def test_a_full_disk_loses_no_fault_while_the_agent_lives(tmp_path: Path) -> None:
-    voice = Voice(node=NODE, incarnation=Incarnation(uid="u", instance_id="i", boot_id="b"), agent_run="r")
+    voice = AgentIdentity(node=NODE, incarnation=Incarnation(uid="u", instance_id="i", boot_id="b"), agent_run="r")
     box = Outbox(tmp_path / "spool", voice)
     box.put([say(Observed(node=NODE, kind="xid", fields={"number": 63}, text=XID_63), 1.0)])
     for file in (tmp_path / "spool").glob("*.jsonl"):

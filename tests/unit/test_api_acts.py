@@ -46,7 +46,7 @@ def held(calls: Clinic) -> str:
 def test_a_cordoned_node_leaves_service_and_the_audit_log_says_who_and_why(healthy: Clinic) -> None:
     response = healthy.operator.post("/v1/nodes/sim/train-0007/cordon", {"reason": "its fan\n is loud", "now": True})
     assert response.status_code == 200, response.text
-    msgspec.convert(response.json(), answers.Node)
+    msgspec.convert(response.json(), answers.NodeAnswer)
     assert response.json()["incident"] is not None
     assert audit(healthy)[0] == "operator: cordon now: its fan is loud"
     healthy.ward.pass_time(600)
@@ -105,7 +105,7 @@ def test_a_held_incident_does_as_it_is_told(calls: Clinic, verb: str, phase: str
     incident = held(calls)
     response = calls.operator.post(f"/v1/incidents/{incident}/{verb}", {"reason": "seen by hand"})
     assert response.status_code == 200, response.text
-    msgspec.convert(response.json(), answers.Incident)
+    msgspec.convert(response.json(), answers.IncidentAnswer)
     assert f"operator: {verb}: seen by hand" in audit(calls)
     calls.ward.pass_time(60)
     assert phase in {stage["phase"] for stage in calls.viewer.get(f"/v1/incidents/{incident}").json()["stages"]}

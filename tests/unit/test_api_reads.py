@@ -30,21 +30,21 @@ def ok(calls: Clinic, path: str, kind: Any, **query: Any) -> Any:
 
 def test_nodes_are_told_in_the_words_of_explain(calls: Clinic) -> None:
     archive = Archive(calls.ward.sim.store, calls.ward.desk.policies)
-    shown = ok(calls, "/v1/nodes", list[answers.Node])
+    shown = ok(calls, "/v1/nodes", list[answers.NodeAnswer])
     assert shown == [node_json(archive, node) for node in archive.nodes()]
     assert [node["state"] for node in shown] == ["HELD", *["READY"] * 7]
 
 
 def test_nodes_of_one_pool_are_those_of_that_pool(calls: Clinic) -> None:
-    assert len(ok(calls, "/v1/nodes", list[answers.Node], pool="train")) == 8
+    assert len(ok(calls, "/v1/nodes", list[answers.NodeAnswer], pool="train")) == 8
     response = calls.viewer.get("/v1/nodes", pool="trian")
     assert response.status_code == 404
     assert response.json() == {"error": "there is no pool 'trian': did you mean train?"}
 
 
 def test_a_node_is_found_with_its_cluster_and_without(calls: Clinic) -> None:
-    with_cluster = ok(calls, "/v1/nodes/sim/train-0003", answers.Node)
-    assert with_cluster == ok(calls, "/v1/nodes/-/train-0003", answers.Node)
+    with_cluster = ok(calls, "/v1/nodes/sim/train-0003", answers.NodeAnswer)
+    assert with_cluster == ok(calls, "/v1/nodes/-/train-0003", answers.NodeAnswer)
     assert with_cluster["id"] == "sim/train-0003"
 
 
@@ -79,39 +79,39 @@ def test_a_nul_in_a_name_is_bad_input(calls: Clinic, path: str) -> None:
 
 def test_jobs_are_listed_newest_first_and_by_state(calls: Clinic) -> None:
     archive = Archive(calls.ward.sim.store)
-    shown = ok(calls, "/v1/jobs", list[answers.Job])
+    shown = ok(calls, "/v1/jobs", list[answers.JobAnswer])
     rows = sorted(calls.ward.sim.jobs(), key=lambda job: (job.submitted_at, job.id), reverse=True)
     assert shown == [job_json(archive, job) for job in rows]
-    assert {job["id"] for job in ok(calls, "/v1/jobs", list[answers.Job], state="RUNNING")} == {"llama", "qwen"}
-    assert {job["id"] for job in ok(calls, "/v1/jobs", list[answers.Job], state="open")} == {"llama", "qwen"}
-    assert [job["id"] for job in ok(calls, "/v1/jobs", list[answers.Job], state="COMPLETE")] == ["short"]
-    assert len(ok(calls, "/v1/jobs", list[answers.Job], limit=1)) == 1
+    assert {job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="RUNNING")} == {"llama", "qwen"}
+    assert {job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="open")} == {"llama", "qwen"}
+    assert [job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="COMPLETE")] == ["short"]
+    assert len(ok(calls, "/v1/jobs", list[answers.JobAnswer], limit=1)) == 1
 
 
 def test_a_job_that_was_interrupted_says_how_long_it_took(calls: Clinic) -> None:
-    job = ok(calls, "/v1/jobs/llama", answers.Job)
+    job = ok(calls, "/v1/jobs/llama", answers.JobAnswer)
     assert job["attempt"] == 2
     (interruption,) = job["interruptions"]
     assert interruption["training_again_after"] > 0
 
 
 def test_incidents_are_those_open_and_those_of_the_last_day(calls: Clinic) -> None:
-    (held,) = ok(calls, "/v1/incidents", list[answers.Incident])
+    (held,) = ok(calls, "/v1/incidents", list[answers.IncidentAnswer])
     assert (held["node"], held["phase"]) == ("sim/train-0000", "HELD")
-    assert ok(calls, "/v1/incidents", list[answers.Incident], which="open") == [held]
-    assert held in ok(calls, "/v1/incidents", list[answers.Incident], which="all")
-    assert ok(calls, f"/v1/incidents/{held['id']}", answers.Incident) == held
+    assert ok(calls, "/v1/incidents", list[answers.IncidentAnswer], which="open") == [held]
+    assert held in ok(calls, "/v1/incidents", list[answers.IncidentAnswer], which="all")
+    assert ok(calls, f"/v1/incidents/{held['id']}", answers.IncidentAnswer) == held
 
 
 @pytest.mark.parametrize("name", ["train-0000", "sim/train-0000", "llama", "job:qwen"])
 def test_explain_answers_as_the_command_line_does(calls: Clinic, name: str) -> None:
     expected = explain(calls.ward.sim.store, name, calls.ward.desk.policies).as_json()
-    assert ok(calls, "/v1/explain", answers.Explained, name=name) == expected
+    assert ok(calls, "/v1/explain", answers.ExplainAnswer, name=name) == expected
 
 
 def test_the_fleet_is_everything_at_once(calls: Clinic) -> None:
-    fleet = ok(calls, "/v1/fleet", answers.Fleet)
-    assert fleet["nodes"] == ok(calls, "/v1/nodes", list[answers.Node])
+    fleet = ok(calls, "/v1/fleet", answers.FleetAnswer)
+    assert fleet["nodes"] == ok(calls, "/v1/nodes", list[answers.NodeAnswer])
     assert {job["id"] for job in fleet["jobs"]} == {"llama", "qwen"}  # the short one ended long ago
     assert [one["phase"] for one in fleet["incidents"]] == ["HELD"]
     assert fleet["budgets"][0]["held"] == 1

@@ -39,7 +39,7 @@ def test_a_job_is_taken_up_with_all_that_was_said_of_it(calls: Clinic) -> None:
     }
     response = calls.operator.post("/v1/jobs", body)
     assert response.status_code == 201, response.text
-    msgspec.convert(response.json(), answers.Job)
+    msgspec.convert(response.json(), answers.JobAnswer)
     assert spec_of(calls, response.json()["id"]) == JobSpec(
         name="mixtral",
         cluster="sim",

@@ -17,12 +17,12 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.agent.checks.apart import Outcome, apart
-from sickbay.agent.checks.child import Ended
+from sickbay.agent.checks.apart import ExerciseOutcome, apart
+from sickbay.agent.checks.child import ChildEnd
 from sickbay.agent.checks.launched import Launch, first_host, is_place, launched
 from sickbay.agent.checks.meeting import judged, planned, shared
 from sickbay.agent.checks.node import node_tests
-from sickbay.faces.cli.check_search import Trial, judge
+from sickbay.faces.cli.check_search import PairTrial, judge
 from sickbay.faces.cli.main import main
 
 BIN = Path(sys.executable).parent
@@ -42,7 +42,7 @@ def free_port() -> int:
         return port
 
 
-def ring(ranks: int, present: Sequence[int] = (), **wishes: Any) -> list[Outcome]:
+def ring(ranks: int, present: Sequence[int] = (), **wishes: Any) -> list[ExerciseOutcome]:
     here = {"ranks": ranks, "at": f"127.0.0.1:{free_port()}", "mib": 1, "seconds": 20, **wishes}
     return apart([(JOB, {**here, "rank": rank}) for rank in present or range(ranks)], time.monotonic() + 40)
 
@@ -250,9 +250,9 @@ def test_what_could_not_run_is_said_after_what_failed_and_never_as_a_pass() -> N
     )
 
 
-def ended(verdict: str, because: str = "") -> Ended:
+def ended(verdict: str, because: str = "") -> ChildEnd:
     test = {"verdict": verdict, "because": because, "figures": {"busbw_gbps": 1.0}}
-    return Ended(0, json.dumps({"tests": [test]}) if verdict else "", "", 1.0)
+    return ChildEnd(0, json.dumps({"tests": [test]}) if verdict else "", "", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def ended(verdict: str, because: str = "") -> Ended:
     ],
 )
 def test_what_two_sides_say_of_their_pair(sides: tuple[str, str], tries: list[bool], unrun: int) -> None:
-    trial = Trial(("a", "b"))
+    trial = PairTrial(("a", "b"))
     judge(trial, [ended(sides[0]), ended(sides[1])])
     assert (trial.passed, trial.unrun) == (tries, unrun)
 

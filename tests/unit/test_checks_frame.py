@@ -12,9 +12,9 @@ import pytest
 
 from sickbay.agent.checks import COMPONENTS, CouldNotRun, Exercise, Result, examine, select
 from sickbay.agent.checks import child as children
-from sickbay.agent.checks.apart import JOBS, Outcome, apart, outcome, perform, together
+from sickbay.agent.checks.apart import JOBS, ExerciseOutcome, apart, outcome, perform, together
 from sickbay.agent.checks.child import Child, run_tool
-from sickbay.agent.checks.profiles import Unknown, profiles, wanted
+from sickbay.agent.checks.profiles import UnknownProfile, profiles, wanted
 from sickbay.knowledge.load import load_tables
 from sickbay.model.checkup import Tested
 
@@ -121,7 +121,7 @@ def test_an_unknown_profile_is_could_not_run_in_one_line() -> None:
     assert (verdict, tests) == ("could_not_run", ())
     assert because.startswith("there is no profile 'memroy': write one of ")
     assert "\n" not in because
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownProfile):
         wanted("no.such_code")
 
 
@@ -248,7 +248,11 @@ def test_every_job_of_the_table_is_there() -> None:
 
 
 def test_of_several_alike_those_that_failed_are_named_with_all_figures() -> None:
-    found = [Outcome("pass", "", {"x": 1}), Outcome("fail", "bad row", {"x": 2}), Outcome("could_not_run", "is busy")]
+    found = [
+        ExerciseOutcome("pass", "", {"x": 1}),
+        ExerciseOutcome("fail", "bad row", {"x": 2}),
+        ExerciseOutcome("could_not_run", "is busy"),
+    ]
     result = together(["GPU 0", "GPU 1", "GPU 2"], found)
     assert result == Result("GPU 1: bad row", {"gpu.0.x": 1, "gpu.1.x": 2})
     with pytest.raises(CouldNotRun, match="GPU 2 is busy"):

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from sickbay.agent.checks import CouldNotRun, examine
-from sickbay.agent.checks.apart import Outcome
+from sickbay.agent.checks.apart import ExerciseOutcome
 from sickbay.agent.checks.gpus import Bench, gpu_tests, gpus_here, under_load
 from sickbay.agent.checks.nccl_tests import judged
 from sickbay.agent.cuda import multiply, ptx
-from sickbay.agent.nvml.watched import CannotRead, Hung, NoDriver
+from sickbay.agent.nvml.watched import CannotRead, NoDriver, NvmlHung
 from sickbay.knowledge.skus import COLUMNS, LANE, link_floor, read_skus, sku_of
 from sickbay.model.errors import BadInput
-from sickbay.model.gpu import GpuReading, Held, Link
+from sickbay.model.gpu import GpuProcess, GpuReading, Link
 
 GIB = 1 << 30
 RECORDED = Path(__file__).parents[1] / "fixtures/h200"
@@ -65,7 +65,7 @@ def test_without_a_driver_nothing_is_proved(error: CannotRead) -> None:
 
 
 def test_a_driver_that_hangs_fails() -> None:
-    assert "does not answer" in bench(Hung("GPU 3 does not answer", None)).inventory(soon()).because
+    assert "does not answer" in bench(NvmlHung("GPU 3 does not answer", None)).inventory(soon()).because
 
 
 def test_what_the_driver_knows_of_itself_fails_the_health_test() -> None:
@@ -78,8 +78,11 @@ def test_what_the_driver_knows_of_itself_fails_the_health_test() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"processes": (Held(pid=123, name="/usr/bin/python"),)}, "GPU 0 is used by pid 123 (python): stop it first"),
-        ({"processes": (Held(pid=123_456_789),)}, "pid 123456789 (not to be seen from here)"),
+        (
+            {"processes": (GpuProcess(pid=123, name="/usr/bin/python"),)},
+            "GPU 0 is used by pid 123 (python): stop it first",
+        ),
+        ({"processes": (GpuProcess(pid=123_456_789),)}, "pid 123456789 (not to be seen from here)"),
         ({"mig": True}, "MIG is on"),
         ({"memory_used": 40 * GIB}, "40.0 GiB of it are in use by somebody"),
         ({"lost": "GPU is lost"}, "GPU is lost"),
@@ -136,7 +139,7 @@ def test_a_link_that_is_down_beside_others_that_are_up_fails() -> None:
 def test_figures_are_judged_by_the_kind_of_card_else_by_its_link(
     name: str, figures: dict[str, float], low: str
 ) -> None:
-    got = Bench._judge(gpu(0, name=name), Outcome("pass", "", figures))
+    got = Bench._judge(gpu(0, name=name), ExerciseOutcome("pass", "", figures))
     assert got.verdict == ("fail" if low else "pass")
     assert got.because.startswith(low)
     assert got.figures == figures
@@ -192,7 +195,7 @@ def test_a_wrong_row_is_refused_in_one_line() -> None:
 # --- under load
 
 
-LOADED = Outcome("pass", "", {"load_tflops": 500.0, "kept_share": 0.99})
+LOADED = ExerciseOutcome("pass", "", {"load_tflops": 500.0, "kept_share": 0.99})
 
 
 def test_a_gpu_that_holds_its_rate_without_a_brake_passes_with_its_figures() -> None:
@@ -215,10 +218,10 @@ def test_a_brake_under_load_fails_and_one_look_alone_does_not() -> None:
 
 
 def test_a_rate_that_falls_fails_and_a_load_that_nobody_saw_is_no_pass() -> None:
-    slow = Outcome("pass", "", {"kept_share": 0.5})
+    slow = ExerciseOutcome("pass", "", {"kept_share": 0.5})
     assert under_load(slow, [gpu()]).because == "under load its rate fell to 50% of what it began with"
     assert under_load(LOADED, []).verdict == "could_not_run"
-    assert under_load(Outcome("fail", "other bits"), [gpu()]).because == "other bits"
+    assert under_load(ExerciseOutcome("fail", "other bits"), [gpu()]).because == "other bits"
 
 
 # --- the rest
@@ -246,7 +249,7 @@ def test_links_between_gpus_are_tested_only_where_there_are_two() -> None:
 
 def test_what_all_reduce_perf_prints_is_read() -> None:
     text = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 412.35 \n"
-    assert judged(text, 0, "", 8) == Outcome("pass", "", {"ranks": 8.0, "busbw_gbps": 412.35})
+    assert judged(text, 0, "", 8) == ExerciseOutcome("pass", "", {"ranks": 8.0, "busbw_gbps": 412.35})
     assert judged(text.replace(": 0 OK", ": 7 FAILED"), 1, "", 8).verdict == "fail"
     assert judged("", 127, "cannot open libnccl", 8).because == "all_reduce_perf ended with 127: cannot open libnccl"
 

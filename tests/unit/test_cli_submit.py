@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from tests.unit.canned import CUT, Answer, Asked, Canned, interruption, job, serving
 
 from sickbay.faces.cli.main import main
-from sickbay.faces.cli.progress import Progress
+from sickbay.faces.cli.progress import ProgressLine
 from sickbay.faces.cli.submit import log_rule_of
 from sickbay.model.errors import BadInput
 
@@ -192,7 +192,7 @@ def test_an_interrupted_wait_says_that_the_job_goes_on(server: Canned) -> None:
 
 def test_steps_are_told_now_and_then_and_each_state_once() -> None:
     now, told = [0.0], list[str]()
-    progress = Progress(told.append, lambda: now[0])
+    progress = ProgressLine(told.append, lambda: now[0])
     for second in range(31):
         now[0] = float(second)
         progress.show(job(step=second))
@@ -204,7 +204,7 @@ def test_steps_are_told_now_and_then_and_each_state_once() -> None:
 
 def test_a_queued_job_tells_each_new_reason() -> None:
     told = list[str]()
-    progress = Progress(told.append, lambda: 0.0)
+    progress = ProgressLine(told.append, lambda: 0.0)
     for because in ("no node is free", "no node is free", "n0 is checked"):
         progress.show(job(state="QUEUED", attempt=0, step=None, because=because))
     assert [line.partition("  ")[2] for line in told] == ["QUEUED: no node is free", "QUEUED: n0 is checked"]

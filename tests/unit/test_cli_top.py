@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console, ConsoleDimensions
 from tests.unit.canned import AT, CUT, Answer, Canned, fleet, incident, job, node, serving
 
-from sickbay.faces.cli.client import Client, Event
+from sickbay.faces.cli.client import Client, ServerEvent
 from sickbay.faces.cli.picture import picture
 from sickbay.faces.cli.show import told_of
-from sickbay.faces.cli.top import View
+from sickbay.faces.cli.top import FleetView
 from sickbay.faces.cli.watch import watching
 
 TOLD = {"at": AT, "what": "decided", "about": "incident:i12", "text": "reboots \x1b[2J it", "event": "repair"}
@@ -69,8 +69,8 @@ def test_a_fleet_of_nothing_has_a_picture_too() -> None:
 def test_the_view_stays_when_the_controller_goes_and_returns(server: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sickbay.faces.cli.top.AT_MOST_EVERY", 0.0)
     server.says("GET /v1/fleet", fleet(), CUT, CUT, CUT, CUT, fleet(nodes=[]))
-    view = View(Client(server.url))
-    view.hear([Event("changed", "r-1", {"kind": "node"})])
+    view = FleetView(Client(server.url))
+    view.hear([ServerEvent("changed", "r-1", {"kind": "node"})])
     view.refresh()
     assert "does not answer since" in view.trouble
     assert len(view.fleet["nodes"]) == 2  # as it was last known
@@ -83,9 +83,9 @@ def test_the_view_stays_when_the_controller_goes_and_returns(server: Canned, mon
 
 def test_a_quiet_fleet_is_not_asked_for_again_and_again(server: Canned) -> None:
     server.says("GET /v1/fleet", fleet())
-    view = View(Client(server.url))
+    view = FleetView(Client(server.url))
     for _ in range(10):
-        view.hear([Event("told", "r-1", TOLD), Event("told", "r-2", {**TOLD, "event": "intent"})])
+        view.hear([ServerEvent("told", "r-1", TOLD), ServerEvent("told", "r-2", {**TOLD, "event": "intent"})])
         view.refresh()
     assert len(server.asked) == 1
     assert len(view.ticker) == 10  # the small ones are left out

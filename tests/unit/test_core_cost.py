@@ -36,7 +36,7 @@ from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.rows import CURSOR, Rows, Unit, key_of
 from sickbay.ports.store import Committed
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan, Simulation
 
@@ -339,7 +339,7 @@ def test_a_seat_that_fails_wakes_no_job_that_waits_and_what_is_freed_wakes_it() 
     before = sim.store.load(["job:waits"])["job:waits"].version
     assert before
     spare = next(node for node in sim.nodes if node not in sim.job(JobId("big")).claim)
-    sim.world.strike(spare, Defect(code="xid.79", cured_by=Remedy.REBOOT))
+    sim.world.strike(spare, SimDefect(code="xid.79", cured_by=Remedy.REBOOT))
     assert sim.run_until(lambda: any(i.phase is Phase.REPAIRING for i in sim.incidents(spare)), 600)
     assert sim.store.load(["job:waits"])["job:waits"].version == before, "it could only have waited on"
     sim.order("stop", "big")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit import test_decide as tables
 
 from sickbay.adapters.stores.memory import MemoryStore
-from sickbay.brain.admit import Asked, Fleet, admit, press, threshold
+from sickbay.brain.admit import AdmissionInput, AdmissionStage, admit, press, threshold
 from sickbay.brain.correlate import KEEP_KINDS, KEEP_SIGHTINGS, absorb, correlate
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Do
@@ -199,8 +199,8 @@ def test_only_what_was_proven_is_a_strike(ended: str, rung: str, counts: bool) -
 
 
 def ask(ledger: Ledger, limit: Limit | None = None) -> bool:
-    fleet = Fleet(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
-    return admit(Asked.QUARANTINE, incident(), NODE, fleet, Policy(limits=(limit or Limit(),))) is None
+    fleet = AdmissionInput(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
+    return admit(AdmissionStage.QUARANTINE, incident(), NODE, fleet, Policy(limits=(limit or Limit(),))) is None
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from sickbay.model.job import End, EndReason, Job, JobSpec, JobState
 from sickbay.model.rows import Unit, key_of
 from sickbay.sim.context import CLUSTER_CAN, ClusterRules
 from sickbay.sim.simulation import CLUSTER
-from sickbay.wiring import Fleet
+from sickbay.wiring import WiredFleet
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_claim_takes_its_turn_in_the_pools_of_its_nodes() -> None:
 
 
 def controller(w: Ward, store: MemoryStore) -> Controller:
-    fleet = Fleet(hands=w.sim.hands, rules=w.sim.rules, pauses={CLUSTER: lambda _: time.sleep(0.01)})
+    fleet = WiredFleet(hands=w.sim.hands, rules=w.sim.rules, pauses={CLUSTER: lambda _: time.sleep(0.01)})
     return Controller(store, fleet, ThreadExecutor(), SystemClock(), Changes(), holder="me")
 
 

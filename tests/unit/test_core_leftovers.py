@@ -11,7 +11,7 @@ from sickbay.agent.probes.inventory import Stock
 from sickbay.brain.identity import devices_found
 from sickbay.engine.door import DEVICES, SERIAL, cut
 from sickbay.faces.api.rows import all_of
-from sickbay.hosts.backend import Desk
+from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.model.facts import Inventory
 from sickbay.model.fleet import Device, JobId, NodeId
@@ -80,7 +80,7 @@ def test_a_job_of_many_nodes_is_shown_with_all_of_them() -> None:
     lease = store.lease("test", 60.0)
     assert lease is not None
     store.commit(stored(Unit(writes={"job:wide": job}), lambda _: None, now), lease.epoch)
-    desk = Desk(store, load_policy("default"), {}, {}, HandClock(), lambda: None, Changes())
+    desk = Backend(store, load_policy("default"), {}, {}, HandClock(), lambda: None, Changes())
     (listed,) = all_of(cast("Any", SimpleNamespace(desk=desk)), Job, "job")
     assert listed.claim.keys() == set(nodes)
     found = desk._job(JobId("wide"))

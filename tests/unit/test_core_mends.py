@@ -13,10 +13,10 @@ from tests.unit import test_decide as tables
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
 from sickbay.adapters.stores.sqlite import Sqlite
-from sickbay.brain.admit import Asked, Fleet, admit, brake_scopes
+from sickbay.brain.admit import AdmissionInput, AdmissionStage, admit, brake_scopes
 from sickbay.brain.submission import as_started
 from sickbay.engine.apply import learn
-from sickbay.engine.execute import Hands
+from sickbay.engine.execute import Effects
 from sickbay.engine.ingest import Ingest, Together, Watcher
 from sickbay.engine.seats import derive, settle
 from sickbay.engine.transitions import let_go
@@ -107,8 +107,8 @@ def test_a_held_seat_that_is_asked_for_again_is_not_what_uses_the_budget_up(held
     waiting = tables.incident(Phase.HELD)
     ledger = Ledger(pool="train", seats=4, size=4, out=2, ours=2, held=held)
     policy = replace(tables.POLICY, limits=(Limit(out_percent=0, out_at_least=1),))
-    fleet = Fleet(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
-    refused = admit(Asked.QUARANTINE, waiting, seat, fleet, policy)
+    fleet = AdmissionInput(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
+    refused = admit(AdmissionStage.QUARANTINE, waiting, seat, fleet, policy)
     assert refused is not None
     assert "1 of 1 seats" in refused.because
     assert refused.tell == tell
@@ -118,8 +118,8 @@ def test_a_seat_that_is_counted_already_may_be_cordoned_at_the_limit() -> None:
     seat = tables.node(cordons=(), out=True, ours=True, held=True, counted=True)
     ledger = Ledger(pool="train", seats=4, size=4, out=1, ours=1, held=1)
     policy = replace(tables.POLICY, limits=(Limit(out_percent=0, out_at_least=1),))
-    fleet = Fleet(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
-    assert admit(Asked.QUARANTINE, tables.incident(Phase.HELD), seat, fleet, policy) is None
+    fleet = AdmissionInput(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
+    assert admit(AdmissionStage.QUARANTINE, tables.incident(Phase.HELD), seat, fleet, policy) is None
 
 
 def test_who_waits_for_seats_of_a_cluster_is_woken_when_it_has_one_more_pool() -> None:
@@ -456,7 +456,7 @@ def test_a_start_says_how_far_the_job_has_been(step: int | None, told: str | Non
         clock="sim", call_timeout=10.0, patience=60.0,
     )  # fmt: skip
     ready = replace(job, spec=as_started(job, load_policy("default")))
-    assert Hands(sites={"sim": site}, notifiers={}).perform(start, ready, {}).result == "accepted"
+    assert Effects(sites={"sim": site}, notifiers={}).perform(start, ready, {}).result == "accepted"
     assert started[0].env.get("SICKBAY_LAST_STEP") == told
     assert started[0].start_within == (None if told is None else 3600.0)
     assert started[0].env["A"] == "b"

@@ -14,9 +14,9 @@ from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.remembered import Remembered
-from sickbay.agent.spool import Voice
+from sickbay.agent.spool import AgentIdentity
 from sickbay.agent.watches import Watches
-from sickbay.agent.watermark import Senses
+from sickbay.agent.watermark import Watermarks
 from sickbay.knowledge.counters import CounterRule
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
@@ -243,12 +243,12 @@ def test_growth_that_no_disk_has_taken_is_not_remembered_as_told(tmp_path: Path)
     counts(Counters(NODE, tmp_path, [RULE], kept(tmp_path)), 0.0)
     put(tmp_path, 4)
     (tmp_path / "spool").write_text("no directory")
-    voice = Voice(node=NODE, incarnation=Incarnation(instance_id="i", boot_id="b1"), agent_run="r1")
+    voice = AgentIdentity(node=NODE, incarnation=Incarnation(instance_id="i", boot_id="b1"), agent_run="r1")
     for witness in (True, False):
         box = Outbox(tmp_path / "spool", voice)
         counters = Counters(NODE, tmp_path, [RULE], kept(tmp_path))
         probe = Probe("counters", counters.look, 10.0, witness=witness, told=counters.told)
-        senses = Senses([probe], box)
+        senses = Watermarks([probe], box)
         Loop([probe], senses, box, Watches(), dict, lambda _: None)._try(probe, 10.0)
         assert not box.empty
         box.close()  # killed

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from sickbay.brain.correlate import absorb
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
-from sickbay.brain.incident_input import Sight, reset_domain
+from sickbay.brain.incident_input import IncidentInput, reset_domain
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
-from sickbay.model.incident import OUT, TERMINAL, Incident, IncidentKind, Order, Phase, Proven, Stage, Try
+from sickbay.model.incident import OUT, TERMINAL, Incident, IncidentKind, OperatorRequest, Phase, Proven, Stage, Try
 from sickbay.model.intent import AnyAct, Drain, Intent, IntentState, Quarantine, Release, Repair, Verify
 from sickbay.policy.load import load_policy
 
@@ -65,14 +65,14 @@ def intent(act: AnyAct, state: IntentState, **more: Any) -> Intent:
     return Intent(**{**whole, **more})
 
 
-def sight(of: Incident, seat: Node | None = None, **more: Any) -> Sight:
+def sight(of: Incident, seat: Node | None = None, **more: Any) -> IncidentInput:
     whole: dict[str, Any] = {
         "incident": of, "node": seat or node(), "intent": None, "scoped": (), "bystanders": (),
         "called": frozenset(), "asked": frozenset(), "training": frozenset(), "gating": frozenset(),
         "past": (), "readings": READINGS, "can": CAN,
         "blind": frozenset(),
     }  # fmt: skip
-    return Sight(**{**whole, **more})
+    return IncidentInput(**{**whole, **more})
 
 
 def said(decision: Decision) -> str:
@@ -88,7 +88,7 @@ def said(decision: Decision) -> str:
             return "wait"
 
 
-def ask(s: Sight) -> str:
+def ask(s: IncidentInput) -> str:
     return said(decide(s, POLICY))
 
 
@@ -108,7 +108,7 @@ def test_what_is_over_stays_over(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", [p for p in Phase if p not in TERMINAL])
 @pytest.mark.parametrize("verb", ["dismiss", "uncordon"])
 def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> None:
-    ordered = incident(phase, orders=(Order(verb=verb, by="ann", reason="mine"),))
+    ordered = incident(phase, orders=(OperatorRequest(verb=verb, by="ann", reason="mine"),))
     decision = decide(sight(ordered), POLICY)
     assert isinstance(decision, Change)
     assert decision.also["closing"] is Phase.DISMISSED
@@ -131,13 +131,13 @@ def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> Non
     ],
 )
 def test_orders_do_what_the_phase_allows(verb: str, phase: Phase, word: str) -> None:
-    decision = decide(sight(incident(phase, orders=(Order(verb=verb, by="ann", reason="mine"),))), POLICY)
+    decision = decide(sight(incident(phase, orders=(OperatorRequest(verb=verb, by="ann", reason="mine"),))), POLICY)
     assert said(decision) == word
     assert decision.also["orders"] == ()
 
 
 def test_what_a_person_has_ordered_is_not_cancelled_by_the_driver() -> None:
-    taken_back = (Order(verb="cancel", by="xid.162", reason="xid.162 takes it back"),)
+    taken_back = (OperatorRequest(verb="cancel", by="xid.162", reason="xid.162 takes it back"),)
     assert said(decide(sight(incident(Phase.SUSPECT, ordered=True, orders=taken_back)), POLICY)) == "change"
 
 
@@ -147,7 +147,7 @@ def test_what_a_person_has_ordered_is_not_cancelled_by_the_driver() -> None:
 )
 def test_escalate_asks_for_one_rung_more_than_was_tried(tried: tuple[Remedy, ...], remedy: Remedy) -> None:
     tries = tuple(Try(rung=rung, result="failed", at=NOW) for rung in tried)
-    held = incident(Phase.HELD, tries=tries, orders=(Order(verb="escalate", by="ann", reason="go on"),))
+    held = incident(Phase.HELD, tries=tries, orders=(OperatorRequest(verb="escalate", by="ann", reason="go on"),))
     decision = decide(sight(held), POLICY)
     assert isinstance(decision, Move)
     assert decision.also["remedy"] is remedy

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Do, Move, Stay
-from sickbay.brain.incident_input import Sight
+from sickbay.brain.incident_input import IncidentInput
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
-from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Order, Phase, Proven, Stage, Try
+from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, OperatorRequest, Phase, Proven, Stage, Try
 from sickbay.model.intent import AnyAct, Drain, Intent, IntentState, Look, Quarantine, Release, Repair, Verify
 from sickbay.policy.load import load_policy, shipped
 
@@ -49,7 +49,8 @@ INCIDENTS = st.builds(
     proof=st.none() | st.builds(Proven, check=st.just("i1.1"), incarnation=BOOTS, repairs=st.integers(0, 2)),
     cordon_as_of=st.none() | st.just(10.0), acts=st.integers(0, 4), now=st.booleans(), deadline=DEADLINES,
     orders=st.lists(st.builds(
-        Order, verb=st.sampled_from(["confirm", "hold", "dismiss", "escalate", "uncordon", "uncordoned", "cancel"]),
+        OperatorRequest,
+        verb=st.sampled_from(["confirm", "hold", "dismiss", "escalate", "uncordon", "uncordoned", "cancel"]),
         by=st.just("me"), reason=st.just("why"),
     ), max_size=3).map(tuple),
     closing=st.none() | st.sampled_from([Phase.RELEASED, Phase.DISMISSED]),
@@ -104,7 +105,7 @@ def test_every_incident_comes_to_rest_by_legal_steps(
     for _ in range(ROUNDS + len(start.orders)):
         if current.phase.terminal:
             return
-        s = Sight(
+        s = IncidentInput(
             incident=current, node=node, intent=doing, scoped=scoped, bystanders=bystanders, called=asked,
             asked=waits, training=frozenset(scoped) - asked, gating=frozenset(),
             past=past, readings={"sim": 1000.0, "ingest": 1000.0}, can=can,
@@ -144,9 +145,9 @@ def test_who_asks_to_hold_a_node_that_is_being_released_is_too_late() -> None:
     closing = Incident(
         id=IncidentId("i1"), node=SEAT, cluster="sim", pool="train", kind=IncidentKind.FAULT, incarnation=boot,
         fault=fault, opened_at=NOW, phase=Phase.VERIFYING, closing=Phase.RELEASED,
-        orders=(Order(verb="hold", by="me", reason="why"),),
+        orders=(OperatorRequest(verb="hold", by="me", reason="why"),),
     )  # fmt: skip
-    s = Sight(
+    s = IncidentInput(
         incident=closing, node=Node(id=SEAT, cluster="sim", pool="train", incarnation=boot), intent=None, scoped=(),
         bystanders=(), called=frozenset(), asked=frozenset(), training=frozenset(), gating=frozenset(),
         past=(), readings={}, can=frozenset(Capability),

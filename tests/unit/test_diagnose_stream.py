@@ -21,8 +21,8 @@ from sickbay.model.sign import Sign
 from sickbay.signs.readers.input import BLOCK, LONGEST, SOFT, blocks_of, open_input, whole_lines
 from sickbay.signs.readers.json_text import JsonText
 from sickbay.signs.readers.sieve import Sieve
-from sickbay.signs.readers.stream import Stream, documents, read_stream
-from sickbay.signs.readers.training import Training, literals
+from sickbay.signs.readers.stream import TextStream, documents, read_stream
+from sickbay.signs.readers.training import TrainingReader, literals
 from sickbay.signs.readers.unwrap import Unwrapper
 from sickbay.signs.symptoms import name_all
 
@@ -40,8 +40,8 @@ def kinds(text: str) -> list[str]:
     return [f"{s.kind}.{s.fields[named[s.kind]]}" if s.kind in named else s.kind for s in signs(text)]
 
 
-def of_file(path: Path, small: int = 0) -> tuple[Stream, list[Sign]]:
-    stream = Stream(RULES)
+def of_file(path: Path, small: int = 0) -> tuple[TextStream, list[Sign]]:
+    stream = TextStream(RULES)
     with open_input(str(path)) as chunks:
         return stream, list(stream.read(chunks, small=small))
 
@@ -206,7 +206,7 @@ def test_a_torn_archive_gives_what_came_before_the_tear(tmp_path: Path) -> None:
     heard: list[str] = []
     noise = "".join(f"{n * 7919 % 10007} {n}\n" for n in range(50_000))
     path.write_bytes(gzip.compress(f"[   12.345678] {XID}\n{noise}".encode())[:-5000])
-    stream = Stream(RULES)
+    stream = TextStream(RULES)
     with open_input(str(path), heard.append) as chunks:
         assert len(list(stream.read(chunks))) == 1
     assert len(heard) == 1
@@ -308,7 +308,7 @@ def flood(line: str, times: int) -> Iterator[bytes]:
 
 @pytest.mark.slow
 def test_two_hundred_thousand_repetitions_take_bounded_memory() -> None:
-    stream = Stream(RULES)
+    stream = TextStream(RULES)
     tracemalloc.start()
     seen = sum(1 for _ in stream.read(flood("usb 1-1: all is well, nothing to see", 200_000)))
     peak = tracemalloc.get_traced_memory()[1]
@@ -328,7 +328,7 @@ def test_the_sieve_finds_every_anchor_in_any_case_and_with_any_digits() -> None:
     assert text[sieve.sift(text)[0][0] :].startswith(b"SIGNAL 9 Seen")
 
 
-ANCHORS = [anchor for _, document in documents() for anchor in document.ANCHORS] + list(Training(RULES).anchors)
+ANCHORS = [anchor for _, document in documents() for anchor in document.ANCHORS] + list(TrainingReader(RULES).anchors)
 
 
 @settings(deadline=None)  # a sieve is made for each example
@@ -368,7 +368,7 @@ def test_words_that_a_pattern_demands(pattern: str, expected: tuple[str, ...]) -
 @pytest.mark.slow
 def test_two_hundred_thousand_xids_are_one_symptom_in_bounded_memory() -> None:
     xid = "NVRM: Xid (PCI:0000:b9:00): 31, pid=7, name=python, Ch 00000001, intr 00000000. MMU Fault"
-    stream = Stream(RULES)
+    stream = TextStream(RULES)
     found = name_all(stream.read(flood(xid, 200_000)), load_tables())
     assert [(symptom.code, symptom.count, symptom.last_line) for symptom in found] == [("xid.31", 200_000, 200_000)]
 

@@ -15,7 +15,7 @@ from sickbay.testing.executor_contract import (
     SHORT,
     ConcurrentContract,
     ExecutorContract,
-    Heard,
+    OutcomeCollector,
     Stuck,
     answer,
 )
@@ -37,17 +37,17 @@ class TestThreadExecutor(ExecutorContract, ConcurrentContract):
     def test_a_lane_has_as_many_workers_as_it_was_given(
         self, executor: ThreadExecutor, stuck: Callable[[str], Stuck]
     ) -> None:
-        assert self.fill(executor, LANE, LONG, Heard(), stuck) == 3
+        assert self.fill(executor, LANE, LONG, OutcomeCollector(), stuck) == 3
 
     def test_time_outs_pass_in_their_own_order(
-        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: Heard
+        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: OutcomeCollector
     ) -> None:
         executor.submit(LANE, stuck("late"), 3 * SHORT, heard, "late")
         executor.submit(OTHER, stuck("soon"), SHORT, heard, "soon")
         assert [heard.next().key, heard.next().key] == ["soon", "late"]
 
     def test_after_close_nothing_is_called_any_more(
-        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: Heard
+        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: OutcomeCollector
     ) -> None:
         executor.close()
         call = stuck("after")
@@ -57,7 +57,7 @@ class TestThreadExecutor(ExecutorContract, ConcurrentContract):
         assert not call.began.is_set()
 
     def test_close_returns_when_every_call_has_yielded(
-        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: Heard
+        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: OutcomeCollector
     ) -> None:
         call = stuck("slow")
         executor.submit(LANE, call, LONG, heard, "slow")
@@ -70,14 +70,14 @@ class TestThreadExecutor(ExecutorContract, ConcurrentContract):
         assert heard.next().result == "accepted"
 
     def test_close_gives_up_what_hangs(
-        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: Heard
+        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: OutcomeCollector
     ) -> None:
         filled = self.fill(executor, LANE, LONG, heard, stuck)
         executor.close(within=SHORT)
         assert [heard.next().result for _ in range(filled)] == ["unknown"] * filled
         assert heard.nothing_more
 
-    def test_an_outcome_and_its_time_out_that_meet_are_one(self, heard: Heard) -> None:
+    def test_an_outcome_and_its_time_out_that_meet_are_one(self, heard: OutcomeCollector) -> None:
         executor = ThreadExecutor(workers_per_lane=1000)
         for number in range(300):  # each call ends about when its time does
             executor.submit(LANE, answer(str(number)), 0.0, heard, str(number))
@@ -87,7 +87,7 @@ class TestThreadExecutor(ExecutorContract, ConcurrentContract):
         assert {outcome.key for outcome in told} == {str(number) for number in range(300)}
 
     def test_no_thread_keeps_the_process_alive(
-        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: Heard
+        self, executor: ThreadExecutor, stuck: Callable[[str], Stuck], heard: OutcomeCollector
     ) -> None:
         before = set(threading.enumerate())  # executors of other tests may still be ending
         self.fill(executor, LANE, LONG, heard, stuck)
@@ -111,7 +111,7 @@ def test_an_idle_executor_has_no_threads() -> None:
 
 
 def test_outcomes_made_here_name_their_intent() -> None:
-    heard = Heard()
+    heard = OutcomeCollector()
     executor = ThreadExecutor()
     executor.close()
     executor.submit(LANE, answer("a"), LONG, heard, "a")

@@ -18,8 +18,7 @@ from sickbay.policy.load import digest, load_policy
 from sickbay.sim.scenarios import NAMED, JobPlan, Scenario, perform, stage
 from sickbay.sim.schedule import EPOCH
 from sickbay.sim.simulation import Simulation
-from sickbay.sim.timeline import LoseNode, Order, Outage, Strike
-from sickbay.sim.timeline import Node as NodeAct
+from sickbay.sim.timeline import LoseNode, NodeMoment, OperatorOrder, Outage, StrikeDevice
 
 MINUTE = timedelta(minutes=1)
 
@@ -84,7 +83,7 @@ def test_a_withheld_repair_is_told_as_would_have_with_the_opening_of_its_window(
 
 
 def test_a_pause_is_named_with_who_can_take_it_back() -> None:
-    pause = Order(at=MINUTE, verb="pause", args={"seconds": "7200"})
+    pause = OperatorOrder(at=MINUTE, verb="pause", args={"seconds": "7200"})
     standard = NAMED["standard"]
     sim = after(20, replace(standard, timeline=(pause, *standard.timeline)))
     waiting = waits(sim, "train-0000")
@@ -151,14 +150,14 @@ def test_an_incidents_story_goes_from_the_first_symptom_to_the_first_new_step() 
 
 
 def test_a_withdrawn_agent_leaves_its_node_unknown() -> None:
-    scenario = Scenario(timeline=(NodeAct(at=MINUTE, do="lose_agent", node="train-0002"),))
+    scenario = Scenario(timeline=(NodeMoment(at=MINUTE, do="lose_agent", node="train-0002"),))
     sim = stage(scenario)
     sim.run_until(lambda: sim.node(NodeId("sim/train-0002")).agent is AgentState.SILENT, 600)
     assert told(sim, "train-0002").subject["state"] == "UNKNOWN"
 
 
 def test_another_ones_cordon_is_named() -> None:
-    sim = after(5, Scenario(timeline=(NodeAct(at=MINUTE, do="others_cordon", node="train-0002"),)))
+    sim = after(5, Scenario(timeline=(NodeMoment(at=MINUTE, do="others_cordon", node="train-0002"),)))
     answer = told(sim, "train-0002").as_json()
     assert (answer["state"], answer["schedulable"]) == ("OUT", False)
     assert answer["waits_for"]["changed_by"] == ["maintenance takes its cordon back"]
@@ -213,7 +212,7 @@ def test_every_open_thing_can_be_explained_at_any_moment() -> None:
     more = (
         LoseNode(at=20 * MINUTE, node="train-0001", zombie=True),
         Outage(at=25 * MINUTE, lasts=10 * MINUTE, hangs=True),
-        Strike(at=30 * MINUTE, node="train-0002", code="xid.31"),
+        StrikeDevice(at=30 * MINUTE, node="train-0002", code="xid.31"),
     )
     sim = stage(replace(storm, timeline=(*storm.timeline, *more)))
     for _ in range(60):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sickbay.agent.probes import one_file
 from sickbay.agent.probes.counters import number_in
-from sickbay.agent.probes.journal import Journal, JournalPlace, decoded
-from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.journal import JournalFollower, JournalPlace, decoded
+from sickbay.agent.probes.kernel_log import KernelLog, LogPlace
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.log_file import LogFile
 from sickbay.agent.probes.machine import meminfo, stat_of
@@ -36,7 +36,7 @@ from sickbay.signs.readers.dcgm_health import DcgmHealth, readings_from_dmon
 from sickbay.signs.readers.exporter import page_of, readings_from_page
 from sickbay.signs.readers.smi_query import readings_from_query
 from sickbay.signs.readers.smi_xml import readings_from_xml
-from sickbay.signs.readers.stream import READERS, Stream, documents, read_stream
+from sickbay.signs.readers.stream import READERS, TextStream, documents, read_stream
 from sickbay.signs.registers import decode, registers
 from sickbay.signs.scanner import lines_of_interest
 
@@ -221,7 +221,7 @@ def _holders(value: Any) -> Iterator[Any]:
 @PATIENT
 def test_no_bytes_break_a_stream_long_or_short(chunks: list[bytes], small: int) -> None:
     whole = [chunk.replace(b"\n\n", b"\n") + b"\n" for chunk in chunks]
-    stream = Stream()
+    stream = TextStream()
     count = sum(chunk.count(b"\n") for chunk in whole)
     sound(stream.read(whole, small=small), 256 + 16 * count)
     assert stream.lines <= 2 * count + len(whole)
@@ -271,7 +271,7 @@ def test_no_record_breaks_the_ring(tmp_path: Path, records: list[bytes]) -> None
     .map(lambda value: json.dumps(value).encode()), max_size=8))  # fmt: skip
 @PATIENT
 def test_no_entry_breaks_the_journals_reader(entries: list[bytes]) -> None:
-    journal = Journal(JournalPlace(boot_id="b"), ("true",))
+    journal = JournalFollower(JournalPlace(boot_id="b"), ("true",))
     for entry in entries:
         decoded(entry)
     found = list(journal._entries(b"\n".join(entries) + b"\n", 5.0))
@@ -309,7 +309,7 @@ def test_no_bytes_break_a_file_that_is_followed(tmp_path_factory: pytest.TempPat
 def test_no_text_breaks_a_log_daemons_file(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("log") / "messages"
     path.write_text(text, encoding="utf-8", errors="replace")
-    log = KernelLog([SystemLog(path, Place(boot_id="b"))], NODE, lambda _: None)
+    log = KernelLog([SystemLog(path, LogPlace(boot_id="b"))], NODE, lambda _: None)
     told = [*log.look(1e9), *log.flush(1e9)]
     assert len(told) <= 2 * (text.count("\n") + 1)
     log.close()

@@ -20,16 +20,16 @@ from sickbay.agent.outbox import Outbox
 from sickbay.agent.places import Places
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.hearsay import AGAIN, WAIT
-from sickbay.agent.probes.journal import Journal, JournalPlace
-from sickbay.agent.probes.kernel_log import KernelLog, Place, Source
+from sickbay.agent.probes.journal import JournalFollower, JournalPlace
+from sickbay.agent.probes.kernel_log import KernelLog, LineSource, LogPlace
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.probes.system_log import Reading, SystemLog
-from sickbay.agent.spool import Voice
+from sickbay.agent.probes.system_log import LineTrust, SystemLog
+from sickbay.agent.spool import AgentIdentity
 
 __all__ = ["journald"]
 
-TRUSTED = Reading(trusted=True, own_zone=True)
-HEARSAY = Reading(own_zone=True)
+TRUSTED = LineTrust(trusted=True, own_zone=True)
+HEARSAY = LineTrust(own_zone=True)
 DAY = 86_400.0
 XID_94 = "NVRM: Xid (PCI:0000:3b:00): 94, pid=7, name=x, Contained: SM"
 
@@ -90,9 +90,9 @@ class Run:
 
     def __init__(self, node: Node) -> None:
         places = Places(node.root / "state")
-        voice = Voice(node=NODE, incarnation=ME, agent_run=f"r{node.runs}")
+        voice = AgentIdentity(node=NODE, incarnation=ME, agent_run=f"r{node.runs}")
         self.box = Outbox(node.root / "state" / "spool", voice, places)
-        sources: list[Source] = []
+        sources: list[LineSource] = []
         if node.journal is None:
             node.ring._at.clear()  # whoever opens it begins at its start
             records = begin_in_boot(places, "devkmsg", KmsgPlace(boot_id="b"))
@@ -101,9 +101,9 @@ class Run:
             sources.append(Kmsg(NODE, records.told, node.root / "kmsg", ring, trusted=trust, heard=records.heard))
         else:
             entries = begin_in_boot(places, "journal", JournalPlace(boot_id="b1"))
-            sources.append(Journal(entries.heard, node.journal, told=entries.told))
+            sources.append(JournalFollower(entries.heard, node.journal, told=entries.told))
         for path, reading in ((node.trusted, TRUSTED), (node.messages, TRUSTED if node.trusting else HEARSAY)):
-            begin = begin_in_file(places, f"text:{path}", Place(boot_id="b"))
+            begin = begin_in_file(places, f"text:{path}", LogPlace(boot_id="b"))
             sources.append(SystemLog(path, begin.heard, reading, began=-1e9, told=begin.told))
         self.log = KernelLog(sources, NODE, lambda _: None)
 
@@ -306,7 +306,7 @@ def test_the_place_moves_though_something_always_waits(node: Node) -> None:
         node.look(5.0)
         node.keep()
     end = node.messages.stat().st_size
-    begin = begin_in_file(Places(node.root / "state"), f"text:{node.messages}", Place(boot_id="b"))
+    begin = begin_in_file(Places(node.root / "state"), f"text:{node.messages}", LogPlace(boot_id="b"))
     assert begin.told.offset == end
     assert end / 2 < begin.heard.offset < end
 

@@ -21,7 +21,7 @@ from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.node import look_in_time
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
-from sickbay.agent.probes.heartbeats import Beat, Progress
+from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.stacks import collect
 from sickbay.agent.user_files import append, read_small
 from sickbay.clusters.local.files import RankState
@@ -178,7 +178,7 @@ KEYS = ("step", "loss", "resumed_from", "skipped", "fenced", "saved", "save_fail
 def test_no_heartbeat_breaks_its_reader_and_nothing_absurd_leaves_it(tmp_path: Path, body: Any) -> None:
     path = tmp_path / "heartbeat.json"
     path.write_bytes(body if isinstance(body, bytes) else json.dumps(body).encode())
-    beat, progress = Beat(path), Progress(JobId("j"), 1)
+    beat, progress = Beat(path), AttemptProgress(JobId("j"), 1)
     beat.read(1.0)
     told = [news for news in (progress.tell(beat, 1.0), progress.tell_standing(beat, 1.0)) if news is not None]
     sound([say(news).news for news in told])

@@ -9,9 +9,9 @@ from sickbay.model.errors import IllegalMove
 from sickbay.model.incident import OUT, TERMINAL, TRANSITIONS, Phase
 from sickbay.model.intent import INTENT_LIFE, IntentState
 from sickbay.model.job import JOB_LIFE, JobState
-from sickbay.model.state_machine import Life, Step
+from sickbay.model.state_machine import StateMachine, Step
 
-LIVES: list[tuple[Life[Any, Any], type[StrEnum], set[Any], Any]] = [
+LIVES: list[tuple[StateMachine[Any, Any], type[StrEnum], set[Any], Any]] = [
     (TRANSITIONS, Phase, set(TERMINAL), Phase.SUSPECT),
     (JOB_LIFE, JobState, {s for s in JobState if s.terminal}, JobState.QUEUED),
     (INTENT_LIFE, IntentState, {s for s in IntentState if s.over}, IntentState.PLANNED),
@@ -19,7 +19,7 @@ LIVES: list[tuple[Life[Any, Any], type[StrEnum], set[Any], Any]] = [
 BY_NAME = pytest.mark.parametrize(("life", "states", "ends", "first"), LIVES, ids=[life.what for life, *_ in LIVES])
 
 
-def reached(life: Life[Any, Any], start: Any) -> set[Any]:
+def reached(life: StateMachine[Any, Any], start: Any) -> set[Any]:
     found, ahead = {start}, [start]
     while ahead:
         state = ahead.pop()
@@ -31,14 +31,16 @@ def reached(life: Life[Any, Any], start: Any) -> set[Any]:
 
 
 @BY_NAME
-def test_every_state_can_be_reached(life: Life[Any, Any], states: type[StrEnum], ends: set[Any], first: Any) -> None:
+def test_every_state_can_be_reached(
+    life: StateMachine[Any, Any], states: type[StrEnum], ends: set[Any], first: Any
+) -> None:
     del ends
     assert reached(life, first) == set(states)
 
 
 @BY_NAME
 def test_from_every_open_state_there_is_a_way_to_an_end(
-    life: Life[Any, Any], states: type[StrEnum], ends: set[Any], first: Any
+    life: StateMachine[Any, Any], states: type[StrEnum], ends: set[Any], first: Any
 ) -> None:
     del first
     for state in states:
@@ -46,7 +48,7 @@ def test_from_every_open_state_there_is_a_way_to_an_end(
 
 
 @BY_NAME
-def test_no_end_is_left(life: Life[Any, Any], states: type[StrEnum], ends: set[Any], first: Any) -> None:
+def test_no_end_is_left(life: StateMachine[Any, Any], states: type[StrEnum], ends: set[Any], first: Any) -> None:
     del states, first
     assert [step.source for step in life.steps if step.source in ends] == []
 
@@ -79,4 +81,4 @@ def test_a_step_that_is_not_in_the_table_is_refused_by_name() -> None:
 
 def test_two_steps_for_one_event_are_a_mistake_of_the_table() -> None:
     with pytest.raises(ValueError, match="two steps share"):
-        Life("thing", [Step("a", "go", "b"), Step("a", "go", "c")])
+        StateMachine("thing", [Step("a", "go", "b"), Step("a", "go", "c")])

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from sickbay.clusters.local.attempts import Attempt, Attempts, Over, Part, environment, free_port, lay_out
-from sickbay.clusters.local.files import Rank, RankPlan, RankState, Seat, Status
+from sickbay.clusters.local.attempts import Attempts, GangRecord, NodePart, Over, environment, free_port, lay_out
+from sickbay.clusters.local.files import LocalSeat, Rank, RankPlan, RankState, Status
 from sickbay.clusters.local.outcomes import Evidence, judge
 from sickbay.clusters.local.prune import prune
-from sickbay.clusters.local.rack import Room
-from sickbay.clusters.local.ring import Ring
-from sickbay.clusters.local.seat_state import Sight
+from sickbay.clusters.local.rack import Rack
+from sickbay.clusters.local.ring import ChangeRing
+from sickbay.clusters.local.seat_state import SeatState
 from sickbay.model.errors import Rejected
 from sickbay.model.facts import NodeVanished
 from sickbay.model.fleet import Device, JobId, NodeId
@@ -27,11 +27,11 @@ def spec(**more: object) -> JobSpec:
     return replace(JobSpec(name="j", cluster="local", pool="train", nodes=2, command=("true",)), **more)
 
 
-def seat(name: str) -> Seat:
-    return Seat(name=name, cluster="local", pool="train", gpus=4, instance_id=f"i-{name}", boot_id=f"boot-{name}")
+def seat(name: str) -> LocalSeat:
+    return LocalSeat(name=name, cluster="local", pool="train", gpus=4, instance_id=f"i-{name}", boot_id=f"boot-{name}")
 
 
-def holders(gpus: int = 4) -> dict[NodeId, tuple[Seat, tuple[Device, ...]]]:
+def holders(gpus: int = 4) -> dict[NodeId, tuple[LocalSeat, tuple[Device, ...]]]:
     devices = tuple(Device(index=index) for index in range(gpus))
     return {A: (seat("a"), devices), B: (seat("b"), devices)}
 
@@ -85,13 +85,15 @@ class TestLayout:
             probe.bind(("127.0.0.1", free_port(ports)))
 
 
-def gang(**more: object) -> Attempt:
+def gang(**more: object) -> GangRecord:
     parts = lay_out(JOB, spec(), {A: (), B: ()}, holders())
-    begun = Attempt(key="k", job=JOB, attempt=1, spec=spec(), parts=parts, port=20_000, env={}, began_at=NOW - 60)
+    begun = GangRecord(key="k", job=JOB, attempt=1, spec=spec(), parts=parts, port=20_000, env={}, began_at=NOW - 60)
     return replace(begun, **more)
 
 
-def rank(part: Part, code: int | None = None, *, at: float = NOW - 5, stopped: bool = False, tail: str = "") -> Rank:
+def rank(
+    part: NodePart, code: int | None = None, *, at: float = NOW - 5, stopped: bool = False, tail: str = ""
+) -> Rank:
     """Without a code it runs."""
     running = Rank(job=JOB, attempt=1, rank=part.ranks[0].rank, boot_id=part.boot_id)
     if code is None:
@@ -99,13 +101,13 @@ def rank(part: Part, code: int | None = None, *, at: float = NOW - 5, stopped: b
     return replace(running, state=RankState.GONE, exit_code=code, ended_at=at, stopped=stopped, tail=tail)
 
 
-def sight(name: str, *ranks: Rank, alive: bool = True, boot: str = "") -> Sight:
+def sight(name: str, *ranks: Rank, alive: bool = True, boot: str = "") -> SeatState:
     there = replace(seat(name), boot_id=boot or f"boot-{name}")
     status = Status(boot_id=f"boot-{name}", instance_id=f"i-{name}", pid=1, mono=0.0, ready=True, ranks=ranks)
-    return Sight(seat=there, pid=1 if alive else None, status=status, fresh=True, came_up=True)
+    return SeatState(seat=there, pid=1 if alive else None, status=status, fresh=True, came_up=True)
 
 
-def evidence(a: Sight, b: Sight, *, pending: tuple[NodeId, ...] = (), haunted: bool = False) -> Evidence:
+def evidence(a: SeatState, b: SeatState, *, pending: tuple[NodeId, ...] = (), haunted: bool = False) -> Evidence:
     return Evidence(
         sights={"a": a, "b": b}, pending=frozenset(pending), haunted=lambda _attempt, _part: haunted, now=NOW
     )
@@ -171,7 +173,7 @@ class TestVerdict:
         assert states == {A: "gone", B: "running"}
 
     @pytest.mark.parametrize("ended", [sight("b", rank(SECOND), alive=False), sight("b", boot="the next")])
-    def test_a_node_whose_boot_ended_takes_its_ranks_along(self, ended: Sight) -> None:
+    def test_a_node_whose_boot_ended_takes_its_ranks_along(self, ended: SeatState) -> None:
         after, states = judge(gang(), evidence(sight("a", rank(FIRST)), ended))
         assert states == {A: "running", B: "gone"}
         assert after.end.reason is EndReason.NODE_LOST
@@ -219,12 +221,12 @@ class TestVerdict:
 
 
 class TestRetention:
-    def _ended(self, number: int, closed_at: float) -> Attempt:
+    def _ended(self, number: int, closed_at: float) -> GangRecord:
         over = {A: Over(), B: Over()}
         return gang(attempt=number, began_at=NOW + number, over=over, closed_at=closed_at)
 
     def test_attempts_that_ended_are_forgotten_when_old_and_many_newer_ones_are_there(self, tmp_path: Path) -> None:
-        room = Room(tmp_path)
+        room = Rack(tmp_path)
         room.create("local", 1, 1, "train")
         attempts = Attempts(tmp_path)
         for number in range(80):
@@ -235,7 +237,7 @@ class TestRetention:
         assert left == [99, *range(30, 80)]
 
     def test_outputs_and_kernel_logs_do_not_grow_without_bound(self, tmp_path: Path) -> None:
-        room = Room(tmp_path)
+        room = Rack(tmp_path)
         room.create("local", 1, 1, "train")
         instance = tmp_path / "seats/node-0/instances" / room.seat("node-0").instance_id
         for number in range(300):
@@ -260,18 +262,18 @@ class TestRing:
         return NodeVanished(node=NodeId(f"local/{number}"), as_of=0.0)
 
     def test_a_cursor_of_another_run_or_too_far_back_is_lost(self) -> None:
-        ring = Ring(keep=3)
+        ring = ChangeRing(keep=3)
         first = ring.cursor
         for number in range(4):
             ring.add(self._news(number))
         assert ring.since(first) is None
-        assert Ring(keep=3).since(first) is None
+        assert ChangeRing(keep=3).since(first) is None
         assert ring.since("") is None
         assert ring.since(f"{first}9") is None
         assert ring.since(ring.cursor) == []
 
     def test_only_the_last_word_on_a_subject_is_told(self) -> None:
-        ring = Ring()
+        ring = ChangeRing()
         first = ring.cursor
         for number in (1, 2, 1):
             ring.add(self._news(number))

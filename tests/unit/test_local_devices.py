@@ -9,7 +9,7 @@ import pytest
 
 from sickbay.clusters.local.defects import bus, catalogue, device_at, named, xid
 from sickbay.clusters.local.devices import Hardware, create, hit, holders, passing
-from sickbay.clusters.local.files import Break, Defect, Paths, Rank, RankState
+from sickbay.clusters.local.files import Break, Paths, Rank, RankState, VirtualDefect
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
@@ -33,8 +33,8 @@ def rank(number: int, *devices: int, state: RankState = RankState.RUNNING) -> Ra
     return Rank(job=JobId("j"), attempt=1, rank=number, boot_id="b1", devices=devices, state=state)
 
 
-def broken(remedy: Remedy | None, device: int | None = 0) -> Defect:
-    return Defect(name=f"cured_by_{remedy}", device=device, cured_by=remedy)
+def broken(remedy: Remedy | None, device: int | None = 0) -> VirtualDefect:
+    return VirtualDefect(name=f"cured_by_{remedy}", device=device, cured_by=remedy)
 
 
 def test_no_serial_number_is_ever_used_twice() -> None:
@@ -177,17 +177,17 @@ def test_those_who_hold_a_device_are_those_who_run_on_it() -> None:
 
 def test_changes_from_many_threads_at_once_are_all_kept(hardware: Hardware) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: hardware.inject(Defect(name=f"d{i}", device=0)), range(40)))
+        list(pool.map(lambda i: hardware.inject(VirtualDefect(name=f"d{i}", device=0)), range(40)))
     assert len(hardware.defects()) == 40
 
 
 def test_changes_from_many_processes_at_once_are_all_kept(hardware: Hardware, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from sickbay.clusters.local.files import Defect, Paths\n"
+        "from sickbay.clusters.local.files import Paths, VirtualDefect\n"
         "from sickbay.clusters.local.devices import Hardware\n"
         "h = Hardware(Paths(Path(sys.argv[1]), 'n1'), 'i1')\n"
-        "for i in range(20): h.inject(Defect(name=sys.argv[2] + str(i), device=0))\n"
+        "for i in range(20): h.inject(VirtualDefect(name=sys.argv[2] + str(i), device=0))\n"
     )
     children = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), word]) for word in ("a", "b", "c")]
     assert [child.wait(30) for child in children] == [0, 0, 0]

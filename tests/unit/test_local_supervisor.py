@@ -17,11 +17,11 @@ from tests.unit.local_node import LocalNode, eventually, living
 from sickbay.clusters.local.defects import bus, named
 from sickbay.clusters.local.files import (
     Break,
-    Defect,
     Rank,
     RankState,
     RestartAgent,
     Status,
+    VirtualDefect,
     read,
     write,
 )
@@ -39,7 +39,7 @@ def node(tmp_path: Path) -> Iterator[LocalNode]:
         yield node
 
 
-def broken(node: LocalNode, defect: Defect) -> None:
+def broken(node: LocalNode, defect: VirtualDefect) -> None:
     node.obey(Break(boot_id=node.boot_id, defect=defect))
 
 

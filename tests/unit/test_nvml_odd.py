@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sickbay.agent.nvml.readings import reading_of, values_of
-from sickbay.agent.nvml.watched import CannotRead, Nvml, Patience
+from sickbay.agent.nvml.watched import CannotRead, Nvml, NvmlTimeouts
 from sickbay.agent.nvml.wire import Read, Values
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.gpus import Gpus
@@ -147,7 +147,7 @@ def speaking(tmp_path: Path) -> Iterator[Any]:
             f"while True:\n    sys.stdout.write(''.join(l + chr(10) for l in said)); sys.stdout.flush()\n"
             f"    {'pass' if forever else 'time.sleep(60)'}\n"
         )
-        patience = Patience(answer=1.0, start=2.0, smi=1.0, alive=0.2, again_first=0.05, again_most=0.1)
+        patience = NvmlTimeouts(answer=1.0, start=2.0, smi=1.0, alive=0.2, again_first=0.05, again_most=0.1)
         ready = f"print({json.dumps(READY)!r}, flush=True)\n"
         script.write_text(f"import json\n{ready}" + script.read_text())
         made.append(Nvml((sys.executable, str(script)), smi=("no-such-nvidia-smi",), patience=patience))

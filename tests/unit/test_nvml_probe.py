@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sickbay.agent.nvml.pci import address, nvidia_gpus
-from sickbay.agent.nvml.watched import CannotRead, Hung, Mismatch, NoDriver, Nvml, Patience, Slow
+from sickbay.agent.nvml.watched import CannotRead, Mismatch, NoDriver, Nvml, NvmlHung, NvmlTimeouts, Slow
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.dedup import Sums
+from sickbay.agent.probes.dedup import Deduplicator
 from sickbay.agent.probes.gpus import Gpus, gpus_for
 from sickbay.agent.probes.remembered import Remembered
 from sickbay.agent.settings import AgentSettings
@@ -37,7 +37,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 H200 = FIXTURES / "h200"
 SOURCE = Path(__file__).parent.parent.parent / "src"
 NODE = NodeId("prod/node-0")
-HURRY = Patience(answer=5.0, start=5.0, smi=5.0, alive=2.0, again_first=0.05, again_most=0.2)
+HURRY = NvmlTimeouts(answer=5.0, start=5.0, smi=5.0, alive=2.0, again_first=0.05, again_most=0.2)
 SHORT = 0.5  # seconds for an answer that will not come
 
 
@@ -219,7 +219,7 @@ def test_a_gpu_that_hangs_nvml_is_named_and_the_others_readings_are_kept(machine
     began = time.monotonic()
     hung = trouble(nvml, SHORT)
     assert time.monotonic() - began < SHORT + HURRY.alive + 2
-    assert isinstance(hung, Hung)
+    assert isinstance(hung, NvmlHung)
     assert (hung.device, [one.index for one in hung.readings]) == (1, [0])
     assert pid is not None
     assert gone(pid)
@@ -228,7 +228,7 @@ def test_a_gpu_that_hangs_nvml_is_named_and_the_others_readings_are_kept(machine
 def test_a_hung_child_is_replaced_and_the_next_one_reads(machine: Machine) -> None:
     machine.script(hang=["0:nvmlDeviceGetUUID"])
     nvml = machine.nvml()
-    until(lambda: isinstance(trouble(nvml, SHORT), Hung))
+    until(lambda: isinstance(trouble(nvml, SHORT), NvmlHung))
     machine.script()
     until(lambda: _reads(nvml))
 
@@ -240,12 +240,12 @@ def test_while_it_waits_to_begin_anew_the_same_trouble_is_told_at_once(machine: 
     began = time.monotonic()
     again = trouble(nvml)
     assert time.monotonic() - began < 0.2
-    assert (type(again), str(again), again.device) == (Hung, str(first), 0)  # type: ignore[attr-defined]
+    assert (type(again), str(again), again.device) == (NvmlHung, str(first), 0)  # type: ignore[attr-defined]
     assert nvml.pid is None
 
 
 def test_a_child_that_does_not_get_to_run_is_slow_and_no_gpu_hangs(machine: Machine) -> None:
-    nvml = machine.nvml(patience=Patience(answer=5.0, alive=0.2, again_first=0.01))
+    nvml = machine.nvml(patience=NvmlTimeouts(answer=5.0, alive=0.2, again_first=0.01))
     nvml.read()
     assert nvml.pid is not None
     os.kill(nvml.pid, signal.SIGSTOP)
@@ -257,7 +257,7 @@ def test_a_child_that_crashes_is_told_with_the_device_and_started_anew(machine: 
     machine.script(devices=2, crash=["1:nvmlDeviceGetSerial"])
     nvml = machine.nvml()
     what = trouble(nvml)
-    assert not isinstance(what, Hung)
+    assert not isinstance(what, NvmlHung)
     assert "GPU 1" in str(what)
     assert "signal 6" in str(what)
     machine.script(devices=2)
@@ -280,12 +280,12 @@ def test_a_child_that_cannot_be_killed_is_left_alone_and_never_doubled(machine: 
     nvml = machine.nvml(command=(sys.executable, "-c", code), kill=kill)
     try:
         first = trouble(nvml, SHORT + 0.5)
-        assert isinstance(first, Hung)
+        assert isinstance(first, NvmlHung)
         assert "cannot be killed" in str(first)
         for _ in range(3):
             time.sleep(HURRY.again_first)  # past the moment when another would be started
             began = time.monotonic()
-            assert isinstance(trouble(nvml), Hung)
+            assert isinstance(trouble(nvml), NvmlHung)
             assert time.monotonic() - began < 0.2
         assert len(wished) == 1
         assert not gone(wished[0])
@@ -314,11 +314,11 @@ def test_the_child_ends_with_its_parent_even_while_it_hangs_in_nvml(machine: Mac
 
 def test_loading_that_takes_long_is_waited_for_and_then_called_a_hang(machine: Machine) -> None:
     machine.script(init="hang")
-    nvml = machine.nvml(patience=Patience(start=0.6, alive=0.2, again_first=60))
+    nvml = machine.nvml(patience=NvmlTimeouts(start=0.6, alive=0.2, again_first=60))
     first = trouble(nvml, 0.1)
-    assert not isinstance(first, Hung)
+    assert not isinstance(first, NvmlHung)
     assert "still being loaded" in str(first)
-    until(lambda: isinstance(trouble(nvml, 0.1), Hung))
+    until(lambda: isinstance(trouble(nvml, 0.1), NvmlHung))
 
 
 def test_nonsense_from_the_child_is_no_reading(machine: Machine) -> None:
@@ -380,15 +380,15 @@ def test_without_the_library_nvidia_smi_is_asked(machine: Machine) -> None:
 
 def test_an_nvidia_smi_that_hangs_is_ended_and_the_second_time_it_is_a_finding(machine: Machine) -> None:
     machine.script(init=12)
-    nvml = machine.nvml(smi=("sleep", "600"), patience=Patience(smi=0.3, again_first=60.0))
+    nvml = machine.nvml(smi=("sleep", "600"), patience=NvmlTimeouts(smi=0.3, again_first=60.0))
     met: list[type[CannotRead]] = []
 
     def finding() -> bool:
         met.append(type(trouble(nvml, 0.3)))
-        return met[-1] is Hung
+        return met[-1] is NvmlHung
 
     until(finding)
-    assert met[-2:] == [Slow, Hung]
+    assert met[-2:] == [Slow, NvmlHung]
 
 
 def test_what_nvidia_smi_says_instead_is_told(machine: Machine) -> None:
@@ -423,7 +423,7 @@ def test_an_xid_that_nvml_tells_is_a_second_witness(machine: Machine) -> None:
 
 def test_the_kernels_own_words_of_an_event_come_first_and_nvml_then_adds_nothing(machine: Machine) -> None:
     machine.on_the_bus(1)
-    sums = Sums()
+    sums = Deduplicator()
     nvml = machine.nvml()
     gpus = machine.gpus(nvml, sums=sums)
     gpus.look(0.0)
@@ -580,7 +580,7 @@ def test_gpus_without_a_driver_are_a_fault_only_after_the_grace(machine: Machine
 def test_a_hanging_gpu_is_told_once_and_then_nobody_has_looked(machine: Machine) -> None:
     machine.on_the_bus(2)
     machine.script(devices=2)
-    nvml = machine.nvml(patience=Patience(answer=SHORT, alive=2.0, again_first=600.0))
+    nvml = machine.nvml(patience=NvmlTimeouts(answer=SHORT, alive=2.0, again_first=600.0))
     gpus = machine.gpus(nvml)
     until(lambda: not _raises(gpus))
     machine.script(devices=2, hang=["1:nvmlDeviceGetUUID"])
@@ -588,7 +588,7 @@ def test_a_hanging_gpu_is_told_once_and_then_nobody_has_looked(machine: Machine)
     assert isinstance(item.news, Observed)
     assert item.news.kind == "gpu.hang"
     assert (item.news.fields["device"], item.news.fields["pci"]) == (1, "00000000:00:07.0")
-    with pytest.raises(Hung):
+    with pytest.raises(NvmlHung):
         gpus.look(11.0)
 
 
@@ -618,7 +618,7 @@ def test_before_nvml_is_loaded_a_device_is_known_by_its_place_on_the_bus(machine
 
 def test_an_agent_has_a_witness_and_charts_and_can_set_nvml_aside(machine: Machine) -> None:
     settings = AgentSettings(url="", node=NODE, instance_id="i-1", state=str(machine.root), metrics=5.0)
-    watched = gpus_for(settings, NODE, Sums())
+    watched = gpus_for(settings, NODE, Deduplicator())
     try:
         look, events, inventory = watched.probes
         assert (look.witness, look.may_hang, events.witness, inventory.witness) == (True, True, False, False)
@@ -668,5 +668,5 @@ def _raises(gpus: Gpus) -> bool:
     return False
 
 
-def patience(**what: float) -> Patience:
-    return Patience(**{"answer": 5.0, "start": 5.0, "alive": 2.0, **what})
+def patience(**what: float) -> NvmlTimeouts:
+    return NvmlTimeouts(**{"answer": 5.0, "start": 5.0, "alive": 2.0, **what})

@@ -22,13 +22,13 @@ from sickbay.agent.node_probes import summed
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.dcgm import Dcgm
-from sickbay.agent.probes.dedup import BODIES, KINDS, Sums
+from sickbay.agent.probes.dedup import BODIES, KINDS, Deduplicator
 from sickbay.agent.probes.gpus import YIELD, Gpus
-from sickbay.agent.probes.journal import Journal, JournalPlace
-from sickbay.agent.probes.kernel_log import KernelLog, Place, Source
+from sickbay.agent.probes.journal import JournalFollower, JournalPlace
+from sickbay.agent.probes.kernel_log import KernelLog, LineSource, LogPlace
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.probes.system_log import Reading, SystemLog
-from sickbay.agent.spool import Voice
+from sickbay.agent.probes.system_log import LineTrust, SystemLog
+from sickbay.agent.spool import AgentIdentity
 from sickbay.engine.reception import Reception
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
@@ -109,16 +109,16 @@ class Node:
         self.aer.parent.mkdir(parents=True)
         for path in (root / "kmsg", self.messages, self.journal):
             path.touch()
-        self.sums = Sums()
+        self.sums = Deduplicator()
         bench.heal()
         self.gpus = Gpus(
             bench.nvml, node, root / "gpus.json", machine=bench.machine.root, sums=self.sums
         )  # fmt: skip
         follow = ("sh", "-c", f"exec tail -n +1 -f {self.journal}")
-        sources: list[Source] = [
+        sources: list[LineSource] = [
             Kmsg(node, KmsgPlace(boot_id="b"), root / "kmsg", self.ring.read),
-            Journal(JournalPlace(boot_id="b"), follow),
-            SystemLog(self.messages, Place(boot_id="b"), wall=ward.sim.clock.wall),
+            JournalFollower(JournalPlace(boot_id="b"), follow),
+            SystemLog(self.messages, LogPlace(boot_id="b"), wall=ward.sim.clock.wall),
         ]
         self.log = KernelLog(sources, node, self.gpus.device_at, self.sums)
         self.dcgm = Dcgm(node, exporter=bench.url)
@@ -128,7 +128,7 @@ class Node:
         )  # fmt: skip
         incarnation = ward.node(node).incarnation
         assert incarnation is not None
-        self.voice = Voice(node=node, incarnation=incarnation, agent_run="r")
+        self.voice = AgentIdentity(node=node, incarnation=incarnation, agent_run="r")
         self.outbox = Outbox(root / "spool", self.voice)
         self.reception = Reception(ward.sim.store, ward.sim.clock)
         self.told: list[Observed] = []
@@ -360,14 +360,14 @@ NAMES: tuple[dict[str, str | int], ...] = (
 
 @given(st.permutations(NAMES))
 def test_a_device_is_one_by_whichever_of_its_names_once_they_are_known(order: Sequence[dict[str, str | int]]) -> None:
-    sums = Sums()
+    sums = Deduplicator()
     sums.add(Item(seq=0, mono=1.0, news=Observed(node=NodeId("c/n"), kind="gpu.hot", fields=NAMES[-1])), 1.0)
     told = [one for n, names in enumerate(order) for one in sums.add(named(f"s{n}", names), 1.0)]
     assert len(told) == 1
 
 
 def test_another_device_is_never_an_echo_though_it_has_the_others_old_number() -> None:
-    sums = Sums()
+    sums = Deduplicator()
     assert sums.add(seen_by("a", pci="0000:18:00", device=0), 1.0)
     # The first one is gone, and the driver counts anew.
     assert sums.add(seen_by("b", pci="0000:2a:00", device=0), 2.0)
@@ -377,7 +377,7 @@ def test_another_device_is_never_an_echo_though_it_has_the_others_old_number() -
 
 def test_what_a_page_counts_and_the_kernel_prints_is_counted_once() -> None:
     for first, second in pairwise(("page", "kernel", "page")):
-        sums, told = Sums(), list[Item]()
+        sums, told = Deduplicator(), list[Item]()
         for who in (first, second):
             page = who == "page"
             items = [seen_by(who, times=3, pci="0000:18:00")] if page else 3 * [seen_by(who, pci="0000:18:00")]
@@ -387,10 +387,10 @@ def test_what_a_page_counts_and_the_kernel_prints_is_counted_once() -> None:
 
 
 def test_words_that_change_what_is_to_be_done_are_told_though_nvml_was_first() -> None:
-    sums = Sums()
+    sums = Deduplicator()
     assert sums.add(seen_by("nvml", pci="0000:18:00"), 1.0)
     assert not sums.add(seen_by("devkmsg", pci="0000:18:00"), 1.0, "plain words")
-    sums = Sums()
+    sums = Deduplicator()
     assert sums.add(seen_by("nvml", pci="0000:18:00"), 1.0)
     assert sums.add(seen_by("devkmsg", pci="0000:18:00", advice="reboot"), 1.0, "Xid 154 …")
 
@@ -401,10 +401,12 @@ MESSAGES = [
 ][:29]  # fmt: skip
 
 
-def flooded(copies: int, path: Path) -> tuple[list[Observed], Sums, list[int]]:
+def flooded(copies: int, path: Path) -> tuple[list[Observed], Deduplicator, list[int]]:
     """A file with so many lines, read through while it grows; and how much there was to remember meanwhile."""
-    sums = Sums()
-    log = KernelLog([SystemLog(path, Place(boot_id="b"), Reading(trusted=True))], NodeId("c/n"), lambda _: None, sums)
+    sums = Deduplicator()
+    log = KernelLog(
+        [SystemLog(path, LogPlace(boot_id="b"), LineTrust(trusted=True))], NodeId("c/n"), lambda _: None, sums
+    )
     told: list[Observed] = []
     sizes: list[int] = []
     block = "".join(f"[ 1234.500000] {MESSAGES[n % 29]}\n" for n in range(29 * 200))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sickbay.agent.checks.pairwise import Round, Tried, Verdict, first_round, rounds, second_round, verdict
+from sickbay.agent.checks.pairwise import PairTried, PairwiseVerdict, Round, first_round, rounds, second_round, verdict
 from sickbay.model.errors import BadInput
 
 
@@ -12,14 +12,14 @@ def nodes(count: int) -> list[str]:
     return [f"n{number}" for number in range(count)]
 
 
-def search(names: list[str], bad: set[str]) -> Verdict:
+def search(names: list[str], bad: set[str]) -> PairwiseVerdict:
     steps = rounds(names)
     try:
         step = next(steps)
         while True:
-            step = steps.send([Tried(pair=pair, passed=(bad.isdisjoint(pair),)) for pair in step.pairs])
+            step = steps.send([PairTried(pair=pair, passed=(bad.isdisjoint(pair),)) for pair in step.pairs])
     except StopIteration as end:
-        found: Verdict = end.value
+        found: PairwiseVerdict = end.value
         return found
 
 
@@ -55,8 +55,8 @@ def test_flaky_and_missing_results_never_crash_and_everybody_is_in_one_place(cou
     names = nodes(count)
     anything = st.lists(st.booleans(), max_size=3).map(tuple)
 
-    def some(step: Round) -> list[Tried]:
-        return [Tried(pair=pair, passed=data.draw(anything)) for pair in step.pairs if data.draw(st.booleans())]
+    def some(step: Round) -> list[PairTried]:
+        return [PairTried(pair=pair, passed=data.draw(anything)) for pair in step.pairs if data.draw(st.booleans())]
 
     first = some(first_round(names))
     found = verdict(names, first, some(second_round(names, first)))
@@ -67,7 +67,7 @@ def test_flaky_and_missing_results_never_crash_and_everybody_is_in_one_place(cou
 def test_no_node_is_in_two_pairs_of_one_wave(count: int, data: st.DataObject) -> None:
     names = nodes(count)
     opening = first_round(names)
-    first = [Tried(pair=pair, passed=(data.draw(st.booleans()),)) for pair in opening.pairs]
+    first = [PairTried(pair=pair, passed=(data.draw(st.booleans()),)) for pair in opening.pairs]
     for step in (opening, second_round(names, first)):
         for wave in step.waves:
             flat = [node for pair in wave for node in pair]
@@ -85,7 +85,7 @@ def test_where_nobody_passes_nobody_is_blamed() -> None:
         assert found.bad == ()
         assert found.because.startswith("cannot tell: no pair passed")
     assert search(["n0"], set()).unknown == {"n0": "it has no partner to be tried with"}
-    assert search([], set()) == Verdict()
+    assert search([], set()) == PairwiseVerdict()
 
 
 def test_all_well_blames_something_else() -> None:
@@ -93,22 +93,22 @@ def test_all_well_blames_something_else() -> None:
 
 
 def test_who_passes_only_now_and_then_is_not_blamed() -> None:
-    first = [Tried(pair=("n0", "n1"), passed=(False, True)), Tried(pair=("n2", "n3"), passed=(True,))]
+    first = [PairTried(pair=("n0", "n1"), passed=(False, True)), PairTried(pair=("n2", "n3"), passed=(True,))]
     assert second_round(nodes(4), first).pairs == (("n0", "n2"), ("n1", "n3"))
-    second = [Tried(pair=("n0", "n2"), passed=(False, True)), Tried(pair=("n1", "n3"), passed=(True,))]
+    second = [PairTried(pair=("n0", "n2"), passed=(False, True)), PairTried(pair=("n1", "n3"), passed=(True,))]
     found = verdict(nodes(4), first, second)
     assert (found.bad, found.good) == ((), ("n2", "n3", "n1"))
     assert found.unknown == {"n0": "it passes at one time and fails at another"}
 
 
 def test_one_failure_alone_is_no_blame() -> None:
-    first = [Tried(pair=("n0", "n1")), Tried(pair=("n2", "n3"), passed=(True,))]
-    second = [Tried(pair=("n0", "n2"), passed=(False,)), Tried(pair=("n1", "n3"), passed=(True,))]
+    first = [PairTried(pair=("n0", "n1")), PairTried(pair=("n2", "n3"), passed=(True,))]
+    second = [PairTried(pair=("n0", "n2"), passed=(False,)), PairTried(pair=("n1", "n3"), passed=(True,))]
     assert verdict(nodes(4), first, second).bad == ()
 
 
 def test_more_suspects_than_good_nodes_come_one_after_the_other() -> None:
-    first = [Tried(pair=pair, passed=(number == 0,)) for number, pair in enumerate(first_round(nodes(10)).pairs)]
+    first = [PairTried(pair=pair, passed=(number == 0,)) for number, pair in enumerate(first_round(nodes(10)).pairs)]
     step = second_round(nodes(10), first)
     assert [len(wave) for wave in step.waves] == [2, 2, 2, 2]
     assert len(step.pairs) == 8

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.drift import shown
 from sickbay.brain.gate import gate_of
-from sickbay.brain.job_input import JobSight
+from sickbay.brain.job_input import JobInput
 from sickbay.brain.resume import resume
 from sickbay.knowledge.load import load_tables
 from sickbay.model.clock import Deadline
@@ -55,7 +55,7 @@ def intent(act: AnyAct, state: IntentState, **more: Any) -> Intent:
     )  # fmt: skip
 
 
-def sight(of: Job, last: Intent | None = None, **more: Any) -> JobSight:
+def sight(of: Job, last: Intent | None = None, **more: Any) -> JobInput:
     fields: dict[str, Any] = {
         "fences": (),
         "place": lambda: {A: (), B: ()},
@@ -69,10 +69,10 @@ def sight(of: Job, last: Intent | None = None, **more: Any) -> JobSight:
         "readings": {"sim": 1000.0, "ingest": 1000.0},
         "can": EVERYTHING,
     }
-    return JobSight(job=of, intent=last, **{**fields, **more})
+    return JobInput(job=of, intent=last, **{**fields, **more})
 
 
-def decided(s: JobSight, policy: Policy = DEFAULT) -> Decision:
+def decided(s: JobInput, policy: Policy = DEFAULT) -> Decision:
     return resume(s, policy, TABLES)
 
 

@@ -15,8 +15,8 @@ from sickbay.model.job import EndReason, JobSpec
 from sickbay.ports.cluster import Deltas
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
 from sickbay.sim.chaos import FATES, Mischief, Odds
-from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Rules
-from sickbay.sim.hardware import Defect, Power
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Timings
+from sickbay.sim.hardware import MachinePower, SimDefect
 from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.schedule import EPOCH, Scheduler, SimClock
 from sickbay.sim.world import World
@@ -27,7 +27,9 @@ JOB = JobId("j")
 class Bench:
     """A world of six nodes with all its adapters, and everything that it delivers."""
 
-    def __init__(self, odds: Odds | None = None, *, seed: int = 7, rules: Rules | None = None, **cluster: Any) -> None:
+    def __init__(
+        self, odds: Odds | None = None, *, seed: int = 7, rules: Timings | None = None, **cluster: Any
+    ) -> None:
         self.facts: list[Fact] = []
         self.pulses: list[dict[NodeId, Incarnation]] = []
         self.scheduler = Scheduler()
@@ -102,7 +104,7 @@ def test_the_wall_may_jump_and_the_monotonic_clock_never_does() -> None:
 
 def test_a_defect_is_told_with_its_number_its_device_and_its_incarnation() -> None:
     bench = Bench()
-    bench.world.strike(bench.a, Defect(code="xid.79", device=3, cured_by=Remedy.REBOOT))
+    bench.world.strike(bench.a, SimDefect(code="xid.79", device=3, cured_by=Remedy.REBOOT))
     bench.run(5)
     (told,) = bench.news(Observed)
     assert (told.kind, told.fields) == ("xid", {"number": 79, "device": 3})
@@ -230,7 +232,7 @@ def test_a_node_that_only_a_replacement_brings_back_does_not_return_from_a_reboo
     bench.world.lose_node(bench.a, back_by=Remedy.REPLACE)
     bench.machines.reboot(bench.a, key="k1", expect=bench.holder(bench.a))
     bench.run(3600)
-    assert bench.world.seat(bench.a).power is Power.DOWN
+    assert bench.world.seat(bench.a).power is MachinePower.DOWN
     bench.machines.replace(bench.a, key="k2", expect=bench.holder(bench.a))
     bench.run(3600)
     assert bench.seen(bench.a).ready
@@ -251,7 +253,7 @@ def test_a_node_that_only_a_replacement_brings_back_does_not_return_from_a_reboo
 @pytest.mark.parametrize("repair", ["reset", "reboot", "replace"])
 def test_a_repair_cures_what_it_can_and_nothing_more(cured_by: Remedy | None, cures: set[str], repair: str) -> None:
     bench = Bench()
-    bench.world.strike(bench.a, Defect(code="xid.79", cured_by=cured_by))
+    bench.world.strike(bench.a, SimDefect(code="xid.79", cured_by=cured_by))
     bench.run(10)
     holder = bench.holder(bench.a)
     if repair == "reset":
@@ -272,7 +274,7 @@ def test_a_repair_cures_what_it_can_and_nothing_more(cured_by: Remedy | None, cu
 
 def test_only_a_check_of_enough_depth_finds_a_silent_defect() -> None:
     bench = Bench()
-    bench.world.strike(bench.a, Defect(code="gpu.slow", silent=True, kills_ranks=False, found_at=3))
+    bench.world.strike(bench.a, SimDefect(code="gpu.slow", silent=True, kills_ranks=False, found_at=3))
     for level in (2, 3):
         bench.checks.start(f"v{level}", {bench.a: None}, level=level, profile="")
     bench.run(7200)
@@ -282,7 +284,7 @@ def test_only_a_check_of_enough_depth_finds_a_silent_defect() -> None:
 
 def test_a_defect_that_a_reboot_did_not_cure_returns_by_itself_under_the_new_boot() -> None:
     bench = Bench()
-    bench.world.strike(bench.a, Defect(code="xid.79", recurs_after_boot=30.0))
+    bench.world.strike(bench.a, SimDefect(code="xid.79", recurs_after_boot=30.0))
     bench.run(10)
     bench.machines.reboot(bench.a, key="k", expect=bench.holder(bench.a))
     bench.run(3600)
@@ -339,7 +341,7 @@ def test_the_next_attempt_resumes_from_the_last_checkpoint() -> None:
     bench = Bench()
     bench.world.programme(JOB, Programme(steps=100_000, checkpoint_every=500))
     bench.start(wait=1400)
-    bench.world.strike(bench.a, Defect(code="xid.79", cured_by=Remedy.RESTART_JOB))
+    bench.world.strike(bench.a, SimDefect(code="xid.79", cured_by=Remedy.RESTART_JOB))
     bench.run(60)
     end = bench.job().end
     assert end is not None
@@ -357,7 +359,7 @@ def test_the_next_attempt_resumes_from_the_last_checkpoint() -> None:
 def test_a_rank_dies_before_or_after_its_fault_is_told(kill_after: float, first: str) -> None:
     bench = Bench()
     bench.start()
-    bench.world.strike(bench.a, Defect(code="xid.79", kill_after=kill_after, observe_after=5.0))
+    bench.world.strike(bench.a, SimDefect(code="xid.79", kill_after=kill_after, observe_after=5.0))
     bench.run(8)
     assert (bench.a in dict(bench.world.running(JOB)).get(1, [])) is (first == "line")
     assert [news.kind for news in bench.news(Observed)] == ["xid"]
@@ -365,7 +367,7 @@ def test_a_rank_dies_before_or_after_its_fault_is_told(kill_after: float, first:
 
 def test_a_job_on_a_node_that_is_still_broken_dies_again() -> None:
     bench = Bench()
-    bench.world.strike(bench.a, Defect(code="xid.79"))
+    bench.world.strike(bench.a, SimDefect(code="xid.79"))
     bench.run(10)
     bench.start(wait=400)
     end = bench.job().end
@@ -378,7 +380,7 @@ def test_siblings_of_a_dead_rank_may_hang_until_they_give_up() -> None:
     bench = Bench()
     bench.world.programme(JOB, Programme(on_death=OnDeath.HANG, hang_notice=100.0, give_up=1000.0))
     bench.start()
-    bench.world.strike(bench.b, Defect(code="xid.13", cured_by=Remedy.RESTART_JOB))
+    bench.world.strike(bench.b, SimDefect(code="xid.13", cured_by=Remedy.RESTART_JOB))
     bench.run(300)
     assert bench.job().ranks == {bench.a: "running", bench.b: "gone"}
     assert [news.attempt for news in bench.news(Hung)] == [1]
@@ -718,7 +720,7 @@ def test_one_seed_is_one_history() -> None:
         dice = Random(seed)
         for number in range(60):
             node = dice.choice(bench.nodes)
-            bench.world.strike(node, Defect(code="xid.79", cured_by=Remedy.REBOOT))
+            bench.world.strike(node, SimDefect(code="xid.79", cured_by=Remedy.REBOOT))
             try:
                 if number % 3 == 0:
                     bench.start(number, f"s{number}", wait=50)
@@ -735,7 +737,7 @@ def test_a_quarter_of_a_fleet_costs_the_world_few_steps() -> None:
     """No node has events of its own while nothing happens: the cost follows what happens, not the fleet's size."""
     scheduler, heard = Scheduler(), list[int]()
     world = World(
-        scheduler, Random(1), Mischief(), lambda _facts, pulses: heard.append(len(pulses)), Rules(pulse=3600.0)
+        scheduler, Random(1), Mischief(), lambda _facts, pulses: heard.append(len(pulses)), Timings(pulse=3600.0)
     )
     world.add_cluster(ClusterRules(id="c"))
     world.add_nodes("c", 500)

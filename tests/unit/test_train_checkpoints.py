@@ -10,7 +10,7 @@ import pytest
 
 from sickbay import train
 from sickbay.train import disk
-from sickbay.train.layout import Part, Place
+from sickbay.train.layout import CheckpointName, RankPart
 from sickbay.train.pruning import parents, prune
 
 
@@ -31,8 +31,8 @@ def whole(directory: Path) -> list[str]:
     return sorted(f"{path.parent.parent.name}/{path.parent.name}" for path in directory.glob("*/*/manifest.json"))
 
 
-def one_byte(directory: Path) -> Part:
-    return Part({"rank-0.shard": disk.write(directory / "rank-0.shard", [b"x"])}, "bytes")
+def one_byte(directory: Path) -> RankPart:
+    return RankPart({"rank-0.shard": disk.write(directory / "rank-0.shard", [b"x"])}, "bytes")
 
 
 def test_the_first_run_has_nothing_to_resume(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_save_returns_before_the_state_is_written_and_a_second_one_waits_for_the
     gate = threading.Event()
     with train.Checkpoints(tmp_path) as checkpoints:
 
-        def slow(directory: Path) -> Part:
+        def slow(directory: Path) -> RankPart:
             assert gate.wait(10)
             return one_byte(directory)
 
@@ -91,7 +91,7 @@ def test_save_returns_before_the_state_is_written_and_a_second_one_waits_for_the
 def test_an_error_in_the_background_is_raised_once_by_the_next_call_and_training_may_go_on(tmp_path: Path) -> None:
     checkpoints = train.Checkpoints(tmp_path, failures=0)
 
-    def broken(directory: Path) -> Part:
+    def broken(directory: Path) -> RankPart:
         raise OSError(28, "No space left on device", str(directory))
 
     checkpoints.put(1, broken)
@@ -130,7 +130,7 @@ def test_the_newest_are_kept_across_attempts_and_a_parent_is_never_removed(tmp_p
     assert whole(tmp_path) == ["attempt-1/step-4", "attempt-2/step-5"]
     trained(tmp_path, 6, 7, 8, keep=2)
     assert whole(tmp_path) == ["attempt-1/step-4", "attempt-2/step-5", "attempt-3/step-7", "attempt-3/step-8"]
-    assert parents(tmp_path, 3) == [Place(2, 5), Place(1, 4)]
+    assert parents(tmp_path, 3) == [CheckpointName(2, 5), CheckpointName(1, 4)]
     trained(tmp_path, 9, 10, keep=2)
     assert whole(tmp_path) == ["attempt-2/step-5", "attempt-3/step-8", "attempt-4/step-10", "attempt-4/step-9"]
 
@@ -188,7 +188,7 @@ def test_nothing_is_removed_below_a_lineage_that_cannot_be_read(tmp_path: Path) 
     trained(tmp_path, 1, 2, 3)
     trained(tmp_path, 4, 5)
     (tmp_path / "attempt-2" / "LINEAGE").write_bytes(b"rot")
-    assert prune(tmp_path, Place(2, 5), 1, {Place(2, 5)}) == [Place(2, 4)]
+    assert prune(tmp_path, CheckpointName(2, 5), 1, {CheckpointName(2, 5)}) == [CheckpointName(2, 4)]
     assert len(whole(tmp_path)) == 4
 
 
@@ -200,7 +200,7 @@ def test_what_is_half_removed_stays_while_nobody_can_say_who_began_from_it(tmp_p
     lineage = tmp_path / "attempt-2" / "LINEAGE"
     held = lineage.read_bytes()
     lineage.write_bytes(b"rot")
-    prune(tmp_path, Place(2, 5), 1, {Place(2, 5)})
+    prune(tmp_path, CheckpointName(2, 5), 1, {CheckpointName(2, 5)})
     assert (step / "rank-0.shard").exists()
     lineage.write_bytes(held)
     assert train.latest_valid(tmp_path).step == 5
@@ -209,7 +209,7 @@ def test_what_is_half_removed_stays_while_nobody_can_say_who_began_from_it(tmp_p
 def test_an_attempt_of_the_past_removes_nothing(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2, 3)
     trained(tmp_path)
-    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == []
+    assert prune(tmp_path, CheckpointName(1, 3), 1, {CheckpointName(1, 3)}) == []
     assert len(whole(tmp_path)) == 3
 
 

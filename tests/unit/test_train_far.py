@@ -158,11 +158,11 @@ def test_what_is_put_back_for_a_younger_attempt_still_has_its_files_in_the_store
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", as_a_younger_one_begins)
-    newest = layout.Place(1, 2)
+    newest = layout.CheckpointName(1, 2)
     assert prune(root, newest, 1, {newest}) == []
     assert layout.run_path(root, 2).exists()
     assert in_bucket(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
-    assert layout.read_manifest(root, layout.Place(1, 1)) is not None
+    assert layout.read_manifest(root, layout.CheckpointName(1, 1)) is not None
 
 
 # --- what must not be told

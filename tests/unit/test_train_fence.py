@@ -16,7 +16,7 @@ import pytest
 from sickbay import train
 from sickbay.train import choosing, committing, disk, errors, layout, saves, sharing, snapshot
 from sickbay.train.errors import RESTARTED_IN_PLACE
-from sickbay.train.layout import Place, Skipped
+from sickbay.train.layout import CheckpointName, Skipped
 from sickbay.train.pruning import prune
 from sickbay.train.shard import NotAShard
 from sickbay.train.validity import examine
@@ -68,7 +68,7 @@ def test_the_fence_is_there_before_anything_is_looked_at(tmp_path: Path, monkeyp
 
 
 def test_an_attempt_that_is_overtaken_while_it_writes_commits_nothing(tmp_path: Path) -> None:
-    def overtaken(directory: Path) -> layout.Part:
+    def overtaken(directory: Path) -> layout.RankPart:
         (tmp_path / "attempt-2").mkdir()
         layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
         return failing(0)(directory)
@@ -122,7 +122,7 @@ def test_a_removal_that_meets_one_that_has_only_its_fence_is_taken_back_too(
     first.save(2, b"two")
     first.wait()
     assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-2"]
-    assert examine(tmp_path, Place(1, 1))[1] == "", "nothing else of it was removed before"
+    assert examine(tmp_path, CheckpointName(1, 1))[1] == "", "nothing else of it was removed before"
 
 
 def test_what_is_gone_when_it_was_chosen_is_not_begun_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,10 @@ def test_what_other_ranks_save_ahead_of_rank_0_is_not_removed(tmp_path: Path) ->
     ahead = tmp_path / "attempt-1" / "step-4"
     ahead.mkdir()
     (ahead / "rank-1.shard").write_bytes(b"under way")
-    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == [Place(1, 1), Place(1, 2)]
+    assert prune(tmp_path, CheckpointName(1, 3), 1, {CheckpointName(1, 3)}) == [
+        CheckpointName(1, 1),
+        CheckpointName(1, 2),
+    ]
     assert (ahead / "rank-1.shard").exists()
 
 
@@ -400,7 +403,7 @@ def test_a_younger_attempt_that_our_client_remembers_not_to_be_there_keeps_us_fr
     (tmp_path / "attempt-2").mkdir()
     layout.create_fence(tmp_path, layout.RunFile(2, "other", 1))
     unseen.add(tmp_path / name)
-    assert prune(tmp_path, Place(1, 3), 1, {Place(1, 3)}) == []
+    assert prune(tmp_path, CheckpointName(1, 3), 1, {CheckpointName(1, 3)}) == []
     assert len(whole(tmp_path)) == 3
 
 
@@ -442,7 +445,7 @@ def test_a_part_that_our_client_remembers_not_to_be_there_is_found(
     monkeypatch.setattr(committing, "FRESH", 0.01)
     ranks[1].save(1, b"x")
     ranks[1].wait()
-    unseen.add(layout.part_path(tmp_path, Place(1, 1), 1))
+    unseen.add(layout.part_path(tmp_path, CheckpointName(1, 1), 1))
     ranks[0].save(1, b"x")
     ranks[0].wait()
     assert whole(tmp_path) == ["attempt-1/step-1"]
@@ -502,7 +505,7 @@ def test_a_part_of_another_run_is_never_committed(tmp_path: Path) -> None:
 def test_a_manifest_of_another_run_is_no_commit_of_ours(tmp_path: Path) -> None:
     found = train.Checkpoints(tmp_path, failures=0)
     (tmp_path / "attempt-1" / "step-1").mkdir()
-    layout.create_manifest(tmp_path, layout.Manifest(Place(1, 1), 1, {}, {}, "another"))
+    layout.create_manifest(tmp_path, layout.Manifest(CheckpointName(1, 1), 1, {}, {}, "another"))
     found.save(1, b"x")
     with pytest.raises(train.CheckpointError, match="another process has committed attempt-1/step-1"):
         found.wait()
@@ -512,7 +515,7 @@ def test_a_part_that_failed_outweighs_one_that_was_written(tmp_path: Path) -> No
     ranks = [train.Checkpoints(tmp_path, attempt=1, rank=rank, world_size=2, failures=0) for rank in (0, 1)]
     ranks[1].save(1, b"x")
     ranks[1].wait()
-    layout.failed_path(tmp_path, Place(1, 1), 1).touch()
+    layout.failed_path(tmp_path, CheckpointName(1, 1), 1).touch()
     ranks[0].save(1, b"x")
     with pytest.raises(train.CheckpointError, match="rank 1 could not save its shard of attempt-1/step-1"):
         ranks[0].wait()
@@ -656,7 +659,7 @@ def test_ranks_wait_for_all_that_is_looked_at_and_not_only_for_the_last_of_it(tm
     (tmp_path / "attempt-2").mkdir()
     looking = sharing.Looking(tmp_path, 2, 1, 4, patience=1)
     for number, step in enumerate((8, 7)):
-        disk.create(layout.look_path(tmp_path, 2, number), Place(1, step)._asdict())
+        disk.create(layout.look_path(tmp_path, 2, number), CheckpointName(1, step)._asdict())
         looking.share()
     size = sum(path.stat().st_size for path in tmp_path.glob("attempt-1/*/*.shard"))
     assert looking.more == pytest.approx(sharing.allowance(size / 4))
@@ -673,11 +676,11 @@ def test_who_waits_has_the_time_that_the_bytes_take_besides_patience(
     rank = train.Checkpoints(tmp_path, attempt=1, rank=0, world_size=2, patience=0)
     (tmp_path / "attempt-1" / "step-1").mkdir()
     for number in (0, 1):
-        part = layout.Part({f"rank-{number}.shard": disk.Sum(10**9, "")}, "bytes", rank.at.run)
-        layout.create_part(tmp_path, Place(1, 1), number, part)
-    exists, late = disk.exists, [layout.part_path(tmp_path, Place(1, 1), 1)] * 3
+        part = layout.RankPart({f"rank-{number}.shard": disk.Sum(10**9, "")}, "bytes", rank.at.run)
+        layout.create_part(tmp_path, CheckpointName(1, 1), number, part)
+    exists, late = disk.exists, [layout.part_path(tmp_path, CheckpointName(1, 1), 1)] * 3
     monkeypatch.setattr(disk, "exists", lambda path: not (path in late and late.pop()) and exists(path))
-    assert rank.at.gather(Place(1, 1)).size == 2 * 10**9
+    assert rank.at.gather(CheckpointName(1, 1)).size == 2 * 10**9
 
 
 def test_time_limits_follow_the_size() -> None:
@@ -688,14 +691,14 @@ def test_time_limits_follow_the_size() -> None:
 # --- saves that fail
 
 
-def failing(times: int) -> Callable[[Path], layout.Part]:
+def failing(times: int) -> Callable[[Path], layout.RankPart]:
     left = [*range(times)]
 
-    def write(directory: Path) -> layout.Part:
+    def write(directory: Path) -> layout.RankPart:
         if left:
             left.pop()
             raise OSError(errno.ENOSPC, "No space left on device", str(directory))
-        return layout.Part({"rank-0.shard": disk.write(directory / "rank-0.shard", [b"x"])}, "bytes")
+        return layout.RankPart({"rank-0.shard": disk.write(directory / "rank-0.shard", [b"x"])}, "bytes")
 
     return write
 
@@ -709,7 +712,7 @@ def test_a_save_that_fails_is_tried_again(tmp_path: Path) -> None:
 def test_what_will_not_pass_is_not_tried_again(tmp_path: Path) -> None:
     tries: list[Path] = []
 
-    def wrong(directory: Path) -> layout.Part:
+    def wrong(directory: Path) -> layout.RankPart:
         tries.append(directory)
         raise train.CheckpointError("it is not what it was")
 
@@ -745,7 +748,7 @@ def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_fai
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    def no_memory(*_: object) -> snapshot.Snapshot:
+    def no_memory(*_: object) -> snapshot.SnapshotParts:
         raise MemoryError
 
     found = train.Checkpoints(tmp_path, failures=2)
@@ -764,7 +767,7 @@ def test_a_save_for_which_there_is_no_thread_or_no_memory_counts_as_one_that_fai
             found.save(step, b"more")
         with pytest.raises(train.CheckpointError, match="attempt-1/step-6 was not saved: can't start new thread"):
             found.save(7, b"seven")
-    assert layout.failed_path(tmp_path, Place(1, 6), 0).exists(), "the others need not wait for it"
+    assert layout.failed_path(tmp_path, CheckpointName(1, 6), 0).exists(), "the others need not wait for it"
     assert whole(tmp_path) == ["attempt-1/step-3"]
 
 
@@ -804,14 +807,14 @@ def test_a_shard_that_was_written_before_its_part_failed_is_written_anew(
 def test_a_save_that_has_not_ended_within_the_budget_leaves_the_next_out(tmp_path: Path) -> None:
     gate = threading.Event()
 
-    def slow(directory: Path) -> layout.Part:
+    def slow(directory: Path) -> layout.RankPart:
         assert gate.wait(60)
         return failing(0)(directory)
 
     with train.Checkpoints(tmp_path, budget=0.01) as found:
         assert found.put(1, slow)
         assert found.save(2, b"two") is False
-        assert layout.failed_path(tmp_path, Place(1, 2), 0).exists(), "the others need not wait for it"
+        assert layout.failed_path(tmp_path, CheckpointName(1, 2), 0).exists(), "the others need not wait for it"
         gate.set()
         found.wait()
         assert found.save(3, b"three")
@@ -990,7 +993,7 @@ def test_a_follower_that_does_not_see_yet_what_rank_0_has_seen_makes_nothing_cor
     four_shards(tmp_path, 7, 8)
     read_manifest, blind = layout.read_manifest, [1, 2]
 
-    def late(root: Path, place: Place, **more: Any) -> Any:
+    def late(root: Path, place: CheckpointName, **more: Any) -> Any:
         if threading.current_thread().name == "rank-2" and place.step == 8 and blind:
             blind.pop()
             return None

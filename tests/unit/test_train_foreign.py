@@ -20,7 +20,7 @@ import pytest
 
 from sickbay import train
 from sickbay.train import choosing, disk, foreign, layout, resuming, saves, sharing
-from sickbay.train.layout import Part, Place
+from sickbay.train.layout import CheckpointName, RankPart
 
 Ranks = list[train.Checkpoints]
 
@@ -123,7 +123,7 @@ def test_what_other_code_writes_is_listed_verified_and_handed_out(tmp_path: Path
     directory = foreign.resumed(second[0])
     assert directory == tmp_path / "attempt-1" / "step-6" / "files"
     assert held(directory) == expected(6, 1)
-    manifest = layout.read_manifest(tmp_path, Place(1, 6))
+    manifest = layout.read_manifest(tmp_path, CheckpointName(1, 6))
     assert sorted(manifest.files) == ["files/latest", "files/state/deep/er/index.json", "files/state/zero_rank_0.pt"]
     assert (manifest.world_size, manifest.forms) == (1, {})
 
@@ -132,7 +132,7 @@ def test_ranks_share_one_directory_and_each_hashes_an_even_share(tmp_path: Path)
     first = begun(tmp_path, 1, world=3)
     save(first, 5)
     assert wait(first) == [""] * 3
-    parts = [layout.read_part(tmp_path, Place(1, 5), rank).files for rank in range(3)]
+    parts = [layout.read_part(tmp_path, CheckpointName(1, 5), rank).files for rank in range(3)]
     assert sorted(name for part in parts for name in part) == [f"files/{name}" for name in sorted(expected(5, 3))]
     big = [sum(one.size for one in part.values()) // len(b"0 of 5 " * 1000) for part in parts]
     assert big == [1, 1, 1]
@@ -161,7 +161,10 @@ def test_thousands_of_nested_files_are_one_checkpoint(tmp_path: Path) -> None:
     assert wait(first) == ["", ""]
     second = begun(tmp_path, 2, world=2)
     assert held(foreign.resumed(second[1])) == files | {"index.json": b"{}"}
-    assert [len(layout.read_part(tmp_path, Place(1, 1), rank).files) for rank in (0, 1)] in ([750, 751], [751, 750])
+    assert [len(layout.read_part(tmp_path, CheckpointName(1, 1), rank).files) for rank in (0, 1)] in (
+        [750, 751],
+        [751, 750],
+    )
 
 
 def test_safetensors_come_back(tmp_path: Path) -> None:
@@ -328,9 +331,9 @@ def test_what_changes_between_two_tries_of_one_save_is_found_before_the_commit(
 
     def fails_once(source: Any, target: Any) -> None:
         if Path(target).name == "rank-0.json" and not failed.is_set():
-            while not layout.part_path(tmp_path, Place(1, 1), 1).exists():  # rank 1 has hashed its share
+            while not layout.part_path(tmp_path, CheckpointName(1, 1), 1).exists():  # rank 1 has hashed its share
                 time.sleep(0.001)
-            for name in layout.read_part(tmp_path, Place(1, 1), 1).files:
+            for name in layout.read_part(tmp_path, CheckpointName(1, 1), 1).files:
                 overwritten(tmp_path / "attempt-1" / "step-1" / name)
             failed.set()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -501,9 +504,9 @@ def test_it_is_never_left_out_however_long_the_save_before_takes(tmp_path: Path)
     gate = threading.Event()
     first = begun(tmp_path, 1, budget=0.01)
 
-    def slow(directory: Path) -> Part:
+    def slow(directory: Path) -> RankPart:
         assert gate.wait(10)
-        return Part({"rank-0.shard": disk.write(directory / "rank-0.shard", [b"x"])}, "bytes")
+        return RankPart({"rank-0.shard": disk.write(directory / "rank-0.shard", [b"x"])}, "bytes")
 
     first[0].put(1, slow)
     threading.Timer(0.1, gate.set).start()
@@ -644,8 +647,8 @@ def test_each_form_says_who_reads_it(tmp_path: Path) -> None:
     with pytest.raises(train.CheckpointError, match=r"not saved by sickbay\.train\.foreign: .*checkpoints\.load\(\)"):
         foreign.resumed(begun(tmp_path, 5)[0])
 
-    def dcp(directory: Path) -> Part:
-        return Part({resuming.METADATA: disk.write(directory / resuming.METADATA, [b"x"])})
+    def dcp(directory: Path) -> RankPart:
+        return RankPart({resuming.METADATA: disk.write(directory / resuming.METADATA, [b"x"])})
 
     fifth = begun(tmp_path, 6)
     fifth[0].put(3, dcp)
@@ -665,7 +668,7 @@ def test_a_manifest_that_names_a_file_outside_its_checkpoint_is_damaged(name: st
     save(first, 1)
     save(first, 2)
     assert wait(first) == [""]
-    manifest = layout.read_manifest(tmp_path, Place(1, 2))
+    manifest = layout.read_manifest(tmp_path, CheckpointName(1, 2))
     assert manifest is not None
     hostile = manifest._replace(files={**manifest.files, name: disk.Sum(0, "0")})
     layout.manifest_path(tmp_path, manifest.place).unlink()
@@ -680,7 +683,7 @@ def test_what_has_changed_since_the_attempt_began_is_not_handed_out(tmp_path: Pa
     save(first, 1)
     assert wait(first) == ["", ""]
     second = begun(tmp_path, 2, world=2)
-    mine = [layout.read_part(tmp_path, Place(1, 1), rank).files for rank in (0, 1)]
+    mine = [layout.read_part(tmp_path, CheckpointName(1, 1), rank).files for rank in (0, 1)]
     path = tmp_path / "attempt-1" / "step-1" / "files" / "state" / "zero_rank_1.pt"
     whose = next(rank for rank in (0, 1) if "files/state/zero_rank_1.pt" in mine[rank])
     content = path.read_bytes()

@@ -10,7 +10,7 @@ import pytest
 
 from sickbay import train
 from sickbay.train import disk
-from sickbay.train.layout import Manifest, Place, read_manifest
+from sickbay.train.layout import CheckpointName, Manifest, read_manifest
 
 pytest.importorskip("torch", reason="torch is not installed here: ranks that save together were not tried")
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def seen(root: Path) -> list[dict[str, Any]]:
 
 
 def manifest_of(directory: Path, step: int) -> Manifest:
-    found = read_manifest(directory, Place(1, step))
+    found = read_manifest(directory, CheckpointName(1, step))
     assert found is not None
     return found
 

@@ -13,7 +13,7 @@ from tests.unit.peer_rig import until
 from sickbay import train
 from sickbay.train import uploads
 from sickbay.train.disk import Sum
-from sickbay.train.layout import Manifest, Place
+from sickbay.train.layout import CheckpointName, Manifest
 
 OFFLINE = {"SICKBAY_TEST_UPLOADS": "none"}
 ALONE = {"SICKBAY_CHECKPOINT_COPIES": "0"}
@@ -269,8 +269,10 @@ def test_what_is_being_uploaded_stays_near_however_many_steps_are_saved_meanwhil
 
 
 def test_parts_that_do_not_add_up_to_what_is_saved_again_are_never_committed() -> None:
-    whole = Manifest(Place(1, 10), 2, {f"rank-{rank}.shard": Sum(1, "0" * 64) for rank in (0, 1)}, {}, far=None)
-    parts = whole._replace(place=Place(2, 10), files={"rank-0.shard": Sum(1, "0" * 64)})
+    whole = Manifest(
+        CheckpointName(1, 10), 2, {f"rank-{rank}.shard": Sum(1, "0" * 64) for rank in (0, 1)}, {}, far=None
+    )
+    parts = whole._replace(place=CheckpointName(2, 10), files={"rank-0.shard": Sum(1, "0" * 64)})
     with pytest.raises(train.CheckpointError, match="attempt-2/step-10 was not saved: its parts are not those of"):
         uploads._as_it_was(parts, far="", like=whole)
 

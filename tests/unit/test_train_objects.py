@@ -79,7 +79,7 @@ def test_what_was_put_comes_back_and_is_told_with_its_sum(rig: Rig) -> None:
         assert store.put(KEY, halves) == sum_of(content)
         assert store.size_of(KEY) == size
         with store.open(KEY) as file:
-            hashing = disk.Hashing(cast(disk.Stream, file))
+            hashing = disk.Hashing(cast(disk.ByteStream, file))
             hashing.read(size // 3)
             assert hashing.finish() == sum_of(content)
         assert rig.names() == [f"pre/fix/{KEY}"]
@@ -512,7 +512,7 @@ def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: py
 
 
 def test_a_part_is_hashed_before_the_whole_so_that_a_flipped_bit_shows() -> None:
-    held = payload.Held([b"abc", b"", b"def"])
+    held = payload.HeldPayload([b"abc", b"", b"def"])
     piece = held.piece(4)
     assert piece is not None
     assert (piece.size, piece.read_at(1, 9), piece.read_at(3, 9)) == (4, b"bc", b"d")

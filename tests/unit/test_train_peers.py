@@ -26,7 +26,7 @@ from tests.unit.peer_rig import (
 )
 
 from sickbay.train import disk, peer_server
-from sickbay.train.layout import Part, Place, create_part, part_path, read_part, step_path
+from sickbay.train.layout import CheckpointName, RankPart, create_part, part_path, read_part, step_path
 from sickbay.train.peer_channel import Channel
 from sickbay.train.peer_server import SMALL
 from sickbay.train.peers import Peer, RemoteFile, Server, reachable_host
@@ -92,11 +92,11 @@ def test_what_is_put_lies_where_the_layout_says_and_is_given_back(
 def test_a_sealed_part_follows_its_shard_and_says_what_it_said(root: Path, peer: Peer, tmp_path: Path) -> None:
     source, total = source_of(tmp_path, 1000)
     disk.make(step_path(tmp_path, PLACE))
-    create_part(tmp_path, PLACE, 3, Part({NAME: total}, "bytes", "a run"))
+    create_part(tmp_path, PLACE, 3, RankPart({NAME: total}, "bytes", "a run"))
     sealed = part_path(tmp_path, PLACE, 3)
     peer.put(PLACE, NAME, source, total)
     peer.put(PLACE, sealed.name, sealed, disk.measure(sealed))
-    assert read_part(root, PLACE, 3) == Part({NAME: total}, "bytes", "a run")
+    assert read_part(root, PLACE, 3) == RankPart({NAME: total}, "bytes", "a run")
 
 
 def test_a_file_is_read_in_pieces_of_any_size_and_then_no_more(peer: Peer, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_no_name_leaves_the_root(server: Server, tmp_path: Path, name: str) -> N
 def test_no_number_leaves_the_root(server: Server, place: tuple[int, int], tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(OSError, match="is no file of a checkpoint"):
-        Peer(server.address, SECRET).open(Place(*place), NAME)
+        Peer(server.address, SECRET).open(CheckpointName(*place), NAME)
     asked = {"do": "put", "attempt": place[0], "step": place[1], "name": NAME, "size": 0, "sha256": ""}
     assert raw(server, asked)["errno"] == errno.EINVAL
     assert sorted(tmp_path.rglob("*")) == before

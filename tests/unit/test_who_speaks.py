@@ -14,12 +14,12 @@ from tests.unit.agent_rig import XID_63, XID_79
 from tests.unit.test_agent_kmsg import Ring
 
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.dedup import Sums
+from sickbay.agent.probes.dedup import Deduplicator
 from sickbay.agent.probes.hearsay import AGAIN, MOST, REMEMBERED, WAIT
 from sickbay.agent.probes.journal import decoded
-from sickbay.agent.probes.kernel_log import KernelLog, Place, heard_name
+from sickbay.agent.probes.kernel_log import KernelLog, LogPlace, heard_name
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.probes.system_log import Reading, SystemLog, is_one_of
+from sickbay.agent.probes.system_log import LineTrust, SystemLog, is_one_of
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
@@ -57,15 +57,15 @@ def faults(items: Sequence[Item]) -> list[str]:
 class Seen:
     """A ring and a text log, as an agent reads them."""
 
-    def __init__(self, root: Path, reading: Reading | None = None) -> None:
+    def __init__(self, root: Path, reading: LineTrust | None = None) -> None:
         self.path = root / "messages"
         self.path.touch()
         (root / "kmsg").touch()
         self.ring = Ring()
-        self.sums = Sums()
+        self.sums = Deduplicator()
         self.began = time.monotonic()
-        reading = reading or Reading(hosts=(HOST,))
-        text = SystemLog(self.path, Place(boot_id="b"), reading, began=NOW - 86_400.0)
+        reading = reading or LineTrust(hosts=(HOST,))
+        text = SystemLog(self.path, LogPlace(boot_id="b"), reading, began=NOW - 86_400.0)
         ring = Kmsg(NODE, KmsgPlace(boot_id="b"), root / "kmsg", self.ring.read)
         self.log = KernelLog([ring, text], NODE, lambda _: None, self.sums)
 
@@ -309,7 +309,7 @@ def test_what_any_user_can_have_a_log_daemon_write_is_evidence_and_no_fault(seen
 
 @pytest.mark.parametrize("line", NOT_EVEN_HEARD)
 def test_what_is_of_others_is_nothing_about_this_node(tmp_path: Path, line: str) -> None:
-    seen = Seen(tmp_path, Reading(trusted=True, own_zone=True, hosts=("gpu-7.cluster.example",)))
+    seen = Seen(tmp_path, LineTrust(trusted=True, own_zone=True, hosts=("gpu-7.cluster.example",)))
     seen.writes(f"{stamp()} {line}")
     items = [*seen.look(), *seen.look(WAIT)]
     assert not news_of(items)
@@ -333,7 +333,7 @@ def test_that_others_forward_their_lines_is_told_once_with_their_number(seen: Se
 
 
 def test_where_the_operator_trusts_the_logs_they_count_at_once(tmp_path: Path) -> None:
-    seen = Seen(tmp_path, Reading(trusted=True, hosts=(HOST,)))
+    seen = Seen(tmp_path, LineTrust(trusted=True, hosts=(HOST,)))
     seen.writes(f"{stamp()} {HOST} kernel: {XID_79}")
     (news,) = news_of(seen.look())
     assert not news.unconfirmed
@@ -380,7 +380,7 @@ def test_a_log_daemon_that_lags_is_an_echo_however_late(tmp_path: Path, late: fl
     for trusted in (False, True):
         root = tmp_path / str(trusted)
         root.mkdir()
-        seen = Seen(root, Reading(trusted=trusted, own_zone=True))
+        seen = Seen(root, LineTrust(trusted=trusted, own_zone=True))
         seen.ring.say(XID_79, prefix="4", stamp=NOW - late)
         assert len(news_of(seen.look(-late))) == 1
         seen.writes(f"{stamp(late)} {HOST} kernel: {XID_79}")
@@ -390,7 +390,7 @@ def test_a_log_daemon_that_lags_is_an_echo_however_late(tmp_path: Path, late: fl
 def test_a_line_that_waits_is_told_though_its_source_cannot_be_read_any_more(tmp_path: Path) -> None:
     path = tmp_path / "messages"
     path.write_text("")
-    log = KernelLog([SystemLog(path, Place(boot_id="b"), Reading(own_zone=True))], NODE, lambda _: None)
+    log = KernelLog([SystemLog(path, LogPlace(boot_id="b"), LineTrust(own_zone=True))], NODE, lambda _: None)
     log.look(NOW)
     path.write_text(f"{stamp()} {HOST} kernel: {XID_79}\n")
     assert not news_of(log.look(NOW + 1))
@@ -432,7 +432,7 @@ def test_what_the_ring_told_an_earlier_run_is_still_known_to_the_next(tmp_path: 
     seen.ring.say(XID_79, prefix="4", stamp=NOW)
     place = KmsgPlace(boot_id="b", seq=0, stamp=NOW)
     ring = Kmsg(NODE, place, tmp_path / "kmsg", seen.ring.read)
-    text = SystemLog(seen.path, Place(boot_id="b"), Reading(own_zone=True))
+    text = SystemLog(seen.path, LogPlace(boot_id="b"), LineTrust(own_zone=True))
     log = KernelLog([ring, text], NODE, lambda _: None)
     seen.writes(f"{stamp()} {HOST} kernel: {XID_79}")
     assert not [*log.look(NOW), *log.look(NOW + WAIT), *log.rest(NOW + 60)]
@@ -444,12 +444,12 @@ def test_a_line_that_waits_is_where_the_next_run_begins(seen: Seen) -> None:
     seen.writes(f"{stamp()} {HOST} kernel: {XID_63}", f"{stamp()} {HOST} kernel: {XID_79}")
     seen.look()
     place = seen.log.places[heard_name(f"text:{seen.path}")]
-    assert isinstance(place, Place)
+    assert isinstance(place, LogPlace)
     assert place.offset == 0
     seen.look(WAIT)
     assert seen.log.places[heard_name(f"text:{seen.path}")] is None
     place = seen.log.places[f"text:{seen.path}"]
-    assert isinstance(place, Place)
+    assert isinstance(place, LogPlace)
     assert place.offset == seen.path.stat().st_size
 
 
@@ -493,14 +493,14 @@ def test_the_same_forged_line_again_and_again_is_told_once_an_hour_with_its_numb
 def test_that_no_source_is_a_witness_is_told_once_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "messages"
     path.touch()
-    log = KernelLog([SystemLog(path, Place(boot_id="b"))], NODE, lambda _: None)
+    log = KernelLog([SystemLog(path, LogPlace(boot_id="b"))], NODE, lambda _: None)
     (news,) = (item.news for item in [*log.look(NOW), *log.look(NOW + 10)])
     assert isinstance(news, Observed)
     assert news.kind == "probe.failed"
     assert "CAP_SYSLOG" in news.text
     assert "trust_logs: true" in news.text
     log.close()
-    trusted = KernelLog([SystemLog(path, Place(boot_id="b"), Reading(trusted=True))], NODE, lambda _: None)
+    trusted = KernelLog([SystemLog(path, LogPlace(boot_id="b"), LineTrust(trusted=True))], NODE, lambda _: None)
     assert not trusted.look(NOW)
     trusted.close()
 
@@ -516,9 +516,9 @@ class Zones(Seen):
         root.joinpath("messages").touch()
         if before:
             root.joinpath("messages").write_text(f"{stamp(-ahead)} {HOST} systemd[1]: Started a unit.\n")
-        super().__init__(root, Reading(trusted=True, hosts=(HOST,)))
+        super().__init__(root, LineTrust(trusted=True, hosts=(HOST,)))
         self.text = SystemLog(
-            self.path, Place(boot_id="b"), Reading(trusted=True, hosts=(HOST,)), began=NOW - 3 * 3600.0
+            self.path, LogPlace(boot_id="b"), LineTrust(trusted=True, hosts=(HOST,)), began=NOW - 3 * 3600.0
         )
         self.log = KernelLog([self.text], NODE, lambda _: None)
 
@@ -558,7 +558,7 @@ def test_a_line_from_before_the_clock_was_set_after_the_boot_is_told(tmp_path: P
         f"{stamp(9 * 3600.0)} {HOST} kernel: {XID_63}\n{stamp(6 * 3600.0)} {HOST} kernel: Linux version 6.8.0 (x@y)\n"
         f"{stamp(6 * 3600.0)} {HOST} kernel: {XID_79}\n{stamp()} {HOST} chronyd[1]: System clock was stepped\n"
     )
-    log = KernelLog([SystemLog(path, Place(boot_id="b"), began=NOW - 600.0)], NODE, lambda _: None)
+    log = KernelLog([SystemLog(path, LogPlace(boot_id="b"), began=NOW - 600.0)], NODE, lambda _: None)
     (news,) = news_of([*log.look(NOW), *log.look(NOW + WAIT)])
     assert (news.fields["number"], news.unconfirmed) == (79, True)
     assert "the clock was set since" in str(news.fields["undated"])

@@ -11,8 +11,8 @@ from typing import Any
 
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.reporter import Poller, Reporter
-from sickbay.agent.spool import Voice
-from sickbay.agent.transport import Address, Line
+from sickbay.agent.spool import AgentIdentity
+from sickbay.agent.transport import Address, ControllerLine
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Command, Poll
@@ -99,14 +99,14 @@ class Facing:
     """Reporter and poller of an agent, and what they were told to do."""
 
     def __init__(self, root: Path, url: str) -> None:
-        self.outbox = Outbox(root / "spool", Voice(node=NODE, incarnation=ME, agent_run="r"))
+        self.outbox = Outbox(root / "spool", AgentIdentity(node=NODE, incarnation=ME, agent_run="r"))
         self.taken: list[Command] = []
         self.refused: list[tuple[str, str]] = []
 
         def address() -> Address:
             return Address(url, "t")
 
-        self.lines = [Line(address), Line(address)]
+        self.lines = [ControllerLine(address), ControllerLine(address)]
         self.reporter = Reporter(self.outbox, self.lines[0], lambda: 0.0, self)
         self.poller = Poller(self._poll, self.lines[1], self.reporter, self)
 

@@ -57,14 +57,14 @@ class Bundle(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BundleParts:
     """What is gathered besides what the agent knows of itself."""
 
     commands: Mapping[str, Sequence[str]] = field(default_factory=lambda: COMMANDS)
     files: Mapping[str, Path] = field(default_factory=lambda: {f"files{name}": Path(name) for name in FILES})
 
 
-def collect(state: Path, settings: AgentSettings, until: float, parts: Parts | None = None) -> Bundle:
+def collect(state: Path, settings: AgentSettings, until: float, parts: BundleParts | None = None) -> Bundle:
     """Raises OSError where the file cannot be written."""
     directory = state / "bundles"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -78,7 +78,7 @@ def collect(state: Path, settings: AgentSettings, until: float, parts: Parts | N
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
-            for part, data in _gathered(state, settings, until, parts or Parts()):
+            for part, data in _gathered(state, settings, until, parts or BundleParts()):
                 if data is None:
                     missing.append(part)
                     continue
@@ -95,7 +95,9 @@ def collect(state: Path, settings: AgentSettings, until: float, parts: Parts | N
     return Bundle(path, path.stat().st_size, tuple(missing))
 
 
-def _gathered(state: Path, settings: AgentSettings, until: float, parts: Parts) -> Iterator[tuple[str, bytes | None]]:
+def _gathered(
+    state: Path, settings: AgentSettings, until: float, parts: BundleParts
+) -> Iterator[tuple[str, bytes | None]]:
     versions = {"sickbay": __version__, "python": platform.python_version(), "kernel": platform.release()}
     yield "versions.json", msgspec.json.format(msgspec.json.encode(versions))
     yield "settings.json", msgspec.json.format(msgspec.json.encode(printable(settings)))

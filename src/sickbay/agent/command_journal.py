@@ -12,7 +12,7 @@ REMEMBERED = 500  # commands whose answer is known; one that has none yet is nev
 LINES = 4 * REMEMBERED  # in the file, before what is not remembered is left out of it
 
 
-class Entry(Noun):
+class JournaledCommand(Noun):
     """A line of the journal: a command that was begun (no result yet), or what was answered.
 
     `leaving`: the boot that was about to be ended by it; whether it was shows the boot that the next run finds.
@@ -24,13 +24,13 @@ class Entry(Noun):
     leaving: str = ""
 
 
-class Journal:
+class CommandJournal:
     """On disk when `note` returns. `trouble`: why it cannot be read; then nobody knows what was carried out."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines = 0
-        self.known: OrderedDict[str, Entry] = OrderedDict()
+        self.known: OrderedDict[str, JournaledCommand] = OrderedDict()
         self.trouble = ""
         try:
             lines = path.read_bytes().split(b"\n")
@@ -41,12 +41,12 @@ class Journal:
         for line in filter(None, lines):
             self._lines += 1
             try:
-                entry = msgspec.json.decode(line, type=Entry)
+                entry = msgspec.json.decode(line, type=JournaledCommand)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue  # cut off by the death that it did not survive: then the command was not begun
             self._remember(entry)
 
-    def _remember(self, entry: Entry) -> None:
+    def _remember(self, entry: JournaledCommand) -> None:
         self.known[entry.id] = entry
         self.known.move_to_end(entry.id)
         # What has no answer yet is the very thing to be remembered.
@@ -54,7 +54,7 @@ class Journal:
         while len(self.known) > REMEMBERED and (name := next(old, None)) is not None:
             del self.known[name]
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: JournaledCommand) -> None:
         """Raises OSError."""
         if self.trouble:
             raise OSError(self.trouble)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sickbay.agent.command_journal import REMEMBERED, Entry, Journal
+from sickbay.agent.command_journal import REMEMBERED, CommandJournal, JournaledCommand
 from sickbay.agent.outbox import Outbox, say
 from sickbay.model.fleet import Incarnation
 from sickbay.model.protocol import (
@@ -61,7 +61,7 @@ class _TooLate(Exception):  # noqa: N818 - a state, not a mistake
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CarriedOut:
     """News with words for the answer. `leave`: ends this boot, once the news have left; the next boot answers.
 
     `stays`: what is said where it is refused, to take the news back.
@@ -74,7 +74,7 @@ class Said:
 
 
 # Carries an order out, not beyond a monotonic moment, and returns what it has to say besides the answer.
-Carry = Callable[[AnyOrder, float], Sequence[ItemNews] | Said]
+Carry = Callable[[AnyOrder, float], Sequence[ItemNews] | CarriedOut]
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class _Work:
 
 
 class Commands:
-    def __init__(self, journal: Journal, outbox: Outbox, me: Incarnation, carry: Mapping[type, Carry]) -> None:
+    def __init__(self, journal: CommandJournal, outbox: Outbox, me: Incarnation, carry: Mapping[type, Carry]) -> None:
         self._journal = journal
         self._outbox = outbox
         self._me = me
@@ -116,14 +116,14 @@ class Commands:
                 self._journal.note(entry)
             self._journal.compact()
 
-    def _ended(self, entry: Entry) -> Entry:
+    def _ended(self, entry: JournaledCommand) -> JournaledCommand:
         now = self._me.boot_id
         if not entry.leaving:
-            return Entry(id=entry.id, result="unknown", text="the agent ended while it carried this out")
+            return JournaledCommand(id=entry.id, result="unknown", text="the agent ended while it carried this out")
         if now and entry.leaving != now and not now.startswith(NO_BOOT):
-            return Entry(id=entry.id, result="done", text=f"boot {entry.leaving} has ended, this is {now}")
+            return JournaledCommand(id=entry.id, result="done", text=f"boot {entry.leaving} has ended, this is {now}")
         text = f"the agent ended when it was about to end boot {entry.leaving}, which goes on"
-        return Entry(id=entry.id, result="unknown", text=text)
+        return JournaledCommand(id=entry.id, result="unknown", text=text)
 
     def has(self) -> tuple[str, ...]:
         """What need not be delivered again."""
@@ -207,22 +207,22 @@ class Commands:
             result = "refused" if isinstance(order, AT_ANY_TIME) else "unknown"
             self._finish(work, (), result, f"{type(error).__name__}: {error}"[:500])
         else:
-            told = said if isinstance(said, Said) else Said(news=said)
+            told = said if isinstance(said, CarriedOut) else CarriedOut(news=said)
             self._finish(work, told.news, "done", told.text)
         finally:
             with self._lock:
                 self._threads -= 1
 
-    def _alone(self, work: _Work) -> Sequence[ItemNews] | Said:
+    def _alone(self, work: _Work) -> Sequence[ItemNews] | CarriedOut:
         order = work.command.order
         self._wait_for_others(work)
         try:
             self._begin(work)
             if not isinstance(order, RunReboot):  # until it leaves nothing has changed
-                self._write_down(Entry(id=work.command.id))
+                self._write_down(JournaledCommand(id=work.command.id))
             self._whole(work, isinstance(order, RunReset))
             said = self._carry[type(order)](order, work.ends)
-            if isinstance(said, Said) and said.leave is not None:
+            if isinstance(said, CarriedOut) and said.leave is not None:
                 self._leave(work, said, said.leave)
             return said
         finally:
@@ -253,7 +253,7 @@ class Commands:
                 raise Refuse("its time is over")
             work.ends = now + _deadline(work.command.order)
 
-    def _write_down(self, entry: Entry) -> None:
+    def _write_down(self, entry: JournaledCommand) -> None:
         try:
             self._journal.note(entry)
         except OSError as error:
@@ -266,7 +266,7 @@ class Commands:
             work.whole = whole
             self._turn.notify_all()
 
-    def _leave(self, work: _Work, said: Said, leave: Callable[[], None]) -> None:
+    def _leave(self, work: _Work, said: CarriedOut, leave: Callable[[], None]) -> None:
         """Announces the end of this boot, writes it down, and calls for it. The answer is the next boot's.
 
         A controller that is away does not stop a repair: the announcement is waited for a while, and no longer.
@@ -275,7 +275,7 @@ class Commands:
         self._outbox.put([say(item) for item in said.news])
         self._outbox.emptied(SAID_WITHIN)
         try:
-            self._write_down(Entry(id=work.command.id, leaving=self._me.boot_id))
+            self._write_down(JournaledCommand(id=work.command.id, leaving=self._me.boot_id))
             leave()
         except Refuse:
             self._outbox.put([say(item) for item in said.stays])
@@ -298,7 +298,7 @@ class Commands:
         self._say(Answered(command=command.id, result=result, text=text), news)
         if not isinstance(command.order, AT_ANY_TIME):
             with suppress(OSError):  # the answer is said; the next run would say "unknown", which nobody waits for then
-                self._journal.note(Entry(id=command.id, result=result, text=text))
+                self._journal.note(JournaledCommand(id=command.id, result=result, text=text))
         with self._turn:
             self._turn.notify_all()
 

@@ -17,7 +17,7 @@ KEPT = 20  # drills that are known by their place
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-class Written(Noun):
+class DrillLine(Noun):
     """The very line: in which file, where it begins, what it says. Nobody else can have written at that place."""
 
     inode: int
@@ -34,9 +34,9 @@ class Drills:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock = Lock()  # orders are carried out in threads of their own
-        self._written: tuple[Written, ...] = ()
+        self._written: tuple[DrillLine, ...] = ()
         try:
-            self._written = msgspec.json.decode(file.read_bytes(), type=tuple[Written, ...])
+            self._written = msgspec.json.decode(file.read_bytes(), type=tuple[DrillLine, ...])
         except (OSError, msgspec.MsgspecError):
             self._written = ()
 
@@ -49,7 +49,7 @@ class Drills:
             try:
                 os.write(handle, data)
                 at = os.lseek(handle, 0, os.SEEK_CUR) - len(data)
-                self._keep(Written(inode=os.fstat(handle).st_ino, at=at, text=text))
+                self._keep(DrillLine(inode=os.fstat(handle).st_ino, at=at, text=text))
             finally:
                 os.close(handle)
         return text
@@ -58,7 +58,7 @@ class Drills:
         with self._lock:
             return any((one.inode, one.at, one.text) == (inode, at, text) for one in self._written)
 
-    def _keep(self, one: Written) -> None:
+    def _keep(self, one: DrillLine) -> None:
         self._written = (*self._written, one)[-KEPT:]
         aside = self._file.with_name(f".{self._file.name}.new")
         try:

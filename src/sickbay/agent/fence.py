@@ -26,7 +26,7 @@ Run = Callable[[Sequence[str], float], int]
 Tell = Callable[[str, str], None]  # kind and text of an observation
 
 
-class Fenced(Noun):
+class FenceState(Noun):
     """On disk. `state`: begun (the command may have run), fenced, undoing."""
 
     state: str
@@ -62,7 +62,7 @@ def answers(url: str, within: float = PROBE_TAKES) -> bool:
         return False
 
 
-class Fence:
+class FenceKeeper:
     """`turn` is called every second or so. What may take long, asking and fencing, runs beside the loop."""
 
     def __init__(
@@ -140,7 +140,7 @@ class Fence:
         if self._cluster_heard:
             return
         because = f"neither controller nor cluster was heard for {self._silent:.0f} s"
-        if not self._write(Fenced(state="begun", boot_id=self._boot_id, because=because)):
+        if not self._write(FenceState(state="begun", boot_id=self._boot_id, because=because)):
             return  # what cannot be written down is not done: nobody could undo it
         words = self._settings.command
         if words:
@@ -150,12 +150,12 @@ class Fence:
             self._mark.parent.mkdir(parents=True, exist_ok=True)
             self._mark.write_text(f"{because}\n")
             done = f"{self._mark} was written"
-        self._write(Fenced(state="fenced", boot_id=self._boot_id, because=because))
+        self._write(FenceState(state="fenced", boot_id=self._boot_id, because=because))
         self._tell("agent.fenced", f"this node takes no more work: {because}; {done}")
 
     def _unfence(self) -> None:
         assert self._fenced is not None
-        self._write(Fenced(state="undoing", boot_id=self._boot_id, because=self._fenced.because))
+        self._write(FenceState(state="undoing", boot_id=self._boot_id, because=self._fenced.because))
         words = self._settings.undo
         code = self._run(words, COMMAND_TAKES) if words else 0
         self._mark.unlink(missing_ok=True)
@@ -166,14 +166,14 @@ class Fence:
         self._fenced = None
         self._tell("agent.unfenced", "heard again: this node takes work as before")
 
-    def _read(self) -> Fenced | None:
+    def _read(self) -> FenceState | None:
         """What an earlier run has done, or begun: either way it is to be undone when somebody is heard."""
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=Fenced)
+            return msgspec.json.decode(self._file.read_bytes(), type=FenceState)
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def _write(self, fenced: Fenced) -> bool:
+    def _write(self, fenced: FenceState) -> bool:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             aside = self._file.with_suffix(".new")

@@ -19,7 +19,7 @@ PIECE = 1 << 16
 BODILESS = frozenset({204, 304})
 
 
-class Garbled(Exception):  # noqa: N818 - a state, not a mistake
+class BadHttp(Exception):  # noqa: N818 - a state, not a mistake
     """What came back is no HTTP, or was cut off."""
 
 
@@ -82,7 +82,7 @@ class Connection:
         first, *lines = text.split("\r\n")
         version, _, rest = first.partition(" ")
         if not version.startswith("HTTP/1.") or not rest[:3].isdecimal():
-            raise Garbled(f"the answer begins with {first[:60]!r}")
+            raise BadHttp(f"the answer begins with {first[:60]!r}")
         pairs = (line.partition(":") for line in lines)
         return version, int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
@@ -91,7 +91,7 @@ class Connection:
         while size := _number(self._until(b"\r\n").partition(b";")[0].decode("latin-1"), 16):
             longest -= size
             if longest < 0:
-                raise Garbled("the answer is too long")
+                raise BadHttp("the answer is too long")
             parts.append(self._take(size))
             self._until(b"\r\n")
         while self._until(b"\r\n"):
@@ -106,7 +106,7 @@ class Connection:
     def _until(self, end: bytes) -> bytes:
         while end not in self._rest:
             if len(self._rest) > LONGEST_HEAD:
-                raise Garbled("the answer has no end to its head")
+                raise BadHttp("the answer has no end to its head")
             self._more()
         found, _, self._rest = self._rest.partition(end)
         return found
@@ -133,7 +133,7 @@ class Connection:
     def _more(self) -> None:
         piece = self._received()
         if not piece:
-            raise Garbled("the connection was closed before the answer was complete")
+            raise BadHttp("the connection was closed before the answer was complete")
         self._rest += piece
 
     def close(self) -> None:
@@ -142,18 +142,18 @@ class Connection:
 
 def _one_line(token: str) -> str:
     if "\r" in token or "\n" in token:
-        raise Garbled("the token has a line's end in it")
+        raise BadHttp("the token has a line's end in it")
     return token
 
 
 def _number(text: str, radix: int) -> int:
     digits = text.strip()
     if not digits.isalnum() or not digits.isascii() or len(digits) > 16:  # no sign, no underscore
-        raise Garbled(f"{text[:40]!r} is no length")
+        raise BadHttp(f"{text[:40]!r} is no length")
     try:
         return int(digits, radix)
     except ValueError:
-        raise Garbled(f"{text[:40]!r} is no length") from None
+        raise BadHttp(f"{text[:40]!r} is no length") from None
 
 
 def _written(ca: str) -> int:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sickbay.agent.spool import Leftover, Voice, faults_only, leftovers, read_leftover
+from sickbay.agent.spool import AgentIdentity, Leftover, faults_only, leftovers, read_leftover
 from sickbay.model.protocol import Item
 
 SOONEST, LATEST = 1.0, 60.0  # seconds until a segment that could not be read is tried again
@@ -30,7 +30,7 @@ class Leavings:
     """`safe`: what is marked in them is kept elsewhere, too, so that they may go. `own`: a segment of this run."""
 
     def __init__(
-        self, directory: Path, voice: Voice, tell: Tell, safe: Callable[[], bool], own: Callable[[Path], bool]
+        self, directory: Path, voice: AgentIdentity, tell: Tell, safe: Callable[[], bool], own: Callable[[Path], bool]
     ) -> None:
         self._directory = directory
         self._voice = voice

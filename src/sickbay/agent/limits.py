@@ -49,7 +49,7 @@ class Unread(Noun):
     why: str
 
 
-class Heard(Reply):
+class UsableReply(Reply):
     """A reply that may be acted on."""
 
     unread: tuple[Unread, ...] = ()
@@ -68,7 +68,7 @@ class _Named(Noun):
     id: str
 
 
-def read_reply(data: bytes) -> Heard:
+def read_reply(data: bytes) -> UsableReply:
     """Raises Nonsense."""
     try:
         raw = msgspec.json.decode(data, type=_Raw)
@@ -84,7 +84,7 @@ def read_reply(data: bytes) -> Heard:
         why = " ".join(str(error).split())[:200]
         more = "; older controllers do not say it: upgrade the controller first" if "missing required" in why else ""
         raise Nonsense(f"{why}{more}") from None
-    return Heard(
+    return UsableReply(
         ack=raw.ack, commands=tuple(commands), unread=tuple(unread),
         report_every=within("report_every", raw.report_every), poll_for=within("poll_for", raw.poll_for),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from sickbay.agent.complaints import complain
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
 from sickbay.agent.watches import Watches
-from sickbay.agent.watermark import Senses
+from sickbay.agent.watermark import Watermarks
 from sickbay.model.facts import Observed
 
 TURN = 1.0  # seconds; what is to be done now and then is done no oftener
@@ -42,7 +42,7 @@ class Loop:
     def __init__(
         self,
         probes: Sequence[Probe],
-        senses: Senses,
+        senses: Watermarks,
         outbox: Outbox,
         watches: Watches,
         wanted: Wanted,

@@ -14,23 +14,23 @@ from sickbay.agent.complaints import complain
 from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.drill import Drills
 from sickbay.agent.loop import HANGS_AFTER
-from sickbay.agent.node_orders import Hands, NodeOrders
-from sickbay.agent.node_probes import Where, probes_for
+from sickbay.agent.node_orders import NodeOrders, NodeTools
+from sickbay.agent.node_probes import ProbeContext, probes_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
-from sickbay.agent.probes.dedup import Sums
-from sickbay.agent.probes.journal import MUTE, Journal, JournalPlace, available
+from sickbay.agent.probes.dedup import Deduplicator
+from sickbay.agent.probes.journal import MUTE, JournalFollower, JournalPlace, available
 from sickbay.agent.probes.journal import NAME as JOURNAL
-from sickbay.agent.probes.kernel_log import KernelLog, LogLine, Place, Source
+from sickbay.agent.probes.kernel_log import KernelLog, LineSource, LogLine, LogPlace
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.last_words import last_words
-from sickbay.agent.probes.system_log import Reading, SystemLog, name_of, own_names, usual
-from sickbay.agent.runtime import Life, Parts, alone, clock_zero, keep, kept, machine_boot
+from sickbay.agent.probes.system_log import LineTrust, SystemLog, name_of, own_names, usual
+from sickbay.agent.runtime import AgentRuntime, NodeKit, alone, clock_zero, keep, kept, machine_boot
 from sickbay.agent.settings import AgentSettings
-from sickbay.agent.spool import Spool, Voice
+from sickbay.agent.spool import AgentIdentity, Spool
 from sickbay.agent.transport import Address
 from sickbay.agent.watchdog import Watchdog
 from sickbay.model.errors import BadInput
@@ -72,32 +72,32 @@ class NodeAgent:
         boot_id = machine_boot(Path(settings.boot_id_file)) or f"{NO_BOOT}{os.urandom(6).hex()}"
         me = Incarnation(instance_id=settings.instance_id, boot_id=boot_id)
         node = NodeId(settings.node)
-        self._voice = Voice(
+        self._voice = AgentIdentity(
             node=node, incarnation=me, agent_run=os.urandom(6).hex(), machine_boot=boot_id, zero=clock_zero()
         )
         places = Places(self._state)
         trouble = self._last_words(me, places)
         self._outbox = Outbox(self._state / "spool", self._voice, places)
-        self.sums = Sums()
+        self.sums = Deduplicator()
         drills = Drills(self._state / "drills.json")
         sources = sources_for(settings, places, node, boot_id, drills)
-        made = probes_for(Where(settings, node, self.sums))
+        made = probes_for(ProbeContext(settings, node, self.sums))
         self._log = KernelLog(sources, node, made.device_at or device_index(), self.sums)
         for text in filter(None, (trouble, *made.troubles)):
             self._tell("probe.failed", text)
         tests = tests_for(settings)
         text_log = next((Path(s.name.partition(":")[2]) for s in sources if isinstance(s, SystemLog)), None)
-        hands = Hands(
+        hands = NodeTools(
             settings=settings, node=node, me=me, tests=tests, text_log=text_log, drills=drills, aside=made.aside
         )
         self._fence = None
         if settings.self_fence is not None:
-            from sickbay.agent.fence import Fence
+            from sickbay.agent.fence import FenceKeeper
 
-            self._fence = Fence(settings.self_fence, self._state, boot_id, self._tell)
+            self._fence = FenceKeeper(settings.self_fence, self._state, boot_id, self._tell)
         self._closing = made.closing
-        self._life = Life(
-            Parts(
+        self._life = AgentRuntime(
+            NodeKit(
                 outbox=self._outbox,
                 state=self._state,
                 log=self._log,
@@ -168,9 +168,9 @@ def keep_boot(file: Path, boot: Boot) -> None:
         complain(f"{file} cannot be written: {error.strerror}")
 
 
-def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Incarnation, zero: float) -> int:
+def spooled(lines: Sequence[LogLine], directory: Path, voice: AgentIdentity, ended: Incarnation, zero: float) -> int:
     """What these lines mean, as that boot's own words. How many there were."""
-    sums, device_at = Sums(), device_index()
+    sums, device_at = Deduplicator(), device_index()
     items: list[Item] = []
     for line in lines:
         sign, _ = heard(line.text, bare=line.bare)
@@ -185,7 +185,7 @@ def spooled(lines: Sequence[LogLine], directory: Path, voice: Voice, ended: Inca
     items.extend(sums.flush())
     items = items[-FEW:]
     if items:
-        then = Voice(
+        then = AgentIdentity(
             node=voice.node, incarnation=ended, agent_run=f"{voice.agent_run}-before", machine_boot=ended.boot_id,
             zero=zero,
         )  # fmt: skip
@@ -205,7 +205,7 @@ def encoded(item: Item, seq: int) -> bytes:
 
 def sources_for(
     settings: AgentSettings, places: Places, node: NodeId, boot_id: str, drills: Drills | None = None
-) -> list[Source]:
+) -> list[LineSource]:
     """Those that the settings name. `auto`: the ring, or the journal where the ring may not be read, and text files."""
     named = list(dict.fromkeys(settings.sources))
     if "auto" in named:
@@ -213,18 +213,18 @@ def sources_for(
         own = ["kmsg"] if ring or not available() else ["journal"]
         at = named.index("auto")
         named[at : at + 1] = [*own, *(str(path) for path in usual())]
-    found: list[Source] = []
+    found: list[LineSource] = []
     for name in dict.fromkeys(named):
         if name == "kmsg":
             records = begin_in_boot(places, RING, KmsgPlace(boot_id=boot_id))
             found.append(Kmsg(node, records.told, trusted=settings.trust_logs, heard=records.heard))
         elif name == "journal":
             journal = begin_in_boot(places, JOURNAL, JournalPlace(boot_id=boot_id))
-            found.append(Journal(journal.heard, boots=(machine_boot(),), told=journal.told))
+            found.append(JournalFollower(journal.heard, boots=(machine_boot(),), told=journal.told))
         else:
             # Across boots: the file is one and the same, and what is dated before this boot means nothing.
-            text = begin_in_file(places, name_of(Path(name)), Place(boot_id=boot_id))
-            reading = Reading(trusted=settings.trust_logs, hosts=own_names(node))
+            text = begin_in_file(places, name_of(Path(name)), LogPlace(boot_id=boot_id))
+            reading = LineTrust(trusted=settings.trust_logs, hosts=own_names(node))
             found.append(SystemLog(Path(name), text.heard, reading, drills=drills, told=text.told))
     return found
 
@@ -279,8 +279,8 @@ def look_in_time(probe: Probe, seconds: float = HANGS_AFTER) -> Sequence[Item]:
 
 
 def _look_once(settings: AgentSettings) -> list[Item]:
-    node, sums = NodeId(settings.node), Sums()
-    made = probes_for(Where(settings, node, sums))
+    node, sums = NodeId(settings.node), Deduplicator()
+    made = probes_for(ProbeContext(settings, node, sums))
     sources = sources_for(settings, Places(Path(settings.state)), node, machine_boot(Path(settings.boot_id_file)))
     log = KernelLog(sources, node, made.device_at or device_index(), sums)
     found = [say(Observed(node=node, kind="probe.failed", text=text)) for text in made.troubles]

@@ -13,12 +13,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sickbay.agent.checks import Exercise, examine
-from sickbay.agent.commands import Carry, Refuse, Said
+from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
 from sickbay.agent.nvml.pci import Address, address
 from sickbay.agent.settings import AgentSettings
-from sickbay.agent.watermark import Senses
+from sickbay.agent.watermark import Watermarks
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import (
@@ -45,7 +45,7 @@ def _nobody(why: str) -> AbstractContextManager[None]:  # noqa: ARG001 - the for
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class NodeTools:
     """What orders touch, so that a test can give others: commands, the tree of processes, the watched text file."""
 
     settings: AgentSettings
@@ -63,7 +63,7 @@ class Hands:
 
 
 class NodeOrders:
-    def __init__(self, hands: Hands, senses: Senses) -> None:
+    def __init__(self, hands: NodeTools, senses: Watermarks) -> None:
         self._hands = hands
         self._senses = senses
 
@@ -125,7 +125,7 @@ class NodeOrders:
         return [ResetDone(key=order.key, node=self._hands.node, incarnation=self._hands.me)]
 
     # --- reboot
-    def _reboot(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
+    def _reboot(self, order: AnyOrder, until: float) -> CarriedOut:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunReboot)
         self._allowed("reboot")
         command = next((words for words in self._hands.reboots if shutil.which(words[0])), None)
@@ -143,10 +143,10 @@ class NodeOrders:
                 said = (done.stdout or "").strip()[-300:]
                 raise Refuse(f"{' '.join(command)} ended with {done.returncode}: {said}")
 
-        return Said(news=[down], text=f"rebooting with {' '.join(command)}", leave=reboot, stays=[stays])
+        return CarriedOut(news=[down], text=f"rebooting with {' '.join(command)}", leave=reboot, stays=[stays])
 
     # --- collect
-    def _collect(self, order: AnyOrder, until: float) -> Said:
+    def _collect(self, order: AnyOrder, until: float) -> CarriedOut:
         assert isinstance(order, RunCollect)
         from sickbay.agent.bundle import collect  # here: what packs files is not for every day
 
@@ -156,16 +156,16 @@ class NodeOrders:
             text += f"; not there: {', '.join(found.missing)}"
         fields: dict[str, str | int] = {"path": str(found.path), "size": found.size, "key": order.key}
         news = Observed(node=self._hands.node, kind="agent.collected", fields=fields, text=text[:1000])
-        return Said(news=[news], text=text[:500])
+        return CarriedOut(news=[news], text=text[:500])
 
     # --- inject
-    def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
+    def _inject(self, order: AnyOrder, until: float) -> CarriedOut:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunInject)
         self._allowed("inject")
         log, drills = self._hands.text_log, self._hands.drills
         if log is None or drills is None:
             raise Refuse("this agent watches no text log: write sources: [auto, /var/log/messages] in its settings")
-        return Said(text=f"written to {log}: {drills.inject(log, order.line)}")
+        return CarriedOut(text=f"written to {log}: {drills.inject(log, order.line)}")
 
 
 # They let go by themselves when nvidia-smi asks them to; `comm` has 15 characters.

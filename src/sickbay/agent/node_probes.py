@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sickbay.agent.complaints import complain
 from sickbay.agent.probes import Look, Probe
-from sickbay.agent.probes.dedup import Sums
+from sickbay.agent.probes.dedup import Deduplicator
 from sickbay.agent.probes.remembered import Remembered, boot_in
 from sickbay.agent.sampling import Sampler, Values
 from sickbay.agent.settings import AgentSettings
@@ -25,12 +25,12 @@ def _nobody(why: str) -> AbstractContextManager[None]:  # noqa: ARG001 - the for
     return nullcontext()
 
 
-class Where(NamedTuple):
+class ProbeContext(NamedTuple):
     """What a maker is given."""
 
     settings: AgentSettings
     node: NodeId
-    sums: Sums
+    sums: Deduplicator
 
 
 @dataclass(slots=True)
@@ -46,10 +46,10 @@ class Made:
     has_links: Callable[[], bool] | None = None
 
 
-Maker = Callable[[Where, Made], None]
+Maker = Callable[[ProbeContext, Made], None]
 
 
-def gpus(where: Where, made: Made) -> None:
+def gpus(where: ProbeContext, made: Made) -> None:
     from sickbay.agent.probes.gpus import gpus_for
 
     found = gpus_for(where.settings, where.node, where.sums)
@@ -59,7 +59,7 @@ def gpus(where: Where, made: Made) -> None:
     made.aside, made.device_at, made.has_links = found.aside, found.gpus.device_at, found.gpus.has_links
 
 
-def dcgm(where: Where, made: Made) -> None:
+def dcgm(where: ProbeContext, made: Made) -> None:
     if not where.settings.dcgm_url and shutil.which("dcgmi") is None:
         return  # before it is imported: what reads DCGM is large
     from sickbay.agent.probes.dcgm import dcgm_probe
@@ -72,7 +72,7 @@ def dcgm(where: Where, made: Made) -> None:
         made.closing.append(watch.close)
 
 
-def host(where: Where, made: Made) -> None:
+def host(where: ProbeContext, made: Made) -> None:
     from sickbay.agent.probes.host import host_for
 
     found = host_for(where.settings, where.node, where.sums)
@@ -80,7 +80,7 @@ def host(where: Where, made: Made) -> None:
     made.values.append(found.values)
 
 
-def charts(where: Where, made: Made) -> None:
+def charts(where: ProbeContext, made: Made) -> None:
     """Last: it asks what the others have measured."""
     every = where.settings.metrics
     if not every or not made.values:
@@ -97,7 +97,7 @@ def charts(where: Where, made: Made) -> None:
 MAKERS: Sequence[tuple[str, Maker]] = (("GPUs", gpus), ("DCGM", dcgm), ("the machine", host), ("charts", charts))
 
 
-def probes_for(where: Where, makers: Sequence[tuple[str, Maker]] = MAKERS) -> Made:
+def probes_for(where: ProbeContext, makers: Sequence[tuple[str, Maker]] = MAKERS) -> Made:
     made = Made()
     for name, make in makers:
         try:
@@ -109,7 +109,7 @@ def probes_for(where: Where, makers: Sequence[tuple[str, Maker]] = MAKERS) -> Ma
     return made
 
 
-def summed(look: Look, sums: Sums) -> Look:
+def summed(look: Look, sums: Deduplicator) -> Look:
     """What the kernel log has told already is not told again."""
 
     def looked(now: float) -> list[Item]:

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from sickbay.agent.eviction import ALIKE, CHEAP, Key, folded
 from sickbay.agent.eviction import rank as rank_of
 from sickbay.agent.leavings import Leavings, in_a_row
-from sickbay.agent.places import Mark, Places
+from sickbay.agent.places import Places, PlacesMark
 from sickbay.agent.plain import cleaned
-from sickbay.agent.spool import AT_ONCE, Spool, Voice
+from sickbay.agent.spool import AT_ONCE, AgentIdentity, Spool
 from sickbay.model.facts import Observed
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item, ItemNews
@@ -41,7 +41,7 @@ def say(
 class Batch:
     """Items of one run, in order and without gaps, ready to be sent."""
 
-    voice: Voice
+    voice: AgentIdentity
     first: int
     items: tuple[bytes, ...]
     leftover: Path | None = None
@@ -71,7 +71,7 @@ class Outbox:
     def __init__(
         self,
         directory: Path,
-        voice: Voice,
+        voice: AgentIdentity,
         places: Places | None = None,
         *,
         most_items: int = MOST_ITEMS,
@@ -88,7 +88,7 @@ class Outbox:
         self._unsaved = 0  # how many of the last entries are not on disk
         self._handed = 0  # up to here it may have reached the controller
         self._acknowledged = 0
-        self._mark: Mark | None = None  # goes with what is saved next
+        self._mark: PlacesMark | None = None  # goes with what is saved next
         self._marked = 0  # the newest that was saved: the same again would only take room
         self._save_again = 0.0
         self._full_told = False

@@ -1,6 +1,6 @@
 """Checkpoints: how far each log was read, for the next run of the agent.
 
-What was found in a log and how far it was read then are one line of the spool (`Mark`), written whole or not at all: so
+What was found in a log and how far it was read then are one line of the spool (`PlacesMark`), whole or not at all: so
 whoever is killed in between neither tells a sum again nor leaves a line out. The newest mark is also kept beside the
 spool, as a segment goes when it is acknowledged.
 """
@@ -23,7 +23,7 @@ MARKED = b'{"n":'  # how a line of the spool begins that has a mark
 Kind = TypeVar("Kind", bound=Noun)
 
 
-class Mark(Noun, omit_defaults=False):
+class PlacesMark(Noun, omit_defaults=False):
     """The places of all sources at one moment. `n` counts on across runs: the highest is the newest."""
 
     n: int = 0
@@ -52,7 +52,7 @@ class Places:
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def mark(self, places: Mapping[str, Noun | None]) -> Mark:
+    def mark(self, places: Mapping[str, Noun | None]) -> PlacesMark:
         """The newest mark, which is a new one where something has moved. None: this place is not needed any more."""
         if places != self._last:
             self._last = dict(places)
@@ -60,7 +60,7 @@ class Places:
             kept = {name: raw for name, raw in self.newest.places.items() if name not in places}
             fresh = {name: place for name, place in places.items() if place is not None}
             raw = {name: msgspec.Raw(msgspec.json.encode(place)) for name, place in fresh.items()}
-            self.newest = Mark(n=self.newest.n + 1, places={**kept, **raw})
+            self.newest = PlacesMark(n=self.newest.n + 1, places={**kept, **raw})
         return self.newest
 
     def keep(self) -> None:
@@ -96,19 +96,19 @@ def _prepared(path: Path) -> int:
     return handle
 
 
-def _slots(path: Path) -> list[Mark]:
+def _slots(path: Path) -> list[PlacesMark]:
     try:
         data = path.read_bytes()
     except OSError:
-        return [Mark(), Mark()]
+        return [PlacesMark(), PlacesMark()]
     found = []
     for at in (0, SLOT):
-        slot = Mark()
+        slot = PlacesMark()
         text, _, check = data[at : at + SLOT].partition(b"\n")[0].rpartition(b" ")
         # Half of one over half of another may well be JSON.
         if check == b"%08x" % crc32(text):
             with suppress(msgspec.MsgspecError):
-                slot = msgspec.json.decode(text, type=Mark)
+                slot = msgspec.json.decode(text, type=PlacesMark)
         found.append(slot)
     return found
 
@@ -120,7 +120,7 @@ def _segments(state: Path) -> list[Path]:
         return []
 
 
-def last_mark(segment: Path) -> Mark | None:
+def last_mark(segment: Path) -> PlacesMark | None:
     """The last in a segment that is whole."""
     try:
         data = segment.read_bytes()
@@ -129,7 +129,7 @@ def last_mark(segment: Path) -> Mark | None:
     end = data.rfind(b"\n") + 1
     while (at := data.rfind(b"\n" + MARKED, 0, end)) >= 0:
         with suppress(msgspec.MsgspecError):
-            return msgspec.json.decode(data[at + 1 : data.index(b"\n", at + 1)], type=Mark)
+            return msgspec.json.decode(data[at + 1 : data.index(b"\n", at + 1)], type=PlacesMark)
         end = at + 1
     return None
 

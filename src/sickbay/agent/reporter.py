@@ -13,9 +13,9 @@ from typing import Protocol
 import msgspec
 
 from sickbay.agent.complaints import complain
-from sickbay.agent.limits import Heard
+from sickbay.agent.limits import UsableReply
 from sickbay.agent.outbox import Batch, Outbox, replace_items, say
-from sickbay.agent.transport import POLL, REPORT, Away, Denied, Line, Refused
+from sickbay.agent.transport import POLL, REPORT, Away, ControllerLine, Denied, ReportRefused
 from sickbay.model.facts import Observed
 from sickbay.model.protocol import PROTO, Command, Poll
 
@@ -75,7 +75,7 @@ class Throttle:
         self._room = float(AT_ONCE)
         self._at = time.monotonic()
 
-    def hand_on(self, reply: Heard) -> bool:
+    def hand_on(self, reply: UsableReply) -> bool:
         """Whether any of its commands was news. Only those take room."""
         now = time.monotonic()
         self._room, self._at = min(AT_ONCE, self._room + A_SECOND * (now - self._at)), now
@@ -92,7 +92,7 @@ class Throttle:
 class Reporter(Thread):
     """`watermark` tells how far kernel log and devices have been read; `taker` gets every command that arrives."""
 
-    def __init__(self, outbox: Outbox, line: Line, watermark: Callable[[], float], taker: Taker) -> None:
+    def __init__(self, outbox: Outbox, line: ControllerLine, watermark: Callable[[], float], taker: Taker) -> None:
         super().__init__(name="reporter", daemon=True)
         self._outbox = outbox
         self._line = line
@@ -148,7 +148,7 @@ class Reporter(Thread):
             return self._unheard(f"the controller cannot be reached: {error}", self._backoff.next())
         except Denied as error:
             return self._unheard(f"the controller does not accept our token: {error}", SLOWLY)
-        except Refused as error:
+        except ReportRefused as error:
             return self._narrow(batch, str(error), own=error.own)
         finally:
             self.left_at = time.monotonic()
@@ -158,7 +158,7 @@ class Reporter(Thread):
         self._grumbles.say(why)
         return pause
 
-    def _answered(self, batch: Batch | None, reply: Heard) -> float:
+    def _answered(self, batch: Batch | None, reply: UsableReply) -> float:
         if batch is not None and not batch.first <= reply.ack <= batch.last:
             # Who stores nothing, or claims to have what was never sent, has heard nothing and is not obeyed.
             raise Away(f"of the items {batch.first} to {batch.last} it acknowledges {str(reply.ack)[:40]}")
@@ -197,7 +197,7 @@ class Reporter(Thread):
         """Whether the controller takes a report without items: then it is the item that it does not take."""
         try:
             self._line.ask(REPORT, self.encode(None), REPORT_TAKES)
-        except (Away, Denied, Refused) as error:
+        except (Away, Denied, ReportRefused) as error:
             self._unheard(f"the controller refuses even a sign of life: {error}", SLOWLY)
             return False
         return True
@@ -235,7 +235,7 @@ class Reporter(Thread):
 class Poller(Thread):
     """Asks for commands on a line of its own while the controller holds polls."""
 
-    def __init__(self, poll: Callable[[], Poll], line: Line, reporter: Reporter, taker: Taker) -> None:
+    def __init__(self, poll: Callable[[], Poll], line: ControllerLine, reporter: Reporter, taker: Taker) -> None:
         super().__init__(name="poller", daemon=True)
         self._poll = poll
         self._line = line

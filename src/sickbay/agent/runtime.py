@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sickbay.agent.command_journal import Journal
+from sickbay.agent.command_journal import CommandJournal
 from sickbay.agent.commands import Carry, Commands
 from sickbay.agent.complaints import complain
 from sickbay.agent.loop import Loop
@@ -25,9 +25,9 @@ from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.kernel_log import KernelLog
 from sickbay.agent.reporter import Poller, Reporter
-from sickbay.agent.transport import Address, Line
+from sickbay.agent.transport import Address, ControllerLine
 from sickbay.agent.watches import Watches
-from sickbay.agent.watermark import Senses
+from sickbay.agent.watermark import Watermarks
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import PROTO, Poll
@@ -44,14 +44,14 @@ def _nothing(now: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class NodeKit:
     """What a place gives. `orders` gets what it needs to carry orders out once that exists."""
 
     outbox: Outbox
     state: Path
     log: KernelLog
     address: Callable[[], Address]
-    orders: Callable[[Senses], Mapping[type, Carry]]
+    orders: Callable[[Watermarks], Mapping[type, Carry]]
     witnesses: Sequence[Probe] = ()  # besides the kernel log
     probes: Sequence[Probe] = ()  # that the watermark does not wait for
     wanted: Callable[[], dict[Path, tuple[str, int]]] = dict
@@ -61,8 +61,8 @@ class Parts:
     ending: Callable[[], None] = lambda: None
 
 
-class Life:
-    def __init__(self, parts: Parts) -> None:
+class AgentRuntime:
+    def __init__(self, parts: NodeKit) -> None:
         self._parts = parts
         self._outbox = parts.outbox
         log = parts.log
@@ -70,17 +70,19 @@ class Life:
         first = Probe("kernel_log", log.look, period=2.0, gap=0.002, witness=True, flush=log.flush,
                       places=lambda: log.places, restless=lambda: log.behind)  # fmt: skip
         witnesses = [first, *parts.witnesses]
-        self.senses = Senses(witnesses, self._outbox)
+        self.senses = Watermarks(witnesses, self._outbox)
         self._watches = Watches()
         self._loop = Loop(
             [*witnesses, *parts.probes], self.senses, self._outbox, self._watches,
             wanted=self._wanted, asleep=parts.asleep, handles=lambda: dict.fromkeys(log.handles, first.name),
         )  # fmt: skip
         me = self._outbox.voice.incarnation
-        self._commands = Commands(Journal(parts.state / "commands.jsonl"), self._outbox, me, parts.orders(self.senses))
-        line, commands = Line(parts.address), self._commands
+        self._commands = Commands(
+            CommandJournal(parts.state / "commands.jsonl"), self._outbox, me, parts.orders(self.senses)
+        )
+        line, commands = ControllerLine(parts.address), self._commands
         self.reporter = Reporter(self._outbox, line, lambda: self.senses.watermark, commands)
-        self._poller = Poller(self._poll, Line(parts.address), self.reporter, commands)
+        self._poller = Poller(self._poll, ControllerLine(parts.address), self.reporter, commands)
 
     def run(self) -> None:
         """Until SIGTERM."""

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sickbay.agent.eviction import ALIKE, FAULT, folded, rank
-from sickbay.agent.places import MARKED, Mark
+from sickbay.agent.places import MARKED, PlacesMark
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.noun import Noun
@@ -30,7 +30,7 @@ AFRESH = ".afresh.jsonl"  # instead of all that this run wrote before it
 TEXT_FILES = ("kmsg", "text:")  # names of sources: a boot's log as a file, and a system log
 
 
-class Voice(Noun):
+class AgentIdentity(Noun):
     """Who speaks: one run of the agent under one boot of its machine."""
 
     node: NodeId
@@ -65,7 +65,7 @@ class Spool:
     def __init__(
         self,
         directory: Path,
-        voice: Voice,
+        voice: AgentIdentity,
         safe: Callable[[int], bool] = lambda _: True,
         reserve: Path | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Spool:
         self.trouble = ""  # why the last append failed
         self._keep_reserve()
 
-    def append(self, lines: Sequence[bytes], first: int, last: int, mark: Mark | None = None) -> bool:
+    def append(self, lines: Sequence[bytes], first: int, last: int, mark: PlacesMark | None = None) -> bool:
         """These items, whole or not at all. False: the disk does not take them now."""
         try:
             if self._handle is None or self._segments[-1].size >= self._segments[-1].most:
@@ -173,7 +173,7 @@ class Spool:
                 self._end()
             _remove(gone.path)
 
-    def rewrite(self, lines: Sequence[bytes], first: int, last: int, mark: Mark | None = None) -> bool:
+    def rewrite(self, lines: Sequence[bytes], first: int, last: int, mark: PlacesMark | None = None) -> bool:
         """Only these items are left. What was there goes when the new segment stands, under a name that says so."""
         before, self._segments = self._segments, []
         self._end()
@@ -208,7 +208,7 @@ class Spool:
         return path.name.startswith(self._stem)
 
 
-def _framed(lines: Sequence[bytes], mark: Mark | None) -> bytes:
+def _framed(lines: Sequence[bytes], mark: PlacesMark | None) -> bytes:
     if mark is None:
         return b"".join(line + b"\n" for line in lines)
     head = msgspec.json.encode(mark)
@@ -225,7 +225,7 @@ class Leftover:
     """One segment of an earlier run. `damaged`: so many of its lines cannot be understood."""
 
     path: Path
-    voice: Voice
+    voice: AgentIdentity
     items: tuple[Item, ...]
     damaged: int = 0
 
@@ -251,13 +251,13 @@ def _stem(path: Path) -> str:
     return path.name.rpartition("-")[0]
 
 
-def read_leftover(path: Path, now: Voice, *, as_written: bool = False) -> Leftover | None:
+def read_leftover(path: Path, now: AgentIdentity, *, as_written: bool = False) -> Leftover | None:
     """None: nobody can say whose it was. A last line without end was never sent. Raises OSError."""
     head, *lines = path.read_bytes().split(b"\n")
     if not lines:
         return Leftover(path=path, voice=now, items=())  # a run that died over its first word
     try:
-        voice = msgspec.json.decode(head, type=Voice)
+        voice = msgspec.json.decode(head, type=AgentIdentity)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     items: list[Item] = []
@@ -278,7 +278,7 @@ def _items(line: bytes) -> Sequence[Item]:
     return (msgspec.json.decode(line, type=Item),)
 
 
-def faults_only(path: Path, now: Voice, told: dict[str, int]) -> int:
+def faults_only(path: Path, now: AgentIdentity, told: dict[str, int]) -> int:
     """Cuts a segment down to its faults. How many bytes are left. Raises OSError.
 
     `told`: by run, up to which item its controller may have them; those behind that say the same are summed up. Of the
@@ -307,14 +307,14 @@ def faults_only(path: Path, now: Voice, told: dict[str, int]) -> int:
     return len(data)
 
 
-def _on_clock(item: Item, voice: Voice, now: Voice) -> Item:
+def _on_clock(item: Item, voice: AgentIdentity, now: AgentIdentity) -> Item:
     """Another boot of the machine had another monotonic clock: the wall clock is all that joins the two."""
     if voice.machine_boot == now.machine_boot:
         return item
     return replace(item, mono=item.mono + voice.zero - now.zero)
 
 
-def _last_word(item: Item, voice: Voice, now: Voice) -> Item:
+def _last_word(item: Item, voice: AgentIdentity, now: AgentIdentity) -> Item:
     """What was read under a boot that has ended since. A line of a text file names no boot and is never one's last."""
     ended = voice.incarnation.boot_id != now.incarnation.boot_id and voice.incarnation.same_holder(now.incarnation)
     if not ended or not isinstance(item.news, Observed) or item.source.startswith(TEXT_FILES):

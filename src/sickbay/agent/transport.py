@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sickbay.agent.http1 import Connection, Garbled
-from sickbay.agent.limits import Heard, Nonsense, read_reply
+from sickbay.agent.http1 import BadHttp, Connection
+from sickbay.agent.limits import Nonsense, UsableReply, read_reply
 
 REPORT = "/v1/agent/report"
 POLL = "/v1/agent/poll"
@@ -29,7 +29,7 @@ class Denied(Exception):  # noqa: N818 - a state, not a mistake
     """Our credential is not accepted."""
 
 
-class Refused(Exception):  # noqa: N818 - a state, not a mistake
+class ReportRefused(Exception):  # noqa: N818 - a state, not a mistake
     """What we sent is not taken. `own`: the controller says so itself, and not a proxy before it."""
 
     def __init__(self, text: str, *, own: bool) -> None:
@@ -38,10 +38,10 @@ class Refused(Exception):  # noqa: N818 - a state, not a mistake
 
 
 # ValueError: an address with an impossible port, a token that is no text.
-TROUBLE = (OSError, Garbled, ValueError)
+TROUBLE = (OSError, BadHttp, ValueError)
 
 
-class Line:
+class ControllerLine:
     """One connection. `address` is asked again whenever there is none: the controller may have moved."""
 
     def __init__(self, address: Callable[[], Address]) -> None:
@@ -49,7 +49,7 @@ class Line:
         self._connection: Connection | None = None
         self._token = ""
 
-    def ask(self, path: str, body: bytes, timeout: float) -> Heard:
+    def ask(self, path: str, body: bytes, timeout: float) -> UsableReply:
         """Raises Away, Denied, Refused. What was sent may have arrived all the same."""
         kept = self._connection is not None
         try:
@@ -65,7 +65,7 @@ class Line:
             self.close()
             raise Away(str(error) or type(error).__name__) from error
 
-    def _ask(self, path: str, body: bytes, timeout: float) -> Heard:
+    def _ask(self, path: str, body: bytes, timeout: float) -> UsableReply:
         connection = self._connection or self._connect(timeout)
         answer = connection.post(path, body, self._token, timeout, LONGEST)
         if answer.last:
@@ -86,7 +86,7 @@ class Line:
             self._connection = None
 
 
-def _answer(status: int, data: bytes, line: Line) -> Heard:
+def _answer(status: int, data: bytes, line: ControllerLine) -> UsableReply:
     match status:
         case 200:
             try:
@@ -98,7 +98,7 @@ def _answer(status: int, data: bytes, line: Line) -> Heard:
             line.close()  # the token may have been replaced: it is read again
             raise Denied(f"{status}: {_text(data)}")
         case 400 | 413 | 422:
-            raise Refused(f"{status}: {_text(data)}", own=_own(data))
+            raise ReportRefused(f"{status}: {_text(data)}", own=_own(data))
         case _:
             # Whatever it asks for (Retry-After): the back-off is ours, as nobody may tell an agent to be silent.
             line.close()

@@ -13,7 +13,7 @@ from sickbay.model.facts import Observed
 from sickbay.model.protocol import Item
 
 
-class Senses:
+class Watermarks:
     """The witnesses among the probes. Whoever reads one holds its lock until what was found is in the outbox.
 
     Each has a lock of its own: NVML on a sick GPU answers after seconds, and the kernel log does not wait for it.

@@ -19,7 +19,7 @@ from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
 
 
-class Asked(StrEnum):
+class AdmissionStage(StrEnum):
     QUARANTINE = "quarantine"
     CALL = "stop of a job"
     DRAIN = "drain"
@@ -28,7 +28,7 @@ class Asked(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class AdmissionInput:
     """All that an admission may read."""
 
     ledger: Ledger
@@ -59,10 +59,14 @@ class Deferred:
     room: Room | None = None  # of the pool's limit: whoever is deferred for want of it stands in a queue
 
 
-def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Deferred | None:
+def admit(
+    asked: AdmissionStage, incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy
+) -> Deferred | None:
     """None: admitted."""
     rows = [
-        row for row in _rows(incident, node, fleet, policy) if row.acts is WithheldActs.ALL or asked is Asked.REPAIR
+        row
+        for row in _rows(incident, node, fleet, policy)
+        if row.acts is WithheldActs.ALL or asked is AdmissionStage.REPAIR
     ]
     if rows:
         # One exclusion frees the seat, whatever else withholds. When the first of them ends it is judged afresh.
@@ -70,16 +74,16 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
         tell = "withheld" if rows[0].tell else ""
         excused = any(row.excuse for row in rows)
         return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True)
-    if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not Asked.RESTART_SERVICE:
+    if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not AdmissionStage.RESTART_SERVICE:
         for _, brake in fleet.brakes:
             if brake.tripped_at is not None:
                 return Deferred(f"{brake.signature} on many nodes of {brake.scope}: the brake is on", doubts=True)
-        needed = confirmation(incident, node, fleet, policy) if asked is Asked.QUARANTINE else None
+        needed = confirmation(incident, node, fleet, policy) if asked is AdmissionStage.QUARANTINE else None
         if needed is not None:
             return Deferred("it was withheld: a check must confirm or clear it", confirm=needed)
     limit = limit_for(node.pool, policy)
     ledger = fleet.ledger
-    if asked is Asked.QUARANTINE and _serves(incident, node):
+    if asked is AdmissionStage.QUARANTINE and _serves(incident, node):
         most = limit.out(limit.size or ledger.size)
         again = node.out and incident.phase.out  # asked again, it is counted already: the others count
         out, ours = ledger.out - again, ledger.ours - again
@@ -87,7 +91,7 @@ def admit(asked: Asked, incident: Incident, node: Node, fleet: Fleet, policy: Po
             tell = "budget" if ledger.held > node.held else ""  # another seat is held, not this one
             room = None if again else Room.SEAT  # counted already, it waits for others to come back
             return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell, room=room)
-    if asked is Asked.REPAIR:
+    if asked is AdmissionStage.REPAIR:
         most = limit.repairing(limit.size or ledger.size)
         repairing = ledger.repairing - incident.repairs  # of the others: asked again when it is sent
         if repairing >= most:
@@ -104,7 +108,7 @@ def room_for(room: Room, ledger: Ledger, limit: Limit) -> int:
     return max(limit.out(size) - ledger.out, limit.out_at_least - ledger.ours)
 
 
-def confirmation(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Confirm | None:
+def confirmation(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy) -> Confirm | None:
     """Whether a suspect was withheld and its fault has not shown itself since. None: it goes on."""
     if incident.phase.out:
         return None
@@ -128,7 +132,7 @@ def _serves(incident: Incident, node: Node) -> bool:
     return node.counted and not away
 
 
-def _rows(incident: Incident, node: Node, fleet: Fleet, policy: Policy) -> Iterator[Withhold]:
+def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy) -> Iterator[Withhold]:
     """Everything that withholds something of this incident now, whoever wrote it."""
     if incident.kind is IncidentKind.FAULT and not incident.ordered:
         mode = rule_for(incident.fault, node, policy).mode

@@ -1,7 +1,7 @@
 """A job whose attempt runs, or must end: RUNNING until something ends it, STOPPING until every rank is surely gone."""
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
-from sickbay.brain.job_input import JobSight, listing
+from sickbay.brain.job_input import JobInput, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -13,7 +13,7 @@ FENCES_AT_ONCE = 6  # each is written down in the job's own unit
 FENCES_KEPT = 20  # with those that failed: each is a row that the job's decision reads
 
 
-def running(s: JobSight, policy: Policy) -> Decision:
+def running(s: JobInput, policy: Policy) -> Decision:
     job = s.job
     if job.end is not None:
         own = {"calls": job.pressing}
@@ -40,7 +40,7 @@ def running(s: JobSight, policy: Policy) -> Decision:
     return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
 
 
-def _saves_first(s: JobSight, policy: Policy) -> Decision | None:
+def _saves_first(s: JobInput, policy: Policy) -> Decision | None:
     """What is to stop for something that can wait is asked to save, once, and is given its time for that.
 
     None: it is stopped now. It has saved, it cannot be asked, its time is over, or its end cannot wait.
@@ -69,7 +69,7 @@ def _saves_first(s: JobSight, policy: Policy) -> Decision | None:
     return Stay(Wait(because=f"asked to save {_why_saved(job)}{held}", until=job.save_by))
 
 
-def _saved(s: JobSight, policy: Policy) -> str:
+def _saved(s: JobInput, policy: Policy) -> str:
     """What has come of the ask, in words; empty where none was made, or it was given up for what cannot wait."""
     if s.intent is None or not isinstance(s.intent.act, AskToSave):
         return ""
@@ -85,7 +85,7 @@ def _why_saved(job: Job) -> str:
     return f"before {before} (attempt {job.attempt}{step})"
 
 
-def _without_end(s: JobSight, policy: Policy) -> Decision:
+def _without_end(s: JobInput, policy: Policy) -> Decision:
     """Nothing of it is left and nobody has said how it ended: the word is awaited, and a human is told of it."""
     job = s.job
     why = "all its ranks are gone, and its cluster has not said how it ended"
@@ -98,7 +98,7 @@ def _without_end(s: JobSight, policy: Policy) -> Decision:
     return Change(why, {"remind": s.within(s.cluster, policy.pace.held_reminder)}, tell)
 
 
-def _stacks(s: JobSight, policy: Policy, calls: tuple[Call, ...]) -> Decision | None:
+def _stacks(s: JobInput, policy: Policy, calls: tuple[Call, ...]) -> Decision | None:
     """What a hung job was doing can be asked only while it still does it. None: nothing more to ask."""
     job, intent = s.job, s.intent
     if any(call.node for call in calls) or Capability.LOOK not in s.can:
@@ -113,7 +113,7 @@ def _stacks(s: JobSight, policy: Policy, calls: tuple[Call, ...]) -> Decision | 
     return None
 
 
-def stopping(s: JobSight, policy: Policy) -> Decision:
+def stopping(s: JobInput, policy: Policy) -> Decision:
     job, intent = s.job, s.intent
     left = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
     if intent is None:
@@ -141,13 +141,13 @@ def stopping(s: JobSight, policy: Policy) -> Decision:
     return _stuck(s, policy, left or tuple(sorted(job.claim)))
 
 
-def _stop(s: JobSight, policy: Policy) -> Do:
+def _stop(s: JobInput, policy: Policy) -> Do:
     act = StopJob(job=s.job.id, attempt=s.job.attempt, final=bool(s.job.stop_asked))
     because = "every rank must be gone before the next starts"
     return Do(act, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
 
 
-def _without_reach(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision | None:
+def _without_reach(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> Decision | None:
     """Only ranks on nodes out of reach are left: fence them, or go on where the job itself keeps them from writing.
 
     None: neither can be done. Each node is fenced by an intent of its own, some at a time: one may take minutes.
@@ -181,7 +181,7 @@ def _fenced(fence: Intent) -> bool:
     return fence.state is IntentState.SEEN or fence.gone
 
 
-def _unsent(s: JobSight, policy: Policy, intent: Intent) -> Decision:
+def _unsent(s: JobInput, policy: Policy, intent: Intent) -> Decision:
     """Its stop is withheld, or does not go through: what withholds it may last for ever, so a human is told."""
     job = s.job
     why = f"stopping its ranks: {intent.answer}"
@@ -195,7 +195,7 @@ def _unsent(s: JobSight, policy: Policy, intent: Intent) -> Decision:
     return Change(why, {"remind": s.within(s.cluster, policy.pace.held_reminder)}, tell)
 
 
-def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
+def _stuck(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
     """Neither stopped nor fenced: a human is told, now and again, and both are tried again. Nothing starts meanwhile.
 
     Nodes that its ranks have left are free for others: one node out of reach must not hold up all of a large job's.
@@ -217,7 +217,7 @@ def _stuck(s: JobSight, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
     return Stay(Wait(because=why, until=job.deadline))
 
 
-def _why_not(s: JobSight) -> str:
+def _why_not(s: JobInput) -> str:
     """What was tried, and why it did not do."""
     tried = [f"fence: {fence.answer or fence.state}" for fence in s.fences[:1]]
     if Capability.FENCE not in s.can:
@@ -236,7 +236,7 @@ def stuck(job: Job) -> bool:
     return _stuck_name(job) in job.told
 
 
-def _nothing_left(s: JobSight, policy: Policy, unseen: tuple[NodeId, ...]) -> Decision:
+def _nothing_left(s: JobInput, policy: Policy, unseen: tuple[NodeId, ...]) -> Decision:
     """There was nothing to stop: it ended by itself, perhaps well. The read that tells how is awaited, not for ever.
 
     Without such a read the cluster's word is about nodes that it reaches, and it takes a while to miss one that it does
@@ -255,7 +255,7 @@ def _nothing_left(s: JobSight, policy: Policy, unseen: tuple[NodeId, ...]) -> De
     return Stay(Wait(because="how it ended has not been read yet", until=job.deadline))
 
 
-def _off(s: JobSight, policy: Policy, because: str) -> Decision:
+def _off(s: JobInput, policy: Policy, because: str) -> Decision:
     """All ranks are gone, or can do no harm. What that means depends on why they had to go."""
     job, intent = s.job, s.intent
     gone: dict[str, object] = {"ranks": dict.fromkeys(job.ranks, "gone"), "claim": {}, "remind": None}

@@ -2,7 +2,7 @@
 
 from sickbay.brain.decision import Decision, Do, Move, Stay
 from sickbay.brain.gate import give_up
-from sickbay.brain.job_input import AVOIDED, JobSight, listing
+from sickbay.brain.job_input import AVOIDED, JobInput, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -13,7 +13,7 @@ from sickbay.model.tables import Tables
 from sickbay.signs.training_log import SHELL, diagnose, signal_of
 
 
-def diagnosing(s: JobSight, policy: Policy, tables: Tables) -> Decision:
+def diagnosing(s: JobInput, policy: Policy, tables: Tables) -> Decision:
     job, intent = s.job, s.intent
     blamed = {call.node for call in job.calls if call.incident}  # known to be sick: a repair may have begun there
     nodes = tuple(sorted(set(job.ranks) - blamed))
@@ -52,7 +52,7 @@ def _dark(intent: Intent | None, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...
     return tuple(node for node in nodes if intent.verdicts.get(node, "could_not_run") == "could_not_run")
 
 
-def _verdict(s: JobSight, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> Decision:
+def _verdict(s: JobInput, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> Decision:
     """Who is to blame, whether it may restart, and what that costs."""
     job, rule = s.job, policy.resume
     checked = s.intent.verdicts if s.intent is not None and isinstance(s.intent.act, Verify) else {}

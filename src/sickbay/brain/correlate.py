@@ -2,10 +2,10 @@
 
 from msgspec.structs import replace
 
-from sickbay.brain.causes import CAUSES, GPU, Cause, fits
+from sickbay.brain.causes import CAUSES, GPU, CausalRule, fits
 from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest, lowest
 from sickbay.model.fleet import SIGHTINGS, Node, Sighting
-from sickbay.model.incident import Incident, Order, Phase, enqueue
+from sickbay.model.incident import Incident, OperatorRequest, Phase, enqueue
 from sickbay.model.policy import FaultRule, Policy, Repeat
 
 KEEP_SIGHTINGS = SIGHTINGS  # of one code on one device; of more, neighbours in time are counted together
@@ -88,7 +88,7 @@ def absorb(incident: Incident, fault: Fault, node: Node, policy: Policy, reading
     itself = (fault.code, fault.device) == (incident.fault.code, incident.fault.device)
     after = replace(incident, evidence=evidence, seen_at=reading, shown_at=reading if itself else incident.shown_at)
     if incident.fault.code in fault.cancels and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
-        return enqueue(after, Order(verb="cancel", by=fault.code, reason=f"{fault.code} takes it back"))
+        return enqueue(after, OperatorRequest(verb="cancel", by=fault.code, reason=f"{fault.code} takes it back"))
     if fault.follows:
         return after  # a consequence of what is being treated already
     if fault.advice is not None:
@@ -107,7 +107,7 @@ def brings(cause: Fault, effect: Fault, *, late: bool = False) -> bool:
     return any(_fits(row, cause, effect) for row in CAUSES if not (late and row.before))
 
 
-def _fits(row: Cause, cause: Fault, effect: Fault) -> bool:
+def _fits(row: CausalRule, cause: Fault, effect: Fault) -> bool:
     if row.same == GPU and None not in {cause.device, effect.device} and cause.device != effect.device:
         return False
     grave = cause.severity in {Severity.ERROR, Severity.FATAL}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
 from sickbay.brain.doubt import checking
-from sickbay.brain.incident_input import Sight, away, later, owner_of, remind
+from sickbay.brain.incident_input import IncidentInput, away, later, owner_of, remind
 from sickbay.brain.job_input import listing
 from sickbay.brain.orders import WISH, close, obey, planned
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
@@ -25,7 +25,7 @@ CORDON_TRIES = 3
 OPERATOR_CORDON = "operator.cordon"
 
 
-def decide(s: Sight, policy: Policy) -> Decision:
+def decide(s: IncidentInput, policy: Policy) -> Decision:
     incident, node = s.incident, s.node
     if node is None:
         return Move("gone", "the node is not there any more")
@@ -56,7 +56,7 @@ def decide(s: Sight, policy: Policy) -> Decision:
             return Stay(Wait(because="over"))
 
 
-def _suspect(s: Sight, node: Node, policy: Policy) -> Decision:
+def _suspect(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     incident = s.incident
     back = incident.fault.code == NODE_LOST and not node.lost and incident.healed is None
     if back and not incident.ordered:  # what a person has asked for meanwhile is done all the same
@@ -76,7 +76,7 @@ def _suspect(s: Sight, node: Node, policy: Policy) -> Decision:
     return _cordon(s, node, policy, event="quarantine")
 
 
-def _came_with_work(s: Sight, node: Node, policy: Policy) -> Decision:
+def _came_with_work(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     """A newcomer that others use already: it is suspected of nothing, so nobody is sent away to look at it."""
     if s.incident.deadline is None:
         return Change("work runs there already", {"deadline": s.within(INGEST, policy.pace.held_reminder)})
@@ -84,13 +84,13 @@ def _came_with_work(s: Sight, node: Node, policy: Policy) -> Decision:
     return remind(s, policy, "check_could_not_run", text, "it is checked when the work that it came with has left")
 
 
-def _unwelcome(s: Sight) -> tuple[JobId, ...]:
+def _unwelcome(s: IncidentInput) -> tuple[JobId, ...]:
     """Who must stop because of what the incident is about. What runs on a newcomer may stay until it ends."""
     asked = s.uncalled(s.scoped) if planned(s.incident) else s.unpressed(s.scoped)
     return tuple(job for job in asked if job in s.gating) if s.incident.kind is IncidentKind.INTAKE else asked
 
 
-def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
+def _cordon(s: IncidentInput, node: Node, policy: Policy, event: str = "") -> Do:
     incident = s.incident
     reason = f"sickbay {incident.id} {incident.fault.code}"
     act = Quarantine(node=node.id, owner=owner_of(incident), reason=reason)
@@ -104,7 +104,7 @@ def _cordon(s: Sight, node: Node, policy: Policy, event: str = "") -> Do:
     return Do(act, because, patience, incident.cluster, event, also)
 
 
-def _cordon_again(s: Sight, node: Node, policy: Policy) -> Decision | None:
+def _cordon_again(s: IncidentInput, node: Node, policy: Policy) -> Decision | None:
     """Our cordon went with what it was on. None: the cluster does not take it, and a human knows."""
     intent = s.intent
     if intent is None or not isinstance(intent.act, Quarantine) or intent.state is IntentState.SEEN:
@@ -122,7 +122,7 @@ def _cordon_again(s: Sight, node: Node, policy: Policy) -> Decision | None:
     return Move("hold", f"the cluster did not take our cordon: {intent.answer or intent.state}")
 
 
-def _watched(s: Sight, node: Node, policy: Policy) -> Decision:
+def _watched(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     incident = s.incident
     if incident.remedy.disrupts or incident.kind is IncidentKind.OPERATOR:
         return Move("raise", f"{incident.fault.code} now asks for {incident.remedy}")
@@ -138,7 +138,7 @@ def _watched(s: Sight, node: Node, policy: Policy) -> Decision:
     return Stay(Wait(because=f"watching {incident.fault.code}: dismissed if it stays quiet", until=incident.deadline))
 
 
-def _agent_lost(s: Sight, node: Node, policy: Policy) -> Decision:
+def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     incident = s.incident
     if (steady := _steady_at(s, node, policy)) is not None:
         often = f"the agent has fallen silent {MANY_SILENCES} times within {policy.pace.watch_for}"
@@ -159,7 +159,7 @@ def _agent_lost(s: Sight, node: Node, policy: Policy) -> Decision:
     return remind(s, policy, "agent_lost", text, "the agent is silent: the node is not given new work")
 
 
-def _steady_at(s: Sight, node: Node, policy: Policy) -> Deadline | None:
+def _steady_at(s: IncidentInput, node: Node, policy: Policy) -> Deadline | None:
     """When an agent that comes and goes will have been steady for long enough. None: it does not, or has been."""
     if len(node.silences) < MANY_SILENCES:
         return None
@@ -167,14 +167,14 @@ def _steady_at(s: Sight, node: Node, policy: Policy) -> Deadline | None:
     return None if s.passed(steady) else steady
 
 
-def _partitioned(s: Sight, node: Node, policy: Policy) -> Decision:
+def _partitioned(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     if node.ready:
         return Move("dismiss", "the cluster sees the node again")
     text = f"{node.id}: the agent reports, the cluster does not see the node; nothing is repaired"
     return remind(s, policy, "partition", text, "a human must find out why the cluster does not see the node")
 
 
-def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
+def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     asked = _unwelcome(s)
     if incident.fault.code == OPERATOR_CORDON:  # what runs may stay; what has not begun does not begin there
@@ -203,19 +203,19 @@ def _quarantined(s: Sight, node: Node, policy: Policy) -> Decision:
     return _cordon(s, node, policy)
 
 
-def asked_of(s: Sight, node: Node) -> bool:
+def asked_of(s: IncidentInput, node: Node) -> bool:
     """Whether the last act was meant for whoever holds the seat now."""
     meant = s.intent.expect if s.intent is not None else None
     return meant is not None and meant.agrees(node.incarnation)
 
 
-def refused_lately(s: Sight, node: Node) -> bool:
+def refused_lately(s: IncidentInput, node: Node) -> bool:
     """A refusal is not answered by asking at once again, unless it was for an incarnation that has gone since."""
     refused = s.intent is not None and s.intent.state is IntentState.REJECTED and asked_of(s, node)
     return refused and s.retry_at is not None and not s.passed(s.retry_at)
 
 
-def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
+def _draining(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     rung, _, _ = choose(s, node, policy)
     must = (*s.scoped, *s.bystanders) if incident.to_verify else must_leave(s, node, rung)
@@ -250,7 +250,7 @@ def _draining(s: Sight, node: Node, policy: Policy) -> Decision:
     return _drain(s, node, policy, "force" if forced else policy.pace.drain)
 
 
-def _drain(s: Sight, node: Node, policy: Policy, how: str) -> Decision:
+def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> Decision:
     """Work that we do not manage is asked to leave again and again: what keeps it there now may let it go later."""
     incident, intent = s.incident, s.intent
     waiting = Stay(Wait(because="waiting for unmanaged work to leave", until=incident.deadline))
@@ -266,7 +266,7 @@ def _drain(s: Sight, node: Node, policy: Policy, how: str) -> Decision:
     return Do(act, f"{node.unmanaged} pieces of unmanaged work", patience, incident.cluster)
 
 
-def _held(s: Sight, node: Node, policy: Policy) -> Decision:
+def _held(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     incident = s.incident
     cordoned = owner_of(incident) in node.cordons
     if cordoned and incident.cordon_as_of is None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
-from sickbay.brain.incident_input import Sight, remind
+from sickbay.brain.incident_input import IncidentInput, remind
 from sickbay.brain.ladder import ladder_for, rung_rule
 from sickbay.model.clock import INGEST
 from sickbay.model.fault import NODE_LOST
@@ -23,12 +23,12 @@ TURN = "its turn for a check will come"
 AGAIN = tuple(timedelta(minutes=m) for m in (1, 5, 15, 30, 60))
 
 
-def checking(s: Sight) -> bool:
+def checking(s: IncidentInput) -> bool:
     """Whether the check that is to confirm or clear it is under way."""
     return s.intent is not None and isinstance(s.intent.act, Verify) and not s.intent.state.over
 
 
-def confirm(s: Sight, node: Node, doubt: Doubt, policy: Policy) -> Decision | None:
+def confirm(s: IncidentInput, node: Node, doubt: Doubt, policy: Policy) -> Decision | None:
     """The next step of a suspect that must be confirmed. None: it must be given its turn first."""
     incident, intent = s.incident, s.intent
     if intent is not None and isinstance(intent.act, Verify):
@@ -52,7 +52,7 @@ def confirm(s: Sight, node: Node, doubt: Doubt, policy: Policy) -> Decision | No
     return Do(act, "a check must confirm or clear it", rule.verify_deadline, INGEST, also=also)
 
 
-def _verdict(s: Sight, node: Node, doubt: Doubt, intent: Intent, policy: Policy) -> Decision:
+def _verdict(s: IncidentInput, node: Node, doubt: Doubt, intent: Intent, policy: Policy) -> Decision:
     if not intent.state.over:
         return Stay(Wait(because="a check is to confirm or clear it", until=intent.seen_by))
     answered = intent.state is IntentState.SEEN and intent.expect is not None and intent.expect.agrees(node.incarnation)
@@ -73,7 +73,7 @@ def _verdict(s: Sight, node: Node, doubt: Doubt, intent: Intent, policy: Policy)
     return Change("its check could not run", also, _tell(s, why))
 
 
-def _obstacle(s: Sight, node: Node) -> str:
+def _obstacle(s: IncidentInput, node: Node) -> str:
     """What must end before it can be checked; empty: nothing."""
     jobs = (*s.scoped, *s.bystanders)
     if jobs:
@@ -91,7 +91,7 @@ def _obstacle(s: Sight, node: Node) -> str:
     return ""
 
 
-def _reminded(s: Sight, policy: Policy, because: str) -> Decision:
+def _reminded(s: IncidentInput, policy: Policy, because: str) -> Decision:
     """Wait for others, without a word at first; a person hears of it at each reminder."""
     incident = s.incident
     if incident.deadline is None:
@@ -101,10 +101,10 @@ def _reminded(s: Sight, policy: Policy, because: str) -> Decision:
     return Stay(Wait(because=because, until=incident.deadline))
 
 
-def _tell(s: Sight, why: str) -> Tell:
+def _tell(s: IncidentInput, why: str) -> Tell:
     notice = Notify(event=EVENT, subject=f"incident:{s.incident.id}", text=_text(s, why))
     return Tell(notice, f"{EVENT}:{s.readings.get(INGEST, 0.0):.0f}")
 
 
-def _text(s: Sight, why: str) -> str:
+def _text(s: IncidentInput, why: str) -> str:
     return f"{s.incident.node}: {s.incident.fault.code} can be neither confirmed nor cleared: {why}"

@@ -5,7 +5,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
-from sickbay.brain.job_input import AVOIDED, JobSight, Placement, listing, tell
+from sickbay.brain.job_input import AVOIDED, JobInput, Placement, listing, tell
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -19,7 +19,7 @@ THEIR_QUEUE = timedelta(days=365)  # a cluster that chooses nodes has a queue of
 REFUSED = timedelta(seconds=30)  # a refused start is tried again when newer reads may have told why
 
 
-def queued(s: JobSight, policy: Policy) -> Decision:
+def queued(s: JobInput, policy: Policy) -> Decision:
     job = s.job
     if job.cancelled:
         return Move("stopped", "cancelled by its owner")
@@ -59,7 +59,7 @@ def gate_of(job: Job, policy: Policy) -> Examine | None:
 
 
 def _start(
-    s: JobSight, policy: Policy, placed: Placement, event: str = "", also: dict[str, object] | None = None
+    s: JobInput, policy: Policy, placed: Placement, event: str = "", also: dict[str, object] | None = None
 ) -> Do:
     attempt = s.job.attempt + 1
     act = StartJob(job=s.job.id, attempt=attempt, nodes=placed)
@@ -70,7 +70,7 @@ def _start(
     return Do(act, because, policy.resume.start_deadline, s.cluster, event, changes)
 
 
-def _starved(s: JobSight, policy: Policy, why: str) -> Decision:
+def _starved(s: JobInput, policy: Policy, why: str) -> Decision:
     """Waiting for nodes spends no restart; a human hears of it now and then."""
     job = s.job
     if job.deadline is None:
@@ -81,7 +81,7 @@ def _starved(s: JobSight, policy: Policy, why: str) -> Decision:
     return Stay(Wait(because=why, until=job.deadline))
 
 
-def _called_off(s: JobSight, policy: Policy) -> Decision:
+def _called_off(s: JobInput, policy: Policy) -> Decision:
     """A person stops what its own controller holds or may yet run again: that must be told to let it be, too."""
     job, intent = s.job, s.intent
     if intent is None or not isinstance(intent.act, StopJob):
@@ -99,7 +99,7 @@ def _called_off(s: JobSight, policy: Policy) -> Decision:
     return Move("stopped", why, {}, tell(job, "job_stuck", f"{job.spec.name}: {why}"))
 
 
-def _rerun(s: JobSight, policy: Policy) -> Decision:
+def _rerun(s: JobInput, policy: Policy) -> Decision:
     """Its own controller may restart it first, unless our stop holds it; we ask only after it has had its time."""
     job, intent = s.job, s.intent
     if intent is not None and isinstance(intent.act, RerunJob):
@@ -132,7 +132,7 @@ def _rerun(s: JobSight, policy: Policy) -> Decision:
     return _ask_to_rerun(s, avoid, because)
 
 
-def give_up(s: JobSight, policy: Policy, why: str) -> Decision:
+def give_up(s: JobInput, policy: Policy, why: str) -> Decision:
     """FAILED. Where our own stop holds it, its cluster is told first to let it be: else it would hold it for ever."""
     job, intent = s.job, s.intent
     stop = intent if intent is not None and isinstance(intent.act, StopJob) else None
@@ -147,7 +147,7 @@ def give_up(s: JobSight, policy: Policy, why: str) -> Decision:
     return Move("fail", why, {"diagnosis": why, "deadline": None}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
 
 
-def _kept_waiting(s: JobSight, policy: Policy, why: str) -> Decision:
+def _kept_waiting(s: JobInput, policy: Policy, why: str) -> Decision:
     """Its controller's own time is over, so the reminder is apart from it: it is asked as soon as it can be."""
     job = s.job
     if job.remind is not None and not s.passed(job.remind):
@@ -158,12 +158,12 @@ def _kept_waiting(s: JobSight, policy: Policy, why: str) -> Decision:
     return Change(why, also, tell(job, "job_waits", f"{job.spec.name}: {why}"))
 
 
-def _ask_to_rerun(s: JobSight, avoid: tuple[NodeId, ...], because: str) -> Do:
+def _ask_to_rerun(s: JobInput, avoid: tuple[NodeId, ...], because: str) -> Do:
     act = RerunJob(job=s.job.id, attempt=s.job.attempt, avoid=avoid)
     return Do(act, because, THEIR_QUEUE, s.cluster, also={"deadline": None})
 
 
-def _asked_to_rerun(s: JobSight, policy: Policy, intent: Intent, act: RerunJob) -> Decision:
+def _asked_to_rerun(s: JobInput, policy: Policy, intent: Intent, act: RerunJob) -> Decision:
     """Once asked, waiting for nodes is its cluster's business; what it was told to avoid may be well by then."""
     well = s.well(act.avoid)
     again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
@@ -176,7 +176,7 @@ def _asked_to_rerun(s: JobSight, policy: Policy, intent: Intent, act: RerunJob) 
     return Stay(Wait(because=waits.wait.because, until=again)) if well and isinstance(waits, Stay) else waits
 
 
-def gating(s: JobSight, policy: Policy) -> Decision:
+def gating(s: JobInput, policy: Policy) -> Decision:
     job, intent = s.job, s.intent
     starting = intent is not None and isinstance(intent.act, StartJob) and intent.state is not IntentState.PLANNED
     if job.stop_asked or job.calls or job.cancelled:
@@ -217,7 +217,7 @@ def gating(s: JobSight, policy: Policy) -> Decision:
             return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
 
 
-def _in_their_queue(s: JobSight, policy: Policy, intent: Intent) -> Decision:
+def _in_their_queue(s: JobInput, policy: Policy, intent: Intent) -> Decision:
     """The time to start runs from the allocation; before it, waiting is the cluster's business and costs nothing."""
     job = s.job
     if (
@@ -257,7 +257,7 @@ def _fell(job: Job, intent: Intent | None) -> tuple[NodeId, ...]:
     return tuple(sorted({call.node for call in job.calls if call.booted and call.node})) if begun else ()
 
 
-def _refused(s: JobSight, policy: Policy, intent: Intent) -> Decision:
+def _refused(s: JobInput, policy: Policy, intent: Intent) -> Decision:
     """The cluster knows something that we do not: wait for newer reads, or all goes are spent in a moment."""
     why = f"the start was refused: {intent.answer}"
     again = Deadline(clock=intent.clock, at=intent.sent_at + REFUSED.total_seconds())
@@ -272,14 +272,14 @@ def _unsent(intent: Intent) -> bool:
     return never and set(intent.verdicts.values()) == {"could_not_run"}
 
 
-def _gate_unsent(s: JobSight, intent: Intent) -> Decision:
+def _gate_unsent(s: JobInput, intent: Intent) -> Decision:
     """Others' work kept its check from being sent: nobody failed, and it takes other nodes if there are any."""
     job = s.job
     avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *intent.verdicts}))[:AVOIDED]
     return Move("unclaim", intent.answer, {"claim": {}, "calls": (), "avoid": avoid, "deadline": None})
 
 
-def _gate_failed(s: JobSight, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> Decision:
+def _gate_failed(s: JobInput, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> Decision:
     job = s.job
     gates = job.gates + 1
     if gates >= policy.resume.max_gates:

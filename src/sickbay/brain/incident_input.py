@@ -13,7 +13,7 @@ from sickbay.model.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class IncidentInput:
     """All that an incident's decision may read."""
 
     incident: Incident
@@ -63,7 +63,7 @@ def reset_domain(incident: Incident, node: Node) -> tuple[int, ...]:
     return tuple(sorted({device, *incident.beside}))
 
 
-def remind(s: Sight, policy: Policy, event: str, text: str, because: str) -> Decision:
+def remind(s: IncidentInput, policy: Policy, event: str, text: str, because: str) -> Decision:
     """Tell a human now and again at each reminder; in between, wait."""
     incident = s.incident
     if incident.deadline is None or s.passed(incident.deadline):
@@ -73,7 +73,7 @@ def remind(s: Sight, policy: Policy, event: str, text: str, because: str) -> Dec
     return Stay(Wait(because=because, until=incident.deadline))
 
 
-def on_its_way(s: Sight) -> Stay | None:
+def on_its_way(s: IncidentInput) -> Stay | None:
     """A repair or drain that nobody wants any more may still come: until its end nothing begins, nobody is let in."""
     if not s.loose:
         return None

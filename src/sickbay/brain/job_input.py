@@ -14,7 +14,7 @@ Placement = dict[NodeId, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class JobSight:
+class JobInput:
     """All that a job's decision may read."""
 
     job: Job

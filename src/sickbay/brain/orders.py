@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from sickbay.brain.correlate import absorb
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
-from sickbay.brain.incident_input import Sight, away, later, on_its_way, owner_of, remind
+from sickbay.brain.incident_input import IncidentInput, away, later, on_its_way, owner_of, remind
 from sickbay.brain.repair import occupied, stands
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import NODE_LOST, Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Node
-from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, Order, Phase, Wait
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Phase, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
 from sickbay.model.policy import Policy
 
@@ -56,7 +56,7 @@ def planned(incident: Incident) -> str:
     return f"{incident.node} is {BEFORE.get(fault.code.removeprefix(WISH), 'taken out of service')}"
 
 
-def obey(s: Sight, order: Order) -> Decision:
+def obey(s: IncidentInput, order: OperatorRequest) -> Decision:
     incident = s.incident
     because = f"{order.verb} by {order.by}: {order.reason}"
     rest: dict[str, object] = {"orders": incident.orders[1:]}
@@ -95,7 +95,7 @@ def obey(s: Sight, order: Order) -> Decision:
             return Change(because, rest, answer=_refusal(order, f"it is {incident.phase}"))
 
 
-def _wish(s: Sight, order: Order, rest: dict[str, object], decided: dict[str, object]) -> Decision:
+def _wish(s: IncidentInput, order: OperatorRequest, rest: dict[str, object], decided: dict[str, object]) -> Decision:
     """What a person asks of a node that is treated already raises what is done, it never lowers it."""
     incident, wish = s.incident, wished(order.verb, order.by, order.reason)
     done, because, repair = f"{order.by}: {order.verb}: done", wish.because, wish.remedy.disrupts
@@ -144,14 +144,14 @@ def _raised(incident: Incident, wish: Fault) -> dict[str, object]:
     return raised
 
 
-def _way_out(s: Sight, event: str) -> str:
+def _way_out(s: IncidentInput, event: str) -> str:
     """Out of HELD by way of what is missing: our cordon first, then an empty node, then what the operator wants."""
     if s.node is None or owner_of(s.incident) not in s.node.cordons:
         return "quarantine"
     return "drain" if event == "verify" and occupied(s, s.node) else event
 
 
-def _closing(s: Sight, why: str) -> dict[str, object]:
+def _closing(s: IncidentInput, why: str) -> dict[str, object]:
     """Dismissed by a person. What is under way is let go; a cordon or a release is seen through first."""
     intent = s.intent
     sent = intent is not None and (intent.state is not IntentState.PLANNED or bool(intent.doubted))
@@ -159,7 +159,7 @@ def _closing(s: Sight, why: str) -> dict[str, object]:
     return {"closing": Phase.DISMISSED, "closing_why": why, **({} if seen_through else {"intent": ""})}
 
 
-def _refusal(order: Order, why: str) -> str:
+def _refusal(order: OperatorRequest, why: str) -> str:
     return f"{order.by}: {order.verb}: not possible: {why}"
 
 
@@ -169,7 +169,7 @@ def _one_above(incident: Incident) -> Remedy:
     return highest(incident.remedy, min(higher, key=lambda r: r.rank, default=Remedy.REPLACE))
 
 
-def close(s: Sight, node: Node, policy: Policy) -> Decision:
+def close(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     """Take our cordon back, and end when it is seen gone."""
     incident, intent = s.incident, s.intent
     event = "release" if incident.closing is Phase.RELEASED else "dismiss"
@@ -206,7 +206,7 @@ def close(s: Sight, node: Node, policy: Policy) -> Decision:
     return Do(act, because, policy.pace.cordon_deadline, incident.cluster, also=also)
 
 
-def _refusal_stands(s: Sight, node: Node, intent: Intent, policy: Policy) -> Deadline | None:
+def _refusal_stands(s: IncidentInput, node: Node, intent: Intent, policy: Policy) -> Deadline | None:
     """Until when a refused release is not taken for granted: it may have met another boot, which a later read shows."""
     if intent.state is not IntentState.REJECTED or intent.not_before is None:
         return None
@@ -223,7 +223,7 @@ def _sick_again(incident: Incident, node: Node) -> Fault | None:
     return fault if owner_of(incident) in node.cordons and not heard_again else None
 
 
-def _keep_out(s: Sight, node: Node, policy: Policy, fault: Fault) -> Decision:
+def _keep_out(s: IncidentInput, node: Node, policy: Policy, fault: Fault) -> Decision:
     """Its release was not taken, and the node fell ill meanwhile: our cordon stays, and the incident goes on."""
     reading = s.readings.get(INGEST, 0.0)
     ill = absorb(replace(s.incident, closing=None, sequel=None), fault, node, policy, reading)
@@ -237,7 +237,7 @@ def _removed_by_another(incident: Incident, node: Node) -> bool:
     return seen and owner_of(incident) not in node.cordons
 
 
-def _proof_gone(s: Sight, node: Node) -> Decision:
+def _proof_gone(s: IncidentInput, node: Node) -> Decision:
     """It was rebooted or replaced after its check passed: proof before return, so it is checked again, cordoned."""
     incident, intent = s.incident, s.intent
     under_way = intent is not None and isinstance(intent.act, Release) and not intent.state.over

@@ -4,19 +4,19 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.drift import rung_shown
-from sickbay.brain.incident_input import Sight, away, on_its_way, reset_domain
+from sickbay.brain.incident_input import IncidentInput, away, on_its_way, reset_domain
 from sickbay.brain.ladder import ladder_for, next_rung, rung_rule, strike
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import NODE_LOST, Remedy, highest
 from sickbay.model.fleet import AgentState, Capability, JobId, Node
 from sickbay.model.incident import Incident, IncidentKind, Phase, Wait, proven
 from sickbay.model.intent import Intent, IntentState, Repair, Verify
-from sickbay.model.policy import CouldNotRun, Policy, RungRule, Strikes, Trigger
+from sickbay.model.policy import OnCouldNotRun, Policy, RungRule, Strikes, Trigger
 
 CUT_SHORT = 3  # boots under as many checks: by chance one, perhaps two
 
 
-def drained(s: Sight, node: Node, policy: Policy) -> Decision:
+def drained(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     incident = s.incident
     if incident.needs_human:
         return Move("hold", f"a human must decide: {incident.fault.because}", {"needs_human": False})
@@ -48,7 +48,7 @@ def drained(s: Sight, node: Node, policy: Policy) -> Decision:
     return Do(act, told, rung.deadline, clock, "repair", fresh)
 
 
-def _check(s: Sight, node: Node, policy: Policy, because: str) -> Move:
+def _check(s: IncidentInput, node: Node, policy: Policy, because: str) -> Move:
     """On to the proof; a check disturbs whatever runs there, so the node is emptied first."""
     if occupied(s, node):
         also = {"deadline": s.within(s.incident.cluster, policy.pace.drain_deadline), "to_verify": True}
@@ -56,12 +56,12 @@ def _check(s: Sight, node: Node, policy: Policy, because: str) -> Move:
     return Move("verify", because, {"to_verify": False})
 
 
-def occupied(s: Sight, node: Node) -> bool:
+def occupied(s: IncidentInput, node: Node) -> bool:
     """Whether work is there, managed or not."""
     return bool(s.scoped or s.bystanders or node.unmanaged)
 
 
-def choose(s: Sight, node: Node, policy: Policy) -> tuple[RungRule | None, str, Remedy]:
+def choose(s: IncidentInput, node: Node, policy: Policy) -> tuple[RungRule | None, str, Remedy]:
     """The next rung, why it is that one, and the remedy that was wanted."""
     incident = s.incident
     ladder = ladder_for(incident, node, policy)
@@ -77,19 +77,19 @@ def choose(s: Sight, node: Node, policy: Policy) -> tuple[RungRule | None, str, 
     return rung, because + (f" ({'; '.join(passed)})" if passed else ""), wanted
 
 
-def _earned(s: Sight, node: Node, policy: Policy) -> Strikes | None:
+def _earned(s: IncidentInput, node: Node, policy: Policy) -> Strikes | None:
     if not s.incident.remedy.disrupts or s.incident.kind is not IncidentKind.FAULT:
         return None
     return strike(s.incident, ladder_for(s.incident, node, policy), s.past, s.readings.get(INGEST, 0.0))
 
 
-def must_leave(s: Sight, node: Node, rung: RungRule | None) -> tuple[JobId, ...]:
+def must_leave(s: IncidentInput, node: Node, rung: RungRule | None) -> tuple[JobId, ...]:
     """Whoever the repair would hurt. A reset of one untied device hurts only its holders."""
     one_device = rung is not None and rung.do is Remedy.RESET_GPU and reset_domain(s.incident, node)
     return s.scoped if one_device else (*s.scoped, *s.bystanders)
 
 
-def repairing(s: Sight, node: Node) -> Decision:
+def repairing(s: IncidentInput, node: Node) -> Decision:
     incident, intent, rung = s.incident, s.intent, s.incident.rung
     if intent is None or not isinstance(intent.act, Repair):
         return Move("fail", "its intent is gone")
@@ -117,7 +117,7 @@ def repairing(s: Sight, node: Node) -> Decision:
     return Stay(Wait(because=f"waiting for proof of {rung}", until=intent.seen_by))
 
 
-def _refusal_stands(s: Sight, node: Node, intent: Intent) -> Deadline | None:
+def _refusal_stands(s: IncidentInput, node: Node, intent: Intent) -> Deadline | None:
     """When a refusal counts; None: now. It may be meant for a holder that has gone, which the cluster shows later."""
     if intent.not_before is not None and not s.passed(intent.not_before):
         return intent.not_before
@@ -131,7 +131,7 @@ def stands(incident: Incident, node: Node) -> bool:
     return incident.proof is not None and proven(incident) and incident.proof.incarnation.agrees(node.incarnation)
 
 
-def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
+def verifying(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     incident, intent = s.incident, s.intent
     rule = _proof_wanted(incident, node, policy)
     level = rule.verify
@@ -156,7 +156,7 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         cut_short = incident.cut_short + (meant is not None)
         if cut_short >= CUT_SHORT:
             why = f"check level {level} could not run: {cut_short} times the machine booted anew under it"
-            fails = incident.remedy.disrupts and rule.on_could_not_run is CouldNotRun.FAIL
+            fails = incident.remedy.disrupts and rule.on_could_not_run is OnCouldNotRun.FAIL
             return Move("fail" if fails else "hold", why, {"proof": None, "cut_short": 0})
         act = Verify(nodes=(node.id,), level=level, profile=rule.profile or incident.fault.component)
         also = {"incarnation": node.incarnation, "cut_short": cut_short}
@@ -167,13 +167,13 @@ def verifying(s: Sight, node: Node, policy: Policy) -> Decision:
         return Change(f"check level {level} was withheld and has not run: {intent.answer}", {"intent": ""})
     verdict = intent.verdicts.get(node.id, "could_not_run") if intent.state is IntentState.SEEN else "could_not_run"
     told = "failed" if verdict == "fail" else f"could not run ({intent.answer or intent.state})"
-    counts_as_failed = verdict == "fail" or rule.on_could_not_run is CouldNotRun.FAIL
+    counts_as_failed = verdict == "fail" or rule.on_could_not_run is OnCouldNotRun.FAIL
     if counts_as_failed and incident.remedy.disrupts:
         return Move("fail", f"check level {level} {told}", {"proof": None})
     return Move("hold", f"check level {level} {told}")
 
 
-def _disturbs(s: Sight, node: Node) -> bool:
+def _disturbs(s: IncidentInput, node: Node) -> bool:
     """Whether a check now would meet work. Whoever a reset of one device has left alone is left alone by its check."""
     one_device = s.incident.rung is Remedy.RESET_GPU and bool(reset_domain(s.incident, node))
     return bool(s.scoped or node.unmanaged) if one_device else occupied(s, node)

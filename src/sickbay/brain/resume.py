@@ -7,14 +7,14 @@ from sickbay.brain.attempt import running, stopping
 from sickbay.brain.blame import diagnosing
 from sickbay.brain.decision import Decision, Stay
 from sickbay.brain.gate import gating, queued
-from sickbay.brain.job_input import JobSight
+from sickbay.brain.job_input import JobInput
 from sickbay.model.incident import Wait
 from sickbay.model.job import JobState
 from sickbay.model.policy import Policy
 from sickbay.model.tables import Tables
 
 
-def resume(s: JobSight, policy: Policy, tables: Tables) -> Decision:
+def resume(s: JobInput, policy: Policy, tables: Tables) -> Decision:
     match s.job.state:
         case JobState.QUEUED:
             return queued(s, policy)

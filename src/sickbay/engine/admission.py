@@ -5,7 +5,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from sickbay.brain.admit import Asked, Confirm, Deferred, Fleet, admit, brake_scopes
+from sickbay.brain.admit import AdmissionInput, AdmissionStage, Confirm, Deferred, admit, brake_scopes
 from sickbay.brain.correlate import lead
 from sickbay.brain.decision import Tell
 from sickbay.engine.seats import ledger_now
@@ -29,21 +29,21 @@ from sickbay.model.rows import WITHHOLDING, key_of
 CORDONS_ASKED = 12  # acts of an incident that are looked at; one that has made more is as good as cordoned
 
 
-def asked_for(act: object) -> Asked | None:
+def asked_for(act: object) -> AdmissionStage | None:
     match act:
         case Quarantine():
-            return Asked.QUARANTINE
+            return AdmissionStage.QUARANTINE
         case Drain():
-            return Asked.DRAIN
+            return AdmissionStage.DRAIN
         case Repair(rung=Remedy.RESTART_SERVICE):
-            return Asked.RESTART_SERVICE
+            return AdmissionStage.RESTART_SERVICE
         case Repair():
-            return Asked.REPAIR
+            return AdmissionStage.REPAIR
         case _:
             return None
 
 
-def ask(draft: Draft, asked: Asked, incident: Incident, node: Node) -> Deferred | None:
+def ask(draft: Draft, asked: AdmissionStage, incident: Incident, node: Node) -> Deferred | None:
     brakes: list[tuple[BrakeRule, Brake]] = []
     if incident.kind is IncidentKind.FAULT:
         for rule, scope in brake_scopes(incident, node, draft.rules.policy):
@@ -52,7 +52,7 @@ def ask(draft: Draft, asked: Asked, incident: Incident, node: Node) -> Deferred 
             brake = draft.read(Brake, f"brake:{name}", watch=False)
             if brake is not None:
                 brakes.append((rule, brake))
-    fleet = Fleet(
+    fleet = AdmissionInput(
         ledger=ledger_now(draft, incident),
         brakes=tuple(brakes),
         withholding=draft.read(Withholding, WITHHOLDING) or Withholding(),
@@ -61,7 +61,9 @@ def ask(draft: Draft, asked: Asked, incident: Incident, node: Node) -> Deferred 
     return admit(asked, incident, node, fleet, draft.rules.policy)
 
 
-def ask_for_each(draft: Draft, asked: Asked, incident: Incident, node: Node) -> tuple[Incident, Deferred | None]:
+def ask_for_each(
+    draft: Draft, asked: AdmissionStage, incident: Incident, node: Node
+) -> tuple[Incident, Deferred | None]:
     """What is excused is the leading fault, or a person's wish. Another one on the node is asked for by itself.
 
     The first that is admitted leads from then on; the node is excused only while all of them are.
@@ -97,14 +99,18 @@ def _of_another(excuse: Deferred, own: Deferred, incident: Incident) -> Deferred
 
 
 def deferred(
-    draft: Draft, asked: Asked, incident: Incident, node: Node, refused: Deferred
+    draft: Draft, asked: AdmissionStage, incident: Incident, node: Node, refused: Deferred
 ) -> tuple[Incident, Wait | None]:
     if node.excused != refused.excused:
         draft.put(replace(node, excused=refused.excused))
-    if asked is Asked.QUARANTINE and incident.phase is Phase.QUARANTINED and not cordon_may_come(draft, incident, node):
+    if (
+        asked is AdmissionStage.QUARANTINE
+        and incident.phase is Phase.QUARANTINED
+        and not cordon_may_come(draft, incident, node)
+    ):
         # It is in service: as a seat that is out it would count against others who wait for the same limit.
         return step_incident(draft, incident, "defer", refused.because, {}), None
-    if asked is Asked.QUARANTINE and incident.phase.out and not incident.serves:
+    if asked is AdmissionStage.QUARANTINE and incident.phase.out and not incident.serves:
         # So is this one; counted as out, two of them would wait for each other.
         incident = replace(incident, serves=True)
         draft.put(incident)
@@ -116,7 +122,7 @@ def deferred(
     until, would = _by_wall(draft, refused.until), asked.value
     shown_as = f"would have: {would}" if refused.withheld else ""
     wait = Wait(because=refused.because, until=until, would=shown_as, room=refused.room)
-    if asked is Asked.QUARANTINE and incident.phase.out:
+    if asked is AdmissionStage.QUARANTINE and incident.phase.out:
         draft.ledger(incident.pool)  # it is counted already, and waits for others to come back rather than for room
     if incident.wait is None or incident.wait.because != wait.because:
         person = ("operator:",) if incident.ordered or incident.kind is IncidentKind.OPERATOR else ()

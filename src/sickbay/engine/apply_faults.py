@@ -11,7 +11,7 @@ from sickbay.engine.errands import link_fault
 from sickbay.engine.transitions import blames, due_now
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Inventory, Observed, Voice
+from sickbay.model.facts import AGENT_ANSWERED, Checked, EarlyAgent, Fact, Inventory, Observed
 from sickbay.model.fault import RUNGS, SILENCE, Fault, Proof, Remedy, signature
 from sickbay.model.fleet import Brake, Incarnation, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
@@ -125,17 +125,17 @@ def _telling(draft: Draft, said: tuple[Fact, ...]) -> tuple[Fact, ...]:
     return (*said[:least], *said[least + 1 :])
 
 
-def hear_early(draft: Draft, node: NodeId, who: Incarnation) -> Voice:
+def hear_early(draft: Draft, node: NodeId, who: Incarnation) -> EarlyAgent:
     """An agent speaks whose machine its cluster has not spoken of. If that lasts, a person is told."""
     key = f"voice:{node}"
-    before = draft.read(Voice, key, watch=False)
+    before = draft.read(EarlyAgent, key, watch=False)
     known = before is not None and before.incarnation.same_holder(who)
     if before is None or not known or not before.heard:
         soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + UNKNOWN_AFTER)
         draft.waits[key] = WaitMark(until=soon, urgency=7)
     said = before.said if before is not None and before.incarnation.same_boot(who) else ()
     told = before is not None and known and before.told
-    voice = Voice(node=node, incarnation=who, said=said, at=draft.now, told=told)
+    voice = EarlyAgent(node=node, incarnation=who, said=said, at=draft.now, told=told)
     draft.put(voice)
     return voice
 

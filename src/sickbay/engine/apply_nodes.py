@@ -25,16 +25,16 @@ from sickbay.model.facts import (
     AgentHeard,
     AgentSilent,
     Booted,
+    EarlyAgent,
     Fact,
     Inventory,
     NodeSeen,
     NodeVanished,
     Observed,
-    Voice,
 )
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import MANY_SILENCES, AgentState, Incarnation, IncidentId, Node, NodeId, Record, pool_of
-from sickbay.model.incident import Incident, IncidentKind, Order, Phase, enqueue
+from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
@@ -151,22 +151,22 @@ def _booted_since(former: Record | None, now: Incarnation | None) -> bool:
     return was is not None and now is not None and now.same_holder(was) and now.new_boot(was)
 
 
-def _voice(draft: Draft, node: Node) -> Voice | None:
+def _voice(draft: Draft, node: Node) -> EarlyAgent | None:
     """Its agent may have been heard before anybody else spoke of it; then what was kept is used up."""
-    voice = draft.read(Voice, f"voice:{node.id}", watch=False)
+    voice = draft.read(EarlyAgent, f"voice:{node.id}", watch=False)
     if voice is None or standing_of(node, voice.incarnation, by_agent=True) is not Standing.PRESENT:
         return None
     draft.drop(key_of(voice))
     return voice if voice.heard else None
 
 
-def _heard_as(node: Node, voice: Voice | None) -> Node:
+def _heard_as(node: Node, voice: EarlyAgent | None) -> Node:
     if voice is None or node.incarnation is None:
         return node
     return replace(with_holder(node, node.incarnation.told(voice.incarnation)), agent=AgentState.HEARD)
 
 
-def _learn_early(draft: Draft, fact: Fact, voice: Voice | None) -> None:
+def _learn_early(draft: Draft, fact: Fact, voice: EarlyAgent | None) -> None:
     """What it said before it was known counts now, dated as it was."""
     for early in voice.said if voice is not None else ():
         if isinstance(early.news, Observed):
@@ -392,7 +392,7 @@ def _compare(draft: Draft, node: Node) -> None:
     found = drift(incident, node, horizon, draft.intent(incident.intent))
     after = replace(incident, **found.cordon)
     if found.uncordoned:
-        order = Order(verb="uncordoned", by="another", reason=found.uncordoned)
+        order = OperatorRequest(verb="uncordoned", by="another", reason=found.uncordoned)
         after = enqueue(after, order)
     if found.bared:
         draft.tell("our cordon went with what it was on: it will be put back", key_of(incident), key_of(node))
@@ -444,7 +444,7 @@ def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | 
         who = replace(holder, uid="")  # how it is registered no agent knows
         had = Inventory(devices=node.devices, linked=node.linked, node=node.id, incarnation=who)
         said = (Fact(id=f"inventory/{node.id}", at=draft.now, news=had),) if node.devices else ()
-        draft.put(Voice(node=node.id, incarnation=who, said=said, at=draft.now))
+        draft.put(EarlyAgent(node=node.id, incarnation=who, said=said, at=draft.now))
     unproven = incident is not None and incident.phase.out and not incident.kept
     for key in _names_of(holder):
         record = draft.read(Record, key, watch=False)
@@ -459,7 +459,7 @@ def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | 
 
 def agent_silent(draft: Draft, fact: Fact, news: AgentSilent) -> None:
     node = draft.node(news.node)
-    voice = draft.read(Voice, f"voice:{news.node}", watch=False)
+    voice = draft.read(EarlyAgent, f"voice:{news.node}", watch=False)
     if voice is not None and voice.told:
         draft.put(replace(voice, said=(), heard=False))
     elif voice is not None:

@@ -14,7 +14,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
-from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, Order, enqueue
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, enqueue
 from sickbay.model.job import Job
 from sickbay.model.rows import WITHHOLDING, key_of
 
@@ -99,7 +99,7 @@ def _queue(draft: Draft, news: Ordered, incident: Incident) -> None:
     elif len(incident.orders) >= ORDERS_MOST:
         _refuse(draft, news, f"{len(incident.orders)} orders wait already", key_of(incident))
     else:
-        draft.put(enqueue(incident, Order(verb=news.verb, by=news.by, reason=news.reason, now=news.now)))
+        draft.put(enqueue(incident, OperatorRequest(verb=news.verb, by=news.by, reason=news.reason, now=news.now)))
 
 
 def _refuse(draft: Draft, news: Ordered, why: str, *subjects: str) -> None:

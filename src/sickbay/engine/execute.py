@@ -51,7 +51,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class Effects:
     """All that effects are carried out with."""
 
     sites: Mapping[str, Site]

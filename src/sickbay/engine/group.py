@@ -12,7 +12,7 @@ from sickbay.ports.store import Store
 Builds = Iterator[tuple[str, Callable[[Draft], None]]]  # whose unit it is, and what fills it
 
 
-class Group:
+class SharedCommit:
     """Units that share a commit, at most so many. The view runs ahead of the store while they are planned.
 
     What is written here is planned as ever, one unit after the other; only the store hears of them at once. A process

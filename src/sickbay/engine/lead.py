@@ -14,8 +14,8 @@ from sickbay.engine.apply import learn, reads_of
 from sickbay.engine.aside import FACTS as FACTS_ASIDE
 from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
-from sickbay.engine.execute import Hands, Holders
-from sickbay.engine.group import Builds, Group
+from sickbay.engine.execute import Effects, Holders
+from sickbay.engine.group import Builds, SharedCommit
 from sickbay.engine.ingest import Ingest, Together, voices
 from sickbay.engine.plan import plan, prefetch
 from sickbay.engine.seats import settle
@@ -63,7 +63,7 @@ class Engine:
     def __init__(
         self,
         store: Store,
-        hands: Hands,
+        hands: Effects,
         rules: Rules,
         executor: Executor,
         clock: Clock,
@@ -85,7 +85,7 @@ class Engine:
         self._setup = setup
         self._committed = committed
         self._view = View(store)
-        self._group = Group(store, self._view, self._draft, setup.group, committed)
+        self._group = SharedCommit(store, self._view, self._draft, setup.group, committed)
         self._clocks = Clocks()
         self._deaf = Deaf()
         self._epoch = 0

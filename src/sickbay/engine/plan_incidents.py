@@ -5,11 +5,11 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sickbay.brain.admit import Asked, Confirm
+from sickbay.brain.admit import AdmissionStage, Confirm
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay
 from sickbay.brain.doubt import confirm
-from sickbay.brain.incident_input import Sight
+from sickbay.brain.incident_input import IncidentInput
 from sickbay.brain.orders import wished
 from sickbay.engine import patrol
 from sickbay.engine.admission import ask_for_each, asked_for, deferred, take_turn, told_of
@@ -74,7 +74,7 @@ def _decide_once(draft: Draft, incident: Incident) -> tuple[Incident, Wait | Non
     return _take(draft, incident, sight, decide(sight, draft.rules.policy))
 
 
-def _sight(draft: Draft, incident: Incident) -> Sight:
+def _sight(draft: Draft, incident: Incident) -> IncidentInput:
     node = draft.node(incident.node)
     scoped: list[JobId] = []
     bystanders: list[JobId] = []
@@ -107,7 +107,7 @@ def _sight(draft: Draft, incident: Incident) -> Sight:
     for subject in _histories(incident, node):
         record = draft.read(Record, f"record:{subject}", watch=False)
         past += [p for p in (record.past if record else ()) if p not in past]
-    return Sight(
+    return IncidentInput(
         incident=incident,
         node=node,
         intent=draft.intent(incident.intent),
@@ -147,7 +147,7 @@ def _histories(incident: Incident, node: Node | None) -> list[str]:
     return subjects_of(incident.incarnation, node, incident.fault.device)
 
 
-def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) -> tuple[Incident, Wait | None]:
+def _take(draft: Draft, incident: Incident, sight: IncidentInput, decision: Decision) -> tuple[Incident, Wait | None]:
     node = sight.node
     match decision:
         case Move(event=event, because=because, also=also, tell=tell, answer=answer):
@@ -159,9 +159,9 @@ def _take(draft: Draft, incident: Incident, sight: Sight, decision: Decision) ->
         case Change(because=because, also=also, tell=tell, call=call, before=before, answer=answer):
             _answer(draft, incident, answer)
             if call and node is not None:
-                incident, refused = ask_for_each(draft, Asked.CALL, incident, node)
+                incident, refused = ask_for_each(draft, AdmissionStage.CALL, incident, node)
                 if refused is not None:
-                    return deferred(draft, Asked.CALL, incident, node, refused)
+                    return deferred(draft, AdmissionStage.CALL, incident, node, refused)
                 before = "" if node.lost else before
                 incident = _call(draft, incident, call, because, lost=node.lost, before=before)
             changed = replace(incident, **also)
@@ -200,7 +200,7 @@ def _answer(draft: Draft, incident: Incident, answer: str) -> None:
         draft.tell(answer, key_of(incident), "operator:", event="answer")
 
 
-def _confirm(draft: Draft, sight: Sight, node: Node, needed: Confirm) -> tuple[Incident, Wait | None]:
+def _confirm(draft: Draft, sight: IncidentInput, node: Node, needed: Confirm) -> tuple[Incident, Wait | None]:
     """A suspect that was withheld: what confirms or clears it is a decision like any other."""
     incident = sight.incident
     if node.excused:

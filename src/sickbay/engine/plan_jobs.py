@@ -5,7 +5,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
-from sickbay.brain.job_input import JobSight
+from sickbay.brain.job_input import JobInput
 from sickbay.brain.resume import resume
 from sickbay.engine.placing import dismissed, fenceable, lost, mute, place, unseen, unusable, well
 from sickbay.engine.resting import come_to_rest
@@ -22,7 +22,7 @@ def plan_job(draft: Draft, subject: str) -> None:
 
 
 def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
-    sight = JobSight(
+    sight = JobInput(
         job=job,
         intent=draft.intent(job.intent),
         fences=tuple(fence for key in job.fences if (fence := draft.intent(key)) is not None),

@@ -11,7 +11,7 @@ from sickbay.engine.apply_nodes import look_again
 from sickbay.engine.transitions import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import Fact, PolicyInForce, Voice
+from sickbay.model.facts import EarlyAgent, Fact, PolicyInForce
 from sickbay.model.fleet import Brake, Node
 from sickbay.model.intent import (
     Notify,
@@ -55,7 +55,7 @@ def _brake_rule(draft: Draft, brake: Brake) -> BrakeRule:
 
 def plan_voice(draft: Draft, subject: str) -> None:
     """An agent whose machine no cluster has spoken of for some time: nothing that it says counts. A person is told."""
-    voice = draft.read(Voice, subject, watch=False)
+    voice = draft.read(EarlyAgent, subject, watch=False)
     draft.waits[subject] = None
     if voice is None or voice.told or not voice.heard:
         return

@@ -7,7 +7,7 @@ it, and its owner decides again.
 
 from msgspec.structs import replace
 
-from sickbay.brain.admit import Asked, Deferred
+from sickbay.brain.admit import AdmissionStage, Deferred
 from sickbay.brain.incident_input import reset_domain
 from sickbay.brain.job_input import listing
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
@@ -198,7 +198,7 @@ def _stop_withheld(draft: Draft, act: StopJob | AskToSave) -> Deferred | None:
         node = draft.node(incident.node) if incident is not None and incident.open else None
         if incident is None or node is None:
             return None
-        refused = ask(draft, Asked.CALL, incident, node)
+        refused = ask(draft, AdmissionStage.CALL, incident, node)
         if refused is None:
             return None
     return refused

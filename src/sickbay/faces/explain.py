@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sickbay.faces.archive import Archive, Budget, Estimate
-from sickbay.faces.story import Told, tell, weave
+from sickbay.faces.story import StoryAnswer, tell, weave
 from sickbay.faces.waits import Waiting, doing, incident_waits, job_waits, node_waits, why_not
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
@@ -24,7 +24,7 @@ STAGES = ("detected", "stopped", "diagnosed", "placed", "gated", "started", "fir
 class Explained(Noun):
     kind: str  # node | job | incident
     subject: dict[str, Any]  # the keys that every face shows for its kind
-    story: tuple[Told, ...]
+    story: tuple[StoryAnswer, ...]
     waits: Waiting | None
     as_of: datetime | None  # as far as the store has heard
 

@@ -17,7 +17,7 @@ class What(StrEnum):
     DONE = "done"
 
 
-class Told(Noun):
+class StoryAnswer(Noun):
     """One line as it is shown."""
 
     at: datetime
@@ -92,9 +92,9 @@ _SEEN = {
 _NOT = {"REJECTED": "was refused", "EXPIRED": "was given up"}
 
 
-def tell(lines: Sequence[Line]) -> list[Told]:
+def tell(lines: Sequence[Line]) -> list[StoryAnswer]:
     """In plain words. A reason that was just given for the same subject is not given again."""
-    told: list[Told] = []
+    told: list[StoryAnswer] = []
     reasons: dict[str, str] = {}
     for line in lines:
         about = line.subjects[0] if line.subjects else ""
@@ -103,7 +103,7 @@ def tell(lines: Sequence[Line]) -> list[Told]:
         if because and reasons.get(about) == because and text.endswith(because):
             text = text.removesuffix(because).rstrip(": ")
         reasons[about] = because
-        told.append(Told(at=line.at, what=_what(line), about=about, text=text, event=line.event))
+        told.append(StoryAnswer(at=line.at, what=_what(line), about=about, text=text, event=line.event))
     return told
 
 

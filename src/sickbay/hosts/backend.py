@@ -29,7 +29,7 @@ ROLES = ("viewer", "operator", "agent")
 LEARNED_WITHIN = 10.0  # seconds that a person waits until what was asked is known to the engine
 
 
-class Desk:
+class Backend:
     def __init__(
         self,
         store: Store,

@@ -14,7 +14,7 @@ KEPT = 5000  # events that a watcher may lag behind; then it is told to read eve
 SILENT = frozenset({"ages", "cursor", "freed", "intent", "record", "standstill", "voice"})
 
 
-class Change(Noun):
+class FeedItem(Noun):
     """Either a row that changed (`kind`, `id`), or a line of the story (`line`)."""
 
     seq: int
@@ -29,7 +29,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.run = f"{time.time_ns():x}"
-        self._ring: deque[Change] = deque(maxlen=KEPT)
+        self._ring: deque[FeedItem] = deque(maxlen=KEPT)
         self._seq = 0
         self._more = threading.Condition()
         self._watchers: set[Callable[[], None]] = set()
@@ -48,13 +48,13 @@ class Changes:
 
     def _add(self, *, kind: str = "", id: str = "", gone: bool = False, line: Line | None = None) -> None:  # noqa: A002 - the wire's word
         self._seq += 1
-        self._ring.append(Change(seq=self._seq, kind=kind, id=id, gone=gone, line=line))
+        self._ring.append(FeedItem(seq=self._seq, kind=kind, id=id, gone=gone, line=line))
 
     @property
     def seq(self) -> int:
         return self._seq
 
-    def since(self, seq: int) -> list[Change] | None:
+    def since(self, seq: int) -> list[FeedItem] | None:
         """All changes after this number; None: some of them are forgotten, or the number is not ours."""
         with self._more:
             first = self._ring[0].seq if self._ring else self._seq + 1

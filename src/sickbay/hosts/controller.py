@@ -13,7 +13,7 @@ from datetime import datetime
 from sickbay.engine.clocks import SharedClock
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
-from sickbay.hosts.backend import Desk
+from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.model.clock import INGEST
 from sickbay.model.errors import StoreError
@@ -21,7 +21,7 @@ from sickbay.model.facts import Outcome
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
-from sickbay.wiring import Fleet
+from sickbay.wiring import WiredFleet
 
 log = logging.getLogger("sickbay.controller")
 
@@ -66,7 +66,7 @@ class Controller:
     """`desk` is for faces; `canary` must prove, by being called, that reports can reach us. Start once, stop once."""
 
     def __init__(
-        self, store: Store, fleet: Fleet, executor: Executor, clock: Clock, changes: Changes, holder: str = ""
+        self, store: Store, fleet: WiredFleet, executor: Executor, clock: Clock, changes: Changes, holder: str = ""
     ) -> None:
         self._store = store
         self._fleet = fleet
@@ -79,7 +79,7 @@ class Controller:
         clusters = {name: site.cluster for name, site in fleet.hands.sites.items()}
         policy = fleet.rules.policy
         policies = {fleet.rules.policy_digest: policy}
-        self.desk = Desk(
+        self.desk = Backend(
             store,
             policy,
             policies,

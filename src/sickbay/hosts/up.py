@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.clusters.local.locks import holder
-from sickbay.clusters.local.rack import Room
+from sickbay.clusters.local.rack import Rack
 from sickbay.faces.api.app import app
 from sickbay.faces.api.server import refuse_taken, served
-from sickbay.faces.api.wakeup import Bell
-from sickbay.hosts.backend import Desk
+from sickbay.faces.api.wakeup import Wakeup
+from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
@@ -37,7 +37,7 @@ COME_UP = 15.0  # seconds that nodes that were switched off are given
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class Wish(NamedTuple):
+class UpOptions(NamedTuple):
     """What `sickbay up` was asked for. None: as it was, or the default."""
 
     state: Path
@@ -54,14 +54,14 @@ class Wish(NamedTuple):
 class Service:
     """Start once, stop once. The cluster outlives it unless it is taken down with it."""
 
-    def __init__(self, wish: Wish, policy: Policy) -> None:
+    def __init__(self, wish: UpOptions, policy: Policy) -> None:
         self.state = wish.state
         self._wish = wish
         refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
         _private(wish.state)
         self._alone = _alone(wish.state)
         self._logging = _log_to(wish.state / "controller.log")
-        self.room = Room(wish.state / "local")
+        self.room = Rack(wish.state / "local")
         try:
             self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
         except BaseException:
@@ -69,7 +69,7 @@ class Service:
             raise
         try:
             self._furnish()
-            mail = Bell()
+            mail = Wakeup()
             fleet = local_fleet(self.room.root, self._store, policy, mail.ring, wish.knowledge)
             self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
@@ -91,7 +91,7 @@ class Service:
         self.room.create(CLUSTER, nodes, gpus, POOL, boot_takes=self._wish.boot_takes)
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> Backend:
         return self._controller.desk
 
     @property

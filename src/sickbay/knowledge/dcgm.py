@@ -28,7 +28,7 @@ _NEXT = re.compile(r",(?=gpu\d)", re.ASCII)
 _SPACE = re.compile(r"\s+")
 
 
-class Known(Noun):
+class DcgmMessage(Noun):
     """One thing that DCGM says. `words`: alternatives, each a row of pieces that follow one another."""
 
     code: str
@@ -47,7 +47,7 @@ class Field(Noun):
     kind: str
 
 
-class Told(Noun):
+class DcgmReading(Noun):
     """A message read: a kind and fields as a Sign has them."""
 
     kind: str
@@ -75,11 +75,11 @@ def table(name: str) -> list[dict[str, str]]:
 
 
 @cache
-def errors() -> tuple[tuple[Known, ...], dict[int, Known]]:
+def errors() -> tuple[tuple[DcgmMessage, ...], dict[int, DcgmMessage]]:
     """All rows in the order in which sentences are compared, and those that have a number."""
     rows, numbered = [], {}
     for row in table("dcgm_errors.csv"):
-        known = Known(code=row["code"], words=_words(row["words"]), name=row["name"], severity=row["severity"])
+        known = DcgmMessage(code=row["code"], words=_words(row["words"]), name=row["name"], severity=row["severity"])
         rows.append(known)
         if row["id"]:
             numbered[int(row["id"])] = known
@@ -103,9 +103,9 @@ def systems() -> dict[str, tuple[str, str]]:
 
 
 @cache
-def policies() -> tuple[Known, ...]:
+def policies() -> tuple[DcgmMessage, ...]:
     rows = table("dcgm_policy.csv")
-    return tuple(Known(code=row["code"], words=_words(row["words"]), name=row["condition"]) for row in rows)
+    return tuple(DcgmMessage(code=row["code"], words=_words(row["words"]), name=row["condition"]) for row in rows)
 
 
 @cache
@@ -134,9 +134,9 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace("_", " ")
 
 
-def messages(text: str, number: int | None = None, category: int | None = None) -> list[Told]:
+def messages(text: str, number: int | None = None, category: int | None = None) -> list[DcgmReading]:
     """What one message of DCGM says; several stand in one where it ran out of room. Empty: not known."""
-    found: list[Told] = []
+    found: list[DcgmReading] = []
     for piece in _NEXT.split(squeezed(text), maxsplit=PIECES):
         told = _message(piece, number, category)
         if told is not None and told not in found:
@@ -144,7 +144,7 @@ def messages(text: str, number: int | None = None, category: int | None = None) 
     return found
 
 
-def _message(text: str, number: int | None, category: int | None) -> Told | None:
+def _message(text: str, number: int | None, category: int | None) -> DcgmReading | None:
     rows, numbered = errors()
     # Sentences first: one number stands for several causes (an error of CUDA is a busy GPU, or one that is lost).
     known = next((row for row in rows if row.code and any(said(words, text) for words in row.words)), None)
@@ -158,7 +158,7 @@ def _message(text: str, number: int | None, category: int | None) -> Told | None
     return told_as(code, text)
 
 
-def told_as(code: str, text: str) -> Told | None:
+def told_as(code: str, text: str) -> DcgmReading | None:
     """A code of the tables with what a squeezed sentence names; None if a number that it needs is not there."""
     fields: Fields = {}
     kind, _, fixed = code.partition(":")
@@ -176,7 +176,7 @@ def told_as(code: str, text: str) -> Told | None:
             fields["switch"] = int(switch[1])
         if link := _LINK.search(text):
             fields["link"] = int(link[1] or link[2])
-    return Told(kind=kind, fields=fields)
+    return DcgmReading(kind=kind, fields=fields)
 
 
 def cells(line: str) -> list[str] | None:

@@ -250,7 +250,7 @@ class Fact(Noun):
     seq: int = 0  # given by the store
 
 
-class Voice(Noun):
+class EarlyAgent(Noun):
     """An agent that was heard before the cluster spoke of its machine, and what it has said; kept until it does."""
 
     node: NodeId

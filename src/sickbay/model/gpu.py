@@ -17,7 +17,7 @@ class Link(Noun):
     ecc_errors: int | None = None
 
 
-class Held(Noun):
+class GpuProcess(Noun):
     """A process that uses the GPU."""
 
     pid: int
@@ -90,4 +90,4 @@ class GpuReading(Noun):
     recovery_action: str = ""  # the driver's own wish: "None", "Reset", "Reboot", "Drain P2P", "Drain and Reset"
     fabric_state: str = ""  # "Completed", "In Progress", "Not Started", "N/A"
     fabric_status: str = ""  # "Success" or an error
-    processes: tuple[Held, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None

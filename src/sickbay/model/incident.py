@@ -9,7 +9,7 @@ from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy, touches
 from sickbay.model.fleet import Incarnation, IncidentId, JobId, NodeId
 from sickbay.model.noun import Noun
-from sickbay.model.state_machine import Life, Step
+from sickbay.model.state_machine import StateMachine, Step
 
 
 class Phase(StrEnum):
@@ -72,7 +72,7 @@ class Proven(Noun):
 ORDERS_MOST = 8  # of people, waiting in one incident; whoever comes then is refused and told so
 
 
-class Order(Noun):
+class OperatorRequest(Noun):
     """What was asked of an incident and it has not answered yet, by a person or by what others did."""
 
     # Of people: confirm | hold | dismiss | escalate | uncordon, and cordon | drain | reset | reboot | replace of a node
@@ -145,7 +145,7 @@ class Incident(Noun):
     loose: tuple[str, ...] = ()  # keys of repairs and drains that it has let go of; they may still take effect
     astray: bool = False  # a repair is among those: it counts as one of its pool's until it is over
     acts: int = 0  # how many intents this incident has made: names the next key
-    orders: tuple[Order, ...] = ()  # a queue, oldest first
+    orders: tuple[OperatorRequest, ...] = ()  # a queue, oldest first
     ordered: bool = False  # a person asked for its treatment: it passes observe, recommend and brakes
     kept: bool = False  # a person wants the node out of service, whether it is well or not, until he says otherwise
     now: bool = False  # an operator's --now: no windows, no waiting
@@ -154,7 +154,7 @@ class Incident(Noun):
     closing_why: str = ""
     doubt: Doubt | None = None  # while SUSPECT: it was withheld, and must be confirmed or cleared
     sequel: Fault | None = None  # seen while it closes: it opens the next incident
-    later: tuple[Order, ...] = ()  # what people asked for while it closes: the next incident begins with it
+    later: tuple[OperatorRequest, ...] = ()  # what people asked for while it closes: the next incident begins with it
     deadline: Deadline | None = None  # of the phase
     wait: Wait | None = None
     stages: tuple[Stage, ...] = ()
@@ -191,7 +191,7 @@ class Incident(Noun):
         return self.tries[-1].rung if self.tries else None
 
 
-def enqueue(incident: Incident, order: Order) -> Incident:
+def enqueue(incident: Incident, order: OperatorRequest) -> Incident:
     """The incident with one more order at the end of its queue; what others did is asked once."""
     if order.verb in {"uncordoned", "cancel"} and any(waiting.verb == order.verb for waiting in incident.orders):
         return incident
@@ -222,7 +222,7 @@ def _held_from(*phases: Phase) -> list[Step[Phase, Incident]]:
 
 _OPEN = tuple(phase for phase in Phase if phase not in TERMINAL)
 
-TRANSITIONS: Life[Phase, Incident] = Life(
+TRANSITIONS: StateMachine[Phase, Incident] = StateMachine(
     "incident",
     [
         Step(Phase.SUSPECT, "watch", Phase.WATCHED),

@@ -8,7 +8,7 @@ from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.noun import Noun
-from sickbay.model.state_machine import Life, Step
+from sickbay.model.state_machine import StateMachine, Step
 
 
 class Act(Noun, tag_field="act"):
@@ -169,7 +169,7 @@ def may_be_sent_again(intent: Intent) -> bool:
     return not intent.blind and not intent.refused
 
 
-INTENT_LIFE: Life[IntentState, Intent] = Life(
+INTENT_LIFE: StateMachine[IntentState, Intent] = StateMachine(
     "intent",
     [
         Step(IntentState.PLANNED, "send", IntentState.SENT),

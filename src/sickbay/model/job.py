@@ -9,7 +9,7 @@ from sickbay.model.clock import Deadline
 from sickbay.model.fleet import IncidentId, JobId, NodeId, pool_of
 from sickbay.model.incident import Wait
 from sickbay.model.noun import Noun
-from sickbay.model.state_machine import Life, Step
+from sickbay.model.state_machine import StateMachine, Step
 
 
 class JobState(StrEnum):
@@ -210,7 +210,7 @@ class Job(Noun):
         return pool_of(self.spec.cluster, self.spec.pool)
 
 
-JOB_LIFE: Life[JobState, Job] = Life(
+JOB_LIFE: StateMachine[JobState, Job] = StateMachine(
     "job",
     [
         Step(JobState.QUEUED, "claim", JobState.GATING),

@@ -60,7 +60,7 @@ class FaultRule(Strict):
     why: str = ""
 
 
-class CouldNotRun(StrEnum):
+class OnCouldNotRun(StrEnum):
     HOLD = "hold"
     FAIL = "fail"
 
@@ -72,7 +72,7 @@ class RungRule(Strict):
     verify: int = 2  # level of the check that proves it
     profile: str = ""  # which tests; empty: those that would meet the fault again
     verify_deadline: timedelta = timedelta(minutes=20)
-    on_could_not_run: CouldNotRun = CouldNotRun.HOLD
+    on_could_not_run: OnCouldNotRun = OnCouldNotRun.HOLD
     why: str = ""
 
 

@@ -90,11 +90,11 @@ class Poll(Noun):
     uid: str = ""  # not used, as in a report
 
 
-class Order(Noun, tag_field="order"):
+class CommandBody(Noun, tag_field="order"):
     """What a command asks for."""
 
 
-class RunCheck(Order, tag="check"):
+class RunCheck(CommandBody, tag="check"):
     """Exercise the hardware; the answer is a `Checked` item under `check`."""
 
     check: str
@@ -102,7 +102,7 @@ class RunCheck(Order, tag="check"):
     profile: str = ""
 
 
-class RunLook(Order, tag="look"):
+class RunLook(CommandBody, tag="look"):
     """Read kernel log and devices through now, say what was found, then `Looked`; `stacks_of`: with ranks' stacks."""
 
     look: str
@@ -110,7 +110,7 @@ class RunLook(Order, tag="look"):
     settle: float = 0.2  # seconds: what led to the look may take so long to reach the kernel log
 
 
-class RunSave(Order, tag="save"):
+class RunSave(CommandBody, tag="save"):
     """Ask the ranks of an attempt on this node to save: once for each `save`, however often it comes."""
 
     save: str
@@ -118,27 +118,27 @@ class RunSave(Order, tag="save"):
     attempt: int
 
 
-class RunReset(Order, tag="reset"):
+class RunReset(CommandBody, tag="reset"):
     """Reset devices (none named: all); the answer is `ResetDone`, or refused while anybody holds one of them."""
 
     key: str
     devices: tuple[int, ...] = ()
 
 
-class RunReboot(Order, tag="reboot"):
+class RunReboot(CommandBody, tag="reboot"):
     """Reboot this machine, politely. There is no result but a new boot id; refused where the agent may not."""
 
     key: str
     reason: str = ""
 
 
-class RunCollect(Order, tag="collect"):
+class RunCollect(CommandBody, tag="collect"):
     """Gather what a person would ask for (logs, `nvidia-smi -q`, versions) into one file on the node; answers where."""
 
     key: str
 
 
-class RunInject(Order, tag="inject"):
+class RunInject(CommandBody, tag="inject"):
     """Write one line, dated now, into the log file that the agent watches: a drill that every part takes for real."""
 
     key: str

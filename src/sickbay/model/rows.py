@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import Deadline, Standstill, WatchedClock
-from sickbay.model.facts import Voice
+from sickbay.model.facts import EarlyAgent
 from sickbay.model.fleet import (
     Ages,
     Aside,
@@ -38,7 +38,7 @@ AnyRow = (
     | Ledger
     | Brake
     | Record
-    | Voice
+    | EarlyAgent
     | Withholding
     | InForce
     | Cursor
@@ -63,7 +63,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "ledger": Ledger,
     "brake": Brake,
     "record": Record,
-    "voice": Voice,
+    "voice": EarlyAgent,
     "withholding": Withholding,
     "inforce": InForce,
     "cursor": Cursor,
@@ -109,7 +109,7 @@ def key_of(row: AnyRow) -> str:
             return f"brake:{row.scope}:{row.signature}"
         case Record():
             return f"record:{row.subject}"
-        case Voice():
+        case EarlyAgent():
             return f"voice:{row.node}"
         case Withholding():
             return WITHHOLDING

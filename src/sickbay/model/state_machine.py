@@ -18,7 +18,7 @@ class Step(Generic[State, Thing]):
         self.source, self.event, self.target, self.guard = source, event, target, guard
 
 
-class Life(Generic[State, Thing]):
+class StateMachine(Generic[State, Thing]):
     """A set of steps, asked by (state, event)."""
 
     def __init__(self, what: str, steps: Iterable[Step[State, Thing]]) -> None:

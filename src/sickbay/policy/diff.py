@@ -27,7 +27,7 @@ _NAMED_BY = {
 _WORDS = frozenset({"name", "about", "why"})
 
 
-class Change(NamedTuple):
+class PolicyChange(NamedTuple):
     path: str
     change: str  # changed | added | removed
     a: Any = None
@@ -60,13 +60,13 @@ def _plain(value: Any, *, seconds: bool) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def diff(a: Policy, b: Policy, *, seconds: bool = False) -> list[Change]:
+def diff(a: Policy, b: Policy, *, seconds: bool = False) -> list[PolicyChange]:
     """What a reader of `a` must change to get `b`. Names and reasons are not what a policy does: left out."""
     left, right = effective(a, seconds=seconds), effective(b, seconds=seconds)
     return [change for key in left if key not in _WORDS for change in _compare(key, left[key], right[key])]
 
 
-def _compare(path: str, a: Any, b: Any) -> list[Change]:
+def _compare(path: str, a: Any, b: Any) -> list[PolicyChange]:
     if a == b:
         return []
     if isinstance(a, dict) and isinstance(b, dict):
@@ -76,28 +76,28 @@ def _compare(path: str, a: Any, b: Any) -> list[Change]:
             if key in _WORDS:
                 continue
             if key not in b:
-                changes.append(Change(at, "removed", a=a[key]))
+                changes.append(PolicyChange(at, "removed", a=a[key]))
             elif key not in a:
-                changes.append(Change(at, "added", b=b[key]))
+                changes.append(PolicyChange(at, "added", b=b[key]))
             else:
                 changes += _compare(at, a[key], b[key])
         return changes
     name = path.rsplit(".", 1)[-1]
     if isinstance(a, list) and isinstance(b, list) and name in _NAMED_BY:
         return _compare_rules(path, _NAMED_BY[name], a, b)
-    return [Change(path, "changed", a, b)]
+    return [PolicyChange(path, "changed", a, b)]
 
 
-def _compare_rules(path: str, named_by: tuple[str, ...], a: list[Any], b: list[Any]) -> list[Change]:
+def _compare_rules(path: str, named_by: tuple[str, ...], a: list[Any], b: list[Any]) -> list[PolicyChange]:
     names = [[_name(item, named_by) for item in side] for side in (a, b)]
-    changes: list[Change] = []
+    changes: list[PolicyChange] = []
     for what, a1, a2, b1, b2 in SequenceMatcher(None, names[0], names[1], autojunk=False).get_opcodes():
         if what == "equal":
             for n, (old, new) in enumerate(zip(a[a1:a2], b[b1:b2], strict=True)):
                 changes += _compare(f"{path}[{names[0][a1 + n]}]", old, new)
             continue
-        changes += [Change(f"{path}[{names[0][n]}]", "removed", a=a[n]) for n in range(a1, a2)]
-        changes += [Change(f"{path}[{names[1][n]}]", "added", b=b[n]) for n in range(b1, b2)]
+        changes += [PolicyChange(f"{path}[{names[0][n]}]", "removed", a=a[n]) for n in range(a1, a2)]
+        changes += [PolicyChange(f"{path}[{names[1][n]}]", "added", b=b[n]) for n in range(b1, b2)]
     return changes
 
 
@@ -117,7 +117,7 @@ def _words(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def in_words(change: Change, a: str, b: str) -> str:
+def in_words(change: PolicyChange, a: str, b: str) -> str:
     """One line for people; `a` and `b` are what the two policies are called."""
     match change.change:
         case "added":

@@ -9,7 +9,7 @@ from msgspec import inspect as mi
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.policy.load import shipped_file
-from sickbay.policy.yaml_places import Reader, converted
+from sickbay.policy.yaml_places import YamlReader, converted
 
 
 class GoldenRow(Noun, forbid_unknown_fields=True):
@@ -26,7 +26,7 @@ def load_golden(name: str) -> tuple[GoldenRow, ...]:
     """The golden table of a shipped policy. Raises BadInput."""
     path = shipped_file(name)
     table: Path = path.with_name(f"{path.stem}.golden.yaml")
-    reader = Reader(table.name)
+    reader = YamlReader(table.name)
     node = yaml.compose(table.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     if node is None:
         raise BadInput(f"{table.name}: the table is empty: write rows")

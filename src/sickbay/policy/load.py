@@ -14,7 +14,7 @@ from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.policy.refusals import Refusal, refusals
-from sickbay.policy.yaml_places import Place, Places, Reader, compose, converted, nearest, show_path, unknown
+from sickbay.policy.yaml_places import Places, YamlPlace, YamlReader, compose, converted, nearest, show_path, unknown
 
 _EXTENDS = "extends"
 _OWN = frozenset({"name", "about"})  # who a policy is, is not inherited
@@ -116,7 +116,7 @@ def _text(path: Path, where: str) -> str:
 def _parse(text: str, where: str, beside: Path, depth: int) -> tuple[Policy, Places]:
     root, at = compose(text, where)
     base, base_places = _extended(root, where, beside, depth)
-    reader = Reader(where)
+    reader = YamlReader(where)
     reader.places[()] = at
     kind = mi.type_info(Policy)
     data = reader.read(root, kind, ())
@@ -142,7 +142,7 @@ def _extended(root: yaml.MappingNode, where: str, beside: Path, depth: int) -> t
     if not lines:
         return None, {}
     root.value = [pair for pair in root.value if pair[0].value != _EXTENDS]
-    reader = Reader(where)
+    reader = YamlReader(where)
     key, value = lines[-1]
     if len(lines) > 1:
         raise reader.fail(key, (), "'extends' is given twice: keep one of them")
@@ -161,7 +161,7 @@ def _extended(root: yaml.MappingNode, where: str, beside: Path, depth: int) -> t
 def _refused(refusal: Refusal, where: str, places: Places) -> str:
     place, other = nearest(places, refusal.path), ""
     if refusal.other is not None:
-        second: Place = nearest(places, refusal.other)
+        second: YamlPlace = nearest(places, refusal.other)
         other = f"line {second.line}" if second.where == place.where else f"{second.where}:{second.line}"
     said = f"{place}: {show_path(refusal.path)}: {refusal.text.replace('{other}', other)}"
     return said if place.where == where else f"{where} → {said}"

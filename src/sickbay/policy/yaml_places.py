@@ -21,7 +21,7 @@ LARGEST = 1_000_000  # characters; the longest policy we know of has 20,000
 _TAG = "tag:yaml.org,2002:"
 
 
-class Place(NamedTuple):
+class YamlPlace(NamedTuple):
     where: str
     line: int
     column: int
@@ -30,7 +30,7 @@ class Place(NamedTuple):
         return f"{self.where}:{self.line}:{self.column}"
 
 
-Places = dict[Path, Place]
+Places = dict[Path, YamlPlace]
 
 
 def show_path(path: Path) -> str:
@@ -67,7 +67,7 @@ _HINTS = {
 }
 
 
-def compose(text: str, where: str) -> tuple[yaml.MappingNode, Place]:
+def compose(text: str, where: str) -> tuple[yaml.MappingNode, YamlPlace]:
     """The file's mapping and its place. Raises BadInput."""
     if len(text) > LARGEST:
         raise BadInput(f"{where}:1: more than {LARGEST} characters: this is not a policy file")
@@ -75,7 +75,7 @@ def compose(text: str, where: str) -> tuple[yaml.MappingNode, Place]:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Place(where, mark.line + 1, mark.column + 1) if mark else Place(where, 1, 1)
+        place = YamlPlace(where, mark.line + 1, mark.column + 1) if mark else YamlPlace(where, 1, 1)
         problem = " ".join((error.problem or error.context or "unreadable").split())
         if "'\\t'" in problem:
             problem = "a tab is used to indent"
@@ -85,7 +85,7 @@ def compose(text: str, where: str) -> tuple[yaml.MappingNode, Place]:
         raise BadInput(f"{place}: not valid YAML, {problem}: {hint}") from None
     except yaml.reader.ReaderError as error:
         at = text[: error.position]
-        place = Place(where, at.count("\n") + 1, error.position - (at.rfind("\n") + 1) + 1)
+        place = YamlPlace(where, at.count("\n") + 1, error.position - (at.rfind("\n") + 1) + 1)
         character = error.character if isinstance(error.character, int) else ord(error.character)
         raise BadInput(f"{place}: the character U+{character:04X} is not allowed: remove it") from None
     except RecursionError:
@@ -97,7 +97,7 @@ def compose(text: str, where: str) -> tuple[yaml.MappingNode, Place]:
     return node, _place(node, where)
 
 
-class Reader:
+class YamlReader:
     """Reads nodes by the types of the nouns, and keeps the place of everything it has read."""
 
     def __init__(self, where: str) -> None:
@@ -196,8 +196,8 @@ class Reader:
 _CORE = frozenset({"str", "int", "float", "bool", "null"})
 
 
-def _place(node: yaml.Node, where: str) -> Place:
-    return Place(where, node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(node: yaml.Node, where: str) -> YamlPlace:
+    return YamlPlace(where, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def _shown(node: yaml.Node) -> str:
@@ -270,9 +270,9 @@ def _instead(what: str) -> str:
     return ": write a time such as 2030-01-31T12:00:00Z" if "datetime" in what else ""
 
 
-def nearest(places: Places, path: Sequence[str | int]) -> Place:
+def nearest(places: Places, path: Sequence[str | int]) -> YamlPlace:
     """The place of the value, or of what it would stand in."""
     path = tuple(path)
     while path and path not in places:
         path = path[:-1]
-    return places.get(path, Place("policy", 1, 1))
+    return places.get(path, YamlPlace("policy", 1, 1))

@@ -19,7 +19,7 @@ class Pulse(Noun):
     incarnation: Incarnation
 
 
-class Voices(Noun):
+class LivenessChanges(Noun):
     """What the pulses have to tell that the facts do not say yet."""
 
     silent: tuple[tuple[NodeId, Pulse], ...] = ()  # not heard for long enough, not told so far
@@ -123,7 +123,7 @@ class Store(Mail, Protocol):
         """Takes down signs of life; one that was overtaken by a later reading changes nothing."""
         ...
 
-    def voices(self, before: float, limit: int = 500) -> Voices:
+    def voices(self, before: float, limit: int = 500) -> LivenessChanges:
         """`silent`: told as heard, and last heard before this reading."""
         ...
 

@@ -17,7 +17,7 @@ from sickbay.signs.plausible import sane
 from sickbay.signs.recovery_action import sign_of_wish
 
 
-class Limit(Noun):
+class Threshold(Noun):
     """A number from which on something counts as sick, and who says so."""
 
     at: float
@@ -25,21 +25,25 @@ class Limit(Noun):
 
 
 LIMITS = {
-    "corrected": Limit(at=1000, because="ours: NVIDIA asks for nothing, but a sound card shows few"),
-    "corrected_step": Limit(at=100, because="ours: between two looks, seconds apart"),
-    "sram_aggregate": Limit(at=5, because="stas00: more than 4 over the card's life is a case for exchange"),
-    "retired": Limit(
+    "corrected": Threshold(at=1000, because="ours: NVIDIA asks for nothing, but a sound card shows few"),
+    "corrected_step": Threshold(at=100, because="ours: between two looks, seconds apart"),
+    "sram_aggregate": Threshold(at=5, because="stas00: more than 4 over the card's life is a case for exchange"),
+    "retired": Threshold(
         at=60, because="NVIDIA, Dynamic page retirement: eligible for exchange; 64 is all there is room for"
     ),
-    "busy": Limit(at=50, because="ours: below this share of use an idle card may well sink its clocks and its link"),
-    "hot": Limit(at=96, because="ours: where the source gives no limit; no current card is meant to work there"),
-    "power": Limit(at=0.5, because="ours: a share of the default limit; sites cap cards on purpose, rarely below half"),
-    "replays": Limit(at=1000, because="ours: since the reset, whose date nobody gives"),
-    "replays_step": Limit(at=8, because="DCGM's health watch fails at more than 8 a minute"),
-    "link_replays": Limit(at=10, because="ours: DCGM fails at the first; links that were trained anew show a few"),
-    "link_recoveries": Limit(at=1, because="DCGM fails at the first: the link was lost and trained anew"),
-    "link_crc": Limit(at=100, because="DCGM's threshold for flits with a wrong checksum"),
-    "link_ecc": Limit(at=100, because="ours, as for checksums"),
+    "busy": Threshold(
+        at=50, because="ours: below this share of use an idle card may well sink its clocks and its link"
+    ),
+    "hot": Threshold(at=96, because="ours: where the source gives no limit; no current card is meant to work there"),
+    "power": Threshold(
+        at=0.5, because="ours: a share of the default limit; sites cap cards on purpose, rarely below half"
+    ),
+    "replays": Threshold(at=1000, because="ours: since the reset, whose date nobody gives"),
+    "replays_step": Threshold(at=8, because="DCGM's health watch fails at more than 8 a minute"),
+    "link_replays": Threshold(at=10, because="ours: DCGM fails at the first; links that were trained anew show a few"),
+    "link_recoveries": Threshold(at=1, because="DCGM fails at the first: the link was lost and trained anew"),
+    "link_crc": Threshold(at=100, because="DCGM's threshold for flits with a wrong checksum"),
+    "link_ecc": Threshold(at=100, because="ours, as for checksums"),
 }
 
 # Cards of data centres: what is a sign there is daily life on a desk (shared lanes, caps, a fan that cannot be read).

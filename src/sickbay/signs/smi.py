@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sickbay.model.gpu import GpuReading, Held, Link
+from sickbay.model.gpu import GpuProcess, GpuReading, Link
 from sickbay.model.sign import Sign
 from sickbay.signs.gpu_state import shown_in, signs_by_place
 from sickbay.signs.smi_fields import BITS, FIELDS
@@ -65,7 +65,7 @@ class Sheet:
         self._failed: dict[str, int] = {}
         self._gone = ""
         self._links: dict[int, Link] = {}
-        self._held: list[Held] | None = None
+        self._held: list[GpuProcess] | None = None
         if pci:
             self._said["pci"] = pci.lower()
         if index is not None:
@@ -125,7 +125,7 @@ class Sheet:
         """`pid` begins one; `name` and `memory` belong to the last."""
         held = self._held = self._held if self._held is not None else []
         if word == "pid" and (pid := number(text)) is not None and len(held) < PROCESSES:
-            held.append(Held(pid=int(pid)))
+            held.append(GpuProcess(pid=int(pid)))
         elif word == "name" and held:
             held[-1] = replace(held[-1], name=text.strip()[:200])
         elif word == "memory" and held and (mebi := number(text)) is not None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sickbay.brain.causes import CAUSES, GPU, HARDWARE, Cause, fits
+from sickbay.brain.causes import CAUSES, GPU, HARDWARE, CausalRule, fits
 from sickbay.model.facts import Observed
 from sickbay.model.fault import RUNGS, Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import NodeId
@@ -60,20 +60,20 @@ def name_all(signs: Iterable[Sign], tables: Tables, *, each: bool = False) -> tu
     return tuple(ward.symptoms())
 
 
-class Named(NamedTuple):
+class NamedFault(NamedTuple):
     fault: Fault
     restart: bool | None = None
 
 
-def named(sign: Sign, tables: Tables) -> Named | None:
+def named(sign: Sign, tables: Tables) -> NamedFault | None:
     """What one sign means by itself."""
     if sign.kind == "job":
         if sign.fields.get("name") == RAISED:
-            return Named(_raised(sign))
+            return NamedFault(_raised(sign))
         rule = next((rule for rule in tables.diagnosis if rule.name == sign.fields.get("name")), None)
         return None if rule is None else _job(rule, sign, tables)
     fault = classify(Observed(node=HERE, kind=sign.kind, fields=sign.fields, text=sign.text), tables)
-    return None if fault is None else Named(fault)
+    return None if fault is None else NamedFault(fault)
 
 
 def _raised(sign: Sign) -> Fault:
@@ -88,13 +88,13 @@ def _raised(sign: Sign) -> Fault:
     )
 
 
-def _job(rule: DiagnosisRule, sign: Sign, tables: Tables) -> Named:
+def _job(rule: DiagnosisRule, sign: Sign, tables: Tables) -> NamedFault:
     same = tables.faults.get(SAME_FAULT.get(rule.name, ""))
     if same is not None:
         seen = classify(Observed(node=HERE, kind=same.code, text=sign.text), tables)
         if seen is not None:
-            return Named(seen, rule.restart)
-    return Named(
+            return NamedFault(seen, rule.restart)
+    return NamedFault(
         Fault(
             code=f"job.{rule.name}",
             # What comes right when it is run again was not the program's doing.
@@ -140,7 +140,7 @@ def _device(fields: Fields) -> str:
 
 
 class _Group:
-    def __init__(self, named: Named, sign: Sign) -> None:
+    def __init__(self, named: NamedFault, sign: Sign) -> None:
         self.fault, self.restart = named
         self.sign = sign
         self.gpu = gpu_of(sign.fields)
@@ -311,7 +311,7 @@ def _attach(effect: _Group, cause: _Group | None, why: str) -> None:
         effect.root, effect.why = cause, why
 
 
-def _brought(effect: _Group, cause: _Group, row: Cause) -> bool:
+def _brought(effect: _Group, cause: _Group, row: CausalRule) -> bool:
     if cause is effect or cause.code == effect.code:
         return False
     if row.grave and cause.fault.severity not in GRAVE:

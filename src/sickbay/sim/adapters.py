@@ -7,9 +7,9 @@ from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import JobSpec
 from sickbay.ports.cluster import Accepted, Deltas, Log, Lost, Snapshot
-from sickbay.sim.chaos import Call
+from sickbay.sim.chaos import Mutation
 from sickbay.sim.context import ClusterRules
-from sickbay.sim.hardware import Power, Seat
+from sickbay.sim.hardware import MachinePower, SimSeat
 from sickbay.sim.view import ClusterView
 from sickbay.sim.world import World
 
@@ -42,7 +42,7 @@ class _Channel:
             return self._world.once(act, key, target, happen)
 
         return self._world.mischief.around(
-            Call(
+            Mutation(
                 channel=self.channel,
                 act=act,
                 key=key,
@@ -55,11 +55,11 @@ class _Channel:
             )
         )
 
-    def _expected(self, node: NodeId, expect: Incarnation | None) -> Seat:
+    def _expected(self, node: NodeId, expect: Incarnation | None) -> SimSeat:
         """The seat, if its holder is the one that was meant. Of a machine that is down nobody knows the boot."""
         seat = self._world.ground.seat(node)
         now = seat.incarnation
-        same = now.agrees(expect) or (seat.power is Power.DOWN and now.same_holder(expect))
+        same = now.agrees(expect) or (seat.power is MachinePower.DOWN and now.same_holder(expect))
         if expect is not None and not same:
             raise Rejected(f"node {node} is held by {seat.incarnation.boot_id}, not by {expect.boot_id}")
         return seat
@@ -108,7 +108,7 @@ class SimCluster(_Channel):
         return view
 
     # --- nodes
-    def _expected(self, node: NodeId, expect: Incarnation | None) -> Seat:
+    def _expected(self, node: NodeId, expect: Incarnation | None) -> SimSeat:
         seat = super()._expected(node, expect)
         if seat.forgotten:
             raise Gone(f"there is no node {node}")
@@ -222,7 +222,7 @@ class SimMachines(_Channel):
         return self._mutate("fence", key, node, effect, certain=True)
 
     def _repair(
-        self, act: str, key: str, node: NodeId, expect: Incarnation, repair: Callable[[Seat], object]
+        self, act: str, key: str, node: NodeId, expect: Incarnation, repair: Callable[[SimSeat], object]
     ) -> Accepted:
         def begin() -> None:
             try:
@@ -290,7 +290,7 @@ class SimNotifier:
         mischief = self._world.mischief
         try:
             mischief.around(
-                Call(
+                Mutation(
                     channel="notifier",
                     act="notify",
                     key=key,

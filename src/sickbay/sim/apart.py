@@ -12,13 +12,13 @@ from random import Random
 from typing import Any
 
 from sickbay.adapters.stores.sql import open_store
-from sickbay.engine.execute import Hands
+from sickbay.engine.execute import Effects
 from sickbay.model.errors import EffectError, StoreError
 from sickbay.model.facts import AnyNews, Fact
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.policy import Policy
-from sickbay.sim.host import AGAIN, RESTART, ROUNDS, Host
-from sickbay.sim.remote import BROKEN, Life
+from sickbay.sim.host import AGAIN, RESTART, ROUNDS, SimHost
+from sickbay.sim.remote import BROKEN, EngineBirth
 from sickbay.sim.simulation import Plan, Simulation
 
 PROPERTIES: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ class Nursery:
             command = [sys.executable, "-m", "sickbay.sim.remote", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # noqa: S603 - our own module
 
-    def bear(self, life: Life) -> "Born":
+    def bear(self, life: EngineBirth) -> "Born":
         pairs = [socket.socketpair() for _ in range(1 if life.stepped else 2)]
         self._control.send(life)
         for _, theirs in pairs:
@@ -82,7 +82,7 @@ class Born:
         return self._nursery.reap(self.pid)
 
 
-def far_sites(hands: Hands) -> dict[str, dict[str, dict[str, Any]]]:
+def far_sites(hands: Effects) -> dict[str, dict[str, dict[str, Any]]]:
     """What the properties of each adapter say: they are told once, at birth."""
     return {
         name: {
@@ -93,7 +93,7 @@ def far_sites(hands: Hands) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def perform(hands: Hands, cluster: str, port: str, method: str, args: Any, named: Any) -> Any:
+def perform(hands: Effects, cluster: str, port: str, method: str, args: Any, named: Any) -> Any:
     """Carries out what an engine asks of the world; the answer, or the error that is one."""
     adapter = hands.notifiers["log"] if port == "notifier" else getattr(hands.sites[cluster], port)
     try:
@@ -102,10 +102,10 @@ def perform(hands: Hands, cluster: str, port: str, method: str, args: Any, named
         return error
 
 
-class Far(Host):
+class RemoteHost(SimHost):
     """A host whose engine is in another process. `halts` gives each life, from the first, the point where it ends."""
 
-    def __init__(self, sim: "ApartSimulation", life: Life, halts: list[int]) -> None:
+    def __init__(self, sim: "ApartSimulation", life: EngineBirth, halts: list[int]) -> None:
         self.name = life.holder
         self.life = 0
         self.up = True
@@ -131,7 +131,9 @@ class Far(Host):
         """The process, born if need be; None if it did not outlive its birth."""
         if self._process is None:
             halt_at = self._halts.pop(0) if self._halts else 0
-            born_with = Life(**{f: getattr(self._born_with, f) for f in Life.__struct_fields__} | {"halt_at": halt_at})
+            born_with = EngineBirth(
+                **{f: getattr(self._born_with, f) for f in EngineBirth.__struct_fields__} | {"halt_at": halt_at}
+            )
             self._process = self._sim.nursery.bear(born_with)
             if self._listen(self._process) is None:
                 return None
@@ -272,9 +274,9 @@ class ApartSimulation(Simulation):
         open_store(url).close()  # makes the schema: whoever only reads makes none
         super().__init__(plan, seed=seed, policy=policy, store=open_store(url, readonly=True))
 
-    def _host(self, name: str, rng: Random) -> Far:
+    def _host(self, name: str, rng: Random) -> RemoteHost:
         del rng
-        life = Life(
+        life = EngineBirth(
             holder=name,
             url=self._url,
             policy=self.policy,
@@ -282,7 +284,7 @@ class ApartSimulation(Simulation):
             period=max(self.plan.rules.pulse, self.plan.cluster.period),
             sites=far_sites(self.hands),
         )
-        return Far(self, life, self._halts)
+        return RemoteHost(self, life, self._halts)
 
     def _tick(self) -> None:
         if not self._unheard and not self.world.agents.deaf:
@@ -296,9 +298,9 @@ class ApartSimulation(Simulation):
         self._pour()
 
     @property
-    def far(self) -> Far:
+    def far(self) -> RemoteHost:
         host = self.hosts[0]
-        assert isinstance(host, Far)
+        assert isinstance(host, RemoteHost)
         return host
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class Odds(Noun):
         )
 
 
-class Call(Noun):
+class Mutation(Noun):
     """One mutation on its way to the world."""
 
     channel: (
@@ -66,7 +66,7 @@ class Call(Noun):
     shows_after: float = 0.0
 
 
-class Outage(Noun):
+class ChannelOutage(Noun):
     channel: str
     begin: float
     end: float
@@ -87,7 +87,7 @@ class Mischief:
         self.calls = 0
         self.on_call: Callable[[str, str, str], None] = lambda _moment, _act, _key: None
         self._forced: dict[int, str] = {}
-        self._outages: list[Outage] = []
+        self._outages: list[ChannelOutage] = []
         self._scheduler: Scheduler
         self._rng: Random
         self._chronicle: Chronicle
@@ -105,9 +105,9 @@ class Mischief:
         self.force(self.calls + 1, fate)
 
     def outage(self, channel: str, begin: float, end: float, *, hangs: bool = False) -> None:
-        self._outages.append(Outage(channel=channel, begin=begin, end=end, hangs=hangs))
+        self._outages.append(ChannelOutage(channel=channel, begin=begin, end=end, hangs=hangs))
 
-    def out(self, *channels: str) -> Outage | None:
+    def out(self, *channels: str) -> ChannelOutage | None:
         """The outage that takes one of these away now."""
         now = self._scheduler.now
         if self._outages and self._outages[0].end < now:
@@ -123,7 +123,7 @@ class Mischief:
     def chance(self, probability: float) -> bool:
         return probability > 0.0 and self._rng.random() < probability
 
-    def around(self, call: Call) -> Accepted:
+    def around(self, call: Mutation) -> Accepted:
         self.calls += 1
         self.on_call("before", call.act, call.key)
         fate, answer = self._fate(call), "accepted"
@@ -135,7 +135,7 @@ class Mischief:
         finally:
             self._chronicle.tell(call.act, call.key, call.target, fate, answer)
 
-    def _fate(self, call: Call) -> str:
+    def _fate(self, call: Mutation) -> str:
         forced = self._forced.pop(self.calls, None)
         if forced is not None:
             return forced
@@ -151,7 +151,7 @@ class Mischief:
             roll -= odds
         return ""
 
-    def _suffer(self, call: Call, fate: str) -> Accepted:
+    def _suffer(self, call: Mutation, fate: str) -> Accepted:
         match fate:
             case "refused":
                 raise Transient(f"{call.channel} refuses connections")
@@ -177,19 +177,19 @@ class Mischief:
             case _:
                 return self._apply(call)
 
-    def _apply(self, call: Call) -> Accepted:
+    def _apply(self, call: Mutation) -> Accepted:
         accepted = call.effect()
         self.on_call("after", call.act, call.key)
         return accepted
 
-    def _late(self, call: Call) -> Accepted:
+    def _late(self, call: Mutation) -> Accepted:
         delay = self._rng.uniform(0.1, 0.95) * self.call_timeout
         self._scheduler.after(delay, lambda: self._quietly(call))
         if call.certain or self.chance(0.5):
             raise Unknown("no answer in time")
         return Accepted(visible_from=self._scheduler.now + delay + call.shows_after)
 
-    def _quietly(self, call: Call) -> None:
+    def _quietly(self, call: Mutation) -> None:
         try:
             call.effect()
         except EffectError as error:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sickbay.sim.schedule import Scheduler
 
 
-class Event(NamedTuple):
+class TrueEvent(NamedTuple):
     """Something true: it happened in the world, whoever knows of it."""
 
     at: float
@@ -36,7 +36,7 @@ class Wrong(NamedTuple):
     text: str
 
 
-class Told(NamedTuple):
+class CallRecord(NamedTuple):
     """A call that reached, or should have reached, the world, and what its caller was told."""
 
     at: float
@@ -52,21 +52,21 @@ class Chronicle:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self.events: list[Event] = []
+        self.events: list[TrueEvent] = []
         self.violations: list[Violation] = []
-        self.told: list[Told] = []
+        self.told: list[CallRecord] = []
         self.counts: Counter[str] = Counter()
 
     def note(self, what: str, subject: str, detail: str = "") -> None:
         self.counts[what] += 1
-        self.events.append(Event(self._scheduler.now, what, subject, detail))
+        self.events.append(TrueEvent(self._scheduler.now, what, subject, detail))
 
     def violate(self, kind: str, subject: str, detail: str, *, key: str = "", since: float = -1.0) -> None:
         self.violations.append(Violation(self._scheduler.now, kind, subject, detail, key, since))
         self.note(f"violation.{kind}", subject, detail)
 
     def tell(self, act: str, key: str, target: str, fate: str, answer: str) -> None:
-        self.told.append(Told(self._scheduler.now, act, key, target, fate, answer))
+        self.told.append(CallRecord(self._scheduler.now, act, key, target, fate, answer))
 
-    def of(self, what: str, subject: str | None = None) -> list[Event]:
+    def of(self, what: str, subject: str | None = None) -> list[TrueEvent]:
         return [event for event in self.events if event.what == what and subject in {None, event.subject}]

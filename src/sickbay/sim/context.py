@@ -11,7 +11,7 @@ from sickbay.model.facts import NodeVanished
 from sickbay.model.fleet import Capability, Device, Incarnation, NodeId
 from sickbay.model.noun import Noun
 from sickbay.sim.chronicle import Chronicle
-from sickbay.sim.hardware import Seat
+from sickbay.sim.hardware import SimSeat
 from sickbay.sim.schedule import EPOCH, Scheduler, SimClock
 from sickbay.sim.view import ClusterView
 
@@ -36,7 +36,7 @@ CHECKS_CAN = frozenset(
 )
 
 
-class Rules(Noun):
+class Timings(Noun):
     """How long things take, in seconds; each is a middle that chance spreads by a third."""
 
     pulse: float = 30.0  # 0: nobody is told; read `World.voices`
@@ -82,10 +82,10 @@ class ClusterRules(Noun):
     begins_within: float = 0.0  # seconds: a reset or reboot is accepted when it is posted, and begins some time later
 
 
-class Ground:
+class SimContext:
     """Shared by the parts of the world; knows nothing of them."""
 
-    def __init__(self, scheduler: Scheduler, rng: Random, rules: Rules) -> None:
+    def __init__(self, scheduler: Scheduler, rng: Random, rules: Timings) -> None:
         self.scheduler = scheduler
         self.rng = rng
         self.rules = rules
@@ -93,7 +93,7 @@ class Ground:
         self.chronicle = Chronicle(scheduler)
         self.clusters: dict[str, ClusterRules] = {}
         self.views: dict[str, ClusterView] = {}
-        self.seats: dict[NodeId, Seat] = {}
+        self.seats: dict[NodeId, SimSeat] = {}
         self._serial = 0
 
     @property
@@ -112,13 +112,13 @@ class Ground:
         """When a host with our clock believes it was: received minus age."""
         return datetime.fromtimestamp(self.clock.wall() - (self.now - moment), tz=UTC)
 
-    def seat(self, node: NodeId) -> Seat:
+    def seat(self, node: NodeId) -> SimSeat:
         seat = self.seats.get(node)
         if seat is None:
             raise Gone(f"there is no node {node}")
         return seat
 
-    def seats_of(self, cluster: str, pool: str | None = None) -> Iterator[Seat]:
+    def seats_of(self, cluster: str, pool: str | None = None) -> Iterator[SimSeat]:
         return (seat for seat in self.seats.values() if seat.cluster == cluster and pool in {None, seat.pool})
 
     # --- making machines
@@ -144,11 +144,11 @@ class Ground:
 
     def add_seat(
         self, node: NodeId, *, pool: str, domain: str, gpus: int, linked: bool, agentless: bool = False
-    ) -> Seat:
+    ) -> SimSeat:
         cluster = node.split("/", 1)[0]
         if cluster not in self.clusters:
             raise BadInput(f"node {node!r}: there is no cluster {cluster!r}; add_cluster comes first")
-        seat = Seat(
+        seat = SimSeat(
             id=node,
             cluster=cluster,
             pool=pool,
@@ -163,7 +163,7 @@ class Ground:
         return seat
 
     # --- what the cluster shows
-    def show(self, seat: Seat) -> None:
+    def show(self, seat: SimSeat) -> None:
         if seat.forgotten and seat.reachable:
             seat.forgotten = False
             seat.incarnation = seat.shown = replace(seat.incarnation, uid=f"uid-{self.number():06d}")
@@ -173,13 +173,13 @@ class Ground:
             seen = seat.seen(self.now, rules.tells)
             self.views[seat.cluster].put(seen if rules.lists else replace(seen, devices=(), linked=None))
 
-    def forget(self, seat: Seat) -> None:
+    def forget(self, seat: SimSeat) -> None:
         """The cluster has its object no more; the machine knows nothing of it."""
         seat.forgotten = True
         seat.cordons.clear()
         self.chronicle.note("deleted", seat.id, "its object")
         self.views[seat.cluster].put(NodeVanished(node=seat.id, as_of=self.now))
 
-    def vanish(self, seat: Seat) -> None:
+    def vanish(self, seat: SimSeat) -> None:
         del self.seats[seat.id]
         self.views[seat.cluster].put(NodeVanished(node=seat.id, as_of=self.now))

@@ -7,15 +7,15 @@ from sickbay.model.facts import Checked, Looked
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.sim.agents import Agents
 from sickbay.sim.chaos import Mischief
-from sickbay.sim.context import Ground
-from sickbay.sim.hardware import Power, Seat, symptom
+from sickbay.sim.context import SimContext
+from sickbay.sim.hardware import MachinePower, SimSeat, symptom
 from sickbay.sim.workload import Workload
 
 
 class Examinations:
     """A check finds every defect that its level can find, and makes it show itself again."""
 
-    def __init__(self, ground: Ground, agents: Agents, workload: Workload, mischief: Mischief) -> None:
+    def __init__(self, ground: SimContext, agents: Agents, workload: Workload, mischief: Mischief) -> None:
         self._ground = ground
         self._agents = agents
         self._workload = workload
@@ -38,7 +38,7 @@ class Examinations:
                 self._disturb(check, seat)
                 self._run(check, seat, level, takes)
 
-    def _disturb(self, check: str, seat: Seat) -> None:
+    def _disturb(self, check: str, seat: SimSeat) -> None:
         """A check takes the devices: whatever runs there suffers."""
         for attempt in self._workload.on(seat):
             if attempt.end is not None and not seat.reachable:
@@ -60,7 +60,7 @@ class Examinations:
         takes = self._ground.rules.check_takes
         return takes[min(max(level, 1), len(takes)) - 1]
 
-    def _run(self, check: str, seat: Seat, level: int, takes: float) -> None:
+    def _run(self, check: str, seat: SimSeat, level: int, takes: float) -> None:
         turn, after = seat.turn, self._ground.scheduler.after
 
         def show() -> None:
@@ -70,7 +70,7 @@ class Examinations:
                     self._agents.observe(seat, kind, {**fields, "check": check}, text)
 
         def finish() -> None:
-            if seat.turn != turn or seat.power is not Power.UP or not seat.agent_alive:
+            if seat.turn != turn or seat.power is not MachinePower.UP or not seat.agent_alive:
                 self._cannot(check, seat.id, seat.voice, level, "the boot ended while it ran", after=1.0)
                 return
             found = [defect.code for defect in seat.defects if defect.found_at <= level]
@@ -80,7 +80,7 @@ class Examinations:
             after(takes * self._ground.rng.uniform(0.2, 0.9), show)
         after(takes, finish)
 
-    def _say(self, check: str, seat: Seat, level: int, verdict: str, because: str) -> None:
+    def _say(self, check: str, seat: SimSeat, level: int, verdict: str, because: str) -> None:
         self._ground.chronicle.note(f"check.{verdict}", seat.id, check)
         news = Checked(check=check, node=seat.id, verdict=verdict, incarnation=seat.voice, level=level, because=because)
         self._agents.say(seat, news, f"{check}:{seat.id}")
@@ -98,7 +98,7 @@ class Examinations:
         )
         self._ground.scheduler.after(after, lambda: self._agents.tell(news, f"{check}:{node}"))
 
-    def _looked(self, look: str, seat: Seat) -> None:
+    def _looked(self, look: str, seat: SimSeat) -> None:
         if seat.speaking:
             self._agents.say(seat, Looked(look=look, node=seat.id, incarnation=seat.voice), f"{look}:{seat.id}:looked")
             # The answer carries all that came before it.

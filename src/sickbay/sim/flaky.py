@@ -8,7 +8,7 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Command
 from sickbay.model.rows import Lease, Line, Rows, Unit, Versioned, given
-from sickbay.ports.store import STORY, Committed, Pulse, Store, Voices
+from sickbay.ports.store import STORY, Committed, LivenessChanges, Pulse, Store
 
 
 class Crashed(BaseException):
@@ -121,7 +121,7 @@ class FlakyStore:
     def hear(self, pulses: Mapping[NodeId, Pulse]) -> None:
         self._store.hear(pulses)
 
-    def voices(self, before: float, limit: int = 500) -> Voices:
+    def voices(self, before: float, limit: int = 500) -> LivenessChanges:
         return self._store.voices(before, limit)
 
     def story(self, subject: str, limit: int = STORY) -> Sequence[Line]:

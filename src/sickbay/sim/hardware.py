@@ -9,14 +9,14 @@ from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
 from sickbay.model.noun import Noun
 
 
-class Power(StrEnum):
+class MachinePower(StrEnum):
     UP = "up"
     BOOTING = "booting"
     DOWN = "down"
     DELETED = "deleted"
 
 
-class Defect(Noun):
+class SimDefect(Noun):
     """Something wrong with one device: its symptoms, and the least remedy that cures it.
 
     A defect that `restart_job` or less cures leaves nothing behind: the line is written, the rank dies, that is all.
@@ -79,7 +79,7 @@ def symptom(code: str, device: int) -> tuple[str, dict[str, str | int], str]:
 
 
 @dataclass(slots=True)
-class Item:
+class PendingReport:
     """Something an agent has to report, with the boot that it was read under."""
 
     fact: Fact
@@ -88,7 +88,7 @@ class Item:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class SimSeat:
     """A seat with its present machine, as it truly is."""
 
     id: NodeId
@@ -98,7 +98,7 @@ class Seat:
     incarnation: Incarnation
     devices: tuple[Device, ...]
     linked: bool = True
-    power: Power = Power.UP
+    power: MachinePower = MachinePower.UP
     up_at: float = 0.0
     turn: int = 0  # raised by every change of power: what was scheduled for an earlier turn is void
     stuck: Remedy | None = None  # the least remedy that brings the machine back
@@ -116,24 +116,24 @@ class Seat:
     worked_at: float = 0.0  # when the newest piece of that work came
     ready_at: float = 0.0  # when the cluster last changed its mind about it
     pooled_at: float = 0.0  # when it came into its pool
-    defects: list[Defect] = field(default_factory=list)
+    defects: list[SimDefect] = field(default_factory=list)
     kept_until: float = 0.0  # a disruption budget keeps work there: asked politely before that, it stays
     down_at: dict[int, float] = field(default_factory=dict)  # by turn: when a fence that takes long is done
-    next_defects: list[Defect] = field(default_factory=list)  # that the next machine here brings along
+    next_defects: list[SimDefect] = field(default_factory=list)  # that the next machine here brings along
     resetting: bool = False
     holders: dict[tuple[JobId, int], tuple[int, ...]] = field(default_factory=dict)
     seq: int = 0
-    outbox: list[Item] = field(default_factory=list)
+    outbox: list[PendingReport] = field(default_factory=list)
 
     @property
     def speaking(self) -> bool:
         """We can hear its agent."""
-        return self.power is Power.UP and self.agent_alive and self.path_open and not self.agentless
+        return self.power is MachinePower.UP and self.agent_alive and self.path_open and not self.agentless
 
     @property
     def reachable(self) -> bool:
         """The cluster can hear it."""
-        return self.power is Power.UP and self.kubelet_alive and self.link_open
+        return self.power is MachinePower.UP and self.kubelet_alive and self.link_open
 
     @property
     def ours(self) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 
 from sickbay.engine.clocks import SharedClock
-from sickbay.engine.execute import Hands
+from sickbay.engine.execute import Effects
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.reception import Reception
@@ -33,7 +33,7 @@ LANE_ROOM = 1000  # calls under way in one lane: virtual workers cost nothing
 class VirtualExecutor:
     """Each call is two steps: its start, when the effect happens, and its end, when the outcome is known."""
 
-    def __init__(self, host: "Host", rng: Random) -> None:
+    def __init__(self, host: "SimHost", rng: Random) -> None:
         self._host = host
         self._rng = rng
 
@@ -71,7 +71,7 @@ class InlineExecutor:
         done(call())
 
 
-class Host:
+class SimHost:
     """One process with an engine. `cold`: it forgets everything after each event."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Host:
         name: str,
         *,
         store: Store,
-        hands: Hands,
+        hands: Effects,
         rules: Rules,
         scheduler: Scheduler,
         clock: Clock,

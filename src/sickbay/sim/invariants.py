@@ -20,7 +20,7 @@ from sickbay.model.rows import AnyRow, Unit
 from sickbay.sim.chronicle import Violation, Wrong
 from sickbay.sim.invariants_acts import Acts
 from sickbay.sim.invariants_rest import Rest
-from sickbay.sim.invariants_saves import Saves
+from sickbay.sim.invariants_saves import SavesInvariant
 from sickbay.sim.witness import Sent, Witness
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Invariants:
         self.witness = Witness(sim)
         self.acts = Acts(sim, self.witness)
         self.rest = Rest(sim, self.witness)
-        self.saves = Saves(sim, self.witness)
+        self.saves = SavesInvariant(sim, self.witness)
         # Subjects that were made impossible to plan: these may be set aside. None: it is not asked.
         self.poisoned: set[str] | None = None
         self._clocks: dict[str, tuple[float, float]] = {}  # each as it was first seen: as_of, reading

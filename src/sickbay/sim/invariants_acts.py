@@ -10,8 +10,8 @@ from sickbay.model.fault import signature
 from sickbay.model.fleet import Incarnation, Ledger, Node, NodeId, WithheldActs, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.policy import Mode
-from sickbay.sim.chronicle import Event, Wrong
-from sickbay.sim.hardware import Power, Seat
+from sickbay.sim.chronicle import TrueEvent, Wrong
+from sickbay.sim.hardware import MachinePower, SimSeat
 from sickbay.sim.witness import Witness
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Acts:
         self._jumped = NEVER
 
     # --- what happened
-    def happened(self, event: Event) -> list[Wrong]:
+    def happened(self, event: TrueEvent) -> list[Wrong]:
         node = NodeId(event.subject)
         if not self._holders:
             self._begin()
@@ -89,7 +89,7 @@ class Acts:
         self._jumped = self._sim.scheduler.now
 
     # --- cordons
-    def _cordoned(self, node: NodeId, event: Event) -> list[Wrong]:
+    def _cordoned(self, node: NodeId, event: TrueEvent) -> list[Wrong]:
         """No act of ours takes a pool over its limit. Newcomers are not part of it yet."""
         seat = self._sim.world.seats.get(node)
         incident = event.detail.removeprefix("sickbay:")
@@ -113,7 +113,7 @@ class Acts:
             return [Wrong("out_limit", text)]
         return []
 
-    def _newcomer(self, node: NodeId, seat: Seat) -> list[Wrong]:
+    def _newcomer(self, node: NodeId, seat: SimSeat) -> list[Wrong]:
         if self._sim.plan.trusted and self._first.get(node) == seat.incarnation.instance_id:
             return [Wrong("first_connection", f"{node} was there when we connected, and was taken out to be taken in")]
         return []
@@ -124,7 +124,7 @@ class Acts:
         return mine[-1] if mine else at
 
     # --- repairs
-    def _repairs(self, node: NodeId, event: Event) -> list[Wrong]:
+    def _repairs(self, node: NodeId, event: TrueEvent) -> list[Wrong]:
         seat = self._sim.world.seats.get(node)
         sent = self._witness.sent.get(event.detail)
         incident = sent.incident.id if sent is not None and sent.incident is not None else ""
@@ -146,16 +146,16 @@ class Acts:
             row = self._witness.rows.get(f"incident:{incident}")
             phase = row.phase if isinstance(row, Incident) else None
             seat = self._sim.world.seats.get(node)
-            busy = seat is not None and seat.turn == turn and (seat.power is Power.BOOTING or seat.resetting)
+            busy = seat is not None and seat.turn == turn and (seat.power is MachinePower.BOOTING or seat.resetting)
             if phase is Phase.REPAIRING or (busy and phase is not None and not phase.terminal):
                 yield node
 
-    def _same_pool(self, node: NodeId, seat: Seat, known: float) -> bool:
+    def _same_pool(self, node: NodeId, seat: SimSeat, known: float) -> bool:
         other = self._sim.world.seats.get(node)
         return other is not None and _together(other, seat) and max(other.pooled_at, seat.pooled_at) <= known
 
     # --- what is withheld
-    def _withheld(self, act: str, node: NodeId, event: Event) -> list[Wrong]:
+    def _withheld(self, act: str, node: NodeId, event: TrueEvent) -> list[Wrong]:
         """Nothing that is withheld is carried out, but for what was on its way when the engine learned of it."""
         key = event.detail if act == "repair" else self._key_of(act, node)
         sent = self._witness.sent.get(key)
@@ -215,7 +215,7 @@ class Acts:
         if who is None or at < self._repaired.get(node, (-1.0, 0, ""))[0]:
             return [Wrong("release", f"{node} was released without proof newer than its repair")]
         # A boot that failed never ran: whoever is down is still known by the boot before.
-        down = seat.power is Power.DOWN and who.same_holder(seat.incarnation)
+        down = seat.power is MachinePower.DOWN and who.same_holder(seat.incarnation)
         if who.boot_id != seat.incarnation.boot_id and not down:
             return [Wrong("release", f"{node} was released on the proof of another incarnation")]
         return []
@@ -262,14 +262,14 @@ class Acts:
         return []
 
     # --- pools
-    def pool(self, seat: Seat) -> str:
+    def pool(self, seat: SimSeat) -> str:
         return pool_of(seat.cluster, seat.pool)
 
-    def _ledger(self, seat: Seat) -> Ledger:
+    def _ledger(self, seat: SimSeat) -> Ledger:
         key = f"ledger:{self.pool(seat)}"
         row = self._sim.store.load([key])[key].row
         return row if isinstance(row, Ledger) else Ledger(pool=self.pool(seat))
 
 
-def _together(one: Seat, other: Seat) -> bool:
+def _together(one: SimSeat, other: SimSeat) -> bool:
     return (one.cluster, one.pool) == (other.cluster, other.pool)

@@ -24,20 +24,22 @@ PRESSED_WITHIN = 60.0  # and until a fault under an attempt has taken its time t
 WISH = "operator."
 
 
-class Since(NamedTuple):
+class WantedOff(NamedTuple):
     attempt: int
     reading: float
 
 
-class Saves:
+class SavesInvariant:
     """Keeps since when attempts are wanted off; costs what is written about them."""
 
     def __init__(self, sim: "Simulation", witness: Witness) -> None:
         self._sim = sim
         self._witness = witness
-        self._wanted: dict[JobId, Since] = {}  # off, for anything
-        self._pressed: dict[JobId, Since] = {}  # at once
-        self._failing: dict[tuple[JobId, IncidentId], Since] = {}  # and asked to save although what they hold is sick
+        self._wanted: dict[JobId, WantedOff] = {}  # off, for anything
+        self._pressed: dict[JobId, WantedOff] = {}  # at once
+        self._failing: dict[
+            tuple[JobId, IncidentId], WantedOff
+        ] = {}  # and asked to save although what they hold is sick
 
     def changed(self, before: Job | None, after: Job) -> list[Wrong]:
         """Hears of each row of a job that was written."""
@@ -48,11 +50,11 @@ class Saves:
             return []
         return self._stopped(before)
 
-    def _follow(self, since: dict[JobId, Since], job: Job, *, so: bool) -> None:
+    def _follow(self, since: dict[JobId, WantedOff], job: Job, *, so: bool) -> None:
         if not so:
             since.pop(job.id, None)
         elif job.id not in since or since[job.id].attempt != job.attempt:
-            since[job.id] = Since(job.attempt, self._reading(job))
+            since[job.id] = WantedOff(job.attempt, self._reading(job))
 
     def _stopped(self, job: Job) -> list[Wrong]:
         """One that listens, is whole and could have waited is stopped: it has saved, or it has had its time."""
@@ -112,7 +114,7 @@ class Saves:
                     continue
                 name = (job_id, incident.id)
                 found.add(name)
-                since = self._failing.setdefault(name, Since(row.attempt, self._reading(row)))
+                since = self._failing.setdefault(name, WantedOff(row.attempt, self._reading(row)))
                 if self._reading(row) - since.reading > PRESSED_WITHIN:
                     wrong.append(Wrong("spared", f"{job_id} may save first, and {incident.id} is about what it holds"))
         for name in self._failing.keys() - found:

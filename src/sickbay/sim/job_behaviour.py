@@ -59,7 +59,7 @@ class Tally:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class SimAttempt:
     """One run of a job, as it truly is, and the cluster's view of its ranks."""
 
     job: JobId
@@ -112,7 +112,7 @@ class SimJob:
     adopted: bool = False
     native_delay: float | None = None  # its own controller restarts it after so long; None: it does not
     native_after_stop: bool = False
-    attempts: dict[int, Attempt] = field(default_factory=dict)
+    attempts: dict[int, SimAttempt] = field(default_factory=dict)
     checkpoint: int = 0
     idle_since: float | None = None
     idle_cause: str = "queued"
@@ -122,10 +122,10 @@ class SimJob:
     tally: Tally = field(default_factory=Tally)
 
     @property
-    def last(self) -> Attempt | None:
+    def last(self) -> SimAttempt | None:
         return self.attempts[max(self.attempts)] if self.attempts else None
 
-    def step(self, attempt: Attempt, now: float) -> int:
+    def step(self, attempt: SimAttempt, now: float) -> int:
         """How far this attempt has come."""
         if attempt.training_since is None:
             return attempt.resumed_from
@@ -133,15 +133,15 @@ class SimJob:
         gained = int((until - attempt.training_since) * self.programme.rate + 1e-6)
         return min(attempt.resumed_from + gained, self.programme.steps)
 
-    def _promised(self, attempt: Attempt) -> dict[NodeId, str]:
+    def _promised(self, attempt: SimAttempt) -> dict[NodeId, str]:
         over = attempt.end is not None or attempt.halted_at is not None
         return dict.fromkeys(attempt.nodes, "gone" if over else "running") if attempt.allocated else {}
 
-    def _end_shown(self, attempt: Attempt, as_of: float) -> End | None:
+    def _end_shown(self, attempt: SimAttempt, as_of: float) -> End | None:
         late = attempt.end is not None and as_of < attempt.tail_from
         return replace(attempt.end, tail="") if attempt.end is not None and late else attempt.end
 
-    def seen(self, attempt: Attempt, as_of: float) -> JobSeen:
+    def seen(self, attempt: SimAttempt, as_of: float) -> JobSeen:
         return JobSeen(
             job=self.id,
             attempt=attempt.number,

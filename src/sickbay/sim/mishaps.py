@@ -15,7 +15,7 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import JobState
 from sickbay.model.protocol import PROTO, Answered, Item, ItemNews, Measured, Report
 from sickbay.sim.hardness import Dice, Trouble
-from sickbay.sim.hardware import Defect, Seat
+from sickbay.sim.hardware import SimDefect, SimSeat
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Simulation
 
@@ -70,8 +70,8 @@ def _common(rng: Random, sim: Simulation, node: NodeId) -> None:
             pass
 
 
-def defect(rng: Random) -> Defect:
-    return Defect(
+def defect(rng: Random) -> SimDefect:
+    return SimDefect(
         code=rng.choice(CODES),
         device=rng.randrange(2),
         cured_by=rng.choice(CURES),
@@ -214,7 +214,7 @@ def _odd_values(rng: Random, sim: Simulation, node: NodeId) -> None:
         ))  # fmt: skip
 
 
-def _say(sim: Simulation, seat: Seat, news: Observed) -> None:
+def _say(sim: Simulation, seat: SimSeat, news: Observed) -> None:
     seat.seq += 1
     sim.world.agents.say(seat, news, f"{seat.incarnation.boot_id}:odd:{seat.seq}")
 
@@ -261,7 +261,7 @@ def odd_report(rng: Random, sim: Simulation, node: NodeId) -> Report:
     )
 
 
-def _odd_item(rng: Random, sim: Simulation, seat: Seat) -> ItemNews:
+def _odd_item(rng: Random, sim: Simulation, seat: SimSeat) -> ItemNews:
     """Of any kind. What would be a false proof (a passed check, a reset, a step of the present attempt) names nothing
     that anybody waits for: against an agent that lies about its own hardware nobody can hold.
     """
@@ -423,7 +423,7 @@ def _storms(rng: Random, sim: Simulation, node: NodeId) -> None:
     code = rng.choice(["xid.79", "xid.119", "xid.48"])
     for other in rng.sample(seats, k=max(1, round(len(seats) * rng.uniform(0.3, 1.0)))):
         lasts = rng.choice([Remedy.RESET_GPU, Remedy.REBOOT, Remedy.RESTART_JOB])
-        mine = Defect(code=code, cured_by=lasts, observe_after=rng.uniform(0.0, 60.0))
+        mine = SimDefect(code=code, cured_by=lasts, observe_after=rng.uniform(0.0, 60.0))
         sim.world.strike(other, mine)
     if rng.random() < 0.5:
         _soon(rng, sim, 1200.0, lambda: sim.order("brake_reset", ""))

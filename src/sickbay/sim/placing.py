@@ -6,9 +6,9 @@ from itertools import islice
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import EndReason, JobSpec
-from sickbay.sim.context import Ground
-from sickbay.sim.hardware import Seat
-from sickbay.sim.job_behaviour import Attempt, Programme, SimJob
+from sickbay.sim.context import SimContext
+from sickbay.sim.hardware import SimSeat
+from sickbay.sim.job_behaviour import Programme, SimAttempt, SimJob
 from sickbay.sim.workload import Workload
 
 LOOK_EVERY = 60.0
@@ -17,10 +17,10 @@ LOOK_EVERY = 60.0
 class Placing:
     """Places attempts. What the cluster's scheduler cannot place waits in its queue."""
 
-    def __init__(self, ground: Ground, workload: Workload) -> None:
+    def __init__(self, ground: SimContext, workload: Workload) -> None:
         self._ground = ground
         self._workload = workload
-        self._queue: list[tuple[SimJob, Attempt]] = []
+        self._queue: list[tuple[SimJob, SimAttempt]] = []
         self._due = False
         workload.on_end = self._ended
 
@@ -46,20 +46,20 @@ class Placing:
             return
         if Capability.PLACE not in self._ground.clusters[spec.cluster].capabilities:
             found = self._workload.ensure(job, spec)
-            self._enqueue(found, Attempt(job=job, number=number, key=key, nodes={}, avoid=avoid))
+            self._enqueue(found, SimAttempt(job=job, number=number, key=key, nodes={}, avoid=avoid))
             return
         if not nodes:
             raise Rejected(f"job {job}: this cluster is told where to start, and no node was named")
         for node in nodes:
             self._admit(self._ground.seat(node), job)
         found = self._workload.ensure(job, spec)
-        attempt = Attempt(job=job, number=number, key=key, nodes=dict(nodes))
+        attempt = SimAttempt(job=job, number=number, key=key, nodes=dict(nodes))
         chosen = list(nodes)[:only]
         attempt.missing = tuple(node for node in nodes if node not in chosen)
         self._workload.begin(found, attempt)
         self._workload.launch(found, attempt, chosen)
 
-    def _admit(self, seat: Seat, job: JobId) -> None:
+    def _admit(self, seat: SimSeat, job: JobId) -> None:
         others = [owner for owner in seat.cordons if not owner.startswith("sickbay:")]
         if not seat.reachable or others:
             why = f"cordoned by {others[0]}" if others else "not ready"
@@ -71,7 +71,7 @@ class Placing:
             # Our own cordon does not bind our own start; that it came to this is the caller's mistake.
             self._ground.chronicle.violate("start_on_cordoned", seat.id, f"{job}: cordons {sorted(seat.cordons)}")
 
-    def _complete_gang(self, job: SimJob, attempt: Attempt) -> None:
+    def _complete_gang(self, job: SimJob, attempt: SimAttempt) -> None:
         missing, attempt.missing = attempt.missing, ()
         present = tuple(node for node in missing if node in self._ground.seats)
         for node in present:
@@ -94,7 +94,7 @@ class Placing:
             raise Rejected(f"job {job}: attempt {number} is not its last, or has not ended")
         if found.complete or found.cancelled:
             raise Gone(f"job {job} is over")
-        self._enqueue(found, Attempt(job=job, number=number + 1, key=key, nodes={}, avoid=avoid, native=True))
+        self._enqueue(found, SimAttempt(job=job, number=number + 1, key=key, nodes={}, avoid=avoid, native=True))
 
     # --- what others do
     def submit(
@@ -104,16 +104,16 @@ class Placing:
         self._workload.programmes[job] = programme
         found = self._workload.ensure(job, spec)
         found.adopted, found.native_delay, found.native_after_stop = True, native_delay, native_after_stop
-        self._enqueue(found, Attempt(job=job, number=1, key=f"native:{job}:1", nodes={}, native=True))
+        self._enqueue(found, SimAttempt(job=job, number=1, key=f"native:{job}:1", nodes={}, native=True))
 
     def resume(self, job: JobId) -> None:
         """Its owner wants it to go on."""
         found = self._workload.job(job)
         found.cancelled = False
         number = max(found.attempts) + 1
-        self._enqueue(found, Attempt(job=job, number=number, key=f"native:{job}:{number}", nodes={}, native=True))
+        self._enqueue(found, SimAttempt(job=job, number=number, key=f"native:{job}:{number}", nodes={}, native=True))
 
-    def _ended(self, job: SimJob, attempt: Attempt) -> None:
+    def _ended(self, job: SimJob, attempt: SimAttempt) -> None:
         self.wake()
         holds = Capability.HOLDS in self._ground.clusters[job.spec.cluster].capabilities
         over = job.complete or job.cancelled or job.native_delay is None
@@ -126,12 +126,12 @@ class Placing:
         def again() -> None:
             if following not in job.attempts and not job.cancelled:
                 key = f"native:{job.id}:{following}"
-                self._enqueue(job, Attempt(job=job.id, number=following, key=key, nodes={}, native=True))
+                self._enqueue(job, SimAttempt(job=job.id, number=following, key=key, nodes={}, native=True))
 
         self._ground.scheduler.after(self._ground.spread(job.native_delay or 0.0), again)
 
     # --- the cluster's own scheduler
-    def _enqueue(self, job: SimJob, attempt: Attempt) -> None:
+    def _enqueue(self, job: SimJob, attempt: SimAttempt) -> None:
         attempt.waiting = True
         self._workload.begin(job, attempt)
         self._queue.append((job, attempt))
@@ -161,7 +161,7 @@ class Placing:
             self._due = True
             self._ground.scheduler.after(LOOK_EVERY, self._serve)
 
-    def _find(self, spec: JobSpec, avoid: tuple[NodeId, ...]) -> list[Seat] | None:
+    def _find(self, spec: JobSpec, avoid: tuple[NodeId, ...]) -> list[SimSeat] | None:
         pool = None if self._ground.clusters[spec.cluster].mixes_pools else spec.pool
         free = (seat for seat in self._ground.seats_of(spec.cluster, pool) if seat.free and seat.id not in avoid)
         wanted = (seat for seat in free if not spec.on or seat.id in spec.on)
@@ -169,6 +169,6 @@ class Placing:
         return chosen if len(chosen) >= spec.least else None
 
 
-def _devices(seat: Seat, spec: JobSpec) -> tuple[int, ...]:
+def _devices(seat: SimSeat, spec: JobSpec) -> tuple[int, ...]:
     count = spec.gpus_per_node or len(seat.devices)
     return tuple(device.index for device in seat.devices[:count])

@@ -8,8 +8,8 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Device, Incarnation, NodeId
 from sickbay.sim.agents import Agents
 from sickbay.sim.chaos import Mischief
-from sickbay.sim.context import Ground
-from sickbay.sim.hardware import Defect, Power, Seat, symptom
+from sickbay.sim.context import SimContext
+from sickbay.sim.hardware import MachinePower, SimDefect, SimSeat, symptom
 from sickbay.sim.workload import Workload
 
 SICKBAY = "sickbay"
@@ -18,7 +18,7 @@ SICKBAY = "sickbay"
 class Plant:
     """Defects and repairs. `by` names who does it: only what Sickbay does can be a violation."""
 
-    def __init__(self, ground: Ground, agents: Agents, workload: Workload, mischief: Mischief) -> None:
+    def __init__(self, ground: SimContext, agents: Agents, workload: Workload, mischief: Mischief) -> None:
         self._ground = ground
         self._agents = agents
         self._workload = workload
@@ -27,33 +27,33 @@ class Plant:
         workload.watch_devices(self._exercised)
 
     # --- defects
-    def strike(self, seat: Seat, defect: Defect) -> None:
+    def strike(self, seat: SimSeat, defect: SimDefect) -> None:
         """Something breaks."""
         self._ground.chronicle.note("defect", seat.id, defect.code)
         if defect.lasting:
             seat.defects.append(defect)
         self._show_itself(seat, defect)
 
-    def _show_itself(self, seat: Seat, defect: Defect) -> None:
+    def _show_itself(self, seat: SimSeat, defect: SimDefect) -> None:
         turn, after = seat.turn, self._ground.scheduler.after
         if defect.kills_ranks:
             after(defect.kill_after, lambda: self._kill_users(seat, defect, turn))
         if not defect.silent:
             after(defect.observe_after, lambda: self.write_line(seat, defect.code, defect.device, turn))
 
-    def _exercised(self, seat: Seat, defect: Defect) -> None:
+    def _exercised(self, seat: SimSeat, defect: SimDefect) -> None:
         used = any(defect.device in (devices or seat.domain_of(())) for devices in seat.holders.values())
-        if used and defect in seat.defects and seat.power is Power.UP:
+        if used and defect in seat.defects and seat.power is MachinePower.UP:
             self._ground.chronicle.note("defect.again", seat.id, defect.code)
             self._show_itself(seat, defect)
 
-    def write_line(self, seat: Seat, code: str, device: int, turn: int | None = None) -> None:
+    def write_line(self, seat: SimSeat, code: str, device: int, turn: int | None = None) -> None:
         """The kernel writes a line, whatever the reason; with `turn`, only under that boot."""
-        if seat.power is Power.UP and turn in {None, seat.turn}:
+        if seat.power is MachinePower.UP and turn in {None, seat.turn}:
             kind, fields, text = symptom(code, device)
             self._agents.observe(seat, kind, fields, text)
 
-    def _kill_users(self, seat: Seat, defect: Defect, turn: int) -> None:
+    def _kill_users(self, seat: SimSeat, defect: SimDefect, turn: int) -> None:
         if seat.turn != turn:
             return
         for attempt in self._workload.on(seat):
@@ -61,14 +61,14 @@ class Plant:
                 tail = "RuntimeError: CUDA error: unspecified launch failure"
                 self._workload.rank_dies(seat, attempt, exit_code=134, cause=defect.code, tail=tail)
 
-    def _cure(self, seat: Seat, remedy: Remedy, devices: frozenset[int] | None = None) -> None:
+    def _cure(self, seat: SimSeat, remedy: Remedy, devices: frozenset[int] | None = None) -> None:
         kept = [d for d in seat.defects if not d.cured(remedy) or (devices is not None and d.device not in devices)]
         if len(kept) < len(seat.defects):
             self._ground.chronicle.note("cured", seat.id, remedy.value)
         seat.defects = kept
 
     # --- losing touch
-    def lose_node(self, seat: Seat, *, zombie: bool = False, back_by: Remedy = Remedy.REBOOT) -> None:
+    def lose_node(self, seat: SimSeat, *, zombie: bool = False, back_by: Remedy = Remedy.REBOOT) -> None:
         """Agent silent, cluster not ready. A zombie's ranks go on where nobody can reach them."""
         self._ground.chronicle.note("node.lost", seat.id, "zombie" if zombie else "dead")
         seat.stuck = back_by
@@ -81,30 +81,30 @@ class Plant:
         self._agents.refresh(seat)
         self.cluster_hears(seat)
 
-    def _down(self, seat: Seat, *, cause: str) -> None:
-        seat.power = Power.DOWN
+    def _down(self, seat: SimSeat, *, cause: str) -> None:
+        seat.power = MachinePower.DOWN
         seat.turn += 1
         seat.agent_alive = seat.kubelet_alive = False
         self._agents.boot_ends(seat)
         self._workload.node_dies(seat, cause=cause)
 
-    def set_agent(self, seat: Seat, *, alive: bool) -> None:
+    def set_agent(self, seat: SimSeat, *, alive: bool) -> None:
         self._ground.chronicle.note("agent.back" if alive else "agent.lost", seat.id)
         seat.agent_alive = alive
         self._agents.refresh(seat)
 
-    def set_path(self, seat: Seat, *, path_open: bool) -> None:
+    def set_path(self, seat: SimSeat, *, path_open: bool) -> None:
         """The agent's way to us; it spools while it is cut."""
         seat.path_open = path_open
         self._agents.refresh(seat)
 
-    def set_link(self, seat: Seat, *, link_open: bool) -> None:
+    def set_link(self, seat: SimSeat, *, link_open: bool) -> None:
         """The cluster's way to the node."""
         self._ground.chronicle.note("link.open" if link_open else "link.cut", seat.id)
         seat.link_open = link_open
         self.cluster_hears(seat)
 
-    def cluster_hears(self, seat: Seat, *, at_once: bool = False) -> None:
+    def cluster_hears(self, seat: SimSeat, *, at_once: bool = False) -> None:
         """Call after anything that the cluster's word on a node depends on has changed."""
         if seat.reachable:
             if not seat.ready:
@@ -117,7 +117,7 @@ class Plant:
         else:
             self._ground.scheduler.after(self._ground.spread(self._ground.rules.notice), lambda: self._unready(seat))
 
-    def _unready(self, seat: Seat) -> None:
+    def _unready(self, seat: SimSeat) -> None:
         if not seat.reachable and seat.ready:
             seat.ready, seat.ready_at = False, self._ground.now
             seat.shown = seat.shown or seat.incarnation
@@ -125,15 +125,15 @@ class Plant:
             self._workload.node_unready(seat)
 
     # --- repairs
-    def restart_service(self, seat: Seat) -> None:
+    def restart_service(self, seat: SimSeat) -> None:
         if not seat.reachable:
             raise Rejected(f"the cluster cannot reach {seat.id}")
         takes = self._ground.spread(self._ground.rules.agent_starts)
         self._ground.scheduler.after(
-            takes, lambda: self.set_agent(seat, alive=True) if seat.power is Power.UP else None
+            takes, lambda: self.set_agent(seat, alive=True) if seat.power is MachinePower.UP else None
         )
 
-    def reset(self, seat: Seat, devices: tuple[int, ...], key: str) -> None:
+    def reset(self, seat: SimSeat, devices: tuple[int, ...], key: str) -> None:
         domain = seat.domain_of(devices)
         if not seat.speaking:
             raise Transient(f"the agent of {seat.id} cannot be reached")
@@ -148,7 +148,7 @@ class Plant:
 
         def done() -> None:
             seat.resetting = False
-            if seat.turn == turn and seat.power is Power.UP:
+            if seat.turn == turn and seat.power is MachinePower.UP:
                 self._cure(seat, Remedy.RESET_GPU, domain)
                 self._ground.chronicle.note("reset.done", seat.id, key)
                 self._agents.say(
@@ -157,7 +157,7 @@ class Plant:
 
         self._ground.scheduler.after(self._ground.spread(self._ground.rules.reset_takes), done)
 
-    def reboot(self, seat: Seat, *, key: str, by: str = SICKBAY) -> None:
+    def reboot(self, seat: SimSeat, *, key: str, by: str = SICKBAY) -> None:
         self._count("reboot", seat, key)
         self._guard("reboot", seat, by, key)
         if seat.speaking:
@@ -173,14 +173,14 @@ class Plant:
         self._cure(seat, Remedy.REBOOT)
         if seat.stuck is not None and seat.stuck.rank > Remedy.REBOOT.rank:
             self._ground.chronicle.note("boot.failed", seat.id, "broken")
-            seat.power = Power.DOWN
+            seat.power = MachinePower.DOWN
         elif self._mischief.chance(self._mischief.odds.boot_fails):
             self._ground.chronicle.note("boot.failed", seat.id, "by chance")
-            seat.power = Power.DOWN
+            seat.power = MachinePower.DOWN
         else:
             self._come_up(seat, self._ground.rules.boot_takes)
 
-    def replace(self, seat: Seat, *, key: str, by: str = SICKBAY) -> NodeId | None:
+    def replace(self, seat: SimSeat, *, key: str, by: str = SICKBAY) -> NodeId | None:
         """Other hardware in the same seat, or, where seats are not kept, a newcomer under another name, or none."""
         self._count("replace", seat, key)
         self._guard("replace", seat, by, key)
@@ -197,16 +197,16 @@ class Plant:
         self._come_up(seat, self._ground.rules.replace_takes, self._ground.gpus(len(seat.devices)))
         return None
 
-    def delete(self, seat: Seat, *, cause: str) -> None:
+    def delete(self, seat: SimSeat, *, cause: str) -> None:
         """The seat goes with its machine."""
         self._ground.chronicle.note("deleted", seat.id, cause)
         self._end_boot(seat, cause=cause)
-        seat.power = Power.DELETED
+        seat.power = MachinePower.DELETED
         self._agents.wipe(seat)
         self._agents.refresh(seat)
         self._ground.vanish(seat)
 
-    def _invite(self, old: Seat) -> NodeId | None:
+    def _invite(self, old: SimSeat) -> NodeId | None:
         if self._mischief.chance(self._mischief.odds.no_newcomer):
             self._ground.chronicle.note("newcomer.never", old.id)
             return None
@@ -224,7 +224,7 @@ class Plant:
         self._ground.scheduler.after(self._ground.spread(self._ground.rules.replace_takes), join)
         return name
 
-    def _bring_along(self, old: Seat, seat: Seat) -> None:
+    def _bring_along(self, old: SimSeat, seat: SimSeat) -> None:
         """A machine may come with a defect, and say so before the cluster has said that it is there."""
         brought, old.next_defects = old.next_defects, []
         for defect in brought:
@@ -235,7 +235,7 @@ class Plant:
         seat = self._ground.seats.get(node)
         if seat is None:
             return
-        if expect is not None and seat.power is not Power.DOWN and not seat.incarnation.same_boot(expect):
+        if expect is not None and seat.power is not MachinePower.DOWN and not seat.incarnation.same_boot(expect):
             return  # the boot that was meant is over; whoever holds the seat now has nothing to do with it
         in_touch = seat.reachable or seat.speaking
         living = self._workload.on(seat)
@@ -245,26 +245,26 @@ class Plant:
             for attempt in living:
                 if not attempt.stop_told and attempt.end is None:
                     self._ground.chronicle.violate("fence_on_running", seat.id, attempt.id)
-        if seat.power is Power.UP and self._ground.rules.fence_takes:
+        if seat.power is MachinePower.UP and self._ground.rules.fence_takes:
             down_at = seat.down_at.setdefault(seat.turn, self._ground.now + self._ground.rules.fence_takes)
             if self._ground.now < down_at:
                 raise Transient(f"{seat.id} is still going down")
         self._ground.chronicle.note("fenced", seat.id, key)
-        if seat.power is Power.UP:
+        if seat.power is MachinePower.UP:
             self._down(seat, cause="node lost")
             self._agents.refresh(seat)
             self.cluster_hears(seat, at_once=True)
         self._workload.node_proven(seat)
 
     # --- going down and coming up
-    def _end_boot(self, seat: Seat, *, cause: str) -> None:
-        was_up = seat.power is Power.UP
+    def _end_boot(self, seat: SimSeat, *, cause: str) -> None:
+        was_up = seat.power is MachinePower.UP
         if was_up:
             self._workload.node_dies(seat, cause=cause)
             self._agents.boot_ends(seat)
         seat.shown = seat.shown or seat.incarnation
         seat.turn += 1
-        seat.power = Power.BOOTING
+        seat.power = MachinePower.BOOTING
         seat.agent_alive = seat.kubelet_alive = False
         seat.resetting = False
         seat.unmanaged = 0
@@ -273,14 +273,14 @@ class Plant:
         # Whoever ended that boot knows that nothing of it runs any more.
         self._workload.node_proven(seat)
 
-    def _come_up(self, seat: Seat, takes: float, devices: tuple[Device, ...] = ()) -> None:
+    def _come_up(self, seat: SimSeat, takes: float, devices: tuple[Device, ...] = ()) -> None:
         turn = seat.turn
         seat.stuck = None
 
         def up() -> None:
             if seat.turn != turn:
                 return
-            seat.power, seat.up_at = Power.UP, self._ground.now
+            seat.power, seat.up_at = MachinePower.UP, self._ground.now
             seat.devices = devices or seat.devices  # nobody sees new ones before they are there
             seat.agent_alive = seat.kubelet_alive = seat.path_open = seat.link_open = True
             self._ground.chronicle.note("up", seat.id, seat.incarnation.boot_id)
@@ -293,20 +293,20 @@ class Plant:
 
         self._ground.scheduler.after(self._ground.spread(takes), up)
 
-    def _recur(self, seat: Seat, defect: Defect, turn: int) -> None:
+    def _recur(self, seat: SimSeat, defect: SimDefect, turn: int) -> None:
         def again() -> None:
             if seat.turn == turn and defect in seat.defects:
                 self._show_itself(seat, defect)
 
         self._ground.scheduler.after(defect.recurs_after_boot or 0.0, again)
 
-    def _count(self, act: str, seat: Seat, key: str) -> None:
+    def _count(self, act: str, seat: SimSeat, key: str) -> None:
         self._ground.chronicle.note(act, seat.id, key)
         self._executed[act, key] += 1
         if self._executed[act, key] > 1:
             self._ground.chronicle.violate("repair_twice", seat.id, f"{act} executed again for {key}")
 
-    def _guard(self, act: str, seat: Seat, by: str, key: str) -> None:
+    def _guard(self, act: str, seat: SimSeat, by: str, key: str) -> None:
         if by != SICKBAY:
             return
         self._spare_others(act, seat, key)
@@ -320,8 +320,8 @@ class Plant:
                 since = attempt.launched_at if attempt.native or attempt.allocated else -1.0
                 self._ground.chronicle.violate("repair_on_running", seat.id, text, key=key, since=since)
 
-    def _spare_others(self, act: str, seat: Seat, key: str) -> None:
+    def _spare_others(self, act: str, seat: SimSeat, key: str) -> None:
         """Work that we do not manage is moved off before a repair, too; on a machine that is down there is none."""
-        if seat.unmanaged and seat.power is Power.UP and (seat.reachable or seat.speaking):
+        if seat.unmanaged and seat.power is MachinePower.UP and (seat.reachable or seat.speaking):
             text = f"{act} under {seat.unmanaged} pieces of unmanaged work"
             self._ground.chronicle.violate("repair_on_work", seat.id, text, key=key, since=seat.worked_at)

@@ -14,9 +14,9 @@ from sickbay.model.policy import Examine, FaultRule, Match, Mode, Policy, Trigge
 from sickbay.model.rows import WITHHOLDING, key_of
 from sickbay.policy.load import load_policy
 from sickbay.sim.chaos import Odds
-from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Rules
+from sickbay.sim.context import CLUSTER_CAN, ClusterRules, Timings
 from sickbay.sim.hardness import LANDED, Dice, Trouble
-from sickbay.sim.hardware import Power
+from sickbay.sim.hardware import MachinePower
 from sickbay.sim.invariants import Broken
 from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.mishaps import mishap
@@ -104,7 +104,7 @@ def _fleet(dice: Dice, *, limits: bool) -> Simulation:
         skew=dice.of(Trouble.SKEW).uniform(-30, 30) if dice.meets(Trouble.SKEW, 0.7) else 0.0,
         one_name=dice.meets(Trouble.EQUAL_NAMES, 0.3),
         forgiving=dice.meets(Trouble.POISON, 0.15),
-        rules=Rules(budget_holds=900.0) if dice.meets(Trouble.BUDGETS, 0.5) else Rules(),
+        rules=Timings(budget_holds=900.0) if dice.meets(Trouble.BUDGETS, 0.5) else Timings(),
     )
     sim = Simulation(plan, seed=seed, policy=_policy(dice))
     if dice.meets(Trouble.POISON):
@@ -292,7 +292,7 @@ def _mend_what_is_held(sim: Simulation) -> None:
     held = [i for i in here if i.phase is Phase.HELD]
     # A machine that was down before we connected is nobody's incident: he finds it when a job is said to wait.
     treated = {incident.node for incident in here}
-    down = [s.id for s in seats.values() if s.power is Power.DOWN and s.id not in treated]
+    down = [s.id for s in seats.values() if s.power is MachinePower.DOWN and s.id not in treated]
     for node in (*(incident.node for incident in held), *(down if any(key.startswith("job:") for key in told) else ())):
         sim.world.operator_replaces(node)
     sim.run(1800)

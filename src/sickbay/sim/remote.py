@@ -20,7 +20,7 @@ from sqlalchemy.engine import Engine as SqlEngine
 
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.adapters.stores.sql import open_store
-from sickbay.engine.execute import Hands, Site
+from sickbay.engine.execute import Effects, Site
 from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import Rules
@@ -42,7 +42,7 @@ TURN = 0.05  # seconds between two looks of an engine in real time
 BROKEN = 70  # the exit code of a life that ended by a defect (EX_SOFTWARE)
 
 
-class Life(Noun):
+class EngineBirth(Noun):
     """What a process is born with."""
 
     holder: str
@@ -113,7 +113,7 @@ class Wire:
         return answer
 
 
-class Far:
+class FarPort:
     """A port whose adapter is on the other side: properties are known, methods are asked."""
 
     def __init__(self, wire: Wire, cluster: str, port: str, known: Mapping[str, Any]) -> None:
@@ -170,15 +170,15 @@ class NoticedExecutor:
 class Living:
     """One process with the real engine on the real store."""
 
-    def __init__(self, life: Life, calls: Connection) -> None:
+    def __init__(self, life: EngineBirth, calls: Connection) -> None:
         self._life = life
         self.points = Points(life.halt_at, life.halt_by)
         self.points.watch_commits()
         self.clock = GivenClock() if life.stepped else RealClock(life.ahead)
         wire = Wire(calls, self.points)
-        hands = Hands(
+        hands = Effects(
             sites={name: _site(wire, name, ports) for name, ports in life.sites.items()},
-            notifiers={"log": cast("Notifier", Far(wire, "", "notifier", {}))},
+            notifiers={"log": cast("Notifier", FarPort(wire, "", "notifier", {}))},
         )
         rules = Rules(
             policy=life.policy,
@@ -215,11 +215,11 @@ class Living:
 
 
 def _site(wire: Wire, name: str, ports: Mapping[str, Mapping[str, Any]]) -> Site:
-    far = {port: Far(wire, name, port, known) for port, known in ports.items()}
+    far = {port: FarPort(wire, name, port, known) for port, known in ports.items()}
     return Site(cast("Cluster", far["cluster"]), cast("Machines", far["machines"]), cast("Checks", far["checks"]))
 
 
-def stepped(life: Life, orders: Connection) -> None:
+def stepped(life: EngineBirth, orders: Connection) -> None:
     """Does one thing for each order, in the time that comes with it."""
     living = Living(life, orders)
     assert isinstance(living.clock, GivenClock)
@@ -233,7 +233,7 @@ def stepped(life: Life, orders: Connection) -> None:
         orders.send(("done", result, living.points.passed))
 
 
-def at_large(life: Life, orders: Connection, calls: Connection) -> None:
+def at_large(life: EngineBirth, orders: Connection, calls: Connection) -> None:
     """Goes its own way in real time: watches, plans, sends, and takes what it is handed meanwhile."""
     living = Living(life, calls)
     while True:
@@ -250,7 +250,7 @@ def at_large(life: Life, orders: Connection, calls: Connection) -> None:
                 orders.send(error)
 
 
-def _live(life: Life, ends: list[Connection]) -> None:
+def _live(life: EngineBirth, ends: list[Connection]) -> None:
     code = BROKEN
     try:
         if life.stepped:

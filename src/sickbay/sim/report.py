@@ -41,7 +41,7 @@ class JobReport(Noun):
     because: str
 
 
-class Report(Noun):
+class SimReport(Noun):
     """One object for people and programs; its keys are stable."""
 
     scenario: str
@@ -63,7 +63,7 @@ class Report(Noun):
     repeat: str = ""  # the command that gives the same run
 
 
-def report(sim: Simulation, *, scenario: str, broken: str = "", repeat: str = "") -> Report:
+def report(sim: Simulation, *, scenario: str, broken: str = "", repeat: str = "") -> SimReport:
     incidents, jobs = sim.incidents(intake=True), sim.jobs()
     interruptions = [i for job in jobs for i in job.interruptions]
     still_open = {job.id for job in jobs if job.open}
@@ -76,7 +76,7 @@ def report(sim: Simulation, *, scenario: str, broken: str = "", repeat: str = ""
     useful = sum(one.useful for one in tallies.values())
     whole = useful + sum(lost.values())
     own = [i for i in incidents if i.kind is not IncidentKind.INTAKE]
-    return Report(
+    return SimReport(
         scenario=scenario,
         seed=sim.seed,
         policy=sim.policy.name,

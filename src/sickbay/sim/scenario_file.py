@@ -10,10 +10,10 @@ from msgspec import inspect as mi
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
 from sickbay.policy.load import is_file_name
-from sickbay.policy.yaml_places import Reader, compose, converted, unknown
+from sickbay.policy.yaml_places import YamlReader, compose, converted, unknown
 from sickbay.sim.scenarios import JobPlan, Scenario
 from sickbay.sim.simulation import CLUSTER, POOL
-from sickbay.sim.timeline import KINDS, Moment, Order, Target
+from sickbay.sim.timeline import KINDS, Moment, OperatorOrder, Target
 
 MOST_NODES = 20_000
 KINDS_BY_WORD: dict[str, type[Moment]] = {word: kind for kind in KINDS for word in get_args(kind.__annotations__["do"])}
@@ -37,7 +37,7 @@ def parse_scenario(text: str, where: str) -> Scenario:
     if all(line.lstrip().startswith("#") or not line.strip() for line in text.splitlines()):
         raise BadInput(f"{where}:1: the file is empty: write 'nodes: 4', 'jobs:' and 'timeline:'")
     root, at = compose(text, where)
-    reader = Reader(where)
+    reader = YamlReader(where)
     reader.places[()] = at
     lines = [pair for pair in root.value if pair[0].value == "timeline"]
     root.value = [pair for pair in root.value if pair[0].value != "timeline"]
@@ -57,7 +57,7 @@ def _shape() -> mi.Type:
     return kind
 
 
-def _timeline(reader: Reader, lines: list[tuple[yaml.Node, yaml.Node]], head: Scenario) -> tuple[Moment, ...]:
+def _timeline(reader: YamlReader, lines: list[tuple[yaml.Node, yaml.Node]], head: Scenario) -> tuple[Moment, ...]:
     if not lines:
         return ()
     if len(lines) > 1:
@@ -68,7 +68,7 @@ def _timeline(reader: Reader, lines: list[tuple[yaml.Node, yaml.Node]], head: Sc
     return tuple(_moment(reader, item, ("timeline", n), head) for n, item in enumerate(value.value))
 
 
-def _moment(reader: Reader, item: yaml.Node, path: tuple[str | int, ...], head: Scenario) -> Moment:
+def _moment(reader: YamlReader, item: yaml.Node, path: tuple[str | int, ...], head: Scenario) -> Moment:
     if not isinstance(item, yaml.MappingNode):
         raise reader.fail(item, path, "expected 'at: …, do: …' and what it is about")
     words = {key.value: value for key, value in item.value}
@@ -89,7 +89,7 @@ def _moment(reader: Reader, item: yaml.Node, path: tuple[str | int, ...], head: 
 
 def _misfit(moment: Moment, head: Scenario) -> tuple[str, str] | None:
     """What the types let through and the scenario cannot do: (the key, what to write)."""
-    if isinstance(moment, Target) and not isinstance(moment, Order) and bool(moment.node) == bool(moment.job):
+    if isinstance(moment, Target) and not isinstance(moment, OperatorOrder) and bool(moment.node) == bool(moment.job):
         return "", "say where, with 'node: …' or 'job: …' (the first node that it trains on), one of them"
     if (job := getattr(moment, "job", "")) and job not in (names := [j.name for j in head.jobs]):
         return "job", unknown("job", job, names)
@@ -121,7 +121,7 @@ def _range(nodes: int) -> str:
     return f"{POOL}-0000" if nodes == 1 else f"{POOL}-0000 to {POOL}-{nodes - 1:04d}"
 
 
-def _check_head(reader: Reader, root: yaml.MappingNode, head: Scenario) -> None:
+def _check_head(reader: YamlReader, root: yaml.MappingNode, head: Scenario) -> None:
     place = {key.value: value for key, value in root.value}
 
     def refuse(name: str, text: str) -> None:

@@ -20,10 +20,20 @@ from sickbay.policy.load import load_policy
 from sickbay.policy.yaml_places import unknown
 from sickbay.ports.store import Store
 from sickbay.sim.chaos import Odds
-from sickbay.sim.context import ClusterRules, Rules
+from sickbay.sim.context import ClusterRules, Timings
 from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
-from sickbay.sim.timeline import CrashEngine, LoseNode, Moment, Node, Order, Outage, PauseEngine, Strike, happen
+from sickbay.sim.timeline import (
+    CrashEngine,
+    LoseNode,
+    Moment,
+    NodeMoment,
+    OperatorOrder,
+    Outage,
+    PauseEngine,
+    StrikeDevice,
+    happen,
+)
 from sickbay.sim.weather import TYPICAL, weather
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -75,7 +85,7 @@ class Scenario(Noun, forbid_unknown_fields=True):
 def stage(scenario: Scenario, seed: int = 0, *, policy: Policy | None = None, store: Store | None = None) -> Simulation:
     """The simulation with everything submitted and scheduled; nothing of it has happened yet."""
     fleet = scenario.weather is not None
-    rules = Rules()
+    rules = Timings()
     can = ClusterRules(id=CLUSTER, period=15.0 if fleet else 5.0)
     cannot = frozenset(scenario.cannot)
     cluster = replace(
@@ -181,10 +191,10 @@ def fleet_jobs(nodes: int) -> tuple[JobPlan, ...]:
 
 
 _JOB = JobPlan(name="train", nodes=2)
-_HURT = Strike(at=10 * MINUTE, job="train", code="xid.79", cured_by=Remedy.REBOOT)
+_HURT = StrikeDevice(at=10 * MINUTE, job="train", code="xid.79", cured_by=Remedy.REBOOT)
 
 
-def _one_fault(name: str, about: str, strike: Strike, **more: object) -> Scenario:
+def _one_fault(name: str, about: str, strike: StrikeDevice, **more: object) -> Scenario:
     return replace(Scenario(name=name, about=about, jobs=(_JOB,), timeline=(strike,)), **more)
 
 
@@ -219,7 +229,7 @@ _ALL = (
         nodes=16,
         jobs=(JobPlan(name="train", nodes=4, steps=9000),),
         timeline=tuple(
-            Strike(at=10 * MINUTE, node=f"{POOL}-{n:04d}", code="xid.119", cured_by=Remedy.RESET_GPU)
+            StrikeDevice(at=10 * MINUTE, node=f"{POOL}-{n:04d}", code="xid.119", cured_by=Remedy.RESET_GPU)
             for n in range(4, 12)
         ),
     ),
@@ -233,7 +243,7 @@ _ALL = (
         name="agent-lost",
         about="Only the agent dies: it is restarted through the cluster, and the job never notices.",
         jobs=(_JOB,),
-        timeline=(Node(at=10 * MINUTE, do="lose_agent", job="train"),),
+        timeline=(NodeMoment(at=10 * MINUTE, do="lose_agent", job="train"),),
     ),
     Scenario(
         name="application-bug",
@@ -273,9 +283,9 @@ _ALL = (
         jobs=(_JOB,),
         timeline=(
             replace(_HURT, cured_by=Remedy.REPLACE),
-            Strike(at=20 * MINUTE, node=f"{POOL}-0003", code="xid.48", cured_by=Remedy.RESET_GPU),
-            Node(at=3 * HOUR, do="others_replace", node=f"{POOL}-0000"),
-            Order(at=4 * HOUR, verb="confirm", node=f"{POOL}-0000"),
+            StrikeDevice(at=20 * MINUTE, node=f"{POOL}-0003", code="xid.48", cured_by=Remedy.RESET_GPU),
+            NodeMoment(at=3 * HOUR, do="others_replace", node=f"{POOL}-0000"),
+            OperatorOrder(at=4 * HOUR, verb="confirm", node=f"{POOL}-0000"),
         ),
     ),
     Scenario(

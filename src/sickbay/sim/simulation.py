@@ -5,7 +5,7 @@ from functools import partial
 from random import Random
 
 from sickbay.adapters.stores.memory import MemoryStore
-from sickbay.engine.execute import Hands, Site
+from sickbay.engine.execute import Effects, Site
 from sickbay.engine.view import Rules as EngineRules
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import AnyNews, Fact, Ordered, Submitted
@@ -19,9 +19,9 @@ from sickbay.policy.load import digest, load_policy
 from sickbay.ports.store import Store
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
 from sickbay.sim.chaos import Mischief, Odds
-from sickbay.sim.context import ClusterRules, Rules
+from sickbay.sim.context import ClusterRules, Timings
 from sickbay.sim.flaky import Crashed
-from sickbay.sim.host import Host
+from sickbay.sim.host import SimHost
 from sickbay.sim.invariants import Invariants
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.schedule import EPOCH, Scheduler, SkewedClock
@@ -51,7 +51,7 @@ class Plan(Noun):
     gpus: int = 8
     linked: bool = True
     cluster: ClusterRules = ClusterRules(id=CLUSTER)
-    rules: Rules = Rules()
+    rules: Timings = Timings()
     odds: Odds = Odds()
     cold: bool = False
     engines: int = 1
@@ -156,12 +156,12 @@ class Simulation:
         else:
             begin()
 
-    def _hands(self) -> Hands:
+    def _hands(self) -> Effects:
         world = self.world
         sites = {
             c: Site(SimCluster(world, c), SimMachines(world, c), SimChecks(world, c)) for c in world.ground.clusters
         }
-        return Hands(sites=sites, notifiers={"log": SimNotifier(world)})
+        return Effects(sites=sites, notifiers={"log": SimNotifier(world)})
 
     def _rules(self) -> EngineRules:
         return EngineRules(
@@ -173,8 +173,8 @@ class Simulation:
             checks_first=frozenset(c.id for c in self.world.ground.clusters.values() if c.checks_first),
         )
 
-    def _host(self, name: str, rng: Random) -> Host:
-        host = Host(
+    def _host(self, name: str, rng: Random) -> SimHost:
+        host = SimHost(
             name,
             store=self.store,
             hands=self.hands,

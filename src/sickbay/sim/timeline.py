@@ -13,7 +13,7 @@ from sickbay.model.errors import Gone
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.noun import Noun
-from sickbay.sim.hardware import Defect
+from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import TRACEBACK
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Target(Moment):
     job: str = ""
 
 
-class Strike(Target, kw_only=True):
+class StrikeDevice(Target, kw_only=True):
     """A device breaks: it shows its code and its users die, until the remedy that cures it."""
 
     do: Literal["strike"] = "strike"
@@ -63,7 +63,7 @@ class LoseNode(Target, kw_only=True):
     back_by: Remedy = Remedy.REBOOT
 
 
-class Node(Target, kw_only=True):
+class NodeMoment(Target, kw_only=True):
     """Acts that need no more than their node."""
 
     do: Literal[
@@ -81,7 +81,7 @@ class JobAct(Moment, kw_only=True):
     log: str = TRACEBACK  # of a crash: the end of its log, which says whether restarting may help
 
 
-class Deaf(Moment, kw_only=True):
+class DeafenAgents(Moment, kw_only=True):
     """For a while no agent can be heard."""
 
     do: Literal["deaf"] = "deaf"
@@ -118,7 +118,7 @@ class PauseEngine(Moment, kw_only=True):
     lasts: timedelta = msgspec.field(name="for")
 
 
-class Order(Target, kw_only=True):
+class OperatorOrder(Target, kw_only=True):
     """An operator's command to Sickbay. For an incident's verbs, `node` means the incident that is open there."""
 
     do: Literal["order"] = "order"
@@ -132,7 +132,8 @@ class Order(Target, kw_only=True):
 
 
 KINDS: tuple[type[Moment], ...] = (
-    Strike, WriteLine, LoseNode, Node, JobAct, Deaf, Outage, Jump, CrashEngine, PauseEngine, Order,
+    StrikeDevice, WriteLine, LoseNode, NodeMoment, JobAct, DeafenAgents, Outage, Jump,
+    CrashEngine, PauseEngine, OperatorOrder,
 )  # fmt: skip
 INCIDENT_VERBS = frozenset({"confirm", "hold", "dismiss", "escalate"})
 
@@ -141,13 +142,13 @@ def happen(sim: "Simulation", moment: Moment) -> None:
     """Let it happen now, or as soon as the job that it is about trains."""
     try:
         match moment:
-            case Order():
+            case OperatorOrder():
                 _order(sim, moment)
             case Target():
                 _at_node(sim, moment)
             case JobAct():
                 _at_job(sim, moment)
-            case Deaf():
+            case DeafenAgents():
                 sim.world.go_deaf(moment.lasts.total_seconds())
             case Outage():
                 channel = "notifier" if moment.of == "notifier" else f"{moment.of}:{sim.plan.cluster.id}"
@@ -170,19 +171,19 @@ def _at_node(sim: "Simulation", moment: Target) -> None:
         sim.scheduler.after(NEXT_LOOK, lambda: _at_node(sim, moment))
         return
     match moment:
-        case Strike():
+        case StrikeDevice():
             sim.world.strike(node, defect_of(moment))
         case WriteLine():
             sim.world.write_line(node, moment.code, moment.device)
         case LoseNode():
             sim.world.lose_node(node, zombie=moment.zombie, back_by=moment.back_by)
-        case Node():
+        case NodeMoment():
             _ACTS[moment.do](sim, node)
 
 
-def defect_of(strike: Strike) -> Defect:
+def defect_of(strike: StrikeDevice) -> SimDefect:
     back = strike.returns_after_boot
-    return Defect(
+    return SimDefect(
         code=strike.code,
         device=strike.device,
         cured_by=strike.cured_by,
@@ -223,7 +224,7 @@ def _at_job(sim: "Simulation", moment: JobAct) -> None:
             sim.world.owner_cancels(job)
 
 
-def _order(sim: "Simulation", moment: Order) -> None:
+def _order(sim: "Simulation", moment: OperatorOrder) -> None:
     node = _where(sim, moment) if moment.node else None
     target = moment.target or node or moment.job
     if node is not None and moment.verb in INCIDENT_VERBS:

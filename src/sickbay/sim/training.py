@@ -4,24 +4,24 @@ from collections.abc import Callable
 
 from sickbay.model.facts import Checkpointed, Stepped
 from sickbay.sim.agents import Agents
-from sickbay.sim.context import Ground
-from sickbay.sim.hardware import Defect, Seat
-from sickbay.sim.job_behaviour import Attempt, SimJob
+from sickbay.sim.context import SimContext
+from sickbay.sim.hardware import SimDefect, SimSeat
+from sickbay.sim.job_behaviour import SimAttempt, SimJob
 
-Then = Callable[[SimJob, Attempt], None]
+Then = Callable[[SimJob, SimAttempt], None]
 
 
-class Training:
+class SimTraining:
     """Progress is computed from times, not stepped through: a year of training is a handful of events."""
 
-    def __init__(self, ground: Ground, agents: Agents, on_complete: Then, on_bug: Then) -> None:
+    def __init__(self, ground: SimContext, agents: Agents, on_complete: Then, on_bug: Then) -> None:
         self._ground = ground
         self._agents = agents
         self._on_complete = on_complete
         self._on_bug = on_bug
-        self.on_exercise: Callable[[Seat, Defect], None] = lambda _seat, _defect: None
+        self.on_exercise: Callable[[SimSeat, SimDefect], None] = lambda _seat, _defect: None
 
-    def begin(self, job: SimJob, attempt: Attempt) -> None:
+    def begin(self, job: SimJob, attempt: SimAttempt) -> None:
         """All ranks have loaded; steps follow one another from here."""
         if attempt.halted_at is not None:
             return
@@ -47,12 +47,12 @@ class Training:
                 if defect.device in (devices or seat.domain_of(())):
                     self._exercise(seat, defect)
 
-    def _exercise(self, seat: Seat, defect: Defect) -> None:
+    def _exercise(self, seat: SimSeat, defect: SimDefect) -> None:
         self._ground.scheduler.after(
             self._ground.spread(defect.exercised_after), lambda: self.on_exercise(seat, defect)
         )
 
-    def _tell_step(self, job: SimJob, attempt: Attempt) -> None:
+    def _tell_step(self, job: SimJob, attempt: SimAttempt) -> None:
         if attempt.halted_at is not None or attempt.end is not None:
             return
         seat = self._ground.seats.get(next(iter(attempt.nodes)))
@@ -75,7 +75,7 @@ class Training:
             again = min(again, 60.0)
         attempt.tickets.append(self._ground.scheduler.after(again, lambda: self._tell_step(job, attempt)))
 
-    def _tell_stand(self, job: SimJob, attempt: Attempt) -> None:
+    def _tell_stand(self, job: SimJob, attempt: SimAttempt) -> None:
         """How it stands with its checkpoints; said until it was heard."""
         if attempt.end is not None:
             return
@@ -88,7 +88,7 @@ class Training:
         )
         self._agents.say(seat, stands, f"{attempt.id}:stand:{self._ground.number()}")
 
-    def ask(self, job: SimJob, attempt: Attempt, key: str) -> None:
+    def ask(self, job: SimJob, attempt: SimAttempt, key: str) -> None:
         """An ask has reached rank 0: it saves what it has now, while it trains on."""
         if not job.programme.listens or attempt.halted_at is not None or attempt.training_since is None:
             return
@@ -100,12 +100,12 @@ class Training:
         if takes is not None:
             attempt.tickets.append(self._ground.scheduler.after(takes, lambda: self._saved(job, attempt, key, step)))
 
-    def _saved(self, job: SimJob, attempt: Attempt, key: str, step: int) -> None:
+    def _saved(self, job: SimJob, attempt: SimAttempt, key: str, step: int) -> None:
         attempt.saved, attempt.answered = max(attempt.saved, step), key
         self._ground.chronicle.note("saved", attempt.id, key)
         self._tell_stand(job, attempt)
 
-    def halt(self, job: SimJob, attempt: Attempt, cause: str) -> None:
+    def halt(self, job: SimJob, attempt: SimAttempt, cause: str) -> None:
         """Training stops here; what was not in a checkpoint is lost."""
         if attempt.halted_at is not None:
             return

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from sickbay.model.fault import Remedy
 from sickbay.sim.job_behaviour import NCCL_TAIL
 from sickbay.sim.simulation import Simulation
-from sickbay.sim.timeline import JobAct, LoseNode, Moment, Strike, happen
+from sickbay.sim.timeline import JobAct, LoseNode, Moment, StrikeDevice, happen
 
 # Failures per 1,000 node-days on Meta's two research clusters of A100 (Kokolis et al., "Revisiting Reliability in
 # Large-Scale Machine Learning Research Clusters", 2024). Llama 3's 419 in 54 days on 2,048 nodes are 3.8, in between.
@@ -19,7 +19,7 @@ RSC_LOW, RSC_HIGH = 2.3, 6.5
 TYPICAL = 4.4
 
 
-class Cause(NamedTuple):
+class FailureRate(NamedTuple):
     """One row of the mix: how many of Llama 3's interruptions, and what it looks like here."""
 
     name: str
@@ -30,24 +30,24 @@ class Cause(NamedTuple):
 
 # The 419 unexpected interruptions of Llama 3 405B by root cause ("The Llama 3 Herd of Models", 2024, table 5).
 LLAMA_3 = (
-    Cause("faulty GPU", 148, ("xid.79", "xid.74", "xid.119"), Remedy.REPLACE),
-    Cause("HBM3 memory", 72, ("xid.48", "xid.64", "xid.95"), Remedy.RESET_GPU),
-    Cause("software bug", 54, ("bug",)),
-    Cause("network switch or cable", 35, ("lost", "hang")),
-    Cause("host maintenance", 32, ("lost",)),
-    Cause("GPU SRAM", 19, ("xid.48", "xid.95"), Remedy.RESET_GPU),
-    Cause("GPU system processor", 17, ("xid.119",)),
-    Cause("NIC", 7, ("hang",)),
-    Cause("NCCL watchdog", 7, ("hang",)),
-    Cause("silent data corruption", 6, ("xid.64",), Remedy.REPLACE),
-    Cause("GPU thermal interface", 6, ("xid.79",), Remedy.REPLACE),
-    Cause("SSD", 3, ("lost",), Remedy.REPLACE),
-    Cause("power supply", 3, ("lost",), Remedy.REPLACE),
-    Cause("server chassis", 2, ("lost",), Remedy.REPLACE),
-    Cause("IO expansion board", 2, ("xid.79",), Remedy.REPLACE),
-    Cause("dependency", 2, ("bug",)),
-    Cause("CPU", 2, ("lost",), Remedy.REPLACE),
-    Cause("system memory", 2, ("lost",), Remedy.REPLACE),
+    FailureRate("faulty GPU", 148, ("xid.79", "xid.74", "xid.119"), Remedy.REPLACE),
+    FailureRate("HBM3 memory", 72, ("xid.48", "xid.64", "xid.95"), Remedy.RESET_GPU),
+    FailureRate("software bug", 54, ("bug",)),
+    FailureRate("network switch or cable", 35, ("lost", "hang")),
+    FailureRate("host maintenance", 32, ("lost",)),
+    FailureRate("GPU SRAM", 19, ("xid.48", "xid.95"), Remedy.RESET_GPU),
+    FailureRate("GPU system processor", 17, ("xid.119",)),
+    FailureRate("NIC", 7, ("hang",)),
+    FailureRate("NCCL watchdog", 7, ("hang",)),
+    FailureRate("silent data corruption", 6, ("xid.64",), Remedy.REPLACE),
+    FailureRate("GPU thermal interface", 6, ("xid.79",), Remedy.REPLACE),
+    FailureRate("SSD", 3, ("lost",), Remedy.REPLACE),
+    FailureRate("power supply", 3, ("lost",), Remedy.REPLACE),
+    FailureRate("server chassis", 2, ("lost",), Remedy.REPLACE),
+    FailureRate("IO expansion board", 2, ("xid.79",), Remedy.REPLACE),
+    FailureRate("dependency", 2, ("bug",)),
+    FailureRate("CPU", 2, ("lost",), Remedy.REPLACE),
+    FailureRate("system memory", 2, ("lost",), Remedy.REPLACE),
 )
 CURED_SHARE = 0.7  # of GPU faults that a reset or a reboot clears, at least for a while: ours, nobody publishes it
 
@@ -59,7 +59,7 @@ def weather(
     jobs: list[str],
     days: float,
     rate: float = TYPICAL,
-    mix: tuple[Cause, ...] = LLAMA_3,
+    mix: tuple[FailureRate, ...] = LLAMA_3,
 ) -> tuple[Moment, ...]:
     """Faults over so many days, `rate` per 1,000 node-days, in the order in which they come."""
     rng = Random(seed)
@@ -73,7 +73,7 @@ def weather(
     return tuple(found)
 
 
-def _what(rng: Random, cause: Cause, at: timedelta, nodes: list[str], jobs: list[str]) -> Moment:
+def _what(rng: Random, cause: FailureRate, at: timedelta, nodes: list[str], jobs: list[str]) -> Moment:
     look, node = rng.choice(cause.looks), rng.choice(nodes)
     match look:
         case "lost":
@@ -83,12 +83,12 @@ def _what(rng: Random, cause: Cause, at: timedelta, nodes: list[str], jobs: list
             do: Literal["hang_job", "crash_job"] = "hang_job" if look == "hang" else "crash_job"
             return JobAct(at=at, do=do, job=rng.choice(jobs), log=NCCL_TAIL)
         case "hang" | "bug":
-            return Strike(at=at, node=node, code="xid.31", cured_by=Remedy.RESTART_JOB)
+            return StrikeDevice(at=at, node=node, code="xid.31", cured_by=Remedy.RESTART_JOB)
         case code:
             cures = (Remedy.RESET_GPU, Remedy.REBOOT)
             mild = cause.cured_by is not Remedy.REPLACE or rng.random() < CURED_SHARE
             cured_by = rng.choice(cures) if mild else Remedy.REPLACE
-            return Strike(at=at, node=node, code=code, device=rng.randrange(8), cured_by=cured_by)
+            return StrikeDevice(at=at, node=node, code=code, device=rng.randrange(8), cured_by=cured_by)
 
 
 def drizzle(sim: Simulation, seed: int, *, every: float, jobs: list[str]) -> None:

@@ -31,7 +31,7 @@ class Sent(NamedTuple):
     incident: Incident | None
 
 
-class Place(NamedTuple):
+class SeatKey(NamedTuple):
     cluster: str
     node: str = ""  # empty: any of its cluster
 
@@ -88,18 +88,18 @@ class Witness:
             case _:
                 pass
 
-    def place_of(self, subject: str) -> Place:
+    def place_of(self, subject: str) -> SeatKey:
         """Where an incident, an intent or a row about one node is; a job may be anywhere in its cluster."""
         match self.rows.get(subject.removeprefix("send/")):
             case Intent(owner=owner) if owner:
                 return self.place_of(owner)
             case Incident(node=node, cluster=cluster):
-                return Place(cluster, node)
+                return SeatKey(cluster, node)
             case Job(spec=spec):
-                return Place(spec.cluster)
+                return SeatKey(spec.cluster)
             case _:
                 name = subject.partition(":")[2]
-                return Place(name.partition("/")[0], name)
+                return SeatKey(name.partition("/")[0], name)
 
     def _owner(self, intent: Intent) -> Incident | None:
         row = self.rows.get(intent.owner)

@@ -8,10 +8,10 @@ from sickbay.model.facts import Hung
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import End, EndReason, JobSpec
 from sickbay.sim.agents import Agents
-from sickbay.sim.context import Ground
-from sickbay.sim.hardware import Defect, Seat
-from sickbay.sim.job_behaviour import NCCL_TAIL, TRACEBACK, Attempt, OnDeath, Programme, SimJob
-from sickbay.sim.training import Training
+from sickbay.sim.context import SimContext
+from sickbay.sim.hardware import SimDefect, SimSeat
+from sickbay.sim.job_behaviour import NCCL_TAIL, TRACEBACK, OnDeath, Programme, SimAttempt, SimJob
+from sickbay.sim.training import SimTraining
 
 # An attempt that we stopped did not complete; that we stopped it the engine knows itself.
 STOPPED = EndReason.FAILED
@@ -20,23 +20,23 @@ STOPPED = EndReason.FAILED
 class Workload:
     """Runs attempts. `placing` finds nodes for attempts that the cluster's own scheduler places."""
 
-    def __init__(self, ground: Ground, agents: Agents) -> None:
+    def __init__(self, ground: SimContext, agents: Agents) -> None:
         self._ground = ground
         self._agents = agents
         self.jobs: dict[JobId, SimJob] = {}
         self.programmes: dict[JobId, Programme] = {}
         self.default = Programme()
-        self._shown_on: dict[NodeId, dict[Attempt, None]] = {}  # ordered: a set of objects would not be
-        self._training = Training(ground, agents, self._complete, self._bug)
+        self._shown_on: dict[NodeId, dict[SimAttempt, None]] = {}  # ordered: a set of objects would not be
+        self._training = SimTraining(ground, agents, self._complete, self._bug)
         # Set by whoever lies beside: an attempt has ended.
-        self.on_end: Callable[[SimJob, Attempt], None] = lambda _job, _attempt: None
+        self.on_end: Callable[[SimJob, SimAttempt], None] = lambda _job, _attempt: None
 
     def job(self, job: JobId) -> SimJob:
         if job not in self.jobs:
             raise Gone(f"there is no job {job}")
         return self.jobs[job]
 
-    def attempt(self, job: JobId, number: int) -> Attempt:
+    def attempt(self, job: JobId, number: int) -> SimAttempt:
         attempt = self.job(job).attempts.get(number)
         if attempt is None:
             raise Gone(f"job {job} has no attempt {number}")
@@ -48,28 +48,28 @@ class Workload:
             self.jobs[job] = SimJob(id=job, spec=spec, programme=programme, idle_since=self._ground.now)
         return self.jobs[job]
 
-    def on(self, seat: Seat) -> list[Attempt]:
+    def on(self, seat: SimSeat) -> list[SimAttempt]:
         """Attempts with a living rank on the seat."""
         found = (self.jobs[job].attempts[number] for job, number in seat.holders)
         return [attempt for attempt in found if seat.id in attempt.alive]
 
-    def holding(self, seat: Seat) -> list[Attempt]:
+    def holding(self, seat: SimSeat) -> list[SimAttempt]:
         """Attempts that have the seat's devices, whether or not their ranks live yet."""
         return [self.jobs[job].attempts[number] for job, number in seat.holders]
 
-    def watch_devices(self, on_exercise: Callable[[Seat, Defect], None]) -> None:
+    def watch_devices(self, on_exercise: Callable[[SimSeat, SimDefect], None]) -> None:
         """Calls back when a rank meets a defect of its device."""
         self._training.on_exercise = on_exercise
 
     # --- beginning
-    def begin(self, job: SimJob, attempt: Attempt) -> None:
+    def begin(self, job: SimJob, attempt: SimAttempt) -> None:
         """Registers a new attempt; nothing runs yet."""
         job.attempts[attempt.number] = attempt
         attempt.resumed_from = job.checkpoint
         if not attempt.waiting:  # an attempt is shown only once it has nodes
             self.show(job, attempt)
 
-    def launch(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId]) -> None:
+    def launch(self, job: SimJob, attempt: SimAttempt, nodes: Iterable[NodeId]) -> None:
         """Takes the devices now; the ranks run after a while."""
         chosen = tuple(nodes)
         attempt.launched_at = self._ground.now
@@ -86,7 +86,7 @@ class Workload:
         takes = self._ground.spread(self._ground.rules.start_takes)
         attempt.tickets.append(self._ground.scheduler.after(takes, lambda: self._run(job, attempt, chosen)))
 
-    def _watch_overlap(self, seat: Seat, attempt: Attempt) -> None:
+    def _watch_overlap(self, seat: SimSeat, attempt: SimAttempt) -> None:
         mine = set(attempt.nodes[seat.id]) or seat.domain_of(())
         for (job, number), devices in seat.holders.items():
             shared = mine & (set(devices) or seat.domain_of(()))
@@ -95,7 +95,7 @@ class Workload:
                     "device_twice", seat.id, f"{attempt.id} and {job}#{number} use {sorted(shared)}"
                 )
 
-    def _run(self, job: SimJob, attempt: Attempt, nodes: tuple[NodeId, ...]) -> None:
+    def _run(self, job: SimJob, attempt: SimAttempt, nodes: tuple[NodeId, ...]) -> None:
         absent = []
         for node in nodes:
             seat = self._ground.seats.get(node)
@@ -126,14 +126,14 @@ class Workload:
             attempt.tickets.append(self._ground.scheduler.after(give_up, leave))
 
     # --- progress
-    def halt(self, job: SimJob, attempt: Attempt, cause: str) -> None:
+    def halt(self, job: SimJob, attempt: SimAttempt, cause: str) -> None:
         self._training.halt(job, attempt, cause)
 
-    def _bug(self, job: SimJob, attempt: Attempt) -> None:
+    def _bug(self, job: SimJob, attempt: SimAttempt) -> None:
         if attempt.halted_at is None:
             self.crash(job.id, tail=TRACEBACK)
 
-    def _complete(self, job: SimJob, attempt: Attempt) -> None:
+    def _complete(self, job: SimJob, attempt: SimAttempt) -> None:
         self.halt(job, attempt, "complete")
         job.tally.lost.pop("complete", None)
         job.complete, job.idle_since = True, None
@@ -141,7 +141,7 @@ class Workload:
         self._maybe_end(job, attempt)
 
     # --- trouble
-    def rank_dies(self, seat: Seat, attempt: Attempt, *, exit_code: int, cause: str, tail: str = "") -> None:
+    def rank_dies(self, seat: SimSeat, attempt: SimAttempt, *, exit_code: int, cause: str, tail: str = "") -> None:
         """One node's ranks die; the others fail soon or hang."""
         if seat.id not in attempt.alive:
             return
@@ -150,7 +150,7 @@ class Workload:
         attempt.tail = attempt.tail or tail
         self._aftermath(job, attempt, cause)
 
-    def _aftermath(self, job: SimJob, attempt: Attempt, cause: str) -> None:
+    def _aftermath(self, job: SimJob, attempt: SimAttempt, cause: str) -> None:
         first = attempt.halted_at is None
         self.halt(job, attempt, cause)
         self.show(job, attempt)
@@ -162,7 +162,7 @@ class Workload:
                 self._later(attempt, takes, lambda: self.fail(job, attempt, cause=cause, exit_code=1))
         self._maybe_end(job, attempt)
 
-    def fail(self, job: SimJob, attempt: Attempt, *, cause: str, exit_code: int) -> None:
+    def fail(self, job: SimJob, attempt: SimAttempt, *, cause: str, exit_code: int) -> None:
         """All ranks that are in touch with one another die."""
         if attempt.end is not None:
             return
@@ -172,7 +172,7 @@ class Workload:
         self.show(job, attempt)
         self._maybe_end(job, attempt)
 
-    def sever(self, attempt: Attempt) -> None:
+    def sever(self, attempt: SimAttempt) -> None:
         """One of its nodes can no longer be reached by anybody, though its ranks go on."""
         self._aftermath(self.jobs[attempt.job], attempt, "node lost")
 
@@ -184,7 +184,7 @@ class Workload:
             self.halt(found, attempt, "hang")
             self._hang(found, attempt)
 
-    def _hang(self, job: SimJob, attempt: Attempt) -> None:
+    def _hang(self, job: SimJob, attempt: SimAttempt) -> None:
         self._ground.chronicle.note("hang", attempt.id)
 
         def notice() -> None:
@@ -254,7 +254,7 @@ class Workload:
         elif tries:
             self._ground.scheduler.after(15.0, lambda: self.ask_to_save(job, number, key, tries=tries - 1))
 
-    def _stopped(self, job: SimJob, attempt: Attempt) -> None:
+    def _stopped(self, job: SimJob, attempt: SimAttempt) -> None:
         self.halt(job, attempt, "stopped by us")
         attempt.waiting = False
         started = set(attempt.ranks)
@@ -264,7 +264,7 @@ class Workload:
         self._maybe_end(job, attempt)
 
     # --- what becomes of nodes
-    def node_dies(self, seat: Seat, *, cause: str) -> None:
+    def node_dies(self, seat: SimSeat, *, cause: str) -> None:
         """The machine ends: whatever ran there is dead, whoever knows."""
         for job, number in list(seat.holders):
             attempt = self.jobs[job].attempts[number]
@@ -273,7 +273,7 @@ class Workload:
             if attempt.ranks or attempt.halted_at is not None:
                 self._aftermath(self.jobs[job], attempt, cause)
 
-    def node_proven(self, seat: Seat) -> None:
+    def node_proven(self, seat: SimSeat) -> None:
         """The cluster can see the node again, or knows that its machine has ended."""
         for attempt in list(self._shown_on.get(seat.id, ())):
             job = self.jobs[attempt.job]
@@ -285,7 +285,7 @@ class Workload:
                 self.show(job, attempt)
                 self._maybe_end(job, attempt)
 
-    def node_unready(self, seat: Seat) -> None:
+    def node_unready(self, seat: SimSeat) -> None:
         """The cluster has missed the node; it gives attempts there up after a while."""
         patience = self._ground.rules.node_lost_end
         if patience is None:
@@ -295,7 +295,7 @@ class Workload:
             if attempt.end is None:
                 self._ground.scheduler.after(patience, partial(self._give_up, attempt, seat, turn))
 
-    def _give_up(self, attempt: Attempt, seat: Seat, turn: int) -> None:
+    def _give_up(self, attempt: SimAttempt, seat: SimSeat, turn: int) -> None:
         if attempt.end is not None or seat.ready or seat.turn != turn or attempt.ranks.get(seat.id) != "running":
             return
         job = self.jobs[attempt.job]
@@ -312,7 +312,7 @@ class Workload:
         seat = self._ground.seats.get(node)
         return seat is not None and not seat.path_open and not seat.link_open
 
-    def _kill(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId], *, exit_code: int) -> None:
+    def _kill(self, job: SimJob, attempt: SimAttempt, nodes: Iterable[NodeId], *, exit_code: int) -> None:
         for node in list(nodes):
             if node not in attempt.alive:
                 continue
@@ -323,13 +323,13 @@ class Workload:
                     attempt.exit_codes[str(node)] = exit_code
             self._release(job, attempt, [node])
 
-    def _release(self, job: SimJob, attempt: Attempt, nodes: Iterable[NodeId]) -> None:
+    def _release(self, job: SimJob, attempt: SimAttempt, nodes: Iterable[NodeId]) -> None:
         for node in nodes:
             seat = self._ground.seats.get(node)
             if seat is not None and node not in attempt.alive:
                 seat.holders.pop((job.id, attempt.number), None)
 
-    def _maybe_end(self, job: SimJob, attempt: Attempt) -> None:
+    def _maybe_end(self, job: SimJob, attempt: SimAttempt) -> None:
         if attempt.end is not None or "running" in attempt.ranks.values() or attempt.halted_at is None:
             return
         if attempt.alive:
@@ -342,7 +342,7 @@ class Workload:
             lost = attempt.cause in {"node lost", "reboot", "replace"} and not attempt.exit_codes
             self._end(job, attempt, EndReason.NODE_LOST if lost else EndReason.FAILED)
 
-    def _end(self, job: SimJob, attempt: Attempt, reason: EndReason) -> None:
+    def _end(self, job: SimJob, attempt: SimAttempt, reason: EndReason) -> None:
         attempt.cancel()
         codes = {} if attempt.stop_told else dict(attempt.exit_codes)
         attempt.end = End(reason=reason, at=self._ground.stamp(self._ground.now), exit_codes=codes, tail=attempt.tail)
@@ -354,17 +354,17 @@ class Workload:
         self.show(job, attempt)
         self.on_end(job, attempt)
 
-    def show(self, job: SimJob, attempt: Attempt) -> None:
+    def show(self, job: SimJob, attempt: SimAttempt) -> None:
         """A job that was purged is shown no more, whatever becomes of its ranks."""
         if job.purged:
             return
         self._ground.views[job.spec.cluster].put(job.seen(attempt, self._ground.now))
 
-    def _later(self, attempt: Attempt, seconds: float, act: Callable[[], None]) -> None:
+    def _later(self, attempt: SimAttempt, seconds: float, act: Callable[[], None]) -> None:
         """Unlike its progress, this outlives the attempt's halt, not its end."""
         self._ground.scheduler.after(seconds, lambda: act() if attempt.end is None or attempt.alive else None)
 
-    def _mark(self, attempt: Attempt, node: NodeId, state: str) -> None:
+    def _mark(self, attempt: SimAttempt, node: NodeId, state: str) -> None:
         """Changes the cluster's view of one rank."""
         attempt.ranks[node] = state
         if state == "running":
@@ -372,7 +372,7 @@ class Workload:
         else:
             self._shown_on.get(node, {}).pop(attempt, None)
 
-    def refuse_second(self, job: SimJob, number: int, key: str) -> Attempt | None:
+    def refuse_second(self, job: SimJob, number: int, key: str) -> SimAttempt | None:
         """The attempt of this number if `key` began it; another key is refused."""
         attempt = job.attempts.get(number)
         if attempt is not None and attempt.key != key:

@@ -18,9 +18,9 @@ from sickbay.model.job import EndReason, JobSpec
 from sickbay.ports.cluster import Accepted, Told
 from sickbay.sim.agents import Agents, Deliver
 from sickbay.sim.chaos import Mischief
-from sickbay.sim.context import ClusterRules, Ground, Rules
+from sickbay.sim.context import ClusterRules, SimContext, Timings
 from sickbay.sim.examine import Examinations
-from sickbay.sim.hardware import Defect, Seat
+from sickbay.sim.hardware import SimDefect, SimSeat
 from sickbay.sim.job_behaviour import TRACEBACK, Programme
 from sickbay.sim.placing import Placing
 from sickbay.sim.plant import Plant
@@ -37,11 +37,11 @@ class World:
         rng: Random,
         mischief: Mischief,
         deliver: Deliver,
-        rules: Rules | None = None,
+        rules: Timings | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.mischief = mischief
-        self.ground = Ground(scheduler, Random(rng.random()), rules or Rules())
+        self.ground = SimContext(scheduler, Random(rng.random()), rules or Timings())
         self.chronicle = self.ground.chronicle
         self.clock = self.ground.clock
         # Streams of their own: a change of the odds does not change what breaks.
@@ -93,7 +93,7 @@ class World:
             self._done[name] = effect()
         return self._done[name]
 
-    def drain(self, seat: Seat, how: str) -> None:
+    def drain(self, seat: SimSeat, how: str) -> None:
         """Moves work off that Sickbay does not manage: `wait` waits for its end, `evict` asks, `force` does not."""
         self.chronicle.note("drain", seat.id, how)
         turn = seat.turn
@@ -118,7 +118,7 @@ class World:
 
     # --- reading the truth
     @property
-    def seats(self) -> dict[NodeId, Seat]:
+    def seats(self) -> dict[NodeId, SimSeat]:
         return self.ground.seats
 
     @property
@@ -126,7 +126,7 @@ class World:
         """Agents that could be heard now, with their incarnations: what a pulse delivers. Live; copy to keep."""
         return self.agents.voices
 
-    def seat(self, node: NodeId) -> Seat:
+    def seat(self, node: NodeId) -> SimSeat:
         return self.ground.seat(node)
 
     def running(self, job: JobId) -> list[tuple[int, list[NodeId]]]:
@@ -136,7 +136,7 @@ class World:
         return [(attempt.number, list(attempt.alive)) for attempt in attempts if attempt.alive]
 
     # --- what befalls nodes
-    def strike(self, node: NodeId, defect: Defect) -> None:
+    def strike(self, node: NodeId, defect: SimDefect) -> None:
         self.plant.strike(self.seat(node), defect)
 
     def write_line(self, node: NodeId, code: str, device: int = 0) -> None:

@@ -25,7 +25,7 @@ SHORT = 0.05  # a time-out that is meant to pass
 LANE, OTHER = "c/Repair", "c/Notify"
 
 
-class Heard:
+class OutcomeCollector:
     """Collects outcomes."""
 
     def __init__(self) -> None:
@@ -54,26 +54,26 @@ class ExecutorContract:
     """What every executor promises. The fixture `executor` gives one without calls to each test."""
 
     @pytest.fixture
-    def heard(self) -> Heard:
-        return Heard()
+    def heard(self) -> OutcomeCollector:
+        return OutcomeCollector()
 
     def test_has_room_at_first(self, executor: Executor) -> None:
         assert executor.room(LANE)
 
-    def test_a_call_yields_its_own_outcome_once(self, executor: Executor, heard: Heard) -> None:
+    def test_a_call_yields_its_own_outcome_once(self, executor: Executor, heard: OutcomeCollector) -> None:
         executor.submit(LANE, answer("a", "rejected"), LONG, heard, "a")
         assert heard.next() == Outcome(key="a", result="rejected", sends=1)
         executor.submit(LANE, answer("b"), LONG, heard, "b")
         assert heard.next().key == "b"
         assert heard.nothing_more
 
-    def test_whoever_hears_an_outcome_finds_room_again(self, executor: Executor, heard: Heard) -> None:
+    def test_whoever_hears_an_outcome_finds_room_again(self, executor: Executor, heard: OutcomeCollector) -> None:
         for number in range(50):
             assert executor.room(LANE)
             executor.submit(LANE, answer(str(number)), LONG, heard, str(number))
             assert heard.next().key == str(number)
 
-    def test_an_outcome_that_cannot_be_taken_keeps_no_place(self, executor: Executor, heard: Heard) -> None:
+    def test_an_outcome_that_cannot_be_taken_keeps_no_place(self, executor: Executor, heard: OutcomeCollector) -> None:
         """`done` may find its store gone. What it raises may reach the caller, but takes no room."""
 
         def refuse(outcome: Outcome) -> None:
@@ -120,7 +120,9 @@ class ConcurrentContract:
         for call in made:
             call.let_go()
 
-    def fill(self, executor: Executor, lane: str, timeout: float, heard: Heard, stuck: Callable[[str], Stuck]) -> int:
+    def fill(
+        self, executor: Executor, lane: str, timeout: float, heard: OutcomeCollector, stuck: Callable[[str], Stuck]
+    ) -> int:
         """Submits calls that hang until there is no room; how many."""
         filled = 0
         while executor.room(lane):
@@ -134,7 +136,7 @@ class ConcurrentContract:
     def test_a_call_that_takes_too_long_yields_unknown_and_nothing_later(
         self, executor: Executor, stuck: Callable[[str], Stuck]
     ) -> None:
-        heard, call = Heard(), stuck("slow")
+        heard, call = OutcomeCollector(), stuck("slow")
         executor.submit(LANE, call, SHORT, heard, "slow")
         outcome = heard.next()
         assert (outcome.key, outcome.result) == ("slow", "unknown")
@@ -146,7 +148,7 @@ class ConcurrentContract:
     def test_a_lane_that_hangs_fills_up_and_leaves_the_others_alone(
         self, executor: Executor, stuck: Callable[[str], Stuck]
     ) -> None:
-        heard = Heard()
+        heard = OutcomeCollector()
         filled = self.fill(executor, LANE, SHORT, heard, stuck)
         assert {heard.next().result for _ in range(filled)} == {"unknown"}
         assert not executor.room(LANE), "a call that hangs keeps its place after its time-out"
@@ -157,14 +159,14 @@ class ConcurrentContract:
     def test_a_call_without_room_certainly_has_no_effect(
         self, executor: Executor, stuck: Callable[[str], Stuck]
     ) -> None:
-        self.fill(executor, LANE, LONG, Heard(), stuck)
-        heard, extra = Heard(), stuck("extra")
+        self.fill(executor, LANE, LONG, OutcomeCollector(), stuck)
+        heard, extra = OutcomeCollector(), stuck("extra")
         executor.submit(LANE, extra, LONG, heard, "extra")
         assert heard.next().result == "transient"
         assert not extra.began.is_set()
 
     def test_a_lane_that_comes_back_has_room_again(self, executor: Executor, stuck: Callable[[str], Stuck]) -> None:
-        heard, call = Heard(), stuck("slow")
+        heard, call = OutcomeCollector(), stuck("slow")
         executor.submit(LANE, call, LONG, heard, "slow")
         assert call.began.wait(LONG)
         call.let_go()
@@ -175,7 +177,7 @@ class ConcurrentContract:
         def breaks() -> Outcome:
             raise KeyError("a defect of an adapter")
 
-        heard = Heard()
+        heard = OutcomeCollector()
         executor.submit(LANE, breaks, LONG, heard, "broken")
         outcome = heard.next()
         assert (outcome.key, outcome.result) == ("broken", "unknown")

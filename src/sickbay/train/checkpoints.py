@@ -16,7 +16,7 @@ from sickbay.train import beats, disk, snapshot
 from sickbay.train.beginning import Begun, begin
 from sickbay.train.committing import Committing
 from sickbay.train.errors import CheckpointError
-from sickbay.train.layout import Manifest, Part, Place, Skipped, shard_name, step_path
+from sickbay.train.layout import CheckpointName, Manifest, RankPart, Skipped, shard_name, step_path
 from sickbay.train.pruning import clear, prune
 from sickbay.train.resuming import Resumption
 from sickbay.train.run import Run, Tiers
@@ -85,7 +85,7 @@ class Checkpoints:
         self.attempt: int = lineage.attempt
         self.skipped: tuple[Skipped, ...] = lineage.skipped
         self.at = Committing(run, lineage.attempt, lineage.run)
-        self._verified = {lineage.parent} if lineage.parent else set[Place]()
+        self._verified = {lineage.parent} if lineage.parent else set[CheckpointName]()
         self._last: int | None = None
         self._kept: list[Any] = []
         self._pid = os.getpid()
@@ -141,18 +141,18 @@ class Checkpoints:
             shot = snapshot.take(state, self._kept)
         except MemoryError as error:  # none for the copy, now
             self._last = step
-            self._saves.cannot_begin(Place(self.attempt, step), error)
+            self._saves.cannot_begin(CheckpointName(self.attempt, step), error)
             return False
         self._kept = shot.kept
         self._saves.size = sum(len(part) for part in shot.parts)
         shard = shard_name(self.rank)
         tries = count()
 
-        def write(directory: Path) -> Part:
+        def write(directory: Path) -> RankPart:
             if next(tries):
                 (directory / shard).unlink(missing_ok=True)  # our own, of a try that failed after it
-            progress = telling(f"saving {Place(self.attempt, step)}", self._saves.size)
-            return Part({shard: disk.write(directory / shard, shot.parts, progress)}, shot.form)
+            progress = telling(f"saving {CheckpointName(self.attempt, step)}", self._saves.size)
+            return RankPart({shard: disk.write(directory / shard, shot.parts, progress)}, shot.form)
 
         return self.put(step, write)
 
@@ -165,7 +165,7 @@ class Checkpoints:
         if self.ready(step, shared=sure is not None) is None:
             return False
         self._last = step
-        return self._saves.start(Place(self.attempt, step), write, sure)
+        return self._saves.start(CheckpointName(self.attempt, step), write, sure)
 
     def ready(self, step: int, *, shared: bool = False, patiently: bool = False) -> Path | None:
         """The directory into which this step may be saved. None: the save before has not ended within the budget.
@@ -177,7 +177,7 @@ class Checkpoints:
             raise CheckpointError(f"a step is a whole number from 0 on, not {step!r}")
         if self._last is not None and step <= self._last:
             raise CheckpointError(f"step {step} after step {self._last}: in one attempt steps only go up")
-        place = Place(self.attempt, step)
+        place = CheckpointName(self.attempt, step)
         if not self._saves.ends_within(None if patiently else self.budget):
             self.leave_out(step, f"{place} is left out: the save before it has not ended within {self.budget:g} s")
             return None
@@ -198,7 +198,7 @@ class Checkpoints:
     def path_of(self, step: int, *, shared: bool = False) -> Path:
         """Into which a step is written."""
         root = self.directory if self._near is None or shared else self._near.root
-        return step_path(root, Place(self.attempt, step))
+        return step_path(root, CheckpointName(self.attempt, step))
 
     def expect(self, size: int) -> None:
         """So many bytes this rank reads or writes for the save that is under way: how long it may take at the end."""
@@ -212,7 +212,7 @@ class Checkpoints:
         """This rank does not save this step, and the others must not wait for its part."""
         self._last = step
         log.warning("%s", why)
-        self._saves.leave_out(Place(self.attempt, step), why)
+        self._saves.leave_out(CheckpointName(self.attempt, step), why)
 
     def wait(self) -> None:
         """Until what was saved last is on the disk (on rank 0: committed). Raises what went wrong with it.
@@ -249,7 +249,7 @@ class Checkpoints:
         else:
             self._saves.finish()
 
-    def _committed(self, place: Place) -> None:
+    def _committed(self, place: CheckpointName) -> None:
         self._verified.add(place)
         if beats.tells_of(str(self.directory)):
             beats.saved(place.step)

@@ -15,9 +15,9 @@ from sickbay.train import disk
 from sickbay.train.errors import Unreadable
 from sickbay.train.fencing import ANEW, confirm_fence
 from sickbay.train.layout import (
+    CheckpointName,
     Lineage,
     Manifest,
-    Place,
     RunFile,
     attempts,
     begun,
@@ -49,7 +49,7 @@ def choose(run: Run, fence: RunFile, looking: Looking) -> Lineage:
     """What this attempt goes on from: verified after the fence was there, and still there when it was chosen."""
     for _ in range(CHOICES):
         found, anew = _choose(run, fence, looking)
-        parent = found.chosen and Place(found.chosen.attempt, found.chosen.step)
+        parent = found.chosen and CheckpointName(found.chosen.attempt, found.chosen.step)
         there = parent is not None and is_committed(run.directory, parent)
         near = parent is not None and not there and looking.near is not None and parent in looking.near.whole
         if parent is None or there or near:
@@ -73,14 +73,14 @@ def _any_finished(root: Path, attempt: int | None) -> bool:
     return bool(_finished(root, attempts(root) if attempt is None else [attempt]))
 
 
-def _finished(root: Path, numbers: list[int]) -> list[Place]:
-    places = (Place(number, step) for number in numbers for step in steps(root, number))
+def _finished(root: Path, numbers: list[int]) -> list[CheckpointName]:
+    places = (CheckpointName(number, step) for number in numbers for step in steps(root, number))
     return [place for place in places if is_committed(root, place)]
 
 
 def _beside(run: Run, found: Survey) -> str:
     """Where the lineage of the latest attempt leads to nothing, others may still be there."""
-    looked_at = {Place(one.attempt, one.step) for one in found.skipped}
+    looked_at = {CheckpointName(one.attempt, one.step) for one in found.skipped}
     others = [place for place in _finished(run.directory, attempts(run.directory)) if place not in looked_at]
     if not others:
         return ""
@@ -90,7 +90,7 @@ def _beside(run: Run, found: Survey) -> str:
 def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
     found = _survey(run, fence, looking)
     if found.chosen is not None:
-        place = Place(found.chosen.attempt, found.chosen.step)
+        place = CheckpointName(found.chosen.attempt, found.chosen.step)
         if looking.near is None or place not in looking.near.whole:
             _put_back(run.directory, place)
     elif found.committed:
@@ -115,7 +115,7 @@ def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
 
 def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
     """A server that does not answer now may answer in a minute."""
-    near: Mapping[Place, Manifest | str] = looking.near.found if looking.near is not None else NONE_NEAR
+    near: Mapping[CheckpointName, Manifest | str] = looking.near.found if looking.near is not None else NONE_NEAR
     for pause in READ_AGAIN:
         try:
             return survey(run.directory, fence.attempt, looking.together, near)
@@ -128,7 +128,7 @@ def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
     return survey(run.directory, fence.attempt, looking.together, near)
 
 
-def _put_back(root: Path, place: Place) -> None:
+def _put_back(root: Path, place: CheckpointName) -> None:
     """One whose removal was not finished, and that an older attempt began from: it is a checkpoint again."""
     if not is_committed(root, place):
         with suppress(FileNotFoundError):  # its remover has put it back himself, or it is gone, which is looked at next

@@ -12,9 +12,9 @@ from threading import Event
 from sickbay.train import disk
 from sickbay.train.errors import CheckpointError, Superseded
 from sickbay.train.layout import (
+    CheckpointName,
     Manifest,
-    Part,
-    Place,
+    RankPart,
     absent_path,
     create_manifest,
     create_part,
@@ -40,12 +40,12 @@ class Committing:
         self.attempt, self.run = attempt, run_id
         self.giving_up = Event()
 
-    def put(self, place: Place, part: Part) -> None:
+    def put(self, place: CheckpointName, part: RankPart) -> None:
         """This rank's part: its files are where they are durable."""
         if not create_part(self.directory, place, self.rank, part._replace(run=self.run)):
             raise CheckpointError(f"another process saves as rank {self.rank} of attempt {self.attempt}")
 
-    def tell_failed(self, place: Place, *, near: bool = False) -> None:
+    def tell_failed(self, place: CheckpointName, *, near: bool = False) -> None:
         """The others must not wait for this rank's part. `near`: nor count on one on its node's own disk."""
         with suppress(OSError):
             disk.make_in(step_path(self.directory, place))
@@ -53,14 +53,14 @@ class Committing:
                 absent_path(self.directory, place, self.rank).touch()
             failed_path(self.directory, place, self.rank).touch()
 
-    def commit(self, place: Place, sure: Callable[[Manifest], Manifest]) -> None:
+    def commit(self, place: CheckpointName, sure: Callable[[Manifest], Manifest]) -> None:
         """Rank 0, once its own part is there. `sure`: what it makes sure of when all are; it raises if it is not so."""
         manifest = sure(self.gather(place))
         self.check_fence()
         if not create_manifest(self.directory, manifest):
             self._only_we(place)
 
-    def _only_we(self, place: Place) -> None:
+    def _only_we(self, place: CheckpointName) -> None:
         """Its manifest is there: from an earlier try of ours, whose answer was an error, or from somebody else."""
         try:
             there = read_manifest(self.directory, place)
@@ -83,7 +83,7 @@ class Committing:
                 " still mounted?"
             )
 
-    def gather(self, place: Place) -> Manifest:
+    def gather(self, place: CheckpointName) -> Manifest:
         """Every rank's part, as they arrive. One that says that it has failed outweighs all that are there."""
         files: dict[str, disk.Sum] = {}
         forms: dict[int, str] = {}
@@ -105,13 +105,13 @@ class Committing:
         self._none_failed(place)
         return Manifest(place, self.world_size, files, forms, self.run)
 
-    def _none_failed(self, place: Place) -> None:
+    def _none_failed(self, place: CheckpointName) -> None:
         """Rank 0 hears of every rank, and every rank of rank 0."""
         for rank in range(1, self.world_size) if self.rank == 0 else (0,):
             if disk.exists(failed_path(self.directory, place, rank)):
                 raise CheckpointError(f"rank {rank} could not save its shard of {place}; its own error says why")
 
-    def _part(self, place: Place, rank: int) -> Part:
+    def _part(self, place: CheckpointName, rank: int) -> RankPart:
         try:
             part = read_part(self.directory, place, rank)
         except disk.Damaged as damage:
@@ -124,14 +124,14 @@ class Committing:
             )
         return part
 
-    def check_hope(self, place: Place, rank: int) -> None:
+    def check_hope(self, place: CheckpointName, rank: int) -> None:
         """Raises if it has become pointless to wait for what that rank does for this save."""
         self._none_failed(place)
         if self.giving_up.is_set():
             raise CheckpointError(f"this script failed before rank {rank} had saved its shard of {place}")
         self.check_fence()  # a later attempt may also have removed what had arrived
 
-    def _still_hope(self, place: Place, rank: int, began: float, most: float) -> None:
+    def _still_hope(self, place: CheckpointName, rank: int, began: float, most: float) -> None:
         self.check_hope(place, rank)
         if time.monotonic() - began > most:
             raise CheckpointError(f"rank {rank} did not save its shard of {place} within {most:g} s")

@@ -24,7 +24,7 @@ class Sum(NamedTuple):
     sha256: str
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """A file that is read from its beginning, once."""
 
     def read(self, size: int = -1, /) -> bytes: ...
@@ -38,7 +38,7 @@ class Copy(NamedTuple):
     name: str
     where: str
     size: Callable[[], int]  # FileNotFoundError: it is not there; any other OSError: nobody can tell
-    open: Callable[[], AbstractContextManager[Stream]]
+    open: Callable[[], AbstractContextManager[ByteStream]]
 
     def __str__(self) -> str:
         return self.where
@@ -51,7 +51,7 @@ def size_of(file: File) -> int:
     return file.stat().st_size if isinstance(file, Path) else file.size()
 
 
-def opened(file: File) -> AbstractContextManager[Stream]:
+def opened(file: File) -> AbstractContextManager[ByteStream]:
     return file.open("rb", buffering=0) if isinstance(file, Path) else file.open()
 
 
@@ -260,7 +260,7 @@ def read(path: Path) -> dict[str, Any] | None:
 class Hashing:
     """A file that is hashed while it is read, from its first byte to its last."""
 
-    def __init__(self, file: Stream, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, file: ByteStream, progress: Callable[[int], None] | None = None) -> None:
         self._file = file
         self._digest = hashlib.sha256()
         self._progress = progress

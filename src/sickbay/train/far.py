@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import cast
 
 from sickbay.train import disk
-from sickbay.train.layout import Manifest, Place, step_path
+from sickbay.train.layout import CheckpointName, Manifest, step_path
 from sickbay.train.objects import Objects, connect
 
-Opened = AbstractContextManager[disk.Stream]
+Opened = AbstractContextManager[disk.ByteStream]
 
 
 @lru_cache(maxsize=8)
@@ -21,12 +21,12 @@ def store_of(url: str) -> Objects:
     return connect(url)
 
 
-def key_of(place: Place, run: str, name: str) -> str:
+def key_of(place: CheckpointName, run: str, name: str) -> str:
     """With the run's own id: two jobs may have one prefix, and a number may be given twice."""
     return f"{prefix_of(place, run)}/{name}"
 
 
-def prefix_of(place: Place, run: str) -> str:
+def prefix_of(place: CheckpointName, run: str) -> str:
     return f"attempt-{place.attempt}.{run}/step-{place.step}"
 
 

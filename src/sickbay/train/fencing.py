@@ -12,7 +12,7 @@ from types import TracebackType
 from sickbay.train import disk
 from sickbay.train.errors import RESTARTED_IN_PLACE, AlreadyBegun, Superseded, Unreadable
 from sickbay.train.layout import (
-    Place,
+    CheckpointName,
     RunFile,
     attempt_path,
     attempts,
@@ -81,8 +81,8 @@ def confirm_fence(directory: Path, number: int) -> None:
     for attempt in attempts(directory):
         _refresh(attempt_path(directory, attempt))
         for step in steps(directory, attempt):
-            if not is_committed(directory, Place(attempt, step)):
-                _refresh(step_path(directory, Place(attempt, step)))
+            if not is_committed(directory, CheckpointName(attempt, step)):
+                _refresh(step_path(directory, CheckpointName(attempt, step)))
     there = fenced(directory, least=number)
     if number not in there:
         raise Unreadable(f"{directory} does not show attempt {number}, which has just begun in it: start once more")

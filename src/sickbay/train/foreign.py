@@ -27,9 +27,9 @@ from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError, Superseded
 from sickbay.train.layout import (
     FILES,
+    CheckpointName,
     Manifest,
-    Part,
-    Place,
+    RankPart,
     create_listed,
     files_path,
     left_path,
@@ -59,7 +59,7 @@ def saving(checkpoints: Checkpoints, step: int) -> Iterator[Path]:
     not saved; what goes wrong afterwards, in the background, is told as with `checkpoints.save`.
     """
     checkpoints.ready(step, shared=True, patiently=True)
-    place = Place(checkpoints.attempt, step)
+    place = CheckpointName(checkpoints.attempt, step)
     directory = files_path(checkpoints.directory, place)
     try:
         checkpoints.at.check_fence()
@@ -88,13 +88,13 @@ def saving(checkpoints: Checkpoints, step: int) -> Iterator[Path]:
 class _Adoption:
     """One rank's part in making a checkpoint of what was left in a directory. It lasts over the tries of one save."""
 
-    def __init__(self, checkpoints: Checkpoints, place: Place) -> None:
+    def __init__(self, checkpoints: Checkpoints, place: CheckpointName) -> None:
         self.checkpoints, self.place = checkpoints, place
         self.files = files_path(checkpoints.directory, place)
         self.open = tree.open_for_writing(self.files)
         self.stamps: dict[str, tree.Stamp] = {}  # rank 0: what it has listed
 
-    def write(self, directory: Path) -> Part:
+    def write(self, directory: Path) -> RankPart:
         """Agree on what is there, then sync and hash this rank's share of it."""
         if self.open:
             raise CheckpointError(f"{self.place} was not saved: {self.open} is still open for writing; {BACKGROUND}")
@@ -102,7 +102,7 @@ class _Adoption:
         sizes = self._list() if self.checkpoints.rank == 0 else self._listed()
         mine = shares_of(sizes, self.checkpoints.world_size)[self.checkpoints.rank]
         self.checkpoints.expect(sum(sizes[name] for name in mine))
-        return Part({name: self._measure(directory / name, name, sizes[name]) for name in mine})
+        return RankPart({name: self._measure(directory / name, name, sizes[name]) for name in mine})
 
     def _list(self) -> dict[str, int]:
         """On rank 0: what is there when all have left. Published once, and the same at every try."""

@@ -38,7 +38,7 @@ _NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would
 FILES = "files"  # the directory that foreign code writes into
 
 
-class Place(NamedTuple):
+class CheckpointName(NamedTuple):
     """One checkpoint, by its name."""
 
     attempt: int
@@ -56,14 +56,14 @@ class Skipped(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"{Place(self.attempt, self.step)}: {self.why}"
+        return f"{CheckpointName(self.attempt, self.step)}: {self.why}"
 
 
 class Lineage(NamedTuple):
     """How an attempt began. All its ranks read the same one, so all resume from the same checkpoint."""
 
     attempt: int
-    parent: Place | None
+    parent: CheckpointName | None
     world_size: int
     skipped: tuple[Skipped, ...] = ()
     run: str = ""
@@ -83,7 +83,7 @@ class RunFile(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    place: Place
+    place: CheckpointName
     world_size: int
     files: dict[str, disk.Sum]
     forms: dict[int, str]  # rank → how its shard is written; a rank that has none of ours is not here
@@ -99,7 +99,7 @@ def attempt_path(root: Path, attempt: int) -> Path:
     return root / f"attempt-{attempt}"
 
 
-def step_path(root: Path, place: Place) -> Path:
+def step_path(root: Path, place: CheckpointName) -> Path:
     return attempt_path(root, place.attempt) / f"step-{place.step}"
 
 
@@ -145,15 +145,15 @@ def upload_path(root: Path, attempt: int, number: int) -> Path:
     return attempt_path(root, attempt) / f"upload-{number}.json"
 
 
-def manifest_path(root: Path, place: Place) -> Path:
+def manifest_path(root: Path, place: CheckpointName) -> Path:
     return step_path(root, place) / "manifest.json"
 
 
-def is_committed(root: Path, place: Place) -> bool:
+def is_committed(root: Path, place: CheckpointName) -> bool:
     return disk.exists(manifest_path(root, place))
 
 
-def removed_path(root: Path, place: Place) -> Path:
+def removed_path(root: Path, place: CheckpointName) -> Path:
     return step_path(root, place) / "removed.json"
 
 
@@ -161,27 +161,27 @@ def shard_name(rank: int) -> str:
     return f"rank-{rank}.shard"
 
 
-def part_path(root: Path, place: Place, rank: int) -> Path:
+def part_path(root: Path, place: CheckpointName, rank: int) -> Path:
     return step_path(root, place) / f"rank-{rank}.json"
 
 
-def files_path(root: Path, place: Place) -> Path:
+def files_path(root: Path, place: CheckpointName) -> Path:
     return step_path(root, place) / FILES
 
 
-def absent_path(root: Path, place: Place, rank: int) -> Path:
+def absent_path(root: Path, place: CheckpointName, rank: int) -> Path:
     return step_path(root, place) / f"rank-{rank}.absent"
 
 
-def left_path(root: Path, place: Place, rank: int) -> Path:
+def left_path(root: Path, place: CheckpointName, rank: int) -> Path:
     return step_path(root, place) / f"rank-{rank}.left"
 
 
-def listed_path(root: Path, place: Place) -> Path:
+def listed_path(root: Path, place: CheckpointName) -> Path:
     return step_path(root, place) / "files.json"
 
 
-def failed_path(root: Path, place: Place, rank: int) -> Path:
+def failed_path(root: Path, place: CheckpointName, rank: int) -> Path:
     return step_path(root, place) / f"rank-{rank}.failed"
 
 
@@ -229,7 +229,7 @@ def read_lineage(root: Path, attempt: int) -> Lineage | None:
         parent = content["parent"]
         lineage = Lineage(
             attempt=content["attempt"],
-            parent=None if parent is None else Place(parent["attempt"], parent["step"]),
+            parent=None if parent is None else CheckpointName(parent["attempt"], parent["step"]),
             world_size=content["world_size"],
             skipped=tuple(Skipped(one["attempt"], one["step"], one["why"]) for one in content["skipped"]),
             run=content.get("run", ""),
@@ -271,7 +271,7 @@ def create_fence(root: Path, fence: RunFile) -> bool:
     return disk.create(run_path(root, fence.attempt), fence._asdict())
 
 
-def read_manifest(root: Path, place: Place, *, removed: bool = False) -> Manifest | None:
+def read_manifest(root: Path, place: CheckpointName, *, removed: bool = False) -> Manifest | None:
     """`removed`: what was the manifest of a checkpoint whose removal did not come to its end."""
     content = disk.read((removed_path if removed else manifest_path)(root, place))
     if content is None:
@@ -301,7 +301,7 @@ def manifest_as_json(manifest: Manifest) -> dict[str, Any]:
 def manifest_from(content: dict[str, Any]) -> Manifest:
     with _Understanding():
         return Manifest(
-            place=Place(content["attempt"], content["step"]),
+            place=CheckpointName(content["attempt"], content["step"]),
             world_size=content["world_size"],
             files=_sums(content),
             forms={int(rank): form for rank, form in content["forms"].items()},
@@ -310,7 +310,7 @@ def manifest_from(content: dict[str, Any]) -> Manifest:
         )
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """What one rank put into a checkpoint."""
 
     files: dict[str, disk.Sum]
@@ -318,21 +318,21 @@ class Part(NamedTuple):
     run: str = ""
 
 
-def read_part(root: Path, place: Place, rank: int) -> Part | None:
+def read_part(root: Path, place: CheckpointName, rank: int) -> RankPart | None:
     content = disk.read(part_path(root, place, rank))
     return None if content is None else part_from(content)
 
 
-def part_from(content: dict[str, Any]) -> Part:
+def part_from(content: dict[str, Any]) -> RankPart:
     with _Understanding():
-        return Part(_sums(content), content["form"], content.get("run", ""))
+        return RankPart(_sums(content), content["form"], content.get("run", ""))
 
 
-def create_part(root: Path, place: Place, rank: int, part: Part) -> bool:
+def create_part(root: Path, place: CheckpointName, rank: int, part: RankPart) -> bool:
     return disk.create(part_path(root, place, rank), part_as_json(part))
 
 
-def part_as_json(part: Part) -> dict[str, Any]:
+def part_as_json(part: RankPart) -> dict[str, Any]:
     files = {name: one._asdict() for name, one in sorted(part.files.items())}
     return {"files": files, "form": part.form, "run": part.run}
 
@@ -341,7 +341,7 @@ def _sums(content: dict[str, Any]) -> dict[str, disk.Sum]:
     return {checked(name): disk.Sum(index(one["size"]), one["sha256"]) for name, one in content["files"].items()}
 
 
-def read_listed(root: Path, place: Place) -> dict[str, int] | None:
+def read_listed(root: Path, place: CheckpointName) -> dict[str, int] | None:
     """The files that foreign code has left, with their sizes."""
     content = disk.read(listed_path(root, place))
     if content is None:
@@ -350,7 +350,7 @@ def read_listed(root: Path, place: Place) -> dict[str, int] | None:
         return {checked(name): index(size) for name, size in content["files"].items()}
 
 
-def create_listed(root: Path, place: Place, sizes: dict[str, int]) -> bool:
+def create_listed(root: Path, place: CheckpointName, sizes: dict[str, int]) -> bool:
     return disk.create(listed_path(root, place), {"files": sizes})
 
 

@@ -18,10 +18,10 @@ from sickbay.train import disk
 from sickbay.train.errors import CheckpointError, Unreadable
 from sickbay.train.latest_only import LatestOnly
 from sickbay.train.layout import (
+    CheckpointName,
     Lineage,
     Manifest,
-    Part,
-    Place,
+    RankPart,
     attempt_path,
     attempts,
     create_part,
@@ -46,7 +46,7 @@ log = logging.getLogger("sickbay.train")
 KEPT = 2  # steps that stay on a node: its ranks may be one save apart when they are killed
 
 
-class Seat(NamedTuple):
+class NearAddress(NamedTuple):
     """Where a rank runs: which machine that is, and where it serves what is there. Empty: it serves nothing."""
 
     node: str
@@ -59,15 +59,15 @@ class Near:
     def __init__(self, where: Path, run: Run, attempt: int, secret: str) -> None:
         self.directory, self.attempt, self.rank, self.world_size = run.directory, attempt, run.rank, run.world_size
         self.root = root_of(where, run.directory)
-        self.whole: dict[Place, Manifest] = {}
-        self.lacking: dict[Place, str] = {}  # why the others are not; rank 0 knows
-        self._holders: dict[Place, dict[str, list[str]]] = {}
-        self._seats: list[Seat] = []
+        self.whole: dict[CheckpointName, Manifest] = {}
+        self.lacking: dict[CheckpointName, str] = {}  # why the others are not; rank 0 knows
+        self._holders: dict[CheckpointName, dict[str, list[str]]] = {}
+        self._seats: list[NearAddress] = []
         disk.make(attempt_path(self.root, attempt))
         for step in steps(self.root, attempt):  # of another run that had this number: no rank of ours has saved yet
-            rmtree(step_path(self.root, Place(attempt, step)), ignore_errors=True)
+            rmtree(step_path(self.root, CheckpointName(attempt, step)), ignore_errors=True)
         self._secret = secret
-        self.copying: LatestOnly[tuple[Place, Part]] = LatestOnly("sickbay-copies", self._copy_out)
+        self.copying: LatestOnly[tuple[CheckpointName, RankPart]] = LatestOnly("sickbay-copies", self._copy_out)
         self._copies = run.tiers.copies
         self._server = self._serve(secret) if secret else None
 
@@ -99,12 +99,12 @@ class Near:
 
     def decide(self, told: list[dict[str, Any]]) -> None:
         """Rank 0: what is whole on the nodes that take part."""
-        self._seats = [Seat(one["node"], one["address"]) for one in told]
+        self._seats = [NearAddress(one["node"], one["address"]) for one in told]
         lineages: dict[int, Lineage | None] = {}
-        found: dict[Place, dict[int, tuple[Part, list[str]]]] = {}
+        found: dict[CheckpointName, dict[int, tuple[RankPart, list[str]]]] = {}
         for seat, one in zip(self._seats, told, strict=True):
             for hold in one["holds"]:
-                place, part = Place(hold["attempt"], hold["step"]), part_from(hold["part"])
+                place, part = CheckpointName(hold["attempt"], hold["step"]), part_from(hold["part"])
                 if place.attempt not in lineages:
                     lineages[place.attempt] = self._lineage_of(place.attempt)
                 lineage = lineages[place.attempt]
@@ -132,7 +132,7 @@ class Near:
         except disk.Damaged:
             return None  # where it matters, on the way of the lineage, the survey refuses
 
-    def _lacks(self, place: Place, lineage: Lineage, parts: Container[int]) -> bool:
+    def _lacks(self, place: CheckpointName, lineage: Lineage, parts: Container[int]) -> bool:
         """Whether a rank's part of it is on no node that takes part."""
         missing = [rank for rank in range(lineage.world_size) if rank not in parts]
         if missing:
@@ -147,7 +147,7 @@ class Near:
         content = disk.read(near_path(self.directory, self.attempt))
         if content is None:
             return False
-        self._seats = [Seat(*one) for one in content["seats"]]
+        self._seats = [NearAddress(*one) for one in content["seats"]]
         for one in content["places"]:
             manifest = manifest_from(one["manifest"])
             self.whole[manifest.place] = manifest
@@ -171,26 +171,26 @@ class Near:
         return found
 
     @property
-    def found(self) -> dict[Place, Manifest | str]:
+    def found(self) -> dict[CheckpointName, Manifest | str]:
         """All of which there is something; with what is not whole goes why."""
         return {**self.lacking, **self.whole}
 
     # --- while it saves
 
-    def directory_of(self, place: Place) -> Path:
+    def directory_of(self, place: CheckpointName) -> Path:
         """Made, and what leads to it. The root was there when this attempt began: a disk that is gone is not made."""
         disk.make_in(step_path(self.root, place))
         return step_path(self.root, place)
 
-    def put(self, place: Place, part: Part) -> None:
+    def put(self, place: CheckpointName, part: RankPart) -> None:
         """This rank's part is on this node, whole."""
         if not create_part(self.root, place, self.rank, part):
             raise CheckpointError(f"another process saves as rank {self.rank} of {place} below {self.root}")
 
-    def part_of(self, place: Place) -> Part | None:
+    def part_of(self, place: CheckpointName) -> RankPart | None:
         return read_part(self.root, place, self.rank)
 
-    def _copy_out(self, saved: tuple[Place, Part]) -> str | None:
+    def _copy_out(self, saved: tuple[CheckpointName, RankPart]) -> str | None:
         """A second copy on another node; why not, in words. No save waits for it, or fails for the lack of it."""
         place, part = saved
         buddy = self._buddy_of(self.rank)
@@ -216,18 +216,18 @@ class Near:
         theirs = [number for number, seat in enumerate(self._seats) if seat.node == there]
         return theirs[mine.index(rank) % len(theirs)]
 
-    def surplus(self, uploading: Collection[Place]) -> list[Place]:
+    def surplus(self, uploading: Collection[CheckpointName]) -> list[CheckpointName]:
         """Of this attempt the newest steps stay that no rank lacks, and those that are being uploaded.
 
         What is older goes whatever it is: copies that came late, and steps of which we have saved nothing ourselves.
         """
-        known = [Place(self.attempt, step) for step in steps(self.root, self.attempt)]
+        known = [CheckpointName(self.attempt, step) for step in steps(self.root, self.attempt)]
         own = [place for place in known if disk.exists(part_path(self.root, place, self.rank))]
         newest = [place for place in own if not any(step_path(self.directory, place).glob("rank-*.absent"))][-KEPT:]
         spared = {*newest, *own[-1:], *known[-KEPT:], *uploading}
         return [place for place in known if place not in spared]
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[CheckpointName]) -> None:
         """This rank's part of them, and those that are copied to it."""
         mine = {self.rank, *(rank for rank in range(len(self._seats)) if self._buddy_of(rank) == self.rank)}
         for place in places:
@@ -254,12 +254,12 @@ class Near:
         with suppress(OSError, Unreadable):
             for step in steps(self.root, self.attempt):
                 for rank in range(self.world_size):  # copies for others, too: theirs are durable by now
-                    drop(self.root, Place(self.attempt, step), rank)
+                    drop(self.root, CheckpointName(self.attempt, step), rank)
             attempt_path(self.root, self.attempt).rmdir()
             self.root.rmdir()
 
 
-def _manifest(place: Place, lineage: Lineage, parts: Mapping[int, Part]) -> Manifest:
+def _manifest(place: CheckpointName, lineage: Lineage, parts: Mapping[int, RankPart]) -> Manifest:
     """Of what all ranks of its attempt have saved."""
     ranks = range(lineage.world_size)
     files = {name: one for rank in ranks for name, one in parts[rank].files.items()}
@@ -267,7 +267,7 @@ def _manifest(place: Place, lineage: Lineage, parts: Mapping[int, Part]) -> Mani
     return Manifest(place, lineage.world_size, files, forms, lineage.run, far=None)
 
 
-def _at(peer: Peer, place: Place, name: str) -> disk.Copy:
+def _at(peer: Peer, place: CheckpointName, name: str) -> disk.Copy:
     def size() -> int:
         with peer.open(place, name) as stream:
             return int(stream.size)

@@ -9,17 +9,27 @@ from typing import NamedTuple
 
 from sickbay.train import disk
 from sickbay.train.errors import Unreadable
-from sickbay.train.layout import Part, Place, attempts, marker_path, part_path, read_part, shard_name, step_path, steps
+from sickbay.train.layout import (
+    CheckpointName,
+    RankPart,
+    attempts,
+    marker_path,
+    part_path,
+    read_part,
+    shard_name,
+    step_path,
+    steps,
+)
 
 log = logging.getLogger("sickbay.train")
 
 
-class Held(NamedTuple):
+class NearPart(NamedTuple):
     """One rank's part of a checkpoint on this node."""
 
-    place: Place
+    place: CheckpointName
     rank: int
-    part: Part
+    part: RankPart
 
 
 def root_of(where: Path, directory: Path) -> Path:
@@ -33,9 +43,9 @@ def root_of(where: Path, directory: Path) -> Path:
     return where / hashlib.sha256(f"{marker.get('id', '')} {directory}".encode()).hexdigest()[:16]
 
 
-def held_in(root: Path, below: int) -> list[Held]:
+def held_in(root: Path, below: int) -> list[NearPart]:
     """All whole parts of attempts below a number. What cannot be read is not held: there are other copies."""
-    found: list[Held] = []
+    found: list[NearPart] = []
     try:
         for attempt in attempts(root):
             if attempt < below:
@@ -45,9 +55,9 @@ def held_in(root: Path, below: int) -> list[Held]:
     return found
 
 
-def _held_of(root: Path, attempt: int) -> Iterator[Held]:
+def _held_of(root: Path, attempt: int) -> Iterator[NearPart]:
     for step in steps(root, attempt):
-        place = Place(attempt, step)
+        place = CheckpointName(attempt, step)
         for path in sorted(step_path(root, place).glob("rank-*.json")):
             try:
                 rank = int(path.stem.removeprefix("rank-"))
@@ -59,10 +69,10 @@ def _held_of(root: Path, attempt: int) -> Iterator[Held]:
             except (ValueError, Unreadable) as why:  # a damaged one is a ValueError, too
                 log.warning("%s is no copy of anything: %s", path, why)
                 continue
-            yield Held(place, rank, part)
+            yield NearPart(place, rank, part)
 
 
-def drop(root: Path, place: Place, rank: int) -> None:
+def drop(root: Path, place: CheckpointName, rank: int) -> None:
     """The part first: without it the shard is nothing."""
     with suppress(OSError):
         part_path(root, place, rank).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, BinaryIO
 
-from sickbay.train.layout import Place
+from sickbay.train.layout import CheckpointName
 
 IDLE = 30.0  # seconds in which something must move on a connection; no limit to how long all of it takes
 GREETING = 10.0  # seconds that a stranger has to prove himself
@@ -39,7 +39,7 @@ class Cut(OSError):  # noqa: N818  # it is a state of the connection
     """The connection is of no use any more: nothing can be said on it."""
 
 
-def check(place: Place, name: str) -> None:
+def check(place: CheckpointName, name: str) -> None:
     """Refuse what is no file of a checkpoint. Without a slash, a NUL or a leading dot no name leaves its directory."""
     numbers = all(type(number) is int and least <= number < 2**63 for number, least in zip(place, (1, 0), strict=True))
     if not numbers or not isinstance(name, str) or not NAME.match(name):

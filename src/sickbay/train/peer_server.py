@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from sickbay.train import disk
-from sickbay.train.layout import Place
+from sickbay.train.layout import CheckpointName
 from sickbay.train.peer_address import address_of, listen, reachable_host
 from sickbay.train.peer_channel import IDLE, Channel, Cut, check
 from sickbay.train.peer_shelf import REMOVED, Shelf, size_of
@@ -164,7 +164,7 @@ class Server:
     # --- what they want
 
     def _answer(self, channel: Channel, request: dict[str, Any]) -> None:
-        place, name = Place(request.get("attempt", 0), request.get("step", 0)), request.get("name", "")
+        place, name = CheckpointName(request.get("attempt", 0), request.get("step", 0)), request.get("name", "")
         check(place, name)
         match request:
             case {"do": "open"}:
@@ -174,7 +174,7 @@ class Server:
             case _:
                 raise OSError(errno.EPROTO, "it runs a version of sickbay that does not know how to do that")
 
-    def _give(self, channel: Channel, place: Place, name: str) -> None:
+    def _give(self, channel: Channel, place: CheckpointName, name: str) -> None:
         with self._shelf.open(place, name) as file:
             size = size_of(file)
             if size <= SMALL:
@@ -187,7 +187,7 @@ class Server:
                 while start < size and (sent := channel.send_block(file, start, size)):
                     start += sent  # if it ends before, so does the stream, and the other side sees that
 
-    def _take(self, channel: Channel, place: Place, name: str, expected: disk.Sum) -> None:
+    def _take(self, channel: Channel, place: CheckpointName, name: str, expected: disk.Sum) -> None:
         told = monotonic()
 
         def progress(_size: int) -> None:

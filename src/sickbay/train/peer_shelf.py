@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 from sickbay.train import disk
-from sickbay.train.layout import Place, step_path
+from sickbay.train.layout import CheckpointName, step_path
 
 INCOMING = ".incoming"
 REMOVED = "its directory was removed there while it arrived"
@@ -41,7 +41,7 @@ class Shelf:
         with suppress(OSError):
             self._incoming.rmdir()
 
-    def open(self, place: Place, name: str) -> FileIO:
+    def open(self, place: CheckpointName, name: str) -> FileIO:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe of that name must not hang us
         try:
             handle = os.open(self._step(place) / name, flags)
@@ -53,7 +53,7 @@ class Shelf:
             raise OSError(errno.EINVAL, "it is no file there")
         return file
 
-    def holds(self, place: Place, name: str, expected: disk.Sum, progress: Callable[[int], None]) -> bool:
+    def holds(self, place: CheckpointName, name: str, expected: disk.Sum, progress: Callable[[int], None]) -> bool:
         """Whether it is there already, read from its first byte to its last. Another one of that name is an error."""
         try:
             file = self.open(place, name)
@@ -67,7 +67,7 @@ class Shelf:
         self._sync(place)
         return True
 
-    def take(self, place: Place, name: str, expected: disk.Sum, parts: Iterable[memoryview]) -> bool:
+    def take(self, place: CheckpointName, name: str, expected: disk.Sum, parts: Iterable[memoryview]) -> bool:
         """Write a file as its parts arrive, whole or not at all. False: another was faster."""
         aside = self._incoming / f"{name}.{os.urandom(8).hex()}"
         try:
@@ -136,7 +136,7 @@ class Shelf:
                 aside.rename(path)
         return True
 
-    def _step(self, place: Place) -> Path:
+    def _step(self, place: CheckpointName) -> Path:
         """Where a checkpoint's files are. Not through links, and not on the disk below one that was unmounted."""
         if _identity(self._root) != self._identity:
             raise OSError(errno.ESTALE, "its directory is not the one it was: is its disk still mounted?")
@@ -145,7 +145,7 @@ class Shelf:
             raise OSError(errno.EACCES, "a link leads out of its directory there")
         return step
 
-    def _sync(self, place: Place) -> None:
+    def _sync(self, place: CheckpointName) -> None:
         """The name and what leads to it: the process that made it may not have come to that."""
         step = step_path(self._root, place)
         for directory in (step, step.parent, self._root):

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Self
 
 from sickbay.train import disk
-from sickbay.train.layout import Place
+from sickbay.train.layout import CheckpointName
 from sickbay.train.peer_address import connect, reachable_host
 from sickbay.train.peer_channel import GREETING, IDLE, Channel, Cut, check
 from sickbay.train.peer_server import SMALL, Server
@@ -71,7 +71,7 @@ class Peer(NamedTuple):
     address: str
     secret: str
 
-    def open(self, place: Place, name: str, *, idle: float = IDLE) -> RemoteFile:
+    def open(self, place: CheckpointName, name: str, *, idle: float = IDLE) -> RemoteFile:
         """A file that it has. FileNotFoundError: it has none of that name."""
         check(place, name)
         label = f"peer {self.address}: {place}/{name}"
@@ -83,7 +83,7 @@ class Peer(NamedTuple):
                 channel.close()
                 raise
 
-    def put(self, place: Place, name: str, source: Path, expected: disk.Sum, *, idle: float = IDLE) -> None:
+    def put(self, place: CheckpointName, name: str, source: Path, expected: disk.Sum, *, idle: float = IDLE) -> None:
         """Have it write a file, which is whole on its disk when this returns. FileExistsError: it has another one."""
         check(place, name)
         with source.open("rb", buffering=0) as file:
@@ -96,7 +96,7 @@ class Peer(NamedTuple):
                     if "kept" not in answer and "kept" not in _sent(channel, file, size):
                         raise Cut(errno.EPROTO, "it did not say that it has kept it")
 
-    def _ask(self, place: Place, name: str, idle: float, **more: Any) -> tuple[Channel, dict[str, Any]]:
+    def _ask(self, place: CheckpointName, name: str, idle: float, **more: Any) -> tuple[Channel, dict[str, Any]]:
         channel = Channel(connect(self.address, min(idle, GREETING)), idle)
         try:
             channel.ask(self.secret, {"attempt": place.attempt, "step": place.step, "name": name, **more})

@@ -16,7 +16,7 @@ from sickbay.train import disk
 from sickbay.train.errors import CheckpointError
 from sickbay.train.far import key_of, prefix_of, store_of
 from sickbay.train.layout import (
-    Place,
+    CheckpointName,
     attempt_path,
     attempts,
     failed_path,
@@ -42,7 +42,7 @@ class _Over(Exception):  # noqa: N818
     """A younger attempt has begun: what is surplus is not ours to say any more."""
 
 
-def prune(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) -> list[Place]:
+def prune(root: Path, newest: CheckpointName, keep: int, verified: AbstractSet[CheckpointName]) -> list[CheckpointName]:
     """After `newest` was committed: keep the newest `keep` that were verified, and as many that attempts began from.
 
     Returns what was removed. Never raises: a disk that does not let go of old files is no reason to end a training.
@@ -50,18 +50,18 @@ def prune(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) ->
     return _remove_all(root, newest.attempt, lambda: _surplus(root, newest, keep, verified))
 
 
-def clear(root: Path, attempt: int) -> list[Place]:
+def clear(root: Path, attempt: int) -> list[CheckpointName]:
     """When an attempt has begun: remove what older ones did not come to finish. They cannot any more."""
     begun_from = set(parents(root, attempt))
 
-    def unfinished() -> list[Place]:
-        dead = _dead(root, Place(attempt, 0), begun_from)
+    def unfinished() -> list[CheckpointName]:
+        dead = _dead(root, CheckpointName(attempt, 0), begun_from)
         return [place for place in dead if not disk.exists(removed_path(root, place))]  # may be put back right now
 
     return _remove_all(root, attempt, unfinished)
 
 
-def make_room(root: Path, place: Place, world_size: int) -> None:
+def make_room(root: Path, place: CheckpointName, world_size: int) -> None:
     """Remove what other code left in earlier saves of this attempt that failed: it would fill the disk for the next.
 
     Their marks stay, as other ranks may still read them.
@@ -69,12 +69,12 @@ def make_room(root: Path, place: Place, world_size: int) -> None:
     from shutil import rmtree
 
     with suppress(OSError, CheckpointError):  # it is only housekeeping
-        for older in (Place(place.attempt, step) for step in steps(root, place.attempt) if step < place.step):
+        for older in (CheckpointName(place.attempt, step) for step in steps(root, place.attempt) if step < place.step):
             if disk.exists(files_path(root, older)) and _is_over(root, older, world_size):
                 rmtree(files_path(root, older), ignore_errors=True)
 
 
-def _is_over(root: Path, place: Place, world_size: int) -> bool:
+def _is_over(root: Path, place: CheckpointName, world_size: int) -> bool:
     """Whether it was not committed and nobody writes into it any more."""
     if is_committed(root, place):
         return False
@@ -85,7 +85,7 @@ def _is_over(root: Path, place: Place, world_size: int) -> bool:
     return all(any(disk.exists(path(root, place, rank)) for path in ended) for rank in range(world_size))
 
 
-def _remove_all(root: Path, attempt: int, choose: Callable[[], list[Place]]) -> list[Place]:
+def _remove_all(root: Path, attempt: int, choose: Callable[[], list[CheckpointName]]) -> list[CheckpointName]:
     removed = []
     try:
         _ours_to_say(root, attempt)
@@ -102,26 +102,26 @@ def _remove_all(root: Path, attempt: int, choose: Callable[[], list[Place]]) -> 
     return removed
 
 
-def _way(root: Path, attempt: int) -> tuple[list[Place], list[Place]]:
+def _way(root: Path, attempt: int) -> tuple[list[CheckpointName], list[CheckpointName]]:
     """The checkpoints of this attempt's lineage, and those that its attempts began from; both newest first.
 
     Where an ancestor cannot be read the way ends: what lies below is left alone.
     """
-    way: list[Place] = []
+    way: list[CheckpointName] = []
     with suppress(CheckpointError):  # `parents` says why
         for place, _ in candidates(root, below=attempt + 1):
             way.append(place)  # one by one: what comes before an error is known
     return way, parents(root, attempt)
 
 
-def parents(root: Path, attempt: int) -> list[Place]:
+def parents(root: Path, attempt: int) -> list[CheckpointName]:
     """What this attempt began from, and before it those on its lineage; newest first."""
     return _ancestry(root, attempt)[0]
 
 
-def _ancestry(root: Path, attempt: int) -> tuple[list[Place], bool]:
+def _ancestry(root: Path, attempt: int) -> tuple[list[CheckpointName], bool]:
     """The same, and whether all of it could be read: else nobody knows what else somebody began from."""
-    found: list[Place] = []
+    found: list[CheckpointName] = []
     try:
         while (parent := lineage_of(root, attempt).parent) is not None:
             found.append(parent)
@@ -132,7 +132,9 @@ def _ancestry(root: Path, attempt: int) -> tuple[list[Place], bool]:
     return found, True
 
 
-def _surplus(root: Path, newest: Place, keep: int, verified: AbstractSet[Place]) -> list[Place]:
+def _surplus(
+    root: Path, newest: CheckpointName, keep: int, verified: AbstractSet[CheckpointName]
+) -> list[CheckpointName]:
     """Oldest first. What died on the way (unfinished, or saved by an ancestor after its child began) goes too."""
     way, begun_from = _way(root, newest.attempt)
     spared = set(begun_from[:keep])
@@ -150,21 +152,21 @@ def _surplus(root: Path, newest: Place, keep: int, verified: AbstractSet[Place])
     if kept < keep and held < most:  # what nobody has verified lately may be all that there is
         return dead
     numbers = {place.attempt for place in way}
-    known = [Place(number, step) for number in numbers for step in steps(root, number)]
+    known = [CheckpointName(number, step) for number in numbers for step in steps(root, number)]
     return sorted({*dead, *(place for place in known if place < newest and place not in spared)})
 
 
-def _dead(root: Path, newest: Place, begun_from: AbstractSet[Place]) -> list[Place]:
+def _dead(root: Path, newest: CheckpointName, begun_from: AbstractSet[CheckpointName]) -> list[CheckpointName]:
     """Saves of older attempts, or of this one's earlier steps, that never came to their end: they cannot any more."""
     numbers = [number for number in attempts(root) if number <= newest.attempt]
-    known = sorted(Place(number, step) for number in numbers for step in steps(root, number))
+    known = sorted(CheckpointName(number, step) for number in numbers for step in steps(root, number))
     needed = begun_from - _near_only(root, newest.attempt)
     return [place for place in known if place < newest and place not in needed and not is_committed(root, place)]
 
 
-def _near_only(root: Path, attempt: int) -> set[Place]:
+def _near_only(root: Path, attempt: int) -> set[CheckpointName]:
     """Parents that were on the nodes' own disks only: what was uploaded of them is no use to anybody."""
-    found: set[Place] = set()
+    found: set[CheckpointName] = set()
     with suppress(CheckpointError):
         while (parent := (lineage := lineage_of(root, attempt)).parent) is not None:
             if lineage.near and not disk.exists(removed_path(root, parent)):
@@ -173,7 +175,7 @@ def _near_only(root: Path, attempt: int) -> set[Place]:
     return found
 
 
-def _as_long_as_it_was(root: Path, place: Place) -> bool:
+def _as_long_as_it_was(root: Path, place: CheckpointName) -> bool:
     """Whether no file of it was lost or cut since it was verified."""
     try:
         manifest = read_manifest(root, place)
@@ -205,7 +207,7 @@ def _ours_to_say(root: Path, attempt: int) -> None:
         raise _Over
 
 
-def _remove(root: Path, attempt: int, place: Place) -> None:
+def _remove(root: Path, attempt: int, place: CheckpointName) -> None:
     """The manifest first: from then on it is no checkpoint, wherever this process dies.
 
     A younger attempt may begin at this very moment. It creates its RUN and then looks for manifests; we take the
@@ -240,7 +242,7 @@ class _Store(NamedTuple):
     prefix: str
 
 
-def _store_with(root: Path, place: Place) -> _Store | None:
+def _store_with(root: Path, place: CheckpointName) -> _Store | None:
     try:
         fence = read_fence(root, place.attempt)
     except disk.Damaged as damage:

@@ -27,7 +27,7 @@ LIMIT = 2400.0  # seconds: `patience` and `budget` of Checkpoints, as they are b
 ONCE = 30.0  # seconds within which the ranks of one job get one signal
 
 
-class Standing(IntEnum):
+class RankStanding(IntEnum):
     """What a rank says of itself; the worst counts."""
 
     READY = 0
@@ -36,8 +36,8 @@ class Standing(IntEnum):
     REFUSES = 3  # it raises an error
 
 
-class Verdict(NamedTuple):
-    standing: Standing
+class RankVerdict(NamedTuple):
+    standing: RankStanding
     rank: int  # one that is the reason
 
 
@@ -54,10 +54,10 @@ class Ranks:
         self._own: Any = None
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sickbay-dcp")
 
-    def agree(self, step: object, standing: Standing) -> Verdict:
+    def agree(self, step: object, standing: RankStanding) -> RankVerdict:
         """What all ranks will do about this step, the same on each of them."""
         if self.talking is None:
-            return Verdict(standing, self.rank)
+            return RankVerdict(standing, self.rank)
         number = step if isinstance(step, int) and 0 <= step < 1 << 62 else 0  # it is refused, and that is what counts
         told = torch.tensor([standing << 32 | self.rank, number, -number], dtype=torch.int64)
         try:
@@ -68,8 +68,8 @@ class Ranks:
                 f" them ended or did not come to it: {in_one_line(error)}"
             ) from error
         worst, most, least = told.tolist()
-        verdict = Verdict(Standing(worst >> 32), worst & 0xFFFFFFFF)
-        if most != -least and verdict.standing is not Standing.REFUSES:
+        verdict = RankVerdict(RankStanding(worst >> 32), worst & 0xFFFFFFFF)
+        if most != -least and verdict.standing is not RankStanding.REFUSES:
             raise CheckpointError(f"one rank is at step {-least}, another at step {most}: all must save the same steps")
         return verdict
 

@@ -13,7 +13,7 @@ from typing import Any
 from sickbay.train import disk
 from sickbay.train.beginning import Begun
 from sickbay.train.errors import CheckpointError
-from sickbay.train.layout import FILES, Manifest, Place, read_manifest, shard_name
+from sickbay.train.layout import FILES, CheckpointName, Manifest, read_manifest, shard_name
 from sickbay.train.run import Run
 from sickbay.train.shard import NotAShard
 from sickbay.train.sharing import CorruptShard, copies_of, read_any, telling
@@ -87,7 +87,7 @@ class Resumption:
             try:
                 return read(copies_of(self.directory, manifest, name, self._near))
             except CorruptShard:  # what was near only goes when this attempt has saved it again
-                again = read_manifest(self.directory, Place(self.attempt, chosen.step))
+                again = read_manifest(self.directory, CheckpointName(self.attempt, chosen.step))
                 if manifest.far is not None or again is None or again.files != manifest.files:
                     raise
                 return read(copies_of(self.directory, again, name, None))

@@ -11,7 +11,7 @@ from threading import Event, Thread
 from sickbay.train import beats, disk
 from sickbay.train.committing import Committing
 from sickbay.train.errors import CheckpointError, FailureStreak, Superseded, is_transient
-from sickbay.train.layout import Manifest, Part, Place, part_path, step_path
+from sickbay.train.layout import CheckpointName, Manifest, RankPart, part_path, step_path
 from sickbay.train.sharing import allowance
 from sickbay.train.uploads import Uploads
 
@@ -20,14 +20,14 @@ AT_EXIT = 60.0  # seconds that a script which ends without `wait` gives its last
 GRACE = 10.0  # seconds that a save in flight has left when the script fails: other ranks may never come
 AGAIN = (1.0, 5.0, 20.0)  # seconds after which a save that failed is tried again, before it is given up
 
-Write = Callable[[Path], Part]  # makes this rank's files in a directory
+Write = Callable[[Path], RankPart]  # makes this rank's files in a directory
 Sure = Callable[[Manifest], None]  # what rank 0 makes sure of right before it commits; raises if it is not so
 
 
 class Saves:
     """Saves of one rank, each in a thread of its own, and what follows them: uploads and copies."""
 
-    def __init__(self, at: Committing, uploads: Uploads | None, committed: Callable[[Place], None]) -> None:
+    def __init__(self, at: Committing, uploads: Uploads | None, committed: Callable[[CheckpointName], None]) -> None:
         self.at, self.uploads, self._committed = at, uploads, committed
         self.thread: Thread | None = None
         self.error: Exception | None = None  # of the last save
@@ -37,7 +37,7 @@ class Saves:
 
     # --- the thread that trains
 
-    def start(self, place: Place, write: Write, sure: Sure | None) -> bool:
+    def start(self, place: CheckpointName, write: Write, sure: Sure | None) -> bool:
         """False: there is no thread for it, which counts as a failure."""
         self._hurry.clear()
         self.thread = Thread(
@@ -51,7 +51,7 @@ class Saves:
             return False
         return True
 
-    def cannot_begin(self, place: Place, error: Exception) -> None:
+    def cannot_begin(self, place: CheckpointName, error: Exception) -> None:
         self.error = _named(place, error)
         log.warning("%s", self.error)
         self._fails(place)
@@ -77,7 +77,7 @@ class Saves:
             self._failed.reset()
             raise error
 
-    def leave_out(self, place: Place, why: str) -> None:
+    def leave_out(self, place: CheckpointName, why: str) -> None:
         """People hear of it, and the other ranks need not wait for this rank's part."""
         self.tell_failed(place.step, why)
         self.at.tell_failed(place, near=self.uploads is not None)
@@ -139,7 +139,7 @@ class Saves:
 
     # --- the thread that saves
 
-    def _run(self, place: Place, write: Write, sure: Sure | None) -> None:
+    def _run(self, place: CheckpointName, write: Write, sure: Sure | None) -> None:
         for pause in (*AGAIN, None):
             try:
                 if self.uploads is None or sure is not None:
@@ -160,11 +160,11 @@ class Saves:
                 return
         self._fails(place)
 
-    def _fails(self, place: Place) -> None:
+    def _fails(self, place: CheckpointName) -> None:
         self._failed.fail()
         self.leave_out(place, str(self.error))
 
-    def _reason(self, place: Place, error: Exception) -> Exception:
+    def _reason(self, place: CheckpointName, error: Exception) -> Exception:
         """A later attempt may have removed what we were writing: then that is the reason, not a missing file."""
         try:
             self.at.check_fence()
@@ -172,7 +172,7 @@ class Saves:
             return reason
         return _named(place, error)
 
-    def _save(self, place: Place, write: Write, sure: Sure | None) -> None:
+    def _save(self, place: CheckpointName, write: Write, sure: Sure | None) -> None:
         self.at.check_fence()
         directory = step_path(self.at.directory, place)
         disk.make_in(directory)
@@ -182,7 +182,7 @@ class Saves:
             self.at.commit(place, partial(_made_sure, sure=sure))
             self._committed(place)
 
-    def _save_near(self, uploads: Uploads, place: Place, write: Write) -> None:
+    def _save_near(self, uploads: Uploads, place: CheckpointName, write: Write) -> None:
         """Whole on this node: nothing is asked of another one. Uploads and copies follow in threads of their own."""
         near = uploads.near
         directory = near.directory_of(place)
@@ -205,7 +205,7 @@ def _made_sure(manifest: Manifest, *, sure: Sure | None) -> Manifest:
     return manifest
 
 
-def _named(place: Place, error: Exception) -> Exception:
+def _named(place: CheckpointName, error: Exception) -> Exception:
     """One line; what the system said stays as the cause."""
     if isinstance(error, CheckpointError):
         return error

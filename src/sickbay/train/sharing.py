@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sickbay.train import beats, disk, shard
 from sickbay.train.errors import CheckpointError, Unreadable
 from sickbay.train.far import far_copy
-from sickbay.train.layout import Manifest, Place, look_path, read_manifest, shard_name, step_path
+from sickbay.train.layout import CheckpointName, Manifest, look_path, read_manifest, shard_name, step_path
 from sickbay.train.near import Near
 from sickbay.train.validity import MISSING, fault_in
 
@@ -43,7 +43,7 @@ class Looking:
         self.more = 0.0  # seconds beyond our patience that what was looked at until now may take
         self.near: Near | None = None  # what is on the nodes' own disks, where they are used
         self.loaded: dict[int, Any] = {}
-        self.of: Place | None = None  # what `loaded` is from
+        self.of: CheckpointName | None = None  # what `loaded` is from
         self._number = 0
 
     # --- rank 0
@@ -70,7 +70,7 @@ class Looking:
             faults.append(told["fault"])
         return next((fault for fault in faults if fault), None)
 
-    def _ask(self, place: Place) -> int:
+    def _ask(self, place: CheckpointName) -> int:
         """All ranks to look; under which number. One that was asked for before an error may be there already."""
         if self.world_size > 1:
             self._number = disk.ask(partial(look_path, self.root, self.attempt), self._number, place._asdict())
@@ -86,7 +86,7 @@ class Looking:
             asked = disk.read(path)
         if asked is None:
             return
-        place = Place(asked["attempt"], asked["step"])
+        place = CheckpointName(asked["attempt"], asked["step"])
         near = self.near.whole.get(place) if self.near is not None and self.near.learn() else None
         told: dict[str, Any] = {"fault": None, "unreadable": "", "errno": 0}
         try:

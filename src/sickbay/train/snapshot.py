@@ -22,7 +22,7 @@ KEY, ATTRIBUTES = object(), object()  # steps of a path that are not in brackets
 Buffer = bytes | bytearray | memoryview
 
 
-class Snapshot(NamedTuple):
+class SnapshotParts(NamedTuple):
     """`parts` are what the file will be, in order. `kept` is the memory behind them, to be used again next time."""
 
     form: str
@@ -34,13 +34,13 @@ class NotAState(TypeError):  # noqa: N818
     """The state holds something that has no place in a shard."""
 
 
-def take(state: object, reuse: Iterable[Any] = ()) -> Snapshot:
+def take(state: object, reuse: Iterable[Any] = ()) -> SnapshotParts:
     """A copy of everything that could change. `reuse`: what an earlier snapshot kept, once it is written.
 
     Memory that was used before is already mapped (and, for tensors on a GPU, pinned), which makes the copy cheaper.
     """
     if type(state) is bytes:
-        return Snapshot(BYTES, (state,), [])
+        return SnapshotParts(BYTES, (state,), [])
     taking = _Taking(reuse)
     try:
         tree = taking.tree(state)
@@ -49,7 +49,7 @@ def take(state: object, reuse: Iterable[Any] = ()) -> Snapshot:
     except RecursionError:
         raise NotAState(f"the state contains itself, or is nested more than {DEPTH} deep") from None
     taking.settle()
-    return Snapshot(STATE, (MAGIC, len(header).to_bytes(8, "little"), header, *taking.parts), taking.kept)
+    return SnapshotParts(STATE, (MAGIC, len(header).to_bytes(8, "little"), header, *taking.parts), taking.kept)
 
 
 class _Taking:

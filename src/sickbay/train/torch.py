@@ -27,7 +27,7 @@ from sickbay.train.asked import should_save as asked_here
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError
 from sickbay.train.hashing import hash_writes
-from sickbay.train.layout import Manifest, Part, Place
+from sickbay.train.layout import CheckpointName, Manifest, RankPart
 from sickbay.train.resuming import METADATA, reader_of, recheck, refuse_what_others_write
 from sickbay.train.validity import Checkpoint
 
@@ -52,32 +52,32 @@ def save(checkpoints: Checkpoints, step: int, state_dict: dict[str, Any], *, pro
             f"{checkpoints.far} holds what checkpoints.save writes: DCP needs a directory, without far="
         )
     ranks = gang.ranks_of(checkpoints, process_group)
-    place = Place(checkpoints.attempt, step)
-    staged, standing, why = None, gang.Standing.READY, ""
+    place = CheckpointName(checkpoints.attempt, step)
+    staged, standing, why = None, gang.RankStanding.READY, ""
     try:
         staged = _stage(checkpoints, ranks, step, state_dict)
-        standing = gang.Standing.BUSY if staged is None else gang.Standing.READY
+        standing = gang.RankStanding.BUSY if staged is None else gang.RankStanding.READY
     except OSError as error:
-        standing, why = gang.Standing.FAILED, gang.in_one_line(error)
+        standing, why = gang.RankStanding.FAILED, gang.in_one_line(error)
     except BaseException:
         with suppress(CheckpointError):
-            ranks.agree(step, gang.Standing.REFUSES)
+            ranks.agree(step, gang.RankStanding.REFUSES)
         raise
     verdict = ranks.agree(step, standing)
     match verdict.standing:
-        case gang.Standing.READY:
+        case gang.RankStanding.READY:
             written = ranks.begin(partial(_write, checkpoints, place, staged))
-            return checkpoints.put(step, lambda _: Part(written.result()))
-        case gang.Standing.BUSY:
-            if standing is gang.Standing.READY:
+            return checkpoints.put(step, lambda _: RankPart(written.result()))
+        case gang.RankStanding.BUSY:
+            if standing is gang.RankStanding.READY:
                 _tell(
                     checkpoints, place, f"{place} is left out: the save before it has not ended on rank {verdict.rank}"
                 )
             return False
-        case gang.Standing.FAILED:
+        case gang.RankStanding.FAILED:
             why = why or f"rank {verdict.rank} could not begin"
-            return standing is not gang.Standing.BUSY and checkpoints.put(step, partial(_fail, place, why))
-        case gang.Standing.REFUSES:
+            return standing is not gang.RankStanding.BUSY and checkpoints.put(step, partial(_fail, place, why))
+        case gang.RankStanding.REFUSES:
             raise CheckpointError(f"{place} is not saved: rank {verdict.rank} refuses to; its own error says why")
 
 
@@ -88,7 +88,7 @@ def _stage(checkpoints: Checkpoints, ranks: gang.Ranks, step: int, state_dict: d
     if directory is None:
         return None
     if ranks.still_writing(max(0.0, checkpoints.budget - (time.monotonic() - began))):
-        place = Place(checkpoints.attempt, step)
+        place = CheckpointName(checkpoints.attempt, step)
         _tell(
             checkpoints,
             place,
@@ -103,7 +103,7 @@ def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {key: one.state_dict() if isinstance(one, stateful.Stateful) else one for key, one in state_dict.items()}
 
 
-def _write(checkpoints: Checkpoints, place: Place, staged: Any, group: Any) -> dict[str, disk.Sum]:
+def _write(checkpoints: Checkpoints, place: CheckpointName, staged: Any, group: Any) -> dict[str, disk.Sum]:
     """What DCP has made of this rank's share."""
     directory = checkpoints.path_of(place.step)
     # What is staged is on the host: copying ahead would only wake GPU 0 from a thread that belongs to another.
@@ -117,12 +117,12 @@ def _write(checkpoints: Checkpoints, place: Place, staged: Any, group: Any) -> d
     return {path.name: sum_of(path) for path in _files_of(directory, checkpoints.rank)}
 
 
-def _tell(checkpoints: Checkpoints, place: Place, why: str) -> None:
+def _tell(checkpoints: Checkpoints, place: CheckpointName, why: str) -> None:
     log.warning("%s", why)
     checkpoints.tell_failed(place.step, why)
 
 
-def _fail(place: Place, why: str, _directory: Path) -> Part:
+def _fail(place: CheckpointName, why: str, _directory: Path) -> RankPart:
     """It counts like any other save that fails."""
     raise CheckpointError(f"{place} was not saved: {why}")
 
@@ -158,10 +158,10 @@ def load(
             _refuse_other_sizes(chosen, state_dict)
     except BaseException:
         with suppress(CheckpointError):
-            ranks.agree(chosen.step, gang.Standing.REFUSES)
+            ranks.agree(chosen.step, gang.RankStanding.REFUSES)
         raise
-    verdict = ranks.agree(chosen.step, gang.Standing.READY)
-    if verdict.standing is not gang.Standing.READY:
+    verdict = ranks.agree(chosen.step, gang.RankStanding.READY)
+    if verdict.standing is not gang.RankStanding.READY:
         raise CheckpointError(f"{chosen} is not loaded: rank {verdict.rank} refuses to; its own error says why")
     try:
         dcp.load(state_dict, checkpoint_id=str(chosen.path), process_group=ranks.group(size))

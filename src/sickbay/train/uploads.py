@@ -21,7 +21,16 @@ from sickbay.train.committing import Committing
 from sickbay.train.errors import CheckpointError, FailureStreak, SourceDamaged, Superseded, is_transient
 from sickbay.train.far import key_of, store_of
 from sickbay.train.latest_only import LatestOnly
-from sickbay.train.layout import Manifest, Part, Place, failed_path, is_committed, part_path, step_path, upload_path
+from sickbay.train.layout import (
+    CheckpointName,
+    Manifest,
+    RankPart,
+    failed_path,
+    is_committed,
+    part_path,
+    step_path,
+    upload_path,
+)
 from sickbay.train.near import Near
 from sickbay.train.objects import Objects
 from sickbay.train.pruning import is_newest
@@ -45,7 +54,7 @@ class Uploads:
         far: str,
         *,
         resumed: Manifest | None,
-        committed: Callable[[Place], None],
+        committed: Callable[[CheckpointName], None],
         drops_older: bool = True,
     ) -> None:
         self._at, self.near, self._far, self._rank = at, near, far, at.rank
@@ -53,7 +62,7 @@ class Uploads:
         self.saved_again = self._resumed.place.step if self._resumed else None  # which step of ours that becomes
         self._committed, self._drops_older = committed, drops_older
         self._news = Condition()
-        self._held: dict[int, Part] = {}  # by step
+        self._held: dict[int, RankPart] = {}  # by step
         self._since: dict[int, float] = {}
         # Steps of ours: saved or left out; saved; asked for; of which the upload has ended, well or not.
         self._reached = self._newest = self._asked = self._ended = -1
@@ -69,7 +78,7 @@ class Uploads:
 
     # --- the thread that trains, and the one that saves
 
-    def offer(self, step: int, part: Part | None) -> None:
+    def offer(self, step: int, part: RankPart | None) -> None:
         """This rank has saved a step on its node; None: it could not, or left it out."""
         with self._news:
             self._reached = max(self._reached, step)
@@ -84,13 +93,13 @@ class Uploads:
         return sum(one.size for part in self._held.values() for one in part.files.values())
 
     @property
-    def busy_with(self) -> set[Place]:
+    def busy_with(self) -> set[CheckpointName]:
         """What must stay on the node: what is uploaded, and what rank 0 may have asked for a moment ago."""
         now = time.monotonic()
         with self._news:
             recent = {step for step, since in self._since.items() if now - since < MAY_BE_ASKED}
             under_way = {self._asked} if self._ended < self._asked else set()
-            return {Place(self._at.attempt, step) for step in under_way | recent}
+            return {CheckpointName(self._at.attempt, step) for step in under_way | recent}
 
     def finish(self, within: float | None = None) -> None:
         """Until what this rank saved last is durable; where it has saved nothing, what it went on from.
@@ -107,7 +116,7 @@ class Uploads:
             with self._news:
                 self._news.wait_for(partial(self._has_ended, newest), timeout=ASKS)
                 ended = self._has_ended(newest)
-                place = Place(self._at.attempt, max(step, self._ended))
+                place = CheckpointName(self._at.attempt, max(step, self._ended))
             if ended or isinstance(self._error, Superseded):
                 self._raise_error()
             if ended and (self._rank == 0 or is_committed(self._at.directory, place)):
@@ -177,7 +186,7 @@ class Uploads:
                 continue
             if asked is None:
                 continue
-            place, resumed = Place(self._at.attempt, asked["step"]), asked["resumed"]
+            place, resumed = CheckpointName(self._at.attempt, asked["step"]), asked["resumed"]
             self._upload(place, self._resumed if resumed else None, durable=asked["durable"])
             if isinstance(self._error, Superseded):
                 return
@@ -225,7 +234,7 @@ class Uploads:
             self._held = {number: part for number, part in self._held.items() if number >= step}
             self._since = {number: since for number, since in self._since.items() if number >= step}
 
-    def _upload(self, place: Place, resumed: Manifest | None, *, durable: bool) -> None:
+    def _upload(self, place: CheckpointName, resumed: Manifest | None, *, durable: bool) -> None:
         error = self._tried(place, resumed)
         if durable or (self._rank == 0 and error is None):
             self._durable = True
@@ -248,7 +257,7 @@ class Uploads:
                 beats.save_failed(place.step, str(error))
             self._at.tell_failed(place)
 
-    def _tried(self, place: Place, resumed: Manifest | None) -> Exception | None:
+    def _tried(self, place: CheckpointName, resumed: Manifest | None) -> Exception | None:
         why: Exception | None = None
         for pause in (*AGAIN, None):
             try:
@@ -268,7 +277,7 @@ class Uploads:
                 return None
         return why
 
-    def _send_all(self, place: Place, resumed: Manifest | None) -> None:
+    def _send_all(self, place: CheckpointName, resumed: Manifest | None) -> None:
         disk.make_in(step_path(self._at.directory, place))
         if disk.exists(part_path(self._at.directory, place, self._rank)):
             return  # by an earlier try
@@ -281,13 +290,13 @@ class Uploads:
         else:
             sizes = {name: one.size for name, one in resumed.files.items()}
             mine = shares_of(sizes, self._at.world_size)[self._rank]
-            part = Part({name: resumed.files[name] for name in mine})
+            part = RankPart({name: resumed.files[name] for name in mine})
             sources = {name: self.near.copies(resumed, name) for name in part.files}
         for name, expected in part.files.items():
             self._send(place, name, expected, sources[name])
         self._at.put(place, part)
 
-    def _send(self, place: Place, name: str, expected: disk.Sum, sources: list[disk.File]) -> None:
+    def _send(self, place: CheckpointName, name: str, expected: disk.Sum, sources: list[disk.File]) -> None:
         why: Exception = FileNotFoundError(errno.ENOENT, f"{name} is on none of the nodes that take part")
         for source in sources:
             try:

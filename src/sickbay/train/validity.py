@@ -16,9 +16,9 @@ from sickbay.train import disk
 from sickbay.train.errors import Unreadable
 from sickbay.train.far import far_copy
 from sickbay.train.layout import (
+    CheckpointName,
     Lineage,
     Manifest,
-    Place,
     Skipped,
     attempts,
     begun,
@@ -36,7 +36,7 @@ MISSING = " is missing"
 ROUNDS = 20  # surveys in which something vanished, before it is called unreadable
 
 Look = Callable[[Path, Manifest], str | None]  # the first fault in a checkpoint's files, or None
-NONE_NEAR: Mapping[Place, Manifest | str] = {}
+NONE_NEAR: Mapping[CheckpointName, Manifest | str] = {}
 
 
 class Checkpoint(NamedTuple):
@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
     path: Path
 
     def __str__(self) -> str:
-        return str(Place(self.attempt, self.step))
+        return str(CheckpointName(self.attempt, self.step))
 
 
 class Survey(NamedTuple):
@@ -70,7 +70,10 @@ def latest_valid(directory: str | os.PathLike[str]) -> Checkpoint | None:
 
 
 def survey(
-    root: Path, below: int | None = None, look: Look | None = None, near: Mapping[Place, Manifest | str] = NONE_NEAR
+    root: Path,
+    below: int | None = None,
+    look: Look | None = None,
+    near: Mapping[CheckpointName, Manifest | str] = NONE_NEAR,
 ) -> Survey:
     """The newest whole checkpoint of the attempts (below a number), and what was passed over on the way to it.
 
@@ -85,7 +88,7 @@ def survey(
     raise Unreadable(f"checkpoints in {root} vanish while they are looked at: end what removes them, and start again")
 
 
-def _survey(root: Path, below: int | None, look: Look, near: Mapping[Place, Manifest | str]) -> Survey:
+def _survey(root: Path, below: int | None, look: Look, near: Mapping[CheckpointName, Manifest | str]) -> Survey:
     skipped: list[Skipped] = []
     committed = False
     for place, named in candidates(root, below, near):
@@ -100,8 +103,8 @@ def _survey(root: Path, below: int | None, look: Look, near: Mapping[Place, Mani
 
 
 def candidates(
-    root: Path, below: int | None = None, near: Mapping[Place, Manifest | str] = NONE_NEAR
-) -> Iterator[tuple[Place, bool]]:
+    root: Path, below: int | None = None, near: Mapping[CheckpointName, Manifest | str] = NONE_NEAR
+) -> Iterator[tuple[CheckpointName, bool]]:
     """Every checkpoint, whole or not, on the way back from the highest attempt, newest first.
 
     With each, whether an attempt names it as the one that it began from.
@@ -116,7 +119,7 @@ def candidates(
         if upto is not None and upto not in known:
             known.append(upto)  # named by a child, but gone: that must be told
         for step in reversed(known):
-            yield Place(attempt, step), step == upto
+            yield CheckpointName(attempt, step), step == upto
         parent = lineage_of(root, attempt).parent
         attempt, upto = parent or (None, None)
 
@@ -146,7 +149,7 @@ def lineage_of(root: Path, attempt: int) -> Lineage:
     return lineage
 
 
-def examine(root: Path, place: Place) -> tuple[Manifest | None, str]:
+def examine(root: Path, place: CheckpointName) -> tuple[Manifest | None, str]:
     """A checkpoint's manifest if everything that it lists is as it was written; else the reason."""
     try:
         manifest, why, _ = _examine(root, place, fault_in, named=False)
@@ -156,7 +159,7 @@ def examine(root: Path, place: Place) -> tuple[Manifest | None, str]:
 
 
 def _examine(
-    root: Path, place: Place, look: Look, *, named: bool, near: Manifest | str | None = None
+    root: Path, place: CheckpointName, look: Look, *, named: bool, near: Manifest | str | None = None
 ) -> tuple[Manifest | None, str, bool]:
     """The manifest if all is whole, else the reason; and whether its save was finished once."""
     try:
@@ -181,7 +184,7 @@ def _examine(
     return (manifest, "", True) if fault is None else (None, fault, True)
 
 
-def _without_manifest(root: Path, place: Place) -> str:
+def _without_manifest(root: Path, place: CheckpointName) -> str:
     if disk.exists(removed_path(root, place)):
         return "it was being removed"
     if not disk.exists(step_path(root, place)):

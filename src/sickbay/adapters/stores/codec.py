@@ -12,7 +12,7 @@ import msgspec
 from sickbay.model.checkup import Checkup
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import Conflict, UnitRefused, UnitTooLarge, UnreadableRow, Unstorable, UnusableStore
-from sickbay.model.facts import Fact, Garbled, Mark, Voice
+from sickbay.model.facts import EarlyAgent, Fact, Garbled, Mark
 from sickbay.model.fleet import Part, Record, Roster
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
@@ -32,14 +32,14 @@ _line_decoder = msgspec.json.Decoder(Line)
 _letter_decoder = msgspec.json.Decoder(Command)
 
 
-class Packed(NamedTuple):
+class WireUnit(NamedTuple):
     """A unit in its wire form."""
 
     writes: dict[str, bytes | None]
     story: tuple[bytes, ...]
 
 
-def pack(unit: Unit) -> Packed:
+def pack(unit: Unit) -> WireUnit:
     """Encodes a unit once; refuses with UnitTooLarge what no store would take."""
     writes: dict[str, bytes | None] = {}
     total = 0
@@ -53,7 +53,7 @@ def pack(unit: Unit) -> Packed:
     total += sum(map(len, story)) + sum(len(_encode(mark)) for mark in unit.waits.values())
     if total > UNIT_BYTES:
         raise UnitTooLarge(f"a unit has {total} bytes: at most {UNIT_BYTES}")
-    return Packed(writes, story)
+    return WireUnit(writes, story)
 
 
 def count(unit: Unit, tags: Mapping[str, str]) -> None:
@@ -162,7 +162,7 @@ def ended_at(row: AnyRow) -> datetime | None:
             return row.closed_at
         case Intent() if row.state.over:
             return row.planned_at
-        case Part() | Roster() | Voice():
+        case Part() | Roster() | EarlyAgent():
             return row.at
         case Record():
             return row.gone_at or row.told_until

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sickbay.adapters.stores.codec import REFUSALS, Packed, count, pack
+from sickbay.adapters.stores.codec import REFUSALS, WireUnit, count, pack
 from sickbay.model.errors import Conflict, StoreError
 from sickbay.model.rows import UNIT_ACTIONS, AnyRow, Line, Unit, WaitMark, tag_of
 
 
-class Written(NamedTuple):
+class GroupedWrite(NamedTuple):
     key: str
     row: AnyRow | None  # None: deleted
     body: bytes | None
@@ -27,11 +27,11 @@ class Marked(NamedTuple):
     dirty: bool  # what it read has another version by now
 
 
-class Group:
+class CommitGroup:
     """Units in the order of their numbers, from 1 on. A version −n is the one that unit n will be given."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        self.packed: list[Packed] = []
+        self.packed: list[WireUnit] = []
         self.refused: StoreError | None = None
         for unit in units:
             try:
@@ -96,13 +96,13 @@ class Group:
     # --- what is written
 
     @property
-    def rows(self) -> dict[str, Written]:
-        rows: dict[str, Written] = {}
+    def rows(self) -> dict[str, GroupedWrite]:
+        rows: dict[str, GroupedWrite] = {}
         for unit, packed, version in self._accepted():
-            rows |= {key: Written(key, row, packed.writes[key], version) for key, row in unit.writes.items()}
+            rows |= {key: GroupedWrite(key, row, packed.writes[key], version) for key, row in unit.writes.items()}
         return rows
 
-    def _accepted(self) -> Iterable[tuple[Unit, Packed, int]]:
+    def _accepted(self) -> Iterable[tuple[Unit, WireUnit, int]]:
         return zip(self.units, self.packed, self._given, strict=True)
 
     @property

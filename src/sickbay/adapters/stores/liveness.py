@@ -24,7 +24,7 @@ class _Echo:
         return self.pulse.reading > self.hushed_at
 
 
-class Echoes:
+class Liveness:
     """Costs nothing for a pulse that is no news: a heap of readings is put right only where silence is looked for."""
 
     def __init__(self) -> None:

@@ -31,15 +31,15 @@ from sickbay.adapters.stores.codec import (
     unpack_fact,
     unpack_letter,
 )
-from sickbay.adapters.stores.liveness import Echoes
-from sickbay.adapters.stores.waiting import Ordered, Waiting
+from sickbay.adapters.stores.liveness import Liveness
+from sickbay.adapters.stores.waiting import SortedItems, WaitIndex
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import Conflict, Fenced
 from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, NodeId
 from sickbay.model.protocol import Command
 from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, Versioned, given, kind_of, tag_of
-from sickbay.ports.store import STORY, Committed, Pulse, Voices
+from sickbay.ports.store import STORY, Committed, LivenessChanges, Pulse
 
 _seq = attrgetter("seq")
 
@@ -61,10 +61,10 @@ class MemoryStore:
         self._version = 0
         self._rows: dict[str, Versioned] = {}
         self._bodies: dict[str, bytes] = {}  # with limits: what the rows are read back from
-        self._kinds: defaultdict[str, Ordered[str]] = defaultdict(Ordered)
-        self._tags: defaultdict[str, Ordered[str]] = defaultdict(Ordered)
-        self._waiting = Waiting()
-        self._echoes = Echoes()
+        self._kinds: defaultdict[str, SortedItems[str]] = defaultdict(SortedItems)
+        self._tags: defaultdict[str, SortedItems[str]] = defaultdict(SortedItems)
+        self._waiting = WaitIndex()
+        self._echoes = Liveness()
         self._facts: list[Fact] = []
         self._fact_ids: set[str] = set()
         self._seq = 0
@@ -224,9 +224,9 @@ class MemoryStore:
         with self._lock:
             self._echoes.hear(pulses)
 
-    def voices(self, before: float, limit: int = 500) -> Voices:
+    def voices(self, before: float, limit: int = 500) -> LivenessChanges:
         with self._lock:
-            return Voices(silent=self._echoes.silent(before, limit), heard=self._echoes.heard(limit))
+            return LivenessChanges(silent=self._echoes.silent(before, limit), heard=self._echoes.heard(limit))
 
     # --- mail
 

@@ -30,7 +30,7 @@ from sickbay.adapters.stores.codec import (
     unpack_line,
 )
 from sickbay.adapters.stores.database import Database
-from sickbay.adapters.stores.group_commit import Group, Marked, Written
+from sickbay.adapters.stores.group_commit import CommitGroup, GroupedWrite, Marked
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.adapters.stores.statements import Statements
@@ -40,7 +40,7 @@ from sickbay.model.facts import Fact, Mark
 from sickbay.model.fleet import Cursor, Incarnation, NodeId
 from sickbay.model.protocol import Command
 from sickbay.model.rows import CURSOR, AnyRow, Lease, Line, Rows, Unit, tag_of
-from sickbay.ports.store import STORY, Committed, Pulse, Store, Voices
+from sickbay.ports.store import STORY, Committed, LivenessChanges, Pulse, Store
 
 ALL = 2**31 - 1
 
@@ -89,7 +89,7 @@ class SqlStore:
         return done.versions[0]
 
     def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
-        group = Group(units)
+        group = CommitGroup(units)
         if not group.packed:
             return Committed((), group.refused)
         with self._db.writing(rows=True, durable=not all(unit.follows for unit in group.units)) as connection:
@@ -117,7 +117,7 @@ class SqlStore:
     def _next_version(self, connection: Connection, by: int = 1) -> int:
         return int(connection.execute(self._sql.next_version, {"by": by}).scalar_one())
 
-    def _put(self, connection: Connection, rows: Iterable[Written]) -> None:
+    def _put(self, connection: Connection, rows: Iterable[GroupedWrite]) -> None:
         written: list[dict[str, Any]] = []
         deleted: list[str] = []
         for key, row, body, version in rows:
@@ -223,7 +223,7 @@ class SqlStore:
             clocks[key] = moved(known, mark, facts=newest, wall=wall)
         bodies = {key: pack_row(key, clock) for key, clock in clocks.items() if clock is not None}
         version = self._next_version(connection)
-        self._put(connection, [Written(key, clock, bodies[key], version) for key, clock in clocks.items()])
+        self._put(connection, [GroupedWrite(key, clock, bodies[key], version) for key, clock in clocks.items()])
         self._changed(connection, list(clocks))
 
     def time(self) -> float | None:
@@ -247,11 +247,11 @@ class SqlStore:
         with self._db.writing(durable=False) as connection:
             connection.execute(self._sql.hear, heard)
 
-    def voices(self, before: float, limit: int = 500) -> Voices:
+    def voices(self, before: float, limit: int = 500) -> LivenessChanges:
         with self._db.reading() as connection:
             silent = connection.execute(self._sql.silent, {"before": before, "limit": limit}).all()
             heard = connection.execute(self._sql.heard, {"limit": limit}).all()
-        return Voices(silent=_pulses(silent), heard=_pulses(heard))
+        return LivenessChanges(silent=_pulses(silent), heard=_pulses(heard))
 
     # --- mail
 

@@ -11,7 +11,7 @@ from sickbay.model.rows import WaitMark
 Item = TypeVar("Item", bound=Any)
 
 
-class Ordered(Generic[Item]):
+class SortedItems(Generic[Item]):
     """Distinct items in order. Inserting moves memory, not objects: quick up to some hundred thousand."""
 
     __slots__ = ("items",)
@@ -30,14 +30,14 @@ class Ordered(Generic[Item]):
             del self.items[index]
 
 
-class Waiting:
+class WaitIndex:
     """A wait is dirty once a row that its decision read has another version, until it is marked again."""
 
     def __init__(self) -> None:
         self._marks: dict[str, WaitMark] = {}
         self._waiters: dict[str, set[str]] = {}  # key → subjects whose wait read it
-        self._dirty: Ordered[tuple[int, str]] = Ordered()
-        self._deadlines: defaultdict[str, Ordered[tuple[float, str]]] = defaultdict(Ordered)
+        self._dirty: SortedItems[tuple[int, str]] = SortedItems()
+        self._deadlines: defaultdict[str, SortedItems[tuple[float, str]]] = defaultdict(SortedItems)
 
     def mark(self, subject: str, mark: WaitMark, written: Container[str], present: Callable[[str], int]) -> None:
         """`written` are the keys of the same unit: of them the wait means the version after it."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sickbay.agent.checks.profiles import Unknown, wanted
+from sickbay.agent.checks.profiles import UnknownProfile, wanted
 from sickbay.model.checkup import Tested
 
 PASS, FAIL, COULD_NOT_RUN = "pass", "fail", "could_not_run"
@@ -48,7 +48,7 @@ Tell = Callable[[str, Tested | None], None]  # a test begins (None), and ends
 
 
 def select(tests: Sequence[Exercise], level: int, profile: str = "") -> list[Exercise]:
-    """Those up to a level; with a profile, of the higher levels those that it asks for. Raises `Unknown`."""
+    """Those up to a level; with a profile, of the higher levels those that it asks for. Raises `UnknownProfile`."""
     want = wanted(profile)
     chosen = [test for test in tests if want.takes(test.name, test.level, test.components, level)]
     contained = {name for test in chosen for name in test.contains}
@@ -61,7 +61,7 @@ def examine(
     """All tests up to a level, so that all that is wrong is known: the verdict, why, and each by itself."""
     try:
         chosen = select(tests, level, profile)
-    except Unknown as error:
+    except UnknownProfile as error:
         return COULD_NOT_RUN, str(error), ()
     results = tuple(_told(test, until, tell) for test in chosen)
     if not results:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, Result
-from sickbay.agent.checks.child import Child, Ended, finish_all
+from sickbay.agent.checks.child import Child, ChildEnd, finish_all
 
 JOBS = {
     "gpu.kernel": "sickbay.agent.cuda.patterns:kernel",
@@ -36,7 +36,7 @@ DEATH_SIGNAL = 1  # prctl
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExerciseOutcome:
     verdict: str
     because: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -48,20 +48,22 @@ def start(job: str, wishes: Mapping[str, Any]) -> Child:
     return Child([sys.executable, "-m", "sickbay.agent.checks.apart", job, json.dumps(wishes)], env)
 
 
-def outcome(ended: Ended, seconds: float) -> Outcome:
+def outcome(ended: ChildEnd, seconds: float) -> ExerciseOutcome:
     if ended.stuck:
-        return Outcome(COULD_NOT_RUN, f"it hung in the kernel: not even a kill ended it within {ended.seconds:.0f} s")
+        return ExerciseOutcome(
+            COULD_NOT_RUN, f"it hung in the kernel: not even a kill ended it within {ended.seconds:.0f} s"
+        )
     if ended.code is None:
-        return Outcome(COULD_NOT_RUN, f"it did not end within {seconds:.0f} s and was killed")
+        return ExerciseOutcome(COULD_NOT_RUN, f"it did not end within {seconds:.0f} s and was killed")
     try:
         said = json.loads(ended.out)
-        return Outcome(said["verdict"], said["because"], said["figures"])
+        return ExerciseOutcome(said["verdict"], said["because"], said["figures"])
     except (ValueError, KeyError, TypeError):
         died = f"signal {-ended.code} ended it" if ended.code < 0 else f"it ended with {ended.code} and no verdict"
-        return Outcome(COULD_NOT_RUN, f"{died}: {ended.last}" if ended.last else died)
+        return ExerciseOutcome(COULD_NOT_RUN, f"{died}: {ended.last}" if ended.last else died)
 
 
-def apart(jobs: Sequence[tuple[str, Mapping[str, Any]]], until: float) -> list[Outcome]:
+def apart(jobs: Sequence[tuple[str, Mapping[str, Any]]], until: float) -> list[ExerciseOutcome]:
     """Side by side, each until its verdict or the deadline."""
     began = time.monotonic()
     children: list[Child] = []
@@ -78,13 +80,13 @@ def alone(job: str, wishes: Mapping[str, Any], until: float) -> Result:
     return judged(apart([(job, wishes)], until)[0])
 
 
-def judged(found: Outcome) -> Result:
+def judged(found: ExerciseOutcome) -> Result:
     if found.verdict == COULD_NOT_RUN:
         raise CouldNotRun(found.because, found.figures)
     return Result(found.because, found.figures)
 
 
-def together(names: Sequence[str], found: Sequence[Outcome]) -> Result:
+def together(names: Sequence[str], found: Sequence[ExerciseOutcome]) -> Result:
     """Of several alike (`GPU 0`, `GPU 1` …): what failed, else what could not run, and all figures."""
     figures = {
         f"{name.lower().replace(' ', '.')}.{key}": value
@@ -98,7 +100,7 @@ def together(names: Sequence[str], found: Sequence[Outcome]) -> Result:
                 bad.setdefault(one.because, []).append(name)
         if bad:
             because = "; ".join(_says(who, why) for why, who in bad.items())
-            return judged(Outcome(verdict, because, figures))
+            return judged(ExerciseOutcome(verdict, because, figures))
     return Result("", figures)
 
 
@@ -110,7 +112,7 @@ def _says(who: Sequence[str], why: str) -> str:
 # --- in the child
 
 
-def perform(job: str, wishes: dict[str, Any]) -> Outcome:
+def perform(job: str, wishes: dict[str, Any]) -> ExerciseOutcome:
     from sickbay.agent.cuda.driver import Sick
 
     module, _, name = JOBS.get(job, job).partition(":")
@@ -118,12 +120,12 @@ def perform(job: str, wishes: dict[str, Any]) -> Outcome:
     try:
         result = exercise(wishes)
     except Sick as error:
-        return Outcome(FAIL, str(error))
+        return ExerciseOutcome(FAIL, str(error))
     except CouldNotRun as error:
-        return Outcome(COULD_NOT_RUN, str(error), error.figures)
+        return ExerciseOutcome(COULD_NOT_RUN, str(error), error.figures)
     except OSError as error:
-        return Outcome(COULD_NOT_RUN, str(error))
-    return Outcome(FAIL if result.because else PASS, result.because, result.figures)
+        return ExerciseOutcome(COULD_NOT_RUN, str(error))
+    return ExerciseOutcome(FAIL if result.because else PASS, result.because, result.figures)
 
 
 def dies_with_its_parent() -> None:

@@ -17,7 +17,7 @@ MOST = 1 << 20  # bytes of output that are read
 _stuck: list[subprocess.Popen[bytes]] = []
 
 
-class Ended(NamedTuple):
+class ChildEnd(NamedTuple):
     code: int | None  # None: it did not end by itself, and was killed
     out: str
     err: str
@@ -61,7 +61,7 @@ class Child:
     def so_far(self) -> str:
         return os.pread(self._out.fileno(), MOST, 0).decode(errors="replace")
 
-    def finish(self, until: float) -> Ended:
+    def finish(self, until: float) -> ChildEnd:
         """Waits until then, kills what is left, and reads what it said. Whatever interrupts this kills it too."""
         code: int | None = None
         try:
@@ -74,7 +74,7 @@ class Child:
         finally:
             self._out.close()
             self._err.close()
-        return Ended(code, out, err, time.monotonic() - self._began, stuck)
+        return ChildEnd(code, out, err, time.monotonic() - self._began, stuck)
 
     def kill(self) -> bool:
         """Its whole group: also what outlived it. Returns whether it is still there."""
@@ -97,9 +97,9 @@ def _let_loose(pid: int) -> None:
         score.write("500")
 
 
-def finish_all(children: Sequence[Child], until: float) -> list[Ended]:
+def finish_all(children: Sequence[Child], until: float) -> list[ChildEnd]:
     """All of them, whatever happens to one."""
-    ended: list[Ended] = []
+    ended: list[ChildEnd] = []
     try:
         ended.extend(child.finish(until) for child in children)
     finally:
@@ -108,5 +108,5 @@ def finish_all(children: Sequence[Child], until: float) -> list[Ended]:
     return ended
 
 
-def run_tool(argv: Sequence[str], until: float, env: Mapping[str, str] | None = None) -> Ended:
+def run_tool(argv: Sequence[str], until: float, env: Mapping[str, str] | None = None) -> ChildEnd:
     return Child(argv, env).finish(until)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sickbay.agent.checks import CouldNotRun, Result
-from sickbay.agent.checks.meeting import COME, TELL, Absent, Meeting, dial, listening, meet, read_line
-from sickbay.agent.checks.pairwise import Tried, Verdict, rounds
+from sickbay.agent.checks.meeting import COME, TELL, Meeting, NeverCame, dial, listening, meet, read_line
+from sickbay.agent.checks.pairwise import PairTried, PairwiseVerdict, rounds
 
 MOST_RANKS: Final = 4096
 
@@ -174,7 +174,7 @@ def nodes(wants: dict[str, Any]) -> Result:
         make_identity = _identity(str(wants.get("library") or ""))
         try:
             meeting = meet(str(wants["at"]), ranks, hello, until - COME * seconds, make_identity, stack)
-        except Absent as error:
+        except NeverCame as error:
             return Result(str(error))
         except (OSError, ValueError) as error:
             raise CouldNotRun(f"rank {number}: the ranks did not come together at {wants['at']}: {error}") from error
@@ -243,7 +243,7 @@ def _work(meeting: Meeting, mine: socket.socket, wants: dict[str, Any], until: f
             return Result(f"{error.strerror or error} ({meeting.name((number - 1) % ranks)})")
 
 
-def search(nodes: Sequence[str], run_pair: Callable[[str, str], bool], *, again: int = 1) -> Verdict:
+def search(nodes: Sequence[str], run_pair: Callable[[str, str], bool], *, again: int = 1) -> PairwiseVerdict:
     """Drives the pairwise search. A pair that fails is tried `again` times more: one that then passes is flaky.
 
     `run_pair` raises `CouldNotRun` where a pair cannot be tried; that blames nobody.
@@ -253,10 +253,10 @@ def search(nodes: Sequence[str], run_pair: Callable[[str, str], bool], *, again:
         step = next(steps)
         while True:
             step = steps.send(
-                [Tried(pair=pair, passed=tuple(_attempts(run_pair, *pair, again))) for pair in step.pairs]
+                [PairTried(pair=pair, passed=tuple(_attempts(run_pair, *pair, again))) for pair in step.pairs]
             )
     except StopIteration as end:
-        found: Verdict = end.value
+        found: PairwiseVerdict = end.value
         return found
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, Exercise, Result
-from sickbay.agent.checks.apart import Outcome, apart, judged, outcome, start, together
+from sickbay.agent.checks.apart import ExerciseOutcome, apart, judged, outcome, start, together
 from sickbay.agent.checks.child import Child, finish_all
 from sickbay.agent.checks.nccl_tests import all_reduce_perf
 from sickbay.agent.nvml.pci import nvidia_gpus
-from sickbay.agent.nvml.watched import CannotRead, Hung, Nvml
+from sickbay.agent.nvml.watched import CannotRead, Nvml, NvmlHung
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.skus import link_floor, sku_of
 from sickbay.model.fault import Severity
@@ -78,7 +78,7 @@ class Bench:
         try:
             with self.reader() as read:
                 found = read(max(0.1, until - time.monotonic()))
-        except Hung as error:
+        except NvmlHung as error:
             return Result(f"the driver does not answer: {error}")
         except CannotRead as error:
             raise CouldNotRun(f"the GPUs cannot be read: {error}") from error
@@ -110,18 +110,18 @@ class Bench:
 
     def _on(
         self, found: Sequence[GpuReading], job: str, wishes: Mapping[str, Any], until: float, *, at_once: bool
-    ) -> tuple[list[str], list[Outcome]]:
+    ) -> tuple[list[str], list[ExerciseOutcome]]:
         if not found:
             raise CouldNotRun("the driver lists no GPU")
         blocked = [what_keeps_from(one) for one in found]
         free = [one for one, why in zip(found, blocked, strict=True) if not why]
         jobs = [(job, {**wishes, "pci": one.pci}) for one in free]
         got = iter(apart(jobs, until) if at_once else [apart([one], until)[0] for one in jobs])
-        outcomes = [Outcome(COULD_NOT_RUN, why) if why else next(got) for why in blocked]
+        outcomes = [ExerciseOutcome(COULD_NOT_RUN, why) if why else next(got) for why in blocked]
         return [_name(one) for one in found], outcomes
 
     @staticmethod
-    def _judge(one: GpuReading, got: Outcome) -> Outcome:
+    def _judge(one: GpuReading, got: ExerciseOutcome) -> ExerciseOutcome:
         """Against what its kind measures, else against its PCIe link."""
         if got.verdict != PASS:
             return got
@@ -135,7 +135,7 @@ class Bench:
                 least, kind = link, f"PCIe gen {one.pcie_generation_max} x{one.pcie_width_max}"
             if least is not None and value < least:
                 low.append(f"{figure} {value:.1f}, at least {least:.1f} expected ({kind})")
-        return Outcome(FAIL, "; ".join(low), got.figures) if low else got
+        return ExerciseOutcome(FAIL, "; ".join(low), got.figures) if low else got
 
     def links(self, until: float) -> Result:
         """NVLinks are up, and what goes from each GPU to the others arrives whole and fast enough."""
@@ -159,7 +159,9 @@ class Bench:
                 if least is not None and figure.endswith("p2p_gbps") and value < least
             ]
             names.append(name)
-            outcomes.append(Outcome(FAIL, "; ".join(slow), got.figures) if slow and got.verdict == PASS else got)
+            outcomes.append(
+                ExerciseOutcome(FAIL, "; ".join(slow), got.figures) if slow and got.verdict == PASS else got
+            )
         result = together(names, outcomes)
         return Result(result.because, {**figures, **result.figures})
 
@@ -186,7 +188,7 @@ class Bench:
         outcomes = []
         for one, why in zip(found, blocked, strict=True):
             if why:
-                outcomes.append(Outcome(COULD_NOT_RUN, why))
+                outcomes.append(ExerciseOutcome(COULD_NOT_RUN, why))
                 continue
             mine = [each for look in samples for each in look if each.pci == one.pci and (each.utilization or 0) > 50]
             outcomes.append(under_load(self._judge(one, next(got)), mine))
@@ -207,11 +209,11 @@ class Bench:
             least = sku.least("busbw_gbps")
             if least is not None and got.figures["busbw_gbps"] < least:
                 slow = f"bus bandwidth {got.figures['busbw_gbps']:.1f} GB/s, at least {least:.1f} expected"
-                got = Outcome(FAIL, slow, got.figures)
+                got = ExerciseOutcome(FAIL, slow, got.figures)
         return judged(got)
 
 
-def under_load(got: Outcome, samples: Sequence[GpuReading]) -> Outcome:
+def under_load(got: ExerciseOutcome, samples: Sequence[GpuReading]) -> ExerciseOutcome:
     """How the GPU behaved while it worked: brakes, heat, and whether the rate held."""
     figures = dict(got.figures)
     for name, field, best in EXTREMES:
@@ -219,9 +221,9 @@ def under_load(got: Outcome, samples: Sequence[GpuReading]) -> Outcome:
         if values:
             figures[name] = float(best(values))
     if got.verdict != PASS:
-        return Outcome(got.verdict, got.because, figures)
+        return ExerciseOutcome(got.verdict, got.because, figures)
     if not samples:
-        return Outcome(COULD_NOT_RUN, "nobody could see how it behaved under load", figures)
+        return ExerciseOutcome(COULD_NOT_RUN, "nobody could see how it behaved under load", figures)
     bad = []
     pulled = [sorted(BRAKES & set(one.slowed_by or ())) for one in samples]
     braked = sum(bool(one) for one in pulled)
@@ -231,7 +233,7 @@ def under_load(got: Outcome, samples: Sequence[GpuReading]) -> Outcome:
         bad.append(f"slowed down under load by {names} in {braked} of {len(samples)} looks")
     if (kept := figures.get("kept_share", 1.0)) < KEPT:
         bad.append(f"under load its rate fell to {kept:.0%} of what it began with")
-    return Outcome(FAIL if bad else PASS, "; ".join(bad), figures)
+    return ExerciseOutcome(FAIL if bad else PASS, "; ".join(bad), figures)
 
 
 def _serious(found: Sequence[GpuReading], begins: str = "") -> list[str]:

@@ -26,7 +26,7 @@ NAMED: Final = 8
 Hello = dict[str, Any]
 
 
-class Absent(Exception):  # noqa: N818 - a verdict
+class NeverCame(Exception):  # noqa: N818 - a verdict
     """Somebody never came."""
 
 
@@ -97,7 +97,7 @@ def judged(gone: Sequence[str], told: Mapping[str, Mapping[str, Any]]) -> dict[s
 def meet(
     at: str, ranks: int, hello: Hello, until: float, identity: Callable[[], str], stack: contextlib.ExitStack
 ) -> Meeting:
-    """Raises `Absent` where somebody never came, OSError where the address is of no use."""
+    """Raises `NeverCame` where somebody never came, OSError where the address is of no use."""
     host, _, port = at.rpartition(":")
     host = host.strip("[]")
     if hello["rank"]:
@@ -177,15 +177,15 @@ def _come(host: str, port: int, hello: Hello, until: float, stack: contextlib.Ex
     except socket.gaierror as error:
         raise OSError(f"{host!r} is no name that this machine knows: give an address instead") from error
     except OSError as error:
-        raise Absent(f"rank 0 never came, or cannot be reached from here: {error}") from error
+        raise NeverCame(f"rank 0 never came, or cannot be reached from here: {error}") from error
     patience = until + (until - time.monotonic()) + 1.0  # rank 0 may have begun later
     try:
         _send(line, hello)
         plan = json.loads(read_line(line, patience))
     except TimeoutError as error:
-        raise Absent("rank 0 went silent while the ranks came together") from error
+        raise NeverCame("rank 0 went silent while the ranks came together") from error
     except OSError as error:
-        raise Absent(f"rank 0 went away while the ranks came together: {error}") from error
+        raise NeverCame(f"rank 0 went away while the ranks came together: {error}") from error
     if plan.get("absent"):
         raise _absent(plan["absent"])
     return Meeting(hello["rank"], plan, {0: line})
@@ -200,8 +200,8 @@ def _heard(caller: socket.socket, ranks: int, until: float) -> Hello | None:
         return None
 
 
-def _absent(numbers: Sequence[int]) -> Absent:
-    return Absent(f"rank {_few([str(one) for one in numbers], ', ')} never came")
+def _absent(numbers: Sequence[int]) -> NeverCame:
+    return NeverCame(f"rank {_few([str(one) for one in numbers], ', ')} never came")
 
 
 def _few(names: Sequence[str], between: str) -> str:

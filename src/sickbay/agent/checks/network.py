@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, Exercise, Result
-from sickbay.agent.checks.apart import Outcome, together
+from sickbay.agent.checks.apart import ExerciseOutcome, together
 from sickbay.agent.checks.child import Child, run_tool
 
 TOOLS = ("/opt/amazon/efa/bin", "/usr/bin", "/usr/local/bin")
@@ -20,19 +20,19 @@ READY = 0.5  # seconds until a server listens; a client that comes too early tri
 TRIES = 4
 
 
-class Card(NamedTuple):
+class NetworkCard(NamedTuple):
     name: str  # rdmap16s27, mlx5_0
     driver: str  # efa, mlx5_core …
     state: str  # ACTIVE, DOWN …; empty: it does not say
     ethernet: bool = False
 
 
-def cards(sysfs: Path = Path("/sys")) -> tuple[Card, ...]:
+def cards(sysfs: Path = Path("/sys")) -> tuple[NetworkCard, ...]:
     found = []
     for path in sorted((sysfs / "class/infiniband").glob("*")):
         port = path / "ports/1"
         found.append(
-            Card(
+            NetworkCard(
                 name=path.name,
                 driver=(path / "device/driver").resolve().name,
                 state=_word(port / "state").rpartition(":")[2].strip(),
@@ -52,7 +52,7 @@ def network_tests(sysfs: Path = Path("/sys"), places: Sequence[str] = TOOLS) -> 
     return tests
 
 
-def _testing(mine: Sequence[Card], kind: str, places: Sequence[str]) -> Callable[[float], Result]:
+def _testing(mine: Sequence[NetworkCard], kind: str, places: Sequence[str]) -> Callable[[float], Result]:
     def run(until: float) -> Result:
         # One after the other: they share ports, and a machine with 32 cards has other things to do as well.
         return together([card.name for card in mine], [_one(card, kind, until, places) for card in mine])
@@ -60,16 +60,16 @@ def _testing(mine: Sequence[Card], kind: str, places: Sequence[str]) -> Callable
     return run
 
 
-def _one(card: Card, kind: str, until: float, places: Sequence[str]) -> Outcome:
+def _one(card: NetworkCard, kind: str, until: float, places: Sequence[str]) -> ExerciseOutcome:
     if card.state and card.state != "ACTIVE":
-        return Outcome(FAIL, f"its link is {card.state}")
+        return ExerciseOutcome(FAIL, f"its link is {card.state}")
     if kind == "efa":
         tool, needs = "fi_pingpong", "libfabric (the EFA installer brings it)"
     else:
         tool, needs = "ibv_rc_pingpong", "the package ibverbs-utils or rdma-core"
     path = find(tool, places)
     if not path:
-        return Outcome(COULD_NOT_RUN, f"{tool} is not installed: it comes with {needs}")
+        return ExerciseOutcome(COULD_NOT_RUN, f"{tool} is not installed: it comes with {needs}")
     limit = min(until, time.monotonic() + ONE_CARD)
     if kind == "efa":
         return _efa(card, path, limit, places)
@@ -79,19 +79,19 @@ def _one(card: Card, kind: str, until: float, places: Sequence[str]) -> Outcome:
     return _pingpong(argv, limit)
 
 
-def _efa(card: Card, path: str, until: float, places: Sequence[str]) -> Outcome:
+def _efa(card: NetworkCard, path: str, until: float, places: Sequence[str]) -> ExerciseOutcome:
     """A card that libfabric does not list is silent, and fails."""
     info = find("fi_info", places)
     if info:
         listed = run_tool([info, "-p", "efa", "-d", f"{card.name}-rdm"], until)
         if listed.code is None:
-            return Outcome(COULD_NOT_RUN, "fi_info did not come back")
+            return ExerciseOutcome(COULD_NOT_RUN, "fi_info did not come back")
         if listed.code:
-            return Outcome(FAIL, f"libfabric does not see it: {listed.last}")
+            return ExerciseOutcome(FAIL, f"libfabric does not see it: {listed.last}")
     return _pingpong([path, "-p", "efa", "-e", "rdm", "-d", f"{card.name}-rdm", "-I", "1000", "-S", "65536"], until)
 
 
-def _pingpong(argv: Sequence[str], until: float) -> Outcome:
+def _pingpong(argv: Sequence[str], until: float) -> ExerciseOutcome:
     """A server and a client of one tool. The server is there first; a client that finds nobody tries again."""
     server = Child(argv)
     said = ""
@@ -102,13 +102,15 @@ def _pingpong(argv: Sequence[str], until: float) -> Outcome:
                 break
             client = run_tool([*argv, "localhost"], until)
             if client.code == 0:
-                return Outcome(PASS, "", {"seconds": round(client.seconds, 3)})
+                return ExerciseOutcome(PASS, "", {"seconds": round(client.seconds, 3)})
             if client.code is None:
-                return Outcome(FAIL, f"no answer came over the card itself within {client.seconds:.0f} s")
+                return ExerciseOutcome(FAIL, f"no answer came over the card itself within {client.seconds:.0f} s")
             said = client.last
     finally:
         heard = server.finish(0.0)
-    return Outcome(FAIL, f"nothing came back over the card itself: {said or heard.last or 'no word from the tool'}")
+    return ExerciseOutcome(
+        FAIL, f"nothing came back over the card itself: {said or heard.last or 'no word from the tool'}"
+    )
 
 
 def find(tool: str, places: Sequence[str] = TOOLS) -> str:

@@ -24,7 +24,7 @@ class Round(Noun):
         return tuple(pair for wave in self.waves for pair in wave)
 
 
-class Tried(Noun):
+class PairTried(Noun):
     """What a pair did, each time that it was tried; nothing: it could not be tried."""
 
     pair: Pair
@@ -39,7 +39,7 @@ class Tried(Noun):
         return bool(self.passed) and not any(self.passed)
 
 
-class Verdict(Noun):
+class PairwiseVerdict(Noun):
     """Every node is in one of the three. `unknown` says why nothing can be said of it."""
 
     bad: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Verdict(Noun):
         return "every node works with another"
 
 
-def rounds(nodes: Sequence[str]) -> Generator[Round, Sequence[Tried], Verdict]:
+def rounds(nodes: Sequence[str]) -> Generator[Round, Sequence[PairTried], PairwiseVerdict]:
     """Yields what to try, is sent what came of it, and returns the verdict."""
     opening = first_round(nodes)
     first = (yield opening) if opening.waves else []
@@ -78,7 +78,7 @@ def first_round(nodes: Sequence[str]) -> Round:
     return Round(waves=((*pairs, (one, other)), ((other, third),), ((third, one),)))
 
 
-def second_round(nodes: Sequence[str], first: Sequence[Tried]) -> Round:
+def second_round(nodes: Sequence[str], first: Sequence[PairTried]) -> Round:
     """Each suspect with a good one; as many waves as there are suspects for each good node."""
     good = _good(nodes, first)
     suspects = [node for node in nodes if node not in set(good)]
@@ -91,11 +91,13 @@ def second_round(nodes: Sequence[str], first: Sequence[Tried]) -> Round:
     return Round(waves=tuple(waves))
 
 
-def verdict(nodes: Sequence[str], first: Sequence[Tried], second: Sequence[Tried]) -> Verdict:
+def verdict(nodes: Sequence[str], first: Sequence[PairTried], second: Sequence[PairTried]) -> PairwiseVerdict:
     good = _good(nodes, first)
     if not good:
         why = "no pair passed, so nobody vouches for anybody; look for what they share"
-        return Verdict(unknown=dict.fromkeys(nodes, why if len(nodes) > 1 else "it has no partner to be tried with"))
+        return PairwiseVerdict(
+            unknown=dict.fromkeys(nodes, why if len(nodes) > 1 else "it has no partner to be tried with")
+        )
     sound, bad, unknown = list(good), [], {}
     again = {node: tried for tried in second for node in tried.pair if node not in set(good)}
     for node in nodes:
@@ -110,14 +112,14 @@ def verdict(nodes: Sequence[str], first: Sequence[Tried], second: Sequence[Tried
             bad.append(node)
         else:
             unknown[node] = "it passes at one time and fails at another"
-    return Verdict(bad=tuple(bad), good=tuple(sound), unknown=unknown)
+    return PairwiseVerdict(bad=tuple(bad), good=tuple(sound), unknown=unknown)
 
 
-def _failed_before(node: str, first: Sequence[Tried]) -> bool:
+def _failed_before(node: str, first: Sequence[PairTried]) -> bool:
     """Blame takes two partners: once is a coincidence."""
     return any(tried.failed for tried in first if node in tried.pair)
 
 
-def _good(nodes: Sequence[str], first: Sequence[Tried]) -> list[str]:
+def _good(nodes: Sequence[str], first: Sequence[PairTried]) -> list[str]:
     vouched = {node for tried in first if tried.good for node in tried.pair}
     return [node for node in nodes if node in vouched]

@@ -15,7 +15,7 @@ from sickbay.knowledge.shipped import shipped
 EVERYTHING = "*"
 
 
-class Unknown(Exception):  # noqa: N818 - one line for whoever asked
+class UnknownProfile(Exception):  # noqa: N818 - one line for whoever asked
     """There is no such profile."""
 
 
@@ -44,7 +44,9 @@ def wanted(profile: str) -> Wanted:
     if component:
         # A component that a table has and this one not yet: whoever asks gets more than needed, not less.
         return table.get(component, Wanted())
-    raise Unknown(f"there is no profile {profile!r}: write one of {', '.join(sorted(table))}, or the code of a fault")
+    raise UnknownProfile(
+        f"there is no profile {profile!r}: write one of {', '.join(sorted(table))}, or the code of a fault"
+    )
 
 
 def profiles() -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class UniqueId(ctypes.Structure):
 SET_UP: Final = frozenset({1, 4, 5})
 
 
-class Refused(CouldNotRun):
+class NcclError(CouldNotRun):
     """NCCL returned an error. Whether it proves something depends on who asked."""
 
     def __init__(self, because: str, code: int) -> None:
@@ -71,10 +71,10 @@ class Nccl:
         code = getattr(self._lib, name)(*args)
         if code:
             text = (self._lib.ncclGetErrorString(code) or b"").decode(errors="replace")
-            raise Refused(f"{name}: {text or code}", code)
+            raise NcclError(f"{name}: {text or code}", code)
 
 
-class Ring:
+class NcclRing:
     """All GPUs, each with what it gives and what it gets; with `shared` they are some among those of many machines."""
 
     def __init__(
@@ -142,7 +142,7 @@ def all_reduce(wants: dict[str, Any]) -> Result:
     gpus = [Cuda(pci) for pci in wants["gpus"]]
     ranks, size = len(gpus), int(wants.get("gib", 1) * GIB)
     with ExitStack() as stack:
-        ring = Ring(nccl, gpus, size, stack)
+        ring = NcclRing(nccl, gpus, size, stack)
         ring.once()
         best = min(ring.once() for _ in range(TIMES))
         wrong = ring.wrong()
@@ -167,11 +167,11 @@ def join(wants: dict[str, Any]) -> Result:
     made = UniqueId.from_buffer_copy(bytes.fromhex(wants["id"]))
     try:
         with ExitStack() as stack:
-            ring = Ring(nccl, gpus, size, stack, (made, int(wants["first"]), total))
+            ring = NcclRing(nccl, gpus, size, stack, (made, int(wants["first"]), total))
             ring.once()
             best = min(ring.once() for _ in range(TIMES))
             wrong = ring.wrong()
-    except Refused as error:
+    except NcclError as error:
         if error.code in SET_UP:
             raise
         return Result(str(error))

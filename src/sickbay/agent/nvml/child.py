@@ -15,21 +15,21 @@ from typing import Any
 
 import msgspec
 
-from sickbay.agent.nvml.readings import Card, Lost, pci_of, reading_of, values_of
+from sickbay.agent.nvml.readings import DeviceLost, NvmlDevice, pci_of, reading_of, values_of
 from sickbay.agent.nvml.wire import (
-    Absent,
     Alive,
-    Ask,
     At,
     Done,
     Failed,
     Happened,
     Lack,
+    NvmlAbsent,
+    NvmlMessage,
+    NvmlRequest,
+    NvmlWish,
     Read,
     Ready,
-    Said,
     Values,
-    Wish,
 )
 
 LACKS = {9: Lack.DRIVER, 12: Lack.LIBRARY, 18: Lack.MISMATCH}  # nvmlReturn_t
@@ -40,14 +40,14 @@ NO_INSTANCE = 0xFFFFFFFF
 MOST_DEVICES = 256  # of one machine: a number beyond is none
 
 
-class Voice:
+class LineWriter:
     """Whole lines, from any thread. Nobody listens any more: then there is nothing left to do."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
         self._lock = Lock()
 
-    def say(self, said: Said) -> None:
+    def say(self, said: NvmlMessage) -> None:
         line = msgspec.json.encode(said) + b"\n"
         with self._lock:
             try:
@@ -60,9 +60,9 @@ class Voice:
 class Worker:
     """Answers one after the other. `busy_since`: when it went into NVML, for the thread that listens."""
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: LineWriter) -> None:
         self._voice = voice
-        self.asks: SimpleQueue[Ask] = SimpleQueue()
+        self.asks: SimpleQueue[NvmlRequest] = SimpleQueue()
         self.busy_since: float | None = time.monotonic()
         self._driver = ""
         self._pci: dict[int, str] = {}
@@ -97,17 +97,17 @@ class Worker:
         return nvml
 
     def _end(self, lack: Lack, why: str) -> None:
-        self._voice.say(Absent(lack=lack, why=why))
+        self._voice.say(NvmlAbsent(lack=lack, why=why))
         os._exit(0)
 
-    def _answer(self, nvml: Any, ask: Ask) -> None:
+    def _answer(self, nvml: Any, ask: NvmlRequest) -> None:
         count = int(nvml.nvmlDeviceGetCount())
         if not 0 <= count <= MOST_DEVICES:
             self._voice.say(Failed(number=ask.number, why=f"it counts {count} devices"))
             return
         for device in range(count):
             self._voice.say(At(device=device, pci=self._pci.get(device, "")))
-            if ask.wish is Wish.METRICS:
+            if ask.wish is NvmlWish.METRICS:
                 self._voice.say(Values(values=values_of(nvml, device)))
                 continue
             reading = reading_of(nvml, device, self._driver, self._fixed)
@@ -118,13 +118,13 @@ class Worker:
 
 def main() -> None:
     # Whatever a library prints goes to stderr: stdout is the agent's.
-    voice = Voice(os.dup(1))
+    voice = LineWriter(os.dup(1))
     os.dup2(2, 1)
     worker = Worker(voice)
     Thread(target=_or_end, args=(worker,), name="worker", daemon=True).start()
     for line in sys.stdin.buffer:
-        ask = msgspec.json.decode(line, type=Ask)
-        if ask.wish is not Wish.ALIVE:
+        ask = msgspec.json.decode(line, type=NvmlRequest)
+        if ask.wish is not NvmlWish.ALIVE:
             worker.asks.put(ask)
             continue
         since = worker.busy_since
@@ -141,7 +141,7 @@ def _or_end(worker: Worker) -> None:
         os._exit(70)
 
 
-def _watch_events(nvml: Any, voice: Voice) -> None:
+def _watch_events(nvml: Any, voice: LineWriter) -> None:
     """A second witness of what the kernel log says. Where events cannot be had there is still the other one."""
     try:
         heard = nvml.nvmlEventSetCreate()
@@ -165,11 +165,11 @@ def _register(nvml: Any, heard: Any) -> dict[str, tuple[int, str]]:
     known: dict[str, tuple[int, str]] = {}
     for index in range(min(int(nvml.nvmlDeviceGetCount()), MOST_DEVICES)):
         try:
-            card = Card(nvml, index)
+            card = NvmlDevice(nvml, index)
             wanted = (card.ask("nvmlDeviceGetSupportedEventTypes") or 0) & (XID | DOUBLE_BIT)
             uuid = _text(card.ask("nvmlDeviceGetUUID"))
             pci = pci_of(card)
-        except Lost:
+        except DeviceLost:
             continue
         if wanted and uuid:
             card.ask("nvmlDeviceRegisterEvents", wanted, heard)

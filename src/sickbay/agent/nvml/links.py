@@ -10,12 +10,12 @@ REPLAY, RECOVERY, CRC_FLIT, CRC_DATA, ECC_DATA = range(5)  # nvmlNvLinkErrorCoun
 LINK_RECOVERIES = 215  # field id, by link: what the fifth generation counts instead
 
 
-class Asked(Protocol):
+class NvmlAsker(Protocol):
     def ask(self, name: str, *args: Any) -> Any: ...
     def whole(self, wanted: int | tuple[int, int]) -> int | None: ...
 
 
-def links_of(card: Asked) -> tuple[Link, ...]:
+def links_of(card: NvmlAsker) -> tuple[Link, ...]:
     """Empty: the card has none, or the driver shows none (a PCIe card, one passed through to a virtual machine)."""
     count = card.whole(LINK_COUNT)
     most = MOST_LINKS if count is None else min(count, MOST_LINKS)
@@ -30,7 +30,7 @@ def links_of(card: Asked) -> tuple[Link, ...]:
     return tuple(found)
 
 
-def _link(card: Asked, number: int, *, up: bool) -> Link:
+def _link(card: NvmlAsker, number: int, *, up: bool) -> Link:
     def errors(counter: int) -> int | None:
         value: int | None = card.ask("nvmlDeviceGetNvLinkErrorCounter", number, counter)
         return value

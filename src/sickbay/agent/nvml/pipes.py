@@ -17,7 +17,7 @@ class Late(Exception):  # noqa: N818
     """The deadline has passed."""
 
 
-class Ended(Exception):  # noqa: N818
+class PipeEnded(Exception):  # noqa: N818
     """There is nobody at the other end any more."""
 
 
@@ -60,9 +60,9 @@ class Process:
     def send(self, line: bytes) -> None:
         try:
             if os.write(self._in.fileno(), line) != len(line):
-                raise Ended("its input is full")
+                raise PipeEnded("its input is full")
         except (BrokenPipeError, BlockingIOError):
-            raise Ended(self.how) from None
+            raise PipeEnded(self.how) from None
 
     def line(self, until: float) -> bytes:
         """The next line. Raises Late when there is none by `until` (monotonic), Ended when there will be none."""
@@ -73,7 +73,7 @@ class Process:
                 del self._held[: end + 1]
                 return line
             if self._over:
-                raise Ended(self.how)
+                raise PipeEnded(self.how)
             self._fill(until)
 
     def everything(self, until: float) -> bytes:
@@ -92,7 +92,7 @@ class Process:
             self._over = not data
             self._held += data
             if len(self._held) > MOST:
-                raise Ended("it says more than anybody asked for")
+                raise PipeEnded("it says more than anybody asked for")
 
     def end(self, kill: Callable[[int], None]) -> bool:
         """Whether it is gone. One that waits in the kernel cannot be killed; it is not waited for either."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sickbay.agent.nvml.links import links_of
-from sickbay.model.gpu import GpuReading, Held
+from sickbay.model.gpu import GpuProcess, GpuReading
 from sickbay.signs.plausible import plausible
 from sickbay.signs.recovery_action import action_of
 
@@ -39,11 +39,11 @@ SENSORS = {
 VALUES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}  # nvmlValueType_t
 
 
-class Lost(Exception):  # noqa: N818 - it says what happened
+class DeviceLost(Exception):  # noqa: N818 - it says what happened
     """The driver says that it cannot reach the device."""
 
 
-class Card:
+class NvmlDevice:
     """One device's handle. A call that is not supported gives None."""
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -53,7 +53,7 @@ class Card:
         self.answered = 0
         self._handle = self._call("nvmlDeviceGetHandleByIndex", index, vital=True)
         if self._handle is None:
-            raise Lost("the driver counts it and gives no handle for it")
+            raise DeviceLost("the driver counts it and gives no handle for it")
 
     def ask(self, name: str, *args: Any) -> Any:
         return self._call(name, self._handle, *args, vital=False)
@@ -67,7 +67,7 @@ class Card:
         except self.nvml.NVMLError as error:
             number = int(getattr(error, "value", UNKNOWN))
             if number in GONE or (vital and number == UNKNOWN):
-                raise Lost(GONE.get(number, str(error))) from None
+                raise DeviceLost(GONE.get(number, str(error))) from None
             if number == UNKNOWN:
                 self.puzzled.append(name)
             return None
@@ -103,7 +103,7 @@ def reading_of(nvml: Any, index: int, driver: str, fixed: dict[str, Any] | None 
     """A device that is lost is a reading too. `fixed` keeps what never changes in a card and costs a lot to ask."""
     who: dict[str, Any] = {"index": index, "driver": driver}
     try:
-        card = Card(nvml, index)
+        card = NvmlDevice(nvml, index)
         who |= _identity(card)
         before = len(card.puzzled)
         state = {**_heat(card), **_memory(card)}
@@ -114,14 +114,14 @@ def reading_of(nvml: Any, index: int, driver: str, fixed: dict[str, Any] | None 
         rest = {**_ecc(card), **_rows(card), **_speed(card), **_rest(card)}
         unreadable = tuple(SENSORS[name] for name in dict.fromkeys(card.puzzled) if name in SENSORS)
         return GpuReading(**who, **state, **limits, **rest, unreadable=unreadable)
-    except Lost as lost:
+    except DeviceLost as lost:
         return GpuReading(**who, lost=str(lost))
 
 
 def values_of(nvml: Any, index: int) -> dict[str, float]:
     """Few calls: this is asked every few seconds."""
     try:
-        card = Card(nvml, index)
+        card = NvmlDevice(nvml, index)
         use, memory = card.ask("nvmlDeviceGetUtilizationRates"), _memory(card)
         found = {
             "temperature": card.ask("nvmlDeviceGetTemperature", 0),
@@ -131,7 +131,7 @@ def values_of(nvml: Any, index: int) -> dict[str, float]:
             "utilization": use and use.gpu,
             "memory_used": memory["memory_used"],
         }
-    except Lost:
+    except DeviceLost:
         return {}
     return {
         f"gpu.{index}.{name}": float(value)
@@ -140,12 +140,12 @@ def values_of(nvml: Any, index: int) -> dict[str, float]:
     }
 
 
-def pci_of(card: Card) -> str:
+def pci_of(card: NvmlDevice) -> str:
     info = card.ask("nvmlDeviceGetPciInfo")
     return "" if info is None else _text(info.busId).lower()
 
 
-def _identity(card: Card) -> dict[str, Any]:
+def _identity(card: NvmlDevice) -> dict[str, Any]:
     return {
         "pci": pci_of(card),
         "uuid": _text(card.ask("nvmlDeviceGetUUID")),
@@ -154,7 +154,7 @@ def _identity(card: Card) -> dict[str, Any]:
     }
 
 
-def _ecc(card: Card) -> dict[str, Any]:
+def _ecc(card: NvmlDevice) -> dict[str, Any]:
     def total(error: int, counter: int) -> Any:
         return card.ask("nvmlDeviceGetTotalEccErrors", error, counter)
 
@@ -182,7 +182,7 @@ def _ecc(card: Card) -> dict[str, Any]:
     }
 
 
-def _rows(card: Card) -> dict[str, Any]:
+def _rows(card: NvmlDevice) -> dict[str, Any]:
     rows = card.ask("nvmlDeviceGetRemappedRows")
     banks = card.ask("nvmlDeviceGetRowRemapperHistogram")
     corrected, uncorrected, pending, failed = rows or (None, None, None, None)
@@ -202,7 +202,7 @@ def _rows(card: Card) -> dict[str, Any]:
     }
 
 
-def _heat(card: Card) -> dict[str, Any]:
+def _heat(card: NvmlDevice) -> dict[str, Any]:
     limit = card.ask("nvmlDeviceGetEnforcedPowerLimit")
     return {
         "temperature": card.ask("nvmlDeviceGetTemperature", 0),
@@ -214,13 +214,13 @@ def _heat(card: Card) -> dict[str, Any]:
     }
 
 
-def _limits(card: Card, uuid: str, fixed: dict[str, Any]) -> dict[str, Any]:
+def _limits(card: NvmlDevice, uuid: str, fixed: dict[str, Any]) -> dict[str, Any]:
     if uuid not in fixed:
         fixed[uuid] = {name: card.ask("nvmlDeviceGetTemperatureThreshold", number) for name, number in LIMITS.items()}
     return {**fixed[uuid]}
 
 
-def _memory(card: Card) -> dict[str, Any]:
+def _memory(card: NvmlDevice) -> dict[str, Any]:
     # Version 2 keeps apart what the driver itself reserves, as nvidia-smi does.
     version = getattr(card.nvml, "nvmlMemory_v2", None)
     memory = card.ask("nvmlDeviceGetMemoryInfo", version) if version else None
@@ -228,7 +228,7 @@ def _memory(card: Card) -> dict[str, Any]:
     return {"memory_used": memory and memory.used, "memory_total": memory and memory.total}
 
 
-def _speed(card: Card) -> dict[str, Any]:
+def _speed(card: NvmlDevice) -> dict[str, Any]:
     reasons = card.ask("nvmlDeviceGetCurrentClocksEventReasons")
     reasons = reasons if reasons is not None else card.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     use = card.ask("nvmlDeviceGetUtilizationRates")
@@ -246,7 +246,7 @@ def _speed(card: Card) -> dict[str, Any]:
     }
 
 
-def _rest(card: Card) -> dict[str, Any]:
+def _rest(card: NvmlDevice) -> dict[str, Any]:
     mig = card.ask("nvmlDeviceGetMigMode")
     action = card.whole(RECOVERY_ACTION)
     return {
@@ -259,7 +259,7 @@ def _rest(card: Card) -> dict[str, Any]:
     }
 
 
-def _fabric(card: Card) -> dict[str, Any]:
+def _fabric(card: NvmlDevice) -> dict[str, Any]:
     info = card.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t")
     info = info or card.fill("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t")
     if info is None:
@@ -272,15 +272,17 @@ def _fabric(card: Card) -> dict[str, Any]:
     return {"fabric_state": state, "fabric_status": status if state == "Completed" else "N/A"}
 
 
-def _processes(card: Card) -> tuple[Held, ...] | None:
+def _processes(card: NvmlDevice) -> tuple[GpuProcess, ...] | None:
     found = [card.ask(f"nvmlDeviceGet{sort}RunningProcesses") for sort in ("Compute", "Graphics")]
     if all(each is None for each in found):
         return None
     held = {one.pid: one for each in found for one in each or ()}
-    return tuple(Held(pid=pid, name=_program(card, pid), memory=one.usedGpuMemory) for pid, one in sorted(held.items()))
+    return tuple(
+        GpuProcess(pid=pid, name=_program(card, pid), memory=one.usedGpuMemory) for pid, one in sorted(held.items())
+    )
 
 
-def _program(card: Card, pid: int) -> str:
+def _program(card: NvmlDevice, pid: int) -> str:
     try:
         return _text(card.nvml.nvmlSystemGetProcessName(pid))
     except card.nvml.NVMLError:  # it has just ended, or lives in another namespace

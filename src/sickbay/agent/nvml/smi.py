@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from sickbay.agent.nvml.pipes import Ended, Process
+from sickbay.agent.nvml.pipes import PipeEnded, Process
 from sickbay.model.gpu import GpuReading
 
 SMI = ("nvidia-smi", "-q", "-x")
@@ -19,7 +19,7 @@ def read_xml(command: Sequence[str], until: float, give_up: Callable[[Process], 
         give_up(process)
     if "<nvidia_smi_log" not in text:
         words = re.sub(r"\s+", " ", text).strip()[:SAID]
-        raise Ended(words or process.how)
+        raise PipeEnded(words or process.how)
     from sickbay.signs.readers.smi_xml import readings_from_xml
 
     readings: list[GpuReading] = list(readings_from_xml(text))

@@ -26,7 +26,7 @@ class Mismatch(CannotRead):
     """The driver's library and its kernel module are of different versions."""
 
 
-class Unanswered(CannotRead):
+class NvmlUnanswered(CannotRead):
     """No answer in time. `device`: the one that was being asked; `readings`: those that had answered before it."""
 
     def __init__(self, text: str, at: At | None, readings: Sequence[GpuReading] = ()) -> None:
@@ -36,9 +36,9 @@ class Unanswered(CannotRead):
         self.readings = tuple(readings)
 
 
-class Slow(Unanswered):
+class Slow(NvmlUnanswered):
     """Once, and perhaps no GPU's fault: the machine may have been too busy to let the child run."""
 
 
-class Hung(Unanswered):
+class NvmlHung(NvmlUnanswered):
     """A call of NVML does not return."""

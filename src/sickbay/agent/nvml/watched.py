@@ -12,27 +12,27 @@ from threading import Event, Lock
 
 import msgspec
 
-from sickbay.agent.nvml.pipes import Ended, Late, Process
+from sickbay.agent.nvml.pipes import Late, PipeEnded, Process
 from sickbay.agent.nvml.smi import SMI, read_xml
-from sickbay.agent.nvml.trouble import CannotRead, Hung, Mismatch, NoDriver, Slow, Unanswered
+from sickbay.agent.nvml.trouble import CannotRead, Mismatch, NoDriver, NvmlHung, NvmlUnanswered, Slow
 from sickbay.agent.nvml.wire import (
-    Absent,
     Alive,
     AnySaid,
-    Ask,
     At,
     Done,
     Failed,
     Happened,
     Lack,
+    NvmlAbsent,
+    NvmlRequest,
+    NvmlWish,
     Read,
     Ready,
     Values,
-    Wish,
 )  # fmt: skip
 from sickbay.model.gpu import GpuReading
 
-__all__ = ["CannotRead", "Hung", "Mismatch", "NoDriver", "Nvml", "Patience", "Slow", "Unanswered"]
+__all__ = ["CannotRead", "Mismatch", "NoDriver", "Nvml", "NvmlHung", "NvmlTimeouts", "NvmlUnanswered", "Slow"]
 
 CHILD = (sys.executable, "-m", "sickbay.agent.nvml")
 EVENTS = 10_000  # held until somebody asks for them
@@ -40,7 +40,7 @@ _SAID: msgspec.json.Decoder[AnySaid] = msgspec.json.Decoder(AnySaid)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class NvmlTimeouts:
     """Seconds."""
 
     answer: float = 10.0  # for one answer about all devices
@@ -58,7 +58,7 @@ class Nvml:
         self,
         command: Sequence[str] = CHILD,
         smi: Sequence[str] = SMI,
-        patience: Patience = Patience(),  # noqa: B008 - frozen
+        patience: NvmlTimeouts = NvmlTimeouts(),  # noqa: B008 - frozen
         kill: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGKILL),
     ) -> None:
         self._command, self._smi = tuple(command), tuple(smi)
@@ -85,13 +85,13 @@ class Nvml:
         """Everything about every device. Raises CannotRead, and what is under it, within about `deadline` seconds."""
         with self._turn(deadline) as until:
             if self._available(until):
-                return self._converse(Wish.READ, until)[0]
+                return self._converse(NvmlWish.READ, until)[0]
             return self._from_smi(until)
 
     def metrics(self, deadline: float | None = None) -> dict[str, float]:
         """A few values of each device (`gpu.0.temperature`). None where there is only nvidia-smi: it costs a lot."""
         with self._turn(deadline, patient=False) as until:
-            return self._converse(Wish.METRICS, until)[1] if self._available(until) else {}
+            return self._converse(NvmlWish.METRICS, until)[1] if self._available(until) else {}
 
     def events(self) -> list[Happened]:
         """What NVML told by itself since the last call."""
@@ -183,15 +183,15 @@ class Nvml:
             if waited < self._patience.start:
                 raise CannotRead("NVML is still being loaded") from None
             raise self._failed(
-                Hung(f"loading NVML does not come to an end (after {self._patience.start:g} s)", None)
+                NvmlHung(f"loading NVML does not come to an end (after {self._patience.start:g} s)", None)
             ) from None
-        if isinstance(said, Absent):
+        if isinstance(said, NvmlAbsent):
             self._absent(said)
             return False
         self._ready = isinstance(said, Ready)
         return self._ready or self._wait_until_ready(child, until)
 
-    def _absent(self, said: Absent) -> None:
+    def _absent(self, said: NvmlAbsent) -> None:
         """Raises, unless nvidia-smi may still know something."""
         why = f"NVML: {said.why}"
         if said.lack in {Lack.MODULE, Lack.LIBRARY}:
@@ -202,7 +202,7 @@ class Nvml:
         raise self._failed(sort(why))
 
     # --- a conversation
-    def _converse(self, wish: Wish, until: float) -> tuple[list[GpuReading], dict[str, float]]:
+    def _converse(self, wish: NvmlWish, until: float) -> tuple[list[GpuReading], dict[str, float]]:
         child = self._child
         assert child is not None
         number = self._send(child, wish)
@@ -229,11 +229,11 @@ class Nvml:
                 case _:
                     pass  # of an answer that nobody waits for any more
 
-    def _send(self, child: Process, wish: Wish) -> int:
+    def _send(self, child: Process, wish: NvmlWish) -> int:
         self._number += 1
         try:
-            child.send(msgspec.json.encode(Ask(wish=wish, number=self._number)) + b"\n")
-        except Ended as ended:
+            child.send(msgspec.json.encode(NvmlRequest(wish=wish, number=self._number)) + b"\n")
+        except PipeEnded as ended:
             raise self._crashed(ended) from None
         return self._number
 
@@ -242,7 +242,7 @@ class Nvml:
         while True:
             try:
                 said = _SAID.decode(child.line(until))
-            except Ended as ended:
+            except PipeEnded as ended:
                 raise self._crashed(ended) from None
             except msgspec.MsgspecError as error:
                 raise self._failed(CannotRead(f"the process that asks NVML speaks nonsense: {error}")) from None
@@ -264,14 +264,14 @@ class Nvml:
         where = "NVML" if at is None else f"GPU {at.device}{f' at {at.pci}' if at.pci else ''}"
         before = self._trouble
         if self._in_nvml(child):
-            return self._failed(Hung(f"{where} does not answer: whoever asks it hangs", at, readings))
-        if isinstance(before, Unanswered) and before.device == (None if at is None else at.device):
-            return self._failed(Hung(f"{where} does not answer, time after time", at, readings))
+            return self._failed(NvmlHung(f"{where} does not answer: whoever asks it hangs", at, readings))
+        if isinstance(before, NvmlUnanswered) and before.device == (None if at is None else at.device):
+            return self._failed(NvmlHung(f"{where} does not answer, time after time", at, readings))
         return self._failed(Slow(f"{where} did not answer in time", at, readings))
 
     def _in_nvml(self, child: Process) -> bool:
         try:
-            number = self._send(child, Wish.ALIVE)
+            number = self._send(child, NvmlWish.ALIVE)
             until = time.monotonic() + self._patience.alive
             while True:
                 said = self._hear(child, until)
@@ -280,7 +280,7 @@ class Nvml:
         except (Late, CannotRead):
             return False
 
-    def _crashed(self, ended: Ended) -> CannotRead:
+    def _crashed(self, ended: PipeEnded) -> CannotRead:
         where = "" if self._at is None else f" while it asked GPU {self._at.device}"
         return self._failed(CannotRead(f"the process that asks NVML ended{where}: {ended}"))
 
@@ -290,7 +290,7 @@ class Nvml:
         self._failures += 1
         self._not_before = time.monotonic() + wait
         if not self._end_child():
-            trouble = Hung(f"{trouble}; its process cannot be killed, so it is left alone", self._at)
+            trouble = NvmlHung(f"{trouble}; its process cannot be killed, so it is left alone", self._at)
             self._trouble = trouble
         return trouble
 
@@ -316,10 +316,10 @@ class Nvml:
         except Late:
             again, self._smi_late = self._smi_late, True
             why = f"nvidia-smi does not come back{', time after time' if again else ''}"
-            raise self._failed((Hung if again else Slow)(why, None)) from None
+            raise self._failed((NvmlHung if again else Slow)(why, None)) from None
         except FileNotFoundError:
             raise NoDriver(f"{self._without}; and there is no {self._smi[0]}") from None
-        except (OSError, Ended, ValueError) as error:
+        except (OSError, PipeEnded, ValueError) as error:
             raise CannotRead(f"{self._without}; and {self._smi[0]} is of no help: {error}") from None
         self._smi_late = False
         return readings

@@ -6,14 +6,14 @@ from sickbay.model.gpu import GpuReading
 from sickbay.model.noun import Noun
 
 
-class Wish(StrEnum):
+class NvmlWish(StrEnum):
     READ = "read"  # everything
     METRICS = "metrics"  # the few values that are worth a chart
     ALIVE = "alive"  # answered by a thread that never calls NVML
 
 
-class Ask(Noun):
-    wish: Wish
+class NvmlRequest(Noun):
+    wish: NvmlWish
     number: int
 
 
@@ -27,55 +27,55 @@ class Lack(StrEnum):
     OTHER = "other"
 
 
-class Said(Noun, tag_field="said"):
+class NvmlMessage(Noun, tag_field="said"):
     """What the child says."""
 
 
-class Ready(Said, tag="ready"):
+class Ready(NvmlMessage, tag="ready"):
     driver: str
 
 
-class Absent(Said, tag="absent"):
+class NvmlAbsent(NvmlMessage, tag="absent"):
     """NVML could not be had; the child ends."""
 
     lack: Lack
     why: str
 
 
-class At(Said, tag="at"):
+class At(NvmlMessage, tag="at"):
     """The device that is asked next: if nothing follows, it is the one that hangs."""
 
     device: int
     pci: str = ""
 
 
-class Read(Said, tag="read"):
+class Read(NvmlMessage, tag="read"):
     reading: GpuReading
 
 
-class Values(Said, tag="values"):
+class Values(NvmlMessage, tag="values"):
     values: dict[str, float]
 
 
-class Done(Said, tag="done"):
+class Done(NvmlMessage, tag="done"):
     """All of `number` has been said."""
 
     number: int
 
 
-class Failed(Said, tag="failed"):
+class Failed(NvmlMessage, tag="failed"):
     """NVML as a whole refused (not one device)."""
 
     number: int
     why: str
 
 
-class Alive(Said, tag="alive"):
+class Alive(NvmlMessage, tag="alive"):
     number: int
     since: float  # seconds for which one call of NVML has not returned
 
 
-class Happened(Said, tag="happened"):
+class Happened(NvmlMessage, tag="happened"):
     """An event that NVML told by itself. `kind` as a Sign has it: xid, gpu.ecc_uncorrected."""
 
     kind: str
@@ -87,4 +87,4 @@ class Happened(Said, tag="happened"):
     count: int = 1
 
 
-AnySaid = Ready | Absent | At | Read | Values | Done | Failed | Alive | Happened
+AnySaid = Ready | NvmlAbsent | At | Read | Values | Done | Failed | Alive | Happened

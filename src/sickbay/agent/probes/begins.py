@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from sickbay.agent.places import Places
 from sickbay.agent.probes.journal import JournalPlace
-from sickbay.agent.probes.kernel_log import Place, heard_name
+from sickbay.agent.probes.kernel_log import LogPlace, heard_name
 from sickbay.agent.probes.kmsg import KmsgPlace
 
-AnyPlace = TypeVar("AnyPlace", Place, JournalPlace, KmsgPlace)
+AnyPlace = TypeVar("AnyPlace", LogPlace, JournalPlace, KmsgPlace)
 
 
 class Begin(NamedTuple, Generic[AnyPlace]):
@@ -30,10 +30,10 @@ def begin_in_boot(places: Places, name: str, fresh: AnyPlace) -> Begin[AnyPlace]
     return Begin(told, told if heard is None or heard.boot_id != fresh.boot_id else heard)
 
 
-def begin_in_file(places: Places, name: str, fresh: Place) -> Begin[Place]:
+def begin_in_file(places: Places, name: str, fresh: LogPlace) -> Begin[LogPlace]:
     """Of a text log, which is one and the same across boots: what is dated before this one means nothing."""
-    told = places.of(name, Place) or fresh
-    heard = places.of(heard_name(name), Place) or told
+    told = places.of(name, LogPlace) or fresh
+    heard = places.of(heard_name(name), LogPlace) or told
     if not heard.inode and told.inode:
         # Before the file was met. It is the one that was met then, if that was not rotated since.
         whole = not heard.offset and not told.older

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"(?:\A|\s)(-?(?:0x[0-9a-fA-F]{1,40}|0|[1-9][0-9]{0,39}))\Z
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedCounter:
     rule: CounterRule
     path: Path
     device: str
@@ -48,14 +48,14 @@ class Counters:
         self._root = root
         self._rules = counter_rules() if rules is None else tuple(rules)
         self._remembered = remembered or Remembered(root, boot="")
-        self._watched: dict[Path, _Watched] = {}
+        self._watched: dict[Path, _WatchedCounter] = {}
         self._searched = -1e9
 
     def look(self, now: float) -> list[Item]:
         if now - self._searched >= SEARCH_EVERY:
             self._search(now)
             self._searched = now
-        absurd: list[_Watched] = []
+        absurd: list[_WatchedCounter] = []
         found = [item for watched in self._watched.values() for item in self._read(watched, now, absurd)]
         return [*found, self._unbelievable(absurd, now)] if absurd else found
 
@@ -64,13 +64,13 @@ class Counters:
         self._remembered.keep(now)
 
     def _search(self, now: float) -> None:
-        found: dict[Path, _Watched] = {}
+        found: dict[Path, _WatchedCounter] = {}
         since = now if self._remembered.at is None else self._remembered.at
         for rule in self._rules:
             for device in sorted(self._root.glob(rule.under)):
                 for path in sorted(device.glob(rule.name))[: MOST - len(found)]:
                     name = path.relative_to(device).as_posix()
-                    new = _Watched(rule, path, _name(device, self._root), name, read_at=since)
+                    new = _WatchedCounter(rule, path, _name(device, self._root), name, read_at=since)
                     found[path] = self._watched.get(path) or new
         self._watched = found
         # A device that is away for a while comes back with its errors; those that never do are not kept for ever.
@@ -78,7 +78,7 @@ class Counters:
         for away in [device for device in counts if device not in there][: max(0, len(counts) - MOST)]:
             del counts[away]
 
-    def _read(self, watched: _Watched, now: float, absurd: list[_Watched]) -> Iterator[Item]:
+    def _read(self, watched: _WatchedCounter, now: float, absurd: list[_WatchedCounter]) -> Iterator[Item]:
         value = number_in(watched.path)
         if value is None:
             return
@@ -103,7 +103,7 @@ class Counters:
             watched.grown.clear()
             yield self._item(watched, total, value, now)
 
-    def _item(self, watched: _Watched, total: int, value: int, now: float) -> Item:
+    def _item(self, watched: _WatchedCounter, total: int, value: int, now: float) -> Item:
         counter = watched.path.relative_to(self._root).as_posix()
         over = f" within {watched.rule.within:g} s" if watched.rule.within > 1 else ""
         text = f"{counter} grew by {total}{over}, to {value}"
@@ -113,7 +113,7 @@ class Counters:
         news = Observed(node=self._node, kind=watched.rule.code, fields=fields, text=text, count=total)
         return say(news, now)
 
-    def _unbelievable(self, absurd: Sequence[_Watched], now: float) -> Item:
+    def _unbelievable(self, absurd: Sequence[_WatchedCounter], now: float) -> Item:
         """Once for all that begin to read so: a device that is dead has many counters."""
         names = ", ".join(watched.path.relative_to(self._root).as_posix() for watched in absurd[:NAMED])
         more = f" and {len(absurd) - NAMED} more" if len(absurd) > NAMED else ""

@@ -18,7 +18,7 @@ from sickbay.model.protocol import Item
 from sickbay.model.sign import Sign
 from sickbay.signs.gpu_changes import GpuPast, weigh
 from sickbay.signs.readers.dcgm_health import DcgmHealth, readings_from_dmon
-from sickbay.signs.readers.exporter import Page, Seen, page_of, together
+from sickbay.signs.readers.exporter import ExporterPage, Seen, page_of, together
 
 SOURCE = "dcgm"
 PERIOD = 10.0  # seconds; DCGM's own watches look once a minute
@@ -34,7 +34,7 @@ NVLINK = frozenset({"nvlink.down", "nvlink.errors", "dcgm.nvlink_failed"})
 NO_NEWS = frozenset({"dcgm.imex", "dcgm.config", "dcgm.power_capped", "gpu.persistence_off"})
 
 
-class Unanswered(Exception):  # noqa: N818 - what a look ends with, not a mistake
+class DcgmUnanswered(Exception):  # noqa: N818 - what a look ends with, not a mistake
     """DCGM did not answer, or not as DCGM does."""
 
 
@@ -76,7 +76,7 @@ class Dcgm:
         try:
             for sign in self._scraped() if self._exporter else self._asked(now):
                 found.append(sign)  # noqa: PERF402 - what was found before a trouble is told in spite of it
-        except (Unanswered, OSError, ValueError) as error:
+        except (DcgmUnanswered, OSError, ValueError) as error:
             trouble = self._gone(str(error), now)
         else:
             self._away = False
@@ -135,11 +135,11 @@ class Dcgm:
         ran = self._run(arguments, self._seconds)
         words = " ".join(ran.text.split())[:300]
         if ran.code is None:
-            raise Unanswered(f"dcgmi {arguments[0]} gave no answer within {self._seconds:g} s")
+            raise DcgmUnanswered(f"dcgmi {arguments[0]} gave no answer within {self._seconds:g} s")
         if any(told.kind == UNREACHABLE for told in messages(words)):
-            raise Unanswered(words)
+            raise DcgmUnanswered(words)
         if ran.code != 0 or words.startswith("Error:"):
-            raise Unanswered(f"dcgmi {arguments[0]} ended with code {ran.code}: {words}")
+            raise DcgmUnanswered(f"dcgmi {arguments[0]} ended with code {ran.code}: {words}")
         return ran.text
 
     def _health(self) -> list[Sign]:
@@ -150,7 +150,7 @@ class Dcgm:
             return list(reader.value(1, value))
         # DCGM before it knew `-j` for this.
         if "Overall Health" not in text:
-            raise Unanswered(f"dcgmi health says something else than its report: {' '.join(text.split())[:200]}")
+            raise DcgmUnanswered(f"dcgmi health says something else than its report: {' '.join(text.split())[:200]}")
         found = [sign for number, line in enumerate(text.splitlines(), 1) for sign in reader.read(number, line)]
         return [*found, *reader.end()]
 
@@ -194,7 +194,7 @@ class Dcgm:
         page = page_of(fetch(self._exporter, self._seconds))
         readings = page.readings
         if not readings:
-            raise Unanswered(f"{self._exporter} shows no GPU")
+            raise DcgmUnanswered(f"{self._exporter} shows no GPU")
         yield from self._changed(readings)
         yield from self._counts(page)
         latched = {seen.gpu: seen.number for seen in page.xids if seen.latched}
@@ -202,7 +202,7 @@ class Dcgm:
         fresh = list(self._last({gpu: latched.get(gpu, 0) for gpu in readings}, readings))
         yield from (sign for sign, gpu in _with_gpu(fresh, readings) if (gpu, sign.fields["number"]) not in counted)
 
-    def _counts(self, page: Page) -> Iterator[Sign]:
+    def _counts(self, page: ExporterPage) -> Iterator[Sign]:
         """Xids of the last minutes: one more than before is a new one; a number that falls has only grown old."""
         before, self._counted = self._counted, {}
         for seen, (count, where, _, line) in page.xids.items():

@@ -58,7 +58,7 @@ class _Echoes:
         return self.first - ECHO <= moment <= self.last + ECHO or now - self.heard <= ECHO
 
 
-class Sums:
+class Deduplicator:
     def __init__(self) -> None:
         self._repeats: dict[Key, _Repeats] = {}
         self._echoes: OrderedDict[Key, list[_Echoes]] = OrderedDict()

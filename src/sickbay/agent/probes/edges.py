@@ -11,7 +11,7 @@ from sickbay.model.sign import Sign
 Look = Callable[[float], Iterable[Sign]]
 
 
-class Standing:
+class EdgeTriggered:
     """`looks` say what is wrong now. One that raises keeps what it said before: not to see is not to be well."""
 
     def __init__(self, node: NodeId, looks: Iterable[Look]) -> None:

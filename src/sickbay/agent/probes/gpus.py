@@ -14,11 +14,11 @@ import msgspec
 from msgspec.structs import replace
 
 from sickbay.agent.nvml.pci import Address, address, nvidia_gpus
-from sickbay.agent.nvml.watched import CannotRead, Hung, Mismatch, NoDriver, Nvml
+from sickbay.agent.nvml.watched import CannotRead, Mismatch, NoDriver, Nvml, NvmlHung
 from sickbay.agent.nvml.wire import Happened
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
-from sickbay.agent.probes.dedup import Sums
+from sickbay.agent.probes.dedup import Deduplicator
 from sickbay.agent.probes.inventory import inventory_probe
 from sickbay.agent.probes.remembered import Remembered, boot_in
 from sickbay.agent.settings import AgentSettings
@@ -41,7 +41,7 @@ LOOKS = 3  # in a row in which the hardware must hold a GPU down
 Looked = tuple[list[Sign], CannotRead | None]  # what was found, and why it is not all there is to find
 
 
-class Known(Noun):
+class GpuMemory(Noun):
     """What this machine has shown, kept for the next run of the agent: it must know less when it sees less."""
 
     most: int = 0  # GPUs seen at once
@@ -63,7 +63,7 @@ class Gpus:
         expected: int | None = None,
         grace: float = GRACE,
         machine: Path = Path("/"),
-        sums: Sums | None = None,
+        sums: Deduplicator | None = None,
         remembered: Remembered | None = None,
     ) -> None:
         self._nvml = nvml
@@ -83,7 +83,7 @@ class Gpus:
         self._devices: dict[Address, int] = _addresses(self._known)
         there = sorted(where for gpu in nvidia_gpus(machine / "sys") if (where := address(gpu)) is not None)
         self._by_bus = {where: number for number, where in enumerate(there)}
-        self._sums = sums or Sums()
+        self._sums = sums or Deduplicator()
         self._lock = Lock()  # the events are asked for by more threads than one
         self._events: deque[tuple[float, Happened]] = deque(maxlen=EVENTS)
 
@@ -127,7 +127,7 @@ class Gpus:
             return self._once(Sign(kind="gpus.none", text="this node has no NVIDIA GPUs")), None
         try:
             readings = self._nvml.read()
-        except Hung as hung:
+        except NvmlHung as hung:
             return [*self._judged(hung.readings), *self._once(_hang(hung))], hung
         except (NoDriver, Mismatch) as absent:
             return self._driverless(absent, bus, now), absent
@@ -260,7 +260,7 @@ class Gpus:
         devices = {one.pci: index for index, one in there.items() if one.pci}
         # Addresses of those that do not answer now are still theirs, unless another has the number.
         older = {pci: index for pci, index in self._known.devices.items() if index not in there}
-        known = Known(most=max(self._known.most, len(readings)), devices=older | devices)
+        known = GpuMemory(most=max(self._known.most, len(readings)), devices=older | devices)
         if known == self._known:
             return
         self._known, self._devices = known, _addresses(known)
@@ -274,7 +274,7 @@ class Gpus:
 class Watched:
     """The GPUs of a machine as an agent has them."""
 
-    def __init__(self, settings: AgentSettings, node: NodeId, sums: Sums, nvml: Nvml | None = None) -> None:
+    def __init__(self, settings: AgentSettings, node: NodeId, sums: Deduplicator, nvml: Nvml | None = None) -> None:
         self._nvml = nvml or Nvml()
         state = Path(settings.state)
         remembered = Remembered(state / "gpu-counters.json", boot_in(settings.boot_id_file))
@@ -297,7 +297,7 @@ class Watched:
         self._nvml.close()
 
 
-def gpus_for(settings: AgentSettings, node: NodeId, sums: Sums) -> Watched:
+def gpus_for(settings: AgentSettings, node: NodeId, sums: Deduplicator) -> Watched:
     return Watched(settings, node, sums)
 
 
@@ -307,7 +307,7 @@ def _key(sign: Sign) -> tuple[object, ...]:
     return (sign.kind, who, sign.fields.get("link"))
 
 
-def _hang(hung: Hung) -> Sign:
+def _hang(hung: NvmlHung) -> Sign:
     fields: Fields = {} if hung.device is None else {"device": hung.device}
     return Sign(kind="gpu.hang", fields=fields | ({"pci": hung.pci} if hung.pci else {}), text=str(hung))
 
@@ -323,19 +323,19 @@ def _sign_of(event: Happened) -> Sign:
     return Sign(kind=event.kind, fields={**fields, **names, "source": "nvml"}, text=text, count=event.count)
 
 
-def _addresses(known: Known) -> dict[Address, int]:
+def _addresses(known: GpuMemory) -> dict[Address, int]:
     pairs: Iterable[tuple[Address | None, int]] = ((address(pci), index) for pci, index in known.devices.items())
     return {where: index for where, index in pairs if where is not None}
 
 
-def _read(path: Path) -> Known:
+def _read(path: Path) -> GpuMemory:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Known)
+        return msgspec.json.decode(path.read_bytes(), type=GpuMemory)
     except (OSError, msgspec.MsgspecError):
-        return Known()
+        return GpuMemory()
 
 
-def _write(path: Path, known: Known) -> None:
+def _write(path: Path, known: GpuMemory) -> None:
     beside = path.with_name(f"{path.name}.new")
     beside.write_bytes(msgspec.json.encode(known))
     beside.replace(path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.dedup import Key, Sums, key_of
+from sickbay.agent.probes.dedup import Deduplicator, Key, key_of
 from sickbay.model.facts import Observed
 from sickbay.model.protocol import Item
 
@@ -33,7 +33,7 @@ class Hearsay:
     """What waits does so on one of two sides of a cut: whoever reads again from there meets the same lines together,
     under the same name, and what was told of them is known by it."""
 
-    def __init__(self, sums: Sums) -> None:
+    def __init__(self, sums: Deduplicator) -> None:
         self._sums = sums
         self._early: dict[Key, _Said] = {}  # waits since before the cut
         self._late: dict[Key, _Said] = {}

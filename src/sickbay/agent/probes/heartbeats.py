@@ -19,7 +19,7 @@ MOST = 2**63  # of a number that is told
 KNOWN = ("step", "resumed_from", "skipped", "loss", "fenced", "saved", "save_failed", "listens", "answered")
 
 
-class Work(NamedTuple):
+class HeartbeatWork(NamedTuple):
     """A long piece of work that is under way, in bytes."""
 
     what: str
@@ -35,7 +35,7 @@ class Beat:
     stamp: tuple[int, int, int, int] | None = None
     step: int | None = None
     since: float = 0.0  # monotonic moment when this step was first seen
-    work: Work | None = None
+    work: HeartbeatWork | None = None
     body: dict[str, Any] = field(default_factory=dict)
 
     def read(self, now: float) -> bool:
@@ -66,15 +66,15 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST else None
 
 
-def _work(body: dict[str, Any]) -> Work | None:
+def _work(body: dict[str, Any]) -> HeartbeatWork | None:
     what, done, of = body.get("busy"), _whole(body.get("done")), _whole(body.get("of"))
     if not isinstance(what, str) or not what or done is None or of is None or not 0 <= done < of:
         return None
-    return Work(what[:REASON], done, of)
+    return HeartbeatWork(what[:REASON], done, of)
 
 
 @dataclass(slots=True)
-class Progress:
+class AttemptProgress:
     """What has been told of one attempt."""
 
     job: JobId
@@ -131,7 +131,7 @@ def _reasons(skipped: object) -> tuple[str, ...]:
 
 
 def _checkpointed(job: JobId, attempt: int, beat: Beat) -> Checkpointed:
-    failed, work = beat.body.get("save_failed"), beat.work or Work("", 0, 0)
+    failed, work = beat.body.get("save_failed"), beat.work or HeartbeatWork("", 0, 0)
     return Checkpointed(
         job=job,
         attempt=attempt,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.counters import Counters
-from sickbay.agent.probes.dedup import Sums
-from sickbay.agent.probes.edges import Standing
+from sickbay.agent.probes.dedup import Deduplicator
+from sickbay.agent.probes.edges import EdgeTriggered
 from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.machine import Machine
 from sickbay.agent.probes.mounts import Mounts
@@ -18,7 +18,7 @@ from sickbay.model.fleet import NodeId
 LOCAL = ("/", "/tmp", "/var", "/dev/shm")  # noqa: S108 - looked at, not written to
 
 
-class Host:
+class HostGauges:
     def __init__(
         self, settings: AgentSettings, node: NodeId, sys: Path = Path("/sys"), proc: Path = Path("/proc")
     ) -> None:
@@ -29,13 +29,13 @@ class Host:
         quick, slow = (machine.memory, machine.clock, self._mounts.look), (machine.lanes, machine.fabric_manager)
         self.probes = (
             *_counters(settings, node, sys),
-            Probe("machine", Standing(node, quick).look, period=10.0),
+            Probe("machine", EdgeTriggered(node, quick).look, period=10.0),
             # Whoever reads a file of a dead card waits as long as its driver does: a minute, or for ever.
-            Probe("ports", Standing(node, (machine.ports, machine.carriers)).look, period=10.0, may_hang=True),
-            Probe("space", Standing(node, (machine.space,)).look, period=10.0, may_hang=True),
+            Probe("ports", EdgeTriggered(node, (machine.ports, machine.carriers)).look, period=10.0, may_hang=True),
+            Probe("space", EdgeTriggered(node, (machine.space,)).look, period=10.0, may_hang=True),
             # Walking through all processes, or asking a service, costs a little: once in a while is enough.
-            Probe("tasks", Standing(node, (machine.hung,)).look, period=60.0),
-            Probe("services", Standing(node, slow).look, period=60.0, may_hang=True),
+            Probe("tasks", EdgeTriggered(node, (machine.hung,)).look, period=60.0),
+            Probe("services", EdgeTriggered(node, slow).look, period=60.0, may_hang=True),
         )
 
     @property
@@ -63,5 +63,5 @@ def _apart(places: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def host_for(settings: AgentSettings, node: NodeId, sums: Sums) -> Host:  # noqa: ARG001 - what every maker is given
-    return Host(settings, node)
+def host_for(settings: AgentSettings, node: NodeId, sums: Deduplicator) -> HostGauges:  # noqa: ARG001 - what every maker is given
+    return HostGauges(settings, node)

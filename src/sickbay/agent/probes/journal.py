@@ -30,7 +30,7 @@ class JournalPlace(Noun):
     cursor: str = ""
 
 
-class Entry(msgspec.Struct):
+class JournalEntry(msgspec.Struct):
     """One entry of `journalctl -o json`. A message that is no text comes as a list of bytes."""
 
     MESSAGE: str | list[int] | None = None
@@ -68,7 +68,7 @@ def counted(cursor: str) -> tuple[str, int | None]:
     return "", None
 
 
-_DECODE = msgspec.json.Decoder(Entry)
+_DECODE = msgspec.json.Decoder(JournalEntry)
 
 
 @cache
@@ -83,7 +83,7 @@ def available() -> bool:
     return shutil.which("journalctl") is not None
 
 
-class Journal:
+class JournalFollower:
     """Follows the journal through a `journalctl` of its own; one that ends is started again where it was."""
 
     name = NAME
@@ -172,7 +172,7 @@ class Journal:
             self._cursor = entry.cursor
             yield line_of(entry, now, self._boots)._replace(told=self._was_told(entry))
 
-    def _was_told(self, entry: Entry) -> bool:
+    def _was_told(self, entry: JournalEntry) -> bool:
         (counter, seq), told = entry.seq, self._told
         before = told is not None and told[0] == counter and seq is not None and seq <= (told[1] or 0)
         if told is not None and (not before or seq == told[1]):
@@ -201,7 +201,7 @@ class Journal:
             process.stdout.close()
 
 
-def decoded(line: bytes) -> Entry | None:
+def decoded(line: bytes) -> JournalEntry | None:
     """None: this is no entry."""
     try:
         return _DECODE.decode(line)
@@ -209,7 +209,7 @@ def decoded(line: bytes) -> Entry | None:
         return None
 
 
-def line_of(entry: Entry, now: float, boots: Collection[str]) -> LogLine:
+def line_of(entry: JournalEntry, now: float, boots: Collection[str]) -> LogLine:
     counter, seq = entry.seq
     # The moment when journald took it, by the clock that is ours too; the ring's own clock is corrected by nobody.
     at = min(now, int(entry.mono) / 1e6) if entry.mono.isdecimal() else now

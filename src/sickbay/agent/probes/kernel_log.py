@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.complaints import complain
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.dedup import Sums
+from sickbay.agent.probes.dedup import Deduplicator
 from sickbay.agent.probes.hearsay import Hearsay
 from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.watches import CREATED, MODIFIED, MOVED_TO
@@ -47,7 +47,7 @@ class LogLine(NamedTuple):
     undated: str = ""  # why nobody can tell when it was said
 
 
-class Source(Protocol):
+class LineSource(Protocol):
     """Where lines come from. `lines` gives what is new and returns; it raises OSError where it cannot be read."""
 
     @property
@@ -88,7 +88,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Place(FilePlace):
+class LogPlace(FilePlace):
     """How far a file was read, for the next run of the agent."""
 
     boot_id: str = ""
@@ -101,7 +101,7 @@ class BootLog:
     name = SOURCE
     witness = True  # nobody but the node's own supervisor writes it
 
-    def __init__(self, path: Path, place: Place) -> None:
+    def __init__(self, path: Path, place: LogPlace) -> None:
         self._path = path
         self._boot_id = place.boot_id
         self._file = LogFile(path, place, worth=lines_of_interest)
@@ -116,7 +116,7 @@ class BootLog:
     def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
         return line
 
-    def place(self) -> Place:
+    def place(self) -> LogPlace:
         return place_in(self._file, self._boot_id)
 
     handle = None
@@ -129,10 +129,10 @@ class BootLog:
         self._file.close()
 
 
-def place_in(file: LogFile, boot_id: str, *, trusted: bool = False) -> Place:
+def place_in(file: LogFile, boot_id: str, *, trusted: bool = False) -> LogPlace:
     place = file.place
     spots = {name: getattr(place, name) for name in FilePlace.__struct_fields__}
-    return Place(boot_id=boot_id, trusted=trusted, **spots)
+    return LogPlace(boot_id=boot_id, trusted=trusted, **spots)
 
 
 def lines_of(file: LogFile, every: LogLine) -> Iterator[LogLine | Observed]:
@@ -164,12 +164,16 @@ class KernelLog:
     """
 
     def __init__(
-        self, sources: Sequence[Source], node: NodeId, device_at: Callable[[str], int | None], sums: Sums | None = None
+        self,
+        sources: Sequence[LineSource],
+        node: NodeId,
+        device_at: Callable[[str], int | None],
+        sums: Deduplicator | None = None,
     ) -> None:
         self._sources = tuple(sources)
         self._node = node
         self._device_at = device_at
-        self._sums = sums or Sums()
+        self._sums = sums or Deduplicator()
         self._hearsay = Hearsay(self._sums)
         self._blind = False  # that there is no witness has been told
         self._troubles: dict[str, str] = {}
@@ -241,7 +245,7 @@ class KernelLog:
         self._settle()
         return found
 
-    def _read(self, source: Source, now: float) -> Iterator[Item]:
+    def _read(self, source: LineSource, now: float) -> Iterator[Item]:
         until = time.monotonic() + TAKES
         for _ in range(CHUNKS):
             for line in source.lines(now):
@@ -252,7 +256,7 @@ class KernelLog:
             if not source.behind or time.monotonic() > until:
                 return
 
-    def _meant(self, source: Source, line: LogLine, now: float) -> Iterator[Item]:
+    def _meant(self, source: LineSource, line: LogLine, now: float) -> Iterator[Item]:
         sign, peeled = understood(line.text, line.bare)
         if sign is None:
             return
@@ -290,7 +294,7 @@ class KernelLog:
         news = Observed(node=self._node, kind=kind, fields=fields, text=text, count=sign.count)
         return say(news, line.mono, line.source, line.seq)
 
-    def _failed(self, source: Source, error: OSError, now: float) -> Iterator[Item]:
+    def _failed(self, source: LineSource, error: OSError, now: float) -> Iterator[Item]:
         why = str(error)
         if len(self._sources) > 1:
             self._again[source.name] = now + AGAIN

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from sickbay.agent.probes.one_file import CHUNK, LONGEST, PRINT, Data, OneFile, Packed, Plain, Spot, Worth, is_at
+from sickbay.agent.probes.one_file import CHUNK, LONGEST, PRINT, Data, OneFile, Plain, Spot, UnpackedFile, Worth, is_at
 
 __all__ = ["CHUNK", "LONGEST", "FilePlace", "LogFile", "Spot", "Worth"]
 
@@ -292,7 +292,7 @@ class LogFile:
     def _opened(self, path: Path) -> Data | None:
         """None: it cannot be read. Raises OSError where that is our own trouble, which passes."""
         try:
-            return Packed(path) if path.suffix in PACKED else Plain(path)
+            return UnpackedFile(path) if path.suffix in PACKED else Plain(path)
         except OSError as error:
             if error.errno in OURS:
                 raise

@@ -60,7 +60,7 @@ class Plain:
             os.close(self._handle)
 
 
-class Packed:
+class UnpackedFile:
     """What gzip made of a file. Reading goes forward; whoever goes back begins at the front again."""
 
     packed = True

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sickbay.agent.drill import Drills
-from sickbay.agent.probes.kernel_log import LogLine, Place, Watched, lines_of, place_in
+from sickbay.agent.probes.kernel_log import LogLine, LogPlace, Watched, lines_of, place_in
 from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.probes.log_zone import Zone, boot_mark
 from sickbay.agent.watches import CREATED, DELETED, MODIFIED, MOVED, MOVED_TO
@@ -34,7 +34,7 @@ STEP = 2.0  # seconds by which the wall clock may wander without having been set
 FIRST_TIME = 64 << 20  # bytes of a file that are read when it is met for the first time: faults from before the agent
 
 
-class Reading(Noun):
+class LineTrust(Noun):
     """How the lines of a text file are taken."""
 
     trusted: bool = False  # every line counts as the kernel's
@@ -51,18 +51,18 @@ class SystemLog:
     def __init__(
         self,
         path: Path,
-        place: Place,
-        reading: Reading | None = None,
+        place: LogPlace,
+        reading: LineTrust | None = None,
         *,
         began: float = 0.0,
         wall: Callable[[], float] = time.time,
         drills: Drills | None = None,
-        told: Place | None = None,
+        told: LogPlace | None = None,
     ) -> None:
         self.name = name_of(path)
         self._path = path
         self._boot_id = place.boot_id
-        self._reading = reading or Reading()
+        self._reading = reading or LineTrust()
         self._began = began
         self._wall = wall
         self._drills = drills
@@ -156,7 +156,7 @@ class SystemLog:
             return "nobody can tell the time zone of this log"
         return ""
 
-    def place(self) -> Place | None:
+    def place(self) -> LogPlace | None:
         return None if self._again else place_in(self._file, self._boot_id, trusted=self._reading.trusted)
 
     handle = None

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.complaints import complain
-from sickbay.clusters.local.files import BOOT_MARK, Paths, Seat
+from sickbay.clusters.local.files import BOOT_MARK, LocalSeat, Paths
 
 AGENT_MARK = "SICKBAY_AGENT_RUN"  # in the environment of an agent and all that it starts
 COMMAND = "SICKBAY_AGENT_COMMAND"  # what to run instead of our own agent: a site's wrapper, a debugger, a test
@@ -21,7 +21,7 @@ GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the node is shut down
 
 
 class AgentProcess:
-    def __init__(self, paths: Paths, seat: Seat) -> None:
+    def __init__(self, paths: Paths, seat: LocalSeat) -> None:
         self._paths = paths
         self._seat = seat
         self._process: subprocess.Popen[bytes] | None = None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sickbay.clusters.local.files import Rank, RankPlan, Seat, StartRanks, StopRanks, write
+from sickbay.clusters.local.files import LocalSeat, Rank, RankPlan, StartRanks, StopRanks, write
 from sickbay.clusters.local.locks import held
 from sickbay.clusters.local.seat_state import Cache
 from sickbay.model.errors import Rejected
@@ -27,7 +27,7 @@ _PORTS = range(20_000, 32_000)
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}")
 
 
-class Part(Noun):
+class NodePart(Noun):
     """What one node does for an attempt, under the boot in which it was asked."""
 
     node: NodeId
@@ -46,12 +46,12 @@ class Over(Noun):
     lost: bool = False
 
 
-class Attempt(Noun):
+class GangRecord(Noun):
     key: str
     job: JobId
     attempt: int
     spec: JobSpec
-    parts: tuple[Part, ...]
+    parts: tuple[NodePart, ...]
     port: int
     env: dict[str, str]
     began_at: float  # wall
@@ -65,7 +65,7 @@ class Attempt(Noun):
         return f"{self.job}.{self.attempt}"
 
     @property
-    def open(self) -> tuple[Part, ...]:
+    def open(self) -> tuple[NodePart, ...]:
         return tuple(part for part in self.parts if part.node not in self.over)
 
     # The names of orders are the order in which they are carried out: a start comes before a stop of the same attempt.
@@ -76,7 +76,7 @@ class Attempt(Noun):
     def stop_name(self, key: str) -> str:
         return f"{self.name}.2-stop.{digest(key)}"
 
-    def start_order(self, part: Part) -> StartRanks:
+    def start_order(self, part: NodePart) -> StartRanks:
         return StartRanks(
             boot_id=part.boot_id,
             job=self.job,
@@ -91,7 +91,7 @@ class Attempt(Noun):
             log_rules=self.spec.log_rules,
         )
 
-    def stop_order(self, part: Part, grace: float) -> StopRanks:
+    def stop_order(self, part: NodePart, grace: float) -> StopRanks:
         return StopRanks(boot_id=part.boot_id, job=self.job, attempt=self.attempt, grace=grace)
 
 
@@ -105,7 +105,7 @@ class Attempts:
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "attempts"
-        self._cache = Cache(Attempt)
+        self._cache = Cache(GangRecord)
         self._depth = 0
 
     @contextmanager
@@ -126,20 +126,20 @@ class Attempts:
             raise Rejected(f"{job!r} cannot name a job: letters, digits and _ . : @ + - only")
         return self._directory / f"{job}.{attempt}.json"
 
-    def get(self, job: JobId, attempt: int) -> Attempt | None:
+    def get(self, job: JobId, attempt: int) -> GangRecord | None:
         return self._cache.get(self.path(job, attempt))
 
-    def all(self) -> list[Attempt]:
+    def all(self) -> list[GangRecord]:
         """Oldest first."""
         paths = list(self._directory.glob("[!.]*.json"))
         self._cache.keep(paths)
         found = (self._cache.get(path) for path in paths)
         return sorted((each for each in found if each is not None), key=lambda each: (each.began_at, each.name))
 
-    def save(self, attempt: Attempt, *, durable: bool = True) -> None:
+    def save(self, attempt: GangRecord, *, durable: bool = True) -> None:
         write(self.path(attempt.job, attempt.attempt), attempt, durable=durable)
 
-    def forget(self, attempt: Attempt) -> None:
+    def forget(self, attempt: GangRecord) -> None:
         self.path(attempt.job, attempt.attempt).unlink(missing_ok=True)
 
 
@@ -147,8 +147,8 @@ def lay_out(
     job: JobId,
     spec: JobSpec,
     nodes: Mapping[NodeId, tuple[int, ...]],
-    holders: Mapping[NodeId, tuple[Seat, tuple[Device, ...]]],
-) -> tuple[Part, ...]:
+    holders: Mapping[NodeId, tuple[LocalSeat, tuple[Device, ...]]],
+) -> tuple[NodePart, ...]:
     """Ranks in the order of the nodes, the devices of each node divided evenly among its ranks."""
     each = spec.ranks_per_node
     if each < 1:
@@ -168,7 +168,7 @@ def lay_out(
             for local in range(each)
         )
         parts.append(
-            Part(
+            NodePart(
                 node=node,
                 seat=seat.name,
                 instance_id=seat.instance_id,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sickbay.clusters.local.complaints import complain
-from sickbay.clusters.local.files import BOOT_MARK, Paths, Seat, read
+from sickbay.clusters.local.files import BOOT_MARK, LocalSeat, Paths, read
 from sickbay.clusters.local.supervisor import Supervisor
 
 LOCK_WAIT = 3.0  # seconds: the boot before us may still be dying
@@ -36,7 +36,7 @@ def begin(paths: Paths, boot_id: str) -> int:
         return _refuse(TAKEN, f"another boot of {paths.seat.name} still runs (it holds the lock on {paths.alive})")
     try:
         # Only now: whoever began a newer boot wrote it there before they waited for this lock.
-        seat = read(paths.seat_file, Seat)
+        seat = read(paths.seat_file, LocalSeat)
         if seat is None or seat.boot_id != boot_id:
             newer = seat.boot_id if seat else "nothing"
             return _refuse(SUPERSEDED, f"seat {paths.seat.name} has gone on to boot {newer}: {boot_id} is over")

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.defects import named, xid
-from sickbay.clusters.local.files import Break, Defect
+from sickbay.clusters.local.files import Break, VirtualDefect
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId
@@ -29,7 +29,7 @@ class LocalBreakages:
         cure = f"cured by {defect.cured_by}" if defect.cured_by is not None else "nothing cures it"
         return f"{defect.name} on {'the node' if defect.device is None else f'GPU {defect.device}'}; {cure}"
 
-    def _defect(self, breakage: Breakage) -> Defect:
+    def _defect(self, breakage: Breakage) -> VirtualDefect:
         if breakage.xid is not None:
             defect = xid(breakage.xid, breakage.device)
         else:

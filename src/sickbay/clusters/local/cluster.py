@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from sickbay.clusters.local.attempts import GRACE
 from sickbay.clusters.local.doubt import changing, reading
-from sickbay.clusters.local.files import Break, Cordon, RankState, Seat, wake, write
+from sickbay.clusters.local.files import Break, Cordon, LocalSeat, RankState, wake, write
 from sickbay.clusters.local.gangs import Gangs
 from sickbay.clusters.local.output import end_of_output, read_output
 from sickbay.clusters.local.prune import prune
-from sickbay.clusters.local.rack import Room, fifo
-from sickbay.clusters.local.reader import Reader
+from sickbay.clusters.local.rack import Rack, fifo
+from sickbay.clusters.local.reader import ClusterReader
 from sickbay.clusters.local.ring import KEEP
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
@@ -33,10 +33,10 @@ class LocalCluster:
     """Any number of these may come and go over one room: what one has begun the next completes."""
 
     def __init__(self, root: Path | str, period: float = 0.5, *, grace: float = GRACE, keep: int = KEEP) -> None:
-        self._room = Room(root)
+        self._room = Rack(root)
         self._id = self._room.file().id
         self._period = period
-        self._reader = Reader(self._room.root, self._id, keep)
+        self._reader = ClusterReader(self._room.root, self._id, keep)
         self._gangs = Gangs(self._room.root, self._reader, grace)
         self._lock = threading.RLock()
         self._woken: int | None = None
@@ -99,19 +99,21 @@ class LocalCluster:
 
     # --- nodes
     def cordon(self, node: NodeId, *, owner: str, reason: str, key: str, expect: Incarnation | None) -> Accepted:
-        def change(seat: Seat) -> Seat:
+        def change(seat: LocalSeat) -> LocalSeat:
             others = tuple(cordon for cordon in seat.cordons if cordon.owner != owner)
             return replace(seat, cordons=(*others, Cordon(owner=owner, reason=reason)))
 
         return self._change(node, f"cordon {key}", expect, change)
 
     def uncordon(self, node: NodeId, *, owner: str, key: str, expect: Incarnation | None) -> Accepted:
-        def change(seat: Seat) -> Seat:
+        def change(seat: LocalSeat) -> LocalSeat:
             return replace(seat, cordons=tuple(cordon for cordon in seat.cordons if cordon.owner != owner))
 
         return self._change(node, f"uncordon {key}", expect, change)
 
-    def _change(self, node: NodeId, key: str, expect: Incarnation | None, change: Callable[[Seat], Seat]) -> Accepted:
+    def _change(
+        self, node: NodeId, key: str, expect: Incarnation | None, change: Callable[[LocalSeat], LocalSeat]
+    ) -> Accepted:
         name = self._name(node)
         with changing(), self._room.held(name) as seat:
             if key not in seat.done:
@@ -133,7 +135,7 @@ class LocalCluster:
                 return name
         raise Gone(f"there is no node {node}")
 
-    def _look(self, name: str, expect: Incarnation | None) -> Seat:
+    def _look(self, name: str, expect: Incarnation | None) -> LocalSeat:
         """The seat, if its holder is the one that was meant."""
         with self._lock:
             sight = self._reader.looker.look(name)

@@ -8,7 +8,7 @@ from functools import cache
 
 from msgspec.structs import replace
 
-from sickbay.clusters.local.files import Defect
+from sickbay.clusters.local.files import VirtualDefect
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 
@@ -61,68 +61,68 @@ def _says(number: int) -> str:
 
 
 # Name → what it is, and the defect, on any device. A defect without lines is one that the kernel never mentions.
-_CATALOGUE: dict[str, tuple[str, Defect]] = {
+_CATALOGUE: dict[str, tuple[str, VirtualDefect]] = {
     "gpu_off_bus": (
         "the GPU falls off the bus (Xid 79); a reboot brings it back",
-        Defect(name="gpu_off_bus", lines=(_says(79), "NVRM: GPU {bus}.0: GPU has fallen off the bus.")),
+        VirtualDefect(name="gpu_off_bus", lines=(_says(79), "NVRM: GPU {bus}.0: GPU has fallen off the bus.")),
     ),
     "gpu_dead": (
         "the GPU falls off the bus and does not come back (Xid 79): only another instance helps",
-        Defect(name="gpu_dead", lines=(_says(79),), cured_by=Remedy.REPLACE),
+        VirtualDefect(name="gpu_dead", lines=(_says(79),), cured_by=Remedy.REPLACE),
     ),
     "ecc_uncorrectable": (
         "an uncorrectable memory error, its row waits to be remapped (Xid 48, 63); a reset does that",
-        Defect(name="ecc_uncorrectable", lines=(_says(48), _says(63)), cured_by=Remedy.RESET_GPU),
+        VirtualDefect(name="ecc_uncorrectable", lines=(_says(48), _says(63)), cured_by=Remedy.RESET_GPU),
     ),
     "ecc_no_spare_rows": (
         "a memory row that cannot be remapped any more (Xid 48, 64): only another instance helps",
-        Defect(name="ecc_no_spare_rows", lines=(_says(48), _says(64)), cured_by=Remedy.REPLACE),
+        VirtualDefect(name="ecc_no_spare_rows", lines=(_says(48), _says(64)), cured_by=Remedy.REPLACE),
     ),
     "ecc_contained": (
         "a memory error that costs one program its life and no more (Xid 94)",
-        Defect(name="ecc_contained", lines=(_says(94),), cured_by=Remedy.RESTART_JOB),
+        VirtualDefect(name="ecc_contained", lines=(_says(94),), cured_by=Remedy.RESTART_JOB),
     ),
     "ecc_uncontained": (
         "a memory error that may have spread (Xid 95); a reset ends it",
-        Defect(name="ecc_uncontained", lines=(_says(95),), cured_by=Remedy.RESET_GPU),
+        VirtualDefect(name="ecc_uncontained", lines=(_says(95),), cured_by=Remedy.RESET_GPU),
     ),
     "nvlink": (
         "a fatal error on an NVLink (Xid 74); a reset brings the link back",
-        Defect(name="nvlink", lines=(_says(74),), cured_by=Remedy.RESET_GPU),
+        VirtualDefect(name="nvlink", lines=(_says(74),), cured_by=Remedy.RESET_GPU),
     ),
     "nvlink_cable": (
         "an NVLink that fails again after each reset and reboot (Xid 74): only another instance helps",
-        Defect(name="nvlink_cable", lines=(_says(74),), cured_by=Remedy.REPLACE),
+        VirtualDefect(name="nvlink_cable", lines=(_says(74),), cured_by=Remedy.REPLACE),
     ),
     "gsp_timeout": (
         "the GPU's own processor does not answer (Xid 119); a reboot helps",
-        Defect(name="gsp_timeout", lines=(_says(119),)),
+        VirtualDefect(name="gsp_timeout", lines=(_says(119),)),
     ),
     "pmu_halt": (
         "the GPU's power controller halts (Xid 62); a reset helps",
-        Defect(name="pmu_halt", lines=(_says(62),), cured_by=Remedy.RESET_GPU),
+        VirtualDefect(name="pmu_halt", lines=(_says(62),), cured_by=Remedy.RESET_GPU),
     ),
     "illegal_access": (
         "a program reads where it may not (Xid 31): nothing is wrong with the GPU",
-        Defect(name="illegal_access", lines=(_says(31),), cured_by=Remedy.RESTART_JOB),
+        VirtualDefect(name="illegal_access", lines=(_says(31),), cured_by=Remedy.RESTART_JOB),
     ),
     "nvswitch": (
         "a fatal error on a link of the node's switch (SXid 20034): all ranks of the node die; a reboot helps",
-        Defect(
+        VirtualDefect(
             name="nvswitch", lines=("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",)
         ),
     ),
     "hot_gpu": (
         "a GPU that runs hot and slow: the kernel says nothing, a check of level 2 finds it; a reboot helps",
-        Defect(name="hot_gpu", found_at=2, kills=False),
+        VirtualDefect(name="hot_gpu", found_at=2, kills=False),
     ),
     "silent_corruption": (
         "a GPU that computes wrongly and says nothing: only a check of level 3 finds it, only another instance helps",
-        Defect(name="silent_corruption", found_at=3, kills=False, cured_by=Remedy.REPLACE),
+        VirtualDefect(name="silent_corruption", found_at=3, kills=False, cured_by=Remedy.REPLACE),
     ),
     "haunted": (
         "the GPU falls off the bus in this seat whatever is done (Xid 79): nothing cures it, a person must look",
-        Defect(name="haunted", lines=(_says(79),), cured_by=None),
+        VirtualDefect(name="haunted", lines=(_says(79),), cured_by=None),
     ),
 }
 _OF_THE_NODE = frozenset({"nvswitch"})
@@ -133,14 +133,14 @@ def catalogue() -> dict[str, str]:
     return {name: about for name, (about, _) in _CATALOGUE.items()}
 
 
-def named(name: str, device: int = 0) -> Defect:
+def named(name: str, device: int = 0) -> VirtualDefect:
     """The defect of this name, on this device."""
     if name not in _CATALOGUE:
         raise BadInput(f"there is no defect {name!r}: write one of {', '.join(_CATALOGUE)}")
     return _on(_CATALOGUE[name][1], None if name in _OF_THE_NODE else device)
 
 
-def xid(number: int, device: int = 0) -> Defect:
+def xid(number: int, device: int = 0) -> VirtualDefect:
     """A defect that shows as this Xid, cured by what the knowledge table advises for it (unlisted: a reboot).
 
     One that asks for no repair (13, 31, 43 …) shows once and is over.
@@ -149,10 +149,10 @@ def xid(number: int, device: int = 0) -> Defect:
         raise BadInput(f"there is no Xid {number}: write a number from 1 to {HIGHEST_XID}, for example 79")
     cure = _advised().get(number, Remedy.REBOOT)
     kills = cure.rank >= Remedy.RESTART_JOB.rank
-    return _on(Defect(name=f"xid_{number}", lines=(_says(number),), kills=kills, cured_by=cure), device)
+    return _on(VirtualDefect(name=f"xid_{number}", lines=(_says(number),), kills=kills, cured_by=cure), device)
 
 
-def _on(defect: Defect, device: int | None) -> Defect:
+def _on(defect: VirtualDefect, device: int | None) -> VirtualDefect:
     address = bus(device or 0)
     return replace(defect, device=device, lines=tuple(line.replace("{bus}", address) for line in defect.lines))
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from msgspec.structs import replace
 
 from sickbay.clusters.local.defects import bus, catalogue, device_at, named, xid
-from sickbay.clusters.local.files import Defect, Devices, Paths, Rank, RankState, VirtualDevice, read, write
+from sickbay.clusters.local.files import Devices, Paths, Rank, RankState, VirtualDefect, VirtualDevice, read, write
 from sickbay.model.fault import Remedy
 
 __all__ = [
@@ -44,7 +44,7 @@ def create(gpus: int) -> Devices:
     return Devices(devices=tuple(VirtualDevice(index=i, serial=f"{board}-{i:02d}") for i in range(gpus)))
 
 
-def passing(defect: Defect) -> bool:
+def passing(defect: VirtualDefect) -> bool:
     """It shows once and is over, as an application's own error: there is nothing to repair."""
     return defect.cured_by is not None and defect.cured_by.rank <= Remedy.RESTART_JOB.rank
 
@@ -57,12 +57,12 @@ def holders(ranks: Iterable[Rank], devices: Iterable[int] = ()) -> tuple[Rank, .
     )
 
 
-def hit(defect: Defect, ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+def hit(defect: VirtualDefect, ranks: Iterable[Rank]) -> tuple[Rank, ...]:
     """The running ranks that meet this defect: those on its device, or, where it is the node's, all."""
     return holders(ranks, () if defect.device is None else (defect.device,))
 
 
-def blame(defect: Defect) -> str:
+def blame(defect: VirtualDefect) -> str:
     """What a rank died of, for people."""
     where = "the node" if defect.device is None else f"GPU {defect.device}"
     return f"{where} is broken: {defect.name.replace('_', ' ')}"
@@ -92,11 +92,11 @@ class Hardware:
     def devices(self) -> Devices:
         return read(self._file, Devices) or Devices(devices=())
 
-    def defects(self) -> tuple[Defect, ...]:
+    def defects(self) -> tuple[VirtualDefect, ...]:
         """All that is wrong here now, the seat's own defects included."""
         return self.devices().defects + self._of_seat()
 
-    def inject(self, defect: Defect) -> None:
+    def inject(self, defect: VirtualDefect) -> None:
         """Put it in. The same defect on the same device twice is one. It does not show before `show`."""
         if passing(defect):
             return
@@ -107,7 +107,7 @@ class Hardware:
                 now = self.devices()
                 write(self._file, replace(now, defects=_with(now.defects, defect)))
 
-    def show(self, defect: Defect, boot_id: str, *, pid: int = 0, name: str = "") -> None:
+    def show(self, defect: VirtualDefect, boot_id: str, *, pid: int = 0, name: str = "") -> None:
         """Its symptoms, once: kernel lines and counters. Whether ranks die of it is the supervisor's part.
 
         `pid` and `name` are those of the process that met it.
@@ -122,7 +122,7 @@ class Hardware:
             if shaken != now.devices:
                 write(self._file, replace(now, devices=shaken))
 
-    def cure(self, remedy: Remedy, devices: Iterable[int] = ()) -> tuple[Defect, ...]:
+    def cure(self, remedy: Remedy, devices: Iterable[int] = ()) -> tuple[VirtualDefect, ...]:
         """What this remedy takes away: all of it, or, where devices are named, theirs only. Returns what it cured."""
         only = frozenset(devices)
         with self._locked():
@@ -172,8 +172,8 @@ class Hardware:
             finally:
                 os.close(handle)
 
-    def _of_seat(self) -> tuple[Defect, ...]:
-        return read(self._seat_file, tuple[Defect, ...]) or ()
+    def _of_seat(self) -> tuple[VirtualDefect, ...]:
+        return read(self._seat_file, tuple[VirtualDefect, ...]) or ()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -188,6 +188,6 @@ class Hardware:
                 os.close(handle)
 
 
-def _with(defects: tuple[Defect, ...], new: Defect) -> tuple[Defect, ...]:
+def _with(defects: tuple[VirtualDefect, ...], new: VirtualDefect) -> tuple[VirtualDefect, ...]:
     others = tuple(defect for defect in defects if (defect.name, defect.device) != (new.name, new.device))
     return (*others, new)

@@ -51,13 +51,13 @@ class Cordon(Noun):
     reason: str
 
 
-class Power(StrEnum):
+class SeatPower(StrEnum):
     ON = "on"  # it should run; if it does not, it has died
     OFF = "off"  # the room was switched off: it comes back with the room, under a new boot
     FENCED = "fenced"  # it stays down until somebody reboots or replaces it
 
 
-class Seat(Noun):
+class LocalSeat(Noun):
     """`boot_id` is the boot begun last; whether it runs is the lock's word, whether it is ready the status'."""
 
     name: str
@@ -68,7 +68,7 @@ class Seat(Noun):
     boot_id: str
     domain: str = ""
     cordons: tuple[Cordon, ...] = ()
-    power: Power = Power.ON
+    power: SeatPower = SeatPower.ON
     previous: Incarnation | None = None  # whom the cluster shows until this boot is ready for the first time
     done: tuple[str, ...] = ()  # keys of the latest changes of cordons: a second sending of one changes nothing
 
@@ -89,7 +89,7 @@ class ClusterFile(Noun):
     boot_takes: float = 1.0  # seconds from the start of a supervisor to ready: a machine does not boot in no time
 
 
-class Defect(Noun):
+class VirtualDefect(Noun):
     """Something wrong with a virtual device (or, with device None, with the node).
 
     It shows itself when it is put in and whenever the device is used again: a rank starts on it, or a check exercises
@@ -112,7 +112,7 @@ class VirtualDevice(Noun):
 
 class Devices(Noun):
     devices: tuple[VirtualDevice, ...]
-    defects: tuple[Defect, ...] = ()
+    defects: tuple[VirtualDefect, ...] = ()
 
     def as_seen(self) -> tuple[Device, ...]:
         return tuple(Device(index=device.index, serial=device.serial) for device in self.devices)
@@ -156,7 +156,7 @@ class Status(Noun):
     ranks: tuple[Rank, ...] = ()  # of this boot, and those of earlier boots that have not been forgotten yet
 
 
-class Ask(Noun, tag_field="ask"):
+class SupervisorOrder(Noun, tag_field="ask"):
     """An order to a supervisor. One for another boot than the present is dropped."""
 
     boot_id: str
@@ -168,7 +168,7 @@ class RankPlan(Noun):
     devices: tuple[int, ...]
 
 
-class StartRanks(Ask, tag="start"):
+class StartRanks(SupervisorOrder, tag="start"):
     """`env` has everything that all ranks of the attempt share, MASTER_ADDR and WORLD_SIZE included."""
 
     job: JobId
@@ -183,7 +183,7 @@ class StartRanks(Ask, tag="start"):
     log_rules: tuple[LogRule, ...] = ()
 
 
-class StopRanks(Ask, tag="stop"):
+class StopRanks(SupervisorOrder, tag="stop"):
     """SIGTERM to each rank's process group, SIGKILL to what is left of it after `grace` seconds."""
 
     job: JobId
@@ -191,14 +191,14 @@ class StopRanks(Ask, tag="stop"):
     grace: float = 10.0
 
 
-class RestartAgent(Ask, tag="restart_agent"):
+class RestartAgent(SupervisorOrder, tag="restart_agent"):
     pass
 
 
-class Break(Ask, tag="break"):
+class Break(SupervisorOrder, tag="break"):
     """Put a defect in (its symptoms follow at once), or, without one, write these lines into the kernel log."""
 
-    defect: Defect | None = None
+    defect: VirtualDefect | None = None
     lines: tuple[str, ...] = ()
 
 

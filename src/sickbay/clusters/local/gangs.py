@@ -6,10 +6,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sickbay.clusters.local.attempts import Attempt, Part, environment, free_port, lay_out
+from sickbay.clusters.local.attempts import GangRecord, NodePart, environment, free_port, lay_out
 from sickbay.clusters.local.files import AnyAsk, Paths, wake, write
-from sickbay.clusters.local.reader import Reader
-from sickbay.clusters.local.seat_state import Sight
+from sickbay.clusters.local.reader import ClusterReader
+from sickbay.clusters.local.seat_state import SeatState
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import JobSpec
@@ -18,7 +18,7 @@ from sickbay.model.job import JobSpec
 class Gangs:
     """Not for two threads at once."""
 
-    def __init__(self, root: Path, reader: Reader, grace: float) -> None:
+    def __init__(self, root: Path, reader: ClusterReader, grace: float) -> None:
         self._root = root
         self._reader = reader
         self._attempts = reader.attempts
@@ -57,7 +57,7 @@ class Gangs:
             for part in attempt.open:
                 self._ask(part, attempt.stop_name(key), attempt.stop_order(part, self._grace))
 
-    def _ask(self, part: Part, name: str, order: AnyAsk) -> None:
+    def _ask(self, part: NodePart, name: str, order: AnyAsk) -> None:
         sight = self._reader.sights.get(part.seat)
         if sight is None or sight.seat.boot_id != part.boot_id or not sight.alive:
             return  # nobody is there any more to do it, and nothing is left to be done to
@@ -66,7 +66,7 @@ class Gangs:
 
     def _plan(
         self, job: JobId, number: int, spec: JobSpec, nodes: Mapping[NodeId, tuple[int, ...]], key: str
-    ) -> Attempt:
+    ) -> GangRecord:
         if not nodes:
             raise Rejected(f"job {job}: this cluster is told where to start, and no node was named")
         if not spec.command:
@@ -80,7 +80,7 @@ class Gangs:
             if other.job == job:
                 raise Rejected(f"job {job}: its attempt {other.attempt} has not ended on {other.open[0].node}")
         port = free_port(other.port for other in others)
-        return Attempt(
+        return GangRecord(
             key=key,
             job=job,
             attempt=number,
@@ -98,7 +98,7 @@ class Gangs:
             began_at=time.time(),
         )
 
-    def _admit(self, job: JobId, node: NodeId) -> Sight:
+    def _admit(self, job: JobId, node: NodeId) -> SeatState:
         sight = next((each for each in self._reader.sights.values() if each.seat.id == node), None)
         if sight is None:
             raise Gone(f"job {job}: there is no node {node}")
@@ -119,7 +119,7 @@ class Gangs:
         return directory
 
 
-def _refuse_shared(job: JobId, part: Part, others: list[Attempt]) -> None:
+def _refuse_shared(job: JobId, part: NodePart, others: list[GangRecord]) -> None:
     for other in others:
         for taken in other.open:
             shared = sorted(set(taken.devices) & set(part.devices))

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from sickbay.clusters.local.attempts import digest
 from sickbay.clusters.local.devices import Hardware
 from sickbay.clusters.local.doubt import changing
-from sickbay.clusters.local.files import Power, RestartAgent, Seat, read, wake, write
-from sickbay.clusters.local.rack import Room, new_boot, new_instance
+from sickbay.clusters.local.files import LocalSeat, RestartAgent, SeatPower, read, wake, write
+from sickbay.clusters.local.rack import Rack, new_boot, new_instance
 from sickbay.clusters.local.seat_state import Looker
 from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.errors import Gone, Rejected
@@ -25,7 +25,7 @@ from sickbay.ports.cluster import Accepted
 FENCE = "fence"
 
 
-class Repair(Noun):
+class MachineRepair(Noun):
     """One reboot, replacement or fence of one boot."""
 
     key: str
@@ -37,7 +37,7 @@ class Repair(Noun):
 
 class LocalMachines:
     def __init__(self, root: Path | str) -> None:
-        self._room = Room(root)
+        self._room = Rack(root)
         self._id = self._room.file().id
         self._ticks = Ticks.of(self._room.root)
         self._looker = Looker(self._room.root)
@@ -68,13 +68,13 @@ class LocalMachines:
         raise Rejected(f"node {node}: devices are reset by its agent, not from outside")
 
     def reboot(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
-        def following(seat: Seat) -> Incarnation:
+        def following(seat: LocalSeat) -> Incarnation:
             return replace(seat.incarnation, boot_id=new_boot())
 
         return self._repair(node, Remedy.REBOOT, key, expect, following)
 
     def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
-        def following(_seat: Seat) -> Incarnation:
+        def following(_seat: LocalSeat) -> Incarnation:
             instance = new_instance()
             return Incarnation(uid=instance, instance_id=instance, boot_id=new_boot())
 
@@ -88,14 +88,14 @@ class LocalMachines:
             repair = self._written(name, key, FENCE) or self._write(name, key, FENCE, meant, meant)
             if not repair.done:
                 if seat.boot_id == repair.before.boot_id:
-                    self._room.save(replace(seat, power=Power.FENCED))
+                    self._room.save(replace(seat, power=SeatPower.FENCED))
                 self._room.kill_boot(repair.before.boot_id)
                 self._finish(name, repair)
             return replace(self._accepted(), done=True)
 
     # --- repairs
     def _repair(
-        self, node: NodeId, remedy: Remedy, key: str, expect: Incarnation, following: Callable[[Seat], Incarnation]
+        self, node: NodeId, remedy: Remedy, key: str, expect: Incarnation, following: Callable[[LocalSeat], Incarnation]
     ) -> Accepted:
         name = self._name(node)
         with changing(), self._room.held(name) as seat:
@@ -108,7 +108,7 @@ class LocalMachines:
                 self._finish(name, repair)
             return self._accepted()
 
-    def _carry_out(self, seat: Seat, repair: Repair, remedy: Remedy) -> None:
+    def _carry_out(self, seat: LocalSeat, repair: MachineRepair, remedy: Remedy) -> None:
         """Every step may have been done before. The seat names the new boot only when the old one is over and cured."""
         if seat.boot_id == repair.before.boot_id:
             self._room.kill_boot(seat.boot_id)
@@ -120,25 +120,25 @@ class LocalMachines:
                 instance_id=repair.after.instance_id,
                 boot_id=repair.after.boot_id,
                 previous=repair.before,
-                power=Power.ON,
+                power=SeatPower.ON,
             )
             self._room.save(seat)
         if seat.boot_id == repair.after.boot_id:
             self._room.spawn_held(seat)
         # Otherwise somebody has gone on to yet another boot since: there is nothing left to do for this one.
 
-    def _written(self, name: str, key: str, what: str) -> Repair | None:
-        repair = read(self._room.paths(name).repairs / f"{digest(key)}.json", Repair)
+    def _written(self, name: str, key: str, what: str) -> MachineRepair | None:
+        repair = read(self._room.paths(name).repairs / f"{digest(key)}.json", MachineRepair)
         if repair is not None and repair.what != what:
             raise Rejected(f"the key {key} was used for a {repair.what} of {name}")
         return repair
 
-    def _write(self, name: str, key: str, what: str, before: Incarnation, after: Incarnation) -> Repair:
-        repair = Repair(key=key, what=what, before=before, after=after)
+    def _write(self, name: str, key: str, what: str, before: Incarnation, after: Incarnation) -> MachineRepair:
+        repair = MachineRepair(key=key, what=what, before=before, after=after)
         write(self._room.paths(name).repairs / f"{digest(key)}.json", repair)
         return repair
 
-    def _finish(self, name: str, repair: Repair) -> None:
+    def _finish(self, name: str, repair: MachineRepair) -> None:
         path = self._room.paths(name).repairs / f"{digest(repair.key)}.json"
         write(path, replace(repair, done=True), durable=False)
         wake(self._room.root / "wake")

@@ -12,15 +12,15 @@ from sickbay.agent.probes import Probe
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.inventory import inventory_probe
-from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, Place
-from sickbay.agent.probes.system_log import Reading, SystemLog, name_of
-from sickbay.agent.runtime import Life, Parts, alone, clock_zero, machine_boot
+from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, LogPlace
+from sickbay.agent.probes.system_log import LineTrust, SystemLog, name_of
+from sickbay.agent.runtime import AgentRuntime, NodeKit, alone, clock_zero, machine_boot
 from sickbay.agent.sampling import EVERY, Sampler
-from sickbay.agent.spool import Voice
+from sickbay.agent.spool import AgentIdentity
 from sickbay.agent.transport import Address, Away
 from sickbay.agent.watches import CLOSED, MOVED_TO
 from sickbay.clusters.local.devices import Hardware, device_at
-from sickbay.clusters.local.files import BOOT_MARK, ClusterFile, Paths, Seat, read
+from sickbay.clusters.local.files import BOOT_MARK, ClusterFile, LocalSeat, Paths, read
 from sickbay.clusters.local.node_commands import LocalOrders
 from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.clusters.local.virtual_checks import virtual_tests
@@ -31,7 +31,7 @@ from sickbay.model.errors import BadInput
 def run(root: Path, seat_name: str) -> None:
     """Until SIGTERM. Raises BadInput where there is no such seat."""
     paths = Paths(root, seat_name)
-    seat = read(paths.seat_file, Seat)
+    seat = read(paths.seat_file, LocalSeat)
     if seat is None:
         raise BadInput(f"there is no seat {seat_name!r} under {root}: write one of those in {root / 'cluster.json'}")
     boot = os.environ.get(BOOT_MARK, seat.boot_id)
@@ -43,11 +43,11 @@ def run(root: Path, seat_name: str) -> None:
 
 
 class LocalAgent:
-    def __init__(self, paths: Paths, seat: Seat, state: Path) -> None:
+    def __init__(self, paths: Paths, seat: LocalSeat, state: Path) -> None:
         self._paths = paths
         self._seat = seat
         me, hardware = seat.incarnation, Hardware(paths, seat.instance_id)
-        voice = Voice(
+        voice = AgentIdentity(
             node=seat.id,
             incarnation=me,
             agent_run=os.urandom(6).hex(),
@@ -58,8 +58,8 @@ class LocalAgent:
         devices = VirtualDevices(hardware, seat.id, seat.gpus)
         tests = virtual_tests(hardware, seat.gpus, seat.boot_id)
         places = Places(state)
-        self._life = Life(
-            Parts(
+        self._life = AgentRuntime(
+            NodeKit(
                 outbox=Outbox(state / "spool", voice, places),
                 state=state,
                 log=KernelLog(self._sources(places), seat.id, device_at),
@@ -85,11 +85,11 @@ class LocalAgent:
         messages = self._paths.messages(self._seat.instance_id)
         messages.touch(exist_ok=True)
         began = read(kmsg.with_name("began"), float) or 0.0
-        fresh = Place(boot_id=self._seat.boot_id)
+        fresh = LogPlace(boot_id=self._seat.boot_id)
         boot = BootLog(kmsg, begin_in_boot(places, SOURCE, fresh).told)
         text = begin_in_file(places, name_of(messages), fresh)
         # Nobody but the cluster's own user may write it, and who may that can write the other log as well.
-        reading = Reading(trusted=True, own_zone=True)
+        reading = LineTrust(trusted=True, own_zone=True)
         return [boot, SystemLog(messages, text.heard, reading, began=began, told=text.told)]
 
     def _wanted(self) -> dict[Path, tuple[str, int]]:

@@ -4,20 +4,22 @@ import time
 from collections.abc import Sequence
 
 from sickbay.agent.checks import Exercise, examine
-from sickbay.agent.commands import Carry, Refuse, Said
+from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
 from sickbay.agent.stacks import collect
-from sickbay.agent.watermark import Senses
+from sickbay.agent.watermark import Watermarks
 from sickbay.clusters.local.devices import Hardware, holders
-from sickbay.clusters.local.files import Paths, RankState, Seat, Status, read, write
+from sickbay.clusters.local.files import LocalSeat, Paths, RankState, Status, read, write
 from sickbay.model.facts import Checked, Looked, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunCollect, RunInject, RunLook, RunReset, RunSave
 
 
 class LocalOrders:
-    def __init__(self, paths: Paths, seat: Seat, hardware: Hardware, senses: Senses, tests: Sequence[Exercise]) -> None:
+    def __init__(
+        self, paths: Paths, seat: LocalSeat, hardware: Hardware, senses: Watermarks, tests: Sequence[Exercise]
+    ) -> None:
         self._paths = paths
         self._seat = seat
         self._me = seat.incarnation
@@ -94,16 +96,16 @@ class LocalOrders:
         self._hardware.cure(Remedy.RESET_GPU, order.devices)
         return [ResetDone(key=order.key, node=self._seat.id, incarnation=self._me)]
 
-    def _inject(self, order: AnyOrder, until: float) -> Said:  # noqa: ARG002 - a Carry
+    def _inject(self, order: AnyOrder, until: float) -> CarriedOut:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunInject)
         log = self._paths.messages(self._seat.instance_id)
         drills = Drills(self._paths.agent(self._seat.instance_id) / "drills.json")
-        return Said(text=f"written: {drills.inject(log, order.line, self._seat.name)}")
+        return CarriedOut(text=f"written: {drills.inject(log, order.line, self._seat.name)}")
 
-    def _collect(self, order: AnyOrder, until: float) -> Said:
+    def _collect(self, order: AnyOrder, until: float) -> CarriedOut:
         """What a virtual node has instead of a machine's own: its two logs, and what its agent knows."""
         assert isinstance(order, RunCollect)
-        from sickbay.agent.bundle import Parts  # here: what packs files is not for every day
+        from sickbay.agent.bundle import BundleParts  # here: what packs files is not for every day
         from sickbay.agent.bundle import collect as gather
         from sickbay.agent.settings import AgentSettings
 
@@ -111,5 +113,5 @@ class LocalOrders:
         logs = {"kmsg.txt": self._paths.kmsg(seat.instance_id, seat.boot_id),
                 "messages.txt": self._paths.messages(seat.instance_id)}  # fmt: skip
         settings = AgentSettings(url="", node=seat.id, instance_id=seat.instance_id, state=str(state))
-        found = gather(state, settings, until, Parts(commands={}, files=logs))
-        return Said(text=f"{found.path} ({found.size} bytes)")
+        found = gather(state, settings, until, BundleParts(commands={}, files=logs))
+        return CarriedOut(text=f"{found.path} ({found.size} bytes)")

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from sickbay.clusters.local.attempts import Attempt, Over, Part
+from sickbay.clusters.local.attempts import GangRecord, NodePart, Over
 from sickbay.clusters.local.files import Rank, RankState
-from sickbay.clusters.local.seat_state import Sight
+from sickbay.clusters.local.seat_state import SeatState
 from sickbay.model.fleet import NodeId
 from sickbay.model.job import End, EndReason
 
@@ -19,13 +19,13 @@ TAIL = 16_384
 class Evidence:
     """What a verdict is made of."""
 
-    sights: Mapping[str, Sight]  # by seat
+    sights: Mapping[str, SeatState]  # by seat
     pending: frozenset[NodeId]  # nodes that have not taken up their start yet; looked at before the sights
-    haunted: Callable[[Attempt, Part], bool]  # processes of this part live on, though its boot has ended
+    haunted: Callable[[GangRecord, NodePart], bool]  # processes of this part live on, though its boot has ended
     now: float  # wall
 
 
-def judge(attempt: Attempt, evidence: Evidence) -> tuple[Attempt, dict[NodeId, str]]:
+def judge(attempt: GangRecord, evidence: Evidence) -> tuple[GangRecord, dict[NodeId, str]]:
     """The attempt with what is known now, and its ranks: running | gone; a part that was never asked is not listed.
 
     What is over stays over, and an end stays as it was first seen.
@@ -46,7 +46,7 @@ def judge(attempt: Attempt, evidence: Evidence) -> tuple[Attempt, dict[NodeId, s
     return after, states
 
 
-def _state(attempt: Attempt, part: Part, evidence: Evidence) -> str:
+def _state(attempt: GangRecord, part: NodePart, evidence: Evidence) -> str:
     sight = evidence.sights.get(part.seat)
     if sight is None:
         return "gone"
@@ -62,12 +62,12 @@ def _state(attempt: Attempt, part: Part, evidence: Evidence) -> str:
     return ""
 
 
-def boot_lasts(part: Part, sight: Sight | None) -> bool:
+def boot_lasts(part: NodePart, sight: SeatState | None) -> bool:
     """The node is still in the boot in which it was asked."""
     return sight is not None and sight.alive and sight.seat.boot_id == part.boot_id
 
 
-def _over(attempt: Attempt, part: Part, evidence: Evidence) -> Over:
+def _over(attempt: GangRecord, part: NodePart, evidence: Evidence) -> Over:
     sight = evidence.sights.get(part.seat)
     ranks = sight.ranks(attempt.job, attempt.attempt, part.boot_id) if sight else ()
     whole = len(ranks) == len(part.ranks) and all(rank.exit_code is not None for rank in ranks)
@@ -75,7 +75,7 @@ def _over(attempt: Attempt, part: Part, evidence: Evidence) -> Over:
     return Over(ranks=ranks, lost=not boot_lasts(part, sight) and (not whole or stopped))
 
 
-def _end(attempt: Attempt, evidence: Evidence) -> End | None:
+def _end(attempt: GangRecord, evidence: Evidence) -> End | None:
     """As soon as one rank has ended badly or one node was lost; otherwise when nothing is left."""
     ranks = list(_known(attempt, evidence))
     bad = sorted(
@@ -105,7 +105,7 @@ def _end(attempt: Attempt, evidence: Evidence) -> End | None:
     return End(reason=reason, at=last, tail=_any_tail(ranks))
 
 
-def _known(attempt: Attempt, evidence: Evidence) -> Iterator[tuple[NodeId, Rank]]:
+def _known(attempt: GangRecord, evidence: Evidence) -> Iterator[tuple[NodeId, Rank]]:
     """All ranks that were ever seen."""
     for part in attempt.parts:
         over = attempt.over.get(part.node)

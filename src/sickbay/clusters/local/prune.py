@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sickbay.clusters.local.attempts import Attempts
-from sickbay.clusters.local.rack import Room
+from sickbay.clusters.local.rack import Rack
 
 ATTEMPTS = 50  # attempts that have ended stay listed until there are so many newer ones …
 LISTED_FOR = 600.0  # … and so many seconds have passed
@@ -16,7 +16,7 @@ INSTANCES = 5  # of each seat
 REPAIRS = 100  # of each seat
 
 
-def prune(room: Room, attempts: Attempts) -> None:
+def prune(room: Rack, attempts: Attempts) -> None:
     with attempts.held():
         everything = attempts.all()
         now = time.time()

@@ -14,7 +14,7 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from sickbay.clusters.local.devices import Hardware
-from sickbay.clusters.local.files import BOOT_MARK, ClusterFile, Paths, Power, Seat, Status, read, write
+from sickbay.clusters.local.files import BOOT_MARK, ClusterFile, LocalSeat, Paths, SeatPower, Status, read, write
 from sickbay.clusters.local.locks import held, holder
 from sickbay.clusters.local.processes import find, kill
 from sickbay.model.errors import BadInput, Gone, Unknown
@@ -41,7 +41,7 @@ def new_boot() -> str:
     return str(uuid4())
 
 
-class Room:
+class Rack:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
         self._file = self.root / "cluster.json"
@@ -89,14 +89,14 @@ class Room:
 
     def _furnish(self, name: str, cluster_id: str, gpus: int, pool: str) -> None:
         paths = self.paths(name)
-        seat = Seat(
+        seat = LocalSeat(
             name=name,
             cluster=cluster_id,
             pool=pool,
             gpus=gpus,
             instance_id=new_instance(),
             boot_id=new_boot(),
-            power=Power.OFF,
+            power=SeatPower.OFF,
         )
         for directory in (paths.orders, paths.repairs):
             directory.mkdir(parents=True, exist_ok=True)
@@ -119,21 +119,21 @@ class Room:
     def paths(self, name: str) -> Paths:
         return Paths(self.root, name)
 
-    def seat(self, name: str) -> Seat:
-        seat = read(self.paths(name).seat_file, Seat)
+    def seat(self, name: str) -> LocalSeat:
+        seat = read(self.paths(name).seat_file, LocalSeat)
         if seat is None:
             raise Gone(f"there is no seat {name}")
         return seat
 
     @contextmanager
-    def held(self, name: str) -> Iterator[Seat]:
+    def held(self, name: str) -> Iterator[LocalSeat]:
         """The seat, while nobody else changes it. Everything that writes seat.json or starts a boot holds it."""
         if name not in self.names():
             raise Gone(f"there is no node {name} in this cluster")
         with held(self.paths(name).seat / "seat.lock"):
             yield self.seat(name)
 
-    def save(self, seat: Seat) -> None:
+    def save(self, seat: LocalSeat) -> None:
         """Only while it is held."""
         write(self.paths(seat.name).seat_file, seat)
 
@@ -174,13 +174,13 @@ class Room:
 
     def _switch_on(self, name: str, *, was_off: bool) -> bool:
         with self.held(name) as seat:
-            if seat.power is Power.FENCED or holder(self.paths(name).alive) is not None:
+            if seat.power is SeatPower.FENCED or holder(self.paths(name).alive) is not None:
                 return False
             status = read(self.paths(name).status, Status)
             spent = status is not None and status.boot_id == seat.boot_id
-            if spent and seat.power is Power.ON and not was_off:
+            if spent and seat.power is SeatPower.ON and not was_off:
                 return False
-            following = replace(seat, power=Power.ON)
+            following = replace(seat, power=SeatPower.ON)
             if spent:
                 kill_boots({seat.boot_id})
                 Hardware(self.paths(name), seat.instance_id).cure(Remedy.REBOOT)  # whoever boots it
@@ -195,7 +195,7 @@ class Room:
         with self.held(name) as seat:
             self.spawn_held(seat)
 
-    def spawn_held(self, seat: Seat) -> None:
+    def spawn_held(self, seat: LocalSeat) -> None:
         """Start the supervisor of a seat that the caller holds. Twice is once."""
         reap()
         paths = self.paths(seat.name)
@@ -234,8 +234,8 @@ class Room:
         names = self.names()
         for name in names:
             with self.held(name) as seat:
-                if seat.power is Power.ON:  # first, so that nobody takes what ends now for something that died
-                    self.save(replace(seat, power=Power.OFF))
+                if seat.power is SeatPower.ON:  # first, so that nobody takes what ends now for something that died
+                    self.save(replace(seat, power=SeatPower.OFF))
         for pid in self._supervisors():
             kill([pid], signal.SIGTERM)
             kill([pid], signal.SIGCONT)

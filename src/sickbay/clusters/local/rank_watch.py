@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.outbox import say
-from sickbay.agent.probes.heartbeats import Beat, Progress
+from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.probes.log_rules import OutputWatch
 from sickbay.clusters.local.files import Paths, Rank, RankState, Status, read
 from sickbay.model.facts import Hung, Observed
@@ -19,7 +19,7 @@ AGAIN = 300.0  # seconds after which an attempt that keeps breaking a rule of it
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedRank:
     rank: Rank
     beat: Beat
     output: OutputWatch | None
@@ -50,13 +50,13 @@ class RankWatch:
         self._node = node
         self._me = incarnation
         self._stamp: tuple[int, int] | None = None
-        self._watched: dict[tuple[JobId, int, int], _Watched] = {}
-        self._progress: dict[Attempt, Progress] = {}
+        self._watched: dict[tuple[JobId, int, int], _WatchedRank] = {}
+        self._progress: dict[Attempt, AttemptProgress] = {}
         self._hung: dict[Attempt, float] = {}  # those that were called hung, and from when on they are again
         self._complained: set[str] = set()
         self._files = files or BoundedCalls("run directories", ANSWERS_WITHIN)
         self._blind = False
-        self._gone: list[_Watched] = []  # have ended, and their last words could not be read yet
+        self._gone: list[_WatchedRank] = []  # have ended, and their last words could not be read yet
         self.status: Status | None = None
 
     @property
@@ -88,10 +88,10 @@ class RankWatch:
         self._tidy()
         return found
 
-    def _fetch(self, ranks: Sequence[_Watched], now: float) -> None:
+    def _fetch(self, ranks: Sequence[_WatchedRank], now: float) -> None:
         """Reads what ranks wrote. Raises TimeoutError where that hangs, and then nobody has stood still meanwhile."""
 
-        def fetch() -> list[_Watched]:
+        def fetch() -> list[_WatchedRank]:
             for watched in ranks:
                 if watched.output is not None:
                     watched.output.fetch()
@@ -111,7 +111,7 @@ class RankWatch:
             if watched.output is not None:
                 watched.output.restart(now)
 
-    def _list(self, now: float) -> list[_Watched]:
+    def _list(self, now: float) -> list[_WatchedRank]:
         """Takes up ranks that are new; returns those that have ended."""
         try:
             found = self._paths.status.stat()
@@ -133,12 +133,12 @@ class RankWatch:
             self._watched[key] = self._take_up(running[key], now)
         return [self._watched.pop(key) for key in self._watched.keys() - running.keys()]
 
-    def _take_up(self, rank: Rank, now: float) -> _Watched:
+    def _take_up(self, rank: Rank, now: float) -> _WatchedRank:
         run = self._paths.run(self._me.instance_id, rank.job, rank.attempt, rank.rank)
         output = OutputWatch(run / "output", rank.log_rules, now) if rank.log_rules else None
-        return _Watched(rank=rank, beat=Beat(run / "heartbeat.json"), output=output, moved=now)
+        return _WatchedRank(rank=rank, beat=Beat(run / "heartbeat.json"), output=output, moved=now)
 
-    def _told(self, watched: _Watched, now: float, *, ended: bool = False) -> list[Item]:
+    def _told(self, watched: _WatchedRank, now: float, *, ended: bool = False) -> list[Item]:
         """Steps are told by the node that has rank 0: by that rank, or the lowest there that has a heartbeat."""
         rank = watched.rank
         attempt = (rank.job, rank.attempt)
@@ -146,13 +146,13 @@ class RankWatch:
         speaks = min((one.rank.rank for one in here if one.beat.step is not None), default=None)
         if speaks != rank.rank or (rank.rank != 0 and all(one.rank.rank != 0 for one in here)):
             return []
-        progress = self._progress.setdefault(attempt, Progress(rank.job, rank.attempt))
+        progress = self._progress.setdefault(attempt, AttemptProgress(rank.job, rank.attempt))
         news = progress.tell(watched.beat, now, ended=ended)
         return [] if news is None else [say(news, watched.beat.since)]
 
-    def _stands(self, now: float, gone: list[_Watched]) -> list[Item]:
+    def _stands(self, now: float, gone: list[_WatchedRank]) -> list[Item]:
         """How attempts stand with their checkpoints: told by the node that has rank 0, by the lowest rank there."""
-        speak: dict[Attempt, _Watched] = {}
+        speak: dict[Attempt, _WatchedRank] = {}
         for watched in sorted((*self._watched.values(), *gone), key=lambda one: one.rank.rank):
             attempt = (watched.rank.job, watched.rank.attempt)
             if watched.rank.rank == 0 or attempt in speak:
@@ -160,12 +160,12 @@ class RankWatch:
                 speak[attempt] = watched if before is None or not before.beat.body else before
         said = []
         for attempt, watched in speak.items():
-            progress = self._progress.setdefault(attempt, Progress(*attempt))
+            progress = self._progress.setdefault(attempt, AttemptProgress(*attempt))
             news = progress.tell_standing(watched.beat, now, ended=watched in gone)
             said += [] if news is None else [say(news, now)]
         return said
 
-    def _late(self, watched: _Watched, now: float) -> list[Item]:
+    def _late(self, watched: _WatchedRank, now: float) -> list[Item]:
         rank, attempt = watched.rank, (watched.rank.job, watched.rank.attempt)
         said: list[Item] = []
         why, again = watched.stalls(now)

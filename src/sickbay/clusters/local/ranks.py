@@ -49,7 +49,7 @@ class _Living:
         self.patience = _SOON
 
 
-class Ranks:
+class NodeRanks:
     """All ranks of this boot. Single-threaded: the supervisor's loop calls it, nothing here ever blocks."""
 
     def __init__(self, paths: Paths, instance_id: str, boot_id: str, selector: selectors.BaseSelector) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sickbay.clusters.local.attempts import Attempt, Attempts, Part
+from sickbay.clusters.local.attempts import Attempts, GangRecord, NodePart
 from sickbay.clusters.local.outcomes import Evidence, boot_lasts, judge
 from sickbay.clusters.local.processes import find
 from sickbay.clusters.local.rack import reap
 from sickbay.clusters.local.ranks import RANK_MARK
-from sickbay.clusters.local.ring import Ring
-from sickbay.clusters.local.seat_state import Looker, Sight
+from sickbay.clusters.local.ring import ChangeRing
+from sickbay.clusters.local.seat_state import Looker, SeatState
 from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
 from sickbay.model.fleet import JobId, NodeId
@@ -19,12 +19,12 @@ from sickbay.model.fleet import JobId, NodeId
 _BLINK = 0.01  # seconds between two looks: a program that just begins shows its environment a moment later
 
 
-def marks(attempt: Attempt, part: Part) -> list[str]:
+def marks(attempt: GangRecord, part: NodePart) -> list[str]:
     """What everything that the part's ranks have started carries in its environment."""
     return [f"{RANK_MARK}={attempt.name}.{plan.rank}.{part.boot_id}" for plan in part.ranks]
 
 
-class Reader:
+class ClusterReader:
     """Not for two threads at once. `nodes` and `jobs` are as last read, with `as_of` 0; `reached` dates them."""
 
     def __init__(self, root: Path, cluster_id: str, keep: int) -> None:
@@ -33,11 +33,11 @@ class Reader:
         self.attempts = Attempts(root)
         self.looker = Looker(root)
         self.ticks = Ticks.of(root)
-        self.ring = Ring(keep)
+        self.ring = ChangeRing(keep)
         self.reached = 0.0
         self.nodes: dict[NodeId, NodeSeen] = {}
         self.jobs: dict[tuple[JobId, int], JobSeen] = {}
-        self.sights: dict[str, Sight] = {}
+        self.sights: dict[str, SeatState] = {}
 
     def read(self) -> None:
         """Look at everything. Dated before it begins: so it shows all that was done until then."""
@@ -65,14 +65,14 @@ class Reader:
         cluster = self.looker.cluster()
         return cluster.seats if cluster else ()
 
-    def order_path(self, part: Part, order: str) -> Path:
+    def order_path(self, part: NodePart, order: str) -> Path:
         return self._root / "seats" / part.seat / "orders" / f"{order}.json"
 
-    def _pending(self, attempt: Attempt) -> frozenset[NodeId]:
+    def _pending(self, attempt: GangRecord) -> frozenset[NodeId]:
         name = attempt.start_name
         return frozenset(part.node for part in attempt.open if self.order_path(part, name).exists())
 
-    def _judged(self, attempt: Attempt, evidence: Evidence) -> JobSeen:
+    def _judged(self, attempt: GangRecord, evidence: Evidence) -> JobSeen:
         after, states = judge(attempt, evidence)
         if after != attempt:
             with self.attempts.held():
@@ -82,7 +82,7 @@ class Reader:
                 self.attempts.save(after, durable=False)
         return JobSeen(job=after.job, attempt=after.attempt, as_of=0.0, ranks=states, end=after.end, cluster=self._id)
 
-    def _ghosts(self, attempts: list[Attempt]) -> set[str]:
+    def _ghosts(self, attempts: list[GangRecord]) -> set[str]:
         """Marks of what outlives its boot. A node's end takes its ranks along, but not always all that they started."""
         wanted = [
             mark
@@ -108,7 +108,7 @@ class Reader:
                 self.ring.add(job)
         self.nodes, self.jobs = nodes, jobs
 
-    def _seen(self, sight: Sight) -> NodeSeen:
+    def _seen(self, sight: SeatState) -> NodeSeen:
         seat = sight.seat
         return NodeSeen(
             node=seat.id,

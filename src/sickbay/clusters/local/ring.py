@@ -13,7 +13,7 @@ def subject(news: News) -> str:
     return f"job {news.job} {news.attempt}" if isinstance(news, JobSeen) else f"node {news.node}"
 
 
-class Ring:
+class ChangeRing:
     """The latest changes. A cursor "<run>.<n>" of an earlier run, or one that lies too far back, is lost."""
 
     def __init__(self, keep: int = KEEP) -> None:

@@ -14,9 +14,9 @@ from sickbay.clusters.local.files import (
     STALE,
     ClusterFile,
     Devices,
+    LocalSeat,
     Paths,
     Rank,
-    Seat,
     Status,
     read,
 )
@@ -63,10 +63,10 @@ class Cache(Generic[Thing]):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SeatState:
     """One seat at one moment."""
 
-    seat: Seat
+    seat: LocalSeat
     pid: int | None  # of the supervisor, by its lock
     status: Status | None
     fresh: bool  # the last beat is not old
@@ -130,7 +130,7 @@ class Looker:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._clusters = Cache(ClusterFile)
-        self._seats = Cache(Seat)
+        self._seats = Cache(LocalSeat)
         # A beat does not wait for the disk. What a power cut has torn is of a supervisor that went with the power.
         self._statuses = Cache(Status, may_be_torn=True)
         self._devices = Cache(Devices)
@@ -143,7 +143,7 @@ class Looker:
     def cluster(self) -> ClusterFile | None:
         return self._clusters.get(self._file)
 
-    def look(self, name: str) -> Sight | None:
+    def look(self, name: str) -> SeatState | None:
         seat_file, alive, status_file = self._files_of(name)
         while True:
             seat = self._seats.get(seat_file)
@@ -156,7 +156,7 @@ class Looker:
                 break  # else a reboot went on under our eyes, and these do not belong together
         if status is not None and status.ready and status.boot_id == seat.boot_id:
             self._came_up[name] = seat.boot_id
-        sight = Sight(
+        sight = SeatState(
             seat=seat,
             pid=pid,
             status=status,

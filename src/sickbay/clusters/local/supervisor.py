@@ -24,20 +24,20 @@ from sickbay.clusters.local.files import (
     AnyAsk,
     Break,
     ClusterFile,
-    Defect,
+    LocalSeat,
     Paths,
     Rank,
     RankState,
     RestartAgent,
-    Seat,
     StartRanks,
     Status,
     StopRanks,
+    VirtualDefect,
     read,
     wake,
     write,
 )
-from sickbay.clusters.local.ranks import Ranks
+from sickbay.clusters.local.ranks import NodeRanks
 
 GRACE = 5.0  # seconds that ranks have when the node is shut down
 KEEP_GONE = 200  # ranks that are gone stay readable: the controller may be away
@@ -51,12 +51,12 @@ SHUT_DOWN = "the node was shut down"
 class Supervisor:
     """One boot of one node, in one thread: every wait is in the selector."""
 
-    def __init__(self, paths: Paths, seat: Seat) -> None:
+    def __init__(self, paths: Paths, seat: LocalSeat) -> None:
         self._paths = paths
         self._seat = seat
         self._selector = selectors.DefaultSelector()
         self._hardware = Hardware(paths, seat.instance_id)
-        self._ranks = Ranks(paths, seat.instance_id, seat.boot_id, self._selector)
+        self._ranks = NodeRanks(paths, seat.instance_id, seat.boot_id, self._selector)
         self._agent = AgentProcess(paths, seat)
         self._done: dict[str, None] = {}  # orders carried out; in memory, as those of other boots are dropped anyway
         self._symptoms: list[tuple[float, tuple[Rank, ...]]] = []  # when ranks meet what is wrong with their devices
@@ -205,7 +205,7 @@ class Supervisor:
                 if met := hit(defect, (rank for batch in due for rank in batch)):
                     self._strike(defect, met)
 
-    def _strike(self, defect: Defect, met: Iterable[Rank]) -> None:
+    def _strike(self, defect: VirtualDefect, met: Iterable[Rank]) -> None:
         first = next(iter(met), None)
         pid = first.pid if first else 0
         try:
@@ -224,7 +224,7 @@ class Supervisor:
             return
         if seen != self._seat_seen:
             self._seat_seen = seen
-            seat = read(self._paths.seat_file, Seat)
+            seat = read(self._paths.seat_file, LocalSeat)
             if seat is not None and seat.boot_id != self._seat.boot_id:
                 self._leave(0.0, BOOT_ENDED)
 

@@ -36,7 +36,7 @@ class NodeDevice(Noun):
     serial: str
 
 
-class Node(Noun):
+class NodeAnswer(Noun):
     id: str
     pool: str
     state: Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
@@ -51,7 +51,7 @@ class Node(Noun):
     because: str
 
 
-class Point(Noun):
+class PointAnswer(Noun):
     at: Time
     mean: float
     highest: float
@@ -60,7 +60,7 @@ class Point(Noun):
 class Series(Noun):
     node: str
     series: list[str]
-    points: list[Point]
+    points: list[PointAnswer]
 
 
 class Stages(Noun):
@@ -73,7 +73,7 @@ class Stages(Noun):
     first_step: Time | None
 
 
-class Interruption(Noun):
+class InterruptionAnswer(Noun):
     attempt: int
     cause: str
     incidents: list[str]
@@ -81,7 +81,7 @@ class Interruption(Noun):
     training_again_after: Seconds | None
 
 
-class Job(Noun):
+class JobAnswer(Noun):
     id: str
     name: str
     state: Literal["QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED"]
@@ -95,7 +95,7 @@ class Job(Noun):
     save_failed: Annotated[str, Meta(description="what was not saved last, and why; empty once a save has succeeded")]
     doing: Annotated[str, Meta(description="a long piece of work besides its steps, and how far it is")]
     diagnosis: str
-    interruptions: list[Interruption]
+    interruptions: list[InterruptionAnswer]
     because: str
 
 
@@ -113,13 +113,13 @@ class PhaseEntered(Noun):
     because: str
 
 
-class Tried(Noun):
+class RungTried(Noun):
     rung: str
     result: str
     at: Time
 
 
-class Incident(Noun):
+class IncidentAnswer(Noun):
     id: str
     node: str
     incident_kind: str
@@ -129,7 +129,7 @@ class Incident(Noun):
     opened_at: Time
     closed_at: Time | None
     stages: list[PhaseEntered]
-    tries: list[Tried]
+    tries: list[RungTried]
     jobs: list[str]
     because: str
 
@@ -142,7 +142,7 @@ class ToldLine(Noun):
     event: str
 
 
-class Explained(Noun, forbid_unknown_fields=False):
+class ExplainAnswer(Noun, forbid_unknown_fields=False):
     """The keys of its kind (node, job or incident), and these."""
 
     kind: Literal["node", "job", "incident"]
@@ -192,10 +192,10 @@ class Withheld(Noun):
     because: str
 
 
-class Fleet(Noun):
-    nodes: list[Node]
-    jobs: list[Job]
-    incidents: list[Incident]
+class FleetAnswer(Noun):
+    nodes: list[NodeAnswer]
+    jobs: list[JobAnswer]
+    incidents: list[IncidentAnswer]
     budgets: list[PoolBudget]
     brakes: list[TrippedBrake]
     withheld: list[Withheld]
@@ -243,7 +243,7 @@ class Audited(Noun):
     about: Annotated[list[str], Meta(description="what it was done to: node:…, incident:…, job:…")]
 
 
-class Skipped(Noun):
+class SkippedAnswer(Noun):
     node: str
     because: str
 
@@ -251,7 +251,7 @@ class Skipped(Noun):
 class CheckBegun(Noun):
     check: str
     nodes: list[str]
-    skipped: list[Skipped]
+    skipped: list[SkippedAnswer]
 
 
 class CheckTest(Noun):

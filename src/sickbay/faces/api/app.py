@@ -11,27 +11,27 @@ from starlette.responses import Response
 from starlette.routing import Route as Mounted
 
 from sickbay.faces.api.credentials import Credentials
-from sickbay.faces.api.endpoint import HEADERS, Answered, Endpoint
-from sickbay.faces.api.route import Room
+from sickbay.faces.api.endpoint import HEADERS, AnsweredKeys, Endpoint
+from sickbay.faces.api.route import AppState
 from sickbay.faces.api.routes import ROUTES
-from sickbay.faces.api.wakeup import Bell
-from sickbay.hosts.backend import Desk
+from sickbay.faces.api.wakeup import Wakeup
+from sickbay.hosts.backend import Backend
 
 
 def app(
-    desk: Desk,
+    desk: Backend,
     *,
     leads: Callable[[], bool] | None = None,
-    mail: Bell | None = None,
+    mail: Wakeup | None = None,
     trouble: Callable[[], str] | None = None,
 ) -> Starlette:
     """`mail` rings when a command was posted for an agent: held polls are then answered at once, not a second later.
 
     `app.state.close()` ends all that is held and all streams, at once and for good.
     """
-    news = Bell()
-    room = Room(desk=desk, mail=mail or Bell(), news=news, leads=leads, trouble=trouble)
-    credentials, answered = Credentials(desk), Answered()
+    news = Wakeup()
+    room = AppState(desk=desk, mail=mail or Wakeup(), news=news, leads=leads, trouble=trouble)
+    credentials, answered = Credentials(desk), AnsweredKeys()
     by_path = groupby(sorted(ROUTES, key=lambda route: route.path), key=lambda route: route.path)
     mounted = [Mounted(path, Endpoint(room, list(routes), credentials, answered)) for path, routes in by_path]
     made = Starlette(routes=mounted, exception_handlers={HTTPException: _nothing_there})

@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.types import Message, Receive, Send
 
-from sickbay.faces.api.refusal import Refused
+from sickbay.faces.api.refusal import ApiRefusal
 
 DRAIN_BYTES = 256 * 1024 * 1024
 DRAIN_SECONDS = 10.0
@@ -78,5 +78,5 @@ async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]]
     await send({"type": "http.response.body", "body": b""})
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(413, f"the body is too large: at most {limit // 1024 // 1024} MiB are taken here")
+def _too_large(limit: int) -> ApiRefusal:
+    return ApiRefusal(413, f"the body is too large: at most {limit // 1024 // 1024} MiB are taken here")

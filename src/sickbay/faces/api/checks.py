@@ -5,8 +5,8 @@ from typing import Any
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.orders import order
-from sickbay.faces.api.refusal import Refused, missing
-from sickbay.faces.api.route import Ask, Route
+from sickbay.faces.api.refusal import ApiRefusal, missing
+from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.api.rows import all_of
 from sickbay.model.checkup import Checkup, Finding, Tested, checkup_id
 from sickbay.model.fleet import pool_word
@@ -16,27 +16,27 @@ from sickbay.model.parts import whole
 LISTED_WITHIN = 10.0  # seconds that the caller waits until it is known which nodes are checked
 
 
-def begin(ask: Ask) -> dict[str, Any]:
+def begin(ask: ApiRequest) -> dict[str, Any]:
     target, args = _meant(ask)
     order(ask, "check", target, ask.body.reason, args={**args, "level": str(ask.body.level)})
     ident = checkup_id(f"order/{ask.key}")
     ask.desk.changes.wait(lambda: _listed(ask, ident), LISTED_WITHIN)
     checkup = _checkup(ask, ident)
     if checkup is None:
-        raise Refused(503, f"{ident} is noted, but the engine has not taken it up yet: look at it in a moment")
+        raise ApiRefusal(503, f"{ident} is noted, but the engine has not taken it up yet: look at it in a moment")
     if checkup.target is not None and checkup.skipped and not checkup.nodes:
-        raise Refused(409, f"{checkup.target} cannot be checked now: {checkup.skipped[checkup.target]}")
+        raise ApiRefusal(409, f"{checkup.target} cannot be checked now: {checkup.skipped[checkup.target]}")
     skipped = [{"node": node, "because": why} for node, why in sorted(checkup.skipped.items())]
     nodes = [node for intent in _intents(ask, checkup) for node in _nodes(intent)]
     return {"check": ident, "nodes": nodes, "skipped": skipped}
 
 
-def _meant(ask: Ask) -> tuple[str, dict[str, str]]:
+def _meant(ask: ApiRequest) -> tuple[str, dict[str, str]]:
     """One node, one pool, or all. Raises Refused."""
     asked: requests.Check = ask.body
     given = [name for name, value in (("node", asked.node), ("pool", asked.pool), ("all", asked.all)) if value]
     if len(given) != 1:
-        raise Refused(400, f"say what is checked: one of node, pool and all (given: {', '.join(given) or 'none'})")
+        raise ApiRefusal(400, f"say what is checked: one of node, pool and all (given: {', '.join(given) or 'none'})")
     if asked.node:
         return by_name(ask.archive, asked.node).id, {}
     nodes = ask.archive.nodes()
@@ -45,17 +45,17 @@ def _meant(ask: Ask) -> tuple[str, dict[str, str]]:
     return "", {"pool": asked.pool} if asked.pool else {"all": "1"}
 
 
-def _checkup(ask: Ask, ident: str) -> Checkup | None:
+def _checkup(ask: ApiRequest, ident: str) -> Checkup | None:
     row = ask.desk.store.load([key := f"checkup:{ident}"])[key].row
     return row if isinstance(row, Checkup) else None
 
 
-def _listed(ask: Ask, ident: str) -> bool:
+def _listed(ask: ApiRequest, ident: str) -> bool:
     checkup = _checkup(ask, ident)
     return checkup is not None and (checkup.listed or not checkup.open)
 
 
-def _intents(ask: Ask, checkup: Checkup) -> list[Intent]:
+def _intents(ask: ApiRequest, checkup: Checkup) -> list[Intent]:
     load = ask.desk.store.load
     return [found.row for found in whole(load(checkup.intents), load).values() if isinstance(found.row, Intent)]
 
@@ -64,7 +64,7 @@ def _nodes(intent: Intent) -> list[str]:
     return list(intent.act.nodes) if isinstance(intent.act, Verify) else []
 
 
-def one(ask: Ask) -> dict[str, Any]:
+def one(ask: ApiRequest) -> dict[str, Any]:
     checkup = _checkup(ask, ask.path["id"])
     if checkup is None:
         raise missing("check", ask.path["id"], (row.id for row in all_of(ask, Checkup, "checkup")))

@@ -3,8 +3,8 @@
 import threading
 import time
 
-from sickbay.faces.api.refusal import Refused
-from sickbay.hosts.backend import Desk, hash_of
+from sickbay.faces.api.refusal import ApiRefusal
+from sickbay.hosts.backend import Backend, hash_of
 from sickbay.model.fleet import Token
 
 FOR = 2.0  # seconds; a change of any token row ends it at once
@@ -13,7 +13,7 @@ RANK = {"viewer": 1, "operator": 2}
 
 
 class Credentials:
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Backend) -> None:
         self._desk = desk
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Token, float]] = {}
@@ -51,21 +51,21 @@ def secret_of(authorization: str) -> str:
     """From the header. Raises Refused."""
     scheme, _, secret = authorization.strip().partition(" ")
     if not authorization:
-        raise Refused(401, "a token is needed: send the header 'Authorization: Bearer <token>'", **_CHALLENGE)
+        raise ApiRefusal(401, "a token is needed: send the header 'Authorization: Bearer <token>'", **_CHALLENGE)
     if scheme.lower() != "bearer" or not secret.strip():
-        raise Refused(401, "the header Authorization must be 'Bearer <token>'", **_CHALLENGE)
+        raise ApiRefusal(401, "the header Authorization must be 'Bearer <token>'", **_CHALLENGE)
     return secret.strip()
 
 
 def admit(token: Token | None, role: str) -> Token:
     """Raises Refused: 401 for a token that nobody has, 403 for one that may not do this."""
     if token is None:
-        raise Refused(401, "this token is not known: ask an operator for one ('sickbay token create')", **_CHALLENGE)
+        raise ApiRefusal(401, "this token is not known: ask an operator for one ('sickbay token create')", **_CHALLENGE)
     if (role == "agent") != (token.role == "agent"):
         may = "only agents report here" if role == "agent" else "an agent's token can only report for its own node"
-        raise Refused(403, f"token {token.name!r} has the role {token.role}: {may}")
+        raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}: {may}")
     if role != "agent" and RANK.get(token.role, 0) < RANK[role]:
-        raise Refused(403, f"token {token.name!r} has the role {token.role}, and this needs the role {role}")
+        raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}, and this needs the role {role}")
     return token
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import inspect as mi
 
 from sickbay.faces.api.plain import in_words
-from sickbay.faces.api.refusal import Refused
+from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.model.noun import Noun
 
 Thing = TypeVar("Thing", bound=Noun)
@@ -26,13 +26,13 @@ def body(raw: bytes, kind: type[Thing]) -> Thing:
         raw.decode()
         found = msgspec.json.decode(raw, type=kind)
     except UnicodeDecodeError as error:
-        raise Refused(400, f"the body is not UTF-8 (byte {error.start})") from None
+        raise ApiRefusal(400, f"the body is not UTF-8 (byte {error.start})") from None
     except RecursionError:
-        raise Refused(400, "the body is nested too deeply") from None
+        raise ApiRefusal(400, "the body is nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise Refused(400, _line(str(error), kind)) from None
+        raise ApiRefusal(400, _line(str(error), kind)) from None
     except msgspec.DecodeError as error:
-        raise Refused(400, f"the body is not JSON: {_one_line(str(error))}") from None
+        raise ApiRefusal(400, f"the body is not JSON: {_one_line(str(error))}") from None
     return found
 
 
@@ -41,17 +41,17 @@ def query(pairs: Sequence[tuple[str, str]], kind: type[Thing]) -> Thing:
     names = [name for name, _ in pairs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise Refused(400, f"{twice} is given twice: give it once")
+        raise ApiRefusal(400, f"{twice} is given twice: give it once")
     try:
         return msgspec.convert(dict(pairs), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Refused(400, _line(str(error), kind, "parameter")) from None
+        raise ApiRefusal(400, _line(str(error), kind, "parameter")) from None
 
 
 def no_nul(thing: Any) -> None:
     """A NUL fits into no file name, no argument and not into every store."""
     if any("\x00" in text for text in _texts(thing)):
-        raise Refused(400, "text may not contain the character NUL")
+        raise ApiRefusal(400, "text may not contain the character NUL")
 
 
 def _texts(thing: Any) -> Iterator[str]:

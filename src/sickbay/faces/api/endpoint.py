@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope, Send
 from sickbay.faces.api import decode
 from sickbay.faces.api.body import HungUp, Incoming, send_whole
 from sickbay.faces.api.credentials import Credentials, admit, secret_of
-from sickbay.faces.api.events import Stream
-from sickbay.faces.api.refusal import Refused, refused
-from sickbay.faces.api.route import Ask, Page, Room, Route
+from sickbay.faces.api.events import EventStream
+from sickbay.faces.api.refusal import ApiRefusal, refused
+from sickbay.faces.api.route import ApiRequest, AppState, PlainAnswer, Route
 from sickbay.faces.api.threads import AGENTS, PEOPLE, on_thread
 from sickbay.model.fleet import Token
 
@@ -34,7 +34,7 @@ HEADERS = [
 ]
 
 
-class Answered:
+class AnsweredKeys:
     """Which Idempotency-Keys were answered lately, and for what. The facts' own ids are what makes a second sending
     harmless; this only lets it be answered like the first, though the state has moved on.
     """
@@ -48,7 +48,7 @@ class Answered:
         with self._lock:
             before = self._asked.get(key)
         if before is not None and before != what:
-            raise Refused(409, "this Idempotency-Key was used for another request: choose a new one")
+            raise ApiRefusal(409, "this Idempotency-Key was used for another request: choose a new one")
         return before is not None
 
     def note(self, key: str, what: str) -> None:
@@ -59,7 +59,9 @@ class Answered:
 
 
 class Endpoint:
-    def __init__(self, room: Room, routes: Sequence[Route], credentials: Credentials, answered: Answered) -> None:
+    def __init__(
+        self, room: AppState, routes: Sequence[Route], credentials: Credentials, answered: AnsweredKeys
+    ) -> None:
         self._room = room
         self._routes: Mapping[str, Route] = {route.method: route for route in routes}
         self._credentials = credentials
@@ -78,9 +80,9 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - the edge: whatever happens, the caller gets one line
             await _refuse(send, error, incoming, scope["path"])
             return
-        if isinstance(answer, Stream):
+        if isinstance(answer, EventStream):
             await _stream(send, answer, head=scope["method"] == "HEAD")
-        elif isinstance(answer, Page):
+        elif isinstance(answer, PlainAnswer):
             await send_whole(send, route.status, _headers(answer.media), answer.text.encode(), incoming)
         else:
             await send_whole(send, route.status, _headers("application/json"), msgspec.json.encode(answer), incoming)
@@ -89,7 +91,7 @@ class Endpoint:
         route = self._routes.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted({*self._routes, *(["HEAD"] if "GET" in self._routes else [])}))
-            raise Refused(405, f"{method} is not for this path: it takes {allowed}", Allow=allowed)
+            raise ApiRefusal(405, f"{method} is not for this path: it takes {allowed}", Allow=allowed)
         return route
 
     async def _answer(self, route: Route, scope: Scope, headers: Headers, incoming: Incoming) -> Any:
@@ -99,7 +101,7 @@ class Endpoint:
         body = _body(route, headers, raw)
         key, what = _key(route, scope, headers, raw, who)
         given = route.changes and "idempotency-key" in headers
-        ask = Ask(
+        ask = ApiRequest(
             room=self._room,
             path=scope["path_params"],
             query=query,
@@ -132,7 +134,7 @@ def _query(route: Route, scope: Scope) -> Any:
     try:
         pairs = QueryParams(scope["query_string"]).multi_items()
     except ValueError:
-        raise Refused(400, "the query cannot be read: write name=value&name=value") from None
+        raise ApiRefusal(400, "the query cannot be read: write name=value&name=value") from None
     decode.no_nul([*scope["path_params"].values(), *(text for pair in pairs for text in pair)])
     return decode.query(pairs, route.query)
 
@@ -140,11 +142,11 @@ def _query(route: Route, scope: Scope) -> Any:
 def _body(route: Route, headers: Headers, raw: bytes) -> Any:
     if route.body is None:
         if raw.strip() not in {b"", b"{}", b"null"}:
-            raise Refused(400, "this takes no body: leave it out")
+            raise ApiRefusal(400, "this takes no body: leave it out")
         return None
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused(
+        raise ApiRefusal(
             400,
             f"the body must be JSON: send it with 'Content-Type: application/json'{f', not {kind}' if kind else ''}",
         )
@@ -162,7 +164,7 @@ def _key(route: Route, scope: Scope, headers: Headers, raw: bytes, who: Token | 
     if given is None:
         return secrets.token_hex(16), ""
     if not _KEY.fullmatch(given):
-        raise Refused(400, "the Idempotency-Key must be 1 to 128 visible ASCII characters")
+        raise ApiRefusal(400, "the Idempotency-Key must be 1 to 128 visible ASCII characters")
     what = f"{route.method} {scope['path']} {scope['query_string']!r}".encode() + b"\n" + raw
     return f"{who.name if who is not None else ''}/{given}", hashlib.sha256(what).hexdigest()
 
@@ -171,7 +173,7 @@ async def _refuse(send: Send, error: Exception, incoming: Incoming, path: str) -
     refusal = refused(error)
     if refusal is None:
         log.error("request_failed", extra={"path": path}, exc_info=error)
-        refusal = Refused(500, "something went wrong here; the controller's log says what")
+        refusal = ApiRefusal(500, "something went wrong here; the controller's log says what")
     extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in refusal.headers.items()]
     line = " ".join(refusal.line.split())
     await send_whole(
@@ -183,7 +185,7 @@ def _headers(media: str) -> list[tuple[bytes, bytes]]:
     return [(b"content-type", media.encode("ascii")), *HEADERS]
 
 
-async def _stream(send: Send, stream: Stream, *, head: bool) -> None:
+async def _stream(send: Send, stream: EventStream, *, head: bool) -> None:
     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no"), *HEADERS]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:

@@ -7,28 +7,28 @@ from typing import Any
 import msgspec
 
 from sickbay.faces.api import requests
-from sickbay.faces.api.route import Ask, Route
+from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.api.threads import PEOPLE, on_thread
 from sickbay.faces.explain import iso
 from sickbay.faces.story import tell
-from sickbay.hosts.changes import Change, Changes
+from sickbay.hosts.changes import Changes, FeedItem
 
 COMMENT_EVERY = 15.0  # seconds: shows both sides that the other is there
 LOOK = 1.0
 
 
-class Stream:
+class EventStream:
     """What a handler returns instead of an object: pieces of text, sent as they come."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
         self.pieces = pieces
 
 
-async def events(ask: Ask) -> Stream:
-    return Stream(_pieces(ask))
+async def events(ask: ApiRequest) -> EventStream:
+    return EventStream(_pieces(ask))
 
 
-async def _pieces(ask: Ask) -> AsyncIterator[bytes]:
+async def _pieces(ask: ApiRequest) -> AsyncIterator[bytes]:
     changes, bell = ask.desk.changes, ask.room.news
     loop = asyncio.get_running_loop()
     at = _begin(changes, ask.last_event or ask.query.last_event_id)
@@ -59,11 +59,11 @@ async def _pieces(ask: Ask) -> AsyncIterator[bytes]:
         said = loop.time()
 
 
-async def _gone(ask: Ask) -> bool:
+async def _gone(ask: ApiRequest) -> bool:
     return ask.gone is not None and bool(await ask.gone())
 
 
-def _still(ask: Ask) -> bool:
+def _still(ask: ApiRequest) -> bool:
     key = f"token:{ask.who.hash}" if ask.who is not None else ""
     return ask.desk.store.load([key])[key].row is not None
 
@@ -76,7 +76,7 @@ def _begin(changes: Changes, last: str) -> int | None:
     return int(number) if changes.since(int(number)) is not None else None
 
 
-def _shown(changes: Changes, change: Change) -> bytes:
+def _shown(changes: Changes, change: FeedItem) -> bytes:
     if change.line is None:
         ident = "" if change.kind == "token" else change.id  # not even the hash of a secret leaves the house
         return _event(changes, change.seq, "changed", {"kind": change.kind, "id": ident, "gone": change.gone})
@@ -105,7 +105,7 @@ ROUTES = (
     Route(
         "GET", "/v1/events", events,
         "Server-sent events: `changed` (a row), `told` (a line of the story), `reset` (read everything again)",
-        str, query=requests.Since, media="text/event-stream",
+        str, query=requests.EventCursor, media="text/event-stream",
         answer_example='id: 18f-7\nevent: changed\ndata: {"kind":"node","id":"lab/train-0000","gone":false}\n\n',
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import FLEET
 from sickbay.faces.api.incidents import failed_intake
-from sickbay.faces.api.route import Ask, Route
+from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.api.safety import brake_json, tripped, withheld_json, withheld_now
 from sickbay.faces.explain import incident_json, iso, job_json, node_json
@@ -19,7 +19,7 @@ from sickbay.policy.load import digest
 RECENT = timedelta(hours=1)
 
 
-def fleet(ask: Ask) -> dict[str, Any]:
+def fleet(ask: ApiRequest) -> dict[str, Any]:
     archive = ask.archive
     nodes = archive.nodes()
     now = ask.desk.now()
@@ -39,12 +39,12 @@ def fleet(ask: Ask) -> dict[str, Any]:
     }
 
 
-def policy(ask: Ask) -> dict[str, Any]:
+def policy(ask: ApiRequest) -> dict[str, Any]:
     in_force = ask.desk.policy
     return {"name": in_force.name, "digest": digest(in_force), "yaml": to_yaml(in_force)}
 
 
-def notices(ask: Ask) -> list[dict[str, Any]]:
+def notices(ask: ApiRequest) -> list[dict[str, Any]]:
     found = [
         (intent.planned_at, intent.key, intent.act, intent)
         for intent in all_of(ask, Intent, "intent")
@@ -65,7 +65,7 @@ def notices(ask: Ask) -> list[dict[str, Any]]:
     ]
 
 
-def audit(ask: Ask) -> list[dict[str, Any]]:
+def audit(ask: ApiRequest) -> list[dict[str, Any]]:
     lines = ask.desk.store.story("operator:", ask.query.limit)
     return [
         {"at": iso(line.at), "text": line.text, "about": [key for key in line.subjects if key != "operator:"]}
@@ -76,7 +76,7 @@ def audit(ask: Ask) -> list[dict[str, Any]]:
 ROUTES = (
     Route(
         "GET", "/v1/fleet", fleet, "Everything at a glance: nodes, jobs, open incidents, what withholds",
-        answers.Fleet, answer_example=FLEET,
+        answers.FleetAnswer, answer_example=FLEET,
     ),
     Route(
         "GET", "/v1/policy", policy, "The policy in force", answers.PolicyShown,

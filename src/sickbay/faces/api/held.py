@@ -6,8 +6,8 @@ from typing import Any
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import POLL, REPLY, REPORT
 from sickbay.faces.api.jobs import found
-from sickbay.faces.api.refusal import Refused
-from sickbay.faces.api.route import MIB, Ask, Route
+from sickbay.faces.api.refusal import ApiRefusal
+from sickbay.faces.api.route import MIB, ApiRequest, Route
 from sickbay.faces.api.threads import AGENTS, PEOPLE, on_thread
 from sickbay.model.errors import Gone
 from sickbay.model.job import Job
@@ -18,23 +18,25 @@ LOOK = 1.0  # seconds: a held poll looks again even if nobody rang
 LOG_LOOK = 0.25  # nobody rings when a rank writes a line
 
 
-def _own(ask: Ask) -> None:
+def _own(ask: ApiRequest) -> None:
     """Raises Refused(403) for an agent that speaks for another's node."""
     mine = ask.who.node if ask.who is not None else None
     if mine != ask.body.node:
-        raise Refused(403, f"this token is for the agent of {mine or 'no node'}: it cannot speak for {ask.body.node}")
+        raise ApiRefusal(
+            403, f"this token is for the agent of {mine or 'no node'}: it cannot speak for {ask.body.node}"
+        )
 
 
-def report(ask: Ask) -> Reply:
+def report(ask: ApiRequest) -> Reply:
     _own(ask)
     return ask.desk.receive(ask.body)
 
 
-async def _hung_up(ask: Ask) -> bool:
+async def _hung_up(ask: ApiRequest) -> bool:
     return ask.gone is not None and bool(await ask.gone())
 
 
-async def poll(ask: Ask) -> Reply:
+async def poll(ask: ApiRequest) -> Reply:
     """Answered at once when a command waits; else held until one is posted, or as long as the reply allows."""
     _own(ask)
     mail = ask.room.mail
@@ -49,7 +51,7 @@ async def poll(ask: Ask) -> Reply:
         await mail.wait(heard, min(left, LOOK))
 
 
-async def logs(ask: Ask) -> dict[str, Any]:
+async def logs(ask: ApiRequest) -> dict[str, Any]:
     """Held while the rank goes on and has written nothing more."""
     loop = asyncio.get_running_loop()
     until = loop.time() + ask.query.wait
@@ -61,12 +63,12 @@ async def logs(ask: Ask) -> dict[str, Any]:
         await asyncio.sleep(min(left, LOG_LOOK))
 
 
-def _piece(ask: Ask) -> dict[str, Any]:
+def _piece(ask: ApiRequest) -> dict[str, Any]:
     job = found(ask, ask.path["id"])
     asked: requests.LogAsked = ask.query
     attempt = asked.attempt or job.attempt
     if attempt > job.attempt:
-        raise Refused(404, f"{job.id} has no attempt {attempt}: {_attempts(job)}")
+        raise ApiRefusal(404, f"{job.id} has no attempt {attempt}: {_attempts(job)}")
     log = _log(ask, job, attempt)
     return {"rank": asked.rank, "attempt": attempt, "text": log.text, "next": log.next, "over": log.over}
 
@@ -75,20 +77,20 @@ def _attempts(job: Job) -> str:
     return f"the last one is {job.attempt}" if job.attempt else "it has not been started yet"
 
 
-def _log(ask: Ask, job: Job, attempt: int) -> Log:
+def _log(ask: ApiRequest, job: Job, attempt: int) -> Log:
     asked: requests.LogAsked = ask.query
     nothing = Log(text="", next=asked.after, over=not job.open)
     if attempt == 0:
         return nothing
     ranks = job.spec.most * job.spec.ranks_per_node
     if asked.rank >= ranks and not job.adopted:
-        raise Refused(404, f"{job.id} has no rank {asked.rank}: its ranks are 0 to {ranks - 1}")
+        raise ApiRefusal(404, f"{job.id} has no rank {asked.rank}: its ranks are 0 to {ranks - 1}")
     try:
         return ask.desk.logs(job, attempt, asked.rank, after=asked.after, last=asked.last, limit=asked.limit)
     except Gone:
         if job.open and attempt == job.attempt:
             return nothing  # it is about to start, or to be started again
-        raise Refused(404, f"nothing is kept of rank {asked.rank} in attempt {attempt} of {job.id}") from None
+        raise ApiRefusal(404, f"nothing is kept of rank {asked.rank} in attempt {attempt} of {job.id}") from None
 
 
 ROUTES = (

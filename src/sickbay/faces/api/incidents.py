@@ -7,9 +7,9 @@ from typing import Any
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import EXPLAINED, INCIDENT
 from sickbay.faces.api.orders import order
-from sickbay.faces.api.reading import Reading
-from sickbay.faces.api.refusal import Refused, missing
-from sickbay.faces.api.route import Ask, Route
+from sickbay.faces.api.reading import RequestReads
+from sickbay.faces.api.refusal import ApiRefusal, missing
+from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import explain, incident_json
@@ -25,13 +25,13 @@ VERBS = {
 }
 
 
-def listed(ask: Ask) -> list[dict[str, Any]]:
+def listed(ask: ApiRequest) -> list[dict[str, Any]]:
     incidents = sorted(all_of(ask, Incident, "incident"), key=lambda i: (i.opened_at, i.id), reverse=True)
     shown = [one for one in incidents if _shown(ask, one)]
     return [incident_json(ask.archive, one) for one in shown[: ask.query.limit]]
 
 
-def _shown(ask: Ask, incident: Incident) -> bool:
+def _shown(ask: ApiRequest, incident: Incident) -> bool:
     if ask.query.which == "all":
         return True
     if incident.kind is IncidentKind.INTAKE and not failed_intake(incident):
@@ -47,18 +47,18 @@ def failed_intake(incident: Incident) -> bool:
     return incident.phase is Phase.HELD or bool(incident.tries) or bool(incident.relapse)
 
 
-def found(archive: Archive, ident: str, ask: Ask) -> Incident:
+def found(archive: Archive, ident: str, ask: ApiRequest) -> Incident:
     incident = archive.incident(ident)
     if incident is None:
         raise missing("incident", ident, (one.id for one in all_of(ask, Incident, "incident")))
     return incident
 
 
-def one(ask: Ask) -> dict[str, Any]:
+def one(ask: ApiRequest) -> dict[str, Any]:
     return incident_json(ask.archive, found(ask.archive, ask.path["id"], ask))
 
 
-def act(ask: Ask, verb: str) -> dict[str, Any]:
+def act(ask: ApiRequest, verb: str) -> dict[str, Any]:
     incident = found(ask.archive, ask.path["id"], ask)
     if not ask.repeated:
         _fits(incident, verb)
@@ -69,41 +69,43 @@ def act(ask: Ask, verb: str) -> dict[str, Any]:
 
 def _fits(incident: Incident, verb: str) -> None:
     if not incident.open:
-        raise Refused(409, f"{incident.id} is over ({incident.phase}): there is nothing to {verb}")
+        raise ApiRefusal(409, f"{incident.id} is over ({incident.phase}): there is nothing to {verb}")
     if verb in {"confirm", "escalate"} and incident.phase is not Phase.HELD:
-        raise Refused(409, f"{incident.id} is {incident.phase}: {verb} is for incidents that are HELD")
+        raise ApiRefusal(409, f"{incident.id} is {incident.phase}: {verb} is for incidents that are HELD")
     if verb == "hold" and incident.closing is not None:
-        raise Refused(409, f"{incident.id} is being closed: it is too late to hold it; cordon {incident.node} instead")
+        raise ApiRefusal(
+            409, f"{incident.id} is being closed: it is too late to hold it; cordon {incident.node} instead"
+        )
 
 
-def explained(ask: Ask) -> dict[str, Any]:
-    store: Any = Reading(ask.desk.store)
+def explained(ask: ApiRequest) -> dict[str, Any]:
+    store: Any = RequestReads(ask.desk.store)
     try:
         return explain(store, ask.query.name, ask.desk.policies).as_json()
     except BadInput as error:
-        raise Refused(404 if str(error).startswith("there is no") else 400, str(error)) from None
+        raise ApiRefusal(404 if str(error).startswith("there is no") else 400, str(error)) from None
 
 
 ROUTES = (
     Route(
         "GET", "/v1/incidents", listed,
         "Incidents, newest first: open ones and those closed within a day, or only open ones, or all",
-        list[answers.Incident], query=requests.Which, query_example={"which": "open"}, answer_example=[INCIDENT],
+        list[answers.IncidentAnswer], query=requests.Which, query_example={"which": "open"}, answer_example=[INCIDENT],
     ),
     Route(
-        "GET", "/v1/incidents/{id}", one, "One incident", answers.Incident,
+        "GET", "/v1/incidents/{id}", one, "One incident", answers.IncidentAnswer,
         path_example={"id": "i12"}, answer_example=INCIDENT,
     ),
     *(
         Route(
-            "POST", f"/v1/incidents/{{id}}/{verb}", partial(act, verb=verb), about, answers.Incident,
-            role="operator", body=requests.Act, path_example={"id": "i12"}, answer_example=INCIDENT,
+            "POST", f"/v1/incidents/{{id}}/{verb}", partial(act, verb=verb), about, answers.IncidentAnswer,
+            role="operator", body=requests.WithReason, path_example={"id": "i12"}, answer_example=INCIDENT,
             ask_example={"reason": "seen by the technician"},
         )
         for verb, about in VERBS.items()
     ),
     Route(
         "GET", "/v1/explain", explained, "Why a node, a job or an incident is as it is, its story, what it waits for",
-        answers.Explained, query=requests.Named, query_example={"name": "train-0000"}, answer_example=EXPLAINED,
+        answers.ExplainAnswer, query=requests.NameGiven, query_example={"name": "train-0000"}, answer_example=EXPLAINED,
     ),
 )  # fmt: skip

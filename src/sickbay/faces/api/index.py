@@ -4,17 +4,17 @@ from typing import Any
 
 import sickbay
 from sickbay.faces.api import answers
-from sickbay.faces.api.route import Ask, Route
+from sickbay.faces.api.route import ApiRequest, Route
 
 
-def health(ask: Ask) -> dict[str, Any]:
+def health(ask: ApiRequest) -> dict[str, Any]:
     """It can be reached, so 200 even in trouble. What the trouble is names files of this machine: not for everybody."""
     leads, trouble = ask.room.leads, ask.room.trouble
     status = "in trouble" if trouble is not None and trouble() else "ok"
     return {"status": status, "leads": leads() if leads is not None else None, "version": sickbay.__version__}
 
 
-def index(ask: Ask) -> dict[str, Any]:
+def index(ask: ApiRequest) -> dict[str, Any]:
     del ask
     from sickbay.faces.api.routes import ROUTES  # here: that table holds this one
 
@@ -27,7 +27,7 @@ def index(ask: Ask) -> dict[str, Any]:
     }
 
 
-def openapi(ask: Ask) -> dict[str, Any]:
+def openapi(ask: ApiRequest) -> dict[str, Any]:
     del ask
     from sickbay.faces.api.openapi import document
 

@@ -12,8 +12,8 @@ from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import JOB
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.orders import order
-from sickbay.faces.api.refusal import Refused, missing
-from sickbay.faces.api.route import KIB, Ask, Route
+from sickbay.faces.api.refusal import ApiRefusal, missing
+from sickbay.faces.api.route import KIB, ApiRequest, Route
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.explain import job_json
 from sickbay.model.fleet import Node, pool_word
@@ -23,14 +23,14 @@ SPEC_BYTES = 256 * KIB  # it is part of the job's row, which a store takes up to
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def listed(ask: Ask) -> list[dict[str, Any]]:
+def listed(ask: ApiRequest) -> list[dict[str, Any]]:
     jobs = sorted(all_of(ask, Job, "job"), key=lambda job: (job.submitted_at, job.id), reverse=True)
     state = ask.query.state
     shown = [job for job in jobs if state is None or (job.open if state == "open" else job.state == state)]
     return [job_json(ask.archive, job) for job in shown[: ask.query.limit]]
 
 
-def found(ask: Ask, ident: str) -> Job:
+def found(ask: ApiRequest, ident: str) -> Job:
     """By its id, or the newest of that name."""
     job = ask.fresh().job(ident)
     if job is not None:
@@ -42,35 +42,35 @@ def found(ask: Ask, ident: str) -> Job:
     return max(named, key=lambda one: one.submitted_at)
 
 
-def one(ask: Ask) -> dict[str, Any]:
+def one(ask: ApiRequest) -> dict[str, Any]:
     return job_json(ask.archive, found(ask, ask.path["id"]))
 
 
-def stop(ask: Ask) -> dict[str, Any]:
+def stop(ask: ApiRequest) -> dict[str, Any]:
     job = found(ask, ask.path["id"])
     if not job.open and not ask.repeated:
-        raise Refused(409, f"{job.id} is over ({job.state}): there is nothing to stop")
+        raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
     order(ask, "stop", job.id, ask.body.reason, now=ask.body.now)
     archive = ask.fresh()
     return job_json(archive, archive.job(job.id) or job)
 
 
-def submit(ask: Ask) -> dict[str, Any]:
+def submit(ask: ApiRequest) -> dict[str, Any]:
     """A job's id is short: the rare one that is taken already is made again under another key."""
     spec = _spec(ask, ask.body)
     key = ask.key
     while (job := ask.desk.submit(spec, key=key)).spec != replace(spec, stall_after=job.spec.stall_after):
         if ask.key_given:
-            raise Refused(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
+            raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
     return job_json(ask.archive, job)
 
 
-def _spec(ask: Ask, asked: requests.Submit) -> JobSpec:
+def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
     """Raises Refused for what could never run."""
     requests.named(asked.name)
     if not asked.command[0].strip():
-        raise Refused(400, 'the command is empty: write what is to be run, for example ["python", "train.py"]')
+        raise ApiRefusal(400, 'the command is empty: write what is to be run, for example ["python", "train.py"]')
     _environment(asked)
     nodes, wanted = _where(ask, asked)
     _devices(asked, nodes, wanted)
@@ -95,7 +95,7 @@ def _spec(ask: Ask, asked: requests.Submit) -> JobSpec:
     )
     size = len(msgspec.json.encode(spec))
     if size > SPEC_BYTES:
-        raise Refused(
+        raise ApiRefusal(
             400, f"the job's description has {size} bytes, at most {SPEC_BYTES} fit: put long texts into files"
         )
     return spec
@@ -104,15 +104,15 @@ def _spec(ask: Ask, asked: requests.Submit) -> JobSpec:
 def _environment(asked: requests.Submit) -> None:
     for what, path in (("checkpoint", asked.checkpoint), ("cwd", asked.cwd)):
         if path and not path.startswith("/"):
-            raise Refused(400, f"{what} {path!r} must be an absolute path, because each node has its own directory")
+            raise ApiRefusal(400, f"{what} {path!r} must be an absolute path, because each node has its own directory")
     for name in asked.env:
         if not ENV_NAME.fullmatch(name):
-            raise Refused(400, f"env: {name!r} is no name of a variable: write letters, digits and _")
+            raise ApiRefusal(400, f"env: {name!r} is no name of a variable: write letters, digits and _")
         if name.startswith("SICKBAY_"):
-            raise Refused(400, f"env: {name} is set by Sickbay itself: choose another name")
+            raise ApiRefusal(400, f"env: {name} is set by Sickbay itself: choose another name")
     names = [rule.name for rule in asked.log_rules]
     if len(set(names)) < len(names):
-        raise Refused(400, "log_rules: two rules have the same name: give each its own")
+        raise ApiRefusal(400, "log_rules: two rules have the same name: give each its own")
 
 
 def _rule(rule: requests.Rule) -> LogRule:
@@ -120,9 +120,9 @@ def _rule(rule: requests.Rule) -> LogRule:
     try:
         re.compile(rule.pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise Refused(400, f"log rule {rule.name}: the pattern is no regular expression: {error}") from None
+        raise ApiRefusal(400, f"log rule {rule.name}: the pattern is no regular expression: {error}") from None
     if rule.starts_within is None and rule.recurs_within is None:
-        raise Refused(400, f"log rule {rule.name}: say starts_within or recurs_within (seconds), or both")
+        raise ApiRefusal(400, f"log rule {rule.name}: say starts_within or recurs_within (seconds), or both")
     return LogRule(
         name=rule.name,
         pattern=rule.pattern,
@@ -131,40 +131,42 @@ def _rule(rule: requests.Rule) -> LogRule:
     )
 
 
-def _where(ask: Ask, asked: requests.Submit) -> tuple[Sequence[Node], int]:
+def _where(ask: ApiRequest, asked: requests.Submit) -> tuple[Sequence[Node], int]:
     """The nodes it may run on (those that it names, or its pool), and how many it wants."""
     if asked.on:
         return _on_named(ask, asked)
     if asked.nodes is None:
-        raise Refused(400, "say where: nodes (how many) or on (which)")
+        raise ApiRefusal(400, "say where: nodes (how many) or on (which)")
     nodes = _pool(ask, asked)
     pool = nodes[0].pool
     if asked.nodes > len(nodes):
-        raise Refused(400, f"{asked.nodes} nodes are asked for, but pool {pool} has {len(nodes)}: ask for fewer")
+        raise ApiRefusal(400, f"{asked.nodes} nodes are asked for, but pool {pool} has {len(nodes)}: ask for fewer")
     if asked.min_nodes is not None and asked.min_nodes > asked.nodes:
-        raise Refused(400, f"min_nodes {asked.min_nodes} is more than nodes {asked.nodes}: it may be at most that")
+        raise ApiRefusal(400, f"min_nodes {asked.min_nodes} is more than nodes {asked.nodes}: it may be at most that")
     return nodes, asked.nodes
 
 
-def _on_named(ask: Ask, asked: requests.Submit) -> tuple[Sequence[Node], int]:
+def _on_named(ask: ApiRequest, asked: requests.Submit) -> tuple[Sequence[Node], int]:
     named = [by_name(ask.archive, name) for name in asked.on]
     if len({node.id for node in named}) < len(named):
-        raise Refused(400, "on: a node is named twice: name each once")
+        raise ApiRefusal(400, "on: a node is named twice: name each once")
     if asked.nodes is not None and asked.nodes != len(named):
-        raise Refused(400, f"nodes {asked.nodes} and on ({len(named)} nodes) contradict each other: give one of them")
+        raise ApiRefusal(
+            400, f"nodes {asked.nodes} and on ({len(named)} nodes) contradict each other: give one of them"
+        )
     if asked.min_nodes is not None and asked.min_nodes != len(named):
-        raise Refused(400, "min_nodes goes with nodes; with on all named nodes are used: leave it out")
+        raise ApiRefusal(400, "min_nodes goes with nodes; with on all named nodes are used: leave it out")
     pools = {(node.cluster, node.pool) for node in named}
     if len(pools) > 1:
         said = ", ".join(sorted(pool for _, pool in pools))
-        raise Refused(400, f"on: the nodes belong to more than one pool ({said}): name nodes of one")
+        raise ApiRefusal(400, f"on: the nodes belong to more than one pool ({said}): name nodes of one")
     (cluster, pool) = pools.pop()
     if asked.cluster not in {"", cluster} or asked.pool not in {"", pool, pool_word(pool)}:
-        raise Refused(400, f"on: the nodes belong to pool {pool}, not to the one that is given")
+        raise ApiRefusal(400, f"on: the nodes belong to pool {pool}, not to the one that is given")
     return named, len(named)
 
 
-def _pool(ask: Ask, asked: requests.Submit) -> list[Node]:
+def _pool(ask: ApiRequest, asked: requests.Submit) -> list[Node]:
     nodes = ask.archive.nodes()
     clusters = sorted({node.cluster for node in nodes} | set(ask.desk.clusters))
     if asked.cluster and asked.cluster not in clusters:
@@ -176,11 +178,11 @@ def _pool(ask: Ask, asked: requests.Submit) -> list[Node]:
     if asked.pool and not mine:
         raise missing("pool", asked.pool, pools)
     if not mine:
-        raise Refused(409, "there are no nodes yet: wait until the first one has joined")
+        raise ApiRefusal(409, "there are no nodes yet: wait until the first one has joined")
     if len({node.cluster for node in mine}) > 1:
-        raise Refused(400, f"say which cluster: {', '.join(sorted({node.cluster for node in mine}))}")
+        raise ApiRefusal(400, f"say which cluster: {', '.join(sorted({node.cluster for node in mine}))}")
     if len(pools) > 1 and not asked.pool:
-        raise Refused(400, f"say which pool: {', '.join(pools)}")
+        raise ApiRefusal(400, f"say which pool: {', '.join(pools)}")
     return mine
 
 
@@ -188,7 +190,7 @@ def _devices(asked: requests.Submit, nodes: Sequence[Node], wanted: int) -> None
     able = [node for node in nodes if len(node.devices) >= asked.gpus_per_node]
     if len(able) < wanted:
         most = sorted((len(node.devices) for node in nodes), reverse=True)[wanted - 1]
-        raise Refused(
+        raise ApiRefusal(
             400,
             f"gpus_per_node {asked.gpus_per_node} is more than there are: {wanted} nodes have {most} each; "
             "ask for fewer, or 0 for all of them",
@@ -197,20 +199,23 @@ def _devices(asked: requests.Submit, nodes: Sequence[Node], wanted: int) -> None
 
 ROUTES = (
     Route(
-        "GET", "/v1/jobs", listed, "Jobs, newest first", list[answers.Job],
+        "GET", "/v1/jobs", listed, "Jobs, newest first", list[answers.JobAnswer],
         query=requests.OfState, query_example={"state": "RUNNING"}, answer_example=[JOB],
     ),
     Route(
-        "POST", "/v1/jobs", submit, "Submit a job", answers.Job,
+        "POST", "/v1/jobs", submit, "Submit a job", answers.JobAnswer,
         role="operator", body=requests.Submit, status=201, answer_example=JOB,
         ask_example={
             "name": "llama", "nodes": 2, "command": ["python", "train.py"], "checkpoint": "/shared/llama",
             "log_rules": [{"name": "steps", "pattern": "^step \\d+", "recurs_within": 300}],
         },
     ),
-    Route("GET", "/v1/jobs/{id}", one, "One job", answers.Job, path_example={"id": "llama-3f2a1"}, answer_example=JOB),
     Route(
-        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again", answers.Job,
+        "GET", "/v1/jobs/{id}", one, "One job", answers.JobAnswer,
+        path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+    ),
+    Route(
+        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again", answers.JobAnswer,
         role="operator", body=requests.NodeAct, path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"reason": "the learning rate is wrong"},
     ),

@@ -8,7 +8,7 @@ from typing import Any
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import NODE_PATH
 from sickbay.faces.api.nodes import found
-from sickbay.faces.api.route import Ask, Page, Route
+from sickbay.faces.api.route import ApiRequest, PlainAnswer, Route
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.explain import iso, node_json
 from sickbay.model.incident import Incident
@@ -18,7 +18,7 @@ from sickbay.signs.classify import monitor_class
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def series(ask: Ask) -> dict[str, Any]:
+def series(ask: ApiRequest) -> dict[str, Any]:
     node, kept = found(ask.archive, ask.path["cluster"], ask.path["name"]), ask.desk.metrics
     now = ask.desk.now()
     since = now - timedelta(hours=ask.query.hours)
@@ -30,17 +30,17 @@ def series(ask: Ask) -> dict[str, Any]:
     }
 
 
-def page(ask: Ask) -> Page:
+def page(ask: ApiRequest) -> PlainAnswer:
     """Everything that was measured last, and how the fleet is."""
     samples: dict[str, list[str]] = {}
     for name, labels, value in (*_fleet(ask), *_measured(ask)):
         inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         samples.setdefault(name, []).append(f"{name}{{{inside}}} {value:.10g}")
     lines = [line for name in sorted(samples) for line in (f"# TYPE {name} gauge", *samples[name])]
-    return Page("\n".join([*lines, ""]), TEXT)
+    return PlainAnswer("\n".join([*lines, ""]), TEXT)
 
 
-def _fleet(ask: Ask) -> Iterator[tuple[str, Mapping[str, str], float]]:
+def _fleet(ask: ApiRequest) -> Iterator[tuple[str, Mapping[str, str], float]]:
     archive = ask.archive
     states = Counter((node.pool, node_json(archive, node)["state"]) for node in archive.nodes())
     for (pool, state), count in sorted(states.items()):
@@ -57,7 +57,7 @@ def _fleet(ask: Ask) -> Iterator[tuple[str, Mapping[str, str], float]]:
         yield "sickbay_jobs_open", {"state": state}, count
 
 
-def _measured(ask: Ask) -> Iterator[tuple[str, Mapping[str, str], float]]:
+def _measured(ask: ApiRequest) -> Iterator[tuple[str, Mapping[str, str], float]]:
     """`gpu.0.temperature` is the temperature of the gpu 0, `cpu.busy` how busy the cpu is."""
     latest = ask.desk.metrics.latest() if ask.desk.metrics is not None else {}
     for node, (_, values) in sorted(latest.items()):

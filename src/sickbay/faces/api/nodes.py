@@ -6,8 +6,8 @@ from typing import Any
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import NODE, NODE_PATH
 from sickbay.faces.api.orders import order
-from sickbay.faces.api.refusal import Refused, missing
-from sickbay.faces.api.route import Ask, Route
+from sickbay.faces.api.refusal import ApiRefusal, missing
+from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import node_json
 from sickbay.model.fleet import Node, pool_word
@@ -27,7 +27,7 @@ ANSWERS, COLLECTS = 15.0, 25.0  # seconds that a person waits for an agent
 DRILL = "NVRM: Xid (PCI:0000:ff:1f): {number}, pid='<unknown>', name=<unknown>, written by an operator as a drill"
 
 
-def listed(ask: Ask) -> list[dict[str, Any]]:
+def listed(ask: ApiRequest) -> list[dict[str, Any]]:
     nodes = ask.archive.nodes()
     pool = ask.query.pool
     mine = [node for node in nodes if pool in {"", node.pool, pool_word(node.pool)}]
@@ -46,7 +46,7 @@ def found(archive: Archive, cluster: str, name: str) -> Node:
     nodes = archive.nodes()
     named = [node for node in nodes if node.name == name]
     if len(named) > 1:
-        raise Refused(400, f"{name!r} is more than one node: write {' or '.join(node.id for node in named)}")
+        raise ApiRefusal(400, f"{name!r} is more than one node: write {' or '.join(node.id for node in named)}")
     if not named:
         raise missing("node", name, (node.id for node in nodes))
     return named[0]
@@ -58,11 +58,11 @@ def by_name(archive: Archive, name: str) -> Node:
     return found(archive, cluster, rest) if slash else found(archive, "-", name)
 
 
-def one(ask: Ask) -> dict[str, Any]:
+def one(ask: ApiRequest) -> dict[str, Any]:
     return node_json(ask.archive, found(ask.archive, ask.path["cluster"], ask.path["name"]))
 
 
-def act(ask: Ask, verb: str) -> dict[str, Any]:
+def act(ask: ApiRequest, verb: str) -> dict[str, Any]:
     node = found(ask.archive, ask.path["cluster"], ask.path["name"])
     if not ask.repeated:
         _fits(ask.archive, node, verb)
@@ -74,7 +74,7 @@ def act(ask: Ask, verb: str) -> dict[str, Any]:
 def _fits(archive: Archive, node: Node, verb: str) -> None:
     """Raises Refused(409) for what makes no sense now: an act that would change nothing must not look done."""
     if node.incarnation is None and verb != "uncordon":
-        raise Refused(409, f"the seat {node.id} is vacant: there is no machine to {verb}")
+        raise ApiRefusal(409, f"the seat {node.id} is vacant: there is no machine to {verb}")
     if verb == "uncordon" and node.incarnation is not None:
         incident = archive.incident(node.incident) if node.incident else None
         if incident is None or not incident.open:
@@ -84,16 +84,16 @@ def _fits(archive: Archive, node: Node, verb: str) -> None:
                 if others
                 else "not taken out of service by an incident"
             )
-            raise Refused(409, f"there is nothing to uncordon: {node.id} is {why}")
+            raise ApiRefusal(409, f"there is nothing to uncordon: {node.id} is {why}")
 
 
-def inject(ask: Ask) -> dict[str, Any]:
+def inject(ask: ApiRequest) -> dict[str, Any]:
     node = found(ask.archive, ask.path["cluster"], ask.path["name"])
     breakage = ask.body.breakage()
     if ask.body.log:
         return _drill(ask, node, breakage)
     if ask.desk.breakable is None:
-        raise Refused(
+        raise ApiRefusal(
             409,
             f"the hardware of cluster {node.cluster} is real and is not broken on purpose: "
             "with log=true its agent writes a line that says so (sickbay inject NODE --xid N --log)",
@@ -101,27 +101,27 @@ def inject(ask: Ask) -> dict[str, Any]:
     return {"node": node.id, "done": ask.desk.breakable.inject(node.id, breakage)}
 
 
-def _drill(ask: Ask, node: Node, wanted: Breakage) -> dict[str, Any]:
+def _drill(ask: ApiRequest, node: Node, wanted: Breakage) -> dict[str, Any]:
     """One dated line in the log that the node's agent watches; all that follows is real."""
     if wanted.defect:
-        raise Refused(400, "a defect is for virtual devices: give xid or line")
+        raise ApiRefusal(400, "a defect is for virtual devices: give xid or line")
     line = wanted.line or DRILL.format(number=wanted.xid)
     return _by_agent(ask, node, "inject", RunInject(key=ask.key, line=line), ANSWERS, f"wrote: {line}")
 
 
-def collect(ask: Ask) -> dict[str, Any]:
+def collect(ask: ApiRequest) -> dict[str, Any]:
     node = found(ask.archive, ask.path["cluster"], ask.path["name"])
     return _by_agent(ask, node, "collect", RunCollect(key=ask.key), COLLECTS)
 
 
-def _by_agent(ask: Ask, node: Node, verb: str, what: AnyOrder, within: float, done: str = "") -> dict[str, Any]:
+def _by_agent(ask: ApiRequest, node: Node, verb: str, what: AnyOrder, within: float, done: str = "") -> dict[str, Any]:
     """Audited before it is asked for. Raises Refused where the agent refuses."""
     order(ask, verb, node.id, ask.body.reason)
     answer = ask.desk.ask_agent(node, what, key=f"{verb}/{ask.key}", within=within, notify=ask.room.mail.ring)
     if answer is None:
         return {"node": node.id, "done": f"asked for, not answered yet: 'sickbay explain {node.id}' will show it"}
     if answer.fields.get("result") != "done":
-        raise Refused(409, f"the agent of {node.id} answers {answer.text}")
+        raise ApiRefusal(409, f"the agent of {node.id} answers {answer.text}")
     return {"node": node.id, "done": done or answer.text}
 
 
@@ -129,16 +129,16 @@ _ONE = "/v1/nodes/{cluster}/{name}"
 
 ROUTES = (
     Route(
-        "GET", "/v1/nodes", listed, "All nodes, or those of one pool", list[answers.Node],
+        "GET", "/v1/nodes", listed, "All nodes, or those of one pool", list[answers.NodeAnswer],
         query=requests.OfPool, query_example={"pool": "train"}, answer_example=[NODE],
     ),
     Route(
-        "GET", _ONE, one, "One node; '-' as its cluster: whichever has it", answers.Node,
+        "GET", _ONE, one, "One node; '-' as its cluster: whichever has it", answers.NodeAnswer,
         path_example=NODE_PATH, answer_example=NODE,
     ),
     *(
         Route(
-            "POST", f"{_ONE}/{verb}", partial(act, verb=verb), about, answers.Node,
+            "POST", f"{_ONE}/{verb}", partial(act, verb=verb), about, answers.NodeAnswer,
             role="operator", body=requests.NodeAct, path_example=NODE_PATH, answer_example=NODE,
             ask_example={"reason": "its fan is loud"},
         )
@@ -151,7 +151,7 @@ ROUTES = (
     ),
     Route(
         "POST", f"{_ONE}/collect", collect, "Have the node's agent gather what a support engineer asks for",
-        answers.Injected, role="operator", body=requests.Act, path_example=NODE_PATH,
+        answers.Injected, role="operator", body=requests.WithReason, path_example=NODE_PATH,
         ask_example={"reason": "for the vendor's support"},
         answer_example={"node": "lab/train-0000", "done": "/var/lib/sickbay/bundles/20260301T000000Z.tar.gz, 1.2 MB"},
     ),

@@ -1,8 +1,8 @@
 """An operator's command: what was asked becomes a fact, and the answer waits until the engine knows of it."""
 
-from sickbay.faces.api.refusal import Refused
+from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.faces.api.requests import reasoned
-from sickbay.faces.api.route import Ask
+from sickbay.faces.api.route import ApiRequest
 from sickbay.model.facts import Ordered
 from sickbay.model.fleet import Cursor
 from sickbay.model.rows import CURSOR
@@ -11,7 +11,7 @@ MOST = 500  # unread facts that are looked through: an engine that is further be
 
 
 def order(
-    ask: Ask, verb: str, target: str, reason: str, *, now: bool = False, args: dict[str, str] | None = None
+    ask: ApiRequest, verb: str, target: str, reason: str, *, now: bool = False, args: dict[str, str] | None = None
 ) -> None:
     """Raises Refused(503) if it is stored, but the engine is away: it will be done all the same."""
     news = Ordered(verb=verb, target=target, by=ask.by, reason=reasoned(reason), now=now, args=args or {})
@@ -19,4 +19,4 @@ def order(
     row = ask.desk.store.load([CURSOR])[CURSOR].row
     unread = ask.desk.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=MOST)
     if len(unread) == MOST or any(fact.id == f"order/{ask.key}" for fact in unread):
-        raise Refused(503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back")
+        raise ApiRefusal(503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back")

@@ -6,7 +6,7 @@ from sickbay.model.rows import Line, Rows, Versioned
 from sickbay.ports.store import STORY, Store
 
 
-class Reading:
+class RequestReads:
     """Keeps what it has read for as long as one answer takes: a list of nodes asks for the same jobs again and again.
 
     It has the reading half of a store only, which is all that an Archive uses.

@@ -18,7 +18,7 @@ from sickbay.model.errors import (
 AGAIN = "try again in a moment"
 
 
-class Refused(Exception):  # noqa: N818 - the house names errors by what happened
+class ApiRefusal(Exception):  # noqa: N818 - the house names errors by what happened
     def __init__(self, status: int, line: str, **headers: str) -> None:
         super().__init__(line)
         self.status = status
@@ -26,32 +26,32 @@ class Refused(Exception):  # noqa: N818 - the house names errors by what happene
         self.headers = headers
 
 
-def refused(error: Exception) -> Refused | None:
+def refused(error: Exception) -> ApiRefusal | None:
     """What the caller is told of an error that was foreseen; None: it was not."""
     match error:
-        case Refused():
+        case ApiRefusal():
             return error
         case BadInput():
-            return Refused(400, str(error))
+            return ApiRefusal(400, str(error))
         case Gone():
-            return Refused(404, str(error))
+            return ApiRefusal(404, str(error))
         case Rejected():
-            return Refused(409, str(error))
+            return ApiRefusal(409, str(error))
         case Transient() | Unknown() | EffectError():
-            return Refused(503, f"the cluster did not answer ({error}): {AGAIN}")
+            return ApiRefusal(503, f"the cluster did not answer ({error}): {AGAIN}")
         case UnusableStore():
-            return Refused(503, f"the store cannot be used: {error}")
+            return ApiRefusal(503, f"the store cannot be used: {error}")
         case StoreUnknown():
-            return Refused(503, f"whether it was stored is not known ({error}): send it again with the same key")
+            return ApiRefusal(503, f"whether it was stored is not known ({error}): send it again with the same key")
         case StoreError():
-            return Refused(503, f"the store is not available ({error}): {AGAIN}")
+            return ApiRefusal(503, f"the store is not available ({error}): {AGAIN}")
         case TimeoutError():
-            return Refused(503, str(error) or f"it took too long: {AGAIN}")
+            return ApiRefusal(503, str(error) or f"it took too long: {AGAIN}")
         case _:
             return None
 
 
-def missing(what: str, name: str, known: Iterable[str]) -> Refused:
+def missing(what: str, name: str, known: Iterable[str]) -> ApiRefusal:
     """404, with what was probably meant."""
     names = list(dict.fromkeys(known))
     short = {one.rpartition("/")[2]: one for one in names}
@@ -62,4 +62,4 @@ def missing(what: str, name: str, known: Iterable[str]) -> Refused:
         hint = f"there are {', '.join(list(short)[:3])}{' …' if len(short) > 3 else ''}"
     else:
         hint = "there is none at all"
-    return Refused(404, f"there is no {what} {name!r}: {hint}")
+    return ApiRefusal(404, f"there is no {what} {name!r}: {hint}")

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from sickbay.faces.api.refusal import Refused
-from sickbay.faces.api.route import Asked
+from sickbay.faces.api.refusal import ApiRefusal
+from sickbay.faces.api.route import RequestBody
 from sickbay.ports.breakable import Breakage
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
@@ -23,7 +23,7 @@ Span = Annotated[float, Meta(ge=1, le=366 * DAYS, description="seconds")]
 def named(name: str, what: str = "name") -> str:
     """A pattern alone lets a line's end pass. Raises Refused."""
     if not re.fullmatch(NAME.strip("^$"), name):
-        raise Refused(
+        raise ApiRefusal(
             400, f"{what} {name!r} cannot be used: write letters, digits, _ . - (at most 63, no sign in front)"
         )
     return name
@@ -32,20 +32,20 @@ def named(name: str, what: str = "name") -> str:
 def reasoned(reason: str) -> str:
     """Raises Refused."""
     if not reason.strip():
-        raise Refused(400, "a reason is missing: say why, it goes into the audit log")
+        raise ApiRefusal(400, "a reason is missing: say why, it goes into the audit log")
     return " ".join(reason.split())
 
 
-class Act(Asked):
+class WithReason(RequestBody):
     reason: Reason
 
 
-class NodeAct(Asked):
+class NodeAct(RequestBody):
     reason: Reason
     now: bool = False
 
 
-class Inject(Asked):
+class Inject(RequestBody):
     """Exactly one of xid, line, defect. `log`: the node's agent writes the line into the log file that it watches."""
 
     xid: Annotated[int, Meta(ge=0, le=100_000)] | None = None
@@ -62,18 +62,18 @@ class Inject(Asked):
             given.append("xid")
         if len(given) != 1:
             said = " and ".join(given) if given else "nothing"
-            raise Refused(400, f"give exactly one of xid, line and defect (given: {said})")
+            raise ApiRefusal(400, f"give exactly one of xid, line and defect (given: {said})")
         return Breakage(xid=self.xid, line=self.line, defect=self.defect, device=self.device, cured_by=self.cured_by)
 
 
-class Rule(Asked):
+class Rule(RequestBody):
     name: Name
     pattern: Annotated[str, Meta(min_length=1, max_length=1000, description="a regular expression (Python)")]
     starts_within: Span | None = None
     recurs_within: Span | None = None
 
 
-class Submit(Asked):
+class Submit(RequestBody):
     name: Name
     command: Annotated[tuple[Annotated[str, Meta(max_length=32_768)], ...], Meta(min_length=1, max_length=1024)]
     nodes: Annotated[int, Meta(ge=1, le=100_000)] | None = None
@@ -93,36 +93,36 @@ class Submit(Asked):
     log_rules: Annotated[tuple[Rule, ...], Meta(max_length=20)] = ()
 
 
-class OfSeries(Asked):
+class OfSeries(RequestBody):
     series: Annotated[str, Meta(max_length=60, description="its name; empty: only the names are listed")] = ""
     hours: Annotated[float, Meta(gt=0, le=31 * 24, description="how far back")] = 1.0
 
 
-class OfPool(Asked):
+class OfPool(RequestBody):
     pool: Annotated[str, Meta(max_length=200)] = ""
 
 
-class OfState(Asked):
+class OfState(RequestBody):
     state: Literal["QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED", "open"] | (
         None
     ) = None
     limit: Limit = 500
 
 
-class Which(Asked):
+class Which(RequestBody):
     which: Literal["open", "recent", "all"] = "recent"
     limit: Limit = 500
 
 
-class Named(Asked):
+class NameGiven(RequestBody):
     name: Annotated[str, Meta(min_length=1, max_length=300)]
 
 
-class Latest(Asked):
+class Latest(RequestBody):
     limit: Limit = 200
 
 
-class LogAsked(Asked):
+class LogAsked(RequestBody):
     rank: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     attempt: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     after: Annotated[str, Meta(max_length=1000, description="the `next` of an earlier piece")] = ""
@@ -131,18 +131,18 @@ class LogAsked(Asked):
     wait: Annotated[float, Meta(ge=0, le=20, description="seconds that it is held until there is more")] = 0.0
 
 
-class Pause(Asked):
+class Pause(RequestBody):
     reason: Reason
     seconds: Span | None = None
 
 
-class BrakeReset(Asked):
+class BrakeReset(RequestBody):
     reason: Reason
     scope: Annotated[str, Meta(max_length=200)] = ""
     signature: Annotated[str, Meta(max_length=200)] = ""
 
 
-class Exclude(Asked):
+class Exclude(RequestBody):
     reason: Reason
     fault: Annotated[str, Meta(max_length=200)] = ""
     pool: Annotated[str, Meta(max_length=200)] = ""
@@ -150,17 +150,17 @@ class Exclude(Asked):
     seconds: Span | None = None
 
 
-class Include(Asked):
+class Include(RequestBody):
     reason: Annotated[str, Meta(max_length=1000)] = "not needed any more"
 
 
-class TokenAsked(Asked):
+class TokenAsked(RequestBody):
     name: Name
     role: Literal["viewer", "operator", "agent"]
     node: Annotated[str, Meta(max_length=200)] = ""
 
 
-class Check(Asked):
+class Check(RequestBody):
     """One of node, pool, all."""
 
     level: Level
@@ -170,5 +170,5 @@ class Check(Asked):
     reason: Annotated[str, Meta(max_length=1000)] = "asked for"
 
 
-class Since(Asked):
+class EventCursor(RequestBody):
     last_event_id: Annotated[str, Meta(max_length=100, description="as the header Last-Event-ID")] = ""

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
-from sickbay.faces.api.reading import Reading
-from sickbay.faces.api.wakeup import Bell
+from sickbay.faces.api.reading import RequestReads
+from sickbay.faces.api.wakeup import Wakeup
 from sickbay.faces.archive import Archive
-from sickbay.hosts.backend import Desk
+from sickbay.hosts.backend import Backend
 from sickbay.model.fleet import Token
 from sickbay.model.noun import Noun
 from sickbay.ports.store import Store
@@ -18,30 +18,30 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-class Asked(Noun, forbid_unknown_fields=True):
+class RequestBody(Noun, forbid_unknown_fields=True):
     """What people send: a word that is not known is a mistake, not an extension."""
 
 
-class Nothing(Asked):
+class Nothing(RequestBody):
     """No body, or no query."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class AppState:
     """What all requests share."""
 
-    desk: Desk
-    mail: Bell  # rings when a command was posted for an agent
-    news: Bell  # rings after each commit
+    desk: Backend
+    mail: Wakeup  # rings when a command was posted for an agent
+    news: Wakeup  # rings after each commit
     leads: Callable[[], bool] | None = None
     trouble: Callable[[], str] | None = None  # why nothing goes on; empty while all is well
 
 
 @dataclass(frozen=True)
-class Ask:
+class ApiRequest:
     """One request that was let in: who asks, and for what."""
 
-    room: Room
+    room: AppState
     path: Mapping[str, str]
     query: Any
     body: Any
@@ -53,7 +53,7 @@ class Ask:
     gone: Callable[[], Any] | None = None  # awaited: whether the caller has hung up
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> Backend:
         return self.room.desk
 
     @property
@@ -66,18 +66,18 @@ class Ask:
         return self.fresh()
 
     def fresh(self) -> Archive:
-        return Archive(cast(Store, Reading(self.desk.store)), self.desk.policies)
+        return Archive(cast(Store, RequestReads(self.desk.store)), self.desk.policies)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PlainAnswer:
     """An answer that is no JSON."""
 
     text: str
     media: str
 
 
-Handler = Callable[[Ask], Any]  # sync: run on a thread; async: held, and never blocks
+Handler = Callable[[ApiRequest], Any]  # sync: run on a thread; async: held, and never blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
 from typing import TypeVar
 
-from sickbay.faces.api.reading import Reading
-from sickbay.faces.api.route import Ask
+from sickbay.faces.api.reading import RequestReads
+from sickbay.faces.api.route import ApiRequest
 from sickbay.model.parts import whole
 from sickbay.model.rows import AnyRow
 
 Kind = TypeVar("Kind", bound=AnyRow)
 
 
-def all_of(ask: Ask, kind: type[Kind], name: str) -> list[Kind]:
-    reading = Reading(ask.desk.store)
+def all_of(ask: ApiRequest, kind: type[Kind], name: str) -> list[Kind]:
+    reading = RequestReads(ask.desk.store)
     found: list[Kind] = []
     after = ""
     while page := reading.keys(name, after=after):

@@ -6,8 +6,8 @@ from typing import Any
 from sickbay.faces.api import answers, requests
 from sickbay.faces.api.examples import BRAKE, WITHHELD
 from sickbay.faces.api.orders import order
-from sickbay.faces.api.refusal import Refused, missing
-from sickbay.faces.api.route import Ask, Route
+from sickbay.faces.api.refusal import ApiRefusal, missing
+from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import iso
 from sickbay.model.fleet import Brake, Withhold, pool_word
@@ -25,7 +25,7 @@ def withheld_json(row: Withhold) -> dict[str, Any]:
     }
 
 
-def withheld_now(ask: Ask, *, fresh: bool = False) -> list[Withhold]:
+def withheld_now(ask: ApiRequest, *, fresh: bool = False) -> list[Withhold]:
     now = ask.desk.now()
     rows = (ask.fresh() if fresh else ask.archive).withholding().rows
     return [row for row in rows if row.until is None or row.until > now]
@@ -35,46 +35,46 @@ def _paused(row: Withhold) -> bool:
     return row.id.startswith("pause")
 
 
-def pause(ask: Ask) -> dict[str, Any]:
+def pause(ask: ApiRequest) -> dict[str, Any]:
     seconds = ask.body.seconds
     order(ask, "pause", "", ask.body.reason, args={} if seconds is None else {"seconds": f"{seconds:g}"})
     return _newest(ask, f"pause by {ask.by}: {requests.reasoned(ask.body.reason)}")
 
 
-def unpause(ask: Ask) -> list[dict[str, Any]]:
+def unpause(ask: ApiRequest) -> list[dict[str, Any]]:
     if not ask.repeated and not any(_paused(row) for row in withheld_now(ask)):
-        raise Refused(409, "nothing is paused: there is nothing to unpause")
+        raise ApiRefusal(409, "nothing is paused: there is nothing to unpause")
     order(ask, "unpause", "", ask.body.reason)
     return [withheld_json(row) for row in withheld_now(ask, fresh=True)]
 
 
-def _newest(ask: Ask, because: str) -> dict[str, Any]:
+def _newest(ask: ApiRequest, because: str) -> dict[str, Any]:
     rows = [row for row in ask.fresh().withholding().rows if row.because == because]  # over already, or not
     if not rows:
-        raise Refused(503, "it is noted, but does not show yet: look again in a moment")
+        raise ApiRefusal(503, "it is noted, but does not show yet: look again in a moment")
     return withheld_json(rows[-1])
 
 
 # --- exclusions
 
 
-def exclusions(ask: Ask) -> list[dict[str, Any]]:
+def exclusions(ask: ApiRequest) -> list[dict[str, Any]]:
     return [withheld_json(row) for row in withheld_now(ask) if row.excuse]
 
 
-def exclude(ask: Ask) -> dict[str, Any]:
+def exclude(ask: ApiRequest) -> dict[str, Any]:
     asked: requests.Exclude = ask.body
     what = {"fault": asked.fault, "pool": asked.pool, "node": asked.node}
     args = {name: value for name, value in what.items() if value}
     if not args:
-        raise Refused(400, "say what is excluded: fault, pool or node (globs); to withhold everything, pause")
+        raise ApiRefusal(400, "say what is excluded: fault, pool or node (globs); to withhold everything, pause")
     if asked.seconds is not None:
         args["seconds"] = f"{asked.seconds:g}"
     order(ask, "exclude", "", asked.reason, args=args)
     return _newest(ask, f"exclude by {ask.by}: {requests.reasoned(asked.reason)}")
 
 
-def include(ask: Ask) -> list[dict[str, Any]]:
+def include(ask: ApiRequest) -> list[dict[str, Any]]:
     ident = ask.path["id"]
     rows = [row for row in withheld_now(ask) if row.excuse]
     if not ask.repeated and ident not in {row.id for row in rows}:
@@ -99,7 +99,7 @@ def brake_json(brake: Brake) -> dict[str, Any]:
     }
 
 
-def brakes(ask: Ask) -> list[dict[str, Any]]:
+def brakes(ask: ApiRequest) -> list[dict[str, Any]]:
     return [brake_json(brake) for brake in tripped(ask.archive)]
 
 
@@ -109,7 +109,7 @@ def _scopes(brake: Brake) -> tuple[str, str]:
     return brake.scope, f"{kind}:{pool_word(name)}"
 
 
-def reset(ask: Ask) -> list[dict[str, Any]]:
+def reset(ask: ApiRequest) -> list[dict[str, Any]]:
     """All that are tripped and fit: a storm trips the brakes of its cluster and of its pool."""
     asked: requests.BrakeReset = ask.body
     on = tripped(ask.archive)
@@ -118,7 +118,7 @@ def reset(ask: Ask) -> list[dict[str, Any]]:
         said = " ".join(word for word in (asked.scope, asked.signature) if word)
         there = ", ".join(f"{b.scope} {b.signature}" for b in on)
         left = f"on are {there}" if there else "there is nothing to reset"
-        raise Refused(409, f"no brake is on{f' for {said}' if said else ''}: {left}")
+        raise ApiRefusal(409, f"no brake is on{f' for {said}' if said else ''}: {left}")
     for n, brake in enumerate(fits):
         part = replace(ask, key=f"{ask.key}/{n}")  # one of several commands of one request: each has its own key
         order(part, "brake_reset", f"{brake.scope}:{brake.signature}", asked.reason)
@@ -136,7 +136,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/unpause", unpause, "Take all pauses back; answers with what is still withheld",
-        list[answers.Withheld], role="operator", body=requests.Act, ask_example={"reason": "it is done"},
+        list[answers.Withheld], role="operator", body=requests.WithReason, ask_example={"reason": "it is done"},
         answer_example=[WITHHELD],
     ),
     Route("GET", "/v1/exclusions", exclusions, "Faults, pools and nodes that are excluded", list[answers.Withheld],

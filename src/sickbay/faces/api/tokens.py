@@ -3,46 +3,46 @@
 from typing import Any
 
 from sickbay.faces.api import answers, requests
-from sickbay.faces.api.refusal import Refused, missing
-from sickbay.faces.api.route import Ask, Route
+from sickbay.faces.api.refusal import ApiRefusal, missing
+from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.explain import iso
 from sickbay.model.fleet import NodeId, Token
 
 
-def listed(ask: Ask) -> list[dict[str, Any]]:
+def listed(ask: ApiRequest) -> list[dict[str, Any]]:
     return [
         {"name": token.name, "role": token.role, "node": token.node, "by": token.by, "issued_at": iso(token.issued_at)}
         for token in sorted(all_of(ask, Token, "token"), key=lambda token: token.name)
     ]
 
 
-def issue(ask: Ask) -> dict[str, Any]:
+def issue(ask: ApiRequest) -> dict[str, Any]:
     asked: requests.TokenAsked = ask.body
     name = requests.named(asked.name)
     if any(token.name == name for token in all_of(ask, Token, "token")):
-        raise Refused(409, f"there is a token {name!r} already: revoke it first, or choose another name")
+        raise ApiRefusal(409, f"there is a token {name!r} already: revoke it first, or choose another name")
     node = _node(asked)
     secret = ask.desk.issue(name, asked.role, by=ask.by, node=node)
     if ask.desk.who(secret) is None:
-        raise Refused(503, "the engine has not taken it up yet: revoke this name and try again in a moment")
+        raise ApiRefusal(503, "the engine has not taken it up yet: revoke this name and try again in a moment")
     return {"name": name, "role": asked.role, "token": secret}
 
 
 def _node(asked: requests.TokenAsked) -> NodeId | None:
     if asked.role != "agent":
         if asked.node:
-            raise Refused(400, f"node is for agents only: a {asked.role} is not tied to one")
+            raise ApiRefusal(400, f"node is for agents only: a {asked.role} is not tied to one")
         return None
     cluster, slash, name = asked.node.partition("/")
     if not (cluster and slash and name):
-        raise Refused(400, "an agent's token needs its node, written '<cluster>/<name>'")
+        raise ApiRefusal(400, "an agent's token needs its node, written '<cluster>/<name>'")
     requests.named(cluster, "cluster")
     requests.named(name, "node")
     return NodeId(asked.node)
 
 
-def revoke(ask: Ask) -> dict[str, Any]:
+def revoke(ask: ApiRequest) -> dict[str, Any]:
     name = ask.path["name"]
     tokens = all_of(ask, Token, "token")
     mine = [token for token in tokens if token.name == name]
@@ -50,7 +50,7 @@ def revoke(ask: Ask) -> dict[str, Any]:
         raise missing("token", name, (token.name for token in tokens))
     left = [token for token in tokens if token.role == "operator" and token.name != name]
     if mine and not left:
-        raise Refused(409, f"{name!r} is the last operator's token: create another one before it is revoked")
+        raise ApiRefusal(409, f"{name!r} is the last operator's token: create another one before it is revoked")
     ask.desk.revoke(name, by=ask.by)
     return {"name": name, "revoked": all(token.name != name for token in all_of(ask, Token, "token"))}
 

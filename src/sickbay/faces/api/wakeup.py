@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 
-class Bell:
+class Wakeup:
     """A waiter says how many rings it had heard before it looked, so that none between looking and waiting is lost."""
 
     def __init__(self) -> None:

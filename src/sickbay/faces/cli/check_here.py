@@ -84,7 +84,7 @@ def chosen(
 ) -> "tuple[list[Exercise], int, str]":
     """What will run. Whoever names tests gets them, whatever their level."""
     from sickbay.agent.checks import select
-    from sickbay.agent.checks.profiles import Unknown
+    from sickbay.agent.checks.profiles import UnknownProfile
 
     if only:
         if profile:
@@ -98,7 +98,7 @@ def chosen(
         return some, max(level, *(test.level for test in some)), ""
     try:
         return select(tests, level, profile), level, profile
-    except Unknown as error:
+    except UnknownProfile as error:
         raise BadInput(str(error)) from error
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
-from sickbay.agent.checks.child import Child, Ended, finish_all
-from sickbay.agent.checks.pairwise import Pair, Round, Tried, Verdict, rounds
+from sickbay.agent.checks.child import Child, ChildEnd, finish_all
+from sickbay.agent.checks.pairwise import Pair, PairTried, PairwiseVerdict, Round, rounds
 from sickbay.faces.cli.columns import Column, columns, count, say
 from sickbay.faces.cli.show import clean, print_json
 from sickbay.model.errors import BadInput
@@ -56,7 +56,7 @@ class Reach:
 
 
 @dataclass(slots=True)
-class Trial:
+class PairTrial:
     """One pair: each attempt passed or not; `unrun` says why there is none."""
 
     pair: Pair
@@ -169,7 +169,7 @@ def unreachable(reach: Reach) -> dict[str, str]:
     return away
 
 
-def _no_answer(ended: Ended) -> str:
+def _no_answer(ended: ChildEnd) -> str:
     if ended.code is None:
         return f"no answer within {WAY:.0f} s"
     if ended.code == 0 and "sickbay" in ended.out:
@@ -198,23 +198,23 @@ def _children() -> Iterator[list[Child]]:
         finish_all(children, 0.0)
 
 
-def searched(hosts: Sequence[str], reach: Reach) -> tuple[list[list[Trial]], Verdict]:
+def searched(hosts: Sequence[str], reach: Reach) -> tuple[list[list[PairTrial]], PairwiseVerdict]:
     """Drives the two rounds, and tells after each what it showed."""
     steps = rounds(hosts)
-    tried: list[list[Trial]] = []
+    tried: list[list[PairTrial]] = []
     try:
         step: Round = next(steps)
         while True:
             say(f"round {len(tried) + 1}: {count(len(step.pairs), 'pair')} …")
             tried.append([trial for wave in step.waves for trial in _wave(wave, reach)])
             _tell(len(tried), tried[-1])
-            step = steps.send([Tried(pair=one.pair, passed=tuple(one.passed)) for one in tried[-1]])
+            step = steps.send([PairTried(pair=one.pair, passed=tuple(one.passed)) for one in tried[-1]])
     except StopIteration as end:
-        verdict: Verdict = end.value
+        verdict: PairwiseVerdict = end.value
         return tried, verdict
 
 
-def _tell(number: int, trials: Sequence[Trial]) -> None:
+def _tell(number: int, trials: Sequence[PairTrial]) -> None:
     passed = sum(trial.verdict == PASS for trial in trials)
     suspects = ", ".join(_suspects(trials))
     say(
@@ -222,16 +222,16 @@ def _tell(number: int, trials: Sequence[Trial]) -> None:
     )
 
 
-def _suspects(trials: Sequence[Trial]) -> list[str]:
+def _suspects(trials: Sequence[PairTrial]) -> list[str]:
     """Whoever passed with nobody."""
     fine = {host for trial in trials if trial.verdict == PASS for host in trial.pair}
     return list(dict.fromkeys(host for trial in trials for host in trial.pair if host not in fine))
 
 
-def _wave(pairs: Sequence[Pair], reach: Reach) -> list[Trial]:
+def _wave(pairs: Sequence[Pair], reach: Reach) -> list[PairTrial]:
     """Its pairs side by side, so many at once; each until it passed, or failed often enough."""
-    trials = [Trial(pair) for pair in pairs]
-    waiting, running = list(trials), dict[int, tuple[Trial, list[Child], float]]()
+    trials = [PairTrial(pair) for pair in pairs]
+    waiting, running = list(trials), dict[int, tuple[PairTrial, list[Child], float]]()
     try:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
@@ -256,7 +256,7 @@ def _settled(children: Sequence[Child]) -> bool:
     return any(child.ended() and _verdict(child.so_far())[0] == COULD_NOT_RUN for child in children)
 
 
-def judge(trial: Trial, ended: Sequence[Ended]) -> None:
+def judge(trial: PairTrial, ended: Sequence[ChildEnd]) -> None:
     """A side without a verdict never came, or went away: it was reached before. That is a failed pair."""
     said = [_said(one) for one in ended]
     verdicts = [verdict for verdict, _, _ in said]
@@ -275,7 +275,7 @@ def judge(trial: Trial, ended: Sequence[Ended]) -> None:
         trial.because = why
 
 
-def _said(ended: Ended) -> tuple[str, str, dict[str, Any]]:
+def _said(ended: ChildEnd) -> tuple[str, str, dict[str, Any]]:
     verdict, because, figures = _verdict(ended.out)
     if verdict:
         return verdict, because, figures
@@ -296,7 +296,7 @@ def _verdict(out: str) -> tuple[str, str, dict[str, Any]]:
 # --- telling
 
 
-def _plain(tried: Sequence[Sequence[Trial]], verdict: Verdict, away: dict[str, str]) -> dict[str, Any]:
+def _plain(tried: Sequence[Sequence[PairTrial]], verdict: PairwiseVerdict, away: dict[str, str]) -> dict[str, Any]:
     why = {**verdict.unknown, **{host: f"cannot be reached: {because}" for host, because in away.items()}}
     for trial in (trial for trials in tried for trial in trials):
         for host in trial.pair:

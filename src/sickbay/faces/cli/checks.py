@@ -124,9 +124,9 @@ def _check_nodes(node: str | None, pool: str | None, level: int, *, everything: 
 
 
 def _verdicts(client: "Client", began: dict[str, Any]) -> list[dict[str, Any]]:
-    from sickbay.faces.cli.watch import Patience
+    from sickbay.faces.cli.watch import ReconnectPatience
 
-    patience = Patience(AWAY, say)
+    patience = ReconnectPatience(AWAY, say)
     told: set[str] = set()
     say(f"checking {count(len(began['nodes']), 'node')} …")
     while True:

@@ -20,7 +20,17 @@ from sickbay import __version__
 from sickbay.faces.cli.credentials import forget, lookup, remember
 from sickbay.model.errors import BadInput
 
-__all__ = ["Client", "Event", "NotThere", "Refused", "Unreachable", "connect", "forget", "lookup", "remember"]
+__all__ = [
+    "Client",
+    "NotThere",
+    "ServerEvent",
+    "ServerRefused",
+    "Unreachable",
+    "connect",
+    "forget",
+    "lookup",
+    "remember",
+]
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 TIMEOUT = 30.0  # seconds; the server answers an act within 10, a held request within 20
@@ -34,7 +44,7 @@ class Unreachable(click.ClickException):
     exit_code = 3
 
 
-class Refused(BadInput):
+class ServerRefused(BadInput):
     """The server's own line says why."""
 
     def __init__(self, text: str, status: int) -> None:
@@ -42,11 +52,11 @@ class Refused(BadInput):
         self.status = status
 
 
-class NotThere(Refused):
+class NotThere(ServerRefused):
     """There is no such thing."""
 
 
-class Event(NamedTuple):
+class ServerEvent(NamedTuple):
     """One server-sent event. A comment, which only shows that the server lives, has the name ''."""
 
     name: str
@@ -167,22 +177,22 @@ class Client:
             raise self._stranger()
         match status:
             case 401:
-                raise Refused(
+                raise ServerRefused(
                     f"no valid token for {self.url}: set SICKBAY_TOKEN to one that "
                     f"'sickbay token create' gave, or start it here with 'sickbay up' ({error})",
                     status,
                 )
             case 403:
-                raise Refused(f"not allowed with this token: {error}", status)
+                raise ServerRefused(f"not allowed with this token: {error}", status)
             case 404:
                 raise NotThere(error, status)
             case _ if status >= 500:
                 raise Unreachable(f"{self.url} cannot do it now: {error}")
             case _:
-                raise Refused(error, status)
+                raise ServerRefused(error, status)
 
     # --- what changes
-    def events(self, last: str = "", opened: "Opened | None" = None) -> Generator[Event]:
+    def events(self, last: str = "", opened: "Opened | None" = None) -> Generator[ServerEvent]:
         """Server-sent events from now on, or after `last`. Ends when the server does; raises Unreachable, Refused.
 
         `opened` is given the connection, so that another thread can end the reading.
@@ -207,20 +217,20 @@ class Client:
 Opened = list[http.client.HTTPConnection]
 
 
-def _events(lines: http.client.HTTPResponse) -> Iterator[Event]:
+def _events(lines: http.client.HTTPResponse) -> Iterator[ServerEvent]:
     name, last = "message", ""
     data: list[str] = []
-    yield Event("", "", {})  # the stream is open: what changes from here on will be told
+    yield ServerEvent("", "", {})  # the stream is open: what changes from here on will be told
     while raw := lines.readline():
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if not line:
             if data:
-                yield Event(name, last, _object("\n".join(data)))
+                yield ServerEvent(name, last, _object("\n".join(data)))
             name, data = "message", []
         elif not field:
-            yield Event("", last, {})
+            yield ServerEvent("", last, {})
         elif field == "event":
             name = value
         elif field == "id":

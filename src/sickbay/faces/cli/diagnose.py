@@ -50,11 +50,11 @@ def diagnose(path: str, each: bool, knowledge: str | None, as_json: bool) -> Non
     """
     from sickbay.knowledge.load import load_tables
     from sickbay.signs.readers.input import open_input
-    from sickbay.signs.readers.stream import Stream
+    from sickbay.signs.readers.stream import TextStream
     from sickbay.signs.symptoms import name_all
 
     tables = load_tables(Path(knowledge) if knowledge else None)
-    stream = Stream(tables.diagnosis)
+    stream = TextStream(tables.diagnosis)
     with open_input(path, lambda words: click.echo(words, err=True)) as chunks:
         found = name_all(stream.read(_told(chunks, stream)), tables, each=each)
     if as_json:

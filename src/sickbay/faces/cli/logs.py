@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.client import Refused, Unreachable, connect, segment
+from sickbay.faces.cli.client import ServerRefused, Unreachable, connect, segment
 from sickbay.faces.cli.columns import say
 from sickbay.faces.cli.names import complete_job
 from sickbay.faces.cli.stages import OVER, why
@@ -39,19 +39,19 @@ def logs(job: str, rank: int, attempt: int | None, follow: bool) -> None:
     if attempt is None and not found["attempt"] and not follow:
         say(f"{found['id']} has not begun: {found['because'] or found['state']}")
         return
-    reader = Reader(client, found["id"], rank)
+    reader = LogReader(client, found["id"], rank)
     if attempt is not None or not follow:
         reader.read(attempt or found["attempt"], follow=follow)
     else:
         reader.follow(found)
 
 
-class Reader:
+class LogReader:
     def __init__(self, client: "Client", job: str, rank: int) -> None:
-        from sickbay.faces.cli.watch import Patience
+        from sickbay.faces.cli.watch import ReconnectPatience
 
         self._client, self._job, self._rank = client, job, rank
-        self._patience = Patience(AWAY, say)
+        self._patience = ReconnectPatience(AWAY, say)
 
     def read(self, attempt: int, *, follow: bool, told: bool = False) -> None:
         """All that one attempt wrote; with `follow`, until it ends."""
@@ -84,7 +84,7 @@ class Reader:
                 self._patience.away(error)
                 time.sleep(NEXT_LOOK)
                 continue
-            except Refused as error:
+            except ServerRefused as error:
                 if not follow or error.status not in {404, 409} or self._first(attempt):
                     raise
                 return None

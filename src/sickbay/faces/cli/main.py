@@ -18,15 +18,15 @@ DONE, NO, WRONG_USE, CANNOT_REACH, INTERRUPTED = 0, 1, 2, 3, 130
 HERE, JOBS, NODES, SAFETY, TRY = "On this machine", "Jobs", "Nodes", "Safety and access", "Policy and simulation"
 
 
-class Where(NamedTuple):
+class CommandPlace(NamedTuple):
     module: str
     name: str
     about: str
     section: str = HERE
 
 
-def _at(module: str, name: str, about: str, section: str = HERE) -> Where:
-    return Where(f"sickbay.faces.cli.{module}", name, about, section)
+def _at(module: str, name: str, about: str, section: str = HERE) -> CommandPlace:
+    return CommandPlace(f"sickbay.faces.cli.{module}", name, about, section)
 
 
 COMMANDS = {

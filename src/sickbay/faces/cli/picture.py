@@ -17,7 +17,7 @@ from rich.text import Text
 from sickbay.faces.cli.columns import PAINT
 from sickbay.faces.cli.show import COLOURS, STATES, clean, span
 from sickbay.faces.cli.stages import OVER, why
-from sickbay.faces.story import Told, short
+from sickbay.faces.story import StoryAnswer, short
 
 Fleet = dict[str, Any]
 WIDE = 120
@@ -27,7 +27,9 @@ LETTERS = {
 }  # fmt: skip
 
 
-def picture(fleet: Fleet, ticker: Sequence[Told], size: ConsoleDimensions, *, head: str, trouble: str = "") -> Layout:
+def picture(
+    fleet: Fleet, ticker: Sequence[StoryAnswer], size: ConsoleDimensions, *, head: str, trouble: str = ""
+) -> Layout:
     """As large as the terminal. `head` says whose fleet it is; `trouble`, why this is not the present."""
     grid = _grid(fleet, size.width - 4)
     jobs, incidents = _shown_jobs(fleet), _shown_incidents(fleet)
@@ -218,7 +220,7 @@ def _incidents(incidents: Sequence[dict[str, Any]], room: int, *, headed: bool) 
     return table
 
 
-def _ticker(ticker: Sequence[Told], room: int) -> Text:
+def _ticker(ticker: Sequence[StoryAnswer], room: int) -> Text:
     if not ticker:
         return Text("nothing since you look", style="dim")
     text = Text(no_wrap=True, overflow="ellipsis")

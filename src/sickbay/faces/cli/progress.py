@@ -10,7 +10,7 @@ from sickbay.faces.cli.stages import OVER, reached, why
 STEP_EVERY = 10.0  # seconds between two lines that tell a step
 
 
-class Progress:
+class ProgressLine:
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._begin = clock()

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
-from sickbay.faces.story import Told, What, short
+from sickbay.faces.story import StoryAnswer, What, short
 
 COLOURS = {What.HAPPENED: "magenta", What.SEEN: "cyan", What.DECIDED: "yellow", What.DONE: "green"}
 STATES = {
@@ -71,12 +71,12 @@ def since(begin: datetime, at: datetime) -> str:
     return f"{days}d {clock}" if days else clock
 
 
-def story_line(time: str, told: Told, width: int = 12) -> str:
+def story_line(time: str, told: StoryAnswer, width: int = 12) -> str:
     what = click.style(f"{told.what:<8}", fg=COLOURS.get(told.what))
     return f"{click.style(time, dim=True)}  {what} {short(told.about):<{width}} {clean(told.text)}"
 
 
-def print_story(story: Sequence[Told], begin: datetime | None = None) -> None:
+def print_story(story: Sequence[StoryAnswer], begin: datetime | None = None) -> None:
     """With `begin` in the run's own time; without, by the wall, the date where it changes."""
     width = max((len(short(told.about)) for told in story), default=0)
     times = max((len(since(begin, told.at)) for told in story), default=0) if begin is not None else 0
@@ -108,11 +108,11 @@ def heading(text: str) -> None:
     click.echo(click.style(text, bold=True))
 
 
-def told_of(line: dict[str, Any]) -> Told:
+def told_of(line: dict[str, Any]) -> StoryAnswer:
     """A line of the story as it comes over the wire."""
     what = line["what"] if line["what"] in set(What) else What.SEEN
     at = datetime.fromisoformat(line["at"])
-    return Told(at=at, what=What(what), about=line["about"], text=line["text"], event=line.get("event", ""))
+    return StoryAnswer(at=at, what=What(what), about=line["about"], text=line["text"], event=line.get("event", ""))
 
 
 def budget_words(budget: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sickbay.faces.archive import Archive
 from sickbay.faces.cli.show import heading, span, story_line, table
 from sickbay.faces.story import tell
-from sickbay.hosts.backend import Desk
+from sickbay.hosts.backend import Backend
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobSpec
@@ -38,7 +38,7 @@ MEANINGS = {
 class Ticker:
     """Prints what happens, line by line, as it is committed."""
 
-    def __init__(self, desk: Desk, *, everything: bool = False) -> None:
+    def __init__(self, desk: Backend, *, everything: bool = False) -> None:
         self._changes = desk.changes
         self._seen = desk.changes.seq
         self._everything = everything
@@ -74,7 +74,7 @@ def local(at: datetime) -> str:
 
 
 class Showcase:
-    def __init__(self, desk: Desk, *, steps: int) -> None:
+    def __init__(self, desk: Backend, *, steps: int) -> None:
         self._desk = desk
         self._steps = steps
         self._ticker = Ticker(desk)

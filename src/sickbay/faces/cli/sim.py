@@ -14,9 +14,9 @@ import click
 from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_story, quiet, seed_option, span, table
 
 if TYPE_CHECKING:
-    from sickbay.faces.story import Told
+    from sickbay.faces.story import StoryAnswer
     from sickbay.model.rows import Line
-    from sickbay.sim.report import Report, Spread
+    from sickbay.sim.report import SimReport, Spread
     from sickbay.sim.scenarios import Scenario
     from sickbay.sim.simulation import Simulation
 
@@ -183,7 +183,7 @@ def _important(lines: "list[Line]") -> "list[Line]":
     return found
 
 
-def _json(came_to: "Report", story: "list[Told]") -> dict[str, Any]:
+def _json(came_to: "SimReport", story: "list[StoryAnswer]") -> dict[str, Any]:
     import msgspec
 
     from sickbay.faces.explain import iso
@@ -196,7 +196,7 @@ def _json(came_to: "Report", story: "list[Told]") -> dict[str, Any]:
     return whole
 
 
-def _print(scenario: "Scenario", came_to: "Report", story: "list[Told]", keep: str | None) -> None:
+def _print(scenario: "Scenario", came_to: "SimReport", story: "list[StoryAnswer]", keep: str | None) -> None:
     from sickbay.sim.schedule import EPOCH
 
     click.echo(f"{scenario.name}: {scenario.about}".rstrip(": "))

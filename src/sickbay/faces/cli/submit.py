@@ -170,11 +170,11 @@ def until_over(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
     """Tells on standard error what happens meanwhile. Raises Unreachable when the controller stays away."""
     import time
 
-    from sickbay.faces.cli.progress import Progress
-    from sickbay.faces.cli.watch import Patience, about, watching
+    from sickbay.faces.cli.progress import ProgressLine
+    from sickbay.faces.cli.watch import ReconnectPatience, about, watching
 
-    progress = Progress(say)
-    patience = Patience(AWAY, say)
+    progress = ProgressLine(say)
+    patience = ReconnectPatience(AWAY, say)
     progress.show(job)
     with watching(client, about("job", job["id"])) as watch:
         while job["state"] not in OVER:

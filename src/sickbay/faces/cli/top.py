@@ -12,8 +12,8 @@ from sickbay.faces.cli.columns import width
 from sickbay.faces.cli.show import span, told_of
 
 if TYPE_CHECKING:
-    from sickbay.faces.cli.client import Client, Event
-    from sickbay.faces.story import Told
+    from sickbay.faces.cli.client import Client, ServerEvent
+    from sickbay.faces.story import StoryAnswer
 
 FRAME = 0.25  # seconds between two looks at the keyboard
 AT_MOST_EVERY = 0.5  # seconds between two questions to the server
@@ -56,18 +56,18 @@ def _head(client: "Client") -> str:
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {client.url}"
 
 
-class View:
+class FleetView:
     """What is known of the fleet, and since when it may be old."""
 
     def __init__(self, client: "Client") -> None:
         self._client = client
         self.fleet: dict[str, Any] = client.get("/v1/fleet")
-        self.ticker: list[Told] = []
+        self.ticker: list[StoryAnswer] = []
         self._asked = time.monotonic()
         self._stale = False
         self._away_since: float | None = None
 
-    def hear(self, events: "list[Event]") -> None:
+    def hear(self, events: "list[ServerEvent]") -> None:
         for event in events:
             if event.name != "told":
                 self._stale = True
@@ -105,7 +105,7 @@ def _watch(client: "Client") -> None:
     from sickbay.faces.cli.watch import watching
 
     console = Console()
-    view = View(client)
+    view = FleetView(client)
     with (
         keys() as typed,
         watching(client, lambda event: event.name in {"changed", "told"}) as watch,

@@ -16,7 +16,7 @@ import click
 from sickbay.faces.cli.show import leave
 
 if TYPE_CHECKING:
-    from sickbay.hosts.up import Wish
+    from sickbay.hosts.up import UpOptions
     from sickbay.model.policy import Policy
 
 DEMO_STEPS = 600
@@ -81,7 +81,7 @@ def up(
       sickbay up --nodes 8 --detach  in the background
       sickbay down                   end it
     """
-    from sickbay.hosts.up import Wish, default_state, refuse_open_door
+    from sickbay.hosts.up import UpOptions, default_state, refuse_open_door
     from sickbay.knowledge.load import load_tables
     from sickbay.policy.load import load_policy
 
@@ -96,13 +96,13 @@ def up(
         _in_the_background(place)
         return
     files = [str(Path(file).absolute()) if file is not None else None for file in (cert, key)]
-    wish = Wish(
+    wish = UpOptions(
         state=place, nodes=nodes, gpus=gpus, host=host, port=port, cert=files[0], key=files[1], knowledge=knowledge
     )
     _serve(wish, rules, demo=demo)
 
 
-def _serve(wish: "Wish", policy: "Policy", *, demo: bool) -> None:
+def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
     from sickbay.faces.cli.credentials import remember
     from sickbay.faces.cli.showcase import Showcase, Ticker
     from sickbay.hosts.up import Service
@@ -237,7 +237,7 @@ def down(state: Path | None) -> None:
     """
     import json
 
-    from sickbay.clusters.local.rack import Room
+    from sickbay.clusters.local.rack import Rack
     from sickbay.faces.cli.credentials import forget
     from sickbay.hosts.up import default_state, serving
 
@@ -246,7 +246,7 @@ def down(state: Path | None) -> None:
     url = ""
     with contextlib.suppress(ValueError, OSError):
         url = json.loads(record.read_text()).get("url", "")
-    room = Room(place / "local")
+    room = Rack(place / "local")
     # The nodes may run though the database was lost or moved away.
     if not (place / "sickbay.db").exists() and not room.exists():
         click.echo(f"nothing runs here: {place} has no state of a cluster (give another with --state)", err=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sickbay.faces.cli.client import Client, Event, Opened, Refused, Unreachable
+from sickbay.faces.cli.client import Client, Opened, ServerEvent, ServerRefused, Unreachable
 
 PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds before the next try, the last one for ever
 
@@ -15,9 +15,9 @@ PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds before the next try, the last one for e
 class Watch:
     """Keep what `wants` asks for, and everything that says "read it again". A refusal ends the reading for good."""
 
-    def __init__(self, client: Client, wants: Callable[[Event], bool]) -> None:
+    def __init__(self, client: Client, wants: Callable[[ServerEvent], bool]) -> None:
         self._client, self._wants = client, wants
-        self._news: list[Event] = []
+        self._news: list[ServerEvent] = []
         self._more = threading.Condition()
         self._end = threading.Event()
         self._connections: Opened = []
@@ -28,7 +28,7 @@ class Watch:
     def start(self) -> None:
         self._thread.start()
 
-    def wait(self, seconds: float) -> list[Event]:
+    def wait(self, seconds: float) -> list[ServerEvent]:
         """What came since the last time, as soon as something did; nothing if nothing did within these seconds."""
         with self._more:
             if not self._news:
@@ -59,7 +59,7 @@ class Watch:
                             return
             except Unreachable as error:
                 self.trouble = error
-            except Refused as error:
+            except ServerRefused as error:
                 self.trouble = error
                 return
             finally:
@@ -67,17 +67,17 @@ class Watch:
             self._end.wait(PAUSES[min(failures, len(PAUSES) - 1)])
             failures += 1
 
-    def _keep(self, event: Event) -> None:
+    def _keep(self, event: ServerEvent) -> None:
         opened = not self.heard
         self.heard = True
         if opened or event.name == "reset" or (event.name and self._wants(event)):
             with self._more:
-                self._news.append(event if event.name else Event("reset", "", {}))
+                self._news.append(event if event.name else ServerEvent("reset", "", {}))
                 self._more.notify_all()
 
 
 @contextmanager
-def watching(client: Client, wants: Callable[[Event], bool]) -> Iterator[Watch]:
+def watching(client: Client, wants: Callable[[ServerEvent], bool]) -> Iterator[Watch]:
     watch = Watch(client, wants)
     watch.start()
     try:
@@ -86,11 +86,11 @@ def watching(client: Client, wants: Callable[[Event], bool]) -> Iterator[Watch]:
         watch.close()
 
 
-def about(kind: str, ident: str) -> Callable[[Event], bool]:
+def about(kind: str, ident: str) -> Callable[[ServerEvent], bool]:
     return lambda event: event.name == "changed" and event.data.get("kind") == kind and event.data.get("id") == ident
 
 
-class Patience:
+class ReconnectPatience:
     """How long a server may be away before waiting for it ends; says once that it is, and once that it is back."""
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:

@@ -8,9 +8,18 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from sickbay.knowledge.dcgm import COULD_NOT_RUN, NO_VERDICT, UNREACHABLE, Told, cells, known_test, messages, ruler
+from sickbay.knowledge.dcgm import (
+    COULD_NOT_RUN,
+    NO_VERDICT,
+    UNREACHABLE,
+    DcgmReading,
+    cells,
+    known_test,
+    messages,
+    ruler,
+)
 from sickbay.model.sign import Sign
-from sickbay.signs.readers.dcgm_trial import FAIL, TEXT, WARN, Trial, dicts, trial_in_json, verdict
+from sickbay.signs.readers.dcgm_trial import FAIL, TEXT, WARN, DcgmTest, dicts, trial_in_json, verdict
 
 WIDTH = 45  # characters after which DCGM breaks a message, in the middle of a word if need be
 CHUNKS = 400  # rows of one message that are kept
@@ -72,7 +81,7 @@ class DcgmDiag:
         self._open = False  # inside a table
         self._doubtful = False  # its head was seen, and the next line decides
         self._skipped = False  # inside a section that has no tests
-        self._test: Trial | None = None
+        self._test: DcgmTest | None = None
         self._label: tuple[str, int | None] | None = None  # of the message that is being read
         self._chunks: list[str] = []
         self._away = False  # that DCGM does not answer has been told, and nothing else came since
@@ -153,7 +162,7 @@ class DcgmDiag:
             return found
         if status := _STATUS.fullmatch(text):
             found = self._over()
-            self._test = Trial(number, left, verdict(status[1]), (status[2] or status[3] or "").strip())
+            self._test = DcgmTest(number, left, verdict(status[1]), (status[2] or status[3] or "").strip())
             return found
         return []
 
@@ -178,7 +187,7 @@ class DcgmDiag:
         if self._test is not None and self._test.status == FAIL:
             return []
         found = self._over()
-        self._test = Trial(number, "software", FAIL, "")
+        self._test = DcgmTest(number, "software", FAIL, "")
         return found
 
     def _said(self) -> None:
@@ -201,7 +210,7 @@ class DcgmDiag:
         self._open = self._doubtful = self._skipped = False
         return found
 
-    def _judged(self, test: Trial) -> list[Sign]:
+    def _judged(self, test: DcgmTest) -> list[Sign]:
         self.results[test.status] = self.results.get(test.status, 0) + 1
         found = list(test.signs())
         if test.status == FAIL and len(self.failures) < TESTS:
@@ -219,7 +228,7 @@ class DcgmDiag:
             self._away = self._owns = True
         elif _REFUSED.match(line):
             self._owns = True
-            told = messages(line) or [Told(kind=COULD_NOT_RUN)]
+            told = messages(line) or [DcgmReading(kind=COULD_NOT_RUN)]
             yield from (Sign(kind=one.kind, fields=one.fields, text=line[:TEXT], line=number) for one in told)
         else:
             self._away = False
@@ -230,7 +239,7 @@ class DcgmDiag:
         for key in ("runtime_error", "Runtime Error", "error"):
             text = body.get(key)
             if isinstance(text, str) and text.strip():
-                told = messages(text) or [Told(kind=COULD_NOT_RUN)]
+                told = messages(text) or [DcgmReading(kind=COULD_NOT_RUN)]
                 yield from (Sign(kind=one.kind, fields=one.fields, text=text[:TEXT], line=number) for one in told)
         tests = [test for group in dicts(body.get("test_categories")) for test in dicts(group.get("tests"))]
         for entry in tests[:TESTS]:

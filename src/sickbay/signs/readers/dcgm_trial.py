@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sickbay.knowledge.dcgm import NO_VERDICT, NOTHING, Told, code_of_test, messages
+from sickbay.knowledge.dcgm import NO_VERDICT, NOTHING, DcgmReading, code_of_test, messages
 from sickbay.model.sign import Sign
 
 TEXT = 500
@@ -15,7 +15,7 @@ _GPUS = re.compile(r"\d{1,3}", re.ASCII)
 _LISTED = re.compile(r"gpus?:?\s{0,3}(\d[\d, ]{0,200})", re.IGNORECASE | re.ASCII)
 
 
-class Trial:
+class DcgmTest:
     """One test while its rows come in."""
 
     def __init__(self, number: int, name: str, status: str, rest: str) -> None:
@@ -25,7 +25,7 @@ class Trial:
         self.failed = set[int]()
         self.warned = set[int]()
         self._results(status, rest)
-        self.told: list[Told] = []
+        self.told: list[DcgmReading] = []
         self.unknown: list[tuple[int | None, str]] = []  # messages that no table knows
         self.text = f"{name}: {status.capitalize()}{f' - {rest}' if rest else ''}"
 
@@ -55,7 +55,7 @@ class Trial:
             fields = dict(told.fields)
             if gpu is not None:
                 fields.setdefault("device", gpu)
-            self.told.append(Told(kind=told.kind, fields=fields))
+            self.told.append(DcgmReading(kind=told.kind, fields=fields))
         if not found:
             self.unknown.append((gpu, text))
         if len(self.text) < TEXT:
@@ -91,13 +91,13 @@ class Trial:
                 yield Sign(kind=code, fields={"device": gpu}, text=self.text[:TEXT], line=self.number)
 
 
-def trial_in_json(number: int, entry: dict[str, Any]) -> Trial:
+def trial_in_json(number: int, entry: dict[str, Any]) -> DcgmTest:
     results = dicts(entry.get("results"))
     summary = entry.get("test_summary")
     whole = verdict(str(summary.get("status", ""))) if isinstance(summary, dict) else ""
     each = [verdict(str(result.get("status", ""))) for result in results]
     worst = next((status for status in (FAIL, WARN, PASS, SKIP) if status in {*each, whole}), SKIP)
-    test = Trial(number, str(entry.get("name", "test"))[:60], worst, "")
+    test = DcgmTest(number, str(entry.get("name", "test"))[:60], worst, "")
     for result, status in zip(results, each, strict=True):
         gpus = _json_gpus(result)
         if len(gpus) == 1:
@@ -109,7 +109,7 @@ def trial_in_json(number: int, entry: dict[str, Any]) -> Trial:
     return test
 
 
-def _json_messages(test: Trial, result: dict[str, Any], gpu: int | None) -> None:
+def _json_messages(test: DcgmTest, result: dict[str, Any], gpu: int | None) -> None:
     warnings = result.get("warnings")
     # DCGM 2 writes sentences, one or a list of them; later ones write objects.
     for warning in (warnings if isinstance(warnings, list) else [warnings])[:64]:

@@ -52,7 +52,7 @@ class Seen(NamedTuple):
     latched: bool
 
 
-class Page:
+class ExporterPage:
     """The samples of one page, put in as they come."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Exporter:
     ANCHORS: ClassVar[tuple[str, ...]] = ("DCGM_FI_", "DCGM_EXP_", "# HELP DCGM_", "# TYPE DCGM_")
 
     def __init__(self) -> None:
-        self._page: Page | None = None
+        self._page: ExporterPage | None = None
         self._owns = False
 
     @property
@@ -139,7 +139,7 @@ class Exporter:
     def read(self, number: int, line: str) -> Iterable[Sign]:
         text = line.strip()
         if text.startswith("DCGM_"):
-            page = self._page or Page()
+            page = self._page or ExporterPage()
             self._owns = page.feed(number, text)
             if self._owns:
                 self._page = page
@@ -157,7 +157,7 @@ class Exporter:
         return () if page is None else list(_signs(page))
 
 
-def _signs(page: Page) -> Iterator[Sign]:
+def _signs(page: ExporterPage) -> Iterator[Sign]:
     fresh = {(seen.gpu, seen.number) for seen in page.xids if not seen.latched}
     for seen, (count, where, line, text) in page.xids.items():
         if not seen.latched or (seen.gpu, seen.number) not in fresh:
@@ -176,8 +176,8 @@ def together(sign: Sign) -> Sign:
     return replace(sign, fields=without, text=sign.text.replace(f"NVLink {ALL_LINKS}:", "all NVLinks together:"))
 
 
-def page_of(text: str) -> Page:
-    page = Page()
+def page_of(text: str) -> ExporterPage:
+    page = ExporterPage()
     for number, line in enumerate(text.splitlines(), 1):
         page.feed(number, line.strip())
     return page

@@ -46,7 +46,7 @@ _MEANING: tuple[tuple[str, int, str, str], ...] = (
 )
 
 
-class Card:
+class RocmGpu:
     """One GPU while it is read."""
 
     def __init__(self, index: int | None, pci: str = "") -> None:
@@ -91,8 +91,8 @@ class RocmSmi:
         self._clear()
 
     def _clear(self) -> None:
-        self._cards: dict[str, Card] = {}
-        self._now: Card | None = None
+        self._cards: dict[str, RocmGpu] = {}
+        self._now: RocmGpu | None = None
         self._form = ""  # rocm, amd, box, monitor
         self._above: list[tuple[int, str]] = []
         self._columns: dict[str, tuple[int, int]] = {}
@@ -126,7 +126,7 @@ class RocmSmi:
 
     def _card(self, key: str, index: int | None, pci: str = "") -> None:
         if key not in self._cards and len(self._cards) < CARDS:
-            self._cards[key] = Card(index, pci)
+            self._cards[key] = RocmGpu(index, pci)
         self._now = self._cards.get(key, self._now)
 
     def _begins(self, number: int, text: str) -> bool:
@@ -225,7 +225,7 @@ class RocmSmi:
         return True
 
 
-def _keep(card: Card, path: list[str], value: Any, line: int) -> None:
+def _keep(card: RocmGpu, path: list[str], value: Any, line: int) -> None:
     """One value of `amd-smi`, in text or JSON: paths are the same."""
     key, part = path[-1], path[0]
     said = str(value).strip().lower()
@@ -261,7 +261,7 @@ def _json_cards(value: Any) -> list[tuple[int, Mapping[str, Any]]]:
     ]
 
 
-def _from_json(card: Card, said: Mapping[str, Any], line: int) -> None:
+def _from_json(card: RocmGpu, said: Mapping[str, Any], line: int) -> None:
     for name, value in said.items():
         if str(name).startswith("XGMI Error count") and str(value).isdecimal():
             card.add("xgmi", int(str(value)[:18]), line)

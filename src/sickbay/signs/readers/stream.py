@@ -23,7 +23,7 @@ from sickbay.signs.readers.input import LONGEST, SOFT
 from sickbay.signs.readers.json_text import JsonText, Line
 from sickbay.signs.readers.kube_tables import SLURM_ANCHORS
 from sickbay.signs.readers.sieve import Sieve, Worth
-from sickbay.signs.readers.training import Training
+from sickbay.signs.readers.training import TrainingReader
 from sickbay.signs.readers.unwrap import Unwrapper
 
 # Where each document's reader is, and what people call such a text.
@@ -61,14 +61,14 @@ def documents() -> list[tuple[str, Document]]:
     ]
 
 
-class Stream:
+class TextStream:
     """One text, read from its beginning to its end. After `read` its `lines` and `formats` say what it was."""
 
     def __init__(self, rules: Sequence[DiagnosisRule] | None = None) -> None:
         self.lines = 0
         self.formats: dict[str, int] = {}
         self._documents = documents()
-        self._training = Training(load_tables().diagnosis if rules is None else rules)
+        self._training = TrainingReader(load_tables().diagnosis if rules is None else rules)
         self._kernel = KernelReader()
         self._unwrapper = Unwrapper()
         self._json = JsonText()
@@ -234,4 +234,4 @@ class Stream:
 
 def read_stream(lines: Iterable[str]) -> Iterator[Sign]:
     """All signs in these lines, none of them skipped."""
-    return Stream().read_lines(lines)
+    return TextStream().read_lines(lines)

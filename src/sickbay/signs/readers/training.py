@@ -34,7 +34,7 @@ _QUALIFIED = re.compile(
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?:: .*)?$")
 
 
-class Training:
+class TrainingReader:
     """What the lines of a job say about its end: a sign of kind `job` for every line that a rule fits."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = ()  # by its rules: `anchors`

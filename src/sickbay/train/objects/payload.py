@@ -90,7 +90,7 @@ def _misfit(size: int, expected: disk.Sum) -> str:
     return f"{'torn' if size < expected.size else 'too long'} ({size} of {expected.size} bytes)"
 
 
-class Held(Payload):
+class HeldPayload(Payload):
     """A list of parts in memory. It is not copied."""
 
     def __init__(self, parts: list[Part] | tuple[Part, ...]) -> None:
@@ -108,7 +108,7 @@ class Held(Payload):
         return view[:most]
 
 
-class Stream(Payload):
+class StreamPayload(Payload):
     """Parts that somebody makes as they are asked for: each is copied, as its memory may be used for the next one."""
 
     def __init__(self, parts: Iterable[Part], size: int | None) -> None:
@@ -132,7 +132,7 @@ class Stream(Payload):
 
 def of_memory(parts: Iterable[Part], expected: disk.Sum | None, name: str) -> Payload:
     size = expected.size if expected is not None else None
-    payload = Held(parts) if isinstance(parts, list | tuple) else Stream(parts, size)
+    payload = HeldPayload(parts) if isinstance(parts, list | tuple) else StreamPayload(parts, size)
     payload.name = f"what was to become {name}"
     return payload
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sickbay.train import disk
 from sickbay.train.objects.ahead import Threads
 from sickbay.train.objects.faults import fault
-from sickbay.train.objects.payload import Body, Payload, Piece, Stream
+from sickbay.train.objects.payload import Body, Payload, Piece, StreamPayload
 from sickbay.train.objects.s3_requests import ANSWER, Bucket
 
 log = logging.getLogger("sickbay.train")
@@ -111,7 +111,7 @@ class _Multipart:
             self._take()
 
     def _full(self, more: int) -> bool:
-        held = sum(one.piece.size for one in self.sent) if isinstance(self.payload, Stream) else 0
+        held = sum(one.piece.size for one in self.sent) if isinstance(self.payload, StreamPayload) else 0
         return len(self.sent) >= IN_FLIGHT or (bool(self.sent) and held + more > COPIED)
 
     def _send(self, number: int, piece: Piece) -> dict[str, Any]:

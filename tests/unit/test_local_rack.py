@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from sickbay.clusters.local import rack as room_module
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.devices import Hardware
-from sickbay.clusters.local.files import BOOT_MARK, STALE, ClusterFile, Defect, Power, Status, read, write
+from sickbay.clusters.local.files import BOOT_MARK, STALE, ClusterFile, SeatPower, Status, VirtualDefect, read, write
 from sickbay.clusters.local.locks import held, holder
 from sickbay.clusters.local.processes import find
-from sickbay.clusters.local.rack import Room, kill_boots
+from sickbay.clusters.local.rack import Rack, kill_boots
 from sickbay.clusters.local.seat_state import Looker
 from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.errors import BadInput, Gone
@@ -40,22 +40,22 @@ def of(boot_id: str) -> set[int]:
 
 
 @pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rack]:
     monkeypatch.setenv("SICKBAY_AGENT_COMMAND", "sh -c 'exec sleep 1000' agent")
-    room = Room(tmp_path)
+    room = Rack(tmp_path)
     room.create("local", 2, 2, "train", boot_takes=0.0)
     yield room
     room.down(within=2.0)
     assert not [boot for name in room.names() for boot in room._boots(name) if of(boot)]
 
 
-def supervisor(room: Room, name: str) -> int:
+def supervisor(room: Rack, name: str) -> int:
     pid = holder(room.paths(name).alive)
     assert pid is not None
     return pid
 
 
-def up(room: Room) -> None:
+def up(room: Rack) -> None:
     room.power_on()
     looker = Looker(room.root)
     eventually(lambda: all(looker.look(name).ready for name in room.names()))
@@ -67,21 +67,21 @@ def _runs_once(boot_id: str) -> bool:
 
 
 class TestCreate:
-    def test_a_room_has_the_seats_that_were_asked_for_each_with_its_own_hardware(self, room: Room) -> None:
+    def test_a_room_has_the_seats_that_were_asked_for_each_with_its_own_hardware(self, room: Rack) -> None:
         seats = [room.seat(name) for name in room.names()]
         assert [seat.id for seat in seats] == ["local/node-0", "local/node-1"]
         assert len({seat.instance_id for seat in seats} | {seat.boot_id for seat in seats}) == 4
         serials = {d.serial for s in seats for d in Hardware(room.paths(s.name), s.instance_id).devices().devices}
         assert len(serials) == 4
 
-    def test_the_same_again_changes_nothing(self, room: Room) -> None:
+    def test_the_same_again_changes_nothing(self, room: Rack) -> None:
         before = [room.seat(name) for name in room.names()]
         room.url("http://127.0.0.1:1")
         room.create("local", 2, 2, "train", boot_takes=0.0)
         assert [room.seat(name) for name in room.names()] == before
         assert room.file().controller == "http://127.0.0.1:1"
 
-    def test_more_nodes_add_seats_and_keep_the_others(self, room: Room) -> None:
+    def test_more_nodes_add_seats_and_keep_the_others(self, room: Rack) -> None:
         before = room.seat("node-0")
         room.create("local", 4, 2, "train", boot_takes=0.0)
         assert room.names() == ("node-0", "node-1", "node-2", "node-3")
@@ -101,7 +101,7 @@ class TestCreate:
         ],
     )
     def test_what_contradicts_the_room_is_refused_in_one_line(
-        self, room: Room, asked: tuple[str, int, int, str], say: str
+        self, room: Rack, asked: tuple[str, int, int, str], say: str
     ) -> None:
         before = room.file()
         with pytest.raises(BadInput, match=say) as refusal:
@@ -111,13 +111,13 @@ class TestCreate:
 
     def test_a_directory_without_a_room_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="sickbay up"):
-            Room(tmp_path / "nowhere").names()
+            Rack(tmp_path / "nowhere").names()
 
-    def test_a_seat_that_is_not_there_is_gone(self, room: Room) -> None:
+    def test_a_seat_that_is_not_there_is_gone(self, room: Rack) -> None:
         with pytest.raises(Gone):
             room.spawn("nobody")
 
-    def test_a_token_is_for_its_owner_only(self, room: Room) -> None:
+    def test_a_token_is_for_its_owner_only(self, room: Rack) -> None:
         room.token("node-0", "secret")
         path = room.paths("node-0").token
         assert path.read_text() == "secret"
@@ -125,7 +125,7 @@ class TestCreate:
 
 
 class TestPower:
-    def test_a_room_that_is_switched_on_twice_runs_once(self, room: Room) -> None:
+    def test_a_room_that_is_switched_on_twice_runs_once(self, room: Rack) -> None:
         threads = [threading.Thread(target=room.power_on) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -136,15 +136,15 @@ class TestPower:
             boot = room.seat(name).boot_id
             eventually(partial(_runs_once, boot))
 
-    def test_a_spawn_beside_a_living_supervisor_starts_nothing(self, room: Room) -> None:
+    def test_a_spawn_beside_a_living_supervisor_starts_nothing(self, room: Rack) -> None:
         up(room)
         eventually(lambda: len(of(room.seat("node-0").boot_id)) == 2)
         before = of(room.seat("node-0").boot_id)
         room.spawn("node-0")
         assert of(room.seat("node-0").boot_id) == before
 
-    def test_a_supervisor_is_a_session_of_its_own_and_outlives_who_started_it(self, room: Room) -> None:
-        code = f"from sickbay.clusters.local.rack import Room; Room({str(room.root)!r}).power_on()"
+    def test_a_supervisor_is_a_session_of_its_own_and_outlives_who_started_it(self, room: Rack) -> None:
+        code = f"from sickbay.clusters.local.rack import Rack; Rack({str(room.root)!r}).power_on()"
         subprocess.run([sys.executable, "-c", code], check=True)
         looker = Looker(room.root)
         eventually(lambda: all(looker.look(name).ready for name in room.names()))
@@ -152,7 +152,7 @@ class TestPower:
         assert os.getsid(pid) == pid
         assert Path(f"/proc/{pid}/cwd").resolve() == Path("/")
 
-    def test_alive_is_the_lock_and_not_the_pid(self, room: Room) -> None:
+    def test_alive_is_the_lock_and_not_the_pid(self, room: Rack) -> None:
         up(room)
         pid = supervisor(room, "node-0")
         os.kill(pid, signal.SIGSTOP)
@@ -163,7 +163,7 @@ class TestPower:
         write(room.paths("node-0").status, Status(boot_id=status.boot_id, instance_id="i", pid=os.getpid(), mono=0.0))
         assert not room.alive("node-0")
 
-    def test_one_that_died_stays_down_and_one_that_was_switched_off_comes_back(self, room: Room) -> None:
+    def test_one_that_died_stays_down_and_one_that_was_switched_off_comes_back(self, room: Rack) -> None:
         up(room)
         died, boot = room.seat("node-0"), room.seat("node-1").boot_id
         room.kill_boot(died.boot_id)
@@ -174,14 +174,14 @@ class TestPower:
         assert room.seat("node-1").boot_id != boot
         assert room.seat("node-1").previous.boot_id == boot
 
-    def test_where_nothing_runs_at_all_the_machine_itself_was_off(self, room: Room) -> None:
+    def test_where_nothing_runs_at_all_the_machine_itself_was_off(self, room: Rack) -> None:
         up(room)
         room.kill_boot(room.seat("node-0").boot_id)
         room.kill_boot(room.seat("node-1").boot_id)
         assert room.power_on() == ("node-0", "node-1")
         up(room)
 
-    def test_a_boot_that_never_began_is_begun_under_its_own_name(self, room: Room) -> None:
+    def test_a_boot_that_never_began_is_begun_under_its_own_name(self, room: Rack) -> None:
         up(room)
         with room.held("node-0") as seat:
             room.kill_boot(seat.boot_id)
@@ -190,16 +190,16 @@ class TestPower:
         assert room.power_on() == ("node-0",)
         assert room.seat("node-0").boot_id == "next"
 
-    def test_switching_off_and_on_cures_what_a_reboot_cures(self, room: Room) -> None:
+    def test_switching_off_and_on_cures_what_a_reboot_cures(self, room: Rack) -> None:
         up(room)
         hardware = Hardware(room.paths("node-0"), room.seat("node-0").instance_id)
-        hardware.inject(Defect(name="soft", device=0, cured_by=Remedy.REBOOT))
-        hardware.inject(Defect(name="hard", device=0, cured_by=Remedy.REPLACE))
+        hardware.inject(VirtualDefect(name="soft", device=0, cured_by=Remedy.REBOOT))
+        hardware.inject(VirtualDefect(name="hard", device=0, cured_by=Remedy.REPLACE))
         room.down(within=2.0)
         room.power_on()
         assert [defect.name for defect in hardware.defects()] == ["hard"]
 
-    def test_down_leaves_no_process_however_stubborn(self, room: Room) -> None:
+    def test_down_leaves_no_process_however_stubborn(self, room: Rack) -> None:
         up(room)
         boot = room.seat("node-0").boot_id
         stubborn = subprocess.Popen(
@@ -216,7 +216,7 @@ class TestPower:
         assert not of(boot) | of(room.seat("node-1").boot_id)
         assert not any(room.alive(name) for name in room.names())
 
-    def test_no_zombie_is_left_of_supervisors_that_ended(self, room: Room) -> None:
+    def test_no_zombie_is_left_of_supervisors_that_ended(self, room: Rack) -> None:
         up(room)
         room.down(within=2.0)
         mine = psutil.Process().children()
@@ -235,7 +235,7 @@ class TestPower:
         assert not of("a-chain")
 
     def test_a_private_word_of_the_caller_never_reaches_the_machines(
-        self, room: Room, monkeypatch: pytest.MonkeyPatch
+        self, room: Rack, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SICKBAY_TOKEN", "secret")
         monkeypatch.setenv("SICKBAY_RANK", "outer.1.0")
@@ -243,7 +243,7 @@ class TestPower:
         for pid in of(room.seat("node-0").boot_id):
             assert not {"SICKBAY_TOKEN", "SICKBAY_RANK"} & psutil.Process(pid).environ().keys()
 
-    def test_the_log_of_a_supervisor_is_put_aside_when_it_is_long(self, room: Room) -> None:
+    def test_the_log_of_a_supervisor_is_put_aside_when_it_is_long(self, room: Rack) -> None:
         log = room.paths("node-0").seat / "supervisor.log"
         log.write_bytes(b"x" * (room_module.LOG_SIZE + 1))
         up(room)
@@ -299,7 +299,7 @@ class TestTicks:
 
 
 class TestSight:
-    def test_a_supervisor_that_stands_still_is_not_ready_and_its_holder_decides(self, room: Room) -> None:
+    def test_a_supervisor_that_stands_still_is_not_ready_and_its_holder_decides(self, room: Rack) -> None:
         up(room)
         looker = Looker(room.root)
         status = read(room.paths("node-0").status, Status)
@@ -312,7 +312,7 @@ class TestSight:
         assert sight.trouble == "not answering"
 
     def test_a_read_of_64_seats_takes_a_few_milliseconds(self, tmp_path: Path) -> None:
-        room = Room(tmp_path)
+        room = Rack(tmp_path)
         room.create("local", 64, 8, "train")
         for name in room.names():
             seat = room.seat(name)
@@ -331,8 +331,8 @@ class TestSight:
         assert min(taken) < 0.020  # the best of many: others use this machine too
         assert len(cluster.snapshot().nodes) == 64
 
-    def test_a_file_of_a_newer_version_is_read_as_far_as_it_is_understood(self, room: Room) -> None:
+    def test_a_file_of_a_newer_version_is_read_as_far_as_it_is_understood(self, room: Rack) -> None:
         path = room.root / "cluster.json"
         path.write_bytes(path.read_bytes()[:-1] + b',"tomorrow":1}')
         assert read(path, ClusterFile).seats == room.names()
-        assert room.seat("node-0").power is Power.OFF
+        assert room.seat("node-0").power is SeatPower.OFF

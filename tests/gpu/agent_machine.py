@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from tests.gpu.record import anonymous
-from tests.unit.agent_rig import TOKEN, FrontDoor, until
+from tests.support.agent_rig import TOKEN, FrontDoor, until
 
 from sickbay.agent.runtime import machine_boot
 from sickbay.model.facts import Observed
@@ -73,8 +73,11 @@ class Door(FrontDoor):
 
 
 class Machine:
-    def __init__(self, root: Path) -> None:
+    """`trust_logs`: what root writes to /dev/kmsg counts as what the driver prints."""
+
+    def __init__(self, root: Path, *, trust_logs: bool = True) -> None:
         self.root = root
+        self._trust_logs = trust_logs
         self.door = Door()
         self.door.open()
         self.state = root / "state"
@@ -87,7 +90,7 @@ class Machine:
         return [
             "agent", "--url", f"http://127.0.0.1:{self.door.port}", "--node", NODE, "--token-file", str(self.token),
             "--state", str(self.state), "--set", "instance_id=i-here",
-            "--set", "trust_logs=true", *more,  # what root writes to /dev/kmsg counts as what the driver prints
+            *(("--set", "trust_logs=true") if self._trust_logs else ()), *more,
         ]  # fmt: skip
 
     def start(self) -> None:

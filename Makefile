@@ -48,10 +48,10 @@ gpu-test: $(READY)  ## on a machine with an NVIDIA GPU: the real thing
 	@$(BIN)/pytest -q -m gpu tests/gpu
 
 soak: $(READY)  ## 200 jobs over 64 nodes of real processes, faults at random for ten minutes
-	@$(BIN)/python -m tests.local.soak $(ARGS)
+	@$(BIN)/python -m tests.support.fleet_soak $(ARGS)
 
 soak-agent: $(READY)  ## an agent with rotated logs, a mad controller, a full disk and kill -9: make soak-agent ARGS='--minutes 10'
-	@$(BIN)/python -m tests.chaos.agent_soak $(ARGS)
+	@$(BIN)/python -m tests.support.agent_soak $(ARGS)
 
 soak-sim: $(READY)  ## as many simulated random runs as you like: make soak-sim RUNS=100000
 	@$(BIN)/sickbay sim soak --runs $(or $(RUNS),2000)

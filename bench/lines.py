@@ -16,7 +16,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import msgspec
-from tests.local.rig import Sickbay
+from tests.support.up_rig import Sickbay
 
 from bench.figure import Figure, Line, Size, in_words, percentile
 from bench.local import OPEN, kernel_log, seat, until, up, wall

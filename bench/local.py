@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from tests.local.rig import Sickbay, running
+from tests.support.up_rig import Sickbay, running
 
 from sickbay.clusters.local.files import LocalSeat, Paths, read
 

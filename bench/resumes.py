@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.local.rig import Sickbay
+from tests.support.up_rig import Sickbay
 
 from bench.figure import Figure, Line, Size, in_words
 from bench.local import LADDER, OPEN, kernel_log, until, up, wall

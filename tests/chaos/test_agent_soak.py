@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.chaos.agent_soak import soak
+from tests.support.agent_soak import soak
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.chaos.cut_call import JOB, SPEC
-from tests.contract.local_rig import IDLE_AGENT, LocalRig
+from tests.support.cut_call import JOB, SPEC
+from tests.support.local_cluster_rig import IDLE_AGENT, LocalRig
 
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.files import BOOT_MARK
@@ -37,7 +37,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRig]:
 
 def cut(root: Path, at: int, what: str, key: str, nodes: list[NodeId], expect: Incarnation | None = None) -> bool:
     """Whether the call was cut; False: it has fewer effects and was carried out."""
-    command = [sys.executable, "-m", "tests.chaos.cut_call", str(root), str(at), what, key]
+    command = [sys.executable, "-m", "tests.support.cut_call", str(root), str(at), what, key]
     command += [msgspec.json.encode(expect).decode(), *nodes]
     done = subprocess.run(command, cwd=REPOSITORY, check=False, timeout=60)
     assert done.returncode in {0, -9}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-LIVES = Path(__file__).with_name("train_lives.py")
-WORLD = Path(__file__).with_name("train_world.py")
+LIVES = Path(__file__).parents[1] / "support/train_lives.py"
+WORLD = Path(__file__).parents[1] / "support/train_world.py"
 THOROUGH = bool(os.environ.get("SICKBAY_THOROUGH"))  # make test-thorough: at every line
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-NODES = Path(__file__).with_name("train_nodes.py")
+NODES = Path(__file__).parents[1] / "support/train_nodes.py"
 ROOT = Path(__file__).parents[2]
 SEEDS = 40 if os.environ.get("SICKBAY_THOROUGH") else 3  # make test-thorough
 

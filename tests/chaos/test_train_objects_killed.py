@@ -14,7 +14,7 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
-from tests.unit.object_rigs import ENVIRONMENT, Asked, Cut, S3Rig, Service, running_service
+from tests.support.object_rigs import ENVIRONMENT, Asked, Cut, S3Rig, Service, running_service
 
 from sickbay.train import disk, layout
 from sickbay.train.far import key_of

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.unit.peer_rig import DOWN, NAME, PLACE, SECRET, UP, Gate, Proxy, arriving, fetch, guests, put
+from tests.support.peer_rig import DOWN, NAME, PLACE, SECRET, UP, Gate, Proxy, arriving, fetch, guests, put
 
 from sickbay.train import disk, peer_shelf
 from sickbay.train.layout import step_path
 from sickbay.train.peers import Peer, Server
 
-from tests.unit.peer_rig import source_of, until, visible  # isort: skip
+from tests.support.peer_rig import source_of, until, visible  # isort: skip
 
 IDLE = 1.0
 SIZE = 40_000_000  # more than all buffers between two processes hold

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.api_ward import Clinic, clinic
+from tests.support.api_ward import Clinic, clinic
 
 from sickbay.faces.api import nodes
 

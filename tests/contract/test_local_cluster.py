@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from msgspec.structs import replace
-from tests.contract.local_rig import IDLE_AGENT, LocalRig
+from tests.support.local_cluster_rig import IDLE_AGENT, LocalRig
 
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.devices import Hardware

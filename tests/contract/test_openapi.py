@@ -7,7 +7,7 @@ import httpx
 import jsonschema_rs
 import msgspec
 import pytest
-from tests.unit.api_ward import TOKENS, Clinic
+from tests.support.api_ward import TOKENS, Clinic
 
 from sickbay.faces.api.openapi import document, operation_id
 from sickbay.faces.api.route import Route

@@ -10,7 +10,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.unit.api_ward import TOKENS, Clinic
+from tests.support.api_ward import TOKENS, Clinic
 
 from sickbay.faces.api.openapi import document
 from sickbay.faces.api.routes import ROUTES

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.docs.manual import ROOT, Reader, in_blocks, reading
+from tests.support.manual import ROOT, Reader, in_blocks, reading
 
 DOCS = ROOT / "docs"
 # Needs no cluster that runs.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.rig import Sickbay, running
+from tests.support.up_rig import Sickbay, running
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.local.rig import Sickbay
+from tests.support.up_rig import Sickbay
 
 pytestmark = pytest.mark.slow
 

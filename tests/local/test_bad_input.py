@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.local.rig import Sickbay, running
+from tests.support.up_rig import Sickbay, running
 
 pytestmark = pytest.mark.slow
 

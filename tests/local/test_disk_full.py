@@ -14,7 +14,7 @@ from typing import Protocol
 import httpx
 import psutil
 import pytest
-from tests.local.rig import Sickbay
+from tests.support.up_rig import Sickbay
 
 from sickbay.clusters.local.files import Paths
 

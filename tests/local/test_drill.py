@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.rig import QUICK, Sickbay, running
 from tests.local.test_node_agent import LONG_AGO, append
+from tests.support.up_rig import QUICK, Sickbay, running
 
 pytestmark = pytest.mark.slow
 

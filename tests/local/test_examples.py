@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docs.manual import Reader, at_the_head, reading
+from tests.support.manual import Reader, at_the_head, reading
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.local.rig import SAMPLE, Sickbay
+from tests.support.up_rig import SAMPLE, Sickbay
 
 pytestmark = pytest.mark.slow
 

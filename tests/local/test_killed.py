@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.local.rig import Sickbay
+from tests.support.up_rig import Sickbay
 
 from sickbay.clusters.local.files import Paths
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.rig import QUICK, Sickbay, running
+from tests.support.up_rig import QUICK, Sickbay, running
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.rig import Sickbay, running
+from tests.support.up_rig import Sickbay, running
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.local.rig import Sickbay
+from tests.support.up_rig import Sickbay
 
 pytestmark = pytest.mark.slow
 

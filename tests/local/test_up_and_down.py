@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.docs.manual import reading
+from tests.support.manual import reading
 
 pytestmark = pytest.mark.slow
 

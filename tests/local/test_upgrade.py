@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.local.rig import QUICK, Sickbay
+from tests.support.up_rig import QUICK, Sickbay
 
 from sickbay.clusters.local.files import Paths
 

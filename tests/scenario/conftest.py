@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from tests.scenario.wards import OpenWard, Ward
+from tests.support.wards import OpenWard, Ward
 
 OPENED = pytest.StashKey[list[Ward]]()
 

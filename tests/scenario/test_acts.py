@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
+from tests.support.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.adapters.machines.agents import AgentMachines
 from sickbay.engine.ingest import Ingest

@@ -1,7 +1,7 @@
 """Jobs that others submitted, and clusters that choose nodes themselves: recorded, counted, not fought."""
 
 import pytest
-from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, in_order, policy_of, warm_and_cold
+from tests.support.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, in_order, policy_of, warm_and_cold
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability

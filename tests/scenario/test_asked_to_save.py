@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
+from tests.support.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.faces.explain import explain
 from sickbay.model.facts import Checkpointed, Hung

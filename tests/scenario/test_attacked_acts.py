@@ -2,7 +2,7 @@
 
 import pytest
 from tests.scenario.test_acts import Channel
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.adapters.machines.agents import AgentMachines
 from sickbay.engine.reception import Reception

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, warm_and_cold
+from tests.support.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, warm_and_cold
 
 from sickbay.model.errors import Gone
 from sickbay.model.facts import JobVanished

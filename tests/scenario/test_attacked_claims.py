@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.model.facts import JobSeen, JobVanished
 from sickbay.model.fleet import JobId, NodeId

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, in_phase, policy_with
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without, in_phase, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Device, Incarnation, NodeId, PastIncident, Record

@@ -1,7 +1,7 @@
 """Names that two things have: nobody is taken for another."""
 
 from msgspec.structs import replace
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.model.facts import JobSeen, JobVanished
 from sickbay.model.fleet import JobId

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.scenario.test_acts import Channel
-from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
+from tests.support.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.model.errors import Transient, Unknown
 from sickbay.model.fault import Remedy

@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.scenario.test_acts import Channel
-from tests.scenario.wards import HOUR, OpenWard, cluster_without, policy_with
+from tests.support.wards import HOUR, OpenWard, cluster_without, policy_with
 
 from sickbay.model.errors import Transient
 from sickbay.model.facts import JobSeen

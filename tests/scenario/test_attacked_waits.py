@@ -1,7 +1,7 @@
 """Every open thing has a deadline or a person who was told; every order is carried out or refused in a line."""
 
 import pytest
-from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without
+from tests.support.wards import DAY, HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.brain.repair import CUT_SHORT
 from sickbay.model.facts import JobSeen

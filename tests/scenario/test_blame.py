@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import DAY, HOUR, Hall, cluster_without, warm_and_cold
+from tests.support.jobs_vocabulary import DAY, HOUR, Hall, cluster_without, warm_and_cold
 
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import Interruption, JobState

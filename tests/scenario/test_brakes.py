@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, policy_with
+from tests.support.wards import HOUR, OpenWard, Ward, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase

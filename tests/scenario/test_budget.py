@@ -1,7 +1,7 @@
 """The ledger has the last word on how much of a pool we take away by ourselves."""
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, cluster_without, policy_with
+from tests.support.wards import HOUR, OpenWard, cluster_without, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, warm_and_cold
+from tests.support.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, warm_and_cold
 
 from sickbay.model.checkup import Checkup, Tested
 from sickbay.model.facts import Checked

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 from tests.scenario.test_acts import Channel
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.engine import ingest, lead, plan_jobs
 from sickbay.engine.ingest import Ingest, Watcher

@@ -1,7 +1,7 @@
 """A fault that is seen while an incident closes is news, and must not be closed with it."""
 
 import pytest
-from tests.scenario.wards import HOUR, Ward
+from tests.support.wards import HOUR, Ward
 
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
-from tests.scenario.wards import OpenWard, Ward, policy_with
+from tests.support.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
+from tests.support.wards import OpenWard, Ward, policy_with
 
 from sickbay.model.facts import Checked, Fact, Observed, Ordered, Wrote
 from sickbay.model.fleet import Capability, Incarnation, NodeId

@@ -3,7 +3,7 @@
 import pytest
 from tests.scenario.test_acts import Channel, intent_of, repairs, waiting_repair
 from tests.scenario.test_clocks import Deputy, clock, noise, rounds
-from tests.scenario.wards import HOUR, OpenWard, Ward
+from tests.support.wards import HOUR, OpenWard, Ward
 
 from sickbay.adapters.machines.agents import AgentMachines
 from sickbay.engine import lead

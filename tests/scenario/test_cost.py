@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import Hall
-from tests.scenario.wards import DAY, HOUR, OpenWard, policy_with
+from tests.support.jobs_vocabulary import Hall
+from tests.support.wards import DAY, HOUR, OpenWard, policy_with
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.archive import Archive

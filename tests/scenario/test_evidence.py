@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
+from tests.support.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.model.errors import Rejected
 from sickbay.model.fault import Remedy

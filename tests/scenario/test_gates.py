@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
+from tests.support.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.model.fleet import Capability
 from sickbay.model.job import JobState

@@ -14,7 +14,7 @@ The meaning of the words stands at the top of the tables. How they are played:
 from collections import deque
 
 import pytest
-from tests.scenario.jobs_vocabulary import DAY, MINUTE, Hall
+from tests.support.jobs_vocabulary import DAY, MINUTE, Hall
 
 from sickbay.model.facts import Checked
 from sickbay.model.fleet import JobId, NodeId

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from bench.years import DEFECTS, PERIOD, PULSE, patient
 from msgspec.structs import replace
-from tests.scenario.wards import DAY, HOUR
+from tests.support.wards import DAY, HOUR
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.transitions import KEEP_ACTS

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import (
+from tests.support.wards import (
     DAY,
     HOUR,
     OPENS_AT_THREE,

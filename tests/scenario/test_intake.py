@@ -1,7 +1,7 @@
 """A newcomer is checked before it counts; a vacancy is filled, or a human is told."""
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 import pytest
-from tests.scenario.jobs_vocabulary import (
+from tests.support.jobs_vocabulary import (
     DAY,
     HOUR,
     MINUTE,

@@ -1,7 +1,7 @@
 """Serial numbers: what an agent finds in its machine, where its cluster does not tell."""
 
 from msgspec.structs import replace
-from tests.scenario.wards import OpenWard, Ward
+from tests.support.wards import OpenWard, Ward
 
 from sickbay.model.facts import Inventory, NodeVanished
 from sickbay.model.fleet import Incarnation, NodeId

@@ -1,7 +1,7 @@
 """Jobs whose own controller may run them again: who holds them, who asks, and what a lost node leaves behind."""
 
 import pytest
-from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
+from tests.support.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 
 from sickbay.model.facts import JobSeen
 from sickbay.model.fleet import Capability, JobId

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, in_phase
+from tests.support.wards import HOUR, OpenWard, Ward, in_phase
 
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import OUT, Phase

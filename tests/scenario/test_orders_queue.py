@@ -1,7 +1,7 @@
 """Orders of people are a queue: each is audited, obeyed in turn and answered; no other word takes their place."""
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, in_phase
+from tests.support.wards import HOUR, OpenWard, Ward, in_phase
 
 from sickbay.engine.ingest import Ingest
 from sickbay.model.facts import AnyNews, Observed, Ordered

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, in_phase
+from tests.support.wards import HOUR, OpenWard, Ward, in_phase
 
 from sickbay.model.errors import StoreUnavailable
 from sickbay.model.facts import Fact, Outcome

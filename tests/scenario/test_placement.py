@@ -1,7 +1,7 @@
 """Where a job goes when its node is taken away, and who gets what is left."""
 
 import pytest
-from tests.scenario.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, policy_of, warm_and_cold
+from tests.support.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, policy_of, warm_and_cold
 
 from sickbay.model.fault import Remedy
 from sickbay.model.job import JobState

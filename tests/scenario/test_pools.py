@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.brain.admit import fits, limit_for, next_opening
 from sickbay.engine.execute import Effects, Site

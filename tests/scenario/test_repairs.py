@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import HOUR, OpenWard, cluster_without, policy_with
+from tests.support.wards import HOUR, OpenWard, cluster_without, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase

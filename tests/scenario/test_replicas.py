@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import HOUR, OpenWard, Ward
+from tests.support.wards import HOUR, OpenWard, Ward
 
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.adapters.stores.memory import MemoryStore

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.scenario.jobs_vocabulary import HOUR, MINUTE, Hall
+from tests.support.jobs_vocabulary import HOUR, MINUTE, Hall
 
 from sickbay.faces.explain import explain
 from sickbay.model.facts import Checkpointed, Hung

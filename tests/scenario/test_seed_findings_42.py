@@ -1,7 +1,7 @@
 """A storm of silence lasts while its nodes are lost, whoever falls silent later."""
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, policy_with
+from tests.support.wards import HOUR, OpenWard, policy_with
 
 from sickbay.model.policy import Limit
 

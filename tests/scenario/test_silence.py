@@ -1,7 +1,7 @@
 """Who is silent decides what it is, and silence of our own ear is no verdict at all."""
 
 import pytest
-from tests.scenario.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import MANY_SILENCES, AgentState, NodeId

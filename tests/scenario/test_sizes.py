@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.scenario.wards import policy_with
+from tests.support.wards import policy_with
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import SqlStore, open_store

@@ -1,7 +1,7 @@
 """What a researcher finds in the story of a job: where it took up, what it was doing when it hung, why it failed."""
 
 import pytest
-from tests.scenario.jobs_vocabulary import DAY, HOUR, Hall, policy_of, warm_and_cold
+from tests.support.jobs_vocabulary import DAY, HOUR, Hall, policy_of, warm_and_cold
 
 from sickbay.model.facts import Looked, Stepped
 from sickbay.model.fleet import JobId

@@ -1,6 +1,6 @@
 """What any program of a node may have written is shown to whoever looks for the cause, and decides nothing."""
 
-from tests.scenario.wards import OpenWard, Ward
+from tests.support.wards import OpenWard, Ward
 
 from sickbay.brain.correlate import KEEP_EVIDENCE
 from sickbay.faces.explain import explain

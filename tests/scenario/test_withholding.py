@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from tests.scenario.wards import DAY, HOUR, OpenWard, in_phase, policy_with
+from tests.support.wards import DAY, HOUR, OpenWard, in_phase, policy_with
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Withhold, Withholding

@@ -1,6 +1,6 @@
 """A soak test of a real agent: rotated logs, a controller out of its mind, a disk that fills, kill -9. It counts lines.
 
-    python -m tests.chaos.agent_soak --minutes 10 --seed 1
+    python -m tests.support.agent_soak --minutes 10 --seed 1
 
 In the end every line that was written to its logs is at the controller once; and each of a few lines among them that
 only look like the kernel's is there as unconfirmed, and never as a fault. Real `logrotate` and `rsyslogd` are used
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from tests.unit.agent_rig import TOKEN, FrontDoor
+from tests.support.agent_rig import TOKEN, FrontDoor
 
 from sickbay.agent.settings import SETTINGS
 from sickbay.model.facts import Observed

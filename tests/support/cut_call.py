@@ -1,6 +1,6 @@
 """One call of a local cluster's port, killed (-9) just before the n-th thing that it does to the world.
 
-    python -m tests.chaos.cut_call ROOT N CALL KEY EXPECT NODE…
+    python -m tests.support.cut_call ROOT N CALL KEY EXPECT NODE…
 
 Python tells an audit hook of every file that is made, renamed or removed, of every process that is started or killed:
 so the call is cut between any two of its effects without a word in the code about it.

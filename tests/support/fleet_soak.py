@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import psutil
-from tests.local.rig import QUICK, SAMPLE, NotNowError, Sickbay
+from tests.support.up_rig import QUICK, SAMPLE, NotNowError, Sickbay
 
 # A soak breaks more in ten minutes than a fleet does in months: the brake would rightly stop everything.
 POLICY = f"""{QUICK}

@@ -1,6 +1,6 @@
 """Random attempts of a few ranks, each on a node with its own disk: killed, frozen, left alive, their disks lost.
 
-    python tests/chaos/train_nodes.py DIRECTORY FIRST COUNT
+    python tests/support/train_nodes.py DIRECTORY FIRST COUNT
 
 Forks its ranks, and plays so many seeds. The oracle knows only what ranks have said of their steps and
 which disks were lost, and reads LINEAGE for who began from what. What was durable by any rank's word, or near by the
@@ -19,7 +19,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
-from tests.unit import near_gang
+from tests.support import near_gang
 
 ATTEMPTS = 5
 Place = tuple[int, int]

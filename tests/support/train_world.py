@@ -1,6 +1,6 @@
 """Deterministic scheduler over real files: attempts that begin, save and remove are interleaved at every call.
 
-    python tests/chaos/train_world.py KIND DIRECTORY FIRST COUNT
+    python tests/support/train_world.py KIND DIRECTORY FIRST COUNT
 
 One thread for each attempt, and exactly one of them runs. Before each call that opens, lists, links, renames, creates
 or removes a file (the interpreter's audit events) and before each look for a name, the seed says who goes on. The

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.agent_rig import XID_79
+from tests.support.agent_rig import XID_79
 
 from sickbay.agent.checks import CouldNotRun, Exercise, examine
 from sickbay.clusters.local.devices import Hardware

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.agent_rig import XID_63, XID_79
+from tests.support.agent_rig import XID_63, XID_79
 
 from sickbay.agent import places as places_module
 from sickbay.agent import spool as spool_module

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.agent_rig import XID_63, XID_79, until
+from tests.support.agent_rig import XID_63, XID_79, until
 
 from sickbay.agent.command_journal import CommandJournal
 from sickbay.agent.commands import Commands

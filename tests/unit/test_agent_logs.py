@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.agent_rig import XID_63, XID_79
+from tests.support.agent_rig import XID_63, XID_79
 
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.dedup import BODIES, KINDS, Deduplicator

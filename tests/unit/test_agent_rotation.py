@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.unit.agent_rig import XID_79
+from tests.support.agent_rig import XID_79
 
 from sickbay.agent.probes import log_file, one_file
 from sickbay.agent.probes.kernel_log import KernelLog, LogPlace

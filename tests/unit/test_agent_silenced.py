@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.agent_rig import until
-from tests.unit.wild_controller import Facing, facing, http, well
+from tests.support.agent_rig import until
+from tests.support.wild_controller import Facing, facing, http, well
 
 from sickbay.agent import limits
 from sickbay.agent.limits import Nonsense, read_reply

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.unit.api_ward import TOKENS, Caller, Clinic, clinic
+from tests.support.api_ward import TOKENS, Caller, Clinic, clinic
 
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES

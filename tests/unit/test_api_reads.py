@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.api_ward import Clinic, clinic
+from tests.support.api_ward import Clinic, clinic
 
 from sickbay.faces.api import answers
 from sickbay.faces.archive import Archive
@@ -180,7 +180,7 @@ def test_head_is_answered_like_get_without_the_body(calls: Clinic) -> None:
 
 
 def test_a_list_of_many_nodes_and_jobs_reads_each_row_once() -> None:
-    from tests.unit.api_ward import counted
+    from tests.support.api_ward import counted
 
     with counted() as (ask, loads):
         from sickbay.faces.api.nodes import listed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.unit.api_ward import Ward, ward
+from tests.support.api_ward import Ward, ward
 
 from sickbay.faces.api.app import app
 from sickbay.faces.api.server import Served, serve, served

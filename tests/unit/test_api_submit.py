@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.api_ward import Clinic, clinic
+from tests.support.api_ward import Clinic, clinic
 
 from sickbay.faces.api import answers
 from sickbay.model.job import JobSpec, LogRule
@@ -78,7 +78,7 @@ def test_the_same_key_twice_is_one_job(calls: Clinic) -> None:
 def test_another_job_under_a_used_key_is_refused_even_by_a_controller_that_has_forgotten_the_key(calls: Clinic) -> None:
     body = {"name": "keyed", "nodes": 1, "command": ["true"]}
     assert calls.operator.post("/v1/jobs", body, key="keyed").status_code == 201
-    from tests.unit.api_ward import TOKENS, Caller
+    from tests.support.api_ward import TOKENS, Caller
 
     from sickbay.faces.api.app import app
     from sickbay.faces.api.server import served

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
-from tests.unit.api_ward import TOKENS, Clinic, HeardStore, clinic
+from tests.support.api_ward import TOKENS, Clinic, HeardStore, clinic
 
 from sickbay.model.errors import StoreUnavailable, StoreUnknown, UnusableStore
 from sickbay.model.facts import Fact, Mark

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.unit.api_ward import NODE, TOKENS, Caller, Clinic, Ward, clinic, ward
+from tests.support.api_ward import NODE, TOKENS, Caller, Clinic, Ward, clinic, ward
 
 from sickbay.faces.api.server import served
 from sickbay.hosts.changes import KEPT

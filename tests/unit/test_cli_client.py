@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.unit.canned import CUT, Answer, Canned, node, serving
+from tests.support.canned import CUT, Answer, Canned, node, serving
 
 from sickbay.faces.cli.client import Client, connect, forget, lookup, node_path, remember, segment
 from sickbay.faces.cli.credentials import file

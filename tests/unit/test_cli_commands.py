@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from tests.unit.canned import AT, Canned, fleet, incident, interruption, job, node, serving
+from tests.support.canned import AT, Canned, fleet, incident, interruption, job, node, serving
 
 from sickbay.faces.cli.main import COMMANDS, main
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.unit.api_ward import TOKENS, Clinic, clinic
+from tests.support.api_ward import TOKENS, Clinic, clinic
 
 from sickbay.faces.cli.main import main
 

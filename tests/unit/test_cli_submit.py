@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.unit.canned import CUT, Answer, Asked, Canned, interruption, job, serving
+from tests.support.canned import CUT, Answer, Asked, Canned, interruption, job, serving
 
 from sickbay.faces.cli.main import main
 from sickbay.faces.cli.progress import ProgressLine

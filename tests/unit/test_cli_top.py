@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console, ConsoleDimensions
-from tests.unit.canned import AT, CUT, Answer, Canned, fleet, incident, job, node, serving
+from tests.support.canned import AT, CUT, Answer, Canned, fleet, incident, job, node, serving
 
 from sickbay.faces.cli.client import Client, ServerEvent
 from sickbay.faces.cli.picture import picture

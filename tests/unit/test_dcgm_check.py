@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.unit.agent_rig import left_by
+from tests.support.agent_rig import left_by
 from tests.unit.test_dcgm_documents import sample
 
 from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, examine

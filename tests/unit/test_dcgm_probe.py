@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.agent_rig import left_by
+from tests.support.agent_rig import left_by
 from tests.unit.test_dcgm_documents import SAMPLES, sample
 
 from sickbay.agent.dcgmi import Listener, Ran, fetch, run_dcgmi

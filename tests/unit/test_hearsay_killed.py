@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.agent_rig import XID_63, XID_79, until
+from tests.support.agent_rig import XID_63, XID_79, until
 from tests.unit.test_agent_journal import Journald, journald
 from tests.unit.test_agent_killed_anywhere import ME, NODE, Controller, append, dated
 from tests.unit.test_agent_kmsg import Ring

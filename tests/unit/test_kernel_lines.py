@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.unit.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS, numbers
+from tests.support.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS, numbers
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput

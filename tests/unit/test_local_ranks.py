@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.local_node import LocalNode, eventually, living
+from tests.support.local_node import LocalNode, eventually, living
 
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.files import Rank, RankState

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.local_node import LocalNode, eventually, living
+from tests.support.local_node import LocalNode, eventually, living
 
 from sickbay.clusters.local.defects import bus, named
 from sickbay.clusters.local.files import (

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.kernel_samples import PREFIXES
+from tests.support.kernel_samples import PREFIXES
 
 from sickbay.signs.prefixes import Peeled, dated, peel
 

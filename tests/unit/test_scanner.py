@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS
+from tests.support.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS
 
 from sickbay.signs.kernel import parse_line
 from sickbay.signs.scanner import Scanner, fewest, lines_of_interest

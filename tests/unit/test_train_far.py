@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.near_gang import Gang
-from tests.unit.object_rigs import ENVIRONMENT, Asked, S3Rig, Service, running_service
+from tests.support.near_gang import Gang
+from tests.support.object_rigs import ENVIRONMENT, Asked, S3Rig, Service, running_service
 
 from sickbay import train
 from sickbay.train import choosing, far, layout, objects, uploads

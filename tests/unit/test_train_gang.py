@@ -14,7 +14,7 @@ from sickbay.train.layout import CheckpointName, Manifest, read_manifest
 
 pytest.importorskip("torch", reason="torch is not installed here: ranks that save together were not tried")
 pytestmark = pytest.mark.slow
-GANG = Path(__file__).with_name("dcp_gang.py")
+GANG = Path(__file__).parents[1] / "support/dcp_gang.py"
 SCENARIOS = ("sums", "budgets", "steps", "unmounted", "unsaveable", "too_large", "refused_load", "misfit", "asked")
 PAIR = f"2:{','.join(SCENARIOS)},alone"  # what ends the group comes last
 RESHARDED = ("4:reshard", "2:reshard")

@@ -6,7 +6,7 @@ from shutil import rmtree
 from typing import Any
 
 import pytest
-from tests.unit.near_gang import Gang
+from tests.support.near_gang import Gang
 
 from sickbay import train
 

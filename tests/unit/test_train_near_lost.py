@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.near_gang import Gang
-from tests.unit.peer_rig import until
+from tests.support.near_gang import Gang
+from tests.support.peer_rig import until
 
 from sickbay import train
 from sickbay.train import uploads

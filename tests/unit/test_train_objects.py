@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.unit.object_rigs import ENVIRONMENT, ODD, DirectoryRig, MemoryRig, Rig, S3Rig, Service, running_service
+from tests.support.object_rigs import ENVIRONMENT, ODD, DirectoryRig, MemoryRig, Rig, S3Rig, Service, running_service
 
 from sickbay.train import disk, objects
 from sickbay.train.errors import CheckpointError, SourceDamaged

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.object_rigs import ENVIRONMENT, Asked, Cut, S3Rig, Service, running_service
+from tests.support.object_rigs import ENVIRONMENT, Asked, Cut, S3Rig, Service, running_service
 
 from sickbay.train import disk, objects
 from sickbay.train.choosing import COMES_BACK

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.unit.peer_rig import (
+from tests.support.peer_rig import (
     NAME,
     PLACE,
     SECRET,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.peer_rig import DOWN, NAME, PLACE, SECRET, UP, Gate, Proxy, Rule, arriving, fetch, guests, put
+from tests.support.peer_rig import DOWN, NAME, PLACE, SECRET, UP, Gate, Proxy, Rule, arriving, fetch, guests, put
 
 from sickbay.train import disk, peer_channel, peer_server
 from sickbay.train.layout import step_path
@@ -24,7 +24,7 @@ from sickbay.train.peer_channel import CHALLENGE, MAGIC
 from sickbay.train.peer_server import STRANGERS
 from sickbay.train.peers import Peer, Server
 
-from tests.unit.peer_rig import source_of, until, visible  # isort: skip
+from tests.support.peer_rig import source_of, until, visible  # isort: skip
 
 SIZE = 300_000
 HELLO = len(MAGIC) + CHALLENGE

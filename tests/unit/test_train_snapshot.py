@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.states import copied, file_of, restored, same, scramble, there_and_back
+from tests.support.states import copied, file_of, restored, same, scramble, there_and_back
 
 from sickbay.train import snapshot
 from sickbay.train.shard import MAGIC, NotAShard

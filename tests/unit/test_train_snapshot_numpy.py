@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.states import file_of, restored, same, there_and_back
+from tests.support.states import file_of, restored, same, there_and_back
 from tests.unit.test_train_snapshot import buffers, check_refused, check_saves_in_a_row, keys, plain, shard_with, trees
 
 from sickbay import train

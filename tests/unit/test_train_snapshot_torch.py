@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-from tests.unit.states import file_of, restored, same, there_and_back
+from tests.support.states import file_of, restored, same, there_and_back
 from tests.unit.test_train_snapshot import check_refused, shard_with
 
 from sickbay.train import snapshot

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.states import restored
+from tests.support.states import restored
 
 from sickbay import train
 from sickbay.train import disk, snapshot

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.agent_rig import XID_63, XID_79
+from tests.support.agent_rig import XID_63, XID_79
 from tests.unit.test_agent_kmsg import Ring
 
 from sickbay.agent.outbox import say

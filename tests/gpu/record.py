@@ -55,7 +55,7 @@ def anonymous(text: str) -> str:
     text = re.sub(r"((?i:serial[\w ]*)[^0-9\n]{1,50})\d{10,14}", r"\g<1>1650000000001", text)
     text = re.sub(r"\b16[0-9]{11}\b", "1650000000001", text)
     text = re.sub(r"((?i:PDI)\W[^0-9\n]*)0x[0-9a-f]{16}", r"\g<1>0x0000000000000001", text)
-    return re.sub(rf"\b{re.escape(os.uname().nodename)}\b", "node-0", text)
+    return re.sub(rf"(?<![\w-]){re.escape(os.uname().nodename)}\b", "node-0", text)
 
 
 class Recorder:

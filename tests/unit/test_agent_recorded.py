@@ -51,12 +51,17 @@ class Replay:
     """An agent's kernel log over these records, each read when it was printed."""
 
     def __init__(
-        self, records: Sequence[str], place: KmsgPlace | None = None, sums: Deduplicator | None = None
+        self,
+        records: Sequence[str],
+        place: KmsgPlace | None = None,
+        sums: Deduplicator | None = None,
+        *,
+        trusted: bool = True,
     ) -> None:
         self._waiting: list[bytes] = []
         self._records = records
         self._sums = sums or Deduplicator()
-        kmsg = Kmsg(NODE, place or KmsgPlace(boot_id="b", seq=BEFORE), Path("/dev/null"), self._read, trusted=True)
+        kmsg = Kmsg(NODE, place or KmsgPlace(boot_id="b", seq=BEFORE), Path("/dev/null"), self._read, trusted=trusted)
         self._log = KernelLog([kmsg], NODE, device_at, self._sums)
 
     def _read(self, handle: int, size: int) -> bytes:  # noqa: ARG002 - as os.read
@@ -155,6 +160,25 @@ def test_wherever_the_agent_is_restarted_every_line_is_told_once(ends: list[int]
         if "Xid" in record
     )
     assert counted == written
+
+
+def test_what_a_user_without_rights_put_into_the_ring_of_a_real_machine_disturbs_nothing() -> None:
+    """tests/gpu/test_forged_on_gpu.py: names of processes, files, groups and mount options that read like faults."""
+    tables, forged = load_tables(), recorded("forged-kmsg.json")
+    assert {"crash", "trap", "crash_in", "packets", "interface", "mount", "memory", "on_gpu"} == forged["worked"].keys()
+    assert all(record.partition(",")[0] in "34567" for record in forged["records"])  # all of the kernel's own facility
+    replay = Replay(forged["records"], KmsgPlace(boot_id="b", seq=BEFORE), trusted=False)
+    news = [item.news for item in (*replay.run(), *replay.end()[0]) if isinstance(item.news, Observed)]
+    faults = [fault for one in news if (fault := classify(one, tables)) is not None]
+    assert [fault.evidence for fault in faults if fault.remedy.disrupts] == []
+    real = Counter(one.fields["number"] for one in news for _ in range(one.count) if one.kind == "xid")
+    # Only what bad kernels really did on the GPU, each with its own number, whatever the program called itself.
+    assert real == Counter(
+        int(record.partition("): ")[2].partition(",")[0])
+        for record in forged["records"]
+        if record.partition(";")[2].startswith("NVRM: Xid (PCI:0000:00:06): ")
+    )
+    assert set(real) == {13, 31}
 
 
 @pytest.mark.parametrize("kind", ["misaligned", "illegal", "trap"])

@@ -1,5 +1,7 @@
 """A sick node is taken out, repaired, proven well and put back; whoever trained there trains again."""
 
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 from tests.support.wards import HOUR, OpenWard, cluster_without, policy_with
@@ -188,7 +190,7 @@ def test_a_further_fault_of_the_whole_node_interrupts_whoever_runs_there(ward: O
 
 
 @pytest.mark.parametrize("bystanders", ["wait", "stop"])
-def test_a_reboot_for_one_gpu_needs_the_whole_node(ward: OpenWard, bystanders: str) -> None:
+def test_a_reboot_for_one_gpu_needs_the_whole_node(ward: OpenWard, bystanders: Literal["wait", "stop"]) -> None:
     policy = policy_with(pace=replace(policy_with().pace, bystanders=bystanders))
     w = ward(nodes=1, linked=False, policy=policy)
     jobs = [w.training(f"j{n}", nodes=1, gpus_per_node=2, steps=600) for n in range(3)]

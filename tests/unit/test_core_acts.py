@@ -3,12 +3,14 @@
 from typing import Any
 
 import pytest
-from tests.unit.test_decide import BOOT, NEXT, NOW, OURS, POLICY, SEAT, fault, incident, intent, node, said, sight
+from msgspec.structs import replace
+from tests.unit.test_decide import BOOT, NEXT, NOW, OURS, PAST, POLICY, SEAT, fault, incident, intent, node, said, sight
 
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Move, Stay
+from sickbay.brain.orders import planned
 from sickbay.model.fault import Remedy
-from sickbay.model.incident import OperatorRequest, Phase, Proven, Try
+from sickbay.model.incident import IncidentKind, OperatorRequest, Phase, Proven, Try
 from sickbay.model.intent import (
     INTENT_LIFE,
     AnyAct,
@@ -50,6 +52,19 @@ def test_nobody_is_released_on_a_proof_that_is_gone(last: Any, cordoned: bool, w
     if isinstance(decision, Change | Move):
         assert decision.also["closing"] is None
         assert decision.also["intent"] == ""
+
+
+def test_what_a_node_shows_while_its_release_is_not_taken_stands_beside_what_led() -> None:
+    led = fault("operator.reboot", Remedy.REBOOT, device=None)
+    asked = incident(
+        Phase.VERIFYING, led, closing=Phase.RELEASED, proof=PROOF, sequel=fault("xid.48"), kind=IncidentKind.OPERATOR
+    )
+    not_taken = intent(RELEASE, IntentState.EXPIRED, seen_by=PAST)
+    decision = decide(sight(asked, intent=not_taken), POLICY)
+    assert said(decision) == "change"
+    kept = replace(asked, **decision.also)
+    assert (kept.closing, [other.code for other in kept.others]) == (None, ["xid.48"])
+    assert planned(kept) == "", "what fails under a job waits for no save"
 
 
 def test_a_proof_that_lasts_is_released() -> None:

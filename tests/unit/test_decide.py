@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.correlate import absorb
 from sickbay.brain.decide import decide
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.decision import Change, Do, IncidentDecision, Move, Stay
 from sickbay.brain.incident_input import IncidentInput, reset_domain
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope, Severity
@@ -75,7 +75,7 @@ def sight(of: Incident, seat: Node | None = None, **more: Any) -> IncidentInput:
     return IncidentInput(**{**whole, **more})
 
 
-def said(decision: Decision) -> str:
+def said(decision: IncidentDecision) -> str:
     """A decision in one word: the event of a move, the act of a do."""
     match decision:
         case Move(event=event):

@@ -139,7 +139,7 @@ def test_a_cordon_that_goes_with_its_incarnation_is_put_back(phase: Phase, seen:
 def test_after_a_change_our_cordon_must_be_seen_again_before_its_absence_says_anything() -> None:
     changed = drift(incident(Phase.VERIFYING), node(REBOOTED, OURS), HORIZON)
     assert changed.cordon == {"cordon_as_of": None, "cordon_from": HORIZON}
-    waiting = replace(incident(Phase.VERIFYING), **changed.cordon, incarnation=REBOOTED)
+    waiting = replace(replace(incident(Phase.VERIFYING), incarnation=REBOOTED), **changed.cordon)
     assert drift(waiting, node(REBOOTED, OURS, as_of=HORIZON), HORIZON).cordon == {}  # may be older than the change
     assert drift(waiting, node(REBOOTED, as_of=HORIZON), HORIZON).cordon == GONE_WITH_IT
     seen = drift(waiting, node(REBOOTED, OURS, as_of=101.0), HORIZON).cordon

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.decision import Change, Do, JobDecision, Move, Stay
 from sickbay.brain.drift import shown
 from sickbay.brain.gate import gate_of
 from sickbay.brain.job_input import JobInput
@@ -72,7 +72,7 @@ def sight(of: Job, last: Intent | None = None, **more: Any) -> JobInput:
     return JobInput(job=of, intent=last, **{**fields, **more})
 
 
-def decided(s: JobInput, policy: Policy = DEFAULT) -> Decision:
+def decided(s: JobInput, policy: Policy = DEFAULT) -> JobDecision:
     return resume(s, policy, TABLES)
 
 

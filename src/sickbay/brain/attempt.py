@@ -1,6 +1,6 @@
 """A job whose attempt runs, or must end: RUNNING until something ends it, STOPPING until every rank is surely gone."""
 
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Stay, Tell
 from sickbay.brain.job_input import JobInput, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
@@ -13,10 +13,10 @@ FENCES_AT_ONCE = 6  # each is written down in the job's own unit
 FENCES_KEPT = 20  # with those that failed: each is a row that the job's decision reads
 
 
-def running(s: JobInput, policy: Policy) -> Decision:
+def running(s: JobInput, policy: Policy) -> JobDecision:
     job = s.job
     if job.end is not None:
-        own = {"calls": job.pressing}
+        own: JobChanges = {"calls": job.pressing}
         match job.end.reason:
             case EndReason.COMPLETED:
                 return Move("complete", "every rank ended with 0", {"claim": {}})
@@ -40,7 +40,7 @@ def running(s: JobInput, policy: Policy) -> Decision:
     return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
 
 
-def _saves_first(s: JobInput, policy: Policy) -> Decision | None:
+def _saves_first(s: JobInput, policy: Policy) -> JobDecision | None:
     """What is to stop for something that can wait is asked to save, once, and is given its time for that.
 
     None: it is stopped now. It has saved, it cannot be asked, its time is over, or its end cannot wait.
@@ -85,7 +85,7 @@ def _why_saved(job: Job) -> str:
     return f"before {before} (attempt {job.attempt}{step})"
 
 
-def _without_end(s: JobInput, policy: Policy) -> Decision:
+def _without_end(s: JobInput, policy: Policy) -> JobDecision:
     """Nothing of it is left and nobody has said how it ended: the word is awaited, and a human is told of it."""
     job = s.job
     why = "all its ranks are gone, and its cluster has not said how it ended"
@@ -98,7 +98,7 @@ def _without_end(s: JobInput, policy: Policy) -> Decision:
     return Change(why, {"remind": s.within(s.cluster, policy.pace.held_reminder)}, tell)
 
 
-def _stacks(s: JobInput, policy: Policy, calls: tuple[Call, ...]) -> Decision | None:
+def _stacks(s: JobInput, policy: Policy, calls: tuple[Call, ...]) -> JobDecision | None:
     """What a hung job was doing can be asked only while it still does it. None: nothing more to ask."""
     job, intent = s.job, s.intent
     if any(call.node for call in calls) or Capability.LOOK not in s.can:
@@ -106,14 +106,14 @@ def _stacks(s: JobInput, policy: Policy, calls: tuple[Call, ...]) -> Decision | 
     if intent is None or not isinstance(intent.act, Look):
         nodes = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
         look = Look(nodes=nodes, stacks_of=job.id)
-        also: dict[str, object] = {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}
+        also: JobChanges = {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}
         return Do(look, "it hangs: its stacks are collected first", policy.resume.look_deadline, INGEST, also=also)
     if not intent.state.over and not s.passed(job.deadline):  # where nobody can be asked it ends without them
         return Stay(Wait(because="collecting its stacks", until=intent.seen_by or job.deadline))
     return None
 
 
-def stopping(s: JobInput, policy: Policy) -> Decision:
+def stopping(s: JobInput, policy: Policy) -> JobDecision:
     job, intent = s.job, s.intent
     left = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
     if intent is None:
@@ -141,13 +141,13 @@ def stopping(s: JobInput, policy: Policy) -> Decision:
     return _stuck(s, policy, left or tuple(sorted(job.claim)))
 
 
-def _stop(s: JobInput, policy: Policy) -> Do:
+def _stop(s: JobInput, policy: Policy) -> Do[JobChanges]:
     act = StopJob(job=s.job.id, attempt=s.job.attempt, final=bool(s.job.stop_asked))
     because = "every rank must be gone before the next starts"
     return Do(act, because, policy.resume.stop_deadline, s.cluster, also={"deadline": None})
 
 
-def _without_reach(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> Decision | None:
+def _without_reach(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> JobDecision | None:
     """Only ranks on nodes out of reach are left: fence them, or go on where the job itself keeps them from writing.
 
     None: neither can be done. Each node is fenced by an intent of its own, some at a time: one may take minutes.
@@ -181,7 +181,7 @@ def _fenced(fence: Intent) -> bool:
     return fence.state is IntentState.SEEN or fence.gone
 
 
-def _unsent(s: JobInput, policy: Policy, intent: Intent) -> Decision:
+def _unsent(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
     """Its stop is withheld, or does not go through: what withholds it may last for ever, so a human is told."""
     job = s.job
     why = f"stopping its ranks: {intent.answer}"
@@ -195,7 +195,7 @@ def _unsent(s: JobInput, policy: Policy, intent: Intent) -> Decision:
     return Change(why, {"remind": s.within(s.cluster, policy.pace.held_reminder)}, tell)
 
 
-def _stuck(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
+def _stuck(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> JobDecision:
     """Neither stopped nor fenced: a human is told, now and again, and both are tried again. Nothing starts meanwhile.
 
     Nodes that its ranks have left are free for others: one node out of reach must not hold up all of a large job's.
@@ -204,7 +204,7 @@ def _stuck(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> Decision:
     why = f"cannot prove that the ranks on {listing(left)} are gone ({_why_not(s)}); a second copy would ruin the run"
     if job.deadline is None:
         held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) != "gone"}
-        also: dict[str, object] = {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}
+        also: JobChanges = {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}
         tell = None
         if job.remind is None or not stuck(job) or s.passed(job.remind):
             notice = Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}")
@@ -236,7 +236,7 @@ def stuck(job: Job) -> bool:
     return _stuck_name(job) in job.told
 
 
-def _nothing_left(s: JobInput, policy: Policy, unseen: tuple[NodeId, ...]) -> Decision:
+def _nothing_left(s: JobInput, policy: Policy, unseen: tuple[NodeId, ...]) -> JobDecision:
     """There was nothing to stop: it ended by itself, perhaps well. The read that tells how is awaited, not for ever.
 
     Without such a read the cluster's word is about nodes that it reaches, and it takes a while to miss one that it does
@@ -255,10 +255,10 @@ def _nothing_left(s: JobInput, policy: Policy, unseen: tuple[NodeId, ...]) -> De
     return Stay(Wait(because="how it ended has not been read yet", until=job.deadline))
 
 
-def _off(s: JobInput, policy: Policy, because: str) -> Decision:
+def _off(s: JobInput, policy: Policy, because: str) -> JobDecision:
     """All ranks are gone, or can do no harm. What that means depends on why they had to go."""
     job, intent = s.job, s.intent
-    gone: dict[str, object] = {"ranks": dict.fromkeys(job.ranks, "gone"), "claim": {}, "remind": None}
+    gone: JobChanges = {"ranks": dict.fromkeys(job.ranks, "gone"), "claim": {}, "remind": None}
     if job.end is not None and job.end.reason is EndReason.COMPLETED:
         return Move("complete", "it completed before it was stopped", gone)
     if job.cancelled:

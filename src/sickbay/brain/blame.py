@@ -1,6 +1,6 @@
 """A job whose attempt ended badly: DIAGNOSING. Who is to blame, whether it may restart, and what that costs."""
 
-from sickbay.brain.decision import Decision, Do, Move, Stay
+from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Stay
 from sickbay.brain.gate import give_up
 from sickbay.brain.job_input import AVOIDED, JobInput, listing
 from sickbay.model.clock import INGEST
@@ -13,7 +13,7 @@ from sickbay.model.tables import Tables
 from sickbay.signs.training_log import SHELL, diagnose, signal_of
 
 
-def diagnosing(s: JobInput, policy: Policy, tables: Tables) -> Decision:
+def diagnosing(s: JobInput, policy: Policy, tables: Tables) -> JobDecision:
     job, intent = s.job, s.intent
     blamed = {call.node for call in job.calls if call.incident}  # known to be sick: a repair may have begun there
     nodes = tuple(sorted(set(job.ranks) - blamed))
@@ -37,7 +37,7 @@ def diagnosing(s: JobInput, policy: Policy, tables: Tables) -> Decision:
         mute = s.mute(chosen)
         if asked := tuple(node for node in chosen if node not in mute):
             check = Verify(nodes=asked, level=after.level, profile=after.profile)
-            also = {"avoid": tuple(dict.fromkeys((*_dark(intent, nodes), *mute)))[:AVOIDED]}
+            also: JobChanges = {"avoid": tuple(dict.fromkeys((*_dark(intent, nodes), *mute)))[:AVOIDED]}
             return Do(check, "its nodes are checked before it restarts", after.deadline, INGEST, also=also)
     if intent is not None and examined and not intent.state.over:
         return Stay(Wait(because="its nodes are checked", until=intent.seen_by))
@@ -52,7 +52,7 @@ def _dark(intent: Intent | None, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...
     return tuple(node for node in nodes if intent.verdicts.get(node, "could_not_run") == "could_not_run")
 
 
-def _verdict(s: JobInput, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> Decision:
+def _verdict(s: JobInput, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> JobDecision:
     """Who is to blame, whether it may restart, and what that costs."""
     job, rule = s.job, policy.resume
     checked = s.intent.verdicts if s.intent is not None and isinstance(s.intent.act, Verify) else {}
@@ -86,7 +86,7 @@ def _verdict(s: JobInput, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
         spent = (*spent, reading)
     if fail:
         return give_up(s, policy, fail)
-    also: dict[str, object] = {"diagnosis": because, "deadline": None}
+    also: JobChanges = {"diagnosis": because, "deadline": None}
     gates = job.gates if unplaced else 0  # a start that was refused in their queue counts as one
     also |= {"restarts": spent, "avoid": tuple(sorted({*dark}))[:AVOIDED], "calls": (), "gates": gates}
     return Move("requeue", because, also)

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay, Tell
 from sickbay.brain.doubt import checking
 from sickbay.brain.incident_input import IncidentInput, away, later, owner_of, remind
 from sickbay.brain.job_input import listing
@@ -25,7 +25,7 @@ CORDON_TRIES = 3
 OPERATOR_CORDON = "operator.cordon"
 
 
-def decide(s: IncidentInput, policy: Policy) -> Decision:
+def decide(s: IncidentInput, policy: Policy) -> IncidentDecision:
     incident, node = s.incident, s.node
     if node is None:
         return Move("gone", "the node is not there any more")
@@ -56,7 +56,7 @@ def decide(s: IncidentInput, policy: Policy) -> Decision:
             return Stay(Wait(because="over"))
 
 
-def _suspect(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def _suspect(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident = s.incident
     back = incident.fault.code == NODE_LOST and not node.lost and incident.healed is None
     if back and not incident.ordered:  # what a person has asked for meanwhile is done all the same
@@ -76,7 +76,7 @@ def _suspect(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     return _cordon(s, node, policy, event="quarantine")
 
 
-def _came_with_work(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def _came_with_work(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     """A newcomer that others use already: it is suspected of nothing, so nobody is sent away to look at it."""
     if s.incident.deadline is None:
         return Change("work runs there already", {"deadline": s.within(INGEST, policy.pace.held_reminder)})
@@ -90,13 +90,13 @@ def _unwelcome(s: IncidentInput) -> tuple[JobId, ...]:
     return tuple(job for job in asked if job in s.gating) if s.incident.kind is IncidentKind.INTAKE else asked
 
 
-def _cordon(s: IncidentInput, node: Node, policy: Policy, event: str = "") -> Do:
+def _cordon(s: IncidentInput, node: Node, policy: Policy, event: str = "") -> Do[IncidentChanges]:
     incident = s.incident
     reason = f"sickbay {incident.id} {incident.fault.code}"
     act = Quarantine(node=node.id, owner=owner_of(incident), reason=reason)
     because = f"{incident.fault.code}: {incident.fault.because}"
     patience = policy.pace.cordon_deadline
-    also: dict[str, object] = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)}
+    also: IncidentChanges = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)}
     if event:  # what a check said of the suspect proves nothing for its return
         also |= {"doubt": None, "proof": None}
     if not event and incident.deadline is not None and asked_of(s, node):
@@ -104,7 +104,7 @@ def _cordon(s: IncidentInput, node: Node, policy: Policy, event: str = "") -> Do
     return Do(act, because, patience, incident.cluster, event, also)
 
 
-def _cordon_again(s: IncidentInput, node: Node, policy: Policy) -> Decision | None:
+def _cordon_again(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision | None:
     """Our cordon went with what it was on. None: the cluster does not take it, and a human knows."""
     intent = s.intent
     if intent is None or not isinstance(intent.act, Quarantine) or intent.state is IntentState.SEEN:
@@ -122,7 +122,7 @@ def _cordon_again(s: IncidentInput, node: Node, policy: Policy) -> Decision | No
     return Move("hold", f"the cluster did not take our cordon: {intent.answer or intent.state}")
 
 
-def _watched(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def _watched(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident = s.incident
     if incident.remedy.disrupts or incident.kind is IncidentKind.OPERATOR:
         return Move("raise", f"{incident.fault.code} now asks for {incident.remedy}")
@@ -138,7 +138,7 @@ def _watched(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     return Stay(Wait(because=f"watching {incident.fault.code}: dismissed if it stays quiet", until=incident.deadline))
 
 
-def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident = s.incident
     if (steady := _steady_at(s, node, policy)) is not None:
         often = f"the agent has fallen silent {MANY_SILENCES} times within {policy.pace.watch_for}"
@@ -167,14 +167,14 @@ def _steady_at(s: IncidentInput, node: Node, policy: Policy) -> Deadline | None:
     return None if s.passed(steady) else steady
 
 
-def _partitioned(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def _partitioned(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     if node.ready:
         return Move("dismiss", "the cluster sees the node again")
     text = f"{node.id}: the agent reports, the cluster does not see the node; nothing is repaired"
     return remind(s, policy, "partition", text, "a human must find out why the cluster does not see the node")
 
 
-def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident, intent = s.incident, s.intent
     asked = _unwelcome(s)
     if incident.fault.code == OPERATOR_CORDON:  # what runs may stay; what has not begun does not begin there
@@ -187,7 +187,7 @@ def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> Decision:
         if incident.fault.code == OPERATOR_CORDON and not incident.to_verify and not incident.remedy.disrupts:
             return Move("hold", incident.fault.because)
         if s.scoped or s.bystanders or node.unmanaged:
-            also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
+            also: IncidentChanges = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
             return Move("drain", "work runs there", also)
         return Move("empty", "nothing runs there")
     if intent is not None and not intent.state.over:
@@ -215,12 +215,13 @@ def refused_lately(s: IncidentInput, node: Node) -> bool:
     return refused and s.retry_at is not None and not s.passed(s.retry_at)
 
 
-def _draining(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def _draining(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident, intent = s.incident, s.intent
     rung, _, _ = choose(s, node, policy)
     must = (*s.scoped, *s.bystanders) if incident.to_verify else must_leave(s, node, rung)
+    anew: IncidentChanges = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
     if incident.deadline is None:  # what was withheld meanwhile ran no deadline
-        return Change("it drains", {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)})
+        return Change("it drains", anew)
     if asked := _unwelcome(s):
         return Change(f"it runs on what {incident.fault.code} is about", call=asked, before=planned(incident))
     if not must and not node.unmanaged:
@@ -229,19 +230,16 @@ def _draining(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     stays = incident.kind is IncidentKind.INTAKE and not incident.now
     leave = s.unpressed(must) if incident.now else s.uncalled(must)
     if leave and not stays and (late or incident.now or policy.pace.bystanders == "stop"):
-        also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         before = "" if incident.now else f"{node.id} is repaired"
-        return Change("the node is to be repaired", also, call=leave, before=before)
+        return Change("the node is to be repaired", anew, call=leave, before=before)
     sent = intent.act if intent is not None and isinstance(intent.act, Drain) else None
     forced = incident.now or (sent is not None and sent.how == "force")
     if late and not must and not forced and policy.pace.drain_then == "force" and Capability.DRAIN in s.can:
         because = f"{node.unmanaged} pieces of unmanaged work did not leave in {policy.pace.drain_deadline}"
-        also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         act = Drain(node=node.id, how="force")
-        return Do(act, because, policy.pace.drain_every, incident.cluster, also=also)
+        return Do(act, because, policy.pace.drain_every, incident.cluster, also=anew)
     if late and s.asked.intersection(must):  # that has its own limit, which is put off while its stop is withheld
-        also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
-        return Change("what must leave may save before", also)
+        return Change("what must leave may save before", anew)
     if late:
         left = listing(must) or f"{node.unmanaged} pieces of unmanaged work"
         return Move("hold", f"draining did not end in {policy.pace.drain_deadline}: {left} still there")
@@ -250,7 +248,7 @@ def _draining(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     return _drain(s, node, policy, "force" if forced else policy.pace.drain)
 
 
-def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> Decision:
+def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> IncidentDecision:
     """Work that we do not manage is asked to leave again and again: what keeps it there now may let it go later."""
     incident, intent = s.incident, s.intent
     waiting = Stay(Wait(because="waiting for unmanaged work to leave", until=incident.deadline))
@@ -266,7 +264,7 @@ def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> Decision:
     return Do(act, f"{node.unmanaged} pieces of unmanaged work", patience, incident.cluster)
 
 
-def _held(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def _held(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident = s.incident
     cordoned = owner_of(incident) in node.cordons
     if cordoned and incident.cordon_as_of is None:

@@ -1,12 +1,93 @@
 """What a decision can be: a move, an act, or a wait. Nothing else."""
 
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypedDict, TypeVar
 
-from sickbay.model.fleet import JobId
-from sickbay.model.incident import Wait
+from sickbay.model.clock import Deadline
+from sickbay.model.fault import Fault, Remedy
+from sickbay.model.fleet import Incarnation, JobId, NodeId
+from sickbay.model.incident import Doubt, IncidentKind, OperatorRequest, Phase, Proven, Try, Wait
 from sickbay.model.intent import AnyAct, Notify
+from sickbay.model.job import Call, End, Interruption, Work
+
+
+class IncidentChanges(TypedDict, total=False):
+    """Fields of an incident that change with a step of it."""
+
+    incarnation: Incarnation | None
+    fault: Fault
+    kind: IncidentKind
+    evidence: tuple[str, ...]
+    seen_at: float
+    shown_at: float
+    remedy: Remedy
+    beside: tuple[int, ...]
+    wide: bool
+    others: tuple[Fault, ...]
+    least: Remedy
+    needs_human: bool
+    tries: tuple[Try, ...]
+    healed: Remedy | None
+    relapse: str
+    proof: Proven | None
+    cut_short: int
+    bared: bool
+    serves: bool
+    cordon_as_of: float | None
+    cordon_from: float | None
+    intent: str
+    acts: int
+    digest: str
+    orders: tuple[OperatorRequest, ...]
+    ordered: bool
+    kept: bool
+    now: bool
+    to_verify: bool
+    closing: Phase | None
+    closing_why: str
+    doubt: Doubt | None
+    sequel: Fault | None
+    later: tuple[OperatorRequest, ...]
+    deadline: Deadline | None
+
+
+class JobChanges(TypedDict, total=False):
+    """Fields of a job that change with a step of it."""
+
+    attempt: int
+    claim: dict[NodeId, tuple[int, ...]]
+    ranks: dict[NodeId, str]
+    ranks_as_of: float
+    missing_as_of: float | None
+    made: bool
+    began_at: datetime | None
+    began: float
+    end: End | None
+    calls: tuple[Call, ...]
+    avoid: tuple[NodeId, ...]
+    restarts: tuple[float, ...]
+    interruptions: tuple[Interruption, ...]
+    gates: int
+    resumed_from: int | None
+    work: Work | None
+    listens: bool
+    save_by: Deadline | None
+    diagnosis: str
+    held: bool
+    intent: str
+    fences: tuple[str, ...]
+    remind: Deadline | None
+    acts: int
+    digest: str
+    deadline: Deadline | None
+
+
+Changes = TypeVar("Changes", IncidentChanges, JobChanges)
+
+
+def _none() -> Any:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +99,22 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(Generic[Changes]):
     """Take this event of TRANSITIONS, then decide again."""
 
     event: str
     because: str
-    also: dict[str, Any] = field(default_factory=dict)  # fields that change with it
+    also: Changes = field(default_factory=_none)
     tell: Tell | None = None
     answer: str = ""  # to whoever ordered it
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Change(Generic[Changes]):
     """Stay in the state, change these fields, then decide again."""
 
     because: str
-    also: dict[str, Any] = field(default_factory=dict)
+    also: Changes = field(default_factory=_none)
     tell: Tell | None = None
     call: tuple[JobId, ...] = ()  # attempts that are asked to end
     before: str = ""  # what can wait until they have saved; empty: they end at once
@@ -41,7 +122,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Do:
+class Do(Generic[Changes]):
     """Write this intent down (if it is admitted), taking `event` with it if there is one."""
 
     act: AnyAct
@@ -49,7 +130,7 @@ class Do:
     patience: timedelta  # until it must have been seen
     clock: str  # by the source that will show it
     event: str = ""
-    also: dict[str, Any] = field(default_factory=dict)
+    also: Changes = field(default_factory=_none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +139,8 @@ class Stay:
 
     wait: Wait
     tell: Tell | None = None
-    also: dict[str, Any] = field(default_factory=dict)
 
 
-Decision = Move | Change | Do | Stay
+AnyDo = Do[IncidentChanges] | Do[JobChanges]
+IncidentDecision = Move[IncidentChanges] | Change[IncidentChanges] | Do[IncidentChanges] | Stay
+JobDecision = Move[JobChanges] | Change[JobChanges] | Do[JobChanges] | Stay

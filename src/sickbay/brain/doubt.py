@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay, Tell
 from sickbay.brain.incident_input import IncidentInput, remind
 from sickbay.brain.ladder import ladder_for, rung_rule
 from sickbay.model.clock import INGEST
@@ -28,7 +28,7 @@ def checking(s: IncidentInput) -> bool:
     return s.intent is not None and isinstance(s.intent.act, Verify) and not s.intent.state.over
 
 
-def confirm(s: IncidentInput, node: Node, doubt: Doubt, policy: Policy) -> Decision | None:
+def confirm(s: IncidentInput, node: Node, doubt: Doubt, policy: Policy) -> IncidentDecision | None:
     """The next step of a suspect that must be confirmed. None: it must be given its turn first."""
     incident, intent = s.incident, s.intent
     if intent is not None and isinstance(intent.act, Verify):
@@ -48,11 +48,11 @@ def confirm(s: IncidentInput, node: Node, doubt: Doubt, policy: Policy) -> Decis
         return Change("it is still lost", {"shown_at": s.readings.get(INGEST, 0.0), "doubt": None})
     rule = rung_rule(ladder_for(incident, node, policy), incident.remedy)
     act = Verify(nodes=(node.id,), level=rule.verify, profile=rule.profile or incident.fault.component)
-    also = {"doubt": replace(doubt, turn=None)}
+    also: IncidentChanges = {"doubt": replace(doubt, turn=None)}
     return Do(act, "a check must confirm or clear it", rule.verify_deadline, INGEST, also=also)
 
 
-def _verdict(s: IncidentInput, node: Node, doubt: Doubt, intent: Intent, policy: Policy) -> Decision:
+def _verdict(s: IncidentInput, node: Node, doubt: Doubt, intent: Intent, policy: Policy) -> IncidentDecision:
     if not intent.state.over:
         return Stay(Wait(because="a check is to confirm or clear it", until=intent.seen_by))
     answered = intent.state is IntentState.SEEN and intent.expect is not None and intent.expect.agrees(node.incarnation)
@@ -66,7 +66,7 @@ def _verdict(s: IncidentInput, node: Node, doubt: Doubt, intent: Intent, policy:
     unrun = doubt.unrun + 1
     pause = AGAIN[unrun - 1] if unrun <= len(AGAIN) else policy.pace.held_reminder
     after = replace(doubt, unrun=unrun, turn=s.within(INGEST, pause))
-    also = {"doubt": after, "intent": "", "deadline": None}
+    also: IncidentChanges = {"doubt": after, "intent": "", "deadline": None}
     if unrun < len(AGAIN):
         return Change("its check could not run", also)
     why = f"{unrun} checks could not run: {intent.answer or 'no answer in time'}"
@@ -91,7 +91,7 @@ def _obstacle(s: IncidentInput, node: Node) -> str:
     return ""
 
 
-def _reminded(s: IncidentInput, policy: Policy, because: str) -> Decision:
+def _reminded(s: IncidentInput, policy: Policy, because: str) -> IncidentDecision:
     """Wait for others, without a word at first; a person hears of it at each reminder."""
     incident = s.incident
     if incident.deadline is None:

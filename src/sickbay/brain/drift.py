@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass, field
 
+from sickbay.brain.decision import IncidentChanges
 from sickbay.model.fault import RUNGS, Proof, Remedy
 from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId
 from sickbay.model.incident import Incident, Phase
@@ -34,7 +35,7 @@ class Drift:
 
     uncordoned: str = ""  # another removed (or took over) our cordon
     bared: bool = False  # our cordon is not there any more, and nobody's will was it: it must be put back
-    cordon: dict[str, object] = field(default_factory=dict)  # what becomes of our knowledge of it
+    cordon: IncidentChanges = field(default_factory=IncidentChanges)  # what becomes of our knowledge of it
     healed: Remedy | None = None  # a rung that others did
 
 
@@ -51,7 +52,7 @@ def drift(incident: Incident, node: Node, horizon: float, intent: Intent | None 
     return Drift(uncordoned=uncordoned, bared=bared, cordon=cordon, healed=_healed(incident, node.incarnation))
 
 
-def _uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool) -> tuple[str, dict[str, object]]:
+def _uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool) -> tuple[str, IncidentChanges]:
     """Whether a person took our cordon away. One that goes with its machine, its boot or under our repair says nothing.
 
     A seat whose object is made anew has no cordon, and some clusters lift one with a reboot. So after a change it must
@@ -60,7 +61,7 @@ def _uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool
     if not incident.phase.out or incident.closing is not None:
         return "", {}
     there = f"sickbay:{incident.id}" in node.cordons
-    lost: dict[str, object] = {"cordon_as_of": None, "cordon_from": None, "bared": True}
+    lost: IncidentChanges = {"cordon_as_of": None, "cordon_from": None, "bared": True}
     changed = node.incarnation is not None and not node.incarnation.same_boot(incident.incarnation)
     if incident.cordon_as_of is None:
         if incident.cordon_from is None or incident.bared:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Stay
 from sickbay.brain.job_input import AVOIDED, JobInput, Placement, listing, tell
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, NodeId
@@ -19,7 +19,7 @@ THEIR_QUEUE = timedelta(days=365)  # a cluster that chooses nodes has a queue of
 REFUSED = timedelta(seconds=30)  # a refused start is tried again when newer reads may have told why
 
 
-def queued(s: JobInput, policy: Policy) -> Decision:
+def queued(s: JobInput, policy: Policy) -> JobDecision:
     job = s.job
     if job.cancelled:
         return Move("stopped", "cancelled by its owner")
@@ -32,13 +32,13 @@ def queued(s: JobInput, policy: Policy) -> Decision:
         if isinstance(avoid, str):
             return _starved(s, policy, avoid)
         act = StartJob(job=job.id, attempt=job.attempt + 1, avoid=avoid)
-        chosen = {"attempt": job.attempt + 1, "deadline": None}
+        chosen: JobChanges = {"attempt": job.attempt + 1, "deadline": None}
         return Do(act, "the cluster chooses its nodes", THEIR_QUEUE, s.cluster, "claim", chosen)
     placed = s.place()
     if isinstance(placed, str):
         return _starved(s, policy, placed)
     gate = gate_of(job, policy)
-    also: dict[str, object] = {"claim": placed, "deadline": None}
+    also: JobChanges = {"claim": placed, "deadline": None}
     if gate is None or Capability.CHECK not in s.can:
         return _start(s, policy, placed, "claim", also)
     act_gate = Verify(nodes=tuple(sorted(placed)), level=gate.level, profile=gate.profile)
@@ -59,29 +59,29 @@ def gate_of(job: Job, policy: Policy) -> Examine | None:
 
 
 def _start(
-    s: JobInput, policy: Policy, placed: Placement, event: str = "", also: dict[str, object] | None = None
-) -> Do:
+    s: JobInput, policy: Policy, placed: Placement, event: str = "", also: JobChanges | None = None
+) -> Do[JobChanges]:
     attempt = s.job.attempt + 1
     act = StartJob(job=s.job.id, attempt=attempt, nodes=placed)
     because = f"on {len(placed)} nodes" if s.job.attempt == 0 else f"attempt {attempt}"
     if s.job.attempt and s.job.step is not None:  # it reports steps, so it knows of checkpoints
         because = f"{because}, from its last good checkpoint"
-    changes = {**(also or {}), "attempt": attempt}
+    changes: JobChanges = {**(also or {}), "attempt": attempt}
     return Do(act, because, policy.resume.start_deadline, s.cluster, event, changes)
 
 
-def _starved(s: JobInput, policy: Policy, why: str) -> Decision:
+def _starved(s: JobInput, policy: Policy, why: str) -> JobDecision:
     """Waiting for nodes spends no restart; a human hears of it now and then."""
     job = s.job
     if job.deadline is None:
         return Change(why, {"deadline": s.within(s.cluster, policy.pace.held_reminder)})
     if s.passed(job.deadline):
-        also = {"deadline": s.within(s.cluster, policy.pace.held_reminder)}
+        also: JobChanges = {"deadline": s.within(s.cluster, policy.pace.held_reminder)}
         return Change(why, also, tell(job, "job_waits", f"{job.spec.name}: {why}"))
     return Stay(Wait(because=why, until=job.deadline))
 
 
-def _called_off(s: JobInput, policy: Policy) -> Decision:
+def _called_off(s: JobInput, policy: Policy) -> JobDecision:
     """A person stops what its own controller holds or may yet run again: that must be told to let it be, too."""
     job, intent = s.job, s.intent
     if intent is None or not isinstance(intent.act, StopJob):
@@ -99,7 +99,7 @@ def _called_off(s: JobInput, policy: Policy) -> Decision:
     return Move("stopped", why, {}, tell(job, "job_stuck", f"{job.spec.name}: {why}"))
 
 
-def _rerun(s: JobInput, policy: Policy) -> Decision:
+def _rerun(s: JobInput, policy: Policy) -> JobDecision:
     """Its own controller may restart it first, unless our stop holds it; we ask only after it has had its time."""
     job, intent = s.job, s.intent
     if intent is not None and isinstance(intent.act, RerunJob):
@@ -132,13 +132,13 @@ def _rerun(s: JobInput, policy: Policy) -> Decision:
     return _ask_to_rerun(s, avoid, because)
 
 
-def give_up(s: JobInput, policy: Policy, why: str) -> Decision:
+def give_up(s: JobInput, policy: Policy, why: str) -> JobDecision:
     """FAILED. Where our own stop holds it, its cluster is told first to let it be: else it would hold it for ever."""
     job, intent = s.job, s.intent
     stop = intent if intent is not None and isinstance(intent.act, StopJob) else None
     if job.held and s.native and stop is None:
         act = StopJob(job=job.id, attempt=job.attempt, final=True)
-        also: dict[str, object] = {"diagnosis": why, "deadline": None}
+        also: JobChanges = {"diagnosis": why, "deadline": None}
         return Do(act, f"it is given up: {why}", policy.resume.stop_deadline, s.cluster, also=also)
     if stop is not None and not stop.state.over:
         return Stay(Wait(because=f"its controller is told to let it be: {why}", until=stop.seen_by))
@@ -147,23 +147,23 @@ def give_up(s: JobInput, policy: Policy, why: str) -> Decision:
     return Move("fail", why, {"diagnosis": why, "deadline": None}, tell(job, "job_failed", f"{job.spec.name}: {why}"))
 
 
-def _kept_waiting(s: JobInput, policy: Policy, why: str) -> Decision:
+def _kept_waiting(s: JobInput, policy: Policy, why: str) -> JobDecision:
     """Its controller's own time is over, so the reminder is apart from it: it is asked as soon as it can be."""
     job = s.job
     if job.remind is not None and not s.passed(job.remind):
         return Stay(Wait(because=why, until=job.remind))
-    also = {"remind": s.within(s.cluster, policy.pace.held_reminder)}
+    also: JobChanges = {"remind": s.within(s.cluster, policy.pace.held_reminder)}
     if job.remind is None:
         return Change(why, also)
     return Change(why, also, tell(job, "job_waits", f"{job.spec.name}: {why}"))
 
 
-def _ask_to_rerun(s: JobInput, avoid: tuple[NodeId, ...], because: str) -> Do:
+def _ask_to_rerun(s: JobInput, avoid: tuple[NodeId, ...], because: str) -> Do[JobChanges]:
     act = RerunJob(job=s.job.id, attempt=s.job.attempt, avoid=avoid)
     return Do(act, because, THEIR_QUEUE, s.cluster, also={"deadline": None})
 
 
-def _asked_to_rerun(s: JobInput, policy: Policy, intent: Intent, act: RerunJob) -> Decision:
+def _asked_to_rerun(s: JobInput, policy: Policy, intent: Intent, act: RerunJob) -> JobDecision:
     """Once asked, waiting for nodes is its cluster's business; what it was told to avoid may be well by then."""
     well = s.well(act.avoid)
     again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
@@ -176,7 +176,7 @@ def _asked_to_rerun(s: JobInput, policy: Policy, intent: Intent, act: RerunJob) 
     return Stay(Wait(because=waits.wait.because, until=again)) if well and isinstance(waits, Stay) else waits
 
 
-def gating(s: JobInput, policy: Policy) -> Decision:
+def gating(s: JobInput, policy: Policy) -> JobDecision:
     job, intent = s.job, s.intent
     starting = intent is not None and isinstance(intent.act, StartJob) and intent.state is not IntentState.PLANNED
     if job.stop_asked or job.calls or job.cancelled:
@@ -217,7 +217,7 @@ def gating(s: JobInput, policy: Policy) -> Decision:
             return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None})
 
 
-def _in_their_queue(s: JobInput, policy: Policy, intent: Intent) -> Decision:
+def _in_their_queue(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
     """The time to start runs from the allocation; before it, waiting is the cluster's business and costs nothing."""
     job = s.job
     if (
@@ -227,7 +227,7 @@ def _in_their_queue(s: JobInput, policy: Policy, intent: Intent) -> Decision:
         why = f"the start was refused: {intent.answer}; an earlier sending may have been taken"
         if s.passed(known):
             # It counts as a failed gate: if all that follow are refused too, that ends it.
-            also = {"deadline": None, "gates": job.gates + 1, "diagnosis": why}
+            also: JobChanges = {"deadline": None, "gates": job.gates + 1, "diagnosis": why}
             return Move("stop", f"{why}: what there is of it is stopped", also)
         return Stay(Wait(because=why, until=known))
     if not job.claim:
@@ -240,8 +240,7 @@ def _in_their_queue(s: JobInput, policy: Policy, intent: Intent) -> Decision:
     if job.deadline is None:
         return Change("its nodes are allocated", {"deadline": s.within(s.cluster, policy.resume.start_deadline)})
     if s.passed(job.deadline):
-        also = {"deadline": None, "made": True}
-        return Move("stop", "not all ranks were seen in time: the rest is stopped", also)
+        return Move("stop", "not all ranks were seen in time: the rest is stopped", {"deadline": None, "made": True})
     return Stay(Wait(because="starting its ranks", until=job.deadline))
 
 
@@ -257,7 +256,7 @@ def _fell(job: Job, intent: Intent | None) -> tuple[NodeId, ...]:
     return tuple(sorted({call.node for call in job.calls if call.booted and call.node})) if begun else ()
 
 
-def _refused(s: JobInput, policy: Policy, intent: Intent) -> Decision:
+def _refused(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
     """The cluster knows something that we do not: wait for newer reads, or all goes are spent in a moment."""
     why = f"the start was refused: {intent.answer}"
     again = Deadline(clock=intent.clock, at=intent.sent_at + REFUSED.total_seconds())
@@ -272,19 +271,19 @@ def _unsent(intent: Intent) -> bool:
     return never and set(intent.verdicts.values()) == {"could_not_run"}
 
 
-def _gate_unsent(s: JobInput, intent: Intent) -> Decision:
+def _gate_unsent(s: JobInput, intent: Intent) -> JobDecision:
     """Others' work kept its check from being sent: nobody failed, and it takes other nodes if there are any."""
     job = s.job
     avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *intent.verdicts}))[:AVOIDED]
     return Move("unclaim", intent.answer, {"claim": {}, "calls": (), "avoid": avoid, "deadline": None})
 
 
-def _gate_failed(s: JobInput, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> Decision:
+def _gate_failed(s: JobInput, policy: Policy, why: str, bad: tuple[NodeId, ...]) -> JobDecision:
     job = s.job
     gates = job.gates + 1
     if gates >= policy.resume.max_gates:
         why = f"{why}; {gates} gates have failed"
-        also = {"claim": {}, "gates": gates, "diagnosis": why}
+        also: JobChanges = {"claim": {}, "gates": gates, "diagnosis": why}
         return Move("fail", why, also, tell(job, "job_failed", f"{job.spec.name}: {why}"))
     avoid = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *bad}))[:AVOIDED]
     return Move("unclaim", why, {"claim": {}, "calls": (), "gates": gates, "avoid": avoid, "deadline": None})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sickbay.brain.decision import Change, Decision, Stay, Tell
+from sickbay.brain.decision import Change, IncidentChanges, IncidentDecision, Stay, Tell
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Scope
 from sickbay.model.fleet import Capability, JobId, Node, PastIncident
@@ -63,11 +63,11 @@ def reset_domain(incident: Incident, node: Node) -> tuple[int, ...]:
     return tuple(sorted({device, *incident.beside}))
 
 
-def remind(s: IncidentInput, policy: Policy, event: str, text: str, because: str) -> Decision:
+def remind(s: IncidentInput, policy: Policy, event: str, text: str, because: str) -> IncidentDecision:
     """Tell a human now and again at each reminder; in between, wait."""
     incident = s.incident
     if incident.deadline is None or s.passed(incident.deadline):
-        also = {"deadline": s.within(INGEST, policy.pace.held_reminder)}
+        also: IncidentChanges = {"deadline": s.within(INGEST, policy.pace.held_reminder)}
         notice = Notify(event=event, subject=f"incident:{incident.id}", text=text)
         return Change("a human is told", also, Tell(notice, f"{event}:{s.readings.get(INGEST, 0.0):.0f}"))
     return Stay(Wait(because=because, until=incident.deadline))

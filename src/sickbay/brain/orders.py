@@ -5,7 +5,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.correlate import absorb
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay
 from sickbay.brain.incident_input import IncidentInput, away, later, on_its_way, owner_of, remind
 from sickbay.brain.repair import occupied, stands
 from sickbay.model.clock import INGEST, Deadline
@@ -23,8 +23,6 @@ NODE_VERBS = {
     "replace": Remedy.REPLACE,
 }
 WISH = "operator."
-# What `absorb` changes of an incident.
-ILLNESS = ("fault", "remedy", "least", "evidence", "seen_at", "shown_at", "beside", "wide", "needs_human", "relapse")
 
 
 def wished(verb: str, by: str, reason: str) -> Fault:
@@ -56,13 +54,13 @@ def planned(incident: Incident) -> str:
     return f"{incident.node} is {BEFORE.get(fault.code.removeprefix(WISH), 'taken out of service')}"
 
 
-def obey(s: IncidentInput, order: OperatorRequest) -> Decision:
+def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
     incident = s.incident
     because = f"{order.verb} by {order.by}: {order.reason}"
-    rest: dict[str, object] = {"orders": incident.orders[1:]}
+    rest: IncidentChanges = {"orders": incident.orders[1:]}
     done = f"{order.by}: {order.verb}: done"
     # By a human, who is what it was held for.
-    decided: dict[str, object] = {"ordered": True, "needs_human": False, "kept": False}
+    decided: IncidentChanges = {"ordered": True, "needs_human": False, "kept": False}
     match order.verb:
         case "dismiss" | "uncordon":
             return Change(
@@ -79,35 +77,37 @@ def obey(s: IncidentInput, order: OperatorRequest) -> Decision:
         case "hold" if incident.phase.out and incident.phase is not Phase.HELD:
             return Move("hold", because, {**rest, "kept": True}, answer=done)
         case "hold":
-            also = {**rest, "needs_human": True, "kept": True}
-            return Change(because, also, answer=f"{done}: a human decides before any repair")
+            kept: IncidentChanges = {**rest, "needs_human": True, "kept": True}
+            return Change(because, kept, answer=f"{done}: a human decides before any repair")
         case "confirm" if incident.phase is Phase.HELD:
             event = _way_out(s, "verify")
-            also = {**rest, **decided, "proof": None, "to_verify": event != "verify"}
-            return Move(event, because, also, answer=done)
+            proof_next: IncidentChanges = {**rest, **decided, "proof": None, "to_verify": event != "verify"}
+            return Move(event, because, proof_next, answer=done)
         case "escalate" if incident.phase is Phase.HELD:
             above = _one_above(incident)
-            also = {**rest, **decided, "remedy": above, "least": above, "to_verify": False}
-            return Move(_way_out(s, "escalate"), because, also, answer=done)
+            raised: IncidentChanges = {**rest, **decided, "remedy": above, "least": above, "to_verify": False}
+            return Move(_way_out(s, "escalate"), because, raised, answer=done)
         case verb if verb in NODE_VERBS:
             return _wish(s, order, rest, {**decided, "to_verify": False})
         case _:
             return Change(because, rest, answer=_refusal(order, f"it is {incident.phase}"))
 
 
-def _wish(s: IncidentInput, order: OperatorRequest, rest: dict[str, object], decided: dict[str, object]) -> Decision:
+def _wish(
+    s: IncidentInput, order: OperatorRequest, rest: IncidentChanges, decided: IncidentChanges
+) -> IncidentDecision:
     """What a person asks of a node that is treated already raises what is done, it never lowers it."""
     incident, wish = s.incident, wished(order.verb, order.by, order.reason)
     done, because, repair = f"{order.by}: {order.verb}: done", wish.because, wish.remedy.disrupts
     if incident.closing is not None and len(incident.later) >= ORDERS_MOST:
         return Change(because, rest, answer=_refusal(order, f"{len(incident.later)} orders wait already"))
     if incident.closing is not None:
-        also = {**rest, "later": (*incident.later, order)}
-        return Change(because, also, answer=f"{order.by}: {order.verb}: it is being closed: begins when that is over")
+        queued: IncidentChanges = {**rest, "later": (*incident.later, order)}
+        return Change(because, queued, answer=f"{order.by}: {order.verb}: it is being closed: begins when that is over")
     if repair and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
         made = "is under way" if incident.phase is Phase.REPAIRING else "was done"
         return Change(because, rest, answer=_refusal(order, f"{incident.rung} {made} for {incident.id} already"))
-    also = {**rest, **_raised(incident, wish), "now": incident.now or order.now}
+    also: IncidentChanges = {**rest, **_raised(incident, wish), "now": incident.now or order.now}
     match incident.phase:
         case Phase.HELD if repair:
             return Move(_way_out(s, "escalate"), because, {**also, **decided}, answer=done)
@@ -124,10 +124,10 @@ def _wish(s: IncidentInput, order: OperatorRequest, rest: dict[str, object], dec
             return Change(because, also, answer=done)
 
 
-def _raised(incident: Incident, wish: Fault) -> dict[str, object]:
+def _raised(incident: Incident, wish: Fault) -> IncidentChanges:
     repair = wish.remedy.disrupts
     # Whoever asks for a repair has decided; whoever asks for the node wants to.
-    raised: dict[str, object] = {
+    raised: IncidentChanges = {
         "needs_human": wish.needs_human or (incident.needs_human and not repair),
         "least": highest(incident.least, wish.remedy),
         "ordered": True,
@@ -151,7 +151,7 @@ def _way_out(s: IncidentInput, event: str) -> str:
     return "drain" if event == "verify" and occupied(s, s.node) else event
 
 
-def _closing(s: IncidentInput, why: str) -> dict[str, object]:
+def _closing(s: IncidentInput, why: str) -> IncidentChanges:
     """Dismissed by a person. What is under way is let go; a cordon or a release is seen through first."""
     intent = s.intent
     sent = intent is not None and (intent.state is not IntentState.PLANNED or bool(intent.doubted))
@@ -169,7 +169,7 @@ def _one_above(incident: Incident) -> Remedy:
     return highest(incident.remedy, min(higher, key=lambda r: r.rank, default=Remedy.REPLACE))
 
 
-def close(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def close(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     """Take our cordon back, and end when it is seen gone."""
     incident, intent = s.incident, s.intent
     event = "release" if incident.closing is Phase.RELEASED else "dismiss"
@@ -202,8 +202,11 @@ def close(s: IncidentInput, node: Node, policy: Policy) -> Decision:
         return _keep_out(s, node, policy, sequel)
     act = Release(node=node.id, owner=owner_of(incident))
     # The deadline is the next reminder's. A release takes nothing from anybody: it is not put off for as long as that.
-    also: dict[str, object] = {} if releasing else {"deadline": None}
+    also: IncidentChanges = {} if releasing else {"deadline": None}
     return Do(act, because, policy.pace.cordon_deadline, incident.cluster, also=also)
+
+
+_CLOSED_NO_MORE: IncidentChanges = {"closing": None, "closing_why": "", "proof": None, "intent": "", "deadline": None}
 
 
 def _refusal_stands(s: IncidentInput, node: Node, intent: Intent, policy: Policy) -> Deadline | None:
@@ -223,13 +226,28 @@ def _sick_again(incident: Incident, node: Node) -> Fault | None:
     return fault if owner_of(incident) in node.cordons and not heard_again else None
 
 
-def _keep_out(s: IncidentInput, node: Node, policy: Policy, fault: Fault) -> Decision:
+def _keep_out(s: IncidentInput, node: Node, policy: Policy, fault: Fault) -> IncidentDecision:
     """Its release was not taken, and the node fell ill meanwhile: our cordon stays, and the incident goes on."""
     reading = s.readings.get(INGEST, 0.0)
     ill = absorb(replace(s.incident, closing=None, sequel=None), fault, node, policy, reading)
-    changed = {name: getattr(ill, name) for name in ILLNESS}
-    again = {"closing": None, "closing_why": "", "sequel": None, "proof": None, "intent": "", "deadline": None}
-    return Change(f"{fault.code} before it was released", {**changed, **again})
+    return Change(
+        f"{fault.code} before it was released",
+        {
+            "fault": ill.fault,
+            "remedy": ill.remedy,
+            "least": ill.least,
+            "evidence": ill.evidence,
+            "seen_at": ill.seen_at,
+            "shown_at": ill.shown_at,
+            "beside": ill.beside,
+            "wide": ill.wide,
+            "others": ill.others,
+            "needs_human": ill.needs_human,
+            "relapse": ill.relapse,
+            **_CLOSED_NO_MORE,
+            "sequel": None,
+        },
+    )
 
 
 def _removed_by_another(incident: Incident, node: Node) -> bool:
@@ -237,13 +255,12 @@ def _removed_by_another(incident: Incident, node: Node) -> bool:
     return seen and owner_of(incident) not in node.cordons
 
 
-def _proof_gone(s: IncidentInput, node: Node) -> Decision:
+def _proof_gone(s: IncidentInput, node: Node) -> IncidentDecision:
     """It was rebooted or replaced after its check passed: proof before return, so it is checked again, cordoned."""
     incident, intent = s.incident, s.intent
     under_way = intent is not None and isinstance(intent.act, Release) and not intent.state.over
     if intent is not None and under_way and intent.state is not IntentState.PLANNED:
         return Stay(Wait(because="its proof is gone while its release is on its way", until=intent.seen_by))
-    again: dict[str, object] = {"closing": None, "closing_why": "", "proof": None, "intent": "", "deadline": None}
     if owner_of(incident) in node.cordons:
-        return Change("another boot than the one that passed the check", again)
-    return Move("cordon", "another boot than the one that was released", {**again, "cordon_as_of": None})
+        return Change("another boot than the one that passed the check", _CLOSED_NO_MORE)
+    return Move("cordon", "another boot than the one that was released", {**_CLOSED_NO_MORE, "cordon_as_of": None})

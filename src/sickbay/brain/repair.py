@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay
 from sickbay.brain.drift import rung_shown
 from sickbay.brain.incident_input import IncidentInput, away, on_its_way, reset_domain
 from sickbay.brain.ladder import ladder_for, next_rung, rung_rule, strike
@@ -16,7 +16,7 @@ from sickbay.model.policy import OnCouldNotRun, Policy, RungRule, Strikes, Trigg
 CUT_SHORT = 3  # boots under as many checks: by chance one, perhaps two
 
 
-def drained(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def drained(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident = s.incident
     if incident.needs_human:
         return Move("hold", f"a human must decide: {incident.fault.because}", {"needs_human": False})
@@ -39,20 +39,20 @@ def drained(s: IncidentInput, node: Node, policy: Policy) -> Decision:
     if rung is None:
         return Move("hold", f"the ladder's end: {because}")
     if must_leave(s, node, rung) or node.unmanaged:
-        also = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
+        also: IncidentChanges = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         return Move("drain", f"{rung.do} needs the node empty", also)
     act = Repair(node=node.id, rung=rung.do, devices=reset_domain(incident, node))
     clock = INGEST if rung.do is Remedy.RESET_GPU else incident.cluster
-    fresh = {"proof": None, "healed": None, "relapse": "", "to_verify": False, "cut_short": 0}
+    fresh: IncidentChanges = {"proof": None, "healed": None, "relapse": "", "to_verify": False, "cut_short": 0}
     told = because if rung.do is incident.remedy else f"{rung.do} now: {because}"
     return Do(act, told, rung.deadline, clock, "repair", fresh)
 
 
-def _check(s: IncidentInput, node: Node, policy: Policy, because: str) -> Move:
+def _check(s: IncidentInput, node: Node, policy: Policy, because: str) -> Move[IncidentChanges]:
     """On to the proof; a check disturbs whatever runs there, so the node is emptied first."""
     if occupied(s, node):
-        also = {"deadline": s.within(s.incident.cluster, policy.pace.drain_deadline), "to_verify": True}
-        return Move("drain", "a check needs the node empty", also)
+        until = s.within(s.incident.cluster, policy.pace.drain_deadline)
+        return Move("drain", "a check needs the node empty", {"deadline": until, "to_verify": True})
     return Move("verify", because, {"to_verify": False})
 
 
@@ -89,7 +89,7 @@ def must_leave(s: IncidentInput, node: Node, rung: RungRule | None) -> tuple[Job
     return s.scoped if one_device else (*s.scoped, *s.bystanders)
 
 
-def repairing(s: IncidentInput, node: Node) -> Decision:
+def repairing(s: IncidentInput, node: Node) -> IncidentDecision:
     incident, intent, rung = s.incident, s.intent, s.incident.rung
     if intent is None or not isinstance(intent.act, Repair):
         return Move("fail", "its intent is gone")
@@ -131,7 +131,7 @@ def stands(incident: Incident, node: Node) -> bool:
     return incident.proof is not None and proven(incident) and incident.proof.incarnation.agrees(node.incarnation)
 
 
-def verifying(s: IncidentInput, node: Node, policy: Policy) -> Decision:
+def verifying(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident, intent = s.incident, s.intent
     rule = _proof_wanted(incident, node, policy)
     level = rule.verify
@@ -159,7 +159,7 @@ def verifying(s: IncidentInput, node: Node, policy: Policy) -> Decision:
             fails = incident.remedy.disrupts and rule.on_could_not_run is OnCouldNotRun.FAIL
             return Move("fail" if fails else "hold", why, {"proof": None, "cut_short": 0})
         act = Verify(nodes=(node.id,), level=level, profile=rule.profile or incident.fault.component)
-        also = {"incarnation": node.incarnation, "cut_short": cut_short}
+        also: IncidentChanges = {"incarnation": node.incarnation, "cut_short": cut_short}
         return Do(act, "proof before return", rule.verify_deadline, INGEST, also=also)
     if not intent.state.over:
         return Stay(Wait(because=f"check level {level} is running", until=intent.seen_by))

@@ -5,7 +5,7 @@ It alone stops and starts managed attempts.
 
 from sickbay.brain.attempt import running, stopping
 from sickbay.brain.blame import diagnosing
-from sickbay.brain.decision import Decision, Stay
+from sickbay.brain.decision import JobDecision, Stay
 from sickbay.brain.gate import gating, queued
 from sickbay.brain.job_input import JobInput
 from sickbay.model.incident import Wait
@@ -14,7 +14,7 @@ from sickbay.model.policy import Policy
 from sickbay.model.tables import Tables
 
 
-def resume(s: JobInput, policy: Policy, tables: Tables) -> Decision:
+def resume(s: JobInput, policy: Policy, tables: Tables) -> JobDecision:
     match s.job.state:
         case JobState.QUEUED:
             return queued(s, policy)

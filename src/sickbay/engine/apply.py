@@ -130,7 +130,7 @@ def reads_of(news: AnyNews) -> tuple[str, ...]:
             return ()
 
 
-def _answered(draft: Draft, key: str, node: str, verdict: str) -> None:
+def _answered(draft: Draft, key: str, node: NodeId, verdict: str) -> None:
     intent = draft.intent(key)
     if intent is not None and not intent.state.over and node in nodes_of(intent.act):
         draft.put(replace(intent, verdicts={**intent.verdicts, node: verdict}))

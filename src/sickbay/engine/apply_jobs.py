@@ -5,7 +5,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from sickbay.brain.blame import learned_late
-from sickbay.brain.decision import Tell
+from sickbay.brain.decision import JobChanges, Tell
 from sickbay.brain.submission import refusal
 from sickbay.engine.door import slim
 from sickbay.engine.errands import make_room
@@ -178,7 +178,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
     if begun and not any(call.node for call in job.calls) and not learned_late(job):
         restarts = _spent(draft, job)  # in QUEUED it was judged, and spent if need be, before its controller came
         job = charged(job, replace(job, restarts=restarts))
-    also = {
+    also: JobChanges = {
         "attempt": news.attempt,
         "claim": dict.fromkeys(news.ranks, ()),
         "ranks": dict(news.ranks),

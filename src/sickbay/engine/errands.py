@@ -7,7 +7,6 @@ idempotent, so it goes on until a slice is not full.
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -148,17 +147,16 @@ def _caused(draft: Draft, job: Job, n: int, errand: Errand) -> Job:
     lost = job.interruptions[n]
     incidents = lost.incidents if errand.incident is None else (*lost.incidents, errand.incident)
     linked = replace(lost, incidents=incidents)
-    changes: dict[str, Any] = {}
     if not lost.closed and not lost.incidents:
         linked = replace(linked, cause=errand.because, spent=None)
         if lost.spent is not None:  # it was judged already, without knowing
-            changes["diagnosis"] = errand.because
+            job = replace(job, diagnosis=errand.because)
             told = f"attempt {lost.attempt} ended by {errand.because}, as is known by now"
             if not draft.rules.policy.resume.faults_count:
-                changes["restarts"] = tuple(at for at in job.restarts if at != lost.spent)
+                job = replace(job, restarts=tuple(at for at in job.restarts if at != lost.spent))
                 told += ": its restart is given back"
             draft.tell(told, key_of(job), event="linked")
-    return replace(job, interruptions=(*job.interruptions[:n], linked, *job.interruptions[n + 1 :]), **changes)
+    return replace(job, interruptions=(*job.interruptions[:n], linked, *job.interruptions[n + 1 :]))
 
 
 def _inside(draft: Draft, job: Job, n: int, at: datetime) -> bool:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import AdmissionStage, Confirm
 from sickbay.brain.decide import decide
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay
 from sickbay.brain.doubt import confirm
 from sickbay.brain.incident_input import IncidentInput
 from sickbay.brain.orders import wished
@@ -147,7 +147,9 @@ def _histories(incident: Incident, node: Node | None) -> list[str]:
     return subjects_of(incident.incarnation, node, incident.fault.device)
 
 
-def _take(draft: Draft, incident: Incident, sight: IncidentInput, decision: Decision) -> tuple[Incident, Wait | None]:
+def _take(
+    draft: Draft, incident: Incident, sight: IncidentInput, decision: IncidentDecision
+) -> tuple[Incident, Wait | None]:
     node = sight.node
     match decision:
         case Move(event=event, because=because, also=also, tell=tell, answer=answer):
@@ -181,7 +183,7 @@ def _take(draft: Draft, incident: Incident, sight: IncidentInput, decision: Deci
                 if node.excused:  # the exclusion that covered it is over
                     draft.put(replace(node, excused=False))
             intent, number = write_down(draft, incident, decision)
-            more = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
+            more: IncidentChanges = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
             if isinstance(act, Quarantine):
                 more["serves"] = False
             if isinstance(act, Repair):

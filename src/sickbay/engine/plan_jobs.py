@@ -4,7 +4,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Decision, Do, Move, Stay, Tell
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Stay, Tell
 from sickbay.brain.job_input import JobInput
 from sickbay.brain.resume import resume
 from sickbay.engine.placing import dismissed, fenceable, lost, mute, place, unseen, unusable, well
@@ -42,7 +42,7 @@ def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
     return _take_job(draft, job, resume(sight, draft.rules.policy, draft.rules.tables))
 
 
-def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | None]:
+def _take_job(draft: Draft, job: Job, decision: JobDecision) -> tuple[Job, Wait | None]:
     tell: Tell | None = None
     wait: Wait | None = None
     match decision:
@@ -54,13 +54,13 @@ def _take_job(draft: Draft, job: Job, decision: Decision) -> tuple[Job, Wait | N
             draft.put(job)
         case Do(event=event, because=because, also=also):
             intent, number = write_down(draft, job, decision)
-            more = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
+            more: JobChanges = {**also, "intent": intent.key, "acts": number, "digest": draft.rules.digest}
             if isinstance(decision.act, Fence):  # beside the stop, which goes on
                 more |= {"intent": job.intent, "fences": (*job.fences, intent.key)}
             if isinstance(decision.act, StartJob):
                 more |= {"ranks": {}, "ranks_as_of": 0.0, "missing_as_of": None, "end": None, "resumed_from": None}
             if event:
-                begun = {"began_at": draft.now, "began": draft.reading(job.spec.cluster)}
+                begun: JobChanges = {"began_at": draft.now, "began": draft.reading(job.spec.cluster)}
                 job = step_job(draft, job, event, because, {**begun, **more})
             else:
                 job = replace(job, **more)

@@ -8,6 +8,7 @@ it, and its owner decides again.
 from msgspec.structs import replace
 
 from sickbay.brain.admit import AdmissionStage, Deferred
+from sickbay.brain.decision import IncidentChanges, JobChanges
 from sickbay.brain.incident_input import reset_domain
 from sickbay.brain.job_input import listing
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
@@ -230,7 +231,7 @@ def _could_save(draft: Draft, act: StopJob | AskToSave) -> Job | None:
 def _run_on(draft: Draft, job: Job, calls: tuple[Call, ...], because: str) -> None:
     """It has lost nothing: its attempt goes on as if it had never been stopped."""
     kept = tuple(lost for lost in job.interruptions if lost.closed or lost.attempt != job.attempt)
-    also = {"calls": calls, "deadline": None, "remind": None, "interruptions": kept}
+    also: JobChanges = {"calls": calls, "deadline": None, "remind": None, "interruptions": kept}
     step_job(draft, job, "spared", because, also)
     draft.waits[key_of(job)] = DUE_NOW
 
@@ -266,7 +267,7 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
         return
     draft.put(replace(intent, state=IntentState.EXPIRED, answer=f"withdrawn: {refused.because}"))
     draft.waits[key] = None
-    untried = {"tries": incident.tries[:-1]} if isinstance(intent.act, Repair) else {}
+    untried: IncidentChanges = {"tries": incident.tries[:-1]} if isinstance(intent.act, Repair) else {}
     node = draft.node(incident.node)
     cordon = isinstance(intent.act, Quarantine)
     may_return = cordon and (node is None or not cordon_may_come(draft, incident, node))
@@ -274,7 +275,7 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
         step_incident(draft, incident, "defer", refused.because, untried)
     else:
         deadline = incident.deadline if incident.phase is Phase.HELD else None  # there it is a human's reminder
-        draft.put(replace(incident, intent="", deadline=deadline, **untried))
+        draft.put(replace(replace(incident, **untried), intent="", deadline=deadline))
     draft.waits[key_of(incident)] = DUE_NOW
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from sickbay.brain.attempt import stuck
-from sickbay.brain.decision import Do, Tell
+from sickbay.brain.decision import AnyDo, IncidentChanges, JobChanges, Tell
 from sickbay.brain.ladder import looks_back
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
@@ -49,9 +49,10 @@ REPEATED_TELLS = 40
 # --- incidents
 
 
-def step_incident(draft: Draft, incident: Incident, event: str, because: str, also: dict[str, Any]) -> Incident:
+def step_incident(draft: Draft, incident: Incident, event: str, because: str, also: IncidentChanges) -> Incident:
     """The incident after one event of TRANSITIONS, with all that goes with it."""
-    changed = replace(incident, **{"intent": "", "deadline": None, **also})
+    changes: IncidentChanges = {"intent": "", "deadline": None, **also}
+    changed = replace(incident, **changes)
     phase = TRANSITIONS.target(changed, incident.phase, event)
     stage = Stage(phase=phase, entered_at=draft.now, because=because)
     changed = replace(changed, phase=phase, stages=(*incident.stages, stage)[-KEEP_STAGES:], wait=None)
@@ -141,8 +142,9 @@ def subjects_of(incarnation: Incarnation | None, node: Node | None, device: int 
 # --- jobs
 
 
-def step_job(draft: Draft, job: Job, event: str, because: str, also: dict[str, Any]) -> Job:
-    changed = replace(job, **{"intent": "", "fences": (), "save_by": None, **also})
+def step_job(draft: Draft, job: Job, event: str, because: str, also: JobChanges) -> Job:
+    changes: JobChanges = {"intent": "", "fences": (), "save_by": None, **also}
+    changed = replace(job, **changes)
     state = JOB_LIFE.target(changed, job.state, event)
     changed = replace(changed, state=state, wait=None)
     if state in {JobState.QUEUED, JobState.DIAGNOSING} or state.terminal:
@@ -317,7 +319,7 @@ def name_of(owner: Incident | Job) -> str:
     return owner.id if isinstance(owner, Incident) else f"job.{owner.id}"
 
 
-def write_down(draft: Draft, owner: Incident | Job, do: Do) -> tuple[Intent, int]:
+def write_down(draft: Draft, owner: Incident | Job, do: AnyDo) -> tuple[Intent, int]:
     """The intent of a decision, PLANNED. Its key is the owner's next number: planning it twice gives one intent."""
     number = owner.acts + 1
     cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
@@ -357,13 +359,13 @@ def _drop_old(draft: Draft, owner: Incident | Job, number: int) -> None:
         draft.waits[f"intent:{old.key}"] = None
 
 
-def _blind(draft: Draft, cluster: str, do: Do) -> bool:
+def _blind(draft: Draft, cluster: str, do: AnyDo) -> bool:
     act = do.act
     name = act.rung if isinstance(act, Repair) else type(act).__struct_config__.tag
     return name in draft.rules.blind.get(cluster, frozenset())
 
 
-def _expected(draft: Draft, owner: Incident | Job, do: Do) -> Incarnation | None:
+def _expected(draft: Draft, owner: Incident | Job, do: AnyDo) -> Incarnation | None:
     act = do.act
     match act:
         case Release() if isinstance(owner, Incident) and owner.closing is Phase.DISMISSED:
@@ -380,7 +382,7 @@ def _expected(draft: Draft, owner: Incident | Job, do: Do) -> Incarnation | None
     return seat.incarnation if seat is not None else None
 
 
-def _name(do: Do) -> str:
+def _name(do: AnyDo) -> str:
     act = do.act
     name = type(act).__name__
     return f"{name}({act.rung})" if isinstance(act, Repair) else name

@@ -1,10 +1,12 @@
-"""The only module that chooses adapters."""
+"""Wiring (composition root): the only module that chooses adapters and clusters.
+
+Each is imported where it is chosen, so that whoever only opens a store loads no cluster, and the other way round.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sickbay.adapters.stores.sql import open_store
 from sickbay.engine.execute import Effects, Site
 from sickbay.engine.view import Rules
 from sickbay.knowledge.load import load_tables
@@ -14,8 +16,6 @@ from sickbay.ports.breakable import Breakable
 from sickbay.ports.machines import Machines
 from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
-
-__all__ = ["WiredFleet", "local_fleet", "open_store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,24 @@ class WiredFleet:
     metrics: Metrics | None = None
 
 
+def open_store(url: str, *, readonly: bool = False) -> Store:
+    """The store that a URL names. `readonly` is for a look from another process: it takes no lock."""
+    from sickbay.adapters.stores import sql
+
+    return sql.open_store(url, readonly=readonly)
+
+
+def local_defects() -> dict[str, str]:
+    """What can be broken in the local cluster: names, and what each of them is."""
+    from sickbay.clusters.local.defects import catalogue
+
+    return catalogue()
+
+
 def local_fleet(
     root: Path, store: Store, policy: Policy, posted: Callable[[], None], knowledge: Path | None = None
 ) -> WiredFleet:
     """The local cluster under `root`; `posted` hears when a command waits for an agent; `knowledge`: own rows."""
-    # Here, so that whoever only opens a store does not load a cluster.
     from sickbay.adapters.checks.agents import AgentChecks
     from sickbay.adapters.machines.agents import AgentMachines
     from sickbay.adapters.machines.channels import Channels

@@ -262,7 +262,7 @@ def test_an_agent_of_a_boot_that_has_ended_does_not_start(rig: NodeRig) -> None:
 
 
 def test_a_seat_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sickbay.agent", "--root", str(tmp_path), "--seat", "nobody"]
+    command = [sys.executable, "-m", "sickbay.clusters.local.node", "--root", str(tmp_path), "--seat", "nobody"]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 2
     assert said.stderr.startswith("agent: there is no seat 'nobody'")

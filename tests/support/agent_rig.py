@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.agent.places import Places
 from sickbay.agent.probes.kernel_log import SOURCE, LogPlace
+from sickbay.clusters.local.agent_process import AGENT
 from sickbay.clusters.local.devices import Hardware
 from sickbay.clusters.local.files import (
     BOOT_MARK,
@@ -249,7 +250,7 @@ class NodeRig:
         return any(b'"source":"kmsg' in path.read_bytes() for path in self.spool)
 
     def start(self, **environment: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "sickbay.agent", "--root", str(self.root), "--seat", self.seat.name]
+        command = [sys.executable, "-m", AGENT, "--root", str(self.root), "--seat", self.seat.name]
         environment = {**os.environ, BOOT_MARK: self.seat.boot_id, **environment}
         log = (self.root / "agent.log").open("ab")
         with log:

@@ -16,10 +16,10 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.api.app import app
 from sickbay.faces.api.requests import OfPool
 from sickbay.faces.api.route import ApiRequest
-from sickbay.faces.api.server import served
-from sickbay.faces.api.wakeup import Wakeup
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
+from sickbay.hosts.server import served
+from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId

@@ -12,7 +12,7 @@ import pytest
 from tests.support.api_ward import Ward, ward
 
 from sickbay.faces.api.app import app
-from sickbay.faces.api.server import Served, serve, served
+from sickbay.hosts.server import Served, serve, served
 from sickbay.model.errors import BadInput
 
 

@@ -81,7 +81,7 @@ def test_another_job_under_a_used_key_is_refused_even_by_a_controller_that_has_f
     from tests.support.api_ward import TOKENS, Caller
 
     from sickbay.faces.api.app import app
-    from sickbay.faces.api.server import served
+    from sickbay.hosts.server import served
 
     with served(app(calls.ward.desk)) as restarted:
         caller = Caller(restarted.url, TOKENS["operator"])

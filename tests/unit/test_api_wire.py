@@ -13,8 +13,8 @@ import httpx
 import pytest
 from tests.support.api_ward import NODE, TOKENS, Caller, Clinic, Ward, clinic, ward
 
-from sickbay.faces.api.server import served
 from sickbay.hosts.changes import KEPT
+from sickbay.hosts.server import served
 from sickbay.model.facts import Ordered
 from sickbay.model.fleet import JobId
 from sickbay.model.rows import Unit

@@ -22,7 +22,7 @@ from sickbay.agent.node import look_in_time
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
-from sickbay.agent.stacks import collect
+from sickbay.agent.rank_stacks import RunningRank, collect_stacks
 from sickbay.agent.user_files import append, read_small
 from sickbay.clusters.local.files import RankState
 from sickbay.clusters.local.rank_watch import RankWatch
@@ -301,12 +301,12 @@ def test_stacks_are_written_through_no_link_and_into_no_pipe(room: Room, tmp_pat
     run = room.run()
     (run / "stacks.txt").symlink_to(precious)
     with subprocess.Popen(["sleep", "60"]) as process:
-        ranks = [rank(pid=process.pid)]
-        text = within(5.0, lambda: collect(room.paths, SEAT.incarnation, ranks, JobId("j"), time.monotonic() + 2))
+        ranks = [RunningRank(0, process.pid, run)]
+        text = within(5.0, lambda: collect_stacks(ranks, time.monotonic() + 2))
         (run / "stacks.txt").unlink()
         for name in ("stacks.txt", "stacks.signal"):
             os.mkfifo(run / name)
-        within(5.0, lambda: collect(room.paths, SEAT.incarnation, ranks, JobId("j"), time.monotonic() + 2))
+        within(5.0, lambda: collect_stacks(ranks, time.monotonic() + 2))
         process.kill()
     assert "rank 0" in text
     assert precious.read_text() == "as it was"

@@ -1,6 +1,5 @@
 """Everything of one `sickbay up`: the store, the controller, the API that serves it, and the local cluster."""
 
-import fcntl
 import http.client
 import json
 import logging
@@ -12,29 +11,27 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from starlette.applications import Starlette
+
 from sickbay.adapters.executors.threads import ThreadExecutor
-from sickbay.clusters.local.locks import holder
 from sickbay.clusters.local.rack import Rack
-from sickbay.faces.api.app import app
-from sickbay.faces.api.server import refuse_taken, served
-from sickbay.faces.api.wakeup import Wakeup
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
-from sickbay.model.errors import BadInput
+from sickbay.hosts.server import refuse_taken, served
+from sickbay.hosts.state import lock_alone, make_private
+from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
 from sickbay.wiring import local_fleet, open_store
 
 CLUSTER, POOL = "local", "default"
-LOCK = "controller.lock"
 NODES, GPUS = 4, 2
 COME_UP = 15.0  # seconds that nodes that were switched off are given
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class UpOptions(NamedTuple):
@@ -51,15 +48,23 @@ class UpOptions(NamedTuple):
     knowledge: Path | None = None  # the operator's own rows over the shipped tables
 
 
+class Api(Protocol):
+    """What answers over HTTP. Whoever starts the service hands it in: a host knows no face."""
+
+    def __call__(
+        self, desk: Backend, *, leads: Callable[[], bool], mail: Wakeup, trouble: Callable[[], str]
+    ) -> Starlette: ...
+
+
 class Service:
     """Start once, stop once. The cluster outlives it unless it is taken down with it."""
 
-    def __init__(self, wish: UpOptions, policy: Policy) -> None:
+    def __init__(self, wish: UpOptions, policy: Policy, api: Api) -> None:
         self.state = wish.state
         self._wish = wish
         refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
-        _private(wish.state)
-        self._alone = _alone(wish.state)
+        make_private(wish.state)
+        self._alone = lock_alone(wish.state)
         self._logging = _log_to(wish.state / "controller.log")
         self.room = Rack(wish.state / "local")
         try:
@@ -74,9 +79,9 @@ class Service:
             self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
             controller = self._controller
-            api = app(self.desk, leads=lambda: controller.leads, mail=mail, trouble=lambda: controller.trouble)
+            answers = api(self.desk, leads=lambda: controller.leads, mail=mail, trouble=lambda: controller.trouble)
             self._serving = ExitStack()
-            self.url = self._serving.enter_context(served(api, wish.host, wish.port, wish.cert, wish.key)).url
+            self.url = self._serving.enter_context(served(answers, wish.host, wish.port, wish.cert, wish.key)).url
         except BaseException:
             self._store.close()
             self._alone.close()
@@ -169,63 +174,6 @@ class Service:
         logging.getLogger("sickbay").removeHandler(self._logging)
         self._logging.close()
         self._alone.close()
-
-
-def refuse_open_door(host: str, *, secured: bool) -> None:
-    """Anybody who can reach us could end every job: beyond this machine only with TLS, so that tokens stay secret."""
-    if host not in LOOPBACK and not secured:
-        raise BadInput(
-            f"--host {host} can be reached from other machines, where tokens would not stay secret: "
-            "give --cert and --key, or use 127.0.0.1"
-        )
-
-
-def serving(state: Path) -> int:
-    """The process whose controller has this state, as long as it lives; 0: none has."""
-    try:
-        return holder(state / LOCK) or 0
-    except NotADirectoryError:  # a file is in the way: nobody can serve there
-        return 0
-
-
-def refuse_second(state: Path, pid: int) -> NoReturn:
-    raise BadInput(
-        f"a controller serves {state} already (process {pid or 'unknown'}): look with 'sickbay nodes', end it with "
-        "'sickbay down', or start another with --state DIR --port P"
-    )
-
-
-def _alone(state: Path) -> IO[str]:
-    """A lock that dies with us and says who we are, from the first moment on. A number in a file could do neither: it
-    would outlive us, and then mean some other process.
-    """
-    try:
-        file = (state / LOCK).open("a", encoding="ascii")
-    except OSError as error:
-        raise _unusable(state, error) from None
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        refuse_second(state, serving(state))
-    return file
-
-
-def default_state() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(os.environ.get("SICKBAY_STATE") or Path(home) / "sickbay")
-
-
-def _private(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        directory.chmod(0o700)
-    except OSError as error:
-        raise _unusable(directory, error) from None
-
-
-def _unusable(directory: Path, error: OSError) -> BadInput:
-    return BadInput(f"the state directory {directory} cannot be used ({error.strerror}): give another with --state")
 
 
 class _LogFile(RotatingFileHandler):

@@ -16,6 +16,7 @@ from sickbay.clusters.local.complaints import complain
 from sickbay.clusters.local.files import BOOT_MARK, LocalSeat, Paths
 
 AGENT_MARK = "SICKBAY_AGENT_RUN"  # in the environment of an agent and all that it starts
+AGENT = "sickbay.clusters.local.node"
 COMMAND = "SICKBAY_AGENT_COMMAND"  # what to run instead of our own agent: a site's wrapper, a debugger, a test
 GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the node is shut down
 
@@ -43,7 +44,7 @@ class AgentProcess:
         self._runs += 1
         self._mark = f"{self._seat.boot_id}.{self._runs}"
         own = ("--root", str(self._paths.root), "--seat", self._seat.name)
-        given = shlex.split(os.environ.get(COMMAND, "")) or [sys.executable, "-m", "sickbay.agent"]
+        given = shlex.split(os.environ.get(COMMAND, "")) or [sys.executable, "-m", AGENT]
         environment = {
             **os.environ,
             BOOT_MARK: self._seat.boot_id,

@@ -1,9 +1,11 @@
-"""An agent on a node of the local cluster: what it reads, and whom it reports to.
+"""The local cluster's half on a node: `python -m sickbay.clusters.local.node` is the agent of one seat.
 
-A real node differs in this module only (`node.py`): other sources and probes, other tests, another address.
+It hands the agent's frame its kit: what there is to read, who carries orders out, whom to report to.
 """
 
+import argparse
 import os
+import sys
 from pathlib import Path
 
 from sickbay.agent.outbox import Outbox
@@ -26,6 +28,19 @@ from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.clusters.local.virtual_checks import virtual_tests
 from sickbay.clusters.local.virtual_devices import VirtualDevices
 from sickbay.model.errors import BadInput
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="agent", description="The agent of one node of the local cluster.")
+    parser.add_argument("--root", type=Path, required=True, help="the local cluster's directory")
+    parser.add_argument("--seat", required=True, help="the node's name there")
+    wanted = parser.parse_args()
+    try:
+        run(wanted.root, wanted.seat)
+    except BadInput as error:
+        print(f"agent: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def run(root: Path, seat_name: str) -> None:
@@ -108,3 +123,7 @@ class LocalAgent:
         except FileNotFoundError:
             token = ""
         return Address(url=cluster.controller, token=token, ca=cluster.ca)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

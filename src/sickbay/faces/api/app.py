@@ -14,8 +14,8 @@ from sickbay.faces.api.credentials import Credentials
 from sickbay.faces.api.endpoint import HEADERS, AnsweredKeys, Endpoint
 from sickbay.faces.api.route import AppState
 from sickbay.faces.api.routes import ROUTES
-from sickbay.faces.api.wakeup import Wakeup
 from sickbay.hosts.backend import Backend
+from sickbay.hosts.wakeup import Wakeup
 
 
 def app(

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any, cast
 
 from sickbay.faces.api.reading import RequestReads
-from sickbay.faces.api.wakeup import Wakeup
 from sickbay.faces.archive import Archive
 from sickbay.hosts.backend import Backend
+from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import Token
 from sickbay.model.noun import Noun
 from sickbay.ports.store import Store

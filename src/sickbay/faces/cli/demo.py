@@ -19,11 +19,12 @@ def demo() -> None:
     half a minute and touches nothing outside a temporary directory.
     """
     from sickbay.faces.cli.showcase import Showcase
-    from sickbay.hosts.up import Service, UpOptions
+    from sickbay.faces.cli.up import service_of
+    from sickbay.hosts.up import UpOptions
     from sickbay.policy.load import load_policy
 
     with tempfile.TemporaryDirectory(prefix="sickbay-demo-") as state:
-        service = Service(UpOptions(state=Path(state), port=0), load_policy("default"))
+        service = service_of(UpOptions(state=Path(state), port=0), load_policy("default"))
         try:
             service.start()
             healed = Showcase(service.desk, steps=STEPS).run(to_the_end=True)

@@ -82,9 +82,9 @@ def _ask_first(node: str, xid: int | None, why: str, *, sure: bool, breaks: bool
 
 
 def _list(*, as_json: bool) -> None:
-    from sickbay.clusters.local.defects import catalogue
+    from sickbay.wiring import local_defects
 
-    found = [(name, about) for name, about in catalogue().items()]
+    found = [(name, about) for name, about in local_defects().items()]
     if as_json:
         print_json([{"name": name, "about": about} for name, about in found])
         return

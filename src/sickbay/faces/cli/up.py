@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ import click
 from sickbay.faces.cli.show import leave
 
 if TYPE_CHECKING:
-    from sickbay.hosts.up import UpOptions
+    from sickbay.hosts.up import Service, UpOptions
     from sickbay.model.policy import Policy
 
 DEMO_STEPS = 600
@@ -81,7 +80,8 @@ def up(
       sickbay up --nodes 8 --detach  in the background
       sickbay down                   end it
     """
-    from sickbay.hosts.up import UpOptions, default_state, refuse_open_door
+    from sickbay.hosts.state import default_state, refuse_open_door, refuse_second, serving
+    from sickbay.hosts.up import UpOptions
     from sickbay.knowledge.load import load_tables
     from sickbay.policy.load import load_policy
 
@@ -91,7 +91,8 @@ def up(
     place = (state or default_state()).absolute()
     rules = load_policy(policy)
     load_tables(knowledge)  # what is wrong in it is said now, and nothing is begun
-    _refuse_a_second(place)
+    if pid := serving(place):  # before anything is touched; of two that start at once the lock lets one go on
+        refuse_second(place, pid)
     if detach:
         _in_the_background(place)
         return
@@ -102,12 +103,19 @@ def up(
     _serve(wish, rules, demo=demo)
 
 
+def service_of(wish: "UpOptions", policy: "Policy") -> "Service":
+    """The one place where the two faces meet: the command line starts a host and hands it the API."""
+    from sickbay.faces.api.app import app
+    from sickbay.hosts.up import Service
+
+    return Service(wish, policy, app)
+
+
 def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
     from sickbay.faces.cli.credentials import remember
     from sickbay.faces.cli.showcase import Showcase, Ticker
-    from sickbay.hosts.up import Service
 
-    service = Service(wish, policy)
+    service = service_of(wish, policy)
     ended = Signals()
     service.start(lambda text: click.echo(f"{text}; the state is in {wish.state}"))
     remember(service.url, service.token)
@@ -139,14 +147,6 @@ def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
         from sickbay.faces.cli.credentials import forget
 
         forget(service.url)
-
-
-def _refuse_a_second(state: Path) -> None:
-    """Before anything is touched. Of two that start at the same moment the lock lets one go on."""
-    from sickbay.hosts.up import refuse_second, serving
-
-    if pid := serving(state):
-        refuse_second(state, pid)
 
 
 def _elsewhere(url: str) -> None:
@@ -235,50 +235,16 @@ def down(state: Path | None) -> None:
 
     Nothing is lost: the next 'sickbay up' starts the nodes anew and puts unfinished jobs back to work.
     """
-    import json
-
-    from sickbay.clusters.local.rack import Rack
     from sickbay.faces.cli.credentials import forget
-    from sickbay.hosts.up import default_state, serving
+    from sickbay.hosts.state import default_state, end_all
 
     place = (state or default_state()).absolute()
-    record = place / "controller.json"
-    url = ""
-    with contextlib.suppress(ValueError, OSError):
-        url = json.loads(record.read_text()).get("url", "")
-    room = Rack(place / "local")
-    # The nodes may run though the database was lost or moved away.
-    if not (place / "sickbay.db").exists() and not room.exists():
+    ended = end_all(place)
+    if ended is None:
         click.echo(f"nothing runs here: {place} has no state of a cluster (give another with --state)", err=True)
         leave(1)
-    pid = serving(place)
-    if pid:
-        _end(pid, lambda: serving(place) != pid)
-    living = sum(room.alive(name) for name in room.names()) if room.exists() else 0
-    if room.exists():
-        room.down()  # also where no supervisor lives: one that died may have left its ranks behind
-    record.unlink(missing_ok=True)
-    if url:
-        forget(url)
-    ended = [*(["the controller"] if pid else []), *([f"{living} nodes"] if living else [])]
-    said = f"down: {' and '.join(ended)} ended" if ended else "nothing was running"
+    if ended.url:
+        forget(ended.url)
+    who = [*(["the controller"] if ended.controller else []), *([f"{ended.nodes} nodes"] if ended.nodes else [])]
+    said = f"down: {' and '.join(who)} ended" if who else "nothing was running"
     click.echo(f"{said}; the next 'sickbay up' goes on from {place}")
-
-
-def _end(pid: int, gone: Callable[[], bool]) -> None:
-    """The controller first: it would take what ends next for an illness."""
-    for how, seconds in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, how)
-            os.kill(pid, signal.SIGCONT)  # one that Ctrl-Z put to sleep would not hear it
-        if _wait(gone, seconds):
-            return
-
-
-def _wait(condition: Callable[[], bool], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True

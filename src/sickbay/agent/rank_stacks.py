@@ -1,4 +1,4 @@
-"""What the ranks of a job are doing: for people who want to know why it hung.
+"""Stack traces of a job's ranks, for people who want to know why it hung.
 
 A rank that uses `sickbay.train` writes its Python stacks when it gets the signal that it named; of any other the
 kernel tells the state of its threads.
@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sickbay.agent.user_files import append, read_small
-from sickbay.clusters.local.files import Paths, Rank, RankState
-from sickbay.model.fleet import Incarnation, JobId
 
 WRITES_WITHIN = 1.0  # seconds
 QUIET = 0.05  # seconds without growth after which a file counts as written
@@ -29,13 +28,17 @@ _STATES = {
 }  # fmt: skip
 
 
-def collect(paths: Paths, me: Incarnation, ranks: Iterable[Rank], job: JobId, until: float) -> str:
-    """Saves the stacks of this job's ranks beside their output; returns a short text."""
-    parts = []
-    for rank in sorted(ranks, key=lambda one: one.rank):
-        if rank.job == job and rank.state is RankState.RUNNING and rank.boot_id == me.boot_id and rank.pid:
-            run = paths.run(me.instance_id, rank.job, rank.attempt, rank.rank)
-            parts.append(f"rank {rank.rank}: {_of_rank(rank.pid, run, until)}")
+class RunningRank(NamedTuple):
+    """A rank that lives on this node; `run` is the directory with its output and its stacks."""
+
+    rank: int
+    pid: int
+    run: Path
+
+
+def collect_stacks(ranks: Iterable[RunningRank], until: float) -> str:
+    """Saves the stacks of these ranks beside their output; returns a short text."""
+    parts = [f"rank {rank.rank}: {_of_rank(rank.pid, rank.run, until)}" for rank in sorted(ranks)]
     room = SHORT // max(1, len(parts))
     return "\n".join(part if len(part) <= room else f"{part[: room - 1]}…" for part in parts)[:SHORT]
 

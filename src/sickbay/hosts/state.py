@@ -1,0 +1,115 @@
+"""The state directory of `sickbay up`: where it is, who serves it (a lock that dies with its holder), how it ends."""
+
+import fcntl
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NamedTuple, NoReturn
+
+from sickbay.clusters.local.locks import holder
+from sickbay.clusters.local.rack import Rack
+from sickbay.model.errors import BadInput
+
+LOCK = "controller.lock"
+RECORD = "controller.json"  # where the controller can be reached
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def refuse_open_door(host: str, *, secured: bool) -> None:
+    """Anybody who can reach us could end every job: beyond this machine only with TLS, so that tokens stay secret."""
+    if host not in LOOPBACK and not secured:
+        raise BadInput(
+            f"--host {host} can be reached from other machines, where tokens would not stay secret: "
+            "give --cert and --key, or use 127.0.0.1"
+        )
+
+
+def serving(state: Path) -> int:
+    """The process whose controller has this state, as long as it lives; 0: none has."""
+    try:
+        return holder(state / LOCK) or 0
+    except NotADirectoryError:  # a file is in the way: nobody can serve there
+        return 0
+
+
+def refuse_second(state: Path, pid: int) -> NoReturn:
+    raise BadInput(
+        f"a controller serves {state} already (process {pid or 'unknown'}): look with 'sickbay nodes', end it with "
+        "'sickbay down', or start another with --state DIR --port P"
+    )
+
+
+def lock_alone(state: Path) -> IO[str]:
+    """A lock that dies with us and says who we are, from the first moment on. A number in a file could do neither: it
+    would outlive us, and then mean some other process.
+    """
+    try:
+        file = (state / LOCK).open("a", encoding="ascii")
+    except OSError as error:
+        raise _unusable(state, error) from None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        refuse_second(state, serving(state))
+    return file
+
+
+def default_state() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(os.environ.get("SICKBAY_STATE") or Path(home) / "sickbay")
+
+
+def make_private(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise _unusable(directory, error) from None
+
+
+def _unusable(directory: Path, error: OSError) -> BadInput:
+    return BadInput(f"the state directory {directory} cannot be used ({error.strerror}): give another with --state")
+
+
+class Ended(NamedTuple):
+    """What `end_all` found living: `url` is where the controller could be reached, as far as it is known."""
+
+    controller: bool
+    nodes: int
+    url: str
+
+
+def end_all(state: Path) -> Ended | None:
+    """The controller and every node of this state, with all that runs there. None: there is no state of a cluster."""
+    url = ""
+    with suppress(ValueError, OSError):
+        url = json.loads((state / RECORD).read_text()).get("url", "")
+    rack = Rack(state / "local")
+    # The nodes may run though the database was lost or moved away.
+    if not (state / "sickbay.db").exists() and not rack.exists():
+        return None
+    pid = serving(state)
+    if pid:
+        _end_controller(state, pid)
+    living = sum(rack.alive(name) for name in rack.names()) if rack.exists() else 0
+    if rack.exists():
+        rack.down()  # also where no supervisor lives: one that died may have left its ranks behind
+    (state / RECORD).unlink(missing_ok=True)
+    return Ended(controller=bool(pid), nodes=living, url=url)
+
+
+def _end_controller(state: Path, pid: int) -> None:
+    """First, as it would take what ends next for an illness."""
+    for how, seconds in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, how)
+            os.kill(pid, signal.SIGCONT)  # one that Ctrl-Z put to sleep would not hear it
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if serving(state) != pid:
+                return
+            time.sleep(0.05)

@@ -4,7 +4,6 @@ Each takes one guard of the engine away, as a mistake in a later change might, a
 it needs in order to show itself.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -190,7 +189,7 @@ def _waits_for_a_save_for_ever(patch: pytest.MonkeyPatch) -> None:
         intent = s.intent
         if intent is not None and isinstance(intent.act, AskToSave) and intent.state is IntentState.EXPIRED:
             intent = replace(intent, state=IntentState.ACCEPTED)
-        return first(dataclasses.replace(s, job=never, intent=intent), policy)
+        return first(replace(s, job=never, intent=intent), policy)
 
     patch.setattr(attempt, "_saves_first", saves_first)
 

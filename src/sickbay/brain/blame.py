@@ -1,6 +1,6 @@
 """A job whose attempt ended badly: DIAGNOSING. Who is to blame, whether it may restart, and what that costs."""
 
-from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Stay
+from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Need, Read, Stay
 from sickbay.brain.gate import give_up
 from sickbay.brain.job_input import AVOIDED, JobInput, listing
 from sickbay.model.clock import INGEST
@@ -34,7 +34,9 @@ def diagnosing(s: JobInput, policy: Policy, tables: Tables) -> JobDecision:
         named = {*(call.node for call in job.calls), *ended_badly}
         suspects = tuple(sorted(node for node in job.ranks if node in named))
         chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
-        mute = s.mute(chosen)
+        if s.mute is None and Capability.CHECK_BY_AGENT in s.can:
+            return Read(Need.MUTE, chosen)
+        mute = s.mute or ()
         if asked := tuple(node for node in chosen if node not in mute):
             check = Verify(nodes=asked, level=after.level, profile=after.profile)
             also: JobChanges = {"avoid": tuple(dict.fromkeys((*_dark(intent, nodes), *mute)))[:AVOIDED]}

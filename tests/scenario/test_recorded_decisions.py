@@ -1,0 +1,49 @@
+"""Record and replay: what a decision may read is a value, and from the written value the same decision follows."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from sickbay.brain.decide import decide
+from sickbay.brain.decision import Read
+from sickbay.brain.incident_input import IncidentInput
+from sickbay.brain.job_input import JobInput
+from sickbay.brain.resume import resume
+from sickbay.engine import plan_incidents, plan_jobs
+from sickbay.sim.random_runs import random_run
+
+Input = TypeVar("Input", JobInput, IncidentInput)
+
+
+@pytest.mark.parametrize("kind", [JobInput, IncidentInput])
+def test_every_field_that_a_decision_may_read_can_be_written_down(kind: type[Any]) -> None:
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
+    opaque = (msgspec.inspect.CustomType, msgspec.inspect.AnyType)
+    assert info.fields
+    assert not [field.name for field in info.fields if isinstance(field.type, opaque)]
+
+
+def _twice(kind: type[Input], decided: Callable[..., Any], seen: Counter[str]) -> Callable[..., Any]:
+    def both(s: Input, *more: Any) -> Any:
+        decision = decided(s, *more)
+        again = msgspec.json.decode(msgspec.json.encode(s), type=kind)
+        assert again == s
+        assert decided(again, *more) == decision
+        seen[str(decision.need) if isinstance(decision, Read) else type(decision).__name__] += 1
+        return decision
+
+    return both
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_recorded_decision_is_made_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, incidents = Counter[str](), Counter[str]()
+    monkeypatch.setattr(plan_jobs, "resume", _twice(JobInput, resume, jobs))
+    monkeypatch.setattr(plan_incidents, "decide", _twice(IncidentInput, decide, incidents))
+    random_run(seed)
+    assert {"Move", "Do", "Stay", "Need.ROOM"} <= jobs.keys()
+    assert {"Move", "Do", "Stay"} <= incidents.keys()

@@ -33,17 +33,19 @@ def _twice(kind: type[Input], decided: Callable[..., Any], seen: Counter[str]) -
         again = msgspec.json.decode(msgspec.json.encode(s), type=kind)
         assert again == s
         assert decided(again, *more) == decision
-        seen[str(decision.need) if isinstance(decision, Read) else type(decision).__name__] += 1
+        seen[decision.need.name if isinstance(decision, Read) else type(decision).__name__] += 1
         return decision
 
     return both
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_recorded_decision_is_made_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seed", "needs"), [(3, {"ROOM", "SEATS", "WITHHELD", "THEIRS", "WELL", "AWAY"}), (5, {"ROOM", "DISMISSED"})]
+)
+def test_a_recorded_decision_is_made_again(seed: int, needs: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, incidents = Counter[str](), Counter[str]()
     monkeypatch.setattr(plan_jobs, "resume", _twice(JobInput, resume, jobs))
     monkeypatch.setattr(plan_incidents, "decide", _twice(IncidentInput, decide, incidents))
     random_run(seed)
-    assert {"Move", "Do", "Stay", "Need.ROOM"} <= jobs.keys()
+    assert {"Move", "Do", "Stay"} | needs <= jobs.keys()
     assert {"Move", "Do", "Stay"} <= incidents.keys()

@@ -9,7 +9,7 @@ from sickbay.brain.resume import resume
 from sickbay.engine.job_reads import input_of, supply
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import take_turns
-from sickbay.engine.transitions import notify, stamp, step_job, write_down
+from sickbay.engine.transitions import stamp, step_job, told_of, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.incident import Wait
 from sickbay.model.intent import Fence, StartJob
@@ -54,9 +54,4 @@ def _take_job(draft: Draft, job: Job, decision: JobDecision) -> tuple[Job, Wait 
                 draft.put(job)
         case Stay(wait=wait, tell=tell):
             pass
-    if tell is not None:
-        told = notify(draft, job, tell)
-        if told != job.told:
-            job = replace(job, told=told)
-            draft.put(job)
-    return job, wait
+    return told_of(draft, job, tell), wait

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from sickbay.model.cordon import cordon_of
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION
 from sickbay.model.fleet import AgentState, Capability, Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
@@ -11,7 +12,7 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     """The row with the fields that follow from its others and from its open incident."""
     phase = incident.phase if incident is not None else None
     newcomer = incident is not None and incident.kind is IncidentKind.INTAKE  # not in service before it is released
-    bare = incident is not None and incident.serves and f"sickbay:{incident.id}" not in node.cordons
+    bare = incident is not None and incident.serves and cordon_of(incident.id) not in node.cordons
     ours = phase is not None and ((phase.out and not bare) or newcomer)
     vacant = node.incarnation is None  # for a while after we have had its machine replaced
     out = node.counted and (vacant or ours or node.others_cordon or node.lost)

@@ -13,7 +13,7 @@ from sickbay.brain.place import free_devices, is_to_be_avoided
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Freed, Node, NodeId
 from sickbay.model.incident import Incident, Phase
-from sickbay.model.job import Job
+from sickbay.model.job import Job, RankState
 
 POOLS = 8  # of one cluster: a unit has room for few rows
 TOLD = 3  # sick nodes that a waiting job names
@@ -187,7 +187,7 @@ def _well(draft: Draft, job: Job, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ..
 
 
 def _away(draft: Draft, job: Job) -> OutOfReach:
-    running = sorted(node for node, state in job.ranks.items() if state == "running")
+    running = sorted(node for node, state in job.ranks.items() if state is RankState.RUNNING)
     # The last few are watched: that one of them is lost must wake the job, whoever else knows it already.
     few = len(running) <= WATCHED
     rows = {node: draft.node(node) if few else draft.peek(Node, f"node:{node}") for node in running}

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain import admit, attempt, decide, drift, identity, orders, repair
+from sickbay.brain import admit, attempt, decide, drift, identity, orders, repair, retry
 from sickbay.brain.decision import Move
 from sickbay.brain.incident_input import IncidentInput
 from sickbay.brain.job_input import JobInput
-from sickbay.engine import apply as learn
 from sickbay.engine import apply_jobs as learn_jobs
 from sickbay.engine import apply_nodes as learn_nodes
 from sickbay.engine import ingest, lead, reception, seats, sending
@@ -96,14 +95,14 @@ def _never_misses_a_job(patch: pytest.MonkeyPatch) -> None:
 
 
 def _gives_up_notices(patch: pytest.MonkeyPatch) -> None:
-    again = learn._again_later
+    again = retry._again_later
 
-    def again_later(draft: Draft, intent: Intent) -> Intent:
-        if isinstance(intent.act, Notify) and intent.sends >= learn.TRANSIENT_LIMIT:
+    def again_later(s: retry.IntentInput, intent: Intent) -> Intent:
+        if isinstance(intent.act, Notify) and intent.sends >= retry.TRANSIENT_LIMIT:
             return replace(intent, state=IntentState.EXPIRED)
-        return again(draft, intent)
+        return again(s, intent)
 
-    patch.setattr(learn, "_again_later", again_later)
+    patch.setattr(retry, "_again_later", again_later)
 
 
 def _cuts_nothing(patch: pytest.MonkeyPatch) -> None:

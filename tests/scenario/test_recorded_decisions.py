@@ -11,14 +11,17 @@ from sickbay.brain.decide import decide
 from sickbay.brain.decision import Read
 from sickbay.brain.incident_input import IncidentInput
 from sickbay.brain.job_input import JobInput
+from sickbay.brain.patrol import PatrolInput, patrol
 from sickbay.brain.resume import resume
-from sickbay.engine import plan_incidents, plan_jobs
+from sickbay.brain.retry import IntentInput, developed, next_look
+from sickbay.engine import patrol as patrols
+from sickbay.engine import plan_incidents, plan_intents, plan_jobs
 from sickbay.sim.random_runs import random_run
 
-Input = TypeVar("Input", JobInput, IncidentInput)
+Input = TypeVar("Input", JobInput, IncidentInput, IntentInput, PatrolInput)
 
 
-@pytest.mark.parametrize("kind", [JobInput, IncidentInput])
+@pytest.mark.parametrize("kind", [JobInput, IncidentInput, IntentInput, PatrolInput])
 def test_every_field_that_a_decision_may_read_can_be_written_down(kind: type[Any]) -> None:
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
@@ -43,9 +46,13 @@ def _twice(kind: type[Input], decided: Callable[..., Any], seen: Counter[str]) -
     ("seed", "needs"), [(3, {"ROOM", "SEATS", "WITHHELD", "THEIRS", "WELL", "AWAY"}), (5, {"ROOM", "DISMISSED"})]
 )
 def test_a_recorded_decision_is_made_again(seed: int, needs: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, incidents = Counter[str](), Counter[str]()
+    jobs, incidents, others = Counter[str](), Counter[str](), Counter[str]()
     monkeypatch.setattr(plan_jobs, "resume", _twice(JobInput, resume, jobs))
     monkeypatch.setattr(plan_incidents, "decide", _twice(IncidentInput, decide, incidents))
+    monkeypatch.setattr(plan_intents, "developed", _twice(IntentInput, developed, others))
+    monkeypatch.setattr(plan_intents, "next_look", _twice(IntentInput, next_look, others))
+    monkeypatch.setattr(patrols, "patrol", _twice(PatrolInput, patrol, others))
     random_run(seed)
     assert {"Move", "Do", "Stay"} | needs <= jobs.keys()
     assert {"Move", "Do", "Stay"} <= incidents.keys()
+    assert {"Intent", "Deadline"} <= others.keys()

@@ -121,7 +121,7 @@ def deferred(
         draft.put(incident)
     until, would = _by_wall(draft, refused.until), asked.value
     shown_as = f"would have: {would}" if refused.withheld else ""
-    wait = Wait(because=refused.because, until=until, would=shown_as, room=refused.room)
+    wait = Wait(because=refused.because, until=until, would=shown_as, room=refused.room, ends=refused.ends)
     if asked is AdmissionStage.QUARANTINE and incident.phase.out:
         draft.ledger(incident.pool)  # it is counted already, and waits for others to come back rather than for room
     if incident.wait is None or incident.wait.because != wait.because:

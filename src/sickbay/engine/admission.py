@@ -13,7 +13,7 @@ from sickbay.engine.transitions import notify, step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy, signature
-from sickbay.model.fleet import Brake, Flipped, Node, Withholding
+from sickbay.model.fleet import Brake, ConfirmPace, Flipped, Node, Withholding
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     Drain,
@@ -169,11 +169,10 @@ def doubted(draft: Draft, incident: Incident) -> Incident:
 
 def take_turn(draft: Draft, confirm: Confirm) -> Deadline:
     """When the next check may begin: suspects of one brake are checked one after the other."""
-    key = f"pace/{confirm.scope}"
-    pace = draft.read(Brake, f"brake:{key}:{confirm.signature}", watch=False)
-    turn = max(draft.reading(INGEST), pace.next_check if pace else 0.0)
-    after = turn + confirm.every.total_seconds()
-    draft.put(Brake(scope=key, signature=confirm.signature, next_check=after))
+    pace = ConfirmPace(scope=confirm.scope, signature=confirm.signature, next_check=0.0)
+    pace = draft.read(ConfirmPace, key_of(pace), watch=False) or pace
+    turn = max(draft.reading(INGEST), pace.next_check)
+    draft.put(replace(pace, scope=confirm.scope, next_check=turn + confirm.every.total_seconds()))
     return Deadline(clock=INGEST, at=turn)
 
 

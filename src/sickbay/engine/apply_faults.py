@@ -196,8 +196,13 @@ def _dated_by_boot(draft: Draft, news: Observed, *, ended: bool) -> None:
         draft.put(replace(incident, incarnation=known.told(news.incarnation), healed=None))
 
 
-def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False, count: int = 1) -> None:
-    """A fault of the node's present holder: correlate it, then let it join or open an incident."""
+def raise_fault(
+    draft: Draft, fact: Fact | None, node: Node, found: Fault, *, own_check: bool = False, count: int = 1
+) -> None:
+    """A fault of the node's present holder: correlate it, then let it join or open an incident.
+
+    `fact` tells it; None: nobody does, time alone has brought it.
+    """
     policy, reading = draft.rules.policy, draft.reading(INGEST)
     known = draft.incident(node.incident) if node.incident else None
     if known is not None and reading - known.seen_at < SAME_AGAIN and _says_nothing_new(known, found):
@@ -227,16 +232,17 @@ def _says_nothing_new(incident: Incident, found: Fault) -> bool:
     return line in incident.evidence and not busy and found.advice is None and not incident.as_good_as_over
 
 
-def _from_before_the_repair(draft: Draft, fact: Fact, incident: Incident) -> bool:
+def _from_before_the_repair(draft: Draft, fact: Fact | None, incident: Incident) -> bool:
     """The boot that a repair is to end goes on talking until it ends; only the next one can say that it did not help.
 
     A second witness often comes later than the decision: NVML finds the GPU lost whose Xid has just led to a reboot.
     """
     ends_the_boot = incident.rung is not None and RUNGS[incident.rung].proof in {Proof.NEW_BOOT, Proof.NEW_INSTANCE}
-    if incident.phase is not Phase.REPAIRING or not ends_the_boot or not isinstance(fact.news, Observed):
+    news = fact.news if fact is not None else None
+    if incident.phase is not Phase.REPAIRING or not ends_the_boot or not isinstance(news, Observed):
         return False
     intent = draft.intent(incident.intent) if incident.intent else None
-    return intent is not None and intent.expect is not None and intent.expect.agrees(fact.news.incarnation)
+    return intent is not None and intent.expect is not None and intent.expect.agrees(news.incarnation)
 
 
 def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_check: bool, excused: bool) -> None:
@@ -267,19 +273,20 @@ def _unused(draft: Draft, node: Node, prefix: str) -> str:
 
 
 def open_incident(
-    draft: Draft, fact: Fact, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False, name: str = ""
+    draft: Draft, fact: Fact | None, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False, name: str = ""
 ) -> Incident:
     prefix = {IncidentKind.FAULT: "i", IncidentKind.INTAKE: "n", IncidentKind.OPERATOR: "o"}[kind]
-    numbered = f"{prefix}{fact.seq}" if fact.seq else _unused(draft, node, prefix)
+    seq = fact.seq if fact is not None else 0
+    ident = name or (f"{prefix}{seq}" if seq else _unused(draft, node, prefix))
     incident = Incident(
-        id=IncidentId(name or numbered),
+        id=IncidentId(ident),
         node=node.id,
         cluster=node.cluster,
         pool=node.pool,
         kind=kind,
         incarnation=node.incarnation,
         fault=fault,
-        opened_at=fact.at,
+        opened_at=fact.at if fact is not None else draft.now,
         evidence=(f"{fault.code}: {fault.evidence or fault.because}",),
         began=draft.reading(INGEST),
         seen_at=draft.reading(INGEST),
@@ -291,7 +298,7 @@ def open_incident(
         stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
         now=now,
     )
-    if fact.seq and not name:
+    if seq and not name:
         draft.create(incident)
     due_now(draft, incident)
     draft.put(replace(node, incident=incident.id))
@@ -329,9 +336,9 @@ def still_silent(draft: Draft, brake: Brake, before: float, reading: float) -> B
     return replace(brake, seen={**brake.seen, **dict.fromkeys(gone, reading)}) if gone else brake
 
 
-def _link_ended(draft: Draft, fact: Fact, incident: Incident, fault: Fault) -> None:
+def _link_ended(draft: Draft, fact: Fact | None, incident: Incident, fault: Fault) -> None:
     if blames(fault.remedy):
-        link_fault(draft, incident, fault, fact.at)
+        link_fault(draft, incident, fault, fact.at if fact is not None else draft.now)
 
 
 def checked(draft: Draft, fact: Fact, news: Checked) -> None:

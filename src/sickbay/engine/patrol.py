@@ -11,14 +11,13 @@ from sickbay.brain.admit import limit_for, spares_one
 from sickbay.brain.patrol import CheckDue, PatrolInput, patrol, proven, rule_of, watched_key
 from sickbay.engine.checkups import begin, why_not
 from sickbay.engine.view import Draft
-from sickbay.model.checkup import Checkup
+from sickbay.model.checkup import Checkup, ScheduleWalk
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.policy import Trigger
-from sickbay.model.rows import DUE_NOW, WaitMark
+from sickbay.model.rows import DUE_NOW, SCHEDULE, WaitMark
 
-WALK = "checkup:schedule"  # the row by which all nodes are given their place in the schedule
 STRIDE = 40
 
 
@@ -28,23 +27,23 @@ STRIDE = 40
 def begin_walk(draft: Draft) -> None:
     """A policy is in force: if it has a schedule, every node must have its place in it."""
     if rule_of(draft.rules.policy, Trigger.SCHEDULE) is not None:
-        draft.put(Checkup(id="schedule", level=0, by="schedule", reason="", asked_at=draft.now))
-        draft.waits[WALK] = DUE_NOW
+        draft.put(ScheduleWalk())
+        draft.waits[SCHEDULE] = DUE_NOW
 
 
 def walk(draft: Draft) -> None:
-    row = draft.read(Checkup, WALK)
-    draft.waits[WALK] = None
+    row = draft.read(ScheduleWalk, SCHEDULE)
+    draft.waits[SCHEDULE] = None
     if row is None:
         return
     keys = draft.keys("node", after=row.after, limit=STRIDE)
     for key in keys:
         draft.waits[key.replace("node:", "patrol:", 1)] = _after(draft, 0.0)
     if len(keys) < STRIDE:
-        draft.drop(WALK)
+        draft.drop(SCHEDULE)
         return
     draft.put(replace(row, after=keys[-1]))
-    draft.waits[WALK] = DUE_NOW
+    draft.waits[SCHEDULE] = DUE_NOW
 
 
 def wake(draft: Draft, node: Node, trigger: Trigger = Trigger.SCHEDULE) -> None:

@@ -1,13 +1,15 @@
 """Scheduled checks: which idle node is due, on the schedule, for a fault that is only watched, or once at the start."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
 
 from msgspec.structs import replace
 
-from sickbay.model.fleet import Capability, Node
-from sickbay.model.incident import Incident
+from sickbay.model.fleet import AgentState, Capability, Node
+from sickbay.model.incident import Incident, Phase
+from sickbay.model.job import Job
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Examine, Policy, Trigger
 
@@ -98,3 +100,24 @@ def proven(node: Node, level: int, policy: Policy, reading: float) -> Node:
     if schedule is None or schedule.every is None or level < schedule.level:
         return node
     return replace(node, check_due=reading + schedule.every.total_seconds() * (1 + SPREAD * phase(node)))
+
+
+def why_not_idle(node: Node, incident: Incident | None, holders: Sequence[Job], can: frozenset[Capability]) -> str:
+    """Why a node cannot be checked now, whoever asks for it; empty: it is idle."""
+    if node.incarnation is None:
+        return "its seat is vacant"
+    if Capability.CHECK not in can:
+        return f"nothing in {node.cluster} can check it"
+    if node.checking:
+        return f"{node.checking} is under way there"
+    if node.cordons:
+        return f"cordoned by {', '.join(node.cordons)}"
+    if incident is not None and incident.phase is not Phase.WATCHED:
+        return f"incident {incident.id} is {incident.phase}"
+    if not node.ready or node.going_down is not None:
+        return "the cluster does not call it ready" if not node.ready else "it has announced its end"
+    if node.agent is not AgentState.HEARD and Capability.LOOK in can:
+        return "its agent is not heard"
+    if holders:
+        return f"job {holders[0].id} has it"
+    return f"{node.unmanaged} pieces of other work run there" if node.unmanaged else ""

@@ -13,7 +13,7 @@ from sickbay.model.fleet import NodeId
 from sickbay.model.sign import Fields, Sign
 from sickbay.model.symptom import Symptom
 from sickbay.model.tables import DiagnosisRule, Tables
-from sickbay.signs.classify import ADVISER, classify, monitor_class
+from sickbay.signs.classify import ADVISER, classify
 from sickbay.signs.training_log import CONSEQUENCE
 
 MOST = 2000  # different symptoms of one text; a text with more has one illness in many words
@@ -289,7 +289,7 @@ class _Ward:
             line=group.sign.line,
             text=group.sign.text[:KEPT],
             code=fault.code,
-            monitor=monitor_class(fault),
+            monitor=fault.monitor_class,
             component=fault.component,
             severity=fault.severity,
             scope=fault.scope,

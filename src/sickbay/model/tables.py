@@ -60,13 +60,18 @@ class DiagnosisRule(Noun):
     source: str
 
 
+CONSEQUENCE = 4  # from this rank of a rule on a line tells what follows when a rank is gone
+RAISED = "raised"  # an error that no rule knows, by its traceback
+
+
 class Diagnosis(Noun):
     """What the end of a job's log says. `restart`: whether running it again unchanged may come right."""
 
-    name: str
+    name: str  # of its rule, or RAISED
     line: str
     because: str
     restart: bool
+    rank: int = 1
 
 
 class Tables(Noun):

@@ -12,9 +12,8 @@ from sickbay.model.fault import RUNGS, Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import NodeId
 from sickbay.model.sign import Fields, Sign
 from sickbay.model.symptom import Symptom
-from sickbay.model.tables import DiagnosisRule, Tables
+from sickbay.model.tables import CONSEQUENCE, RAISED, DiagnosisRule, Tables
 from sickbay.signs.classify import ADVISER, classify
-from sickbay.signs.training_log import CONSEQUENCE
 
 MOST = 2000  # different symptoms of one text; a text with more has one illness in many words
 MOST_EACH = 100_000
@@ -24,7 +23,6 @@ KEPT = 400  # of the line that proves it
 HERE = NodeId("")
 
 ADVICE_CODE = f"xid.{ADVISER}"
-RAISED = "raised"  # an exception that no rule for training logs knows
 # A rule for training logs that tells of a fault which has a code of its own: one fault, one code, whoever says it.
 SAME_FAULT = {
     "ecc_error": "gpu.ecc_uncorrected",

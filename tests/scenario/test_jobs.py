@@ -70,9 +70,7 @@ def test_a_collective_that_timed_out_may_come_right(cold: bool) -> None:
 def test_a_printed_hint_about_an_error_is_not_that_error(cold: bool) -> None:
     hall = Hall(nodes=2, cold=cold)
     job = hall.training()
-    crashes(
-        hall, job, "hint: if you run into CUDA out of memory, lower --batch-size\n[rank3]: NCCL WARN timeout\n" + NCCL
-    )
+    crashes(hall, job, f"hint: if you run into CUDA out of memory, lower --batch-size\n[rank3]: {NCCL}\n")
     done = hall.ends(job)
     assert done.attempt == 2
     assert "waited for a rank that did not come" in done.interruptions[0].cause

@@ -3,8 +3,6 @@
 A log is judged where it enters, so that decisions read values: what follows from it is decided in `brain.blame`.
 """
 
-from msgspec.structs import replace
-
 from sickbay.model.tables import CONSEQUENCE, RAISED, Diagnosis, DiagnosisRule
 from sickbay.signs.readers.prose import talks
 from sickbay.signs.readers.training import EXCEPTION, LINE_LIMIT, TrainingReader, message_of
@@ -12,8 +10,6 @@ from sickbay.signs.readers.unwrap import Unwrapper
 
 ENOUGH = 2  # the second counts where the first turns out to be an error that was caught
 EVIDENCE = 400  # characters of a line
-# Nobody knows whether it would be raised again.
-_RAISED = Diagnosis(name=RAISED, rank=CONSEQUENCE - 1, line="", because="the program raised an error", restart=True)
 
 
 def judge(tail: str, rules: tuple[DiagnosisRule, ...]) -> tuple[Diagnosis, ...]:
@@ -29,13 +25,22 @@ def judge(tail: str, rules: tuple[DiagnosisRule, ...]) -> tuple[Diagnosis, ...]:
     for number, line in enumerate(tail.splitlines(), 1):
         for bare in unwrapper.lines(line):
             for sign in reader.read(number, bare.text):
-                first.setdefault(str(sign.fields["name"]), line.strip() if sign.text in line else sign.text)
+                # With its rank before it, but without the record that a container made of it.
+                evidence = sign.text if line.startswith("{") else line.strip()
+                first.setdefault(str(sign.fields["name"]), evidence)
             printed = printed or _error_in(bare.text[:LINE_LIMIT])
-    known = [Diagnosis(name=r.name, rank=r.rank, line="", because=r.because, restart=r.restart) for r in rules]
-    meanings = {meaning.name: meaning for meaning in (_RAISED, *known)}
-    found = [replace(meanings[name], line=line[:EVIDENCE]) for name, line in first.items()]
-    found.sort(key=lambda diagnosis: diagnosis.rank)  # stable: of one rank the earliest
-    return tuple(found[:ENOUGH]) or ((replace(_RAISED, line=printed[:EVIDENCE]),) if printed else ())
+    if printed and not first:
+        first[RAISED] = printed
+    named = {rule.name: rule for rule in rules}
+    found = [_diagnosis(named.get(name), line[:EVIDENCE]) for name, line in first.items()]
+    return tuple(sorted(found, key=lambda diagnosis: diagnosis.rank)[:ENOUGH])  # stable: of one rank the earliest
+
+
+def _diagnosis(rule: DiagnosisRule | None, line: str) -> Diagnosis:
+    if rule is None:  # nobody knows whether it would be raised again
+        because = "the program raised an error"
+        return Diagnosis(name=RAISED, rank=CONSEQUENCE - 1, line=line, because=because, restart=True)
+    return Diagnosis(name=rule.name, rank=rule.rank, line=line, because=rule.because, restart=rule.restart)
 
 
 def _error_in(line: str) -> str:

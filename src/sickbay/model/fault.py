@@ -79,6 +79,9 @@ def lowest(*remedies: Remedy) -> Remedy:
     return min(remedies, key=lambda remedy: remedy.rank)
 
 
+WISH = "operator."  # begins the codes of what a person asks for: his cordon, drain, reset …
+
+
 class Fault(Noun):
     """What an observation means."""
 
@@ -115,6 +118,11 @@ class Fault(Noun):
             number = self.code.removeprefix("xid.")
             return f"XID_{'CRITICAL' if grave else 'WARNING'}_{number if number.isdigit() else 0}"
         return "GPU_HEALTH_ERROR" if grave else "GPU_HEALTH_WARNING"
+
+    @property
+    def is_wish(self) -> bool:
+        """A person asked for it; nothing is ill."""
+        return self.code.startswith(WISH)
 
 
 def touches(fault: Fault, held: tuple[int, ...]) -> bool:

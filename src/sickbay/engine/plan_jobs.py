@@ -21,8 +21,8 @@ def plan_job(draft: Draft, subject: str) -> None:
 
 
 def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
-    s, rules = input_of(draft, job), draft.rules
-    while isinstance(decision := resume(s, rules.policy, rules.tables), Read):
+    s, policy = input_of(draft, job), draft.rules.policy
+    while isinstance(decision := resume(s, policy), Read):
         s = supply(draft, s, decision)
     return _take_job(draft, job, decision)
 

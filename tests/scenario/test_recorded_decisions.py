@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from sickbay.brain.decide import decide
-from sickbay.brain.decision import Read
+from sickbay.brain.decision import ReadFirst
+from sickbay.brain.idle_checks import PatrolInput, patrol
 from sickbay.brain.incident_input import IncidentInput
 from sickbay.brain.job_input import JobInput
-from sickbay.brain.patrol import PatrolInput, patrol
 from sickbay.brain.resume import resume
 from sickbay.brain.retry import IntentInput, developed, next_look
 from sickbay.engine import patrol as patrols
@@ -36,7 +36,7 @@ def _twice(kind: type[Input], decided: Callable[..., Any], seen: Counter[str]) -
         again = msgspec.json.decode(msgspec.json.encode(s), type=kind)
         assert again == s
         assert decided(again, *more) == decision
-        seen[decision.need.name if isinstance(decision, Read) else type(decision).__name__] += 1
+        seen[decision.need.name if isinstance(decision, ReadFirst) else type(decision).__name__] += 1
         return decision
 
     return both

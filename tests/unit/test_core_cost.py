@@ -21,7 +21,7 @@ from sqlalchemy import event
 from sickbay.adapters.stores.age import AT_ONCE
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
-from sickbay.brain.decision import Read
+from sickbay.brain.decision import ReadFirst
 from sickbay.brain.job_input import Placement
 from sickbay.brain.place import NoPlace, place
 from sickbay.brain.retention import aged, cutoff
@@ -315,7 +315,7 @@ def pool_of(nodes: int, jobs: int) -> View:
 
 def placed(draft: Draft, job: Job) -> Placement | NoPlace:
     s = input_of(draft, job)
-    while isinstance(found := place(s, draft.rules.policy), Read):
+    while isinstance(found := place(s, draft.rules.policy), ReadFirst):
         s = supply(draft, s, found)
     return found
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain import place as placing
 from sickbay.brain.admit import limit_for
-from sickbay.brain.decision import Need, Read
+from sickbay.brain.decision import Need, ReadFirst
 from sickbay.brain.job_input import JobInput, OutOfReach, Placement
 from sickbay.brain.place import NoPlace, to_avoid
 from sickbay.engine.job_reads import WATCHED, input_of, supply
@@ -90,10 +90,10 @@ def unusable(made: Draft, mine: Job) -> tuple[NodeId, ...] | str:
     return _asked(made, mine, to_avoid)
 
 
-def _asked(made: Draft, mine: Job, decide: Callable[[JobInput], Found | NoPlace | Read]) -> Found | str:
+def _asked(made: Draft, mine: Job, decide: Callable[[JobInput], Found | NoPlace | ReadFirst]) -> Found | str:
     """Decide as the engine does: until nothing more is to be read."""
     s = input_of(made, mine)
-    while isinstance(found := decide(s), Read):
+    while isinstance(found := decide(s), ReadFirst):
         s = supply(made, s, found)
     return found.because if isinstance(found, NoPlace) else found
 
@@ -252,7 +252,7 @@ def test_who_can_be_reached() -> None:
     )
     mine = job(ranks={**dict.fromkeys(SEATS, RankState.RUNNING), SEATS[0]: RankState.GONE})
     made = draft(*rows)
-    assert supply(made, input_of(made, mine), Read(Need.AWAY)).away == OutOfReach(
+    assert supply(made, input_of(made, mine), ReadFirst(Need.AWAY)).away == OutOfReach(
         lost=(SEATS[2], SEATS[4]),
         unseen=tuple(SEATS[1:]),
         fenceable=(SEATS[1], SEATS[2], SEATS[4]),  # others use the partitioned one
@@ -307,9 +307,9 @@ def test_a_job_that_avoids_a_node_which_is_gone_is_woken_when_it_comes_back_wher
     """Nobody knows in which pool that will be, so no ledger tells of it."""
     here, gone = SEATS[0], NodeId("sim/gone")
     made = draft(node(0), job())
-    assert supply(made, input_of(made, job()), Read(Need.WELL, (here, gone))).well == (here,)
+    assert supply(made, input_of(made, job()), ReadFirst(Need.WELL, (here, gone))).well == (here,)
     assert made.watched == {"ledger:sim/train", f"node:{gone}"}
     many = tuple(NodeId(f"sim/gone-{n}") for n in range(200))
     made = draft(job())
-    assert supply(made, input_of(made, job()), Read(Need.WELL, many)).well == ()
+    assert supply(made, input_of(made, job()), ReadFirst(Need.WELL, many)).well == ()
     assert len(made.watched) == 1 + WATCHED

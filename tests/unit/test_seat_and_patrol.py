@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from sickbay.brain.admit import spares_one
-from sickbay.brain.patrol import BUSY, CheckDue, NotDue, PatrolInput, patrol, proven, why_not_idle
+from sickbay.brain.idle_checks import BUSY, CheckDue, NotDue, PatrolInput, patrol, proven, why_not_idle
 from sickbay.brain.seat import silence_of
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope, Severity

@@ -1,6 +1,6 @@
 """A job whose attempt runs, or must end: RUNNING until something ends it, STOPPING until every rank is surely gone."""
 
-from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, Read, Stay, Tell
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay, Tell
 from sickbay.brain.job_input import JobInput, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, Node, NodeId
@@ -51,7 +51,7 @@ def _saves_first(s: JobInput, policy: Policy) -> JobDecision | None:
     if job.called_at_once or s.passed(job.save_by) or not (whole or job.save_by):
         return None
     if not job.stop_asked and s.dismissed is None:
-        return Read(Need.DISMISSED)
+        return ReadFirst(Need.DISMISSED)
     if not job.stop_asked and s.dismissed:
         return Change("what called for its end was dismissed", {"calls": (), "save_by": None, "intent": ""})
     if job.save_by is None:
@@ -126,7 +126,7 @@ def stopping(s: JobInput, policy: Policy) -> JobDecision:
     if proven or intent.state is IntentState.SEEN:
         return _off(s, policy, "all its ranks are gone")
     if s.away is None:
-        return Read(Need.AWAY)
+        return ReadFirst(Need.AWAY)
     # What nobody can reach is fenced at once; what only the cluster cannot reach, when its time to stop is over.
     away = frozenset(s.away.fenceable if intent.state.over else s.away.lost)
     lost = tuple(node for node in left if node in away)

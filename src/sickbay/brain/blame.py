@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Need, Read, Stay
+from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay
 from sickbay.brain.gate import give_up
 from sickbay.brain.job_input import AVOIDED, JobInput, listing
 from sickbay.model.checkup import Verdict
@@ -53,7 +53,7 @@ def diagnosing(s: JobInput, policy: Policy) -> JobDecision:
         suspects = tuple(sorted(node for node in job.ranks if node in named))
         chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
         if s.mute is None and Capability.CHECK_BY_AGENT in s.can:
-            return Read(Need.MUTE, chosen)
+            return ReadFirst(Need.MUTE, chosen)
         mute = s.mute or ()
         if asked := tuple(node for node in chosen if node not in mute):
             check = Verify(nodes=asked, level=after.level, profile=after.profile)

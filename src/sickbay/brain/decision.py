@@ -156,7 +156,7 @@ class Need(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadFirst:
     """Load this on demand, then decide again. A wait that follows is on what was read for it, and on nothing else."""
 
     need: Need
@@ -166,4 +166,4 @@ class Read:
 
 AnyDo = Do[IncidentChanges] | Do[JobChanges]
 IncidentDecision = Move[IncidentChanges] | Change[IncidentChanges] | Do[IncidentChanges] | Stay
-JobDecision = Move[JobChanges] | Change[JobChanges] | Do[JobChanges] | Stay | Read
+JobDecision = Move[JobChanges] | Change[JobChanges] | Do[JobChanges] | Stay | ReadFirst

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, Read, Stay
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay
 from sickbay.brain.job_input import AVOIDED, JobInput, Placement, listing, tell
 from sickbay.brain.place import NoPlace, place, to_avoid
 from sickbay.model.checkup import Verdict
@@ -31,7 +31,7 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
         return _rerun(s, policy)
     if Capability.PLACE not in s.can:
         avoid = to_avoid(s)
-        if isinstance(avoid, Read):
+        if isinstance(avoid, ReadFirst):
             return avoid
         if isinstance(avoid, NoPlace):
             return _starved(s, policy, avoid.because)
@@ -39,7 +39,7 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
         chosen: JobChanges = {"attempt": job.attempt + 1, "deadline": None}
         return Do(act, "the cluster chooses its nodes", THEIR_QUEUE, s.cluster, "claim", chosen)
     placed = place(s, policy)
-    if isinstance(placed, Read):
+    if isinstance(placed, ReadFirst):
         return placed
     if isinstance(placed, NoPlace):
         return _starved(s, policy, placed.because)
@@ -137,7 +137,7 @@ def _rerun(s: JobInput, policy: Policy) -> JobDecision:
     if Capability.RERUN not in s.can:
         return give_up(s, policy, "its controller did not restart it and cannot be asked to")
     avoid = to_avoid(s)
-    if isinstance(avoid, Read):
+    if isinstance(avoid, ReadFirst):
         return avoid
     if isinstance(avoid, NoPlace):
         return _kept_waiting(s, policy, avoid.because)
@@ -179,12 +179,12 @@ def _ask_to_rerun(s: JobInput, avoid: tuple[NodeId, ...], because: str) -> Do[Jo
 def _asked_to_rerun(s: JobInput, policy: Policy, intent: Intent, act: RerunJob) -> JobDecision:
     """Once asked, waiting for nodes is its cluster's business; what it was told to avoid may be well by then."""
     if s.well is None:
-        return Read(Need.WELL, act.avoid)
+        return ReadFirst(Need.WELL, act.avoid)
     well = s.well
     again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
     if well and intent.state is IntentState.ACCEPTED and s.passed(again):
         avoid = to_avoid(s)
-        if isinstance(avoid, Read):
+        if isinstance(avoid, ReadFirst):
             return avoid
         if not isinstance(avoid, NoPlace):
             still = tuple(node for node in avoid if node not in well)
@@ -249,7 +249,7 @@ def _in_their_queue(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
         return Stay(Wait(because=why, until=known))
     if not job.claim:
         if s.well is None:
-            return Read(Need.WELL, intent.act.avoid if isinstance(intent.act, StartJob) else ())
+            return ReadFirst(Need.WELL, intent.act.avoid if isinstance(intent.act, StartJob) else ())
         well = s.well
         again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
         if well and s.passed(again):  # what was named once is avoided for as long as the attempt waits

@@ -54,7 +54,7 @@ class IncidentInput:
         return Deadline(clock=clock, at=present.get(clock, 0.0) + duration.total_seconds())
 
 
-class Attempts(TypedDict):
+class AttemptsOnNode(TypedDict):
     """Managed attempts on a node, by what an incident there has to do with them: fields of `IncidentInput`."""
 
     scoped: tuple[JobId, ...]
@@ -65,14 +65,14 @@ class Attempts(TypedDict):
     gating: frozenset[JobId]
 
 
-def attempts_on(node: NodeId, incident: Incident, jobs: Sequence[Job], shown: datetime) -> Attempts:
+def attempts_on(node: NodeId, incident: Incident, jobs: Sequence[Job], shown: datetime) -> AttemptsOnNode:
     """`shown`: when the newest evidence came; what began later has nothing to do with it."""
     gating = frozenset(job.id for job in jobs if job.state is JobState.GATING)
     # What has not begun does not begin on a sick node.
     scoped = tuple(job.id for job in jobs if job.id in gating or incident.about(job.claim[node]))
     called = [job for job in jobs if has_called(incident, job)]
     training = (job for job in jobs if job.state is JobState.RUNNING and job.id not in incident.jobs)
-    return Attempts(
+    return AttemptsOnNode(
         scoped=scoped,
         bystanders=tuple(job.id for job in jobs if job.id not in scoped),
         called=frozenset(job.id for job in called),

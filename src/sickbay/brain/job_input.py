@@ -57,7 +57,7 @@ class OutOfReach(Noun):
 class JobInput(Noun):
     """All that a job's decision may read: a value, so that each decision can be recorded and made again.
 
-    What costs reads is loaded on demand: a decision that finds None there returns `Read`, and is made again with it.
+    What costs reads is loaded on demand: a decision that finds None returns `ReadFirst`, and is made again with it.
     """
 
     job: Job

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from sickbay.brain.decision import Need, Read
+from sickbay.brain.decision import Need, ReadFirst
 from sickbay.brain.job_input import AVOIDED, JobInput, Placement, Seat, listing
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.policy import PlaceBy, Policy
@@ -16,14 +16,14 @@ class NoPlace:
     because: str
 
 
-def place(s: JobInput, policy: Policy) -> Placement | NoPlace | Read:
+def place(s: JobInput, policy: Policy) -> Placement | NoPlace | ReadFirst:
     """Nodes and devices for the next attempt, or why there are none."""
     job, order = s.job, policy.resume.place
     if job.spec.on:
         return _named(s)
     room = s.room
     if room is None:
-        return Read(Need.ROOM)
+        return ReadFirst(Need.ROOM)
     if room.last and room.last_there and PlaceBy.SPARE not in order:
         # No spare by policy: only its own nodes will do, as long as their seats are there.
         return _own(s, policy, room.last)
@@ -32,15 +32,15 @@ def place(s: JobInput, policy: Policy) -> Placement | NoPlace | Read:
     if room.free >= (least if fewer else most):
         return _chosen(s, min(room.free, most), room.last if order[:1] == (PlaceBy.SAME,) else ())
     if s.withheld is None:
-        return Read(Need.WITHHELD, room.last)
+        return ReadFirst(Need.WITHHELD, room.last)
     needs = f"needs {least if fewer else most} nodes of {job.pool}, {room.free} can be claimed"
     deaf = [f"{UNCHECKED} on {room.unchecked} others"] if room.unchecked else []
     return NoPlace("; ".join([needs, *deaf, *s.withheld]))
 
 
-def _own(s: JobInput, policy: Policy, last: tuple[NodeId, ...]) -> Placement | NoPlace | Read:
+def _own(s: JobInput, policy: Policy, last: tuple[NodeId, ...]) -> Placement | NoPlace | ReadFirst:
     if s.seats is None:
-        return Read(Need.SEATS, last)
+        return ReadFirst(Need.SEATS, last)
     job, placed = s.job, _offers(s.seats)
     avoid = set(job.avoid)
     chosen = sorted(placed, key=lambda node: (node in avoid, node))[: job.spec.most]
@@ -50,12 +50,12 @@ def _own(s: JobInput, policy: Policy, last: tuple[NodeId, ...]) -> Placement | N
     return NoPlace(f"waits for its own nodes: {listing(n for n in last if n not in placed)} cannot be claimed")
 
 
-def _chosen(s: JobInput, many: int, first: tuple[NodeId, ...]) -> Placement | Read:
+def _chosen(s: JobInput, many: int, first: tuple[NodeId, ...]) -> Placement | ReadFirst:
     """So many, in order: those that it had last before others if policy says so, those to avoid last of all."""
     avoid, had = set(s.job.avoid), set(first)
     rest = sorted(avoid, key=lambda node: (node not in had, node))
     if s.seats is None:
-        return Read(Need.SEATS, tuple(dict.fromkeys((*first, *rest))), more=many)
+        return ReadFirst(Need.SEATS, tuple(dict.fromkeys((*first, *rest))), more=many)
     offers = _offers(s.seats)
     preferred = (node for node in first if node not in avoid)
     others = (node for node in offers if node not in avoid and node not in had)
@@ -67,10 +67,10 @@ def _offers(seats: Iterable[Seat]) -> Placement:
     return {seat.node: seat.offer for seat in seats if seat.here and seat.offer is not None}
 
 
-def _named(s: JobInput) -> Placement | NoPlace | Read:
+def _named(s: JobInput) -> Placement | NoPlace | ReadFirst:
     """All of them or nothing, with the reason of the first."""
     if s.seats is None:
-        return Read(Need.SEATS, s.job.spec.on)
+        return ReadFirst(Need.SEATS, s.job.spec.on)
     placed: Placement = {}
     for seat in s.seats:
         if seat.offer is None:
@@ -79,13 +79,13 @@ def _named(s: JobInput) -> Placement | NoPlace | Read:
     return placed
 
 
-def _why_not(s: JobInput, seat: Seat) -> NoPlace | Read:
+def _why_not(s: JobInput, seat: Seat) -> NoPlace | ReadFirst:
     if not seat.known:
         return NoPlace(f"{seat.node} is not known")
     if seat.claimable:
         return NoPlace(f"{seat.node}: {UNCHECKED}" if seat.unchecked else f"{seat.node} is taken")
     if s.withheld is None:
-        return Read(Need.WITHHELD, (seat.node,))
+        return ReadFirst(Need.WITHHELD, (seat.node,))
     why = f"is being checked ({seat.checking})" if seat.checking else "cannot be claimed"
     return NoPlace("; ".join([f"{seat.node} {why}", *s.withheld]))
 
@@ -99,10 +99,10 @@ def free_devices(node: Node, claims: Collection[tuple[int, ...]], wanted: int) -
     return tuple(free[:wanted]) if len(free) >= wanted else None
 
 
-def to_avoid(s: JobInput) -> tuple[NodeId, ...] | NoPlace | Read:
+def to_avoid(s: JobInput) -> tuple[NodeId, ...] | NoPlace | ReadFirst:
     """What a cluster that chooses nodes itself is told to avoid, or why it is not asked yet."""
     if s.theirs is None:
-        return Read(Need.THEIRS)
+        return ReadFirst(Need.THEIRS)
     spec, seats, bad = s.job.spec, s.theirs.seats, set(s.theirs.bad)
     least = min(spec.least, spec.most)
     if bad & set(spec.on) or seats - len(bad) < least:

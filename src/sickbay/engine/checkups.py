@@ -11,8 +11,8 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.gate import CHECKS_TAKE
+from sickbay.brain.idle_checks import why_not_idle
 from sickbay.brain.job_input import listing
-from sickbay.brain.patrol import why_not_idle
 from sickbay.engine.transitions import post
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup, Finding, Verdict, checkup_id

@@ -6,7 +6,7 @@ from heapq import merge
 from msgspec.structs import replace
 
 from sickbay.brain.attempt import may_be_fenced, out_of_reach, unseen, was_dismissed
-from sickbay.brain.decision import Need, Read
+from sickbay.brain.decision import Need, ReadFirst
 from sickbay.brain.gate import checked_by_agents
 from sickbay.brain.job_input import JobInput, OutOfReach, PoolRoom, Seat, TheirChoice
 from sickbay.brain.place import free_devices, is_to_be_avoided
@@ -33,7 +33,7 @@ def input_of(draft: Draft, job: Job) -> JobInput:
     )
 
 
-def supply(draft: Draft, s: JobInput, asked: Read) -> JobInput:
+def supply(draft: Draft, s: JobInput, asked: ReadFirst) -> JobInput:
     """The input with what its decision asks for."""
     match asked.need:
         case Need.ROOM:

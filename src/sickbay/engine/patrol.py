@@ -8,7 +8,7 @@ waits for nodes, and together with the seats that are out they keep within the p
 from msgspec.structs import replace
 
 from sickbay.brain.admit import limit_for, spares_one
-from sickbay.brain.patrol import CheckDue, PatrolInput, patrol, proven, rule_of, watched_key
+from sickbay.brain.idle_checks import CheckDue, PatrolInput, patrol, proven, rule_of, watched_key
 from sickbay.engine.checkups import begin, why_not
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup, ScheduleWalk

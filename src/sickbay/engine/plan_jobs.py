@@ -4,7 +4,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Read, Stay, Tell
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay, Tell
 from sickbay.brain.resume import resume
 from sickbay.engine.job_reads import input_of, supply
 from sickbay.engine.resting import come_to_rest
@@ -21,10 +21,13 @@ def plan_job(draft: Draft, subject: str) -> None:
 
 
 def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
-    s, policy = input_of(draft, job), draft.rules.policy
-    while isinstance(decision := resume(s, policy), Read):
+    s = input_of(draft, job)
+    for _ in range(len(Need) + 1):
+        decision = resume(s, draft.rules.policy)
+        if not isinstance(decision, ReadFirst):
+            return _take_job(draft, job, decision)
         s = supply(draft, s, decision)
-    return _take_job(draft, job, decision)
+    raise RuntimeError(f"{job.id} asks again for what it has")  # set aside, as one that does not come to rest
 
 
 def _take_job(draft: Draft, job: Job, decision: JobDecision) -> tuple[Job, Wait | None]:

@@ -101,7 +101,7 @@ def _cordon(s: IncidentInput, node: Node, policy: Policy, event: str = "") -> Do
     if event:  # what a check said of the suspect proves nothing for its return
         also |= {"doubt": None, "proof": None}
     if not event and incident.deadline is not None and asked_of(s, node):
-        also = {}
+        also = {}  # asked again of the same holder the deadline stays, or it would never pass; another has its own
     return Do(act, because, patience, incident.cluster, event, also)
 
 

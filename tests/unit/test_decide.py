@@ -15,7 +15,18 @@ from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
-from sickbay.model.incident import OUT, TERMINAL, Incident, IncidentKind, OperatorRequest, Phase, Proven, Stage, Try
+from sickbay.model.incident import (
+    OUT,
+    TERMINAL,
+    Incident,
+    IncidentKind,
+    OperatorRequest,
+    Phase,
+    Proven,
+    Stage,
+    Try,
+    Verb,
+)
 from sickbay.model.intent import AnyAct, Drain, Intent, IntentState, Quarantine, Release, Repair, Verify
 from sickbay.policy.load import load_policy
 
@@ -109,7 +120,7 @@ def test_what_is_over_stays_over(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", [p for p in Phase if p not in TERMINAL])
 @pytest.mark.parametrize("verb", ["dismiss", "uncordon"])
 def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> None:
-    ordered = incident(phase, orders=(OperatorRequest(verb=verb, by="ann", reason="mine"),))
+    ordered = incident(phase, orders=(OperatorRequest(verb=Verb(verb), by="ann", reason="mine"),))
     decision = decide(sight(ordered), POLICY)
     assert isinstance(decision, Change)
     assert decision.also["closing"] is Phase.DISMISSED
@@ -132,13 +143,14 @@ def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> Non
     ],
 )
 def test_orders_do_what_the_phase_allows(verb: str, phase: Phase, word: str) -> None:
-    decision = decide(sight(incident(phase, orders=(OperatorRequest(verb=verb, by="ann", reason="mine"),))), POLICY)
+    asked = OperatorRequest(verb=Verb(verb), by="ann", reason="mine")
+    decision = decide(sight(incident(phase, orders=(asked,))), POLICY)
     assert said(decision) == word
     assert decision.also["orders"] == ()
 
 
 def test_what_a_person_has_ordered_is_not_cancelled_by_the_driver() -> None:
-    taken_back = (OperatorRequest(verb="cancel", by="xid.162", reason="xid.162 takes it back"),)
+    taken_back = (OperatorRequest(verb=Verb.CANCEL, by="xid.162", reason="xid.162 takes it back"),)
     assert said(decide(sight(incident(Phase.SUSPECT, ordered=True, orders=taken_back)), POLICY)) == "change"
 
 
@@ -148,7 +160,7 @@ def test_what_a_person_has_ordered_is_not_cancelled_by_the_driver() -> None:
 )
 def test_escalate_asks_for_one_rung_more_than_was_tried(tried: tuple[Remedy, ...], remedy: Remedy) -> None:
     tries = tuple(Try(rung=rung, result="failed", at=NOW) for rung in tried)
-    held = incident(Phase.HELD, tries=tries, orders=(OperatorRequest(verb="escalate", by="ann", reason="go on"),))
+    held = incident(Phase.HELD, tries=tries, orders=(OperatorRequest(verb=Verb.ESCALATE, by="ann", reason="go on"),))
     decision = decide(sight(held), POLICY)
     assert isinstance(decision, Move)
     assert decision.also["remedy"] is remedy

@@ -12,7 +12,7 @@ from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision
 from sickbay.brain.doubt import checking
 from sickbay.brain.incident_input import IncidentInput, away, later, remind
 from sickbay.brain.job_input import listing
-from sickbay.brain.orders import close, obey, planned
+from sickbay.brain.orders import OPERATOR_CORDON, close, obey, planned
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.cordon import cordon_of
@@ -23,7 +23,6 @@ from sickbay.model.intent import Drain, IntentState, Notify, Quarantine, Repair
 from sickbay.model.policy import Policy
 
 CORDON_TRIES = 3
-OPERATOR_CORDON = "operator.cordon"
 
 
 def decide(s: IncidentInput, policy: Policy) -> IncidentDecision:

@@ -45,7 +45,7 @@ from sickbay.model.fleet import (
     NodeId,
     pool_of,
 )
-from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, enqueue
+from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, Verb, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
@@ -403,7 +403,7 @@ def _compare(draft: Draft, node: Node) -> None:
     found = drift(incident, node, horizon, draft.intent(incident.intent))
     after = replace(incident, **found.cordon)
     if found.uncordoned:
-        order = OperatorRequest(verb="uncordoned", by="another", reason=found.uncordoned)
+        order = OperatorRequest(verb=Verb.UNCORDONED, by="another", reason=found.uncordoned)
         after = enqueue(after, order)
     if found.bared:
         draft.tell("our cordon went with what it was on: it will be put back", key_of(incident), key_of(node))

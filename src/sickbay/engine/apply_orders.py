@@ -14,7 +14,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
-from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, enqueue
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Verb, enqueue
 from sickbay.model.job import Job
 from sickbay.model.rows import WITHHOLDING, key_of
 
@@ -99,7 +99,8 @@ def _queue(draft: Draft, news: Ordered, incident: Incident) -> None:
     elif len(incident.orders) >= ORDERS_MOST:
         _refuse(draft, news, f"{len(incident.orders)} orders wait already", key_of(incident))
     else:
-        draft.put(enqueue(incident, OperatorRequest(verb=news.verb, by=news.by, reason=news.reason, now=news.now)))
+        asked = OperatorRequest(verb=Verb(news.verb), by=news.by, reason=news.reason, now=news.now)
+        draft.put(enqueue(incident, asked))
 
 
 def _refuse(draft: Draft, news: Ordered, why: str, *subjects: str) -> None:
@@ -115,7 +116,7 @@ def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
     _audit(draft, news, key_of(node))
     incident = draft.incident(node.incident) if node.incident else None
     if incident is None:
-        fault = wished(news.verb, news.by, news.reason)
+        fault = wished(Verb(news.verb), news.by, news.reason)
         open_incident(draft, fact, node, fault, IncidentKind.OPERATOR, now=news.now)
     else:
         _queue(draft, news, incident)

@@ -10,6 +10,7 @@ from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Move, Stay
 from sickbay.brain.orders import planned
 from sickbay.model.fault import Remedy
+from sickbay.model.fleet import DrainHow
 from sickbay.model.incident import IncidentKind, OperatorRequest, Phase, Proven, Try, Verb
 from sickbay.model.intent import (
     INTENT_LIFE,
@@ -77,7 +78,7 @@ def test_a_proof_that_lasts_is_released() -> None:
 # --- what is let go of and may still come
 
 
-@pytest.mark.parametrize("act", [REBOOT, Drain(node=SEAT, how="evict")], ids=["a repair", "a drain"])
+@pytest.mark.parametrize("act", [REBOOT, Drain(node=SEAT, how=DrainHow.EVICT)], ids=["a repair", "a drain"])
 @pytest.mark.parametrize(
     "of",
     [

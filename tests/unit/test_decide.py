@@ -14,7 +14,17 @@ from sickbay.brain.incident_input import IncidentInput, reset_domain
 from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope, Severity
-from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
+from sickbay.model.fleet import (
+    AgentState,
+    Capability,
+    DrainHow,
+    Incarnation,
+    IncidentId,
+    JobId,
+    Node,
+    NodeId,
+    PastIncident,
+)
 from sickbay.model.incident import (
     OUT,
     TERMINAL,
@@ -251,7 +261,12 @@ def test_a_persons_cordon_stops_nothing_and_is_held() -> None:
         ({"bystanders": ("k",), "called": frozenset({"k"})}, node(), PAST, "hold"),
         ({}, node(unmanaged=2), AHEAD, "Drain"),
         ({}, node(unmanaged=2), PAST, "hold"),
-        ({"intent": intent(Drain(node=SEAT, how="evict"), IntentState.ACCEPTED)}, node(unmanaged=2), AHEAD, "wait"),
+        (
+            {"intent": intent(Drain(node=SEAT, how=DrainHow.EVICT), IntentState.ACCEPTED)},
+            node(unmanaged=2),
+            AHEAD,
+            "wait",
+        ),
         ({}, node(unmanaged=2), None, "change"),
     ],
 )
@@ -260,10 +275,10 @@ def test_draining(more: dict[str, Any], seat: Node, deadline: Deadline | None, w
 
 
 def test_now_forces_what_was_asked_politely() -> None:
-    polite = intent(Drain(node=SEAT, how="evict"), IntentState.ACCEPTED)
+    polite = intent(Drain(node=SEAT, how=DrainHow.EVICT), IntentState.ACCEPTED)
     decision = decide(sight(incident(Phase.DRAINING, now=True), node(unmanaged=1), intent=polite), POLICY)
     assert isinstance(decision, Do)
-    assert decision.act == Drain(node=SEAT, how="force")
+    assert decision.act == Drain(node=SEAT, how=DrainHow.FORCE)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sickbay.brain.repair import choose, drained, must_leave, repairing, verifyi
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.cordon import cordon_of
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
-from sickbay.model.fleet import MANY_SILENCES, AgentState, Capability, JobId, Node
+from sickbay.model.fleet import MANY_SILENCES, AgentState, Capability, DrainHow, JobId, Node
 from sickbay.model.incident import IncidentKind, Phase, Wait
 from sickbay.model.intent import Drain, IntentState, Notify, Quarantine, Repair
 from sickbay.model.policy import Policy
@@ -233,10 +233,10 @@ def _draining(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         before = "" if incident.now else f"{node.id} is repaired"
         return Change("the node is to be repaired", anew, call=leave, before=before)
     sent = intent.act if intent is not None and isinstance(intent.act, Drain) else None
-    forced = incident.now or (sent is not None and sent.how == "force")
+    forced = incident.now or (sent is not None and sent.how is DrainHow.FORCE)
     if late and not must and not forced and policy.pace.drain_then == "force" and Capability.DRAIN in s.can:
         because = f"{node.unmanaged} pieces of unmanaged work did not leave in {policy.pace.drain_deadline}"
-        act = Drain(node=node.id, how="force")
+        act = Drain(node=node.id, how=DrainHow.FORCE)
         return Do(act, because, policy.pace.drain_every, incident.cluster, also=anew)
     if late and s.asked.intersection(must):  # that has its own limit, which is put off while its stop is withheld
         return Change("what must leave may save before", anew)
@@ -245,10 +245,10 @@ def _draining(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         return Move("hold", f"draining did not end in {policy.pace.drain_deadline}: {left} still there")
     if must:
         return Stay(Wait(because=f"waiting for {listing(must)} to leave", until=incident.deadline))
-    return _drain(s, node, policy, "force" if forced else policy.pace.drain)
+    return _drain(s, node, policy, DrainHow.FORCE if forced else policy.pace.drain)
 
 
-def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> IncidentDecision:
+def _drain(s: IncidentInput, node: Node, policy: Policy, how: DrainHow) -> IncidentDecision:
     """Work that we do not manage is asked to leave again and again: what keeps it there now may let it go later."""
     incident, intent = s.incident, s.intent
     waiting = Stay(Wait(because="waiting for unmanaged work to leave", until=incident.deadline))
@@ -260,7 +260,7 @@ def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> IncidentDe
             return waiting
         if intent.state is IntentState.REJECTED and s.retry_at is not None and not s.passed(s.retry_at):
             return Stay(Wait(because=f"the cluster refused to drain it: {intent.answer}", until=s.retry_at))
-    patience = policy.pace.drain_deadline if how == "wait" else policy.pace.drain_every
+    patience = policy.pace.drain_deadline if how is DrainHow.WAIT else policy.pace.drain_every
     return Do(act, f"{node.unmanaged} pieces of unmanaged work", patience, incident.cluster)
 
 

@@ -50,6 +50,14 @@ class Capability(StrEnum):
     SEAT_KEPT = "seat_kept"  # a replaced instance takes the same seat
 
 
+class DrainHow(StrEnum):
+    """How work that Sickbay does not manage is moved off a node."""
+
+    EVICT = "evict"  # asked to leave, as far as its own guards let it
+    WAIT = "wait"  # until it leaves by itself
+    FORCE = "force"  # ended
+
+
 class Incarnation(Noun):
     """Identity of who holds a seat, as far as the one who speaks can tell: an empty field is unknown.
 

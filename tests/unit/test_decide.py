@@ -245,6 +245,22 @@ def test_a_cordon_is_seen_awaited_or_asked_for_again(
     assert ask(sight(incident(Phase.QUARANTINED, deadline=deadline), seat, intent=last)) == word
 
 
+@pytest.mark.parametrize(
+    ("code", "seat", "can", "ends", "then"),
+    [
+        ("xid.31", node(), CAN, "xid.31 shows itself again, or something worse does", "it is dismissed"),
+        (AGENT_LOST, node(agent=AgentState.SILENT), frozenset(), "its agent is heard again", "a person is reminded"),
+        (PARTITION, node(ready=False), CAN, "the cluster sees the node again", "a person is reminded"),
+    ],
+)
+def test_a_watch_says_what_would_end_it_and_what_comes_else(
+    code: str, seat: Node, can: frozenset[Capability], ends: str, then: str
+) -> None:
+    decision = decide(sight(incident(Phase.WATCHED, fault(code, Remedy.WATCH)), seat, can=can), POLICY)
+    assert isinstance(decision, Stay)
+    assert (decision.wait.ends, decision.wait.then) == ((ends,), then)
+
+
 def test_a_persons_cordon_stops_nothing_and_is_held() -> None:
     cordon = incident(Phase.QUARANTINED, fault("operator.cordon", Remedy.NONE), kind=IncidentKind.OPERATOR)
     assert ask(sight(cordon, scoped=(JobId("j"),))) == "hold"

@@ -23,6 +23,7 @@ from sickbay.model.intent import Drain, IntentState, Notify, Quarantine, Repair
 from sickbay.model.policy import Policy
 
 CORDON_TRIES = 3
+HEARD_AGAIN = ("its agent is heard again",)
 
 
 def decide(s: IncidentInput, policy: Policy) -> IncidentDecision:
@@ -81,7 +82,8 @@ def _came_with_work(s: IncidentInput, node: Node, policy: Policy) -> IncidentDec
     if s.incident.deadline is None:
         return Change("work runs there already", {"deadline": s.within(INGEST, policy.pace.held_reminder)})
     text = f"{node.id}: it is new and has not been checked, since work runs there all the time"
-    return remind(s, policy, "check_could_not_run", text, "it is checked when the work that it came with has left")
+    because = "it is checked when the work that it came with has left"
+    return remind(s, policy, "check_could_not_run", text, because, ("the work that it came with leaves",))
 
 
 def _unwelcome(s: IncidentInput) -> tuple[JobId, ...]:
@@ -135,7 +137,12 @@ def _watched(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         return Change(f"{incident.fault.code} asks for a restart of the job", call=restart)
     if s.passed(incident.deadline):
         return Move("dismiss", f"quiet for {policy.pace.watch_for}")
-    return Stay(Wait(because=f"watching {incident.fault.code}: dismissed if it stays quiet", until=incident.deadline))
+    code = incident.fault.code
+    because, ends = (
+        f"watching {code}: dismissed if it stays quiet",
+        f"{code} shows itself again, or something worse does",
+    )
+    return Stay(Wait(because=because, until=incident.deadline, ends=(ends,), then="it is dismissed"))
 
 
 def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
@@ -144,19 +151,22 @@ def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisio
         often = f"the agent has fallen silent {MANY_SILENCES} times within {policy.pace.watch_for}"
         text = f"{node.id}: {often}; it is not restarted any more, and its job is left alone"
         told = remind(s, policy, "agent_lost", text, f"{often}: a human must find out why")
-        return Stay(replace(told.wait, until=steady)) if isinstance(told, Stay) else told
+        ends = f"its agent does not fall silent for {policy.pace.watch_for}"
+        return Stay(replace(told.wait, until=steady, ends=(ends,), then="")) if isinstance(told, Stay) else told
     if node.agent is AgentState.HEARD:
         return Move("dismiss", "the agent is heard again")
     if s.intent is not None and not s.intent.state.over:
         return Stay(Wait(because="restarting the agent; its job is left alone", until=s.intent.seen_by))
     if refused_lately(s, node):
-        return Stay(Wait(because="the agent could not be restarted; its job is left alone", until=s.retry_at))
+        because = "the agent could not be restarted; its job is left alone"
+        return Stay(Wait(because=because, until=s.retry_at, ends=HEARD_AGAIN, then="it is tried again"))
     made = sum(1 for t in incident.tries if t.rung is Remedy.RESTART_SERVICE)
     if made < policy.silence.agent_restarts and Capability.RESTART_SERVICE in s.can:
         act = Repair(node=node.id, rung=Remedy.RESTART_SERVICE)
         return Do(act, "the agent is silent, the node is ready", policy.silence.restart_deadline, INGEST)
     text = f"{node.id}: the agent is silent and {made} restarts did not bring it back; work there goes on unwatched"
-    return remind(s, policy, "agent_lost", text, "the agent is silent: the node is not given new work")
+    because = "the agent is silent: the node is not given new work"
+    return remind(s, policy, "agent_lost", text, because, HEARD_AGAIN)
 
 
 def _steady_at(s: IncidentInput, node: Node, policy: Policy) -> Deadline | None:
@@ -171,7 +181,8 @@ def _partitioned(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisi
     if node.ready:
         return Move("dismiss", "the cluster sees the node again")
     text = f"{node.id}: the agent reports, the cluster does not see the node; nothing is repaired"
-    return remind(s, policy, "partition", text, "a human must find out why the cluster does not see the node")
+    because = "a human must find out why the cluster does not see the node"
+    return remind(s, policy, "partition", text, because, ("the cluster sees the node again",))
 
 
 def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:

@@ -1,6 +1,6 @@
 """Operators' commands. Each is audited in the story with who and why; what makes no sense changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from msgspec.json import encode
@@ -123,11 +123,12 @@ def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
 
 
 def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
-    rows = (draft.read(Withholding, WITHHOLDING) or Withholding()).rows
+    before = draft.read(Withholding, WITHHOLDING) or Withholding()
+    rows = before.rows
     if news.verb in {"unpause", "include"}:
         kept = tuple(r for r in rows if (r.id != news.target if news.target else not r.pauses))
         _audit(draft, news, WITHHOLDING)
-        draft.put(Withholding(rows=kept))
+        draft.put(_withholding(kept, before.orders))
         return
     until = draft.now + timedelta(seconds=float(news.args["seconds"])) if "seconds" in news.args else None
     row = Withhold(
@@ -139,7 +140,6 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
         node=news.args.get("node", "*"),
         until=until,
         excuse=news.verb == "exclude",
-        asked=fact.id,
     )
     alive = tuple(r for r in rows if r.until is None or r.until > draft.now)
     if news.verb == "pause":  # each withholds everything: of many, those that last longest are enough
@@ -149,8 +149,12 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
         text = f"{news.by}: exclude: {len(alive)} exclusions are in force and there is no room for more: remove some"
         draft.tell(text, WITHHOLDING, "operator:", event="refused")
         return
-    draft.put(Withholding(rows=(*alive, row)))
+    draft.put(_withholding((*alive, row), {**before.orders, row.id: fact.id}))
     _audit(draft, news, WITHHOLDING)
+
+
+def _withholding(rows: tuple[Withhold, ...], orders: Mapping[str, str]) -> Withholding:
+    return Withholding(rows=rows, orders={row.id: orders[row.id] for row in rows if row.id in orders})
 
 
 def _brakes(draft: Draft) -> Iterator[Brake]:

@@ -16,7 +16,8 @@ from sickbay.brain.identity import (
     with_holder,
 )
 from sickbay.engine import patrol
-from sickbay.engine.apply_faults import hear_early, keep_early, observed, open_incident, raise_fault
+from sickbay.engine.apply_faults import observed, open_incident, raise_fault
+from sickbay.engine.early_agents import hear_early, keep_early
 from sickbay.engine.errands import end_ranks
 from sickbay.engine.transitions import hear_again, step_incident, subjects_of
 from sickbay.engine.view import Draft

@@ -12,14 +12,14 @@ from sickbay.brain.retry import BACKOFF_MOST, TRANSIENT_LIMIT, IntentInput, answ
 from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.facts import CallResult, Outcome
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
+from sickbay.model.fleet import DrainHow, Incarnation, JobId, Node, NodeId
 from sickbay.model.intent import AnyAct, Drain, Intent, IntentState, Notify, Quarantine, Repair, StopJob
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 NODE = NodeId("sim/n1")
 ACTS: list[AnyAct] = [
     Quarantine(node=NODE, owner="sickbay:i1", reason=""),
-    Drain(node=NODE, how="evict"),
+    Drain(node=NODE, how=DrainHow.EVICT),
     Repair(node=NODE, rung=Remedy.REBOOT),
     StopJob(job=JobId("j1"), attempt=1),
     Notify(event="held", subject="incident:i1", text="", to="ops"),

@@ -79,7 +79,8 @@ def answered(s: IntentInput, news: Outcome) -> Intent:
         had_no_effect = news.result is not CallResult.UNKNOWN and news.sends == intent.doubted
         return replace(intent, doubted=0) if had_no_effect else intent  # a later sending is under way
     if news.result is CallResult.REJECTED and 0 < intent.doubted < news.sends and not isinstance(intent.act, Notify):
-        # An earlier sending may be what this one is refused for: its effect is awaited, it is not sent again.
+        # An earlier sending, still in doubt, may have taken effect, and be what this one is refused for. So REJECTED
+        # becomes UNKNOWN, and it is not sent again: the effect of the earlier one is awaited.
         seen_by = intent.seen_by or s.within(intent.patience)
         return replace(intent, state=IntentState.UNKNOWN, refused=True, answer=news.text, seen_by=seen_by)
     event = {CallResult.DONE: "accepted", CallResult.GONE: "rejected"}.get(news.result, news.result.value)
@@ -211,8 +212,8 @@ def next_look(s: IntentInput) -> Deadline | None:
             soon = s.within(0.5 * intent.call_timeout)
             return soon if intent.seen_by is None or soon.at < intent.seen_by.at else intent.seen_by
         case IntentState.ACCEPTED if clock is not None and s.horizon < intent.visible_from:
-            # Clocks are not among the rows that a wait is on, and the read that shows the effect may be older than the
-            # one that must show it: it is looked at again with each read until one is new enough.
+            # Seen, but in a read from before `visible_from`: poll once a period until a newer read. Clocks are not
+            # among what a wait is on, so no read makes it due.
             soon = Deadline(clock=intent.cluster, at=s.present.get(intent.cluster, 0.0) + clock.period)
             if intent.seen_by is None or intent.seen_by.clock != soon.clock:
                 return soon

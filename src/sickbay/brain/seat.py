@@ -58,7 +58,7 @@ def _silence(agent: AgentState, *, ready: bool, known: bool, fell: bool) -> str 
 
 
 def returned(was: Node, node: Node) -> Node:
-    """An announced end is over when both witnesses are back; until then neither's absence is news."""
+    """Clear `going_down` once agent and cluster both see the node again; until then silence of either is expected."""
     both = node.ready and node.agent is AgentState.HEARD
     same = was.incarnation is not None and was.incarnation.same_boot(node.incarnation)
     never_left = was.ready and was.agent is AgentState.HEARD and same

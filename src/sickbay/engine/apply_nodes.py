@@ -17,7 +17,8 @@ from sickbay.brain.identity import (
 )
 from sickbay.brain.seat import returned, silence_of
 from sickbay.engine import patrol
-from sickbay.engine.apply_faults import hear_early, keep_early, observed, open_incident, raise_fault
+from sickbay.engine.apply_faults import observed, open_incident, raise_fault
+from sickbay.engine.early_agents import hear_early, keep_early
 from sickbay.engine.errands import end_ranks
 from sickbay.engine.transitions import hear_again, step_incident, subjects_of
 from sickbay.engine.view import Draft
@@ -46,7 +47,7 @@ from sickbay.model.fleet import (
     NodeId,
     pool_of,
 )
-from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, enqueue
+from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, Verb, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
@@ -404,7 +405,7 @@ def _compare(draft: Draft, node: Node) -> None:
     found = drift(incident, node, horizon, draft.intent(incident.intent))
     after = replace(incident, **found.cordon)
     if found.uncordoned:
-        order = OperatorRequest(verb="uncordoned", by="another", reason=found.uncordoned)
+        order = OperatorRequest(verb=Verb.UNCORDONED, by="another", reason=found.uncordoned)
         after = enqueue(after, order)
     if found.bared:
         draft.tell("our cordon went with what it was on: it will be put back", key_of(incident), key_of(node))

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.support.api_ward import Clinic, clinic
 
-from sickbay.faces.api import answers
+from sickbay.faces import answers
 from sickbay.model.job import JobSpec, LogRule
 
 

@@ -18,8 +18,7 @@ from sickbay.faces.api.body import HungUp, Incoming, send_whole
 from sickbay.faces.api.credentials import Credentials, admit, secret_of
 from sickbay.faces.api.events import EventStream
 from sickbay.faces.api.refusal import ApiRefusal, refused
-from sickbay.faces.api.route import ApiRequest, AppState, PlainAnswer, Route
-from sickbay.faces.api.threads import AGENTS, PEOPLE, on_thread
+from sickbay.faces.api.route import AGENTS, PEOPLE, ApiRequest, AppState, PlainAnswer, Route, on_thread
 from sickbay.model.fleet import Token
 
 log = logging.getLogger("sickbay.api")
@@ -104,8 +103,6 @@ class Endpoint:
         ask = ApiRequest(
             room=self._room,
             path=scope["path_params"],
-            query=query,
-            body=body,
             key=key,
             key_given=given,
             who=who,
@@ -114,8 +111,8 @@ class Endpoint:
             gone=incoming.gone,
         )
         if route.held:
-            return await route.does(ask)
-        answer = await on_thread(AGENTS if route.role == "agent" else PEOPLE, route.does, ask)
+            return await route.call(ask, query, body)
+        answer = await on_thread(AGENTS if route.role == "agent" else PEOPLE, route.call, ask, query, body)
         if given:
             self._answered.note(key, what)
         return answer

@@ -3,19 +3,17 @@
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from sickbay.faces.api import answers, requests
+from sickbay.faces.answers import JobAnswer
+from sickbay.faces.api import requests
 from sickbay.faces.api.examples import JOB
 from sickbay.faces.api.nodes import by_name
-from sickbay.faces.api.orders import order
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import KIB, ApiRequest, Route
-from sickbay.faces.api.rows import all_of
-from sickbay.faces.explain import job_json
+from sickbay.faces.explain import job_answer
 from sickbay.model.fleet import Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
 
@@ -23,11 +21,11 @@ SPEC_BYTES = 256 * KIB  # it is part of the job's row, which a store takes up to
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def listed(ask: ApiRequest) -> list[dict[str, Any]]:
-    jobs = sorted(all_of(ask, Job, "job"), key=lambda job: (job.submitted_at, job.id), reverse=True)
-    state = ask.query.state
+def listed(ask: ApiRequest, query: requests.OfState) -> list[JobAnswer]:
+    jobs = sorted(ask.all_of(Job, "job"), key=lambda job: (job.submitted_at, job.id), reverse=True)
+    state = query.state
     shown = [job for job in jobs if state is None or (job.open if state == "open" else job.state == state)]
-    return [job_json(ask.archive, job) for job in shown[: ask.query.limit]]
+    return [job_answer(job) for job in shown[: query.limit]]
 
 
 def found(ask: ApiRequest, ident: str) -> Job:
@@ -35,35 +33,34 @@ def found(ask: ApiRequest, ident: str) -> Job:
     job = ask.fresh().job(ident)
     if job is not None:
         return job
-    jobs = all_of(ask, Job, "job")
+    jobs = ask.all_of(Job, "job")
     named = [one for one in jobs if one.spec.name == ident]
     if not named:
         raise missing("job", ident, (one.id for one in jobs))
     return max(named, key=lambda one: one.submitted_at)
 
 
-def one(ask: ApiRequest) -> dict[str, Any]:
-    return job_json(ask.archive, found(ask, ask.path["id"]))
+def one(ask: ApiRequest) -> JobAnswer:
+    return job_answer(found(ask, ask.path["id"]))
 
 
-def stop(ask: ApiRequest) -> dict[str, Any]:
+def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
     job = found(ask, ask.path["id"])
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
-    order(ask, "stop", job.id, ask.body.reason, now=ask.body.now)
-    archive = ask.fresh()
-    return job_json(archive, archive.job(job.id) or job)
+    ask.order("stop", job.id, body.reason, now=body.now)
+    return job_answer(ask.fresh().job(job.id) or job)
 
 
-def submit(ask: ApiRequest) -> dict[str, Any]:
+def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
-    spec = _spec(ask, ask.body)
+    spec = _spec(ask, body)
     key = ask.key
     while (job := ask.desk.submit(spec, key=key)).spec != replace(spec, stall_after=job.spec.stall_after):
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
-    return job_json(ask.archive, job)
+    return job_answer(job)
 
 
 def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
@@ -199,24 +196,24 @@ def _devices(asked: requests.Submit, nodes: Sequence[Node], wanted: int) -> None
 
 ROUTES = (
     Route(
-        "GET", "/v1/jobs", listed, "Jobs, newest first", list[answers.JobAnswer],
-        query=requests.OfState, query_example={"state": "RUNNING"}, answer_example=[JOB],
+        "GET", "/v1/jobs", listed, "Jobs, newest first",
+        query_example={"state": "RUNNING"}, answer_example=[JOB],
     ),
     Route(
-        "POST", "/v1/jobs", submit, "Submit a job", answers.JobAnswer,
-        role="operator", body=requests.Submit, status=201, answer_example=JOB,
+        "POST", "/v1/jobs", submit, "Submit a job",
+        role="operator", status=201, answer_example=JOB,
         ask_example={
             "name": "llama", "nodes": 2, "command": ["python", "train.py"], "checkpoint": "/shared/llama",
             "log_rules": [{"name": "steps", "pattern": "^step \\d+", "recurs_within": 300}],
         },
     ),
     Route(
-        "GET", "/v1/jobs/{id}", one, "One job", answers.JobAnswer,
+        "GET", "/v1/jobs/{id}", one, "One job",
         path_example={"id": "llama-3f2a1"}, answer_example=JOB,
     ),
     Route(
-        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again", answers.JobAnswer,
-        role="operator", body=requests.NodeAct, path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again",
+        role="operator", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What people send: bodies and queries, with their ranges."""
+"""The request schema: bodies and queries, with their ranges."""
 
 import re
 from typing import Annotated, Literal
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from sickbay.faces.api.refusal import ApiRefusal
-from sickbay.faces.api.route import RequestBody
+from sickbay.model.noun import Noun
 from sickbay.ports.breakable import Breakage
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
@@ -34,6 +34,14 @@ def reasoned(reason: str) -> str:
     if not reason.strip():
         raise ApiRefusal(400, "a reason is missing: say why, it goes into the audit log")
     return " ".join(reason.split())
+
+
+class RequestBody(Noun, forbid_unknown_fields=True):
+    """What people send: a word that is not known is a mistake, not an extension."""
+
+
+class Nothing(RequestBody):
+    """No query."""
 
 
 class WithReason(RequestBody):

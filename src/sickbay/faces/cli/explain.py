@@ -76,12 +76,14 @@ def _served(name: str) -> "tuple[dict[str, Any], datetime | None]":
 def _read(
     name: str, store: str | None, sim: str | None, seed: int, at: str | None, policy: str | None
 ) -> "tuple[dict[str, Any], datetime | None]":
+    import msgspec
+
     from sickbay.faces.explain import explain as explain_it
 
     quiet()
     opened, begin, policies = _simulated(sim, seed, at, policy) if sim is not None else _stored(str(store), policy)
     try:
-        return explain_it(opened, name, policies).as_json(), begin
+        return msgspec.to_builtins(explain_it(opened, name, policies)), begin
     finally:
         opened.close()
 

@@ -106,7 +106,7 @@ def run(
         keep_file(simulation.store, keep)
     lines = _lines(simulation)
     if as_json:
-        print_json(_json(came_to, tell(lines)))
+        print_json(_json(came_to, lines))
     else:
         _print(scenario, came_to, tell(_important(lines)), keep)
     if broken:
@@ -183,17 +183,13 @@ def _important(lines: "list[Line]") -> "list[Line]":
     return found
 
 
-def _json(came_to: "SimReport", story: "list[StoryAnswer]") -> dict[str, Any]:
+def _json(came_to: "SimReport", story: "list[Line]") -> dict[str, Any]:
     import msgspec
 
-    from sickbay.faces.explain import iso
+    from sickbay.faces.explain import told_lines
 
     whole = {field: msgspec.to_builtins(getattr(came_to, field)) for field in came_to.__struct_fields__}
-    whole["broken"] = came_to.broken or None
-    whole["story"] = [
-        {"at": iso(t.at), "what": t.what.value, "about": t.about, "text": t.text, "event": t.event} for t in story
-    ]
-    return whole
+    return {**whole, "broken": came_to.broken or None, "story": msgspec.to_builtins(told_lines(story))}
 
 
 def _print(scenario: "Scenario", came_to: "SimReport", story: "list[StoryAnswer]", keep: str | None) -> None:

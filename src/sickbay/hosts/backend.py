@@ -5,8 +5,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from msgspec.structs import replace
-
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
@@ -70,8 +68,6 @@ class Backend:
 
     def submit(self, spec: JobSpec, key: str) -> Job:
         job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
-        if spec.stall_after is None:
-            spec = replace(spec, stall_after=self.policy.resume.stall_after.total_seconds())
         self._tell(f"submit/{key}", Submitted(job=job, spec=spec))
         self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
         found = self._job(job)

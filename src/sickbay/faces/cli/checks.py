@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sickbay.faces.cli.client import Unreachable, connect, segment
-from sickbay.faces.cli.columns import Column, columns, count, say
+from sickbay.faces.cli.columns import Column, columns, count, field, say
 from sickbay.faces.cli.names import complete_node
 from sickbay.faces.cli.show import as_json, leave, print_json, span
 from sickbay.model.errors import BadInput
@@ -157,14 +157,25 @@ def _print(results: list[dict[str, Any]]) -> None:
     if not results:
         say("no node was checked: none is idle")
         return
-    rows = []
-    for one in results:
-        bad = [f"{t['name']}: {t['because'] or t['verdict']}" for t in one["tests"] if t["verdict"] != PASS]
-        why = "; ".join(bad) or ("" if one["verdict"] == PASS else one["because"])
-        took = span(sum(t["seconds"] for t in one["tests"])) if one["tests"] else ""
-        rows.append((one["node"], one["level"], one["verdict"], len(one["tests"]), took, why))
     columns(
-        [Column("node"), Column("level", right=True), Column("verdict"), Column("tests", right=True),
-         Column("took", right=True), Column("because", cut=True)],
-        rows,
-    )  # fmt: skip
+        [
+            field("node"),
+            field("level", right=True),
+            field("verdict"),
+            Column("tests", lambda one: len(one["tests"]), right=True),
+            Column(
+                "took", lambda one: span(sum(t["seconds"] for t in one["tests"])) if one["tests"] else "", right=True
+            ),
+            Column("because", _why, cut=True),
+        ],
+        results,
+    )
+
+
+def _took(result: dict[str, Any]) -> str:
+    return span(sum(test["seconds"] for test in result["tests"])) if result["tests"] else ""
+
+
+def _why(result: dict[str, Any]) -> str:
+    bad = [f"{one['name']}: {one['because'] or one['verdict']}" for one in result["tests"] if one["verdict"] != PASS]
+    return "; ".join(bad) or ("" if result["verdict"] == PASS else str(result["because"]))

@@ -4,8 +4,7 @@ import click
 
 from sickbay.faces.cli.client import connect, node_path
 from sickbay.faces.cli.columns import hint
-from sickbay.faces.cli.names import complete_node, reason_option
-from sickbay.faces.cli.names import reason as given
+from sickbay.faces.cli.names import complete_node, reason_option, reasoned
 from sickbay.faces.cli.show import as_json, clean, print_json
 from sickbay.model.errors import BadInput
 
@@ -74,7 +73,7 @@ def _ask_first(node: str, xid: int | None, why: str, *, sure: bool, breaks: bool
     """Raises BadInput where it cannot be done, and ends the program where the person thinks again."""
     if breaks:
         raise BadInput("--log only writes a line, nothing breaks: leave --defect, --device and --cured-by out")
-    given(why, "fire drill")
+    reasoned(why, "fire drill")
     if not sure:
         what = "this line" if xid is None else f"an Xid {xid}"
         click.confirm(f"{node} will be treated as if {what} were true: repaired, perhaps replaced. Write it?",

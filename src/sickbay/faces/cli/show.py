@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -87,20 +87,6 @@ def print_story(story: Sequence[StoryAnswer], begin: datetime | None = None) -> 
             click.echo(click.style(f"{day} (UTC)", dim=True))
         time = since(begin, told.at) if begin is not None else told.at.strftime("%H:%M:%S")
         click.echo(story_line(time.rjust(times), told, width))
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> None:
-    """Columns that line up; the first is text, the others are figures."""
-    whole = [tuple(head), *(tuple(row) for row in rows)]
-    if len(whole) == 1:
-        return
-    widths = [max(len(row[n]) for row in whole) for n in range(len(head))]
-    for number, row in enumerate(whole):
-        cells = [
-            f"{cell:<{w}}" if n == 0 else f"{cell:>{w}}" for n, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        line = "  ".join(cells).rstrip()
-        click.echo(indent + (click.style(line, dim=True) if number == 0 else line))
 
 
 def heading(text: str) -> None:

@@ -9,7 +9,8 @@ import click
 from msgspec.structs import replace
 
 from sickbay.faces.archive import Archive
-from sickbay.faces.cli.show import heading, span, story_line, table
+from sickbay.faces.cli.columns import figures
+from sickbay.faces.cli.show import heading, span, story_line
 from sickbay.faces.story import tell
 from sickbay.hosts.backend import Backend
 from sickbay.model.fleet import NodeId
@@ -154,7 +155,7 @@ class Showcase:
                 click.echo(f"  {name:<10}  {span(took):>9}  {click.style(MEANINGS[name], dim=True)}")
         for incident in self._incidents(job):
             heading(f"The node's incident ({incident.id}, {incident.node}, {incident.fault.code})")
-            table(("phase", "took"), [(phase, span(took)) for phase, took in incident_seconds(incident).items()])
+            figures(("phase", "took"), [(phase, span(took)) for phase, took in incident_seconds(incident).items()])
         click.echo()
         again = [seconds for lost in job.interruptions if (seconds := training_again(lost)) is not None]
         for seconds in again:

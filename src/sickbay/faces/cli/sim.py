@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_story, quiet, seed_option, span, table
+from sickbay.faces.cli.columns import figures
+from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_story, quiet, seed_option, span
 
 if TYPE_CHECKING:
     from sickbay.faces.story import StoryAnswer
@@ -203,7 +204,7 @@ def _print(scenario: "Scenario", came_to: "SimReport", story: "list[StoryAnswer]
     if len(story) > STORY_LINES:
         click.echo(f"… and {len(story) - STORY_LINES} more lines: --json has them all")
     heading("Jobs")
-    table(
+    figures(
         ("job", "state", "attempts", "restarts spent", "effective"),
         [(j.id, j.state, str(j.attempts), str(j.restarts), f"{j.effective:.1%}") for j in came_to.jobs],
     )
@@ -211,7 +212,7 @@ def _print(scenario: "Scenario", came_to: "SimReport", story: "list[StoryAnswer]
         click.echo(f"  effective training time {came_to.effective_training_time:.1%}")
     if came_to.lost_by_cause:
         heading("Time lost by cause")
-        table(("cause", "lost"), [(cause, span(lost)) for cause, lost in came_to.lost_by_cause.items()])
+        figures(("cause", "lost"), [(cause, span(lost)) for cause, lost in came_to.lost_by_cause.items()])
     _spreads("From the first symptom to the first new step", came_to.interruption_stages, came_to.training_again)
     _spreads("Incidents, time in each phase", came_to.incident_stages, came_to.incidents)
     heading("Incidents")
@@ -229,7 +230,7 @@ def _spreads(title: str, stages: "dict[str, Spread]", whole: "Spread | None") ->
         return
     heading(title)
     rows = [*stages.items(), *([("all together", whole)] if whole is not None else [])]
-    table(
+    figures(
         ("", "times", "median", "p90"),
         [(name, str(spread.count), span(spread.median), span(spread.p90)) for name, spread in rows],
     )

@@ -1,7 +1,11 @@
 """sickbay top: the fleet, live."""
 
+import os
+import select
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +104,6 @@ def _watch(client: "Client") -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from sickbay.faces.cli.keys import keys
     from sickbay.faces.cli.picture import picture
     from sickbay.faces.cli.watch import watching
 
@@ -118,3 +121,26 @@ def _watch(client: "Client") -> None:
             view.hear(watch.wait(FRAME))
             time.sleep(0.05)  # a burst of changes is one picture
             view.refresh()
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[], str]]:
+    """What was typed since the last call; the terminal is put back as it was. Nothing, where there is no keyboard."""
+    if not sys.stdin.isatty():
+        yield lambda: ""
+        return
+    import termios
+    import tty
+
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def typed() -> str:
+        ready, _, _ = select.select([keyboard], [], [], 0)
+        return os.read(keyboard, 64).decode("utf-8", "replace") if ready else ""
+
+    try:
+        tty.setcbreak(keyboard)
+        yield typed
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

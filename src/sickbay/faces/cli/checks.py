@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.client import Unreachable, connect, segment
+from sickbay.faces.cli.client import connect, segment
 from sickbay.faces.cli.columns import Column, columns, count, field, say
 from sickbay.faces.cli.names import complete_node
 from sickbay.faces.cli.show import as_json, leave, print_json, span
@@ -130,13 +130,7 @@ def _verdicts(client: "Client", began: dict[str, Any]) -> list[dict[str, Any]]:
     told: set[str] = set()
     say(f"checking {count(len(began['nodes']), 'node')} …")
     while True:
-        try:
-            found = client.get(f"/v1/checks/{segment(began['check'])}")
-        except Unreachable as error:
-            patience.away(error)
-            time.sleep(LOOK_EVERY)
-            continue
-        patience.back()
+        found = patience.ask(lambda: client.get(f"/v1/checks/{segment(began['check'])}"), LOOK_EVERY)
         for one in found["results"]:
             if one["node"] not in told and one["verdict"]:
                 told.add(one["node"])

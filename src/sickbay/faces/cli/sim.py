@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.columns import figures
+from sickbay.faces.cli.columns import field, figures, show_list
 from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_story, quiet, seed_option, span
 
 if TYPE_CHECKING:
@@ -249,12 +249,8 @@ def list_command(as_json: bool) -> None:
     """The scenarios that have a name."""
     from sickbay.sim.scenarios import NAMED
 
-    if as_json:
-        print_json([{"name": s.name, "about": s.about, "nodes": s.nodes} for s in NAMED.values()])
-        return
-    width = max(map(len, NAMED))
-    for scenario in NAMED.values():
-        click.echo(f"{click.style(scenario.name.ljust(width), bold=True)}  {scenario.about}")
+    found = [{"name": one.name, "about": one.about, "nodes": one.nodes} for one in NAMED.values()]
+    show_list(found, [field("name"), field("nodes", right=True), field("about")], empty="none", as_json=as_json)
 
 
 @sim.command("soak", short_help="Many random runs, one for each seed.")

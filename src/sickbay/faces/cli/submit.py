@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.client import Unreachable, connect, segment
+from sickbay.faces.cli.client import connect, segment
 from sickbay.faces.cli.columns import count, hint, say
 from sickbay.faces.cli.names import complete_nodes, seconds
 from sickbay.faces.cli.show import as_json, clean, leave, print_json
@@ -172,15 +172,11 @@ def until_over(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
     progress = ProgressLine(say)
     patience = ReconnectPatience(AWAY, say)
     progress.show(job)
+    ident = segment(job["id"])
     with watching(client, about("job", job["id"])) as watch:
         while job["state"] not in OVER:
             watch.wait(LOOK_EVERY if watch.heard else 1.0)
             time.sleep(AT_MOST_EVERY)  # a burst of changes is one look
-            try:
-                job = client.get(f"/v1/jobs/{segment(job['id'])}")
-            except Unreachable as error:
-                patience.away(error)
-                continue
-            patience.back()
+            job = patience.ask(lambda: client.get(f"/v1/jobs/{ident}"), 1.0)
             progress.show(job)
     return job

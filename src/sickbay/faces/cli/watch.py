@@ -1,4 +1,4 @@
-"""What the server tells while one waits, read in the background; it goes away and comes back as the server does."""
+"""Server-sent events read in the background, with reconnecting; and the patience of one who waits for a server."""
 
 import contextlib
 import socket
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sickbay.faces.cli.client import Client, Opened, ServerEvent, ServerRefused, Unreachable
 
@@ -96,6 +97,18 @@ class ReconnectPatience:
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self._seconds, self._say = seconds, say
         self._since: float | None = None
+
+    def ask(self, question: Callable[[], Any], pause: float) -> Any:
+        """The answer, however often it must be asked. Raises Unreachable when it has been too long."""
+        while True:
+            try:
+                found = question()
+            except Unreachable as error:
+                self.away(error)
+                time.sleep(pause)
+            else:
+                self.back()
+                return found
 
     def away(self, error: Unreachable) -> None:
         """Raises what was given when it has been too long."""

@@ -32,7 +32,7 @@ from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Interruption, Job, JobState
 from sickbay.model.policy import Policy
-from sickbay.model.rows import Line
+from sickbay.model.rows import Line, kind_of
 from sickbay.ports.store import Store
 
 
@@ -78,7 +78,7 @@ def told_lines(lines: Sequence[Line]) -> list[ToldLine]:
 
 def _node_story(archive: Archive, node: Node) -> list[Line]:
     own = archive.story(f"node:{node.id}")
-    incidents = dict.fromkeys(s for line in own for s in line.subjects if s.startswith("incident:"))
+    incidents = dict.fromkeys(s for line in own for s in line.subjects if kind_of(s) == "incident")
     return weave({f"node:{node.id}": own, **{key: archive.story(key) for key in incidents}})
 
 

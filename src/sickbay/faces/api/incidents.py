@@ -10,7 +10,7 @@ from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import explain, incident_answer
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.incident import Incident, IncidentKind, Phase
 
 RECENT = timedelta(days=1)
@@ -79,7 +79,7 @@ def explained(ask: ApiRequest, query: requests.NameGiven) -> ExplainAnswer:
     try:
         return explain(ask.reads(), query.name, ask.desk.policies)
     except BadInput as error:
-        raise ApiRefusal(404 if str(error).startswith("there is no") else 400, str(error)) from None
+        raise ApiRefusal(404 if isinstance(error, NoSuchSubject) else 400, str(error)) from None
 
 
 ROUTES = (

@@ -123,19 +123,20 @@ class ApiRequest:
 
     def order(
         self, verb: str, target: str, reason: str, *, now: bool = False, args: dict[str, str] | None = None
-    ) -> None:
+    ) -> str:
         """An operator's command: what was asked becomes a fact, and the answer waits until the engine knows of it.
 
-        Raises ApiRefusal(503) if it is stored, but the engine is away: it will be done all the same.
+        The order's id. Raises ApiRefusal(503) if it is stored, but the engine is away: it will be done all the same.
         """
         news = Ordered(verb=verb, target=target, by=self.by, reason=reasoned(reason), now=now, args=args or {})
-        self.desk.order(news, key=self.key)
+        ident = self.desk.order(news, key=self.key)
         row = self.desk.store.load([CURSOR])[CURSOR].row
         unread = self.desk.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=UNREAD)
-        if len(unread) == UNREAD or any(fact.id == f"order/{self.key}" for fact in unread):
+        if len(unread) == UNREAD or any(fact.id == ident for fact in unread):
             raise ApiRefusal(
                 503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back"
             )
+        return ident
 
     async def hung_up(self) -> bool:
         return self.gone is not None and bool(await self.gone())

@@ -29,25 +29,20 @@ def withheld_now(ask: ApiRequest, *, fresh: bool = False) -> list[Withhold]:
     return [row for row in rows if row.until is None or row.until > now]
 
 
-def _paused(row: Withhold) -> bool:
-    return row.id.startswith("pause")
-
-
 def pause(ask: ApiRequest, body: requests.Pause) -> Withheld:
-    seconds = body.seconds
-    ask.order("pause", "", body.reason, args={} if seconds is None else {"seconds": f"{seconds:g}"})
-    return _newest(ask, f"pause by {ask.by}: {requests.reasoned(body.reason)}")
+    args = {} if body.seconds is None else {"seconds": f"{body.seconds:g}"}
+    return _made(ask, ask.order("pause", "", body.reason, args=args))
 
 
 def unpause(ask: ApiRequest, body: requests.WithReason) -> list[Withheld]:
-    if not ask.repeated and not any(_paused(row) for row in withheld_now(ask)):
+    if not ask.repeated and not any(row.pauses for row in withheld_now(ask)):
         raise ApiRefusal(409, "nothing is paused: there is nothing to unpause")
     ask.order("unpause", "", body.reason)
     return [withheld_answer(row) for row in withheld_now(ask, fresh=True)]
 
 
-def _newest(ask: ApiRequest, because: str) -> Withheld:
-    rows = [row for row in ask.fresh().withholding().rows if row.because == because]  # over already, or not
+def _made(ask: ApiRequest, by_order: str) -> Withheld:
+    rows = [row for row in ask.fresh().withholding().rows if row.asked == by_order]  # over already, or not
     if not rows:
         raise ApiRefusal(503, "it is noted, but does not show yet: look again in a moment")
     return withheld_answer(rows[-1])
@@ -67,8 +62,7 @@ def exclude(ask: ApiRequest, body: requests.Exclude) -> Withheld:
         raise ApiRefusal(400, "say what is excluded: fault, pool or node (globs); to withhold everything, pause")
     if body.seconds is not None:
         args["seconds"] = f"{body.seconds:g}"
-    ask.order("exclude", "", body.reason, args=args)
-    return _newest(ask, f"exclude by {ask.by}: {requests.reasoned(body.reason)}")
+    return _made(ask, ask.order("exclude", "", body.reason, args=args))
 
 
 def include(ask: ApiRequest, query: requests.Include) -> list[Withheld]:

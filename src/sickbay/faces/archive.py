@@ -1,4 +1,4 @@
-"""A store as a reader sees it: rows by the words of the model, never written."""
+"""A read-only view of a store: rows by the words of the model, never written."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The desk: all that faces may ask of a controller. What changes anything becomes a fact; the engine does the rest."""
+"""The application service: all that faces may ask of a controller. A change is a fact; the engine does the rest."""
 
 import hashlib
 import secrets

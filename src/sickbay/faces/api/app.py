@@ -1,4 +1,4 @@
-"""The application: the table of routes over a desk."""
+"""The ASGI application: the routing table over a backend."""
 
 from collections.abc import Callable
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""A request's body, read no further than its limit, and an answer that reaches a caller who is still sending."""
+"""A request's body, with a size limit, and an answer that reaches a caller who is still sending."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Who asks: the token behind a secret, remembered for a moment."""
+"""Authentication and authorization: the token behind a secret, remembered for a moment, and what its role may do."""
 
 import threading
 import time

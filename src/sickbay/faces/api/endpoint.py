@@ -1,4 +1,4 @@
-"""One path of the API: lets in, reads, decodes, hands over, answers."""
+"""The endpoint of one path (ASGI): authenticates, reads, decodes, hands over, answers; idempotency keys."""
 
 import hashlib
 import logging

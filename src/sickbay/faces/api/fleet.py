@@ -1,4 +1,4 @@
-"""The fleet at a glance, and what the controller has told, is told and goes by."""
+"""The dashboard's answer (the fleet at a glance), the policy in force, notices, and the audit log."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""What is held until there is something to say: an agent's poll, the end of a log. None of it keeps a thread."""
+"""Long polling: what is held until there is something to say, an agent's poll or the end of a log. None keeps a thread."""
 
 import asyncio
 

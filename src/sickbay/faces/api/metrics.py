@@ -1,4 +1,4 @@
-"""Measured series of nodes: for charts, and as a page that Prometheus reads."""
+"""Time series of nodes: for charts, and as a page that Prometheus scrapes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Tokens: who may do what. A secret is shown once, when it is made."""
+"""Bearer tokens: who may do what. A secret is shown once, when it is made."""
 
 from sickbay.faces.answers import TokenGone, TokenMade, TokenShown
 from sickbay.faces.api import requests

@@ -1,4 +1,4 @@
-"""What one who waits for a job is told: states, interruptions with their stages, and now and then a step."""
+"""Progress lines for one who waits for a job: states, interruptions with their stages, and now and then a step."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How things look on a terminal and off it."""
+"""Terminal output: JSON, stories, durations; and the text that a terminal must not obey."""
 
 import json
 import logging

@@ -13,7 +13,7 @@ from sickbay.model.policy import Policy
 
 SPEC_MOST = 100_000  # bytes; it is part of its job's row, and of every start
 LEVELS = range(5)  # of the check before its start; 0: none
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"  # of a job, a rule, a token: part of paths and of commands
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -55,7 +55,8 @@ def as_started(job: Job, policy: Policy) -> JobSpec:
 
 
 def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
-    yield from _wrong_name(spec.name, "name")
+    if wrong := wrong_name(spec.name, "name"):
+        yield wrong
     if spec.command and not spec.command[0].strip():
         yield 'the command is empty: write what is to be run, for example ["python", "train.py"]'
     if spec.cluster not in clusters:
@@ -105,7 +106,8 @@ def _wrong_paths_and_variables(spec: JobSpec) -> Iterator[str]:
 
 
 def _wrong_rule(rule: LogRule) -> Iterator[str]:
-    yield from _wrong_name(rule.name, "log rule")
+    if wrong := wrong_name(rule.name, "log rule"):
+        yield wrong
     try:
         re.compile(rule.pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -118,6 +120,8 @@ def _wrong_rule(rule: LogRule) -> Iterator[str]:
             yield f"log rule {rule.name}: {name} is {seconds:g} s: write more than 0"
 
 
-def _wrong_name(name: str, what: str) -> Iterator[str]:
-    if not _NAME.fullmatch(name):
-        yield f"{what} {name!r} cannot be used: write letters, digits, _ . - (at most 63, no sign in front)"
+def wrong_name(name: str, what: str) -> str:
+    """Empty: it can be used."""
+    if re.fullmatch(NAME, name):
+        return ""
+    return f"{what} {name!r} cannot be used: write letters, digits, _ . - (at most 63, no sign in front)"

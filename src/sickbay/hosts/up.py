@@ -23,7 +23,7 @@ from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.server import refuse_taken, served
-from sickbay.hosts.state import lock_alone, make_private
+from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
@@ -113,7 +113,7 @@ class Service:
             node = NodeId(f"{CLUSTER}/{seat}")
             self._credential(f"agent of {node}", "agent", self.room.paths(seat).token, node)
         record = {"pid": os.getpid(), "url": self.url}
-        (self.state / "controller.json").write_text(json.dumps(record))
+        (self.state / RECORD).write_text(json.dumps(record))
         started += self.room.power_on()
         progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
 
@@ -170,7 +170,7 @@ class Service:
         if cluster:
             self.room.down()
         self._store.close()
-        (self.state / "controller.json").unlink(missing_ok=True)
+        (self.state / RECORD).unlink(missing_ok=True)
         logging.getLogger("sickbay").removeHandler(self._logging)
         self._logging.close()
         self._alone.close()

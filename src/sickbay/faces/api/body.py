@@ -25,7 +25,7 @@ class Incoming:
         self.whole = False
 
     async def read(self, limit: int) -> bytes:
-        """Raises Refused(413 or 400), HungUp."""
+        """Raises ApiRefusal(413 or 400), HungUp."""
         if self._declared.isascii() and self._declared.isdigit() and int(self._declared[:18]) > limit:
             raise _too_large(limit)
         parts: list[bytes] = []

@@ -29,7 +29,7 @@ def begin(ask: ApiRequest, body: requests.Check) -> CheckBegun:
 
 
 def _meant(ask: ApiRequest, asked: requests.Check) -> tuple[str, dict[str, str]]:
-    """One node, one pool, or all. Raises Refused."""
+    """One node, one pool, or all. Raises ApiRefusal."""
     given = [name for name, value in (("node", asked.node), ("pool", asked.pool), ("all", asked.all)) if value]
     if len(given) != 1:
         raise ApiRefusal(400, f"say what is checked: one of node, pool and all (given: {', '.join(given) or 'none'})")

@@ -48,7 +48,7 @@ class Credentials:
 
 
 def secret_of(authorization: str) -> str:
-    """From the header. Raises Refused."""
+    """From the header. Raises ApiRefusal."""
     scheme, _, secret = authorization.strip().partition(" ")
     if not authorization:
         raise ApiRefusal(401, "a token is needed: send the header 'Authorization: Bearer <token>'", **_CHALLENGE)
@@ -58,7 +58,7 @@ def secret_of(authorization: str) -> str:
 
 
 def admit(token: Token | None, role: str) -> Token:
-    """Raises Refused: 401 for a token that nobody has, 403 for one that may not do this."""
+    """Raises ApiRefusal: 401 for a token that nobody has, 403 for one that may not do this."""
     if token is None:
         raise ApiRefusal(401, "this token is not known: ask an operator for one ('sickbay token create')", **_CHALLENGE)
     if (role == "agent") != (token.role == "agent"):

@@ -18,7 +18,7 @@ _OTHER = re.compile(r"(?P<what>.*?)(?: - at (?P<key>key in )?`(?P<at>.*)`)?$", r
 
 
 def body(raw: bytes, kind: type[Thing]) -> Thing:
-    """Raises Refused(400)."""
+    """Raises ApiRefusal(400)."""
     if not raw.strip():
         raw = b"{}"  # fields that must be given are then named
     try:
@@ -36,7 +36,7 @@ def body(raw: bytes, kind: type[Thing]) -> Thing:
 
 
 def query(pairs: Sequence[tuple[str, str]], kind: type[Thing]) -> Thing:
-    """Raises Refused(400)."""
+    """Raises ApiRefusal(400)."""
     names = [name for name, _ in pairs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -43,7 +43,7 @@ class AnsweredKeys:
         self._asked: OrderedDict[str, str] = OrderedDict()
 
     def seen(self, key: str, what: str) -> bool:
-        """Raises Refused if the key was used for something else."""
+        """Raises ApiRefusal if the key was used for something else."""
         with self._lock:
             before = self._asked.get(key)
         if before is not None and before != what:

@@ -1,4 +1,4 @@
-"""Long polling: what is held until there is something to say, an agent's poll or the end of a log. None keeps a thread."""
+"""Long polling: what is held until there is something to say, an agent's poll or a log's end. None keeps a thread."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ LOG_LOOK = 0.25  # nobody rings when a rank writes a line
 
 
 def _own(ask: ApiRequest, node: NodeId) -> None:
-    """Raises Refused(403) for an agent that speaks for another's node."""
+    """Raises ApiRefusal(403) for an agent that speaks for another's node."""
     mine = ask.who.node if ask.who is not None else None
     if mine != node:
         raise ApiRefusal(403, f"this token is for the agent of {mine or 'no node'}: it cannot speak for {node}")

@@ -37,7 +37,7 @@ def listed(ask: ApiRequest, query: requests.OfPool) -> list[NodeAnswer]:
 
 
 def found(archive: Archive, cluster: str, name: str) -> Node:
-    """Raises Refused: 404, or 400 where more than one has the name."""
+    """Raises ApiRefusal: 404, or 400 where more than one has the name."""
     if cluster != "-":
         node = archive.node(f"{cluster}/{name}")
         if node is None:
@@ -53,7 +53,7 @@ def found(archive: Archive, cluster: str, name: str) -> Node:
 
 
 def by_name(archive: Archive, name: str) -> Node:
-    """`train-3` or `lab/train-3`. Raises Refused."""
+    """`train-3` or `lab/train-3`. Raises ApiRefusal."""
     cluster, slash, rest = name.partition("/")
     return found(archive, cluster, rest) if slash else found(archive, "-", name)
 
@@ -72,7 +72,7 @@ def act(ask: ApiRequest, body: requests.NodeAct, verb: str) -> NodeAnswer:
 
 
 def _fits(archive: Archive, node: Node, verb: str) -> None:
-    """Raises Refused(409) for what makes no sense now: an act that would change nothing must not look done."""
+    """Raises ApiRefusal(409) for what makes no sense now: an act that would change nothing must not look done."""
     if node.incarnation is None and verb != "uncordon":
         raise ApiRefusal(409, f"the seat {node.id} is vacant: there is no machine to {verb}")
     if verb == "uncordon" and node.incarnation is not None:
@@ -118,7 +118,7 @@ def collect(ask: ApiRequest, body: requests.WithReason) -> Injected:
 def _by_agent(
     ask: ApiRequest, node: Node, verb: str, what: AnyOrder, reason: str, *, within: float, done: str = ""
 ) -> Injected:
-    """Audited before it is asked for. Raises Refused where the agent refuses."""
+    """Audited before it is asked for. Raises ApiRefusal where the agent refuses."""
     ask.order(verb, node.id, reason)
     answer = ask.desk.ask_agent(node, what, key=f"{verb}/{ask.key}", within=within, notify=ask.room.mail.ring)
     if answer is None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sickbay.faces.cli.client import Client
 
 LOOK_EVERY = 0.5
-AWAY = 600.0
 PASS = "pass"  # noqa: S105 - a verdict
 
 
@@ -126,7 +125,7 @@ def _check_nodes(node: str | None, pool: str | None, level: int, *, everything: 
 def _verdicts(client: "Client", began: dict[str, Any]) -> list[dict[str, Any]]:
     from sickbay.faces.cli.watch import ReconnectPatience
 
-    patience = ReconnectPatience(AWAY, say)
+    patience = ReconnectPatience(say)
     told: set[str] = set()
     say(f"checking {count(len(began['nodes']), 'node')} …")
     while True:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 HELD = 15.0  # seconds that the server may hold a request while there is nothing new
 PIECE = 1 << 20  # bytes at once
-AWAY = 600.0
 NEXT_LOOK = 1.0  # seconds between two looks at a job that is between attempts, if no event says more
 
 
@@ -50,7 +49,7 @@ class LogReader:
         from sickbay.faces.cli.watch import ReconnectPatience
 
         self._client, self._job, self._rank = client, job, rank
-        self._patience = ReconnectPatience(AWAY, say)
+        self._patience = ReconnectPatience(say)
 
     def read(self, attempt: int, *, follow: bool, told: bool = False) -> None:
         """All that one attempt wrote; with `follow`, until it ends."""

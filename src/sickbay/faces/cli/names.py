@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sickbay.faces.cli.show import as_json as json_option
+from sickbay.faces.cli.stages import OVER
 from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 QUICK = 0.7  # seconds: whoever presses the tab key does not wait longer
-OVER = frozenset({"COMPLETE", "FAILED", "STOPPED"})
 
 Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 

@@ -10,6 +10,7 @@ import click
 
 from sickbay.faces.story import StoryAnswer, What, short
 
+SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
 COLOURS = {What.HAPPENED: "magenta", What.SEEN: "cyan", What.DECIDED: "yellow", What.DONE: "green"}
 STATES = {
     "READY": "green", "UNKNOWN": "magenta", "SUSPECT": "yellow", "OUT": "blue", "LOST": "red", "HELD": "bright_red",

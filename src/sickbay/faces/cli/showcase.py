@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sickbay.faces.archive import Archive
 from sickbay.faces.cli.columns import figures
-from sickbay.faces.cli.show import heading, span, story_line
+from sickbay.faces.cli.show import SMALL, heading, span, story_line
 from sickbay.faces.story import tell
 from sickbay.hosts.backend import Backend
 from sickbay.model.fleet import NodeId
@@ -20,7 +20,6 @@ from sickbay.model.rows import Line, kind_of
 from sickbay.ports.breakable import Breakage
 from sickbay.sim.report import incident_seconds, interruption_seconds, training_again
 
-SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
 AS_USUAL = frozenset({"opened", "quarantine", "empty", "verify"})  # what every newcomer goes through
 READY_WITHIN, HEALED_WITHIN = 60.0, 180.0
 WIDTH = 14  # of a name: demo-1a2b3c4d and the like

@@ -17,7 +17,6 @@ from sickbay.model.errors import BadInput
 if TYPE_CHECKING:
     from sickbay.faces.cli.client import Client
 
-AWAY = 600.0  # seconds that the controller may be away while one waits for a job; the job itself goes on
 LOOK_EVERY = 5.0  # seconds, if no event says that something changed
 AT_MOST_EVERY = 0.2
 PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
@@ -170,7 +169,7 @@ def until_over(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
     from sickbay.faces.cli.watch import ReconnectPatience, about, watching
 
     progress = ProgressLine(say)
-    patience = ReconnectPatience(AWAY, say)
+    patience = ReconnectPatience(say)
     progress.show(job)
     ident = segment(job["id"])
     with watching(client, about("job", job["id"])) as watch:

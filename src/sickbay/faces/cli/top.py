@@ -13,7 +13,7 @@ import click
 
 from sickbay.faces.cli.client import Unreachable, connect
 from sickbay.faces.cli.columns import width
-from sickbay.faces.cli.show import span, told_of
+from sickbay.faces.cli.show import SMALL, span, told_of
 
 if TYPE_CHECKING:
     from sickbay.faces.cli.client import Client, ServerEvent
@@ -24,7 +24,6 @@ AT_MOST_EVERY = 0.5  # seconds between two questions to the server
 AT_LEAST_EVERY = 5.0
 ANSWER_WITHIN = 5.0
 TICKER = 200
-SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
 ENDS = frozenset("qQ\x03\x1b")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from sickbay.faces.cli.client import Client, Opened, ServerEvent, ServerRefused, Unreachable
 
+AWAY = 600.0  # seconds that the controller may be away while one waits; what one waits for goes on
 PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds before the next try, the last one for ever
 
 
@@ -94,7 +95,7 @@ def about(kind: str, ident: str) -> Callable[[ServerEvent], bool]:
 class ReconnectPatience:
     """How long a server may be away before waiting for it ends; says once that it is, and once that it is back."""
 
-    def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], seconds: float = AWAY) -> None:
         self._seconds, self._say = seconds, say
         self._since: float | None = None
 

@@ -193,7 +193,7 @@ class Client:
 
     # --- what changes
     def events(self, last: str = "", opened: "Opened | None" = None) -> Generator[ServerEvent]:
-        """Server-sent events from now on, or after `last`. Ends when the server does; raises Unreachable, ServerRefused.
+        """Server-sent events from now on, or after `last`. Ends with the server; raises Unreachable, ServerRefused.
 
         `opened` is given the connection, so that another thread can end the reading.
         """

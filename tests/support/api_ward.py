@@ -228,4 +228,4 @@ def counted() -> Iterator[tuple[ApiRequest, list[list[str]]]]:
 
     with ward(store=Counting) as made:
         loads.clear()
-        yield ApiRequest(room=made.app.state.room, path={}, key="k"), loads
+        yield ApiRequest(shared=made.app.state.shared, path={}, key="k"), loads

@@ -17,7 +17,7 @@ def begin(ask: ApiRequest, body: requests.Check) -> CheckBegun:
     target, args = _meant(ask, body)
     ask.order("check", target, body.reason, args={**args, "level": str(body.level)})
     ident = checkup_id(f"order/{ask.key}")
-    ask.desk.changes.wait(lambda: _listed(ask, ident), LISTED_WITHIN)
+    ask.backend.changes.wait(lambda: _listed(ask, ident), LISTED_WITHIN)
     checkup = _checkup(ask, ident)
     if checkup is None:
         raise ApiRefusal(503, f"{ident} is noted, but the engine has not taken it up yet: look at it in a moment")
@@ -42,7 +42,7 @@ def _meant(ask: ApiRequest, asked: requests.Check) -> tuple[str, dict[str, str]]
 
 
 def _checkup(ask: ApiRequest, ident: str) -> Checkup | None:
-    row = ask.desk.store.load([key := f"checkup:{ident}"])[key].row
+    row = ask.backend.store.load([key := f"checkup:{ident}"])[key].row
     return row if isinstance(row, Checkup) else None
 
 
@@ -52,7 +52,7 @@ def _listed(ask: ApiRequest, ident: str) -> bool:
 
 
 def _intents(ask: ApiRequest, checkup: Checkup) -> list[Intent]:
-    load = ask.desk.store.load
+    load = ask.backend.store.load
     return [found.row for found in whole(load(checkup.intents), load).values() if isinstance(found.row, Intent)]
 
 

@@ -59,9 +59,9 @@ class AnsweredKeys:
 
 class Endpoint:
     def __init__(
-        self, room: AppState, routes: Sequence[Route], credentials: Credentials, answered: AnsweredKeys
+        self, shared: AppState, routes: Sequence[Route], credentials: Credentials, answered: AnsweredKeys
     ) -> None:
-        self._room = room
+        self._room = shared
         self._routes: Mapping[str, Route] = {route.method: route for route in routes}
         self._credentials = credentials
         self._answered = answered
@@ -101,7 +101,7 @@ class Endpoint:
         key, what = _key(route, scope, headers, raw, who)
         given = route.changes and "idempotency-key" in headers
         ask = ApiRequest(
-            room=self._room,
+            shared=self._room,
             path=scope["path_params"],
             key=key,
             key_given=given,

@@ -29,7 +29,7 @@ async def events(ask: ApiRequest, query: requests.EventCursor) -> EventStream:
 
 
 async def _pieces(ask: ApiRequest, last: str) -> AsyncIterator[bytes]:
-    changes, bell = ask.desk.changes, ask.room.news
+    changes, news = ask.backend.changes, ask.shared.news
     loop = asyncio.get_running_loop()
     at = _begin(changes, last)
     said = loop.time()
@@ -38,8 +38,8 @@ async def _pieces(ask: ApiRequest, last: str) -> AsyncIterator[bytes]:
         yield _event(changes, at, "reset")
     else:
         yield b": welcome back\n\n"
-    while not bell.closed and not await ask.hung_up():
-        heard = bell.rings
+    while not news.closed and not await ask.hung_up():
+        heard = news.rings
         fresh = changes.since(at)
         if fresh is None:  # it was too slow, and some are forgotten
             at = changes.seq
@@ -54,14 +54,14 @@ async def _pieces(ask: ApiRequest, last: str) -> AsyncIterator[bytes]:
                 return
             yield b": still here\n\n"
         else:
-            await bell.wait(heard, LOOK)
+            await news.wait(heard, LOOK)
             continue
         said = loop.time()
 
 
 def _still(ask: ApiRequest) -> bool:
     key = f"token:{ask.who.hash}" if ask.who is not None else ""
-    return ask.desk.store.load([key])[key].row is not None
+    return ask.backend.store.load([key])[key].row is not None
 
 
 def _begin(changes: Changes, last: str) -> int | None:

@@ -22,7 +22,7 @@ RECENT = timedelta(hours=1)
 def fleet(ask: ApiRequest) -> FleetAnswer:
     archive = ask.archive
     nodes = archive.nodes()
-    now = ask.desk.now()
+    now = ask.backend.now()
     jobs = [j for j in ask.all_of(Job, "job") if j.open or (j.closed_at is not None and now - j.closed_at <= RECENT)]
     incidents = [i for i in ask.all_of(Incident, "incident") if i.open]
     shown = [i for i in incidents if i.kind is not IncidentKind.INTAKE or failed_intake(i)]
@@ -39,7 +39,7 @@ def fleet(ask: ApiRequest) -> FleetAnswer:
 
 
 def policy(ask: ApiRequest) -> PolicyShown:
-    in_force = ask.desk.policy
+    in_force = ask.backend.policy
     return PolicyShown(name=in_force.name, digest=digest(in_force), yaml=to_yaml(in_force))
 
 
@@ -65,7 +65,7 @@ def notices(ask: ApiRequest, query: requests.Latest) -> list[Notice]:
 
 
 def audit(ask: ApiRequest, query: requests.Latest) -> list[Audited]:
-    lines = ask.desk.store.story("operator:", query.limit)
+    lines = ask.backend.store.story("operator:", query.limit)
     return [
         Audited(at=iso(line.at), text=line.text, about=[key for key in line.subjects if key != "operator:"])
         for line in reversed(lines)

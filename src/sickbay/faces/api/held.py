@@ -27,18 +27,18 @@ def _own(ask: ApiRequest, node: NodeId) -> None:
 
 def report(ask: ApiRequest, body: Report) -> Reply:
     _own(ask, body.node)
-    return ask.desk.receive(body)
+    return ask.backend.receive(body)
 
 
 async def poll(ask: ApiRequest, body: Poll) -> Reply:
     """Answered at once when a command waits; else held until one is posted, or as long as the reply allows."""
     _own(ask, body.node)
-    mail = ask.room.mail
+    mail = ask.shared.mail
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while True:
         heard = mail.rings
-        reply = await on_thread(AGENTS, ask.desk.commands, body)
+        reply = await on_thread(AGENTS, ask.backend.commands, body)
         left = begun + reply.poll_for - loop.time()
         if reply.commands or left <= 0 or mail.closed or await ask.hung_up():
             return reply
@@ -52,7 +52,7 @@ async def logs(ask: ApiRequest, query: requests.LogAsked) -> LogPiece:
     while True:
         piece = await on_thread(PEOPLE, _piece, ask, query)
         left = until - loop.time()
-        if piece.text or piece.over or left <= 0 or ask.room.news.closed or await ask.hung_up():
+        if piece.text or piece.over or left <= 0 or ask.shared.news.closed or await ask.hung_up():
             return piece
         await asyncio.sleep(min(left, LOG_LOOK))
 
@@ -78,7 +78,7 @@ def _log(ask: ApiRequest, asked: requests.LogAsked, job: Job, attempt: int) -> L
     if asked.rank >= ranks and not job.adopted:
         raise ApiRefusal(404, f"{job.id} has no rank {asked.rank}: its ranks are 0 to {ranks - 1}")
     try:
-        return ask.desk.logs(job, attempt, asked.rank, after=asked.after, last=asked.last, limit=asked.limit)
+        return ask.backend.logs(job, attempt, asked.rank, after=asked.after, last=asked.last, limit=asked.limit)
     except Gone:
         if job.open and attempt == job.attempt:
             return nothing  # it is about to start, or to be started again

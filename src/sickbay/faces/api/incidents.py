@@ -35,7 +35,7 @@ def _shown(ask: ApiRequest, incident: Incident, which: str) -> bool:
         return False
     if incident.open:
         return True
-    recent = incident.closed_at is not None and ask.desk.now() - incident.closed_at <= RECENT
+    recent = incident.closed_at is not None and ask.backend.now() - incident.closed_at <= RECENT
     return which == "recent" and recent
 
 
@@ -77,7 +77,7 @@ def _fits(incident: Incident, verb: str) -> None:
 
 def explained(ask: ApiRequest, query: requests.NameGiven) -> ExplainAnswer:
     try:
-        return explain(ask.reads(), query.name, ask.desk.policies)
+        return explain(ask.reads(), query.name, ask.backend.policies)
     except BadInput as error:
         raise ApiRefusal(404 if isinstance(error, NoSuchSubject) else 400, str(error)) from None
 

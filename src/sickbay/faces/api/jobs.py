@@ -52,7 +52,7 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
     spec = _spec(ask, body)
     key = ask.key
-    while (job := ask.desk.submit(spec, key=key)).spec != spec:
+    while (job := ask.backend.submit(spec, key=key)).spec != spec:
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
@@ -81,7 +81,7 @@ def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
         start_within=asked.start_within,
         log_rules=tuple(LogRule(**structs.asdict(rule)) for rule in asked.log_rules),
     )
-    if wrong := refusal(spec, ask.desk.clusters) or too_large(spec, nodes):
+    if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, nodes):
         raise ApiRefusal(400, wrong)
     return spec
 
@@ -115,7 +115,7 @@ def _on_named(ask: ApiRequest, asked: requests.Submit) -> Sequence[Node]:
 
 def _pool(ask: ApiRequest, asked: requests.Submit) -> list[Node]:
     nodes = ask.archive.nodes()
-    clusters = sorted({node.cluster for node in nodes} | set(ask.desk.clusters))
+    clusters = sorted({node.cluster for node in nodes} | set(ask.backend.clusters))
     if asked.cluster and asked.cluster not in clusters:
         raise missing("cluster", asked.cluster, clusters)
     mine = [node for node in nodes if asked.cluster in {"", node.cluster}]

@@ -19,8 +19,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def series(ask: ApiRequest, query: requests.OfSeries) -> Series:
-    node, kept = found(ask.archive, ask.path["cluster"], ask.path["name"]), ask.desk.metrics
-    now = ask.desk.now()
+    node, kept = found(ask.archive, ask.path["cluster"], ask.path["name"]), ask.backend.metrics
+    now = ask.backend.now()
     since = now - timedelta(hours=query.hours)
     points = kept.read(node.id, query.series, since, now) if kept is not None and query.series else ()
     return Series(
@@ -59,7 +59,7 @@ def _fleet(ask: ApiRequest) -> Iterator[tuple[str, Mapping[str, str], float]]:
 
 def _measured(ask: ApiRequest) -> Iterator[tuple[str, Mapping[str, str], float]]:
     """`gpu.0.temperature` is the temperature of the gpu 0, `cpu.busy` how busy the cpu is."""
-    latest = ask.desk.metrics.latest() if ask.desk.metrics is not None else {}
+    latest = ask.backend.metrics.latest() if ask.backend.metrics is not None else {}
     for node, (_, values) in sorted(latest.items()):
         for name, value in values.items():
             family, *rest = name.split(".")

@@ -92,13 +92,13 @@ def inject(ask: ApiRequest, body: requests.Inject) -> Injected:
     breakage = body.breakage()
     if body.log:
         return _drill(ask, node, breakage, body.reason)
-    if ask.desk.breakable is None:
+    if ask.backend.breakable is None:
         raise ApiRefusal(
             409,
             f"the hardware of cluster {node.cluster} is real and is not broken on purpose: "
             "with log=true its agent writes a line that says so (sickbay inject NODE --xid N --log)",
         )
-    return Injected(node=node.id, done=ask.desk.breakable.inject(node.id, breakage))
+    return Injected(node=node.id, done=ask.backend.breakable.inject(node.id, breakage))
 
 
 def _drill(ask: ApiRequest, node: Node, wanted: Breakage, reason: str) -> Injected:
@@ -120,7 +120,7 @@ def _by_agent(
 ) -> Injected:
     """Audited before it is asked for. Raises ApiRefusal where the agent refuses."""
     ask.order(verb, node.id, reason)
-    answer = ask.desk.ask_agent(node, what, key=f"{verb}/{ask.key}", within=within, notify=ask.room.mail.ring)
+    answer = ask.backend.ask_agent(node, what, key=f"{verb}/{ask.key}", within=within, notify=ask.shared.mail.ring)
     if answer is None:
         return Injected(node=node.id, done=f"asked for, not answered yet: 'sickbay explain {node.id}' will show it")
     if answer.fields.get("result") != "done":

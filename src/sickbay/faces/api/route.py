@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 class AppState:
     """What all requests share."""
 
-    desk: Backend
+    backend: Backend
     mail: Wakeup  # rings when a command was posted for an agent
     news: Wakeup  # rings after each commit
     leads: Callable[[], bool] | None = None
@@ -83,7 +83,7 @@ class RequestReads:
 class ApiRequest:
     """One request that was let in: who asks, and what the rows say now."""
 
-    room: AppState
+    shared: AppState
     path: Mapping[str, str]
     key: str
     key_given: bool = False  # by the caller, in the header Idempotency-Key
@@ -93,8 +93,8 @@ class ApiRequest:
     gone: Callable[[], Any] | None = None  # awaited: whether the caller has hung up
 
     @property
-    def desk(self) -> Backend:
-        return self.room.desk
+    def backend(self) -> Backend:
+        return self.shared.backend
 
     @property
     def by(self) -> str:
@@ -106,10 +106,10 @@ class ApiRequest:
         return self.fresh()
 
     def fresh(self) -> Archive:
-        return Archive(self.reads(), self.desk.policies)
+        return Archive(self.reads(), self.backend.policies)
 
     def reads(self) -> Store:
-        return cast(Store, RequestReads(self.desk.store))
+        return cast(Store, RequestReads(self.backend.store))
 
     def all_of(self, kind: type[Kind], name: str) -> list[Kind]:
         """All rows of one kind."""
@@ -129,9 +129,9 @@ class ApiRequest:
         The order's id. Raises ApiRefusal(503) if it is stored, but the engine is away: it will be done all the same.
         """
         news = Ordered(verb=verb, target=target, by=self.by, reason=reasoned(reason), now=now, args=args or {})
-        ident = self.desk.order(news, key=self.key)
-        row = self.desk.store.load([CURSOR])[CURSOR].row
-        unread = self.desk.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=UNREAD)
+        ident = self.backend.order(news, key=self.key)
+        row = self.backend.store.load([CURSOR])[CURSOR].row
+        unread = self.backend.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=UNREAD)
         if len(unread) == UNREAD or any(fact.id == ident for fact in unread):
             raise ApiRefusal(
                 503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back"

@@ -11,7 +11,7 @@ from sickbay.faces.api.route import ApiRequest, Route
 
 def health(ask: ApiRequest) -> answers.Health:
     """It can be reached, so 200 even in trouble. What the trouble is names files of this machine: not for everybody."""
-    leads, trouble = ask.room.leads, ask.room.trouble
+    leads, trouble = ask.shared.leads, ask.shared.trouble
     status = "in trouble" if trouble is not None and trouble() else "ok"
     return answers.Health(status=status, leads=leads() if leads is not None else None, version=sickbay.__version__)
 

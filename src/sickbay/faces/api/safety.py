@@ -24,7 +24,7 @@ def withheld_answer(row: Withhold) -> Withheld:
 
 
 def withheld_now(ask: ApiRequest, *, fresh: bool = False) -> list[Withhold]:
-    now = ask.desk.now()
+    now = ask.backend.now()
     rows = (ask.fresh() if fresh else ask.archive).withholding().rows
     return [row for row in rows if row.until is None or row.until > now]
 

@@ -20,8 +20,8 @@ def issue(ask: ApiRequest, body: requests.TokenAsked) -> TokenMade:
     if any(token.name == name for token in ask.all_of(Token, "token")):
         raise ApiRefusal(409, f"there is a token {name!r} already: revoke it first, or choose another name")
     node = _node(body)
-    secret = ask.desk.issue(name, body.role, by=ask.by, node=node)
-    if ask.desk.who(secret) is None:
+    secret = ask.backend.issue(name, body.role, by=ask.by, node=node)
+    if ask.backend.who(secret) is None:
         raise ApiRefusal(503, "the engine has not taken it up yet: revoke this name and try again in a moment")
     return TokenMade(name=name, role=body.role, token=secret)
 
@@ -48,7 +48,7 @@ def revoke(ask: ApiRequest) -> TokenGone:
     left = [token for token in tokens if token.role == "operator" and token.name != name]
     if mine and not left:
         raise ApiRefusal(409, f"{name!r} is the last operator's token: create another one before it is revoked")
-    ask.desk.revoke(name, by=ask.by)
+    ask.backend.revoke(name, by=ask.by)
     return TokenGone(name=name, revoked=all(token.name != name for token in ask.all_of(Token, "token")))
 
 

@@ -124,11 +124,11 @@ def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
     job = ""
     try:
         if demo:
-            showcase = Showcase(service.desk, steps=DEMO_STEPS)
+            showcase = Showcase(service.backend, steps=DEMO_STEPS)
             showcase.run(to_the_end=False)
             job = showcase.job.id if showcase.job is not None else job
         _next_steps(job)
-        ticker = Ticker(service.desk)
+        ticker = Ticker(service.backend)
         trouble = ""
         while not ended.wait(0.2):
             # Whoever read this has gone, or the disk that takes it is full: that ends no controller.

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from tests.support.canned import CUT, Answer, Asked, Canned, interruption, job, serving
 
 from sickbay.faces.cli.main import main
-from sickbay.faces.cli.progress import ProgressLine
+from sickbay.faces.cli.stages import ProgressLine
 from sickbay.faces.cli.submit import log_rule_of
 from sickbay.model.errors import BadInput
 

@@ -17,20 +17,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import click
 
 from sickbay import __version__
-from sickbay.faces.cli.credentials import forget, lookup, remember
+from sickbay.faces.cli.credentials import lookup
 from sickbay.model.errors import BadInput
-
-__all__ = [
-    "Client",
-    "NotThere",
-    "ServerEvent",
-    "ServerRefused",
-    "Unreachable",
-    "connect",
-    "forget",
-    "lookup",
-    "remember",
-]
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 TIMEOUT = 30.0  # seconds; the server answers an act within 10, a held request within 20

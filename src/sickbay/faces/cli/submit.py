@@ -11,7 +11,7 @@ from sickbay.faces.cli.client import connect, segment
 from sickbay.faces.cli.columns import count, hint, say
 from sickbay.faces.cli.names import complete_nodes, seconds
 from sickbay.faces.cli.show import as_json, clean, leave, print_json
-from sickbay.faces.cli.stages import OVER, why
+from sickbay.faces.cli.stages import OVER, ProgressLine, why
 from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
@@ -165,7 +165,6 @@ def until_over(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
     """Tells on standard error what happens meanwhile. Raises Unreachable when the controller stays away."""
     import time
 
-    from sickbay.faces.cli.progress import ProgressLine
     from sickbay.faces.cli.watch import ReconnectPatience, about, watching
 
     progress = ProgressLine(say)

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.incident import IncidentKind, Phase
+from sickbay.model.intent import IntentState
 from sickbay.model.job import JobState
 from sickbay.model.noun import Noun
 
@@ -283,7 +285,7 @@ class Notice(Noun):
     subject: str
     text: str
     to: str
-    state: Annotated[str, Meta(description="SEEN: delivered; REJECTED or EXPIRED: it reached nobody")]
+    state: Annotated[IntentState, Meta(description="SEEN: delivered; REJECTED or EXPIRED: it reached nobody")]
     answer: Annotated[str, Meta(description="what the notifier said the last time, if it said anything")]
 
 
@@ -306,7 +308,7 @@ class CheckBegun(Noun):
 
 class CheckTest(Noun):
     name: str
-    verdict: str
+    verdict: Verdict
     seconds: Seconds
     because: str
 
@@ -314,7 +316,7 @@ class CheckTest(Noun):
 class CheckResult(Noun):
     node: str
     level: int
-    verdict: str
+    verdict: Verdict
     tests: list[CheckTest]
     because: str
 

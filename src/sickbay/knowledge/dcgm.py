@@ -3,12 +3,10 @@
 DCGM breaks its sentences in the middle of words to fit a box, so sentences are compared without spaces.
 """
 
-import csv
-import io
 import re
 from functools import cache
 
-from sickbay.knowledge.shipped import shipped
+from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.model.noun import Noun
 from sickbay.model.sign import Fields
 
@@ -32,7 +30,7 @@ class DcgmMessage(Noun):
     """One thing that DCGM says. `words`: alternatives, each a row of pieces that follow one another."""
 
     code: str
-    words: tuple[tuple[str, ...], ...] = ()
+    words: tuple[tuple[str, ...], ...]
     name: str = ""
     severity: str = ""
 
@@ -69,56 +67,58 @@ def said(pieces: tuple[str, ...], text: str) -> bool:
     return True
 
 
-def table(name: str) -> list[dict[str, str]]:
-    text = shipped(name)
-    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+def words_in(row: TableRow) -> tuple[tuple[str, ...], ...]:
+    """The cell `words`: alternatives behind bars, each a row of pieces with stars between them."""
+    alternatives = (tuple(filter(None, map(squeezed, words.split("*")))) for words in row["words"].split("|"))
+    return tuple(filter(None, alternatives))
 
 
 @cache
 def errors() -> tuple[tuple[DcgmMessage, ...], dict[int, DcgmMessage]]:
     """All rows in the order in which sentences are compared, and those that have a number."""
-    rows, numbered = [], {}
-    for row in table("dcgm_errors.csv"):
-        known = DcgmMessage(code=row["code"], words=_words(row["words"]), name=row["name"], severity=row["severity"])
-        rows.append(known)
-        if row["id"]:
-            numbered[int(row["id"])] = known
-    return tuple(rows), numbered
+
+    def message(row: TableRow) -> tuple[str, DcgmMessage]:
+        known = DcgmMessage(code=row["code"], words=words_in(row), name=row["name"], severity=row["severity"])
+        return row["id"], known
+
+    rows = read_table("dcgm_errors.csv", ("id", "name", "severity", "code", "words"), message)
+    return tuple(row for _, row in rows), {int(number): row for number, row in rows if number}
 
 
 @cache
 def tests() -> dict[str, str]:
-    return {row["test"]: row["code"] for row in table("dcgm_tests.csv")}
+    return dict(read_table("dcgm_tests.csv", ("test", "code"), lambda row: (row["test"], row["code"])))
 
 
 @cache
 def categories() -> dict[int, str]:
-    return {int(row["id"]): row["code"] for row in table("dcgm_categories.csv")}
+    return dict(read_table("dcgm_categories.csv", ("id", "code"), lambda row: (row.whole("id"), row["code"])))
 
 
 @cache
 def systems() -> dict[str, tuple[str, str]]:
     """A watched system → what its failure means, what its warning means."""
-    return {row["system"]: (row["failure"], row["warning"]) for row in table("dcgm_health.csv")}
+    columns = ("system", "failure", "warning")
+    return {
+        row[0]: (row[1], row[2])
+        for row in read_table("dcgm_health.csv", columns, lambda row: [row[c] for c in columns])
+    }
 
 
 @cache
 def policies() -> tuple[DcgmMessage, ...]:
-    rows = table("dcgm_policy.csv")
-    return tuple(DcgmMessage(code=row["code"], words=_words(row["words"]), name=row["condition"]) for row in rows)
+    def message(row: TableRow) -> DcgmMessage:
+        return DcgmMessage(code=row.given("code"), words=words_in(row))
+
+    return tuple(read_table("dcgm_policy.csv", ("code", "words"), message))
 
 
 @cache
 def fields() -> tuple[Field, ...]:
-    return tuple(
-        Field(id=int(row["id"]), name=row["name"], short=row["short"], reading=row["reading"], kind=row["kind"])
-        for row in table("dcgm_fields.csv")
-    )
+    def field(row: TableRow) -> Field:
+        return Field(id=row.whole("id"), name=row["name"], short=row["short"], reading=row["reading"], kind=row["kind"])
 
-
-def _words(text: str) -> tuple[tuple[str, ...], ...]:
-    alternatives = (tuple(filter(None, map(squeezed, words.split("*")))) for words in text.split("|"))
-    return tuple(filter(None, alternatives))
+    return tuple(read_table("dcgm_fields.csv", ("id", "name", "short", "reading", "kind"), field))
 
 
 def code_of_test(name: str) -> str:

@@ -1,16 +1,14 @@
 """Names of months, as the C libraries' locales write them."""
 
-import csv
 from functools import cache
 
-from sickbay.knowledge.shipped import shipped
+from sickbay.knowledge.csv_table import read_table
 
 
 @cache
 def _months() -> dict[str, int]:
-    text = shipped("months.csv")
-    rows = csv.DictReader(text.splitlines())
-    return {name: int(row["month"]) for row in rows for name in row["names"].split()}
+    rows = read_table("months.csv", ("month", "names"), lambda row: (row.whole("month"), row["names"].split()))
+    return {name: month for month, names in rows for name in names}
 
 
 def month_of(word: str) -> int:

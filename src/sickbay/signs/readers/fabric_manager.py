@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, ClassVar
 
-from sickbay.knowledge.dcgm import said, squeezed, table
-from sickbay.model.noun import Noun
+from sickbay.knowledge.csv_table import read_table
+from sickbay.knowledge.dcgm import DcgmMessage, said, squeezed, words_in
 from sickbay.model.sign import Fields, Sign
 
 TEXT = 500
@@ -40,18 +40,10 @@ _UUID = re.compile(r"\b(GPU-[0-9a-fA-F-]{8,40})\b", re.ASCII)
 _LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL", "WARNING", "WARN"})
 
 
-class _Rule(Noun):
-    words: tuple[tuple[str, ...], ...]
-    code: str
-
-
 @cache
-def _rules() -> tuple[_Rule, ...]:
-    rules = []
-    for row in table("fabric_manager.csv"):
-        words = (tuple(filter(None, map(squeezed, text.split("*")))) for text in row["words"].split("|"))
-        rules.append(_Rule(words=tuple(filter(None, words)), code=row["code"]))
-    return tuple(rules)
+def rules() -> list[DcgmMessage]:
+    columns = ("code", "words", "source")
+    return read_table("fabric_manager.csv", columns, lambda row: DcgmMessage(code=row["code"], words=words_in(row)))
 
 
 class FabricManager:
@@ -110,7 +102,7 @@ class FabricManager:
             yield Sign(kind="sxid", fields=fields, text=line[:TEXT], line=number)
             return
         squeezed_text = squeezed(message)
-        for rule in _rules():
+        for rule in rules():
             if any(said(words, squeezed_text) for words in rule.words):
                 if rule.code == DOWN and self._explained:
                     return

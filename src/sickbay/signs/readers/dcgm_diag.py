@@ -19,6 +19,7 @@ from sickbay.knowledge.dcgm import (
     ruler,
 )
 from sickbay.model.sign import Sign
+from sickbay.signs.readers import Document
 from sickbay.signs.readers.dcgm_trial import FAIL, TEXT, WARN, DcgmTest, dicts, trial_in_json, verdict
 
 WIDTH = 45  # characters after which DCGM breaks a message, in the middle of a word if need be
@@ -54,7 +55,7 @@ _REFUSED = re.compile(
 )
 
 
-class DcgmDiag:
+class DcgmDiag(Document):
     """`results` counts tests by their verdict, `failures` are the signs of those that failed: of all texts so far."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -78,6 +79,7 @@ class DcgmDiag:
     )
 
     def __init__(self) -> None:
+        super().__init__()
         self._open = False  # inside a table
         self._doubtful = False  # its head was seen, and the next line decides
         self._skipped = False  # inside a section that has no tests
@@ -85,19 +87,14 @@ class DcgmDiag:
         self._label: tuple[str, int | None] | None = None  # of the message that is being read
         self._chunks: list[str] = []
         self._away = False  # that DCGM does not answer has been told, and nothing else came since
-        self._owns = False
         self.results: dict[str, int] = {}
         self.failures: list[Sign] = []
-
-    @property
-    def owns(self) -> bool:
-        return self._owns
 
     def read(self, number: int, line: str) -> Iterable[Sign]:
         first = line.lstrip()[:1]
         if first in {"|", "+"}:
             return self._row(number, line)
-        self._owns = False
+        self.owns = False
         found = self._close() if self._open or self._doubtful else []
         if first and first in "EFeAuRUG":
             found = [*found, *self._sentence(number, line.strip())]
@@ -115,7 +112,7 @@ class DcgmDiag:
         return []
 
     def end(self) -> Iterable[Sign]:
-        self._owns = False
+        self.owns = False
         return self._close()
 
     # The table
@@ -124,26 +121,26 @@ class DcgmDiag:
         text = line.strip()
         section = _SECTION.match(text)
         if section is not None:
-            self._open, self._doubtful, self._owns = True, False, True
+            self._open, self._doubtful, self.owns = True, False, True
             self._skipped = section[1].strip().lower() in _NOT_TESTS
             return self._over()
         if ruler(line):
             self._open = self._open or self._doubtful
             self._doubtful = False
-            self._owns = self._open
+            self.owns = self._open
             return self._over() if self._open and "=" not in text else []
         row = cells(line)
         if row is None or len(row) < 2:
-            self._owns = False
+            self.owns = False
             return self._close()
         left, right = row[0].strip(), "|".join(row[1:])
         if left == "Diagnostic" and right.strip() == "Result":
             found = self._close()
-            self._doubtful = self._owns = True
+            self._doubtful = self.owns = True
             return found
         if not self._open and len(row[0]) == LEFT and known_test(left) and _STATUS.fullmatch(right.strip()):
             self._open = True
-        self._owns = self._open
+        self.owns = self._open
         self._doubtful = False
         if not self._open:
             return []
@@ -225,9 +222,9 @@ class DcgmDiag:
         if _AWAY.fullmatch(line) or (_REFUSED.match(line) and "Host engine connection invalid" in line):
             if not self._away:  # one trouble, told in two lines
                 yield Sign(kind=UNREACHABLE, text=line[:TEXT], line=number)
-            self._away = self._owns = True
+            self._away = self.owns = True
         elif _REFUSED.match(line):
-            self._owns = True
+            self.owns = True
             told = messages(line) or [DcgmReading(kind=COULD_NOT_RUN)]
             yield from (Sign(kind=one.kind, fields=one.fields, text=line[:TEXT], line=number) for one in told)
         else:

@@ -22,6 +22,7 @@ from sickbay.knowledge.dcgm import (
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.gpu_state import signs_of
+from sickbay.signs.readers import Document
 from sickbay.signs.readers.exporter import put, whole
 
 TEXT = 500
@@ -46,7 +47,7 @@ _HOST_ENGINE = re.compile(
 _OF_A_GPU = frozenset({"gpu.lost", "gpu.fallen_off_bus", "gpu.reset_required"})
 
 
-class DcgmHealth:
+class DcgmHealth(Document):
     """A report names entities, their systems, and an incident each; a healthy one gives nothing."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -63,29 +64,25 @@ class DcgmHealth:
     )
 
     def __init__(self) -> None:
+        super().__init__()
         self._report = _Report()
         self._stamped = 0  # lines since a violation's time
         self._columns: list[Field | None] | None = None
-        self._owns = False
-
-    @property
-    def owns(self) -> bool:
-        return self._owns
 
     def read(self, number: int, line: str) -> Iterable[Sign]:
         first = line.lstrip()[:1]
         if first in {"|", "+"}:
             self._columns, self._stamped = None, 0
             found = list(self._report.row(number, line))
-            self._owns = self._report.open
+            self.owns = self._report.open
             return found
         closed = list(self._report.close())
         if len(line) > 4000:
-            self._columns, self._stamped, self._owns = None, 0, False
+            self._columns, self._stamped, self.owns = None, 0, False
             return closed
         found = [*closed, *self._violation(number, line.strip()), *self._dmon(number, line)]
         if logged := _HOST_ENGINE.fullmatch(line.strip()):
-            self._owns = True
+            self.owns = True
             found.extend(_logged(number, line.strip(), logged[1]))
         return found
 
@@ -98,14 +95,14 @@ class DcgmHealth:
         return list(_walked(number, value["body"], None, 0))
 
     def end(self) -> Iterable[Sign]:
-        self._owns = False
+        self.owns = False
         self._stamped, self._columns = 0, None
         return list(self._report.close())
 
     def _violation(self, number: int, line: str) -> Iterator[Sign]:
-        self._owns = False
+        self.owns = False
         if line.startswith("Timestamp: ") and _STAMP.fullmatch(line):
-            self._stamped, self._owns = 3, True
+            self._stamped, self.owns = 3, True
             return
         if not self._stamped:
             return
@@ -116,23 +113,23 @@ class DcgmHealth:
                 told = told_as(known.code, text)
                 if told is not None:
                     yield Sign(kind=told.kind, fields=told.fields, text=line[:TEXT], line=number)
-                self._owns = True
+                self.owns = True
                 return
 
     def _dmon(self, number: int, line: str) -> Iterator[Sign]:
         if line.lstrip().startswith("#"):
             self._columns = _columns(line.strip())
-            self._owns = self._owns or self._columns is not None
+            self.owns = self.owns or self._columns is not None
             return
         if self._columns is None:
             return
         row = _MEASURED.fullmatch(line)
         if row is None:
-            self._owns = line.split()[:1] == ["ID"]
-            if line.strip() and not self._owns:
+            self.owns = line.split()[:1] == ["ID"]
+            if line.strip() and not self.owns:
                 self._columns = None
             return
-        self._owns = True
+        self.owns = True
         yield from _row(number, int(row[1]), row[2].split(), self._columns, line)
 
 

@@ -12,9 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 from msgspec.structs import replace
 
 from sickbay.knowledge.dcgm import XID, Field, fields
-from sickbay.model.gpu import GpuReading, Link
+from sickbay.model.gpu import GpuReading, Link, slowdowns
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.gpu_state import shown_in, signs_of
+from sickbay.signs.readers import Document
 
 TEXT = 500
 GPUS = 4096  # of one page: more are no page of one cluster
@@ -26,10 +27,6 @@ BLANK_FLOAT = 140737488355328.0
 MIB = 1 << 20
 ALL_LINKS = -1  # the sum of a GPU's links
 
-REASONS = (
-    (0x1, "gpu_idle"), (0x2, "applications_clocks"), (0x4, "sw_power_cap"), (0x8, "hw_slowdown"), (0x10, "sync_boost"),
-    (0x20, "sw_thermal_slowdown"), (0x40, "hw_thermal_slowdown"), (0x80, "hw_power_brake"), (0x100, "display_clocks"),
-)  # fmt: skip
 NVLINK = {
     "CRC_FLIT_ERROR_COUNT": "crc_errors",
     "CRC_DATA_ERROR_COUNT": "crc_errors",
@@ -123,37 +120,30 @@ class ExporterPage:
         return next((self._lines[gpu, name] for name in names if (gpu, name) in self._lines), (0, ""))
 
 
-class Exporter:
+class Exporter(Document):
     """Reads a page wherever it stands; it ends with the first line that is neither a sample nor a comment."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = ("DCGM_FI_", "DCGM_EXP_", "# HELP DCGM_", "# TYPE DCGM_")
 
     def __init__(self) -> None:
+        super().__init__()
         self._page: ExporterPage | None = None
-        self._owns = False
-
-    @property
-    def owns(self) -> bool:
-        return self._owns
 
     def read(self, number: int, line: str) -> Iterable[Sign]:
         text = line.strip()
         if text.startswith("DCGM_"):
             page = self._page or ExporterPage()
-            self._owns = page.feed(number, text)
-            if self._owns:
+            self.owns = page.feed(number, text)
+            if self.owns:
                 self._page = page
             return ()
-        self._owns = text.startswith(("# HELP DCGM_", "# TYPE DCGM_"))
-        if self._owns or self._page is None or not text or text.startswith("#"):
+        self.owns = text.startswith(("# HELP DCGM_", "# TYPE DCGM_"))
+        if self.owns or self._page is None or not text or text.startswith("#"):
             return ()
         return self.end()
 
-    def value(self, number: int, value: Any) -> Iterable[Sign]:  # noqa: ARG002 - a Document
-        return ()
-
     def end(self) -> Iterable[Sign]:
-        page, self._page, self._owns = self._page, None, False
+        page, self._page, self.owns = self._page, None, False
         return () if page is None else list(_signs(page))
 
 
@@ -212,7 +202,7 @@ def _value(kind: str, text: str) -> Any:
         case "mebibytes":
             return int(number) * MIB
         case "reasons":
-            return tuple(name for bit, name in REASONS if int(number) & bit)
+            return slowdowns(int(number))
         case _:
             return number
 

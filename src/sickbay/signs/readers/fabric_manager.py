@@ -6,11 +6,12 @@ Its switches' errors are SXids, as the kernel log has them; everything else that
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sickbay.knowledge.csv_table import read_table
 from sickbay.knowledge.dcgm import DcgmMessage, said, squeezed, words_in
 from sickbay.model.sign import Fields, Sign
+from sickbay.signs.readers import Document
 
 TEXT = 500
 LONGEST = 4096
@@ -46,7 +47,7 @@ def rules() -> list[DcgmMessage]:
     return read_table("fabric_manager.csv", columns, lambda row: DcgmMessage(code=row["code"], words=words_in(row)))
 
 
-class FabricManager:
+class FabricManager(Document):
     """Line by line. What repeats is told again: whoever collects signs counts them."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -60,24 +61,20 @@ class FabricManager:
     )
 
     def __init__(self) -> None:
-        self._owns = False
+        super().__init__()
         self._explained = False  # a cause was named: that the service then ended is no news
 
-    @property
-    def owns(self) -> bool:
-        return self._owns
-
     def read(self, number: int, line: str) -> Iterable[Sign]:
-        self._owns = False
+        self.owns = False
         if len(line) > LONGEST or not any(word in line for word in self.ANCHORS):
             return ()
         text = line.strip()
         if own := _OWN.fullmatch(text):
             # The month's name is the fabric manager's; a date in figures is everybody's.
-            self._owns = not text[1].isdigit() or "NVSwitch" in own[2] or "abric" in own[2]
-            return self._message(number, text, own[2]) if self._owns and own[1] in _LEVELS else ()
+            self.owns = not text[1].isdigit() or "NVSwitch" in own[2] or "abric" in own[2]
+            return self._message(number, text, own[2]) if self.owns and own[1] in _LEVELS else ()
         if program := _JOURNAL.match(text):
-            self._owns = True
+            self.owns = True
             inner = _OWN.fullmatch(program[2])
             if inner and inner[1] not in _LEVELS:
                 return ()
@@ -86,11 +83,8 @@ class FabricManager:
             return self._service(number, text, systemd[1] or systemd[2] or "")
         return ()
 
-    def value(self, number: int, value: Any) -> Iterable[Sign]:  # noqa: ARG002 - a Document
-        return ()
-
     def end(self) -> Iterable[Sign]:
-        self._owns = False
+        self.owns = False
         return ()
 
     def _message(self, number: int, line: str, message: str) -> Iterator[Sign]:
@@ -116,7 +110,7 @@ class FabricManager:
     def _service(self, number: int, line: str, message: str) -> Iterator[Sign]:
         if "fabricmanager" not in message and "fabric manager" not in message.lower():
             return
-        self._owns = True
+        self.owns = True
         if message.startswith(("Started", "Starting", "Stopped", "Stopping")):
             if message.startswith("Starting"):
                 self._explained = False

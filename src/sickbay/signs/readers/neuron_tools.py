@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from sickbay.model.sign import Fields, Sign
+from sickbay.signs.readers import Document
 
 LINE = 4000
 DEVICES = 512
@@ -36,7 +37,7 @@ _LABEL = re.compile(r'(event_type|neuron_device_index)="([^"]{0,60})"', re.ASCII
 _NONE = ("No neuron devices found", "No neuron device found", "No Neuron devices found", "No Neuron device found")
 
 
-class NeuronTools:
+class NeuronTools(Document):
     """A table is judged when it is over, everything else where it stands."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -45,7 +46,7 @@ class NeuronTools:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.owns = False
+        super().__init__()
         self._instance = ""
         self._devices: dict[int, int] = {}
         self._began = 0

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from sickbay.model.sign import Fields, Sign
+from sickbay.signs.readers import Document
 
 LINE = 1000
 CARDS = 512
@@ -77,7 +78,7 @@ class RocmGpu:
             yield Sign(kind=kind, fields=fields, text=f"{who}: told by amd-smi", line=line)
 
 
-class RocmSmi:
+class RocmSmi(Document):
     """Judged when a text is over: a total and its parts must not be told twice."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -87,7 +88,7 @@ class RocmSmi:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.owns = False
+        super().__init__()
         self._clear()
 
     def _clear(self) -> None:

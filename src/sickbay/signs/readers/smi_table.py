@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.gpu_state import signs_of
+from sickbay.signs.readers import Document
 from sickbay.signs.readers.smi_lists import Csv, Dmon, Links, Topology, mig_signs
 from sickbay.signs.smi import GPUS, Sheet, judged, number
 
@@ -174,7 +175,7 @@ class Box:
         return (*judged(sheets), *signs)
 
 
-class SmiTable:
+class SmiTable(Document):
     """All that `nvidia-smi` prints but the long text and the XML."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -189,7 +190,7 @@ class SmiTable:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.owns = False
+        super().__init__()
         self._parts = (Box(), Links(), Topology(), Csv(), Dmon())
         self._reading: Box | Links | Topology | Csv | Dmon | None = None
         self._lost_at = -9
@@ -218,10 +219,6 @@ class SmiTable:
             self._reading = now  # the next of its kind
         self.owns = self._reading is not None
         return said
-
-    def value(self, number: int, value: Any) -> Iterable[Sign]:
-        del number, value
-        return ()
 
     def end(self) -> tuple[Sign, ...]:
         now, self._reading = self._reading, None

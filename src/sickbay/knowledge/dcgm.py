@@ -177,16 +177,3 @@ def told_as(code: str, text: str) -> DcgmReading | None:
         if link := _LINK.search(text):
             fields["link"] = int(link[1] or link[2])
     return DcgmReading(kind=kind, fields=fields)
-
-
-def cells(line: str) -> list[str] | None:
-    """The cells of a row in a box, as they are padded; None if it is no row. A paste may have lost its last border."""
-    text = line.strip()
-    if len(text) < 3 or text[0] != "|" or "|" not in text[1:-1]:
-        return None
-    return text[1:].removesuffix("|").split("|")
-
-
-def ruler(line: str) -> bool:
-    text = line.strip()
-    return len(text) > 2 and text[0] == "+" and set(text) <= set("+-=")

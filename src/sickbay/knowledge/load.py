@@ -111,6 +111,7 @@ def read_diagnosis(text: str | None = None) -> tuple[DiagnosisRule, ...]:
             rank=row.whole("rank"),
             pattern=row["pattern"],
             restart=row.yes("restart"),
+            fault=row.cells.get("fault", ""),
             because=row.given("because"),
             source=row.given("source"),
         )

@@ -50,6 +50,7 @@ class DiagnosisRule(Noun):
     restart: bool
     because: str
     source: str
+    fault: str = ""  # the code of the fault that it tells of, where that has one: one fault, one code, whoever says it
 
 
 class Diagnosis(Noun):

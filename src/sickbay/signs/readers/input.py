@@ -56,8 +56,8 @@ def _opened(path: str) -> BinaryIO:
 
 def blocks_of(file: BinaryIO, name: str, tell: Notice) -> Iterator[bytes]:
     """Text in UTF-8, without NULs; refuses what is no text at all."""
-    whole = file if isinstance(file, BufferedReader) else BufferedReader(file)  # type: ignore[arg-type]  # of bytes
-    blocks = _text(_unpacked(whole, name, tell))
+    whole: Any = file  # of a file of bytes the first can be seen without taking them
+    blocks = _text(_unpacked(file if isinstance(file, BufferedReader) else BufferedReader(whole), name, tell))
     head = next(blocks, b"")
     _refuse_binary(head, name)
     yield head.replace(b"\0", b"")

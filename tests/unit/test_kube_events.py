@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.sign import Sign
-from sickbay.signs.readers import cluster_tables
+from sickbay.signs.readers import words
 from sickbay.signs.readers.kube_events import KubeEvents
 from sickbay.signs.readers.stream import read_stream
 
@@ -258,9 +258,9 @@ def test_every_code_is_in_the_tables() -> None:
     tables = load_tables()
     known = {*tables.faults, "xid", "sxid", "", *(f"job.{rule.name}" for rule in tables.diagnosis)}
     kinds = ("event", "condition", "taint", "node state", "job state")
-    codes = {row.code for kind in kinds for row in cluster_tables.names(kind).values()}
+    codes = {row.code for kind in kinds for row in words.names(kind).values()}
     spoken = ("message", "hardware", "slurm line", "drain reason")
-    codes |= {row.code for kind in spoken for row in cluster_tables.wordings(kind)}
+    codes |= {row.code for kind in spoken for row in words.wordings("cluster_words.csv", kind)}
     assert len(codes) > 30
     assert codes <= known, codes - known
 

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from sickbay.model.sign import Sign
 from sickbay.signs.readers import Document, proven
-from sickbay.signs.readers.cluster_tables import code_of
+from sickbay.signs.readers.words import code_of
 
 LONGEST = 1024
 # A state of a job that is too long for its column is cut off.

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.readers import KEPT, Document, proven
-from sickbay.signs.readers.cluster_tables import code_of, names, wordings
+from sickbay.signs.readers.words import code_of, names, wordings
 
+WORDS = "cluster_words.csv"
 OTHER = "kube.node_condition"
 # Codes that leave open what it was: the message may tell. And those of devices, whose message may name an Xid.
 VAGUE = frozenset({"", "kube.unschedulable", "kube.back_off", "kube.admission_failed", "kube.sandbox_failed"})
@@ -267,7 +268,7 @@ def _said(
 ) -> Iterator[Sign]:
     """What reason and message name themselves counts more than the code of their kind."""
     fields, plain = {**fields, **_gpu_in(message)}, fields
-    for pattern, kind in wordings("hardware"):
+    for pattern, kind in wordings(WORDS, "hardware"):
         if found := pattern.fullmatch(reason):
             number: Fields = {name: int(text) for name, text in found.groupdict().items()}
             yield Sign(kind=kind, fields={**fields, **number}, count=count)
@@ -276,7 +277,7 @@ def _said(
         yield Sign(kind=numbered, fields={**fields, "number": int(xid["xid"] or xid["code"])}, count=count)
         return
     if code in VAGUE:
-        for pattern, kind in wordings("message"):
+        for pattern, kind in wordings(WORDS, "message"):
             if pattern.search(message):
                 yield Sign(kind=kind, fields=plain, count=count)
                 return
@@ -316,7 +317,7 @@ def _plugin(found: re.Match[str]) -> Iterable[Sign]:
 
 def _slurm(line: str) -> Iterable[Sign]:
     if any(word in line for word in SLURM_WORDS):
-        for pattern, code in wordings("slurm line"):
+        for pattern, code in wordings(WORDS, "slurm line"):
             if found := pattern.match(line):
                 node = found.groupdict().get("node")
                 return (Sign(kind=code, fields={"node": node} if node else {}),)
@@ -328,7 +329,9 @@ def _slurm_reason(reason: str, node: str) -> Iterable[Sign]:
         return ()
     if xid := _XID.search(reason):
         return (Sign(kind="xid", fields={"node": node, "number": int(xid["xid"] or xid["code"])}),)
-    code = next((code for pattern, code in wordings("drain reason") if pattern.search(reason)), "slurm.node_drained")
+    code = next(
+        (code for pattern, code in wordings(WORDS, "drain reason") if pattern.search(reason)), "slurm.node_drained"
+    )
     return (Sign(kind=code, fields={"node": node}),)
 
 

@@ -1,4 +1,4 @@
-"""What Kubernetes and Slurm call things and write about them → codes, from cluster_names.csv and cluster_words.csv."""
+"""What tools write, and what Kubernetes and Slurm call things → codes: the tables *_words.csv and cluster_names.csv."""
 
 import re
 from collections import defaultdict
@@ -42,13 +42,13 @@ def _names() -> dict[str, dict[str, ClusterName]]:
 
 
 @cache
-def _wordings() -> dict[str, list[Wording]]:
+def _wordings(table: str) -> dict[str, list[Wording]]:
     found: dict[str, list[Wording]] = defaultdict(list)
 
     def add(row: TableRow) -> None:
         found[row["said_as"]].append(Wording(row.pattern("pattern", shorthands=SHORTHANDS), row.given("code")))
 
-    read_table("cluster_words.csv", ("said_as", "pattern", "code", "source"), add)
+    read_table(table, ("said_as", "pattern", "code", "source"), add)
     return found
 
 
@@ -56,9 +56,9 @@ def names(said_as: str) -> dict[str, ClusterName]:
     return _names()[said_as]
 
 
-def wordings(said_as: str) -> list[Wording]:
+def wordings(table: str, said_as: str) -> list[Wording]:
     """In the order in which they are tried."""
-    return _wordings()[said_as]
+    return _wordings(table)[said_as]
 
 
 def code_of(said_as: str, name: str) -> str:

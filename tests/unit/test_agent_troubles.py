@@ -423,7 +423,7 @@ def _so_many(door: FrontDoor, wanted: int) -> bool:
 REFUSED = """
 import os, sys
 from pathlib import Path
-from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.kernel_log import KernelLog
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.model.fleet import NodeId
 ring = Kmsg(NodeId("c/n"), KmsgPlace(boot_id="b"), Path(sys.argv[1]))

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import NewType
 
 from sickbay.model.clock import Deadline, WatchedClock
+from sickbay.model.cordon import others_of
 from sickbay.model.noun import Noun
 
 NodeId = NewType("NodeId", str)  # "<cluster>/<name>": a seat
@@ -153,7 +154,7 @@ class Node(Noun):
         float, ...
     ] = ()  # readings of ingest when the agent was last heard, before each of its last silences
     going_down: Deadline | None = None  # an announced end is not silence
-    cordons: tuple[str, ...] = ()  # owners: sickbay:<incident>, other:<text>
+    cordons: tuple[str, ...] = ()  # owners, as `model.cordon` reads them
     unmanaged: int = 0  # pieces of work there that Sickbay does not manage
     as_of: float = 0.0
     incident: IncidentId | None = None
@@ -193,7 +194,7 @@ class Node(Noun):
 
     @property
     def others_cordon(self) -> bool:
-        return any(not owner.startswith("sickbay:") for owner in self.cordons)
+        return bool(others_of(self.cordons))
 
 
 class Freed(Noun):
@@ -223,7 +224,7 @@ class Ledger(Noun):
     ours: int = 0  # of those, the ones that are out by our own hand
     repairing: int = 0
     held: int = 0
-    turn: int = 0  # raised by every claim and every change of what can be claimed
+    turn: int = 0  # nobody reads it: a claim changes no count, and must still refuse whoever expected this row
 
 
 class PastIncident(Noun):
@@ -235,19 +236,31 @@ class PastIncident(Noun):
 
 
 class Record(Noun):
-    """The history of one piece of hardware (an instance id or a device serial), never of a seat.
-
-    Of a seat that is gone (`seat/<node>`) only its holder is remembered, whose ranks may run still, and the boots, so
-    that a late word from one of them is known for what it is when somebody holds the seat again.
-    """
+    """The history of one piece of hardware (an instance id or a device serial), never of a seat."""
 
     subject: str
     past: tuple[PastIncident, ...] = ()
-    boots: tuple[str, ...] = ()  # the last ones, newest last; that one may run still
-    holder: Incarnation | None = None  # of a seat that is gone
-    gone_at: datetime | None = None  # since then nobody has seen a machine that is merely remembered
-    left: IncidentId | None = None  # of what a machine had shown, and no check had cleared, when it was last seen
     told_until: datetime | None = None  # when no rule of the policy looks back so far as the newest of `past`
+
+
+class KnownMachine(Noun):
+    """A machine that was seen before: it is no newcomer when it is seen again."""
+
+    subject: str  # holder/<its own name>, or holder/uid/<that of its registration>
+    gone_at: datetime | None = None  # since then nobody has seen it
+    left: IncidentId | None = None  # of what it had shown, and no check had cleared, when it was last seen
+
+
+class FormerSeat(Noun):
+    """A seat that is gone: its holder, whose ranks may run still, and its boots.
+
+    A late word from one of these is known for what it is when somebody holds the seat again.
+    """
+
+    subject: str  # seat/<node>
+    gone_at: datetime
+    boots: tuple[str, ...] = ()  # the last ones, newest last; that one may run still
+    holder: Incarnation | None = None
 
 
 class Brake(Noun):
@@ -260,9 +273,16 @@ class Brake(Noun):
     tripped_at: datetime | None = None
     below_since: float | None = None
     reset_at: float | None = None  # evidence older than this must be confirmed by a check
-    next_check: float = 0.0  # paces those checks
     told: tuple[str, ...] = ()
     parts: int = 0  # as it is stored: rows that hold `seen` where there are many
+
+
+class ConfirmPace(Noun):
+    """A rate limit's token, of the checks that confirm or clear suspects of one signature, one after the other."""
+
+    scope: str  # a brake's
+    signature: str
+    next_check: float  # reading of ingest
 
 
 class WithheldActs(StrEnum):
@@ -283,6 +303,12 @@ class Withhold(Noun):
     tell: bool = True
     until: datetime | None = None
     excuse: bool = False  # an excluded fault does not keep its seat from being claimed
+    asked: str = ""  # id of the order that it came of
+
+    @property
+    def pauses(self) -> bool:
+        """A person's pause, of everything; else an exclusion."""
+        return not self.excuse
 
 
 class Withholding(Noun):
@@ -339,7 +365,7 @@ class Part(Noun):
     owner: str  # the row by which it is kept
     at: datetime
     nodes: dict[NodeId, tuple[int, ...]] = {}  # with their devices
-    words: dict[NodeId, str] = {}  # running | gone, or a verdict
+    words: dict[NodeId, str] = {}  # what its ranks do there (`RankState`), or a verdict
     seen: dict[str, float] = {}  # of a brake
 
 

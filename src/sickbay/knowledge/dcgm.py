@@ -8,10 +8,11 @@ from functools import cache
 
 from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.model.noun import Noun
-from sickbay.model.sign import Fields
+from sickbay.model.sign import Fields, Sign
 
 NOTHING = "-"  # in a table: DCGM says it, and it is no fault
 XID, SXID = "xid", "sxid"
+LINK = "link"  # the kind of a field that each NVLink has
 UNREACHABLE, COULD_NOT_RUN = "dcgm.unreachable", "dcgm.could_not_run"
 # What says nothing about the hardware: a test that ends with one of these has neither passed nor failed.
 NO_VERDICT = frozenset({UNREACHABLE, COULD_NOT_RUN, "dcgm.config", "gpu.persistence_off", "dcgm.imex"})
@@ -38,18 +39,11 @@ class DcgmMessage(Noun):
 class Field(Noun):
     """A field of DCGM and where it goes in a `GpuReading`; `kind` says how its value is written."""
 
-    id: int
+    id: int  # 0: not asked for with `dcgmi dmon`
     name: str
     short: str  # the head of its column in `dcgmi dmon`
     reading: str
     kind: str
-
-
-class DcgmReading(Noun):
-    """A message read: a kind and fields as a Sign has them."""
-
-    kind: str
-    fields: Fields = {}
 
 
 def squeezed(text: str) -> str:
@@ -116,7 +110,13 @@ def policies() -> tuple[DcgmMessage, ...]:
 @cache
 def fields() -> tuple[Field, ...]:
     def field(row: TableRow) -> Field:
-        return Field(id=row.whole("id"), name=row["name"], short=row["short"], reading=row["reading"], kind=row["kind"])
+        return Field(
+            id=row.whole("id") if row["id"] else 0,
+            name=row["name"],
+            short=row["short"],
+            reading=row["reading"],
+            kind=row["kind"],
+        )
 
     return tuple(read_table("dcgm_fields.csv", ("id", "name", "short", "reading", "kind"), field))
 
@@ -134,9 +134,9 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace("_", " ")
 
 
-def messages(text: str, number: int | None = None, category: int | None = None) -> list[DcgmReading]:
-    """What one message of DCGM says; several stand in one where it ran out of room. Empty: not known."""
-    found: list[DcgmReading] = []
+def messages(text: str, number: int | None = None, category: int | None = None) -> list[Sign]:
+    """Signs in one message of DCGM; several stand in one where it ran out of room. Empty: not known."""
+    found: list[Sign] = []
     for piece in _NEXT.split(squeezed(text), maxsplit=PIECES):
         told = _message(piece, number, category)
         if told is not None and told not in found:
@@ -144,7 +144,7 @@ def messages(text: str, number: int | None = None, category: int | None = None) 
     return found
 
 
-def _message(text: str, number: int | None, category: int | None) -> DcgmReading | None:
+def _message(text: str, number: int | None, category: int | None) -> Sign | None:
     rows, numbered = errors()
     # Sentences first: one number stands for several causes (an error of CUDA is a busy GPU, or one that is lost).
     known = next((row for row in rows if row.code and any(said(words, text) for words in row.words)), None)
@@ -158,7 +158,7 @@ def _message(text: str, number: int | None, category: int | None) -> DcgmReading
     return told_as(code, text)
 
 
-def told_as(code: str, text: str) -> DcgmReading | None:
+def told_as(code: str, text: str) -> Sign | None:
     """A code of the tables with what a squeezed sentence names; None if a number that it needs is not there."""
     fields: Fields = {}
     kind, _, fixed = code.partition(":")
@@ -176,4 +176,4 @@ def told_as(code: str, text: str) -> DcgmReading | None:
             fields["switch"] = int(switch[1])
         if link := _LINK.search(text):
             fields["link"] = int(link[1] or link[2])
-    return DcgmReading(kind=kind, fields=fields)
+    return Sign(kind=kind, fields=fields)

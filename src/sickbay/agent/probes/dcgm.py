@@ -123,7 +123,7 @@ class Dcgm:
             self._run(POLICY, self._seconds)
             self._set = True
         yield from self._fresh(self._health())
-        wanted = ",".join(str(number) for number in sorted({field.id for field in fields()}))
+        wanted = ",".join(str(number) for number in sorted({field.id for field in fields() if field.id}))
         shown = readings_from_dmon(self._ask(("dmon", "-e", wanted, "-c", "1")))
         readings = {str(gpu): reading for gpu, (reading, _) in shown.items()}
         yield from self._changed(readings)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from sickbay.knowledge.dcgm import COULD_NOT_RUN, NO_VERDICT, UNREACHABLE, DcgmReading, known_test, messages
+from sickbay.knowledge.dcgm import COULD_NOT_RUN, NO_VERDICT, UNREACHABLE, known_test, messages
 from sickbay.model.sign import Sign
-from sickbay.signs.readers import Document
+from sickbay.signs.readers import Document, proven
 from sickbay.signs.readers.boxes import Entry, TwoColumns, cells, ruler
 from sickbay.signs.readers.dcgm_trial import FAIL, PASS, TEXT, WARN, DcgmTest, dicts, trial_in_json, verdict
 
@@ -200,8 +200,7 @@ class DcgmDiag(Document):
 
 
 def _refusal(number: int, text: str) -> Iterable[Sign]:
-    told = messages(text) or [DcgmReading(kind=COULD_NOT_RUN)]
-    return [Sign(kind=one.kind, fields=one.fields, text=text[:TEXT], line=number) for one in told]
+    return proven(messages(text) or [Sign(kind=COULD_NOT_RUN)], number, text, TEXT)
 
 
 def _joined(chunks: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from sickbay.knowledge.dcgm import XID, Field, fields, messages, policies, said,
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.gpu_state import signs_of
-from sickbay.signs.readers import Document
+from sickbay.signs.readers import Document, proven
 from sickbay.signs.readers.boxes import Entry, TwoColumns, cells, ruler
 from sickbay.signs.readers.exporter import put, whole
 
@@ -70,10 +70,8 @@ class DcgmHealth(Document):
         found = [*closed, *self._violation(number, text), *self._dmon(number, line)]
         if logged := _HOST_ENGINE.fullmatch(text):
             self.owns = True
-            found += [
-                Sign(kind=told.kind, fields=told.fields, text=text[:TEXT], line=number)
-                for told in messages(logged[1]) if told.kind in _OF_A_GPU
-            ]  # fmt: skip
+            of_gpus = [told for told in messages(logged[1]) if told.kind in _OF_A_GPU]
+            found += proven(of_gpus, number, text, TEXT)
         return found
 
     def value(self, number: int, value: Any) -> Iterable[Sign]:
@@ -143,7 +141,7 @@ class DcgmHealth(Document):
             if any(said(words, text) for words in known.words):
                 told = told_as(known.code, text)
                 if told is not None:
-                    yield Sign(kind=told.kind, fields=told.fields, text=line[:TEXT], line=number)
+                    yield from proven([told], number, line, TEXT)
                 self.owns = True
                 return
 
@@ -170,16 +168,13 @@ def incident(number: int, entity: Entity, system: str, verdict: str, text: str) 
     if entity[1] is not None and entity[0] in {"gpu", "switch", "nvswitch"}:
         where = {"device" if entity[0] == "gpu" else "switch": entity[1]}
     evidence = f"{entity[0]} {'' if entity[1] is None else entity[1]} {system}: {verdict}: {text}"[:TEXT]
-    found = messages(text)
-    kinds = set[tuple[str, object]]()
+    failure, warning = systems()[system]
+    found = messages(text) or [Sign(kind=failure if verdict == FAILURE else warning)]
+    once: dict[tuple[str, object], Sign] = {}
     for told in found:
-        key = (told.kind, told.fields.get("number"))
-        if key not in kinds:
-            kinds.add(key)
-            yield Sign(kind=told.kind, fields={**told.fields, **where}, text=evidence, line=number)
-    if not found:
-        failure, warning = systems()[system]
-        yield Sign(kind=failure if verdict == FAILURE else warning, fields=where, text=evidence, line=number)
+        once.setdefault((told.kind, told.fields.get("number")), told)
+    for told in once.values():
+        yield replace(told, fields={**told.fields, **where}, text=evidence, line=number)
 
 
 def _entity_in(name: str, above: Entity | None) -> Entity | None:
@@ -205,20 +200,15 @@ def _walked(number: int, node: Any, entity: Entity | None, depth: int) -> Iterat
 
 
 def _strings(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list):
-        return [text for item in value[:ROWS] for text in _strings(item if isinstance(item, str) else None)]
-    return []
+    return [text for text in (value if isinstance(value, list) else [value])[:ROWS] if isinstance(text, str)]
 
 
-def _row(number: int, gpu: int, values: list[str], columns: list[Field | None], line: str) -> Iterator[Sign]:
+def _row(number: int, gpu: int, values: list[str], columns: list[Field | None], line: str) -> Iterable[Sign]:
     """One line of dmon. Its Xid is the last one there was, whenever that may have been; 0: none."""
     reading, xid = _measured(gpu, values, columns)
-    if xid:
-        yield Sign(kind=XID, fields={"number": xid, "device": gpu}, text=line.strip()[:TEXT], line=number)
-    for sign in signs_of(reading):
-        yield replace(sign, text=line.strip()[:TEXT], line=number)
+    last = [Sign(kind=XID, fields={"number": xid, "device": gpu})] if xid else []
+    shown = [replace(sign, text="") for sign in signs_of(reading)]
+    return proven([*last, *shown], number, line, TEXT)
 
 
 def _measured(gpu: int, values: list[str], columns: list[Field | None]) -> tuple[GpuReading, int]:

@@ -5,8 +5,8 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from pkgutil import get_data
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 from sickbay.model.errors import BadInput
 
@@ -92,7 +92,10 @@ def read_table(
 
 
 def shipped(name: str, package: str = "sickbay.knowledge", folder: str = "data/") -> str:
-    """The text of a data file. `importlib.resources` would bring archives and temporary files into every agent."""
-    data = get_data(package, f"{folder}{name}")
-    assert data is not None, f"{package} is kept where nothing can be read"
-    return data.decode("utf-8")
+    """The text of a data file, by its package's own loader.
+
+    `importlib.resources` or `pkgutil` would bring archives and finders into every agent's memory.
+    """
+    module: Any = import_module(package)
+    text: bytes = module.__loader__.get_data(f"{module.__path__[0]}/{folder}{name}")
+    return text.decode("utf-8")

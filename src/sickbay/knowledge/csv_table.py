@@ -87,7 +87,7 @@ def read_table(
                 raise BadInput(f"{where}: write {len(reader.fieldnames or ())} fields, quoting those with a comma")
             made.append(row(TableRow(cells, where)))
     except csv.Error as error:
-        raise BadInput(f"{name} line {reader.line_num}: not CSV ({error})") from error
+        raise BadInput(f"{name} line {reader.reader.line_num}: not CSV ({error})") from error
     return made
 
 

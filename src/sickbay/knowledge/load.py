@@ -11,7 +11,6 @@ from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.tables import DiagnosisRule, FaultRow, Meaning, SxidRow, Tables, XidRow
-from sickbay.signs.classify import monitor_class_of
 
 Known = TypeVar("Known", bound=Meaning)
 
@@ -128,8 +127,9 @@ def _unique(name: str, columns: tuple[str, ...], one: Callable[[TableRow], Known
         if meaning.code in found:
             raise row.wrong(f"{meaning.code} is there twice; keep one row")
         # The class is written out so that people can read it; two truths about one row would be worse than none.
-        if meaning.monitor != monitor_class_of(meaning):
-            raise row.wrong(f"class {meaning.monitor or 'is empty'}; write {monitor_class_of(meaning)}")
+        monitor = meaning.fault().monitor_class
+        if meaning.monitor != monitor:
+            raise row.wrong(f"class {meaning.monitor or 'is empty'}; write {monitor}")
         found[meaning.code] = meaning
         return meaning
 

@@ -16,7 +16,7 @@ KEYED = (
     "cluster_names.csv", "cluster_words.csv", "smi_words.csv", "smi_fields.csv", "gpu_limits.csv",
     "recovery_actions.csv",
     "dcgm_errors.csv", "dcgm_tests.csv", "dcgm_fields.csv", "dcgm_health.csv", "dcgm_policy.csv", "dcgm_categories.csv",
-    "fabric_manager.csv",
+    "fabric_manager.csv", "device_counts.csv", "neuron_instances.csv",
 )  # fmt: skip
 
 

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.readers import Document
+from sickbay.signs.readers.words import count_names, counted
 
 LINE = 1000
 CARDS = 512
 DEPTH = 4  # of JSON
-CORRECTED = 1000  # ours, as for NVIDIA's cards: a sound one shows few
 
 _CARD = re.compile(r"(?:GPU|card)\[?(\d{1,3})\]?", re.ASCII)
 _OPENING = re.compile(r"\s*GPU: (\d{1,3})\s*", re.ASCII)
@@ -43,17 +43,6 @@ _EVENTS = {
     "ring_hang": "amd.ring_timeout",
 }  # fmt: skip
 _PAGES = {"pending": "pending", "p": "pending", "unreservable": "stuck", "f": "stuck", "un_res": "stuck"}
-# What a count means, from how many on, and in which words.
-_MEANING: tuple[tuple[str, int, str, str], ...] = (
-    ("memory_lost", 1, "amd.ecc_uncorrected", "uncorrectable memory errors"),
-    ("unit_lost", 1, "amd.ras_uncorrected", "uncorrectable errors in a unit of the chip"),
-    ("deferred", 1, "amd.ecc_deferred", "deferred memory errors"),
-    ("corrected", CORRECTED, "amd.ecc_corrected", "corrected errors"),
-    ("pending", 1, "amd.bad_pages_pending", "bad pages wait to be retired"),
-    ("stuck", 1, "amd.bad_pages_pending", "bad pages cannot be retired while in use"),
-    ("xgmi", 1, "amd.xgmi_error", "XGMI errors since the last look"),
-    ("heat", 1, "amd.throttled", "clocks held down by heat"),
-)
 
 
 class RocmGpu:
@@ -79,10 +68,8 @@ class RocmGpu:
         fields: Fields = {"device": self.index} if self.index is not None else {}
         fields |= {"pci": self.pci.lower()} if self.pci else {}
         who = f"AMD GPU {self.pci if self.index is None else self.index}"
-        for name, least, kind, words in _MEANING:
-            if (count := counts.get(name, 0)) >= least:
-                text = f"{who}: {count} {words}" if name != "heat" else f"{who}: {words}"
-                yield Sign(kind=kind, fields=fields, text=text, line=self.lines[name], count=count)
+        for name in count_names("amd"):
+            yield from counted("amd", name, counts.get(name, 0), who, fields, self.lines.get(name, 0))
         for kind, line in self.events:
             yield Sign(kind=kind, fields=fields, text=f"{who}: told by amd-smi", line=line)
 

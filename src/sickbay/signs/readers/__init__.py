@@ -1,7 +1,9 @@
 """Readers of pasted texts, each for one kind of text; `stream.TextStream` sends every line of a mixture to all of them.
 
-`diagnose.diagnose` is the one entry point. Only the agent knows readers by name, and only these: `smi_xml`, for a child
-that has no NVML; `dcgm_diag`, `dcgm_health` and `exporter`, which read what DCGM answers.
+`diagnose.diagnose` is the one entry point for people. Else nobody knows a reader but
+- the agent: `smi_xml`, for a machine without NVML, and `dcgm_diag`, `dcgm_trial`, `dcgm_health`, `exporter`, which read
+  what DCGM answers;
+- `signs.training_log`, the judge of a job's log: `training`, `unwrap`, `prose`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -101,7 +101,7 @@ def brakes(ask: ApiRequest) -> list[dict[str, Any]]:
 
 def _scopes(brake: Brake) -> tuple[str, str]:
     """A pool or a domain is written with its cluster or without."""
-    kind, _, name = brake.scope.partition(":")
+    kind, name = brake.covers
     return brake.scope, f"{kind}:{pool_word(name)}"
 
 

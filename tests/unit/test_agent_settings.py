@@ -23,9 +23,9 @@ def loaded(text: str, tmp_path: Path, env: dict[str, str] | None = None, **flags
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
-    text = "node: a/file\npool: file\ngpus: 4\n"
-    found = loaded(text, tmp_path, {"SICKBAY_NODE": "a/env", "SICKBAY_POOL": "env"}, node="a/flag")
-    assert (found.node, found.pool, found.gpus) == ("a/flag", "env", 4)
+    text = "node: a/file\nstate: /file\ngpus: 4\n"
+    found = loaded(text, tmp_path, {"SICKBAY_NODE": "a/env", "SICKBAY_STATE": "/env"}, node="a/flag")
+    assert (found.node, found.state, found.gpus) == ("a/flag", "/env", 4)
 
 
 def test_without_anything_the_defaults_are_careful(tmp_path: Path) -> None:

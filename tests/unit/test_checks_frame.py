@@ -14,7 +14,7 @@ from sickbay.agent.checks import COMPONENTS, CouldNotRun, Exercise, Result, exam
 from sickbay.agent.checks import child as children
 from sickbay.agent.checks.apart import JOBS, ExerciseOutcome, apart, outcome, perform, together
 from sickbay.agent.checks.child import Child, run_tool
-from sickbay.agent.checks.profiles import UnknownProfile, profiles, wanted
+from sickbay.agent.checks.profiles import UnknownProfile, _table, wanted
 from sickbay.knowledge.load import load_tables
 from sickbay.model.checkup import Tested
 
@@ -134,7 +134,7 @@ def test_every_component_and_every_fault_of_the_tables_has_its_tests() -> None:
 
 
 def test_profiles_speak_of_components_that_tests_have() -> None:
-    for profile in profiles():
+    for profile in _table():
         assert wanted(profile).components <= {*COMPONENTS, "*"}
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.support.golden import GoldenRow, load_golden
 
 from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest, lowest
 from sickbay.model.policy import Policy
-from sickbay.policy.golden import GoldenRow, load_golden
 from sickbay.policy.load import load_policy, shipped, shipped_file
 
 _FREE = {"name", "about", "extends", "why"}

@@ -50,9 +50,6 @@ class Batch:
     def last(self) -> int:
         return self.first + len(self.items) - 1
 
-    def halved(self) -> "Batch":
-        return replace_items(self, self.items[: max(1, len(self.items) // 2)])
-
 
 def replace_items(batch: Batch, items: tuple[bytes, ...]) -> Batch:
     return Batch(voice=batch.voice, first=batch.first, items=items, leftover=batch.leftover)

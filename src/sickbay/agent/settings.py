@@ -42,7 +42,6 @@ class AgentSettings(Noun):
     token: str = ""
     token_file: str = ""
     ca: str = ""
-    pool: str = ""
     state: str = "/var/lib/sickbay"
     boot_id_file: str = "/proc/sys/kernel/random/boot_id"
     sources: tuple[str, ...] = ("auto",)
@@ -302,7 +301,6 @@ SETTINGS: dict[str, Setting] = {
                           "none; with systemd: LoadCredential=token", _path, "SICKBAY_TOKEN_FILE"),
     "node": Setting("This node, as cluster/name.", "default/<host name>: the name that clusters know it by", _node,
                     "SICKBAY_NODE"),
-    "pool": Setting("The pool that it belongs to.", "none: the cluster says it", _text, "SICKBAY_POOL"),
     "instance_id": Setting("What no other machine is called.",
                            "the EC2 instance id, else the board's id, else the machine id: a lemon's history follows "
                            "the hardware, not the host name", _text, "SICKBAY_INSTANCE_ID"),

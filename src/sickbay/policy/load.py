@@ -54,14 +54,6 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
     return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
 
 
-def check_policy(policy: Policy, name: str = "policy") -> None:
-    """For a policy that was made without a file. Raises BadInput for what `parse_policy` would refuse."""
-    refusal = next(refusals(policy), None)
-    if refusal is not None:
-        other = show_path(refusal.other) if refusal.other else ""
-        raise BadInput(f"{name}: {show_path(refusal.path)}: {refusal.text.replace('{other}', other)}")
-
-
 def _shipped_files() -> dict[str, Path]:
     root = Path(str(files("sickbay.policy"))) / "shipped"
     found = [*root.glob("*.yaml"), *(root / "profiles").glob("*.yaml")]

@@ -49,10 +49,6 @@ def wanted(profile: str) -> Wanted:
     )
 
 
-def profiles() -> tuple[str, ...]:
-    return tuple(_table())
-
-
 def _component_of(code: str) -> str:
     from sickbay.knowledge.load import load_tables
 

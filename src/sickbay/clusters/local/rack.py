@@ -190,11 +190,6 @@ class Rack:
             self.spawn_held(following)
             return True
 
-    def spawn(self, name: str) -> None:
-        """Start the seat's present boot, unless it runs."""
-        with self.held(name) as seat:
-            self.spawn_held(seat)
-
     def spawn_held(self, seat: LocalSeat) -> None:
         """Start the supervisor of a seat that the caller holds. Twice is once."""
         reap()

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, Result
-from sickbay.agent.checks.child import Child, ChildEnd, finish_all
+from sickbay.agent.checks.child import start_child
+from sickbay.wire.commands import Child, ChildEnd, finish_all
 
 JOBS = {
     "gpu.kernel": "sickbay.agent.cuda.patterns:kernel",
@@ -45,7 +46,7 @@ class ExerciseOutcome:
 def start(job: str, wishes: Mapping[str, Any]) -> Child:
     # Every GPU is seen, whatever this process was restricted to: they are named by their place on the bus.
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return Child([sys.executable, "-m", "sickbay.agent.checks.apart", job, json.dumps(wishes)], env)
+    return start_child([sys.executable, "-m", "sickbay.agent.checks.apart", job, json.dumps(wishes)], env)
 
 
 def outcome(ended: ChildEnd, seconds: float) -> ExerciseOutcome:

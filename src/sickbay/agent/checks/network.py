@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, Exercise, Result
 from sickbay.agent.checks.apart import ExerciseOutcome, together
-from sickbay.agent.checks.child import Child, run_tool
+from sickbay.agent.checks.child import run_tool, start_child
 
 TOOLS = ("/opt/amazon/efa/bin", "/usr/bin", "/usr/local/bin")
 ONE_CARD = 40.0  # seconds
@@ -93,7 +93,7 @@ def _efa(card: NetworkCard, path: str, until: float, places: Sequence[str]) -> E
 
 def _pingpong(argv: Sequence[str], until: float) -> ExerciseOutcome:
     """A server and a client of one tool. The server is there first; a client that finds nobody tries again."""
-    server = Child(argv)
+    server = start_child(argv)
     said = ""
     try:
         for _ in range(TRIES):

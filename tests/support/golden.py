@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from msgspec import inspect as mi
 
+from sickbay.knowledge.yaml_places import YamlReader, compose, converted
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.policy.load import shipped_file
-from sickbay.policy.yaml_places import YamlReader, converted
 
 
 class GoldenRow(Noun, forbid_unknown_fields=True):
@@ -27,7 +26,7 @@ def load_golden(name: str) -> tuple[GoldenRow, ...]:
     path = shipped_file(name)
     table: Path = path.with_name(f"{path.stem}.golden.yaml")
     reader = YamlReader(table.name)
-    node = yaml.compose(table.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    node = compose(table.read_text(encoding="utf-8"), table.name)
     if node is None:
         raise BadInput(f"{table.name}: the table is empty: write rows")
     kind = tuple[GoldenRow, ...]

@@ -63,7 +63,9 @@ def test_without_anything_the_defaults_are_careful(tmp_path: Path) -> None:
         ("zzz: x", "known: url"),
         ("ca: /nonexistent/ca.pem", "is not there"),
         ("- a\n- b", "each as `name: value`"),
-        ("a: [", "is no YAML"),
+        ("a: [", "agent.yaml:1:5: not valid YAML"),
+        ("node: a/b\n\ngpus: many", "agent.yaml:3:7: gpus: "),
+        ("gpus: 1\ngpus: 2", "'gpus' is given twice (first on line 1)"),
     ],
 )
 def test_a_mistake_says_what_to_write(tmp_path: Path, text: str, says: str) -> None:

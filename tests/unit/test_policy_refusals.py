@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sickbay.model.errors import BadInput
-from sickbay.policy.globs import covers
 from sickbay.policy.load import parse_policy
+from sickbay.policy.refusals import covers
 
 BASE = "extends: default\n"
 RUNG = "ladders:\n- rungs:\n  - {do: reboot, %s}\n"
@@ -164,6 +164,14 @@ _GLOB = st.lists(st.sampled_from(["a", "b", "*", "?", "[ab]", "[!a]"]), max_size
 def test_a_glob_that_covers_another_matches_all_its_texts(wide: str, narrow: str, text: str) -> None:
     if covers((wide,), (narrow,)) and fnmatchcase(text, narrow):
         assert fnmatchcase(text, wide)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"), [("xid.*", "xid.1?"), ("a?*", "a*b*"), ("*?b*", "*ab"), ("gpu-*", "gpu-[ab]*"), ("[!a]*", "b*")]
+)
+def test_of_two_globs_that_have_no_class_of_characters_it_is_always_told(wide: str, narrow: str) -> None:
+    assert covers((wide,), (narrow,)) == ("[" not in wide + narrow)
+    assert not covers((narrow,), (wide,))
 
 
 _TEXTS = [a + b + c for a in ("", *"abc") for b in ("", *"abc") for c in ("", *"abc")]

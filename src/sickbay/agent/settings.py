@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from sickbay.model.durations import parse_duration
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
-from sickbay.policy.durations import parse_duration
 
 CONFIG = Path("/etc/sickbay/agent.yaml")
 DMI = Path("/sys/class/dmi/id")
@@ -87,7 +87,7 @@ def load(
 
 def _file(path: Path | None, mistakes: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """The usual file may be missing; one that was named must be there."""
-    import yaml
+    from sickbay.knowledge.yaml_places import YamlReader, compose  # here: the agent itself reads no YAML
 
     chosen = path or CONFIG
     try:
@@ -99,17 +99,17 @@ def _file(path: Path | None, mistakes: list[str]) -> list[tuple[str, dict[str, A
     except (OSError, UnicodeDecodeError) as error:
         mistakes.append(f"{chosen} cannot be read: {getattr(error, 'strerror', None) or error}")
         return []
+    reader = YamlReader(str(chosen))
     try:
-        found = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark is not None else ""
-        mistakes.append(f"{chosen}{line} is no YAML: {getattr(error, 'problem', None) or 'it cannot be read'}")
+        node = compose(text, str(chosen))
+        found = (reader.plain(node) if node is not None else None) or {}
+    except BadInput as error:
+        mistakes.append(str(error))
         return []
     if not isinstance(found, dict):
         mistakes.append(f"{chosen} must hold settings, each as `name: value`")
         return []
-    return [(f"{chosen}: ", {str(name): value for name, value in found.items()})]
+    return [(f"{reader.places[name,]}: ", {name: value}) for name, value in found.items()]
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, Any]:

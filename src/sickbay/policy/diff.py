@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from sickbay.model.durations import format_duration
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
-from sickbay.policy.durations import format_duration
 
 # What makes two items of a list "the same rule, changed" rather than two rules.
 _NAMED_BY = {

@@ -10,11 +10,20 @@ import msgspec
 import yaml
 from msgspec import inspect as mi
 
+from sickbay.knowledge.yaml_places import (
+    Places,
+    YamlPlace,
+    YamlReader,
+    compose_mapping,
+    converted,
+    nearest,
+    show_path,
+    unknown,
+)
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.policy.refusals import Refusal, refusals
-from sickbay.policy.yaml_places import Places, YamlPlace, YamlReader, compose, converted, nearest, show_path, unknown
 
 _EXTENDS = "extends"
 _OWN = frozenset({"name", "about"})  # who a policy is, is not inherited
@@ -106,10 +115,9 @@ def _text(path: Path, where: str) -> str:
 
 
 def _parse(text: str, where: str, beside: Path, depth: int) -> tuple[Policy, Places]:
-    root, at = compose(text, where)
+    root = compose_mapping(text, where)
     base, base_places = _extended(root, where, beside, depth)
     reader = YamlReader(where)
-    reader.places[()] = at
     kind = mi.type_info(Policy)
     data = reader.read(root, kind, ())
     own: Policy = converted(data, Policy, reader.places)

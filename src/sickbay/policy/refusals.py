@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sickbay.knowledge.yaml_places import Path
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.fleet import SIGHTINGS
 from sickbay.model.noun import Noun
@@ -24,8 +25,6 @@ from sickbay.model.policy import (
     Trigger,
     Window,
 )
-from sickbay.policy.globs import covers
-from sickbay.policy.yaml_places import Path
 
 HELD = "held"  # the event that says: this waits for a person
 ANYTHING = Match()
@@ -80,6 +79,26 @@ def acts(rule: FaultRule) -> bool:
 
 def tells(policy: Policy, event: str) -> bool:
     return any(rule.to and any(fnmatchcase(event, glob) for glob in rule.events) for rule in policy.notify)
+
+
+_ANY = "\ufffe"  # stands for whatever a wildcard matches; nobody writes it in a policy
+
+
+def covers(wide: Iterable[str], narrow: Iterable[str]) -> bool:
+    """Each of `narrow` matches only what one of `wide` does. False where that is hard to tell: it refuses nothing."""
+    return all(any(_covers(one, other) for one in wide) for other in narrow)
+
+
+def _covers(wide: str, narrow: str) -> bool:
+    if wide in {"*", narrow}:
+        return True
+    if not set(narrow) & set("*?["):
+        return fnmatchcase(narrow, wide)
+    if "[" in wide + narrow:
+        return False
+    # Only a star takes a text of any length: the shortest that `narrow` matches, and one that `wide` cannot spell out.
+    shortest = narrow.replace("?", _ANY)
+    return all(fnmatchcase(shortest.replace("*", run), wide) for run in ("", _ANY * (len(wide) + 1)))
 
 
 def _globs(fault: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""YAML text → plain data of the policy's shape, with the place of every value.
+"""The one YAML reader: text → plain data of a noun's shape, with the place (file, line, column) of every value.
 
 YAML is read by the 1.2 core rules: `on` is a word, not a boolean, and 22:00 is a text, not 1320. Anchors and tags are
-refused: a policy is read by people, and an alias inside an alias is how a small file becomes a large one.
+refused: these files are read by people, and an alias inside an alias is how a small file becomes a large one.
 """
 
 import difflib
@@ -13,8 +13,8 @@ import msgspec
 import yaml
 from msgspec import inspect as mi
 
+from sickbay.model.durations import HOW, parse_duration
 from sickbay.model.errors import BadInput
-from sickbay.policy.durations import HOW, parse_duration
 
 Path = tuple[str | int, ...]
 LARGEST = 1_000_000  # characters; the longest policy we know of has 20,000
@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            problem = "anchors (&) and aliases (*) are not used in policies"
+            problem = "anchors (&) and aliases (*) are not used here"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
@@ -60,19 +60,29 @@ _HINTS = {
     "cannot start any token": "indent with spaces, not tabs; quote text that begins with a special character",
     "mapping values are not allowed": "check the indentation, and quote text that contains ': '",
     "could not find expected ':'": "write 'key: value'",
-    "another document": "keep one policy in one file, without a second '---'",
+    "another document": "keep one document in one file, without a second '---'",
     "anchors": "write the value out; quote text that begins with & or *, such as '*'",
     "expected alphabetic or numeric": "quote text that begins with & or *, such as '*'",
     "expected <block end>": "line up the keys that belong together",
 }
 
 
-def compose(text: str, where: str) -> tuple[yaml.MappingNode, YamlPlace]:
-    """The file's mapping and its place. Raises BadInput."""
+def compose_mapping(text: str, where: str) -> yaml.MappingNode:
+    """The file's mapping. Raises BadInput, also where there is nothing in it."""
+    node = compose(text, where)
+    if node is None:
+        raise BadInput(f"{where}:1: the file is empty: write 'extends: default' and what you want to change")
+    if not isinstance(node, yaml.MappingNode):
+        raise BadInput(f"{_place(node, where)}: expected 'key: value' lines at the top, got {_shown(node)}")
+    return node
+
+
+def compose(text: str, where: str) -> yaml.Node | None:
+    """None: there is nothing in it. Raises BadInput."""
     if len(text) > LARGEST:
-        raise BadInput(f"{where}:1: more than {LARGEST} characters: this is not a policy file")
+        raise BadInput(f"{where}:1: more than {LARGEST} characters: this is none of our files")
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = YamlPlace(where, mark.line + 1, mark.column + 1) if mark else YamlPlace(where, 1, 1)
@@ -89,12 +99,8 @@ def compose(text: str, where: str) -> tuple[yaml.MappingNode, YamlPlace]:
         character = error.character if isinstance(error.character, int) else ord(error.character)
         raise BadInput(f"{place}: the character U+{character:04X} is not allowed: remove it") from None
     except RecursionError:
-        raise BadInput(f"{where}:1: nested too deeply: a policy has at most six levels") from None
-    if node is None:
-        raise BadInput(f"{where}:1: the file is empty: write 'extends: default' and what you want to change")
-    if not isinstance(node, yaml.MappingNode):
-        raise BadInput(f"{_place(node, where)}: expected 'key: value' lines at the top, got {_shown(node)}")
-    return node, _place(node, where)
+        raise BadInput(f"{where}:1: nested too deeply: six levels are enough") from None
+    return node
 
 
 class YamlReader:
@@ -128,6 +134,19 @@ class YamlReader:
                 return self.read(node, kind.type, path)
             case _:
                 return self._scalar(node, kind, path)
+
+    def plain(self, node: yaml.Node, path: Path = ()) -> Any:
+        """Without a shape: mappings, lists, and scalars as the core rules have them."""
+        self.places.setdefault(path, _place(node, self.where))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.plain(item, (*path, n)) for n, item in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            pairs = self._pairs(node, path)
+            return {key: self.plain(value, (*path, key)) for key, (_, value) in pairs.items()}
+        kind = _PLAIN.get(node.tag.removeprefix(_TAG))
+        if kind is None:
+            raise self.fail(node, path, f"tags such as {node.tag} are not used here: write the plain value")
+        return None if isinstance(kind, mi.NoneType) else self._scalar(node, kind, path)
 
     def _pairs(self, node: yaml.Node, path: Path) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         if not isinstance(node, yaml.MappingNode):
@@ -168,8 +187,8 @@ class YamlReader:
         if not isinstance(node, yaml.ScalarNode):
             raise self.fail(node, path, f"expected {_wanted(kind)}, got {_shown(node)}")
         tag, text = node.tag.removeprefix(_TAG), node.value
-        if tag not in _CORE:
-            raise self.fail(node, path, f"tags such as {node.tag} are not used in policies: write the plain value")
+        if tag not in _PLAIN:
+            raise self.fail(node, path, f"tags such as {node.tag} are not used here: write the plain value")
         match kind:
             case mi.BoolType() if tag == "bool":
                 return text.lower() == "true"
@@ -193,7 +212,13 @@ class YamlReader:
                 raise self.fail(node, path, f"expected {_wanted(kind)}, got {_shown(node)}")
 
 
-_CORE = frozenset({"str", "int", "float", "bool", "null"})
+_PLAIN = {
+    "str": mi.StrType(),
+    "int": mi.IntType(),
+    "float": mi.FloatType(),
+    "bool": mi.BoolType(),
+    "null": mi.NoneType(),
+}
 
 
 def _place(node: yaml.Node, where: str) -> YamlPlace:

@@ -26,8 +26,8 @@ from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.dcgm import Dcgm
-from sickbay.agent.probes.edges import EdgeTriggered
 from sickbay.agent.probes.gpus import GRACE, Gpus
+from sickbay.agent.probes.host import EdgeTriggered
 from sickbay.agent.probes.kernel_log import AGAIN, KernelLog, LogPlace
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.machine import Machine, word
@@ -423,7 +423,7 @@ def _so_many(door: FrontDoor, wanted: int) -> bool:
 REFUSED = """
 import os, sys
 from pathlib import Path
-from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.kernel_log import KernelLog
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.model.fleet import NodeId
 ring = Kmsg(NodeId("c/n"), KmsgPlace(boot_id="b"), Path(sys.argv[1]))

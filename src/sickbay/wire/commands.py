@@ -5,15 +5,20 @@ let it go.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 TO_DIE = 3.0  # seconds in which a killed process ends, unless the kernel holds it
 MOST = 4 << 20  # bytes of output that are read: the last ones
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None  # before any fork: after it nothing is loaded
 
 # Processes that did not end when they were killed: kept, so that they are reaped should a device ever let go of them.
 _stuck: list[subprocess.Popen[bytes]] = []
@@ -110,6 +115,19 @@ def finish_all(children: Sequence[Child], until: float) -> list[ChildEnd]:
         for child in children[len(ended) :]:
             child.finish(0.0)
     return ended
+
+
+def die_with(parent: int) -> Callable[[], None]:
+    """For a child: the kernel kills it when `parent`, its parent, is gone. Also between fork and exec."""
+
+    def arm() -> None:
+        if _LIBC is None:
+            return
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # it died before we could ask
+            os._exit(128 + signal.SIGKILL)
+
+    return arm
 
 
 def _end_of(file: IO[bytes]) -> str:

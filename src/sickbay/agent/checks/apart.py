@@ -4,11 +4,9 @@ A GPU, a disk or a file system that hangs takes that process with it only; at th
 verdict says so. What it found comes back as one JSON object.
 """
 
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +15,7 @@ from typing import Any
 
 from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, Result
 from sickbay.agent.checks.child import start_child
-from sickbay.wire.commands import Child, ChildEnd, finish_all
+from sickbay.wire.commands import Child, ChildEnd, die_with, finish_all
 
 JOBS = {
     "gpu.kernel": "sickbay.agent.cuda.patterns:kernel",
@@ -31,9 +29,7 @@ JOBS = {
     "cpu": "sickbay.agent.checks.stress:cpu",
     "dram": "sickbay.agent.checks.stress:dram",
     "disk": "sickbay.agent.checks.disk:exercise",
-    "collective": "sickbay.agent.checks.collective:rank",
 }
-DEATH_SIGNAL = 1  # prctl
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +125,8 @@ def perform(job: str, wishes: dict[str, Any]) -> ExerciseOutcome:
     return ExerciseOutcome(FAIL if result.because else PASS, result.because, result.figures)
 
 
-def dies_with_its_parent() -> None:
-    """Also when the parent is killed: no test goes on for nobody."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def main() -> int:
-    dies_with_its_parent()
+    die_with(os.getppid())()  # no test goes on for nobody
     answer = os.dup(1)
     os.dup2(2, 1)  # libraries print; the verdict is alone on its stream
     found = perform(sys.argv[1], json.loads(sys.argv[2]))

@@ -167,11 +167,13 @@ def test_a_glob_that_covers_another_matches_all_its_texts(wide: str, narrow: str
 
 
 @pytest.mark.parametrize(
-    ("wide", "narrow"), [("xid.*", "xid.1?"), ("a?*", "a*b*"), ("*?b*", "*ab"), ("gpu-*", "gpu-[ab]*"), ("[!a]*", "b*")]
+    ("wide", "narrow"),
+    [("xid.*", "xid.1?"), ("a?*", "a*b*"), ("*?b*", "*ab"), ("xid.*", "xid.7[0-9]"), ("[ab]*", "[ab]*")],
 )
-def test_of_two_globs_that_have_no_class_of_characters_it_is_always_told(wide: str, narrow: str) -> None:
-    assert covers((wide,), (narrow,)) == ("[" not in wide + narrow)
-    assert not covers((narrow,), (wide,))
+def test_a_wide_glob_covers_a_narrow_one_and_a_class_covers_what_it_matches_only(wide: str, narrow: str) -> None:
+    assert covers((wide,), (narrow,))
+    assert covers((narrow,), (wide,)) == (wide == narrow)
+    assert not covers(("[ab]*",), ("a*",))  # hard to tell: so the ladders end with one for everything
 
 
 _TEXTS = [a + b + c for a in ("", *"abc") for b in ("", *"abc") for c in ("", *"abc")]

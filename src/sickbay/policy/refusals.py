@@ -82,10 +82,11 @@ def tells(policy: Policy, event: str) -> bool:
 
 
 _ANY = "\ufffe"  # stands for whatever a wildcard matches; nobody writes it in a policy
+_CLASS = re.compile(r"\[!?.[^\]]*\]")
 
 
 def covers(wide: Iterable[str], narrow: Iterable[str]) -> bool:
-    """Each of `narrow` matches only what one of `wide` does. False where that is hard to tell: it refuses nothing."""
+    """Each of `narrow` matches only what one of `wide` does. False where a class ([0-9]) makes it hard to tell."""
     return all(any(_covers(one, other) for one in wide) for other in narrow)
 
 
@@ -94,10 +95,10 @@ def _covers(wide: str, narrow: str) -> bool:
         return True
     if not set(narrow) & set("*?["):
         return fnmatchcase(narrow, wide)
-    if "[" in wide + narrow:
+    if "[" in wide:
         return False
     # Only a star takes a text of any length: the shortest that `narrow` matches, and one that `wide` cannot spell out.
-    shortest = narrow.replace("?", _ANY)
+    shortest = _CLASS.sub(_ANY, narrow).replace("?", _ANY)
     return all(fnmatchcase(shortest.replace("*", run), wide) for run in ("", _ANY * (len(wide) + 1)))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sickbay.model.noun import Noun
+from sickbay.model.protocol import CommandResult
 from sickbay.wire.files import replace_file, sync_directory
 
 REMEMBERED = 500  # commands whose answer is known; one that has none yet is never forgotten
@@ -20,7 +21,7 @@ class JournaledCommand(Noun):
     """
 
     id: str
-    result: str = ""
+    result: CommandResult | None = None
     text: str = ""
     leaving: str = ""
 

@@ -87,7 +87,7 @@ def test_a_controller_is_needed_unless_it_looks_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="does not exist"):
+    with pytest.raises(BadInput, match="no such file"):
         load(tmp_path / "none.yaml", URL, {})
 
 

@@ -1,4 +1,4 @@
-"""What a person would ask for, in one file: logs, the driver's own words, versions, what the agent knows of itself.
+"""Support bundle: logs, the driver's own words, versions, what the agent knows of itself, in one file.
 
 Its size is bounded, the latest few are kept, no link is followed, and no secret goes in: what looks like one is cut
 out of whatever is gathered. It stays on the node, for root alone, and only its path goes to the controller. That is why

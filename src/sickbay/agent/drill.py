@@ -1,4 +1,4 @@
-"""A fire drill: one line in a watched text log, as the daemon that writes it would have written it."""
+"""Fault injection (a fire drill): one line in a watched text log, as the daemon that writes it would have."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""How a real machine carries out what it is asked for."""
+"""Command handlers of a real machine: check, look, save, reset, reboot, collect, inject."""
 
 import os
 import re

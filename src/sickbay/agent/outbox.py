@@ -1,4 +1,4 @@
-"""What an agent has to say: numbered, kept on disk, handed out in order, forgotten when it is acknowledged."""
+"""Outbox: what an agent has to say, numbered, on disk, handed out in order, forgotten when it is acknowledged."""
 
 import time
 from collections import deque

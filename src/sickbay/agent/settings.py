@@ -86,22 +86,17 @@ def load(
 
 
 def _file(path: Path | None, mistakes: list[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The usual file may be missing; one that was named must be there."""
-    from sickbay.knowledge.yaml_places import YamlReader, compose  # here: the agent itself reads no YAML
+    """Each setting with its place. The usual file may be missing; one that was named must be there."""
+    from sickbay.knowledge.yaml_places import YamlReader, compose, read_text  # here: the agent itself reads no YAML
 
     chosen = path or CONFIG
-    try:
-        text = chosen.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if path is not None:
-            mistakes.append(f"{path} does not exist: write the path of the agent's YAML file, or leave --config out")
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        mistakes.append(f"{chosen} cannot be read: {getattr(error, 'strerror', None) or error}")
+    if path is None and not chosen.exists():
         return []
     reader = YamlReader(str(chosen))
     try:
-        node = compose(text, str(chosen))
+        node = compose(
+            read_text(chosen, str(chosen), "write the agent's YAML file, or leave --config out"), str(chosen)
+        )
         found = (reader.plain(node) if node is not None else None) or {}
     except BadInput as error:
         mistakes.append(str(error))

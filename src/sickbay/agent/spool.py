@@ -1,4 +1,4 @@
-"""What an agent has to say, on disk, until it is acknowledged.
+"""Segmented append-only log: what an agent has to say, on disk, until it is acknowledged.
 
 A run of the agent writes segments of its own: a header, then one item in each line. A segment goes when all of it is
 acknowledged; what an earlier run left behind is said under that run's name. Nothing is synced: the death of a process

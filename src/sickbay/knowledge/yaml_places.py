@@ -7,6 +7,7 @@ refused: these files are read by people, and an alias inside an alias is how a s
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import inspect as mi
 from sickbay.model.durations import HOW, parse_duration
 from sickbay.model.errors import BadInput
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 LARGEST = 1_000_000  # characters; the longest policy we know of has 20,000
 _TAG = "tag:yaml.org,2002:"
 
@@ -30,10 +31,10 @@ class YamlPlace(NamedTuple):
         return f"{self.where}:{self.line}:{self.column}"
 
 
-Places = dict[Path, YamlPlace]
+Places = dict[KeyPath, YamlPlace]
 
 
-def show_path(path: Path) -> str:
+def show_path(path: KeyPath) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "the file"
 
 
@@ -65,6 +66,22 @@ _HINTS = {
     "expected alphabetic or numeric": "quote text that begins with & or *, such as '*'",
     "expected <block end>": "line up the keys that belong together",
 }
+
+
+def read_text(path: Path, where: str, instead: str) -> str:
+    """The file's text. Raises BadInput; `instead`: what to give where there is no such file."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise BadInput(f"{where}: no such file: {instead}") from None
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadInput(f"{where}: cannot be read ({said}): give a .yaml file") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{where}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x}): save the file as UTF-8") from None
 
 
 def compose_mapping(text: str, where: str) -> yaml.MappingNode:
@@ -110,11 +127,11 @@ class YamlReader:
         self.where = where
         self.places: Places = {}
 
-    def fail(self, node: yaml.Node, path: Path, text: str) -> BadInput:
+    def fail(self, node: yaml.Node, path: KeyPath, text: str) -> BadInput:
         at = f"{show_path(path)}: " if path else ""
         return BadInput(f"{_place(node, self.where)}: {at}{text}")
 
-    def read(self, node: yaml.Node, kind: mi.Type, path: Path) -> Any:
+    def read(self, node: yaml.Node, kind: mi.Type, path: KeyPath) -> Any:
         self.places.setdefault(path, _place(node, self.where))
         match kind:
             case mi.StructType():
@@ -135,7 +152,7 @@ class YamlReader:
             case _:
                 return self._scalar(node, kind, path)
 
-    def plain(self, node: yaml.Node, path: Path = ()) -> Any:
+    def plain(self, node: yaml.Node, path: KeyPath = ()) -> Any:
         """Without a shape: mappings, lists, and scalars as the core rules have them."""
         self.places.setdefault(path, _place(node, self.where))
         if isinstance(node, yaml.SequenceNode):
@@ -148,7 +165,7 @@ class YamlReader:
             raise self.fail(node, path, f"tags such as {node.tag} are not used here: write the plain value")
         return None if isinstance(kind, mi.NoneType) else self._scalar(node, kind, path)
 
-    def _pairs(self, node: yaml.Node, path: Path) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    def _pairs(self, node: yaml.Node, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         if not isinstance(node, yaml.MappingNode):
             raise self.fail(node, path, f"expected 'key: value' lines, got {_shown(node)}")
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
@@ -161,7 +178,7 @@ class YamlReader:
             pairs[key.value] = (key, value)
         return pairs
 
-    def _struct(self, node: yaml.Node, kind: mi.StructType, path: Path) -> dict[str, Any]:
+    def _struct(self, node: yaml.Node, kind: mi.StructType, path: KeyPath) -> dict[str, Any]:
         fields = {field.encode_name: field for field in kind.fields}
         pairs, data = self._pairs(node, path), {}
         for name, (key, value) in pairs.items():
@@ -174,7 +191,7 @@ class YamlReader:
                 raise self.fail(node, path, f"{name!r} is missing: add '{name}: …'")
         return data
 
-    def _union(self, node: yaml.Node, kind: mi.UnionType, path: Path) -> Any:
+    def _union(self, node: yaml.Node, kind: mi.UnionType, path: KeyPath) -> Any:
         kinds = {type(one): one for one in kind.types}
         if mi.NoneType in kinds and isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null":
             return None
@@ -183,7 +200,7 @@ class YamlReader:
         rest = [one for one in fitting or kind.types if not isinstance(one, mi.NoneType)]
         return self.read(node, rest[0], path)
 
-    def _scalar(self, node: yaml.Node, kind: mi.Type, path: Path) -> Any:
+    def _scalar(self, node: yaml.Node, kind: mi.Type, path: KeyPath) -> Any:
         if not isinstance(node, yaml.ScalarNode):
             raise self.fail(node, path, f"expected {_wanted(kind)}, got {_shown(node)}")
         tag, text = node.tag.removeprefix(_TAG), node.value
@@ -285,7 +302,7 @@ def converted(data: Any, kind: Any, places: Places) -> Any:
     except msgspec.ValidationError as error:
         said = _AT.match(str(error))
         parts = re.findall(r"\.(\w+)|\[(\d+)\]", said["path"] or "") if said else []
-        path: Path = tuple(name or int(index) for name, index in parts)
+        path: KeyPath = tuple(name or int(index) for name, index in parts)
         what = said["what"] if said else str(error)
         at = f"{show_path(path)}: " if path else ""
         raise BadInput(f"{nearest(places, path)}: {at}{what.strip().lower()}{_instead(what)}") from None

@@ -1,4 +1,4 @@
-"""A policy as plain data and as YAML, and what differs between two of them, path by path."""
+"""Structural diff of policies: as plain data and as YAML, and what differs between two of them, path by path."""
 
 from datetime import datetime, timedelta
 from difflib import SequenceMatcher

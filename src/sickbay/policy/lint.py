@@ -1,4 +1,4 @@
-"""What a policy may say but probably should not. Warnings only: what must not be turned on is in `policy_refusals`."""
+"""Linter: what a policy may say but probably should not. What must not be turned on is in `policy.refusals`."""
 
 from collections.abc import Iterator
 from datetime import timedelta

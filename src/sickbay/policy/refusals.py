@@ -1,4 +1,4 @@
-"""Policies that must not be turned on, and why. Pure: the loader adds the file and the line."""
+"""Validation: policies that must not be turned on, and why. Pure: the loader adds the file and the line."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sickbay.knowledge.yaml_places import Path
+from sickbay.knowledge.yaml_places import KeyPath
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.fleet import SIGHTINGS
 from sickbay.model.noun import Noun
@@ -35,9 +35,9 @@ _CLOCK = re.compile(r"^(?:[01]\d|2[0-3]):[0-5]\d$|^24:00$")
 
 
 class Refusal(NamedTuple):
-    path: Path
+    path: KeyPath
     text: str  # {other} stands for the place of `other`
-    other: Path | None = None
+    other: KeyPath | None = None
 
 
 def refusals(policy: Policy) -> Iterator[Refusal]:
@@ -106,7 +106,7 @@ def _globs(fault: str | tuple[str, ...]) -> tuple[str, ...]:
     return (fault,) if isinstance(fault, str) else fault
 
 
-def _fault_rule(rule: FaultRule, at: Path) -> Iterator[Refusal]:
+def _fault_rule(rule: FaultRule, at: KeyPath) -> Iterator[Refusal]:
     if rule.match.fault == ():
         yield Refusal((*at, "match", "fault"), "an empty list matches no fault: name one, or leave 'fault' out for all")
     if rule.floor and rule.cap and rule.floor.rank > rule.cap.rank:
@@ -126,7 +126,7 @@ def _fault_rule(rule: FaultRule, at: Path) -> Iterator[Refusal]:
         yield Refusal((*at, "repeat", "floor"), text)
 
 
-def _ladder(ladder: Ladder, at: Path) -> Iterator[Refusal]:
+def _ladder(ladder: Ladder, at: KeyPath) -> Iterator[Refusal]:
     if ladder.match.fault == ():
         yield Refusal((*at, "match", "fault"), "an empty list matches no fault: name one, or leave 'fault' out for all")
     below: Remedy | None = None
@@ -137,7 +137,7 @@ def _ladder(ladder: Ladder, at: Path) -> Iterator[Refusal]:
         yield from _strikes(strikes, below, (*at, "strikes", n))
 
 
-def _rung(rung: RungRule, below: Remedy | None, at: Path) -> Iterator[Refusal]:
+def _rung(rung: RungRule, below: Remedy | None, at: KeyPath) -> Iterator[Refusal]:
     if not rung.do.disrupts and rung.do is not Remedy.RESTART_SERVICE:
         able = ", ".join(remedy for remedy in Remedy if remedy.disrupts or remedy is Remedy.RESTART_SERVICE)
         yield Refusal((*at, "do"), f"{rung.do} repairs nothing: write one of {able}")
@@ -151,7 +151,7 @@ def _rung(rung: RungRule, below: Remedy | None, at: Path) -> Iterator[Refusal]:
         yield Refusal((*at, "verify"), text)
 
 
-def _strikes(strikes: Strikes, top: Remedy | None, at: Path) -> Iterator[Refusal]:
+def _strikes(strikes: Strikes, top: Remedy | None, at: KeyPath) -> Iterator[Refusal]:
     if strikes.after < 1:
         yield Refusal((*at, "after"), f"must be 1 or more, not {strikes.after}; for every incident change the rungs")
     if strikes.first is None and not strikes.needs_human:
@@ -166,7 +166,7 @@ def _strikes(strikes: Strikes, top: Remedy | None, at: Path) -> Iterator[Refusal
 def _examine(policy: Policy) -> Iterator[Refusal]:
     first: dict[Trigger, int] = {}
     for n, rule in enumerate(policy.examine):
-        at: Path = ("examine", n)
+        at: KeyPath = ("examine", n)
         if not 1 <= rule.level <= 4:
             text = f"a check has level 1 to 4, not {rule.level}; for no check remove this entry"
             yield Refusal((*at, "level"), text)
@@ -200,7 +200,7 @@ def _resume(policy: Policy) -> Iterator[Refusal]:
         yield Refusal(("silence", "agent_restarts"), "must be 0 or more")
 
 
-def _limit(limit: Limit, at: Path) -> Iterator[Refusal]:
+def _limit(limit: Limit, at: KeyPath) -> Iterator[Refusal]:
     if limit.size is not None and limit.size < 1:
         yield Refusal((*at, "size"), "must be 1 or more; leave it out to use the seats that are there")
     for kind in ("out", "repairing"):
@@ -218,7 +218,7 @@ def _limit(limit: Limit, at: Path) -> Iterator[Refusal]:
             yield Refusal((*at, f"{kind}_at_least"), text)
 
 
-def _brake(brake: BrakeRule, at: Path) -> Iterator[Refusal]:
+def _brake(brake: BrakeRule, at: KeyPath) -> Iterator[Refusal]:
     if brake.nodes < 1:
         yield Refusal((*at, "nodes"), f"must be 1 or more, not {brake.nodes}; to have no brake remove it")
     if not brake.signature:
@@ -226,12 +226,12 @@ def _brake(brake: BrakeRule, at: Path) -> Iterator[Refusal]:
     yield from _percent(brake.percent, (*at, "percent"))
 
 
-def _percent(value: float, at: Path) -> Iterator[Refusal]:
+def _percent(value: float, at: KeyPath) -> Iterator[Refusal]:
     if not 0 <= value <= 100:
         yield Refusal(at, f"a percentage is 0 to 100, not {value:g}")
 
 
-def _window(window: Window, at: Path) -> Iterator[Refusal]:
+def _window(window: Window, at: KeyPath) -> Iterator[Refusal]:
     for name in ("start", "end"):
         if not _CLOCK.match(getattr(window, name)):
             yield Refusal((*at, name), f"{getattr(window, name)!r} is not a time of day: write 00:00 to 24:00 (UTC)")
@@ -262,7 +262,7 @@ def _tellings(policy: Policy) -> Iterator[Refusal]:
         seen.setdefault(row.id, n)
 
 
-def _spans(value: object, at: Path) -> Iterator[Refusal]:
+def _spans(value: object, at: KeyPath) -> Iterator[Refusal]:
     """Every duration of every noun: one of nothing has always run out."""
     if isinstance(value, Noun):
         for field in msgspec.structs.fields(value):

@@ -8,7 +8,7 @@ import yaml
 from msgspec import inspect as mi
 
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.yaml_places import YamlReader, compose_mapping, converted, unknown
+from sickbay.knowledge.yaml_places import YamlReader, compose_mapping, converted, read_text, unknown
 from sickbay.model.errors import BadInput
 from sickbay.policy.load import is_file_name
 from sickbay.sim.scenarios import JobPlan, Scenario
@@ -21,14 +21,7 @@ KINDS_BY_WORD: dict[str, type[Moment]] = {word: kind for kind in KINDS for word 
 
 def load_scenario(path: Path) -> Scenario:
     """Raises BadInput."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file: give a .yaml file, or a name that 'sickbay sim list' shows") from None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}): give a .yaml file") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: not UTF-8 ({error.reason}): save the file as UTF-8") from None
+    text = read_text(path, str(path), "give a .yaml file, or a name that 'sickbay sim list' shows")
     return parse_scenario(text, str(path))
 
 

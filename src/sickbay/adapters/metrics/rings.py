@@ -1,4 +1,4 @@
-"""Measured series in one file per node, of a size that is known beforehand.
+"""Round-robin time series: one file per node, of a size that is known beforehand.
 
 A file is three rings of rows: one row for each 5 seconds of the last hour, each 5 minutes of the last day and each hour
 of the last month. A row is one write and holds all series of its node, so a sample costs three small writes however

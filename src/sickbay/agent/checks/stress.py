@@ -1,4 +1,4 @@
-"""The host's processors and memory. Every result is known beforehand, so a core that computes wrong is named.
+"""CPU and memory burn-in of the host. Every result is known beforehand, so a core that computes wrong is named.
 
 Runs in a child process (`apart`), which forks one worker for each core.
 """

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import get_ident
 from typing import BinaryIO
 
 
@@ -16,9 +15,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     It is its owner's only, from the first moment on. `durable`: it outlives a power cut, and so does its name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for each writer: of two at once, one wins, and neither's file has half of the other's.
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    # A name of its own for each writer, by chance: in every container there is a process 1.
+    aside = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file

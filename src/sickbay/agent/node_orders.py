@@ -233,7 +233,7 @@ def _name(entry: Path) -> str:
 def _run(words: Sequence[str], seconds: float = float("inf")) -> ChildEnd:
     """Raises Refuse where it was not begun; TimeoutError: then nobody knows how far it came."""
     try:
-        ended = run_bounded(words, seconds, merged=True)
+        ended = run_bounded(words, seconds, merged=True, spare=True)  # some `shutdown` leaves its work to a child
     except OSError as error:
         raise Refuse(f"{words[0]} cannot be started: {error.strerror or error}") from error
     if ended.code is None:

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from sickbay.agent.checks import COMPONENTS, CouldNotRun, Exercise, Result, examine, select
-from sickbay.agent.checks.apart import JOBS, ExerciseOutcome, apart, outcome, perform, together
-from sickbay.agent.checks.child import run_tool
+from sickbay.agent.checks.apart import JOBS, ExerciseOutcome, apart, outcome, perform, run_tool, together
 from sickbay.agent.checks.profiles import UnknownProfile, _table, wanted
 from sickbay.knowledge.load import load_tables
 from sickbay.model.checkup import Tested, Verdict

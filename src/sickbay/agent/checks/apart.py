@@ -4,9 +4,11 @@ A GPU, a disk or a file system that hangs takes that process with it only; at th
 verdict says so. What it found comes back as one JSON object.
 """
 
+import contextlib
 import importlib
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sickbay.agent.checks import CouldNotRun, Result
-from sickbay.agent.checks.child import start_child
 from sickbay.model.checkup import Verdict
 from sickbay.wire.commands import Child, ChildEnd, die_with, finish_all
 
@@ -38,6 +39,22 @@ class ExerciseOutcome:
     verdict: Verdict
     because: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
+
+
+def start_child(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+    """Without the agent's limit of memory, and the first to go where memory is short."""
+    child = Child(argv, env)
+    with contextlib.suppress(OSError, ValueError):
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.prlimit(child.pid, resource.RLIMIT_DATA, (most, most))
+    path = f"/proc/{child.pid}/oom_score_adj"
+    with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as score:  # noqa: PTH123
+        score.write("500")
+    return child
+
+
+def run_tool(argv: Sequence[str], until: float) -> ChildEnd:
+    return start_child(argv).finish(until)
 
 
 def start(job: str, wishes: Mapping[str, Any]) -> Child:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sickbay.agent.checks import Exercise, Result
-from sickbay.agent.checks.apart import ExerciseOutcome, together
-from sickbay.agent.checks.child import run_tool, start_child
+from sickbay.agent.checks.apart import ExerciseOutcome, run_tool, start_child, together
 from sickbay.model.checkup import Verdict
 
 TOOLS = ("/opt/amazon/efa/bin", "/usr/bin", "/usr/local/bin")

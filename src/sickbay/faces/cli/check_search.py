@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
-from sickbay.agent.checks.child import start_child
+from sickbay.agent.checks.apart import start_child
 from sickbay.agent.checks.pairwise import Pair, PairTried, PairwiseVerdict, Round, rounds
 from sickbay.faces.cli.columns import Column, columns, count, say
 from sickbay.faces.cli.show import clean, print_json

@@ -15,7 +15,6 @@ from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.tables import DiagnosisRule, FaultRow, Meaning, SxidRow, Tables, XidRow
-from sickbay.signs.classify import monitor_class_of
 
 Row = dict[str, str]
 Word = TypeVar("Word", bound=StrEnum)
@@ -155,8 +154,9 @@ def _unique(text: str, name: str, columns: tuple[str, ...], one: Callable[[Row, 
         if meaning.code in found:
             raise BadInput(f"{where}: {meaning.code} is there twice; keep one row")
         # The class is written out so that people can read it; two truths about one row would be worse than none.
-        if meaning.monitor != monitor_class_of(meaning):
-            raise BadInput(f"{where}: class {meaning.monitor or 'is empty'}; write {monitor_class_of(meaning)}")
+        monitor = meaning.fault().monitor_class
+        if meaning.monitor != monitor:
+            raise BadInput(f"{where}: class {meaning.monitor or 'is empty'}; write {monitor}")
         found[meaning.code] = meaning
     return list(found.values())
 

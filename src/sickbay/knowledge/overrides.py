@@ -17,7 +17,6 @@ from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.noun import Noun
 from sickbay.model.tables import FaultRow, Meaning, SxidRow, Tables, XidRow
-from sickbay.signs.classify import monitor_class_of, unlisted_sxid, unlisted_xid
 
 
 class Override(Noun, forbid_unknown_fields=True):
@@ -62,9 +61,7 @@ def _row_of(code: str, tables: Tables, where: str) -> Meaning:
     numbered = re.fullmatch(r"(s?xid)\.([1-9][0-9]{0,5})", code)
     if numbered:
         number = int(numbered[2])
-        if numbered[1] == "xid":
-            return tables.xids.get(number) or unlisted_xid(number)
-        return tables.sxids.get(number) or unlisted_sxid(number)
+        return tables.xid(number) if numbered[1] == "xid" else tables.sxid(number)
     if code in tables.faults:
         return tables.faults[code]
     raise BadInput(f"{where}: code '{code}' is not known; write xid.N, sxid.N or one of {', '.join(tables.faults)}")
@@ -78,4 +75,4 @@ def _changed(row: Meaning, entry: Override, where: str) -> Meaning:
     if not changes:
         raise BadInput(f"{where}: {row.code} changes nothing: write a remedy, severity or scope")
     changed = replace(row, because=entry.because, source="operator", overridden=True, **changes)
-    return replace(changed, monitor=monitor_class_of(changed))
+    return replace(changed, monitor=changed.fault().monitor_class)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 from sickbay.model.noun import Noun
+from sickbay.signs.carriers import CRI, KERNELS_HOST, POD, REPLICA
 from sickbay.signs.months import month_of
 
 KERNEL = "kernel"
@@ -102,9 +103,6 @@ _BRACKET = re.compile(r"\[(?P<in>[^\[\]]{1,60})\]:?\s*")
 _SECONDS = re.compile(r"\s*\+?(?P<s>\d{1,12}(?:\.\d{1,9})?)s?(?:\s*<\s*\+?[\d.]*\s*>)?\s*")
 _THREAD = re.compile(r"\s*[TC]\s*\d{1,9}\s*")
 _HUMAN = re.compile(rf"(?P<m1>{_WORD})\s*(?P<d1>\d{{1,2}}) (?P<hm>\d{{2}}:\d{{2}})")
-_POD = re.compile(r"\[pod/[\w.-]{1,253}/[\w.-]{1,253}\]\s*")
-_CRI = re.compile(rf"{_ISO} (?:stdout|stderr) [FP] ")
-_COMPOSE = re.compile(r"[A-Za-z][\w.-]{0,120}[-_]\d{1,4}\s{1,40}\| ?")
 _ISO_STAMP = re.compile(rf"(?:[^\W\d_]{{2,4}}\.?\s+)?{_ISO}(?:\s+[A-Z]{{2,4}}T\b)?[:,]?\s+")
 _DATE_STAMP = re.compile(rf"{_DATE}:?\s+")
 _UNIX = re.compile(r"(?P<s>\d{9,10}\.\d{3,9})\s+(?=\S+\s+\S+:)")
@@ -128,11 +126,6 @@ _FILE = re.compile(
 _LOG_NAME = re.compile(r"messages|syslog|kern|dmesg|journal|boot|console|\.log|^log|/log/", re.IGNORECASE)
 _NO_LOG = re.compile(r"\.(?:py|c|h|cc|cpp|cu|go|rs|sh|md|rst|txt|html?|json|ya?ml|js|ts|java|csv|tex|ipynb|adoc)$")
 _NUMBER = re.compile(r"\d{1,10}[:-]\s*(?=\[|\w{3}\s+\d|\d{4}-|NVRM|nvidia|kernel:|<\d)")
-# The tools that run one command on many hosts put the host before each line.
-_HOST = re.compile(
-    r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}|(?:node|host|gpu|ip|worker|compute|dgx|hgx|cn|server)[\w.-]{0,80}|[\w]{1,40}-[\w.-]{1,80}"
-    r"|\d{1,5}):\s+(?=\[|kern\s*:|user\s*:|<\d|\w{3}\s+\d|\d{4}-\d|NVRM:|nvidia|\S+\s+kernel:|kernel:|\d+,\d+,\d+,)"
-)
 
 
 def peel(line: str, *, pasted: bool = True) -> Peeled:
@@ -205,7 +198,7 @@ def _step(text: str, at: int, state: _State) -> int:
 
 
 def _bracket(text: str, at: int, state: _State) -> int:
-    for plain in (_ELIDED, _POD):
+    for plain in (_ELIDED, POD):
         if found := plain.match(text, at):
             return found.end()
     found = _BRACKET.match(text, at)
@@ -281,7 +274,7 @@ def _facility(text: str, at: int, state: _State) -> int:
 def _stamp(text: str, at: int, state: _State) -> int:
     if state.wall is not None:
         return at
-    if found := _CRI.match(text, at):
+    if found := CRI.match(text, at):
         return found.end()
     if found := _ISO_STAMP.match(text, at):
         state.wall = _iso(found)
@@ -384,9 +377,9 @@ def _date(found: re.Match[str], clock: str, state: _State) -> None:
 _LEVEL_WORDS = frozenset({*LEVELS, "warning", "error", "panic"})
 _ISO_ALONE = re.compile(rf"(?:[^\W\d_]{{2,4}}\.?\s+)?{_ISO}")
 _DATE_ALONE = re.compile(_DATE)
-_DIGITS = (_kmsg, _plain(_CRI), _stamp, _file, _plain(_HOST), _who)
+_DIGITS = (_kmsg, _plain(CRI), _stamp, _file, _plain(KERNELS_HOST), _who)
 _ANY = (
-    _facility, _plain(_HOST), _plain(_VMWARE), _plain(_JOURNAL), _who, _stamp, _plain(_COMPOSE), _file,
+    _facility, _plain(KERNELS_HOST), _plain(_VMWARE), _plain(_JOURNAL), _who, _stamp, _plain(REPLICA), _file,
 )  # fmt: skip
 _BY_FIRST: dict[str, tuple[Callable[[str, int, _State], int], ...]] = {
     "[": (_bracket,),

@@ -155,11 +155,11 @@ def test_a_bad_row_is_refused_by_file_and_line(body: str, complaint: str) -> Non
 
 
 def test_a_bad_rule_or_fault_is_refused_by_file_and_line() -> None:
-    head = "name,rank,pattern,restart,because,source\n"
+    head = "name,rank,pattern,words,restart,because,source\n"
     with pytest.raises(BadInput, match=r"diagnosis\.csv line 2: pattern is no regular expression"):
-        read_diagnosis(head + "x,1,(,yes,b,s\n")
+        read_diagnosis(head + "x,1,(,,yes,b,s\n")
     with pytest.raises(BadInput, match=r"diagnosis\.csv line 2: restart 'maybe'; write yes or no"):
-        read_diagnosis(head + "x,1,a,maybe,b,s\n")
+        read_diagnosis(head + "x,1,a,,maybe,b,s\n")
     with pytest.raises(BadInput, match=r"faults\.csv line 2: because is empty"):
         read_faults("code,component,severity,scope,remedy,class,because,source\na,b,info,node,none,HEALTHY,,s\n")
 

@@ -25,7 +25,7 @@ XID_POSITIONS = ("nvidia_immediate", "nvidia_investigatory", "nvsentinel", "gpud
 SXID_POSITIONS = ("driver_a100_lr10", "driver_h100_ls10", "gpud", "nvsentinel", "imbue", "suggested_action")
 # The engine's own, GPUs and what ties them, the rest of the machine, what DCGM says.
 FAULTS = ("faults.csv", "faults_gpu.csv", "faults_host.csv", "faults_dcgm.csv")
-DIAGNOSIS = ("name", "rank", "pattern", "restart", "because", "source")
+DIAGNOSIS = ("name", "rank", "pattern", "words", "restart", "because", "source")
 
 
 def load_tables(overrides: Path | None = None) -> Tables:
@@ -122,6 +122,7 @@ def read_diagnosis(text: str, name: str = "diagnosis.csv") -> tuple[DiagnosisRul
             name=_given(row, "name", where),
             rank=_number(row, "rank", where),
             pattern=_pattern(row, where),
+            words=tuple(word for word in row["words"].split("|") if word),
             restart=_yes(row, "restart", where),
             because=_given(row, "because", where),
             source=_given(row, "source", where),

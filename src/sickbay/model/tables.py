@@ -50,7 +50,10 @@ class FaultRow(Meaning):
 
 
 class DiagnosisRule(Noun):
-    """One line of a log and what it says about restarting. Lower rank is nearer to the root cause."""
+    """One line of a log and what it says about restarting. Lower rank is nearer to the root cause.
+
+    One of the `words`, in small letters, is in every line that the pattern fits; (): the pattern is tried on all lines.
+    """
 
     name: str
     rank: int
@@ -58,6 +61,7 @@ class DiagnosisRule(Noun):
     restart: bool
     because: str
     source: str
+    words: tuple[str, ...] = ()
 
 
 CONSEQUENCE = 4  # from this rank of a rule on a line tells what follows when a rank is gone

@@ -1,9 +1,8 @@
 """Training and launcher logs, by the rules of diagnosis.csv."""
 
-import importlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from sickbay.model.sign import Sign
@@ -11,12 +10,7 @@ from sickbay.model.tables import RAISED, DiagnosisRule
 from sickbay.signs.carriers import message_at
 from sickbay.signs.readers.prose import talks
 
-sre: Any = importlib.import_module("re._parser")  # there is no public way to look into a pattern
 LINE_LIMIT = 2000  # a longer line is data, not a message
-SHORTEST = 3  # a literal below that is in every other line
-EVERYWHERE = frozenset(
-    {"loss", "exit", "error", "time", "step", "status", "received "}
-)  # worth less than any other word, however long
 KEPT = 400  # of a line that proves a rule
 REMEMBERED, LONGEST_PART = 50_000, 64  # words of a text, and the letters of one
 ANY_DIGIT = str.maketrans("123456789", "000000000")
@@ -44,13 +38,13 @@ class DiagnosisRules:
         self._rules = [(rule.name, re.compile(rule.pattern)) for rule in rules]
         self._of_word: dict[str, set[int]] = {}  # which rules, by their places, may fit where a word is
         for place, rule in enumerate(rules):
-            for word in literals(rule.pattern):
+            for word in rule.words:
                 self._of_word.setdefault(word, set()).add(place)
         self.words = tuple(sorted(self._of_word))
-        self._wordless = {place for place, rule in enumerate(rules) if not literals(rule.pattern)}
+        self._wordless = {place for place, rule in enumerate(rules) if not rule.words}
         self._parts = [(max(word.split(), key=len).translate(ANY_DIGIT), word) for word in self.words]
         self._known: dict[str, tuple[str, ...]] = {}  # words of a text, and the rules' words that they may be part of
-        self._of_digits = {word for rule in rules if _tells_digits(rule.pattern) for word in literals(rule.pattern)}
+        self._of_digits = {word for rule in rules if _tells_digits(rule.pattern) for word in rule.words}
 
     def fit(self, line: str) -> str:
         """The name of the first that fits what a program printed; empty: none does, or the line only talks of it."""
@@ -160,43 +154,3 @@ class TrainingReader:
 
 def _tells_digits(pattern: str) -> bool:
     return re.search(r"[0-9]", re.sub(r"\{\d*,?\d*\}", "", pattern)) is not None
-
-
-# --- which words must be in a line before a pattern can match
-
-
-@cache
-def literals(pattern: str) -> tuple[str, ...]:
-    """Words in small letters, one of which is in every text that the pattern matches; none: nothing can be said."""
-    return tuple(sorted(_of(sre.parse(pattern)) or ()))
-
-
-def _of(items: Any) -> frozenset[str] | None:
-    """The best that any part of a sequence demands: the longer its shortest word, the rarer it is."""
-    found: list[frozenset[str]] = []
-    run = ""
-    for kind, value in [*items, (None, None)]:
-        name = str(kind)
-        if name == "LITERAL" and value < 128:
-            run += chr(value).lower()
-            continue
-        if len(run) >= SHORTEST:
-            found.append(frozenset({run}))
-        run = ""
-        inner = _inside(name, value)
-        if inner:
-            found.append(inner)
-    return max(found, key=lambda words: (not words & EVERYWHERE, min(map(len, words))), default=None)
-
-
-def _inside(name: str, value: Any) -> frozenset[str] | None:
-    if name == "SUBPATTERN":
-        return _of(value[3])
-    if name == "ATOMIC_GROUP":
-        return _of(value)
-    if name in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"} and value[0] > 0:
-        return _of(value[2])
-    if name == "BRANCH":
-        words = [_of(branch) for branch in value[1]]
-        return frozenset().union(*(word for word in words if word)) if all(words) else None
-    return None

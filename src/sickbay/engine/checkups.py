@@ -214,9 +214,11 @@ def free(draft: Draft, intent: Intent) -> None:
 
 def ended(draft: Draft, intent: Intent) -> None:
     """One check of a checkup is over, whatever the reason: its nodes are free, and the checkup counts it, once."""
-    number = int(intent.key.rsplit(".", 1)[1])
     checkup = draft.read(Checkup, intent.owner, watch=False)
-    if checkup is None or number in checkup.ended or not isinstance(intent.act, Verify):
+    if checkup is None or not isinstance(intent.act, Verify):
+        return
+    number = checkup.intents.index(key_of(intent))
+    if number in checkup.ended:
         return
     nodes = intent.act.nodes
     free(draft, intent)

@@ -1,4 +1,4 @@
-"""What a look at a GPU means: one judge for every source that can look (NVML, `nvidia-smi` in all its forms, DCGM).
+"""GPU health from one reading: one judge for every source of readings (NVML, `nvidia-smi` in all its forms, DCGM).
 
 `signs_of` judges a state as it was found, `signs_among` a state in which several GPUs of one machine can be compared,
 `held` a row of looks; `sickbay.signs.gpu_changes` what is new since the look before. What a source does not say is

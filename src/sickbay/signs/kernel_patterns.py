@@ -1,4 +1,4 @@
-"""What a sick machine prints beside the GPU driver's own lines → signs, by the rows of data/patterns.csv.
+"""Patterns of kernel lines: what a sick machine prints beside the GPU driver's own → signs, by data/patterns.csv.
 
 A row is heard from its speakers only (the kernel where it names none) and must fit from the first character of what the
 speaker said: who quotes such a line, or writes about one, begins otherwise. The rows are tried in the order of the file

@@ -1,4 +1,4 @@
-"""What NVIDIA's kernel modules say, without what stands before it.
+"""Xid and SXid lines: what NVIDIA's kernel modules say, without the prefixes before it.
 
 Only a text that begins with the driver's own words is read. Formats: NVIDIA's open kernel modules of all branches, and
 logs of the closed ones as people pasted them (see data/SOURCES.md).

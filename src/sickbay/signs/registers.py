@@ -1,4 +1,4 @@
-"""What the registers in an Xid's line say: NVIDIA's decode tables, applied.
+"""Register decoding: what the registers in an Xid's line say, by NVIDIA's decode tables.
 
 The number alone of an NVLink Xid says little; the catalogue asks for its registers to be read (see data/SOURCES.md).
 Xid 74 has seven registers whose bits are listed for Hopper; 144 to 150 name a unit, and carry an interrupt word in one

@@ -1,4 +1,4 @@
-"""Signs → symptoms: each named, repeats counted, consequences under their cause."""
+"""Root-cause analysis of a text: signs → symptoms, each named, repeats counted, consequences under their cause."""
 
 import re
 from collections.abc import Iterable, Iterator

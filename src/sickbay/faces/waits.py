@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from sickbay.brain.incident_input import REMINDED
-from sickbay.faces.archive import Archive, Budget, Estimate
+from sickbay.faces.answers import Waiting
+from sickbay.faces.archive import Archive
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.cordon import named, others_of
 from sickbay.model.fault import RUNGS, Proof
@@ -30,21 +31,8 @@ from sickbay.model.intent import (
     Verify,
 )
 from sickbay.model.job import Job, JobState, RankState, Work
-from sickbay.model.noun import Noun
 
 MOST_NAMED = 8
-
-
-class Waiting(Noun):
-    """Why nothing happens now, and what would make something happen."""
-
-    because: str
-    until: Estimate | None = None
-    then: str = ""  # what happens at that time
-    would: str = ""  # the act that is withheld
-    changed_by: tuple[str, ...] = ()
-    budget: Budget | None = None
-    notes: tuple[str, ...] = ()  # what else keeps it: a source that is not heard, a call in doubt
 
 
 def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:

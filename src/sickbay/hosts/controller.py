@@ -63,7 +63,7 @@ class Waking:
 
 
 class Controller:
-    """`desk` is for faces; `canary` must prove, by being called, that reports can reach us. Start once, stop once."""
+    """`backend` is for faces; `canary` must prove, by being called, that reports can reach us. Start and stop once."""
 
     def __init__(
         self, store: Store, fleet: WiredFleet, executor: Executor, clock: Clock, changes: Changes, holder: str = ""
@@ -79,7 +79,7 @@ class Controller:
         clusters = {name: site.cluster for name, site in fleet.hands.sites.items()}
         policy = fleet.rules.policy
         policies = {fleet.rules.policy_digest: policy}
-        self.desk = Backend(
+        self.backend = Backend(
             store,
             policy,
             policies,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from tests.support.jobs_vocabulary import HOUR, MINUTE, Hall
 
 from sickbay.faces.explain import explain
@@ -125,4 +126,5 @@ def test_what_an_old_attempt_or_a_strange_node_says_changes_nothing() -> None:
 
 
 def explained(hall: Hall, job: JobId) -> dict[str, Any]:
-    return explain(hall.sim.store, job).as_json()
+    shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(explain(hall.sim.store, job)))
+    return shown

@@ -261,3 +261,12 @@ def test_an_empty_store_says_so() -> None:
     with pytest.raises(BadInput, match="there is none at all"):
         explain(MemoryStore(), "train")
     assert Archive(MemoryStore()).as_of is None
+
+
+def test_what_is_watched_says_what_would_make_it_worse_and_that_it_is_dismissed_else() -> None:
+    strike = StrikeDevice(at=2 * MINUTE, node="train-0002", code="xid.31")
+    sim = after(4, Scenario(timeline=(strike,)))
+    watched = next(i for i in sim.incidents() if i.phase == "WATCHED")
+    waiting = waits(sim, watched.id)
+    assert waiting["changed_by"] == ["xid.31 shows itself again, or something worse does"]
+    assert waiting["then"] == "it is dismissed"

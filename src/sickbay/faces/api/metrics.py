@@ -13,7 +13,6 @@ from sickbay.faces.archive import iso
 from sickbay.faces.explain import node_answer
 from sickbay.model.incident import Incident
 from sickbay.model.job import Job
-from sickbay.signs.classify import monitor_class
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,7 +45,7 @@ def _fleet(ask: ApiRequest) -> Iterator[tuple[str, Mapping[str, str], float]]:
     for (pool, state), count in sorted(states.items()):
         yield "sickbay_nodes", {"pool": pool, "state": state}, count
     incidents = Counter(
-        (one.pool, one.fault.code, monitor_class(one.fault), one.phase.value)
+        (one.pool, one.fault.code, one.fault.monitor_class, one.phase.value)
         for one in ask.all_of(Incident, "incident")
         if one.open
     )

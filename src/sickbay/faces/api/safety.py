@@ -42,7 +42,8 @@ def unpause(ask: ApiRequest, body: requests.WithReason) -> list[Withheld]:
 
 
 def _made(ask: ApiRequest, by_order: str) -> Withheld:
-    rows = [row for row in ask.fresh().withholding().rows if row.asked == by_order]  # over already, or not
+    found = ask.fresh().withholding()
+    rows = [row for row in found.rows if found.orders.get(row.id) == by_order]  # over already, or not
     if not rows:
         raise ApiRefusal(503, "it is noted, but does not show yet: look again in a moment")
     return withheld_answer(rows[-1])

@@ -161,7 +161,7 @@ def test_every_shipped_counter_names_a_fault_that_is_known() -> None:
         ("class/x,y,no.such,1,1,no,s", "is in no fault table"),
         ("/class/x,y,net.errors,1,1,no,s", "below /sys"),
         ("class/x,../y,net.errors,1,1,no,s", "below /sys"),
-        ("class/x,y,net.errors,many,1,no,s", "must be numbers"),
+        ("class/x,y,net.errors,many,1,no,s", "grown_by 'many' is no number"),
         ("class/x,y,net.errors,0,1,no,s", "above 0"),
         ("class/x,y,net.errors,1,1,perhaps,s", "yes or no"),
     ],
@@ -169,7 +169,7 @@ def test_every_shipped_counter_names_a_fault_that_is_known() -> None:
 def test_a_wrong_row_is_refused_in_one_line(row: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         read_counters(f"under,name,code,grown_by,within,at_start,source\n{row}\n")
-    with pytest.raises(BadInput, match="the columns must be"):
+    with pytest.raises(BadInput, match="column under is missing"):
         read_counters("a,b\n1,2\n")
 
 

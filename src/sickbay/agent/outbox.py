@@ -1,4 +1,4 @@
-"""What an agent has to say: numbered, kept on disk, handed out in order, forgotten when it is acknowledged."""
+"""Outbox: what an agent has to say, numbered, on disk, handed out in order, forgotten when it is acknowledged."""
 
 import time
 from collections import deque
@@ -49,9 +49,6 @@ class Batch:
     @property
     def last(self) -> int:
         return self.first + len(self.items) - 1
-
-    def halved(self) -> "Batch":
-        return replace_items(self, self.items[: max(1, len(self.items) // 2)])
 
 
 def replace_items(batch: Batch, items: tuple[bytes, ...]) -> Batch:
@@ -114,6 +111,7 @@ class Outbox:
     def keep(self, places: Mapping[str, Noun | None]) -> None:
         """How far was read, where nothing was found: kept unless the disk lacks something that was found before."""
         with self._more:
+            self._spool.keep_reserve()  # also while nothing is told: the disk may be full again before that
             if self._unsaved:
                 self._save()
             if self._places is None or self._unsaved:

@@ -8,7 +8,11 @@ from sickbay.faces.api.examples import BRAKE, WITHHELD
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive, iso
+<<<<<<< HEAD
 from sickbay.model.fleet import Brake, Withhold, pool_word
+=======
+from sickbay.model.fleet import Brake, Withhold, pool_word, read_scope
+>>>>>>> main
 
 
 def withheld_answer(row: Withhold) -> Withheld:
@@ -92,7 +96,7 @@ def brakes(ask: ApiRequest) -> list[TrippedBrake]:
 
 def _scopes(brake: Brake) -> tuple[str, str]:
     """A pool or a domain is written with its cluster or without."""
-    kind, name = brake.covers
+    kind, name = read_scope(brake.scope)
     return brake.scope, f"{kind}:{pool_word(name)}"
 
 

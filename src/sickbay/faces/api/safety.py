@@ -8,11 +8,7 @@ from sickbay.faces.api.examples import BRAKE, WITHHELD
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive, iso
-<<<<<<< HEAD
-from sickbay.model.fleet import Brake, Withhold, pool_word
-=======
 from sickbay.model.fleet import Brake, Withhold, pool_word, read_scope
->>>>>>> main
 
 
 def withheld_answer(row: Withhold) -> Withheld:

@@ -15,9 +15,8 @@ from tests.support.agent_rig import until
 
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.counters import Counters, number_in
-from sickbay.agent.probes.edges import EdgeTriggered
 from sickbay.agent.probes.gauges import Gauges
-from sickbay.agent.probes.host import HostGauges
+from sickbay.agent.probes.host import EdgeTriggered, HostGauges
 from sickbay.agent.probes.machine import Machine, clock_unsynchronised
 from sickbay.agent.probes.mounts import STALLED_AFTER, Mounts
 from sickbay.agent.sampling import Sampler

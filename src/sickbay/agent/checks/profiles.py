@@ -1,4 +1,4 @@
-"""Which tests a check consists of: after a fault those that would meet it again, or a named set.
+"""Test selection: which tests a check consists of, after a fault those that would meet it again, or a named set.
 
 The table is profiles.csv. A `component` row says what must be proved after a fault of that component; a `set` row says
 which tests belong to a named set, and up to which level. Tests of level 1 always run: they take moments.
@@ -46,10 +46,6 @@ def wanted(profile: str) -> Wanted:
     raise UnknownProfile(
         f"there is no profile {profile!r}: write one of {', '.join(sorted(table))}, or the code of a fault"
     )
-
-
-def profiles() -> tuple[str, ...]:
-    return tuple(_table())
 
 
 def _component_of(code: str) -> str:

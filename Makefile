@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# One more than CI has cores: tests on real processes wait more than they compute.
-WORKERS ?= 3
+# More than there are cores: tests on real processes wait more than they compute. Those of the fast tier compute.
+WORKERS ?= 6
+FAST_WORKERS ?= 3
 # Some images set it; then every worker would compile every test anew, which takes longer than the fast tier's tests.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -29,7 +30,7 @@ test: $(READY)  ## all tests
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
 test-fast: $(READY)  ## the fast tier, under 60 seconds on two idle cores
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not slow"
+	@$(BIN)/pytest -n $(FAST_WORKERS) --dist worksteal -q -m "not slow"
 
 test-thorough: $(READY)  ## all tests, and the deaths at every single point (some minutes more)
 	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q

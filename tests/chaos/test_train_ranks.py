@@ -14,6 +14,8 @@ import pytest
 from sickbay import train
 from sickbay.train.shard import restore
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 60.0
 TRAIN = """
 import os, sys, time
@@ -85,7 +87,6 @@ def committed(directory: Path, attempt: int) -> list[int]:
     return sorted(int(path.parent.name[5:]) for path in directory.glob(f"attempt-{attempt}/step-*/manifest.json"))
 
 
-@pytest.mark.slow
 def test_four_ranks_resume_from_the_same_checkpoint_each_with_its_own_shard(ranks: Ranks, tmp_path: Path) -> None:
     assert [said(rank)[-1] for rank in ranks.gang(4, 1, steps=5)] == ["done 5"] * 4
     late_first = [ranks.start(rank, 4, 2, steps=7) for rank in (3, 2, 1, 0)]  # rank 0 comes last
@@ -145,7 +146,6 @@ def test_without_saying_which_a_shard_of_another_world_size_is_refused(ranks: Ra
             alone.load(rank=3)
 
 
-@pytest.mark.slow
 def test_of_many_that_begin_the_same_attempt_at_once_exactly_one_wins(ranks: Ranks, tmp_path: Path) -> None:
     told = [said(rival)[0] for rival in [ranks.start(0, 1, 1, steps=1) for _ in range(8)]]
     assert sorted(line.split()[0] for line in told) == ["AlreadyBegun"] * 7 + ["begun"]
@@ -153,7 +153,6 @@ def test_of_many_that_begin_the_same_attempt_at_once_exactly_one_wins(ranks: Ran
     assert committed(tmp_path, 1) == [1]
 
 
-@pytest.mark.slow
 def test_of_many_without_a_number_each_has_its_own(ranks: Ranks, tmp_path: Path) -> None:
     code = "import sys; from sickbay import train; print(train.Checkpoints(sys.argv[1], rank=0, world_size=1).attempt)"
     clean = {name: value for name, value in os.environ.items() if name != "SICKBAY_ATTEMPT"}

@@ -42,6 +42,8 @@ from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item
 from sickbay.signs.classify import classify
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SOURCE = Path(__file__).parent.parent.parent / "src"
 NODE = NodeId("c/n1")
@@ -138,7 +140,6 @@ TROUBLES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TROUBLES)
 def test_a_trouble_is_one_line_and_unknown_and_the_rest_works(tmp_path: Path, door: FrontDoor, name: str) -> None:
     trouble = TROUBLES[name]
@@ -374,7 +375,6 @@ def test_a_full_disk_loses_no_fault_while_the_agent_lives(tmp_path: Path) -> Non
     box.close()
 
 
-@pytest.mark.slow
 def test_an_agent_whose_state_cannot_be_written_any_more_reports_what_it_sees(tmp_path: Path, door: FrontDoor) -> None:
     with running(tmp_path, door) as process:
         until(lambda: door.reports, 20)
@@ -423,7 +423,7 @@ def _so_many(door: FrontDoor, wanted: int) -> bool:
 REFUSED = """
 import os, sys
 from pathlib import Path
-from sickbay.agent.probes.kernel_log import KernelLog, Place
+from sickbay.agent.probes.kernel_log import KernelLog
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.model.fleet import NodeId
 ring = Kmsg(NodeId("c/n"), KmsgPlace(boot_id="b"), Path(sys.argv[1]))

@@ -13,6 +13,8 @@ from sickbay.faces.api import answers
 from sickbay.model.protocol import AnyOrder, Command, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def calls() -> Iterator[Clinic]:
@@ -244,7 +246,6 @@ def test_verbs_for_held_incidents_are_refused_for_others(healthy: Clinic) -> Non
     )
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_away_is_503_and_the_order_is_done_when_it_is_back(calls: Clinic) -> None:
     calls.ward.asleep = True
     response = calls.operator.post("/v1/nodes/sim/train-0007/cordon", {"reason": "while you sleep"})

@@ -19,6 +19,8 @@ from sickbay.model.facts import Ordered
 from sickbay.model.fleet import JobId
 from sickbay.model.rows import Unit
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024 * 1024
 
 

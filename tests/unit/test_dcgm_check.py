@@ -13,6 +13,8 @@ from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, examine
 from sickbay.agent.checks.dcgm import dcgm_tests, judged
 from sickbay.agent.dcgmi import Ran, Run, run_dcgmi
 
+pytestmark = pytest.mark.slow
+
 
 def program(folder: Path, text: str, code: int = 0, before: str = "") -> partial[Ran]:
     (folder / "said").write_text(text)

@@ -27,6 +27,8 @@ from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.errors import BadInput, Gone
 from sickbay.model.fault import Remedy
 
+pytestmark = pytest.mark.slow
+
 
 def eventually(condition: Callable[[], bool], within: float = 15.0) -> None:
     deadline = time.monotonic() + within

@@ -16,6 +16,8 @@ from sickbay.clusters.local.files import Rank, RankState
 from sickbay.clusters.local.output import end_of_output, read_output
 from sickbay.model.job import LogRule
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LocalNode]:
@@ -238,7 +240,6 @@ def test_a_rank_that_floods_its_output_keeps_its_last_words_and_no_more_than_its
     assert read_output(node.run_dir(), -11) == ("last words\n", 100_000_011)
 
 
-@pytest.mark.slow
 def test_a_rank_that_floods_its_output_starves_nobody(node: LocalNode) -> None:
     node.run("yes", "a" * 63, ranks=2)
     for i in range(5):
@@ -252,7 +253,6 @@ def test_a_rank_that_floods_its_output_starves_nobody(node: LocalNode) -> None:
     assert [node.gone(rank=rank).stopped for rank in (0, 1)] == [True, True]
 
 
-@pytest.mark.slow
 def test_fifty_ranks_cost_no_file_handle(node: LocalNode) -> None:
     def handles() -> int:
         return len(list(Path(f"/proc/{node.supervisor.pid}/fd").iterdir()))

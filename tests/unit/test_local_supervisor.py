@@ -29,6 +29,8 @@ from sickbay.clusters.local.supervisor import KEEP_GONE, KEEP_TAILS, _worth_keep
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 
+pytestmark = pytest.mark.slow
+
 OFF_THE_BUS = "79, pid="
 FOREVER = "exec sleep 1000"
 
@@ -83,7 +85,6 @@ def test_a_seat_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert "does not exist" in node.log()
 
 
-@pytest.mark.slow
 def test_two_supervisors_never_hold_one_seat(node: LocalNode) -> None:
     assert node.power_on().wait(20) == 5
     assert "still runs" in node.log()
@@ -136,7 +137,6 @@ def test_the_next_boot_knows_that_the_ranks_of_the_last_are_gone(node: LocalNode
     assert node.rank("done").exit_code == 3
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_nothing_behind_and_starts_nothing_twice(node: LocalNode, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     starts.mkdir()
@@ -192,7 +192,6 @@ def test_asked_twice_it_shuts_down_at_once(node: LocalNode) -> None:
     assert node.rank().exit_code == -9
 
 
-@pytest.mark.slow
 def test_a_shutdown_does_not_wait_for_ever(node: LocalNode) -> None:
     node.sh("trap '' TERM; echo up; while :; do sleep 0.02; done")
     node.says("up")
@@ -474,7 +473,6 @@ def test_old_tails_are_left_to_the_output_files() -> None:
     assert [bool(rank.tail) for rank in kept] == [False] * 6 + [True] * 4
 
 
-@pytest.mark.slow
 def test_an_idle_node_costs_next_to_nothing(node: LocalNode) -> None:
     def spent() -> float:
         fields = Path(f"/proc/{node.supervisor.pid}/stat").read_text().rpartition(")")[2].split()

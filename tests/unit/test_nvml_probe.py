@@ -33,6 +33,8 @@ from sickbay.signs.classify import classify
 from sickbay.signs.kernel import parse_line
 from sickbay.signs.readers.smi_xml import readings_from_xml
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 H200 = FIXTURES / "h200"
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -264,7 +266,6 @@ def test_a_child_that_crashes_is_told_with_the_device_and_started_anew(machine: 
     until(lambda: _reads(nvml))
 
 
-@pytest.mark.slow
 def test_a_child_that_cannot_be_killed_is_left_alone_and_never_doubled(machine: Machine) -> None:
     wished: list[int] = []
     heeded: list[int] = []

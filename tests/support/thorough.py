@@ -1,0 +1,5 @@
+"""How much of what can be sampled is tried: a sample by `make test`, all of it by `make test-thorough`."""
+
+import os
+
+THOROUGH = bool(os.environ.get("SICKBAY_THOROUGH"))

@@ -19,7 +19,7 @@ from sickbay.engine.transitions import step_job
 from sickbay.engine.view import Draft, View, moment
 from sickbay.model.facts import Fact, JobSeen, Observed, Submitted
 from sickbay.model.fleet import Brake, Cursor, JobId, NodeId
-from sickbay.model.job import Job, JobSpec, JobState
+from sickbay.model.job import Job, JobSpec, JobState, RankState
 from sickbay.model.parts import stored
 from sickbay.model.policy import Limit
 from sickbay.model.rows import CURSOR, ITEM_BYTES, Unit, key_of, kind_of
@@ -41,7 +41,7 @@ def place_after_a_fault(nodes: int, waiting: int) -> float:
     most = nodes * 9 // 10
     spec = JobSpec(name="llama", cluster=CLUSTER, pool=POOL, nodes=most)
     bench.learn([Fact(id="submit/llama", at=at, news=Submitted(job=JobId("llama"), spec=spec))])
-    ranks = dict.fromkeys(map(node_id, range(most)), "running")
+    ranks = dict.fromkeys(map(node_id, range(most)), RankState.RUNNING)
     bench.learn([Fact(id="seen/llama", at=at, news=JobSeen(job=JobId("llama"), attempt=1, as_of=2.0, ranks=ranks))])
     smaller = replace(spec, nodes=nodes // 5)
     queue = [Submitted(job=JobId(f"queued-{n}"), spec=replace(smaller, name=f"queued-{n}")) for n in range(waiting)]
@@ -90,7 +90,7 @@ def _gang(name: str, nodes: list[NodeId]) -> Job:
         state=JobState.RUNNING,
         attempt=1,
         claim=dict.fromkeys(nodes, tuple(range(8))),
-        ranks=dict.fromkeys(nodes, "running"),
+        ranks=dict.fromkeys(nodes, RankState.RUNNING),
     )
 
 

@@ -29,9 +29,9 @@ RANK = """
 import resource, sys
 from pathlib import Path
 from sickbay.train import disk, peer_shelf
-from sickbay.train.layout import Place
+from sickbay.train.layout import CheckpointName
 from sickbay.train.peers import Peer, Server
-what, secret, place, name, idle = sys.argv[1], sys.argv[2], Place(2, 40), "rank-3.shard", 1.0
+what, secret, place, name, idle = sys.argv[1], sys.argv[2], CheckpointName(2, 40), "rank-3.shard", 1.0
 if what == "serve":
     if limit := int(sys.argv[4]):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

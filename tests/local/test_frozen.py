@@ -33,7 +33,7 @@ GHOST = f"""
 import json, os, pathlib, time
 from sickbay import train
 from sickbay.train import disk
-from sickbay.train.layout import Part
+from sickbay.train.layout import RankPart
 
 here = pathlib.Path(__file__).parent
 (here / "pid").write_text(str(os.getpid()))
@@ -52,7 +52,7 @@ def slowly(directory):
         while not (here / "go").exists():
             time.sleep(0.01)
         yield whole[7:]
-    return Part({{"rank-0.shard": disk.write(directory / "rank-0.shard", pieces())}}, "bytes")
+    return RankPart({{"rank-0.shard": disk.write(directory / "rank-0.shard", pieces())}}, "bytes")
 
 checkpoints.put({FAR}, slowly)
 checkpoints.wait()

@@ -10,14 +10,14 @@ from sickbay.adapters.machines.agents import AgentMachines
 from sickbay.engine.ingest import Ingest
 from sickbay.engine.reception import Reception
 from sickbay.model.errors import Rejected, Transient, Unknown
-from sickbay.model.facts import Outcome
+from sickbay.model.facts import CallResult, Outcome
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, NodeId, Withholding
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import JobState
 from sickbay.model.policy import FaultRule, Match, Mode, Window
-from sickbay.model.protocol import PROTO, Answered, Item, Report, RunReboot
+from sickbay.model.protocol import PROTO, Answered, CommandResult, Item, Report, RunReboot
 from sickbay.ports.cluster import Accepted
 from sickbay.sim.context import Timings
 from sickbay.sim.job_behaviour import Programme
@@ -114,7 +114,7 @@ def test_a_late_refusal_of_a_repair_whose_sendings_failed_ends_it(ward: OpenWard
     w.until(lambda: reset.calls == 2, HOUR)
     w.run(1)
     key = w.incident(node).intent
-    late = Outcome(key=key, result="rejected", sends=0, text="the device is busy")
+    late = Outcome(key=key, result=CallResult.REJECTED, sends=0, text="the device is busy")
     Ingest(w.sim.store, w.sim.clock).tell(f"answered/{key}", late)
     w.sim.hosts[0].wake()
     w.run(5)
@@ -615,7 +615,7 @@ def test_the_late_refusal_of_what_was_struck_ends_the_wait_for_it(ward: OpenWard
     w.run(20)
     assert w.phase(node) == "REPAIRING"
     boot = w.world.seat(node).incarnation
-    answer = Answered(command=letter.id, result="refused", text="not this boot")
+    answer = Answered(command=letter.id, result=CommandResult.REFUSED, text="not this boot")
     report = Report(
         proto=PROTO, node=node, instance_id=boot.instance_id, boot_id=boot.boot_id, agent_run="r",
         first_seq=1, items=(Item(seq=1, mono=1.0, news=answer),), mono_now=1.0, wall_now=0.0, watermark=1.0,

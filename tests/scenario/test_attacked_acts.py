@@ -12,7 +12,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Device, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState
-from sickbay.model.protocol import PROTO, Answered, Command, Item, ItemNews, Poll, Report
+from sickbay.model.protocol import PROTO, Answered, Command, CommandResult, Item, ItemNews, Poll, Report
 from sickbay.sim.context import ClusterRules, Timings
 from sickbay.sim.job_behaviour import Programme
 
@@ -81,7 +81,7 @@ def test_an_agent_has_no_say_in_the_repair_of_another_node(ward: OpenWard) -> No
     w.reaches(node, Phase.REPAIRING, HOUR)
     w.run(5)
     key = w.incident(node).intent
-    reports(w, other, Answered(command=f"{key}/{other}", result="refused", text="not me"))
+    reports(w, other, Answered(command=f"{key}/{other}", result=CommandResult.REFUSED, text="not me"))
     w.run(5)
     assert intent_of(w, key).state is IntentState.ACCEPTED
     w.rests()

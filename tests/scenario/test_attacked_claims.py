@@ -7,7 +7,7 @@ from tests.support.wards import HOUR, OpenWard, Ward, cluster_without, policy_wi
 from sickbay.model.facts import JobSeen, JobVanished
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
-from sickbay.model.job import JobSpec
+from sickbay.model.job import JobSpec, RankState
 from sickbay.model.policy import BrakeRule, Limit, Trigger
 from sickbay.policy.load import load_policy
 from sickbay.ports.cluster import Accepted
@@ -41,7 +41,7 @@ def shows(w: Ward, *nodes: NodeId, job: JobId = THEIRS, attempt: int = 1) -> Non
     """The cluster says that a job that others submitted runs there."""
     spec = JobSpec(name=job, cluster="sim", pool="train", nodes=len(nodes))
     now = w.sim.scheduler.now
-    ranks = dict.fromkeys(nodes, "running")
+    ranks = dict.fromkeys(nodes, RankState.RUNNING)
     seen = JobSeen(job=job, attempt=attempt, as_of=now, ranks=ranks, native=True, spec=spec, cluster="sim")
     w.sim.hosts[0].tell(f"shows/{job}/{now}", seen)
     w.run(5)
@@ -103,7 +103,7 @@ def test_a_job_that_is_deleted_and_made_anew_under_its_name_holds_its_nodes(
     w.sim.hosts[0].tell("deleted", JobVanished(job=THEIRS, as_of=w.sim.scheduler.now, sure=True))
     w.run(10)
     assert w.state(THEIRS) == "STOPPED"
-    late = JobSeen(job=THEIRS, attempt=1, as_of=early, ranks={a: "running"}, native=True, cluster="sim")
+    late = JobSeen(job=THEIRS, attempt=1, as_of=early, ranks={a: RankState.RUNNING}, native=True, cluster="sim")
     w.sim.hosts[0].tell("late", late)
     w.run(5)
     assert w.state(THEIRS) == "STOPPED"  # what is older than its end does not bring it back

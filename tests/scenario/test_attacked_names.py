@@ -7,7 +7,7 @@ from sickbay.model.facts import JobSeen, JobVanished
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent
-from sickbay.model.job import JobSpec, JobState
+from sickbay.model.job import JobSpec, JobState, RankState
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Quarter
 
@@ -32,7 +32,7 @@ def twins(ward: OpenWard) -> tuple[Ward, JobId]:
 def test_a_job_of_another_cluster_with_the_same_id_is_not_taken_for_this_one(ward: OpenWard) -> None:
     w, job = twins(ward)
     view, claim = w.world.ground.views["b"], w.job(job).claim
-    ranks = dict.fromkeys(w.nodes[2:], "running")
+    ranks = dict.fromkeys(w.nodes[2:], RankState.RUNNING)
     spec = JobSpec(name="x", cluster="b", pool="train", nodes=2)
     for attempt in (1, 2):
         now = w.sim.scheduler.now

@@ -10,7 +10,7 @@ from sickbay.model.facts import JobSeen
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
-from sickbay.model.job import JobSpec, JobState
+from sickbay.model.job import JobSpec, JobState, RankState
 from sickbay.sim.context import Timings
 from sickbay.sim.job_behaviour import OnDeath, Programme
 from sickbay.sim.simulation import Plan, Simulation
@@ -100,7 +100,11 @@ def test_no_check_before_return_is_sent_to_a_node_that_a_job_has_come_to(ward: O
     # Its cluster had given the node away before our cordon came, and shows that only now.
     view, now = w.world.ground.views["sim"], w.sim.scheduler.now
     spec = JobSpec(name="theirs", cluster="sim", pool="train", nodes=1)
-    view.put(JobSeen(job=THEIRS, attempt=1, as_of=now, ranks={node: "running"}, native=True, spec=spec, cluster="sim"))
+    view.put(
+        JobSeen(
+            job=THEIRS, attempt=1, as_of=now, ranks={node: RankState.RUNNING}, native=True, spec=spec, cluster="sim"
+        )
+    )
     w.until(lambda: w.state(THEIRS) == JobState.RUNNING, MINUTE)
     channel.works()
     w.until(lambda: w.phase(node) == Phase.DRAINING, HOUR)

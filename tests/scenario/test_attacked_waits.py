@@ -8,7 +8,7 @@ from sickbay.model.facts import JobSeen
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
-from sickbay.model.job import JobSpec
+from sickbay.model.job import JobSpec, RankState
 from sickbay.sim.context import Timings
 from sickbay.sim.job_behaviour import Programme
 
@@ -194,7 +194,7 @@ def test_an_adopted_job_that_cannot_be_asked_to_run_again_is_told(ward: OpenWard
 def test_a_job_whose_ranks_are_all_gone_without_a_word_of_its_end_is_told(ward: OpenWard) -> None:
     w = ward()
     spec = JobSpec(name="theirs", cluster="sim", pool="train", nodes=2)
-    for n, state in enumerate(("running", "gone")):
+    for n, state in enumerate((RankState.RUNNING, RankState.GONE)):
         ranks = dict.fromkeys(w.nodes[:2], state)
         said = JobSeen(
             job=JobId("theirs"),

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from tests.support.jobs_vocabulary import DAY, HOUR, MINUTE, Hall, cluster_without, warm_and_cold
 
-from sickbay.model.checkup import Checkup, Tested
+from sickbay.model.checkup import Checkup, Tested, Verdict
 from sickbay.model.facts import Checked
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, NodeId
@@ -242,13 +242,13 @@ def test_what_each_test_of_a_check_found_is_kept_with_its_reason() -> None:
     hall.until(lambda: bool(hall.sim.node(hall.nodes[0]).checking))
     seat = hall.world.seat(hall.nodes[0])
     tests = (
-        Tested(name="memory", verdict="fail", seconds=1.5, because="x" * 1000),
-        *[Tested(name="n", verdict="pass")] * 99,
+        Tested(name="memory", verdict=Verdict.FAIL, seconds=1.5, because="x" * 1000),
+        *[Tested(name="n", verdict=Verdict.PASS)] * 99,
     )
     news = Checked(
         check=hall.sim.node(seat.id).checking,
         node=seat.id,
-        verdict="fail",
+        verdict=Verdict.FAIL,
         incarnation=seat.incarnation,
         level=1,
         because="memory is bad",

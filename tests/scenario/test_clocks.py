@@ -18,7 +18,7 @@ from sickbay.model.facts import AnyNews, Fact, JobSeen, Mark, NodeSeen, Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState, Notify
-from sickbay.model.job import End, EndReason, JobState
+from sickbay.model.job import End, EndReason, JobState, RankState
 from sickbay.ports.cluster import Deltas, Lost
 from sickbay.sim.context import ClusterRules
 from sickbay.sim.host import InlineExecutor
@@ -451,10 +451,10 @@ def test_a_rank_that_is_gone_is_not_brought_back_by_a_read_that_lags(ward: OpenW
     now = replace(seat.incarnation, boot_id="a new one")
     told(w, deputy, NodeSeen(node=seat.id, cluster=CLUSTER, pool=POOL, as_of=seat.as_of + 1.0, incarnation=now))
     known = w.job(job)
-    assert known.ranks[seat.id] == "gone"
+    assert known.ranks[seat.id] == RankState.GONE
     told(
         w,
         deputy,
-        JobSeen(job=job, attempt=1, as_of=known.ranks_as_of + 1.0, ranks=dict.fromkeys(known.ranks, "running")),
+        JobSeen(job=job, attempt=1, as_of=known.ranks_as_of + 1.0, ranks=dict.fromkeys(known.ranks, RankState.RUNNING)),
     )
-    assert w.job(job).ranks[seat.id] == "gone"
+    assert w.job(job).ranks[seat.id] == RankState.GONE

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from tests.support.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
 from tests.support.wards import OpenWard, Ward, policy_with
 
+from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Checked, Fact, Observed, Ordered, Wrote
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.incident import Phase
@@ -40,7 +41,7 @@ def prolog_fails(w: Ward, node: NodeId, check: str = "prolog/17") -> None:
     seen = w.node(node).incarnation
     assert seen is not None
     w.world.operator_cordons(node, "other:Prolog error")
-    w.world.says(CLUSTER, f"{node}/{check}", Checked(check=check, node=node, verdict="fail", incarnation=seen))
+    w.world.says(CLUSTER, f"{node}/{check}", Checked(check=check, node=node, verdict=Verdict.FAIL, incarnation=seen))
 
 
 def test_a_check_that_failed_on_the_cluster_opens_an_incident(ward: OpenWard) -> None:
@@ -52,10 +53,12 @@ def test_a_check_that_failed_on_the_cluster_opens_an_incident(ward: OpenWard) ->
 
 def test_a_check_that_failed_counts_though_whoever_ran_it_cannot_tell_the_boot(ward: OpenWard) -> None:
     w = ward(nodes=4)
-    w.world.says(CLUSTER, "task/1", Checked(check="task/1", node=w.nodes[0], verdict="fail", incarnation=Incarnation()))
+    w.world.says(
+        CLUSTER, "task/1", Checked(check="task/1", node=w.nodes[0], verdict=Verdict.FAIL, incarnation=Incarnation())
+    )
     w.until(lambda: w.incidents(w.nodes[0]) != [], MINUTE)
     other = Incarnation(instance_id="a machine that never was")
-    w.world.says(CLUSTER, "task/2", Checked(check="task/2", node=w.nodes[1], verdict="fail", incarnation=other))
+    w.world.says(CLUSTER, "task/2", Checked(check="task/2", node=w.nodes[1], verdict=Verdict.FAIL, incarnation=other))
     w.run(MINUTE)
     assert w.incidents(w.nodes[1]) == []
 
@@ -64,7 +67,7 @@ def test_a_check_that_passed_on_the_cluster_opens_nothing(ward: OpenWard) -> Non
     w = ward(nodes=4)
     seen = w.node(w.nodes[0]).incarnation
     assert seen is not None
-    passed = Checked(check="prolog/18", node=w.nodes[0], verdict="pass", incarnation=seen)
+    passed = Checked(check="prolog/18", node=w.nodes[0], verdict=Verdict.PASS, incarnation=seen)
     w.world.says(CLUSTER, "prolog/18", passed)
     w.run(HOUR)
     assert w.incidents() == []

@@ -16,6 +16,7 @@ from collections import deque
 import pytest
 from tests.support.jobs_vocabulary import DAY, MINUTE, Hall
 
+from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Checked
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
@@ -83,7 +84,7 @@ class Play:
     def _somebody_checks(self) -> None:
         """A person's own check of the node, with the answer that is due."""
         self.asked += 1
-        verdict = "fail" if self.answers.popleft() == "check.failed" else "pass"
+        verdict = Verdict.FAIL if self.answers.popleft() == "check.failed" else Verdict.PASS
         seat = self.hall.world.seat(self.node)
         news = Checked(check=f"by-hand-{self.asked}", node=self.node, verdict=verdict, incarnation=seat.incarnation)
         self.hall.world.agents.say(seat, news, f"by-hand-{self.asked}:{self.node}")

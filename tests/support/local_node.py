@@ -23,7 +23,6 @@ from sickbay.clusters.local.files import (
     Paths,
     Rank,
     RankPlan,
-    RankState,
     StartRanks,
     Status,
     StopRanks,
@@ -32,6 +31,7 @@ from sickbay.clusters.local.files import (
     write,
 )
 from sickbay.model.fleet import JobId
+from sickbay.model.job import RankState
 
 PATIENCE = 20.0  # seconds: two busy cores are slow, a hang is for ever
 AN_AGENT = "sh -c 'exec sleep 1000'"

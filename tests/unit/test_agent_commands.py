@@ -18,12 +18,14 @@ from sickbay.agent.command_journal import CommandJournal, JournaledCommand
 from sickbay.agent.commands import DEADLINES, MOST_AT_ONCE, CarriedOut, Carry, Commands, Refuse
 from sickbay.agent.outbox import Outbox
 from sickbay.agent.spool import AgentIdentity
+from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Checked, Looked, Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import (
     Answered,
     AnyOrder,
     Command,
+    CommandResult,
     Item,
     ItemNews,
     RunCheck,
@@ -66,7 +68,7 @@ class Desk:
         if self.trouble is not None:
             raise self.trouble
         if isinstance(order, RunCheck):
-            return [Checked(check=order.check, node=NODE, verdict="pass", incarnation=ME)]
+            return [Checked(check=order.check, node=NODE, verdict=Verdict.PASS, incarnation=ME)]
         return [Looked(look="l", node=NODE, incarnation=ME)]
 
     def _reboot(self, order: AnyOrder, until: float) -> CarriedOut:  # noqa: ARG002 - a Carry
@@ -381,7 +383,7 @@ def test_the_file_of_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypa
     monkeypatch.setattr("sickbay.agent.command_journal.REMEMBERED", 5)
     journal = CommandJournal(tmp_path / "c")
     for number in range(100):
-        journal.note(JournaledCommand(id=str(number), result="done"))
+        journal.note(JournaledCommand(id=str(number), result=CommandResult.DONE))
     assert (tmp_path / "c").read_bytes().count(b"\n") <= 50
     assert list(CommandJournal(tmp_path / "c").known) == list(journal.known) == ["95", "96", "97", "98", "99"]
 
@@ -411,7 +413,7 @@ def test_it_is_on_disk_before_it_is_begun(tmp_path: Path) -> None:
     desk.may_end.clear()
     desk.commands.take(command())
     until(lambda: desk.done)
-    assert CommandJournal(tmp_path / "commands.jsonl").known["c1"].result == ""
+    assert CommandJournal(tmp_path / "commands.jsonl").known["c1"].result is None
     desk.may_end.set()
     desk.answered()
 
@@ -546,14 +548,18 @@ def test_what_is_noted_is_on_the_disk_itself(tmp_path: Path, monkeypatch: pytest
 def test_a_journal_that_was_cut_anywhere_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "commands.jsonl"
     journal = CommandJournal(path)
-    for entry in (JournaledCommand(id="a"), JournaledCommand(id="a", result="done"), JournaledCommand(id="b")):
+    for entry in (
+        JournaledCommand(id="a"),
+        JournaledCommand(id="a", result=CommandResult.DONE),
+        JournaledCommand(id="b"),
+    ):
         journal.note(entry)
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         found = CommandJournal(path)
         found.note(JournaledCommand(id="z"))  # and what is written after it can be read
-        assert CommandJournal(path).known["z"].result == ""
+        assert CommandJournal(path).known["z"].result is None
         assert list(found.known)[:-1] in ([], ["a"], ["a", "b"])
     path.write_bytes(whole)
     journal = CommandJournal(path)
@@ -564,7 +570,7 @@ def test_a_journal_that_was_cut_anywhere_is_read_as_far_as_it_goes(tmp_path: Pat
 
 def test_the_journal_does_not_grow_for_ever(tmp_path: Path) -> None:
     journal = CommandJournal(tmp_path / "c")
-    journal.known.update({str(n): JournaledCommand(id=str(n), result="done") for n in range(2000)})
+    journal.known.update({str(n): JournaledCommand(id=str(n), result=CommandResult.DONE) for n in range(2000)})
     journal.note(JournaledCommand(id="new"))
     assert len(journal.known) == 500
     assert "new" in journal.known

@@ -47,6 +47,7 @@ from sickbay.model.protocol import (
     Answered,
     AnyOrder,
     Command,
+    CommandResult,
     Item,
     Measured,
     RunCheck,
@@ -473,7 +474,7 @@ def test_where_there_is_no_room_measurements_go_then_steps_and_faults_are_summed
         box.put(
             [say(Observed(node=NODE, kind="xid", fields={"number": 79, "pid": number}, text=f"line {number}"), number)]
         )
-    box.put([say(Answered(command="c", result="done"), 1.0)])
+    box.put([say(Answered(command="c", result=CommandResult.DONE), 1.0)])
     news = [msgspec.json.decode(entry.line, type=Item).news for entry in box._entries]
     assert len(news) <= 100
     assert sum(one.count for one in news if isinstance(one, Observed) and one.kind == "xid") == 60

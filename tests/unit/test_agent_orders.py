@@ -14,12 +14,13 @@ from sickbay.agent.probes import Probe
 from sickbay.agent.spool import AgentIdentity
 from sickbay.agent.watermark import Watermarks
 from sickbay.clusters.local.devices import Hardware
-from sickbay.clusters.local.files import LocalSeat, Paths, Rank, RankState, Status, VirtualDefect, write
+from sickbay.clusters.local.files import LocalSeat, Paths, Rank, Status, VirtualDefect, write
 from sickbay.clusters.local.node_commands import LocalOrders
 from sickbay.clusters.local.virtual_checks import virtual_tests
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
+from sickbay.model.job import RankState
 from sickbay.model.protocol import AnyOrder, Item, ItemNews, RunCheck, RunLook, RunReset, RunSave
 
 SEAT = LocalSeat(name="n1", cluster="c", pool="p", gpus=2, instance_id="i", boot_id="b")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sickbay.clusters.local.files import LocalSeat, Paths, Rank, RankState, Status, write
+from sickbay.clusters.local.files import LocalSeat, Paths, Rank, Status, write
 from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
 from sickbay.model.fleet import JobId
-from sickbay.model.job import LogRule
+from sickbay.model.job import LogRule, RankState
 from sickbay.model.protocol import ItemNews
 
 JOB = JobId("j")

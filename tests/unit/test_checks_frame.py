@@ -16,7 +16,7 @@ from sickbay.agent.checks.apart import JOBS, ExerciseOutcome, apart, outcome, pe
 from sickbay.agent.checks.child import Child, run_tool
 from sickbay.agent.checks.profiles import UnknownProfile, profiles, wanted
 from sickbay.knowledge.load import load_tables
-from sickbay.model.checkup import Tested
+from sickbay.model.checkup import Tested, Verdict
 
 LATER = 1e12
 
@@ -249,9 +249,9 @@ def test_every_job_of_the_table_is_there() -> None:
 
 def test_of_several_alike_those_that_failed_are_named_with_all_figures() -> None:
     found = [
-        ExerciseOutcome("pass", "", {"x": 1}),
-        ExerciseOutcome("fail", "bad row", {"x": 2}),
-        ExerciseOutcome("could_not_run", "is busy"),
+        ExerciseOutcome(Verdict.PASS, "", {"x": 1}),
+        ExerciseOutcome(Verdict.FAIL, "bad row", {"x": 2}),
+        ExerciseOutcome(Verdict.COULD_NOT_RUN, "is busy"),
     ]
     result = together(["GPU 0", "GPU 1", "GPU 2"], found)
     assert result == Result("GPU 1: bad row", {"gpu.0.x": 1, "gpu.1.x": 2})

@@ -17,6 +17,7 @@ from sickbay.agent.checks.nccl_tests import judged
 from sickbay.agent.cuda import multiply, ptx
 from sickbay.agent.nvml.watched import CannotRead, NoDriver, NvmlHung
 from sickbay.knowledge.skus import COLUMNS, LANE, link_floor, read_skus, sku_of
+from sickbay.model.checkup import Verdict
 from sickbay.model.errors import BadInput
 from sickbay.model.gpu import GpuProcess, GpuReading, Link
 
@@ -139,7 +140,7 @@ def test_a_link_that_is_down_beside_others_that_are_up_fails() -> None:
 def test_figures_are_judged_by_the_kind_of_card_else_by_its_link(
     name: str, figures: dict[str, float], low: str
 ) -> None:
-    got = Bench._judge(gpu(0, name=name), ExerciseOutcome("pass", "", figures))
+    got = Bench._judge(gpu(0, name=name), ExerciseOutcome(Verdict.PASS, "", figures))
     assert got.verdict == ("fail" if low else "pass")
     assert got.because.startswith(low)
     assert got.figures == figures
@@ -195,7 +196,7 @@ def test_a_wrong_row_is_refused_in_one_line() -> None:
 # --- under load
 
 
-LOADED = ExerciseOutcome("pass", "", {"load_tflops": 500.0, "kept_share": 0.99})
+LOADED = ExerciseOutcome(Verdict.PASS, "", {"load_tflops": 500.0, "kept_share": 0.99})
 
 
 def test_a_gpu_that_holds_its_rate_without_a_brake_passes_with_its_figures() -> None:
@@ -218,10 +219,10 @@ def test_a_brake_under_load_fails_and_one_look_alone_does_not() -> None:
 
 
 def test_a_rate_that_falls_fails_and_a_load_that_nobody_saw_is_no_pass() -> None:
-    slow = ExerciseOutcome("pass", "", {"kept_share": 0.5})
+    slow = ExerciseOutcome(Verdict.PASS, "", {"kept_share": 0.5})
     assert under_load(slow, [gpu()]).because == "under load its rate fell to 50% of what it began with"
     assert under_load(LOADED, []).verdict == "could_not_run"
-    assert under_load(ExerciseOutcome("fail", "other bits"), [gpu()]).because == "other bits"
+    assert under_load(ExerciseOutcome(Verdict.FAIL, "other bits"), [gpu()]).because == "other bits"
 
 
 # --- the rest
@@ -249,7 +250,7 @@ def test_links_between_gpus_are_tested_only_where_there_are_two() -> None:
 
 def test_what_all_reduce_perf_prints_is_read() -> None:
     text = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 412.35 \n"
-    assert judged(text, 0, "", 8) == ExerciseOutcome("pass", "", {"ranks": 8.0, "busbw_gbps": 412.35})
+    assert judged(text, 0, "", 8) == ExerciseOutcome(Verdict.PASS, "", {"ranks": 8.0, "busbw_gbps": 412.35})
     assert judged(text.replace(": 0 OK", ": 7 FAILED"), 1, "", 8).verdict == "fail"
     assert judged("", 127, "cannot open libnccl", 8).because == "all_reduce_perf ended with 127: cannot open libnccl"
 

@@ -17,6 +17,7 @@ from sickbay.model.clock import INGEST, READ_MOST, Deadline, WatchedClock
 from sickbay.model.errors import Conflict, StoreUnavailable
 from sickbay.model.fleet import Cursor, Incarnation, JobId, NodeId
 from sickbay.model.intent import AnyAct, Intent, IntentState, Look, Release, StopJob
+from sickbay.model.job import RankState
 from sickbay.model.rows import AnyRow, key_of
 from sickbay.policy.load import load_policy
 from sickbay.testing.store_nouns import NOON, job, node, writes
@@ -235,7 +236,7 @@ def test_a_seat_that_was_read_before_the_effect_proves_nothing() -> None:
 
 def test_ranks_that_the_job_itself_shows_gone_do_not_wait_for_a_read_of_the_whole_cluster() -> None:
     stop = accepted(StopJob(job=JobId("j"), attempt=1), visible_from=100.0)
-    stopped = replace(job("j"), attempt=1, ranks={SEAT: "gone"}, ranks_as_of=105.0)
+    stopped = replace(job("j"), attempt=1, ranks={SEAT: RankState.GONE}, ranks_as_of=105.0)
     assert followed(drafted(MemoryStore(), stop, stopped, as_of=90.0), stop).state is IntentState.SEEN
     early = replace(stopped, ranks_as_of=95.0)
     assert followed(drafted(MemoryStore(), stop, early, as_of=90.0), stop).state is IntentState.ACCEPTED

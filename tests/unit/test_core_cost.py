@@ -28,7 +28,7 @@ from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.placing import free_devices, place
 from sickbay.engine.view import Draft, View
 from sickbay.model.errors import StoreUnavailable
-from sickbay.model.facts import Fact, Observed, Outcome
+from sickbay.model.facts import CallResult, Fact, Observed, Outcome
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import AgentState, Ages, Cursor, Device, Incarnation, JobId, Node, NodeId, Roster
 from sickbay.model.incident import Incident, Phase
@@ -350,7 +350,7 @@ def test_a_seat_that_fails_wakes_no_job_that_waits_and_what_is_freed_wakes_it() 
 
 
 def outcome(number: int) -> Outcome:
-    return Outcome(key=f"k{number}", result="accepted", sends=1)
+    return Outcome(key=f"k{number}", result=CallResult.ACCEPTED, sends=1)
 
 
 def test_outcomes_that_arrive_while_another_waits_for_the_disk_share_the_next_append() -> None:

@@ -19,6 +19,7 @@ from sickbay.brain.ladder import next_rung, strike
 from sickbay.engine.apply import learn
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
+from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Checked, Fact, Looked, Observed, ResetDone
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import (
@@ -285,7 +286,7 @@ def test_a_check_that_is_over_proves_nothing_afterwards(state: IntentState) -> N
     check = tables.intent(Verify(nodes=(tables.SEAT,), level=2), state)
     verifying = tables.incident(Phase.VERIFYING, intent="i1.1")
     draft = drafted(tables.node(incident=verifying.id), verifying, check)
-    passed = Checked(check="i1.1", node=tables.SEAT, verdict="pass", incarnation=tables.BOOT, level=2)
+    passed = Checked(check="i1.1", node=tables.SEAT, verdict=Verdict.PASS, incarnation=tables.BOOT, level=2)
     learn(draft, Fact(id="f", at=NOW, news=passed, seq=7))
     after = draft.incident(verifying.id)
     assert after is not None
@@ -301,7 +302,7 @@ ITS_BOOT = Incarnation(uid="x", instance_id="x", boot_id="x")
     [
         (
             Verify(nodes=(tables.SEAT,), level=2),
-            Checked(check="i1.1", node=STRANGER, verdict="fail", incarnation=ITS_BOOT, level=2),
+            Checked(check="i1.1", node=STRANGER, verdict=Verdict.FAIL, incarnation=ITS_BOOT, level=2),
         ),
         (
             Look(nodes=(tables.SEAT,), stacks_of=JobId("j")),

@@ -26,12 +26,12 @@ from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
 from sickbay.model.errors import Rejected, Transient
-from sickbay.model.facts import Fact, JobSeen, Observed, Ordered, Outcome
+from sickbay.model.facts import CallResult, Fact, JobSeen, Observed, Ordered, Outcome
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, Ledger, Node, NodeId
 from sickbay.model.incident import Phase, Try, last_repair
 from sickbay.model.intent import Fence, Intent, IntentState, Repair, StopJob
-from sickbay.model.job import End, EndReason, Job, JobSpec, JobState
+from sickbay.model.job import End, EndReason, Job, JobSpec, JobState, RankState
 from sickbay.model.rows import Unit, key_of
 from sickbay.sim.context import CLUSTER_CAN, ClusterRules
 from sickbay.sim.simulation import CLUSTER
@@ -55,30 +55,30 @@ def answered(state: IntentState, outcome: Outcome, **more: Any) -> Intent:
     return after
 
 
-def said(result: str, sends: int) -> Outcome:
+def said(result: CallResult, sends: int) -> Outcome:
     return Outcome(key="", result=result, sends=sends, text="no")
 
 
 def test_what_is_refused_after_sendings_that_surely_had_no_effect_is_refused() -> None:
-    after = answered(IntentState.SENT, said("rejected", 2), sends=2, doubted=0)
+    after = answered(IntentState.SENT, said(CallResult.REJECTED, 2), sends=2, doubted=0)
     assert (after.state, after.refused) == (IntentState.REJECTED, False)
 
 
 def test_what_is_refused_after_a_sending_in_doubt_is_in_doubt_until_a_deadline() -> None:
-    after = answered(IntentState.SENT, said("rejected", 3), sends=3, doubted=1)
+    after = answered(IntentState.SENT, said(CallResult.REJECTED, 3), sends=3, doubted=1)
     assert (after.state, after.refused) == (IntentState.UNKNOWN, True)
     assert after.seen_by is not None
     assert after.seen_by.at == READING + after.patience
 
 
-@pytest.mark.parametrize("result", ["transient", "rejected"])
-def test_a_late_answer_to_the_sending_in_doubt_ends_the_doubt_and_nothing_else(result: str) -> None:
+@pytest.mark.parametrize("result", [CallResult.TRANSIENT, CallResult.REJECTED])
+def test_a_late_answer_to_the_sending_in_doubt_ends_the_doubt_and_nothing_else(result: CallResult) -> None:
     after = answered(IntentState.SENT, said(result, 1), sends=2, doubted=1)
     assert (after.state, after.doubted, after.sends) == (IntentState.SENT, 0, 2)
 
 
-@pytest.mark.parametrize("result", ["transient", "rejected", "unknown"])
-def test_a_late_answer_to_an_earlier_sending_does_not_end_the_later_one(result: str) -> None:
+@pytest.mark.parametrize("result", [CallResult.TRANSIENT, CallResult.REJECTED, CallResult.UNKNOWN])
+def test_a_late_answer_to_an_earlier_sending_does_not_end_the_later_one(result: CallResult) -> None:
     after = answered(IntentState.SENT, said(result, 1), sends=2, doubted=0)
     assert after.state is IntentState.SENT
 
@@ -207,7 +207,7 @@ def test_a_job_that_is_shown_before_it_has_nodes_is_not_adopted() -> None:
     draft = Bench().draft()
     learn(draft, Fact(id="pending", at=tables.NOW, news=pending, seq=3))
     assert draft.job(pending.job) is None
-    learn(draft, Fact(id="placed", at=tables.NOW, news=replace(pending, ranks={tables.SEAT: "running"}), seq=4))
+    learn(draft, Fact(id="placed", at=tables.NOW, news=replace(pending, ranks={tables.SEAT: RankState.RUNNING}), seq=4))
     assert draft.job(pending.job) is not None
 
 
@@ -233,7 +233,12 @@ def test_nodes_out_of_reach_are_fenced_side_by_side() -> None:
     """A fence may take minutes: the second does not wait for the first."""
     stop = jobs.intent(StopJob(job=JobId("train"), attempt=1), IntentState.ACCEPTED)
     first = replace(jobs.intent(Fence(job=JobId("train"), attempt=1, node=jobs.A), IntentState.SENT), key="train.2")
-    of = jobs.job(JobState.STOPPING, ranks={jobs.A: "running", jobs.B: "running"}, intent=stop.key, fences=(first.key,))
+    of = jobs.job(
+        JobState.STOPPING,
+        ranks={jobs.A: RankState.RUNNING, jobs.B: RankState.RUNNING},
+        intent=stop.key,
+        fences=(first.key,),
+    )
     away = (jobs.A, jobs.B)
     s = jobs.sight(of, stop, fences=(first,), lost=lambda: away, unseen=lambda: away, fenceable=lambda: away)
     decision = jobs.decided(s)

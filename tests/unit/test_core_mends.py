@@ -40,7 +40,7 @@ from sickbay.model.fleet import (
 )
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState, Repair, StartJob
-from sickbay.model.job import Job, JobSpec, JobState
+from sickbay.model.job import Job, JobSpec, JobState, RankState
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit
 from sickbay.model.rows import DUE_NOW, AnyRow, Unit, key_of
 from sickbay.policy.load import load_policy
@@ -417,7 +417,7 @@ def test_a_list_that_was_not_stored_whole_is_listed_again() -> None:
     spec = JobSpec(name="llama", cluster="sim", pool="train", nodes=1)
     job = Job(
         id=JobId("llama"), spec=spec, submitted_at=NOW, state=JobState.RUNNING, attempt=1,
-        ranks={tables.SEAT: "running"}, claim={tables.SEAT: ()}, ranks_as_of=5.0,
+        ranks={tables.SEAT: RankState.RUNNING}, claim={tables.SEAT: ()}, ranks_as_of=5.0,
     )  # fmt: skip
     store, cluster = FailingStore(limits=False), PurgedQueue()
     lease = store.lease("test", 1e6)

@@ -10,11 +10,11 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.apply import learn
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
-from sickbay.model.facts import AnyNews, Fact, JobSeen, JobVanished, Outcome
+from sickbay.model.facts import AnyNews, CallResult, Fact, JobSeen, JobVanished, Outcome
 from sickbay.model.fleet import AgentState, Capability, Incarnation, JobId, Node, NodeId
 from sickbay.model.intent import Intent, IntentState, StopJob
-from sickbay.model.job import Job, JobSpec, JobState
-from sickbay.model.protocol import Answered, RunReset
+from sickbay.model.job import Job, JobSpec, JobState, RankState
+from sickbay.model.protocol import Answered, CommandResult, RunReset
 from sickbay.policy.load import load_policy
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,7 +38,8 @@ def draft(**job: Any) -> Draft:
     made.put(Node(id=B, cluster="c", pool="c/p", incarnation=boot, ready=False, agent=AgentState.SILENT))
     made.put(STOP)
     fields: dict[str, Any] = {
-        "state": JobState.STOPPING, "attempt": 1, "ranks": {A: "running", B: "running"}, "claim": {A: (), B: ()},
+        "state": JobState.STOPPING, "attempt": 1, "ranks": dict.fromkeys((A, B), RankState.RUNNING),
+        "claim": {A: (), B: ()},
         "ranks_as_of": 10.0, "intent": STOP.key,
     }  # fmt: skip
     spec = JobSpec(name="train", cluster="c", pool="p", nodes=2)
@@ -83,7 +84,7 @@ def test_a_job_has_vanished_when_two_lists_or_its_cluster_say_so(
     after = told(on, first)
     after = told(on, second) if second is not None else after
     assert (after.end is not None) is gone
-    assert after.ranks[B] == "running", "nobody reaches it"
+    assert after.ranks[B] == RankState.RUNNING, "nobody reaches it"
 
 
 @pytest.mark.parametrize("waiting", [20, 60, 300])
@@ -91,8 +92,8 @@ def test_an_answer_to_a_later_command_counts_however_many_wait_before_it(waiting
     door = Door()
     for number in range(waiting):
         door.post(RunReset(key=f"k{number}"), name=f"c{number:04d}")
-    door.reception.receive(report(Answered(command=f"c{waiting - 1:04d}", result="refused", text="busy")))
+    door.reception.receive(report(Answered(command=f"c{waiting - 1:04d}", result=CommandResult.REFUSED, text="busy")))
     assert [fact.news for fact in door.facts()] == [
-        Outcome(key=f"k{waiting - 1}", result="rejected", sends=0, text="busy", node=NODE)
+        Outcome(key=f"k{waiting - 1}", result=CallResult.REJECTED, sends=0, text="busy", node=NODE)
     ]
     assert f"c{waiting - 1:04d}" not in [command.id for command in door.store.mail(NODE, limit=1000)]

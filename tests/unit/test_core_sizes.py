@@ -19,10 +19,11 @@ from sickbay.engine.seats import settle
 from sickbay.engine.transitions import step_job
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
+from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Fact, JobSeen, Observed, Stepped, Wrote
 from sickbay.model.fleet import Brake, JobId, Node, NodeId
 from sickbay.model.intent import StartJob, Verify
-from sickbay.model.job import End, EndReason, Job, JobSpec, JobState
+from sickbay.model.job import End, EndReason, Job, JobSpec, JobState, RankState
 from sickbay.model.parts import INLINE, whole
 from sickbay.model.policy import BrakeRule, BrakeScope
 from sickbay.model.rows import ITEM_BYTES, UNIT_ACTIONS, AnyRow, key_of, kind_of
@@ -44,7 +45,7 @@ def gang(size: int, **more: object) -> Job:
     spec = JobSpec(name="llama", cluster="eks-train", pool="gpu", nodes=size)
     full = {
         "id": JobId("llama"), "spec": spec, "submitted_at": NOW, "state": JobState.RUNNING, "attempt": 1,
-        "claim": dict.fromkeys(nodes, tuple(range(8))), "ranks": dict.fromkeys(nodes, "running"),
+        "claim": dict.fromkeys(nodes, tuple(range(8))), "ranks": dict.fromkeys(nodes, RankState.RUNNING),
     }  # fmt: skip
     return Job(**{**full, **more})  # type: ignore[arg-type]
 
@@ -110,7 +111,7 @@ def test_a_step_of_training_writes_the_head_of_a_large_job_alone() -> None:
     job = gang(4096)
     assert len(shelf.put(job)) == 1 + 5
     assert shelf.put(replace(job, step=1)) == {"job:llama"}
-    ranks = {**job.ranks, name(0): "gone"}
+    ranks = {**job.ranks, name(0): RankState.GONE}
     assert len(shelf.put(replace(job, step=2, ranks=ranks))) == 2, "one rank changes one part"
     assert shelf.read("job:llama") == replace(job, step=2, ranks=ranks)
     shelf.put(replace(job, claim={}, ranks={}))
@@ -179,7 +180,7 @@ def test_the_gate_and_the_start_of_16384_nodes_fit_their_unit() -> None:
     draft.put(job)
     draft.put(gate)
     shelf.commit(draft)
-    passed = replace(gate, verdicts=dict.fromkeys(job.claim, "pass"))
+    passed = replace(gate, verdicts=dict.fromkeys(job.claim, Verdict.PASS))
     shelf.put(passed)
     assert shelf.read("intent:llama.1") == passed
     shelf.put(replace(gate, key="llama.2", act=StartJob(job=job.id, attempt=1, nodes=job.claim)))

@@ -27,7 +27,7 @@ from sickbay.model.fleet import (
 )
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.intent import Fence, Intent, IntentState, Notify, StopJob
-from sickbay.model.job import Job, JobSpec, JobState
+from sickbay.model.job import Job, JobSpec, JobState, RankState
 from sickbay.model.rows import AnyRow, key_of
 from sickbay.policy.load import load_policy
 
@@ -80,7 +80,7 @@ class Desk:
 
 def running(name: str, *devices: int) -> Job:
     spec = JobSpec(name=name, cluster="sim", pool="train", nodes=1, gpus_per_node=1)
-    state, ranks = JobState.RUNNING, {APART: "running"}
+    state, ranks = JobState.RUNNING, {APART: RankState.RUNNING}
     return Job(
         id=JobId(name), spec=spec, submitted_at=NOW, made=True, attempt=1, state=state, claim={APART: devices},
         ranks=ranks,
@@ -107,7 +107,7 @@ def test_ranks_on_a_shared_node_are_fenced_as_soon_as_nobody_else_is_there() -> 
     desk.plan(key_of(stuck))
     assert desk.due() == [], "another attempt would suffer from the fence"
 
-    desk.write(replace(other, claim={}, ranks={APART: "gone"}))
+    desk.write(replace(other, claim={}, ranks={APART: RankState.GONE}))
     assert desk.due() == [key_of(stuck)]
     made = [row.act for row in desk.plan(key_of(stuck)) if isinstance(row, Intent)]
     assert made == [Fence(job=stuck.id, attempt=1, node=APART)]

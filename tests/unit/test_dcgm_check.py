@@ -9,9 +9,10 @@ import pytest
 from tests.support.agent_rig import left_by
 from tests.unit.test_dcgm_documents import sample
 
-from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, examine
+from sickbay.agent.checks import CouldNotRun, examine
 from sickbay.agent.checks.dcgm import dcgm_tests, judged
 from sickbay.agent.dcgmi import Ran, Run, run_dcgmi
+from sickbay.model.checkup import Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ def check(run: Run, level: int = 2, seconds: float = 10.0) -> tuple[str, str]:
 
 
 def test_a_healthy_node_passes(tmp_path: Path) -> None:
-    assert check(program(tmp_path, sample("diag4_pass.json"))) == (PASS, "")
+    assert check(program(tmp_path, sample("diag4_pass.json"))) == (Verdict.PASS, "")
     assert (tmp_path / "calls").read_text() == "diag -r 2 -j\n"
 
 
@@ -40,7 +41,7 @@ def test_each_level_is_a_test_of_its_own() -> None:
 
 def test_a_failed_test_fails_the_check_and_names_the_gpu(tmp_path: Path) -> None:
     verdict, because = check(program(tmp_path, sample("diag4.json"), code=226))
-    assert verdict == FAIL
+    assert verdict == Verdict.FAIL
     assert "dcgm.memory_failed on GPU 1" in because
     assert "xid on GPU 0" in because
 
@@ -90,7 +91,7 @@ def with_warning(text: str, number: int) -> str:
 )
 def test_what_could_not_run_never_passes_and_never_fails(tmp_path: Path, text: str, code: int, why: str) -> None:
     verdict, because = check(program(tmp_path, text, code))
-    assert verdict == COULD_NOT_RUN
+    assert verdict == Verdict.COULD_NOT_RUN
     assert why in because
 
 
@@ -109,7 +110,7 @@ def test_a_setting_of_the_software_is_no_fault_of_the_hardware() -> None:
 
 def test_without_dcgm_it_could_not_run(tmp_path: Path) -> None:
     verdict, because = check(partial(run_dcgmi, program=str(tmp_path / "none")))
-    assert verdict == COULD_NOT_RUN
+    assert verdict == Verdict.COULD_NOT_RUN
     assert "not installed" in because
 
 
@@ -118,7 +119,7 @@ def test_a_diagnostic_that_hangs_is_ended_politely_and_could_not_run(tmp_path: P
         tmp_path, "", before=f"trap 'echo stopped > {tmp_path}/end; exit 1' TERM\nwhile true; do sleep 0.05; done"
     )
     verdict, because = check(run, seconds=0.5)
-    assert verdict == COULD_NOT_RUN
+    assert verdict == Verdict.COULD_NOT_RUN
     assert "did not end" in because
     assert (tmp_path / "end").exists()  # dcgmi had its chance to stop the test that it began
     assert not left_by(tmp_path)

@@ -11,6 +11,7 @@ from sickbay.brain.correlate import absorb
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Do, IncidentDecision, Move, Stay
 from sickbay.brain.incident_input import IncidentInput, reset_domain
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
@@ -404,7 +405,7 @@ def test_a_rung_that_was_never_carried_out_was_not_tried() -> None:
 CHECK = Verify(nodes=(SEAT,), level=2)
 
 
-def verified(verdict: str, **more: Any) -> Intent:
+def verified(verdict: Verdict, **more: Any) -> Intent:
     return intent(CHECK, IntentState.SEEN, verdicts={SEAT: verdict}, clock=INGEST, **more)
 
 
@@ -414,9 +415,9 @@ def verified(verdict: str, **more: Any) -> Intent:
         ((REBOOT,), None, "Verify"),
         ((REBOOT,), intent(CHECK, IntentState.ACCEPTED), "wait"),
         ((REBOOT,), intent(CHECK, IntentState.ACCEPTED, expect=NEXT), "Verify"),
-        ((REBOOT,), verified("fail"), "fail"),
-        ((REBOOT,), verified("could_not_run"), "hold"),
-        ((RESET,), verified("could_not_run"), "fail"),  # so says the default policy for resets
+        ((REBOOT,), verified(Verdict.FAIL), Verdict.FAIL),
+        ((REBOOT,), verified(Verdict.COULD_NOT_RUN), "hold"),
+        ((RESET,), verified(Verdict.COULD_NOT_RUN), Verdict.FAIL),  # so says the default policy for resets
         ((REBOOT,), intent(CHECK, IntentState.EXPIRED), "hold"),
         ((REBOOT,), intent(CHECK, IntentState.REJECTED), "hold"),
         ((RESET,), intent(CHECK, IntentState.EXPIRED), "fail"),

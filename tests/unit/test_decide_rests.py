@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Do, Move, Stay
 from sickbay.brain.incident_input import IncidentInput
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
@@ -80,7 +81,7 @@ def intent(act: AnyAct, state: IntentState, **more: Any) -> Intent:
 INTENTS = st.none() | st.builds(
     intent, ACTS, st.sampled_from(IntentState), seen_by=DEADLINES, expect=st.none() | BOOTS,
     sent_at=st.sampled_from([0.0, 900.0]),
-    verdicts=st.dictionaries(st.just(SEAT), st.sampled_from(["pass", "fail", "could_not_run"])),
+    verdicts=st.dictionaries(st.just(SEAT), st.sampled_from([Verdict.PASS, Verdict.FAIL, Verdict.COULD_NOT_RUN])),
 )  # fmt: skip
 JOBS = st.lists(st.sampled_from([JobId("j1"), JobId("j2")]), unique=True).map(tuple)
 PAST = st.lists(

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sickbay.brain.drift import drift, rung_shown
+from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Incarnation, IncidentId, Node, NodeId
 from sickbay.model.incident import OUT, Incident, IncidentKind, Phase, Try
@@ -97,10 +98,10 @@ def test_while_repairing_only_what_goes_beyond_our_rung_is_others_doing(
         (Remedy.REPLACE, node(None), {}, True),
         (Remedy.REBOOT, node(None), {}, False),
         (Remedy.RESET_GPU, node(REBOOTED), {}, False),
-        (Remedy.RESET_GPU, node(FIRST), {SEAT: "reset"}, True),
+        (Remedy.RESET_GPU, node(FIRST), {SEAT: Verdict.RESET}, True),
     ],
 )
-def test_each_rung_has_its_own_proof(rung: Remedy, seat: Node, verdicts: dict[NodeId, str], proven: bool) -> None:
+def test_each_rung_has_its_own_proof(rung: Remedy, seat: Node, verdicts: dict[NodeId, Verdict], proven: bool) -> None:
     intent = Intent(
         key="i7.1", owner="incident:i7", cluster="sim", pool="train", act=Repair(node=SEAT, rung=rung), because="",
         planned_at=NOW, clock="sim", call_timeout=30.0, patience=900.0, expect=FIRST, verdicts=verdicts,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sickbay.adapters.executors.threads import ThreadExecutor
-from sickbay.model.facts import Outcome
+from sickbay.model.facts import CallResult, Outcome
 from sickbay.sim.host import InlineExecutor
 from sickbay.testing.executor_contract import (
     LANE,
@@ -115,4 +115,4 @@ def test_outcomes_made_here_name_their_intent() -> None:
     executor = ThreadExecutor()
     executor.close()
     executor.submit(LANE, answer("a"), LONG, heard, "a")
-    assert heard.next() == Outcome(key="a", result="transient", sends=0, text=f"no worker is free for {LANE}")
+    assert heard.next() == Outcome(key="a", result=CallResult.TRANSIENT, sends=0, text=f"no worker is free for {LANE}")

@@ -24,11 +24,10 @@ from sickbay.agent.probes import Probe
 from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.rank_stacks import RunningRank, collect_stacks
 from sickbay.agent.user_files import append, read_small
-from sickbay.clusters.local.files import RankState
 from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
 from sickbay.model.fleet import JobId, NodeId
-from sickbay.model.job import LogRule
+from sickbay.model.job import LogRule, RankState
 from sickbay.model.protocol import Item, ItemNews
 
 SECRET = '{"step": 666}'

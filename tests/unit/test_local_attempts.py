@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from sickbay.clusters.local.attempts import Attempts, GangRecord, NodePart, Over, environment, free_port, lay_out
-from sickbay.clusters.local.files import LocalSeat, Rank, RankPlan, RankState, Status
+from sickbay.clusters.local.files import LocalSeat, Rank, RankPlan, Status
 from sickbay.clusters.local.outcomes import Evidence, judge
 from sickbay.clusters.local.prune import prune
 from sickbay.clusters.local.rack import Rack
@@ -16,7 +16,7 @@ from sickbay.clusters.local.seat_state import SeatState
 from sickbay.model.errors import Rejected
 from sickbay.model.facts import NodeVanished
 from sickbay.model.fleet import Device, JobId, NodeId
-from sickbay.model.job import EndReason, JobSpec
+from sickbay.model.job import EndReason, JobSpec, RankState
 
 JOB = JobId("train-1")
 A, B = NodeId("local/a"), NodeId("local/b")

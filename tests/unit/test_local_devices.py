@@ -9,11 +9,12 @@ import pytest
 
 from sickbay.clusters.local.defects import bus, catalogue, device_at, named, xid
 from sickbay.clusters.local.devices import Hardware, create, hit, holders, passing
-from sickbay.clusters.local.files import Break, Paths, Rank, RankState, VirtualDefect
+from sickbay.clusters.local.files import Break, Paths, Rank, VirtualDefect
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
+from sickbay.model.job import RankState
 from sickbay.signs.kernel import parse_line
 
 

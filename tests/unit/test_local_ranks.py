@@ -12,9 +12,9 @@ import pytest
 from tests.support.local_node import LocalNode, eventually, living
 
 from sickbay.clusters.local import processes
-from sickbay.clusters.local.files import Rank, RankState
+from sickbay.clusters.local.files import Rank
 from sickbay.clusters.local.output import end_of_output, read_output
-from sickbay.model.job import LogRule
+from sickbay.model.job import LogRule, RankState
 
 pytestmark = pytest.mark.slow
 

@@ -15,19 +15,11 @@ from msgspec.structs import replace
 from tests.support.local_node import LocalNode, eventually, living
 
 from sickbay.clusters.local.defects import bus, named
-from sickbay.clusters.local.files import (
-    Break,
-    Rank,
-    RankState,
-    RestartAgent,
-    Status,
-    VirtualDefect,
-    read,
-    write,
-)
+from sickbay.clusters.local.files import Break, Rank, RestartAgent, Status, VirtualDefect, read, write
 from sickbay.clusters.local.supervisor import KEEP_GONE, KEEP_TAILS, _worth_keeping
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
+from sickbay.model.job import RankState
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from sickbay.knowledge.load import load_tables
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import AgentState, Device, Incarnation, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident, IncidentKind, Phase
-from sickbay.model.job import Interruption, Job, JobSpec, JobState
+from sickbay.model.job import Interruption, Job, JobSpec, JobState, RankState
 from sickbay.model.policy import Limit, PlaceBy, Policy
 from sickbay.model.rows import AnyRow, Unit, key_of
 from sickbay.policy.load import load_policy
@@ -229,7 +229,7 @@ def test_who_can_be_reached() -> None:
         node(3, ready=False),
         job("other", state=JobState.RUNNING, claim={SEATS[3]: (0,)}),
     )
-    mine = job(ranks={**dict.fromkeys(SEATS, "running"), SEATS[0]: "gone"})
+    mine = job(ranks={**dict.fromkeys(SEATS, RankState.RUNNING), SEATS[0]: RankState.GONE})
     assert lost(draft(*rows), mine) == (SEATS[2], SEATS[4])
     assert unseen(draft(*rows), mine) == tuple(SEATS[1:])
     assert fenceable(draft(*rows), mine) == (SEATS[1], SEATS[2], SEATS[4]), "others use the partitioned one"

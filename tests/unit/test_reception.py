@@ -11,14 +11,16 @@ from tests.support.agent_rig import until
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.reception import Reception
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST
 from sickbay.model.errors import BadInput, StoreUnavailable, Unstorable
-from sickbay.model.facts import Booted, Checked, Fact, Looked, Observed, Outcome, Stepped
+from sickbay.model.facts import Booted, CallResult, Checked, Fact, Looked, Observed, Outcome, Stepped
 from sickbay.model.fleet import Incarnation, JobId, Node, NodeId
 from sickbay.model.protocol import (
     Answered,
     AnyOrder,
     Command,
+    CommandResult,
     Item,
     ItemNews,
     Measured,
@@ -244,24 +246,24 @@ def test_those_that_an_agent_has_do_not_hide_the_others() -> None:
 def test_an_answer_strikes_its_command_and_leaves_no_fact_when_it_was_carried_out() -> None:
     door = Door()
     door.post(RunCheck(check="k", level=2))
-    verdict = Checked(check="k", node=NODE, verdict="pass", incarnation=ME, level=2)
-    door.reception.receive(report(verdict, Answered(command="k/c/n1", result="done")))
+    verdict = Checked(check="k", node=NODE, verdict=Verdict.PASS, incarnation=ME, level=2)
+    door.reception.receive(report(verdict, Answered(command="k/c/n1", result=CommandResult.DONE)))
     assert [type(fact.news) for fact in door.facts()] == [Checked]
     assert not door.store.mail(NODE)
 
 
-@pytest.mark.parametrize("result", ["refused", "unknown"])
-def test_a_reset_that_was_not_surely_done_is_a_late_refusal(result: str) -> None:
+@pytest.mark.parametrize("result", [CommandResult.REFUSED, CommandResult.UNKNOWN])
+def test_a_reset_that_was_not_surely_done_is_a_late_refusal(result: CommandResult) -> None:
     door = Door()
     door.post(RunReset(key="k"))
     door.reception.receive(report(Answered(command="k/c/n1", result=result, text="held by rank 0")))
     (fact,) = door.facts()
-    assert fact.news == Outcome(key="k", result="rejected", sends=0, text="held by rank 0", node=NODE)
+    assert fact.news == Outcome(key="k", result=CallResult.REJECTED, sends=0, text="held by rank 0", node=NODE)
     assert not door.store.mail(NODE)
 
 
-@pytest.mark.parametrize("result", ["done", "unknown"])
-def test_a_reboot_that_may_yet_come_is_waited_for(result: str) -> None:
+@pytest.mark.parametrize("result", [CommandResult.DONE, CommandResult.UNKNOWN])
+def test_a_reboot_that_may_yet_come_is_waited_for(result: CommandResult) -> None:
     """Its proof is another boot; the next rung must not begin beside it."""
     door = Door()
     door.post(RunReboot(key="k"))
@@ -273,26 +275,26 @@ def test_a_reboot_that_may_yet_come_is_waited_for(result: str) -> None:
 def test_a_reboot_that_was_refused_ends_its_rung() -> None:
     door = Door()
     door.post(RunReboot(key="k"))
-    door.reception.receive(report(Answered(command="k/c/n1", result="refused", text="not allowed")))
+    door.reception.receive(report(Answered(command="k/c/n1", result=CommandResult.REFUSED, text="not allowed")))
     (fact,) = door.facts()
-    assert fact.news == Outcome(key="k", result="rejected", sends=0, text="not allowed", node=NODE)
+    assert fact.news == Outcome(key="k", result=CallResult.REJECTED, sends=0, text="not allowed", node=NODE)
 
 
-@pytest.mark.parametrize("result", ["refused", "unknown"])
-def test_a_check_that_was_not_carried_out_could_not_run(result: str) -> None:
+@pytest.mark.parametrize("result", [CommandResult.REFUSED, CommandResult.UNKNOWN])
+def test_a_check_that_was_not_carried_out_could_not_run(result: CommandResult) -> None:
     door = Door()
     door.post(RunCheck(check="k", level=3))
     door.reception.receive(report(Answered(command="k/c/n1", result=result, text="another incarnation")))
     (fact,) = door.facts()
     assert fact.news == Checked(
-        check="k", node=NODE, verdict="could_not_run", incarnation=ME, level=3, because="another incarnation"
+        check="k", node=NODE, verdict=Verdict.COULD_NOT_RUN, incarnation=ME, level=3, because="another incarnation"
     )
 
 
 def test_a_refused_look_says_nothing_at_all() -> None:
     door = Door()
     door.post(RunLook(look="k"))
-    door.reception.receive(report(Answered(command="k/c/n1", result="refused")))
+    door.reception.receive(report(Answered(command="k/c/n1", result=CommandResult.REFUSED)))
     assert not door.facts()
     assert not door.store.mail(NODE)
 
@@ -300,7 +302,10 @@ def test_a_refused_look_says_nothing_at_all() -> None:
 def test_only_the_first_answer_counts() -> None:
     door = Door()
     door.post(RunCheck(check="k", level=1))
-    done, unsure = Answered(command="k/c/n1", result="done"), Answered(command="k/c/n1", result="unknown")
+    done, unsure = (
+        Answered(command="k/c/n1", result=CommandResult.DONE),
+        Answered(command="k/c/n1", result=CommandResult.UNKNOWN),
+    )
     door.reception.receive(report(done, unsure))
     door.reception.receive(report(unsure, first=3))
     assert not door.facts()
@@ -310,7 +315,7 @@ def test_a_refusal_that_comes_after_the_commands_time_still_counts() -> None:
     door = Door()
     door.post(RunReset(key="k"))
     door.clock.now += 31.0
-    door.reception.receive(report(Answered(command="k/c/n1", result="refused", text="its time is over")))
+    door.reception.receive(report(Answered(command="k/c/n1", result=CommandResult.REFUSED, text="its time is over")))
     assert [type(fact.news) for fact in door.facts()] == [Outcome]
 
 
@@ -337,7 +342,7 @@ def test_nothing_is_acknowledged_or_struck_that_was_not_stored() -> None:
     door.post(RunLook(look="k"))
     poison = replace(XID, text="poison")
     with pytest.raises(StoreUnavailable):
-        door.reception.receive(report(poison, Answered(command="k/c/n1", result="done")))
+        door.reception.receive(report(poison, Answered(command="k/c/n1", result=CommandResult.DONE)))
     assert [command.id for command in door.store.mail(NODE)] == ["k/c/n1"]
 
 

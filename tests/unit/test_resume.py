@@ -14,6 +14,7 @@ from sickbay.brain.gate import gate_of
 from sickbay.brain.job_input import JobInput
 from sickbay.brain.resume import resume
 from sickbay.knowledge.load import load_tables
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fleet import Capability, IncidentId, JobId, NodeId
 from sickbay.model.intent import (
@@ -28,7 +29,7 @@ from sickbay.model.intent import (
     StopJob,
     Verify,
 )
-from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Interruption, Job, JobSpec, JobState
+from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Interruption, Job, JobSpec, JobState, RankState
 from sickbay.model.policy import Examine, OnNoFault, Policy, Trigger
 from sickbay.policy.load import load_policy, shipped
 
@@ -84,8 +85,9 @@ def under(**changes: Any) -> Policy:
     return replace(DEFAULT, resume=replace(DEFAULT.resume, **changes))
 
 
-LOOKED = intent(Look(nodes=(A, B)), IntentState.SEEN, verdicts={A: "looked", B: "looked"})
-GONE = {A: "gone", B: "gone"}
+LOOKED = intent(Look(nodes=(A, B)), IntentState.SEEN, verdicts={A: Verdict.LOOKED, B: Verdict.LOOKED})
+GONE = {A: RankState.GONE, B: RankState.GONE}
+ALIVE = {A: RankState.RUNNING, B: RankState.RUNNING}
 
 
 # --- the gate
@@ -124,9 +126,9 @@ def test_a_claim_is_written_with_the_gate_where_there_is_one_else_with_the_start
     assert plain.also["attempt"] == 2
 
 
-@pytest.mark.parametrize("verdict", ["fail", "could_not_run", None])
-def test_whatever_is_not_a_pass_fails_the_gate(verdict: str | None) -> None:
-    verdicts = {A: "pass", **({B: verdict} if verdict else {})}
+@pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.COULD_NOT_RUN, None])
+def test_whatever_is_not_a_pass_fails_the_gate(verdict: Verdict | None) -> None:
+    verdicts = {A: Verdict.PASS, **({B: verdict} if verdict else {})}
     over = intent(
         Verify(nodes=(A, B), level=1), IntentState.SEEN if verdict else IntentState.EXPIRED, verdicts=verdicts
     )
@@ -137,7 +139,7 @@ def test_whatever_is_not_a_pass_fails_the_gate(verdict: str | None) -> None:
 
 def test_a_gate_that_is_called_off_for_a_node_that_it_found_sick_has_failed() -> None:
     call = Call(because="check.failed on sim/a", incident=IncidentId("i1"), node=A)
-    half = intent(Verify(nodes=(A, B), level=1), IntentState.ACCEPTED, verdicts={A: "fail"})
+    half = intent(Verify(nodes=(A, B), level=1), IntentState.ACCEPTED, verdicts={A: Verdict.FAIL})
     decision = decided(sight(job(JobState.GATING, calls=(call,)), half))
     assert isinstance(decision, Move)
     assert (decision.event, decision.also["gates"], decision.also["calls"]) == ("unclaim", 1, ())
@@ -161,7 +163,7 @@ def test_a_refused_start_waits_for_newer_reads_before_it_spends_a_gate() -> None
 
 
 def test_a_hung_job_is_asked_for_its_stacks_before_it_is_stopped() -> None:
-    hung = job(JobState.RUNNING, ranks={A: "running", B: "running"}, calls=(Call(because="hung: no step"),))
+    hung = job(JobState.RUNNING, ranks=ALIVE, calls=(Call(because="hung: no step"),))
     first = decided(sight(hung))
     assert isinstance(first, Do)
     assert first.act == Look(nodes=(A, B), stacks_of=hung.id)
@@ -174,13 +176,15 @@ def test_a_hung_job_is_asked_for_its_stacks_before_it_is_stopped() -> None:
 
 def test_a_sick_node_is_not_waited_for_with_stacks() -> None:
     call = Call(because="xid.79", incident=IncidentId("i1"), node=A)
-    decision = decided(sight(job(JobState.RUNNING, ranks={A: "running"}, calls=(Call(because="hung: x"), call))))
+    decision = decided(
+        sight(job(JobState.RUNNING, ranks={A: RankState.RUNNING}, calls=(Call(because="hung: x"), call)))
+    )
     assert isinstance(decision, Move)
 
 
 def test_a_stop_that_found_nothing_waits_for_the_word_on_how_it_ended() -> None:
     gone = intent(StopJob(job=JobId("train"), attempt=1), IntentState.REJECTED, gone=True)
-    running = job(JobState.STOPPING, ranks={A: "running", B: "running"})
+    running = job(JobState.STOPPING, ranks=ALIVE)
     assert isinstance(decided(sight(running, gone)), Change)
     late = decided(sight(replace(running, deadline=Deadline(clock="sim", at=2000.0)), gone))
     assert isinstance(late, Stay)
@@ -206,7 +210,7 @@ def test_only_what_is_out_of_reach_is_fenced(
     lost: tuple[NodeId, ...], unseen: tuple[NodeId, ...], state: IntentState, fenced: bool
 ) -> None:
     stop = intent(StopJob(job=JobId("train"), attempt=1), state)
-    stopping = job(JobState.STOPPING, ranks={A: "running", B: "gone"})
+    stopping = job(JobState.STOPPING, ranks={A: RankState.RUNNING, B: RankState.GONE})
     seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
     decision = decided(sight(stopping, stop, **seats))
     assert (isinstance(decision, Do) and isinstance(decision.act, Fence)) is fenced
@@ -217,11 +221,11 @@ def test_only_what_is_out_of_reach_is_fenced(
 @pytest.mark.parametrize(
     ("claim", "ranks", "least", "seen"),
     [
-        ({A: (), B: ()}, {A: "running", B: "running"}, 2, True),
-        ({A: (), B: ()}, {A: "running"}, 2, False),
-        ({A: (), B: ()}, {A: "running", B: "gone"}, 2, False),
-        ({A: ()}, {A: "running"}, 2, False),  # the cluster shows the ranks that it places one after another
-        ({A: ()}, {A: "running"}, 1, True),
+        ({A: (), B: ()}, {A: RankState.RUNNING, B: RankState.RUNNING}, 2, True),
+        ({A: (), B: ()}, {A: RankState.RUNNING}, 2, False),
+        ({A: (), B: ()}, {A: RankState.RUNNING, B: RankState.GONE}, 2, False),
+        ({A: ()}, {A: RankState.RUNNING}, 2, False),  # the cluster shows the ranks that it places one after another
+        ({A: ()}, {A: RankState.RUNNING}, 1, True),
         ({}, {}, 1, False),
     ],
 )
@@ -245,7 +249,7 @@ def test_ranks_that_were_never_seen_are_gone_only_by_a_stop_that_was_taken(
 ) -> None:
     stop = intent(StopJob(job=JobId("train"), attempt=1), state, sends=1, visible_from=50.0)
     assert shown(stop, {}, job(JobState.STOPPING), horizon) is gone
-    assert not shown(stop, {}, job(JobState.STOPPING, ranks={A: "running"}), horizon)
+    assert not shown(stop, {}, job(JobState.STOPPING, ranks={A: RankState.RUNNING}), horizon)
 
 
 # --- the verdict
@@ -293,18 +297,20 @@ def test_the_verdict(fields: dict[str, Any], changes: dict[str, Any], event: str
 
 
 def test_a_node_that_gave_no_answer_is_avoided() -> None:
-    half = intent(Look(nodes=(A, B)), IntentState.EXPIRED, verdicts={A: "looked"})
+    half = intent(Look(nodes=(A, B)), IntentState.EXPIRED, verdicts={A: Verdict.LOOKED})
     decision = decided(sight(job(JobState.DIAGNOSING, ranks=GONE, end=ended()), half))
     assert isinstance(decision, Move)
     assert decision.also["avoid"] == (B,)
 
 
-@pytest.mark.parametrize(("verdict", "avoided"), [("pass", ()), ("fail", ()), ("could_not_run", (B,)), (None, (B,))])
+@pytest.mark.parametrize(
+    ("verdict", "avoided"), [(Verdict.PASS, ()), (Verdict.FAIL, ()), (Verdict.COULD_NOT_RUN, (B,)), (None, (B,))]
+)
 def test_a_node_that_could_not_be_checked_after_the_end_is_avoided(
-    verdict: str | None, avoided: tuple[NodeId, ...]
+    verdict: Verdict | None, avoided: tuple[NodeId, ...]
 ) -> None:
     policy = replace(under(on_no_fault=OnNoFault.RESTART), examine=(Examine(on=Trigger.JOB_END, level=2),))
-    verdicts = {A: "pass", **({B: verdict} if verdict else {})}
+    verdicts = {A: Verdict.PASS, **({B: verdict} if verdict else {})}
     check = intent(Verify(nodes=(A, B), level=2), IntentState.EXPIRED, verdicts=verdicts)
     decision = decided(sight(job(JobState.DIAGNOSING, ranks=GONE, end=ended()), check), policy)
     assert isinstance(decision, Move)
@@ -315,7 +321,7 @@ def test_a_node_that_could_not_be_checked_after_the_end_is_avoided(
 
 NODES = st.sampled_from([A, B, NodeId("sim/c")])
 CLAIMS = st.dictionaries(NODES, st.sampled_from([(), (0,), (1, 2)]), max_size=3)
-RANKS = st.dictionaries(NODES, st.sampled_from(["running", "gone"]), max_size=3)
+RANKS = st.dictionaries(NODES, st.sampled_from([RankState.RUNNING, RankState.GONE]), max_size=3)
 DEADLINES = st.none() | st.builds(
     Deadline, clock=st.sampled_from(["sim", "ingest"]), at=st.sampled_from([0.0, 500.0, 5000.0])
 )
@@ -365,7 +371,7 @@ JOB_ACTS = st.sampled_from(
 INTENTS = st.none() | st.builds(
     intent, JOB_ACTS, st.sampled_from(IntentState), seen_by=DEADLINES, gone=st.booleans(),
     sent_at=st.sampled_from([0.0, 900.0]), answer=st.sampled_from(["", "refused"]),
-    verdicts=st.dictionaries(NODES, st.sampled_from(["pass", "fail", "could_not_run", "looked"]), max_size=3),
+    verdicts=st.dictionaries(NODES, st.sampled_from(Verdict), max_size=3),
 )  # fmt: skip
 SUBSETS = st.sets(st.sampled_from(Capability)).map(frozenset) | st.just(EVERYTHING)
 SOME = st.lists(NODES, unique=True, max_size=3).map(tuple)
@@ -422,8 +428,10 @@ def test_nothing_starts_while_a_rank_may_be_left(
     if not isinstance(decision, Move):
         return
     assert last is not None
-    all_gone = bool(start.ranks) and "running" not in start.ranks.values() and start.claim.keys() <= start.ranks.keys()
-    unheard = any(state == "running" and node in unseen for node, state in start.ranks.items())
+    all_gone = (
+        bool(start.ranks) and RankState.RUNNING not in start.ranks.values() and start.claim.keys() <= start.ranks.keys()
+    )
+    unheard = any(state == RankState.RUNNING and node in unseen for node, state in start.ranks.items())
     said = last.gone or (last.state.over and start.vanished)
     nothing_there = said and (start.fenced or not unheard)  # a cluster's word about what it can reach
     stopped = isinstance(last.act, StopJob) and (last.state is IntentState.SEEN or nothing_there)

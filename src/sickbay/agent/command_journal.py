@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sickbay.model.noun import Noun
+from sickbay.model.protocol import CommandResult
 
 REMEMBERED = 500  # commands whose answer is known; one that has none yet is never forgotten
 LINES = 4 * REMEMBERED  # in the file, before what is not remembered is left out of it
@@ -19,7 +20,7 @@ class JournaledCommand(Noun):
     """
 
     id: str
-    result: str = ""
+    result: CommandResult | None = None
     text: str = ""
     leaving: str = ""
 

@@ -19,6 +19,7 @@ from sickbay.model.protocol import (
     Answered,
     AnyOrder,
     Command,
+    CommandResult,
     ItemNews,
     RunCheck,
     RunCollect,
@@ -109,7 +110,7 @@ class Commands:
     def recover(self) -> None:
         """What an earlier run had begun: nobody knows how far it came, but for what has ended its boot since."""
         ended = [self._ended(entry) for entry in self._journal.known.values() if not entry.result]
-        answers = [Answered(command=entry.id, result=entry.result, text=entry.text) for entry in ended]
+        answers = [Answered(command=e.id, result=e.result or CommandResult.UNKNOWN, text=e.text) for e in ended]
         self._outbox.put([say(answer) for answer in answers])
         with suppress(OSError):  # a full disk: then the next run says it again, and nobody minds
             for entry in ended:
@@ -119,11 +120,15 @@ class Commands:
     def _ended(self, entry: JournaledCommand) -> JournaledCommand:
         now = self._me.boot_id
         if not entry.leaving:
-            return JournaledCommand(id=entry.id, result="unknown", text="the agent ended while it carried this out")
+            return JournaledCommand(
+                id=entry.id, result=CommandResult.UNKNOWN, text="the agent ended while it carried this out"
+            )
         if now and entry.leaving != now and not now.startswith(NO_BOOT):
-            return JournaledCommand(id=entry.id, result="done", text=f"boot {entry.leaving} has ended, this is {now}")
+            return JournaledCommand(
+                id=entry.id, result=CommandResult.DONE, text=f"boot {entry.leaving} has ended, this is {now}"
+            )
         text = f"the agent ended when it was about to end boot {entry.leaving}, which goes on"
-        return JournaledCommand(id=entry.id, result="unknown", text=text)
+        return JournaledCommand(id=entry.id, result=CommandResult.UNKNOWN, text=text)
 
     def has(self) -> tuple[str, ...]:
         """What need not be delivered again."""
@@ -143,7 +148,7 @@ class Commands:
             if not why and self._threads >= most:
                 why = f"too many at once: {self._threads} are being carried out"
             if why:
-                self._answer(work, (), "refused", why)
+                self._answer(work, (), CommandResult.REFUSED, why)
                 return True
             self._working[command.id] = work
             self._threads += 1
@@ -153,7 +158,7 @@ class Commands:
         except RuntimeError as error:
             with self._lock:
                 self._threads -= 1
-            self._finish(work, (), "refused", f"no thread can be started for it: {error}")
+            self._finish(work, (), CommandResult.REFUSED, f"no thread can be started for it: {error}")
         return True
 
     def refuse(self, name: str, why: str) -> bool:
@@ -162,7 +167,7 @@ class Commands:
         with self._lock:
             if self._is_known(name, now):
                 return False
-            self._say(Answered(command=name, result="refused", text=why), ())
+            self._say(Answered(command=name, result=CommandResult.REFUSED, text=why), ())
             return True
 
     def _is_known(self, name: str, now: float) -> bool:
@@ -173,7 +178,7 @@ class Commands:
         if answered is not None and now - answered[1] < AGAIN:
             return True
         if known is not None:
-            self._say(Answered(command=name, result=known.result or "unknown", text=known.text), ())
+            self._say(Answered(command=name, result=known.result or CommandResult.UNKNOWN, text=known.text), ())
         return known is not None
 
     def _meant_for_others(self, command: Command) -> str:
@@ -200,15 +205,15 @@ class Commands:
         except _TooLate:
             return
         except Refuse as refusal:
-            self._finish(work, (), "refused", str(refusal))
+            self._finish(work, (), CommandResult.REFUSED, str(refusal))
         except TimeoutError as error:
-            self._finish(work, (), "unknown", str(error)[:500])
+            self._finish(work, (), CommandResult.UNKNOWN, str(error)[:500])
         except Exception as error:  # noqa: BLE001 - the loop's edge: whatever it is, the controller hears of it
-            result = "refused" if isinstance(order, AT_ANY_TIME) else "unknown"
+            result = CommandResult.REFUSED if isinstance(order, AT_ANY_TIME) else CommandResult.UNKNOWN
             self._finish(work, (), result, f"{type(error).__name__}: {error}"[:500])
         else:
             told = said if isinstance(said, CarriedOut) else CarriedOut(news=said)
-            self._finish(work, told.news, "done", told.text)
+            self._finish(work, told.news, CommandResult.DONE, told.text)
         finally:
             with self._lock:
                 self._threads -= 1
@@ -286,12 +291,12 @@ class Commands:
         raise _TooLate
 
     # --- out
-    def _finish(self, work: _Work, news: Sequence[ItemNews], result: str, text: str) -> None:
+    def _finish(self, work: _Work, news: Sequence[ItemNews], result: CommandResult, text: str) -> None:
         with self._lock:
             if not work.answered.is_set():  # else it was answered as overdue
                 self._answer(work, news, result, text)
 
-    def _answer(self, work: _Work, news: Sequence[ItemNews], result: str, text: str) -> None:
+    def _answer(self, work: _Work, news: Sequence[ItemNews], result: CommandResult, text: str) -> None:
         command = work.command
         work.answered.set()
         self._working.pop(command.id, None)
@@ -315,9 +320,11 @@ class Commands:
         with self._lock:
             for work in list(self._working.values()):
                 if not work.begun and now > work.expires + 1.0:
-                    self._answer(work, (), "refused", "its time is over")
+                    self._answer(work, (), CommandResult.REFUSED, "its time is over")
                 elif now > work.ends + 1.0:
-                    result = "refused" if isinstance(work.command.order, AT_ANY_TIME) else "unknown"
+                    result = (
+                        CommandResult.REFUSED if isinstance(work.command.order, AT_ANY_TIME) else CommandResult.UNKNOWN
+                    )
                     self._answer(work, (), result, "it did not end in time")
 
     def finish(self) -> None:

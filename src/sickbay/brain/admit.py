@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from msgspec.structs import replace
 
 from sickbay.brain.correlate import rule_for
+from sickbay.model.cordon import cordon_of
 from sickbay.model.fault import SILENCE, signature
 from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding, pool_fits
 from sickbay.model.incident import Incident, IncidentKind, Phase, Room
@@ -128,7 +129,7 @@ def _serves(incident: Incident, node: Node) -> bool:
     if not incident.phase.out:
         return node.counted and not node.out
     # Asked again: one that was lost when we began may be back, and a cordon that is there already takes nothing.
-    away = node.incarnation is None or node.lost or node.others_cordon or f"sickbay:{incident.id}" in node.cordons
+    away = node.incarnation is None or node.lost or node.others_cordon or cordon_of(incident.id) in node.cordons
     return node.counted and not away
 
 
@@ -155,7 +156,7 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
 
 def _only_wished(incident: Incident) -> bool:
     """A repair that a person asked for of a node that has shown nothing and is still in service."""
-    wish = incident.kind is IncidentKind.OPERATOR and incident.fault.code.startswith("operator.")
+    wish = incident.kind is IncidentKind.OPERATOR and incident.fault.is_wish
     return wish and incident.remedy.disrupts and incident.phase is Phase.SUSPECT
 
 

@@ -6,7 +6,7 @@ from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
 from sickbay.model.intent import AskToSave, Fence, Intent, IntentState, Look, Notify, StopJob
-from sickbay.model.job import Call, EndReason, Job
+from sickbay.model.job import Call, EndReason, Job, RankState
 from sickbay.model.policy import Policy
 
 FENCES_AT_ONCE = 6  # each is written down in the job's own unit
@@ -22,11 +22,11 @@ def running(s: JobInput, policy: Policy) -> JobDecision:
                 return Move("complete", "every rank ended with 0", {"claim": {}})
             case EndReason.CANCELLED_BY_OTHER:
                 return Move("stopped", "cancelled by its owner", {"claim": {}})
-            case _ if any(state == "running" for state in job.ranks.values()):
+            case _ if any(state is RankState.RUNNING for state in job.ranks.values()):
                 return Move("stop", f"one part of it ended: {job.end.reason}", own)
             case _:
                 return Move("ended", f"it ended: {job.end.reason}", own)
-    if job.cancelled and not any(state == "running" for state in job.ranks.values()):
+    if job.cancelled and not any(state is RankState.RUNNING for state in job.ranks.values()):
         return Move("stopped", "cancelled by its owner", {"claim": {}})
     if (job.stop_asked or job.calls) and (decision := _saves_first(s, policy)) is not None:
         return decision
@@ -35,7 +35,7 @@ def running(s: JobInput, policy: Policy) -> JobDecision:
         return Move("stop", f"{job.stop_asked}{saved}")
     if calls := job.pressing or job.calls:
         return _stacks(s, policy, calls) or Move("stop", f"{calls[0].because}{saved}")
-    if job.ranks and all(state == "gone" for state in job.ranks.values()):
+    if job.ranks and all(state is RankState.GONE for state in job.ranks.values()):
         return _without_end(s, policy)
     return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
 
@@ -47,7 +47,7 @@ def _saves_first(s: JobInput, policy: Policy) -> JobDecision | None:
     """
     job, intent, within = s.job, s.intent, policy.resume.save_within
     asked = intent is not None and isinstance(intent.act, AskToSave)
-    whole = bool(job.ranks) and all(state == "running" for state in job.ranks.values())
+    whole = bool(job.ranks) and all(state is RankState.RUNNING for state in job.ranks.values())
     if job.called_at_once or s.passed(job.save_by) or not (whole or job.save_by):
         return None
     if not job.stop_asked and s.dismissed():
@@ -75,7 +75,7 @@ def _saved(s: JobInput, policy: Policy) -> str:
         return ""
     if s.intent.state is IntentState.SEEN and s.job.saved is not None:
         return f"; step {s.job.saved} is saved"
-    late = s.passed(s.job.save_by) and all(state == "running" for state in s.job.ranks.values())
+    late = s.passed(s.job.save_by) and all(state is RankState.RUNNING for state in s.job.ranks.values())
     return f"; it has not saved within {policy.resume.save_within}" if late else ""
 
 
@@ -104,7 +104,7 @@ def _stacks(s: JobInput, policy: Policy, calls: tuple[Call, ...]) -> JobDecision
     if any(call.node for call in calls) or Capability.LOOK not in s.can:
         return None
     if intent is None or not isinstance(intent.act, Look):
-        nodes = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
+        nodes = tuple(sorted(node for node, state in job.ranks.items() if state is RankState.RUNNING))
         look = Look(nodes=nodes, stacks_of=job.id)
         also: JobChanges = {"deadline": s.within(s.cluster, policy.resume.stop_deadline)}
         return Do(look, "it hangs: its stacks are collected first", policy.resume.look_deadline, INGEST, also=also)
@@ -115,7 +115,7 @@ def _stacks(s: JobInput, policy: Policy, calls: tuple[Call, ...]) -> JobDecision
 
 def stopping(s: JobInput, policy: Policy) -> JobDecision:
     job, intent = s.job, s.intent
-    left = tuple(sorted(node for node, state in job.ranks.items() if state == "running"))
+    left = tuple(sorted(node for node, state in job.ranks.items() if state is RankState.RUNNING))
     if intent is None:
         if not left and job.end is None and job.deadline is not None and not s.passed(job.deadline):
             return Stay(Wait(because="its start may still be on its way", until=job.deadline))
@@ -155,7 +155,7 @@ def _without_reach(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> Job
     job = s.job
     done = {fence.act.node for fence in s.fences if isinstance(fence.act, Fence) and _fenced(fence)}
     if done:
-        ranks = {node: "gone" if node in done else state for node, state in job.ranks.items()}
+        ranks = {node: RankState.GONE if node in done else state for node, state in job.ranks.items()}
         kept = tuple(fence.key for fence in s.fences if not _fenced(fence))
         return Change(f"fenced: {listing(sorted(done))}", {"ranks": ranks, "fences": kept})
     under_way = [fence for fence in s.fences if not fence.state.over]
@@ -203,7 +203,7 @@ def _stuck(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> JobDecision
     job = s.job
     why = f"cannot prove that the ranks on {listing(left)} are gone ({_why_not(s)}); a second copy would ruin the run"
     if job.deadline is None:
-        held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) != "gone"}
+        held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) is not RankState.GONE}
         also: JobChanges = {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}
         tell = None
         if job.remind is None or not stuck(job) or s.passed(job.remind):
@@ -247,7 +247,7 @@ def _nothing_left(s: JobInput, policy: Policy, unseen: tuple[NodeId, ...]) -> Jo
     if told or not job.ranks or s.passed(job.deadline):
         if not unseen:
             return _off(s, policy, "all its ranks are gone")
-        ranks = {node: state if node in unseen else "gone" for node, state in job.ranks.items()}
+        ranks = {node: state if node in unseen else RankState.GONE for node, state in job.ranks.items()}
         return Change("all its ranks are gone where its cluster reaches", {"ranks": ranks, "deadline": None})
     if job.deadline is None:
         until = s.within(s.cluster, policy.resume.stop_deadline)
@@ -258,7 +258,7 @@ def _nothing_left(s: JobInput, policy: Policy, unseen: tuple[NodeId, ...]) -> Jo
 def _off(s: JobInput, policy: Policy, because: str) -> JobDecision:
     """All ranks are gone, or can do no harm. What that means depends on why they had to go."""
     job, intent = s.job, s.intent
-    gone: JobChanges = {"ranks": dict.fromkeys(job.ranks, "gone"), "claim": {}, "remind": None}
+    gone: JobChanges = {"ranks": dict.fromkeys(job.ranks, RankState.GONE), "claim": {}, "remind": None}
     if job.end is not None and job.end.reason is EndReason.COMPLETED:
         return Move("complete", "it completed before it was stopped", gone)
     if job.cancelled:

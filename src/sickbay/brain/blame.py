@@ -3,6 +3,7 @@
 from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Stay
 from sickbay.brain.gate import give_up
 from sickbay.brain.job_input import AVOIDED, JobInput, listing
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -49,14 +50,14 @@ def _dark(intent: Intent | None, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...
     """Nodes that a look or a check got no answer from."""
     if intent is None:
         return ()
-    return tuple(node for node in nodes if intent.verdicts.get(node, "could_not_run") == "could_not_run")
+    return tuple(node for node in nodes if intent.verdicts.get(node, Verdict.COULD_NOT_RUN) is Verdict.COULD_NOT_RUN)
 
 
 def _verdict(s: JobInput, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> JobDecision:
     """Who is to blame, whether it may restart, and what that costs."""
     job, rule = s.job, policy.resume
     checked = s.intent.verdicts if s.intent is not None and isinstance(s.intent.act, Verify) else {}
-    failed = tuple(node for node, verdict in checked.items() if verdict == "fail")
+    failed = tuple(node for node, verdict in checked.items() if verdict is Verdict.FAIL)
     reason = job.end.reason if job.end is not None else None
     unplaced = not job.ranks and Capability.PLACE not in s.can
     preempted = (reason is EndReason.PREEMPTED or unplaced) and not job.calls  # nobody's fault: it costs nothing

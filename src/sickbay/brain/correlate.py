@@ -138,7 +138,7 @@ def _raised(incident: Incident, fault: Fault) -> Incident:
 def _others(incident: Incident, other: Fault) -> tuple[Fault, ...]:
     """Those beside the leading fault that ask for a repair, the newest word of each. A person's wish is no fault."""
     kept = tuple(each for each in incident.others if each.code not in {other.code, incident.fault.code})
-    wish = other.code.startswith("operator.")
+    wish = other.is_wish
     if wish or not other.remedy.disrupts or other.code == incident.fault.code:
         return kept
     return (*kept, other)[-KEEP_OTHERS:]

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay, Tell
 from sickbay.brain.doubt import checking
-from sickbay.brain.incident_input import IncidentInput, away, later, owner_of, remind
+from sickbay.brain.incident_input import IncidentInput, away, later, remind
 from sickbay.brain.job_input import listing
-from sickbay.brain.orders import WISH, close, obey, planned
+from sickbay.brain.orders import close, obey, planned
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
 from sickbay.model.clock import INGEST, Deadline
+from sickbay.model.cordon import cordon_of
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
 from sickbay.model.fleet import MANY_SILENCES, AgentState, Capability, JobId, Node
 from sickbay.model.incident import IncidentKind, Phase, Wait
@@ -93,7 +94,7 @@ def _unwelcome(s: IncidentInput) -> tuple[JobId, ...]:
 def _cordon(s: IncidentInput, node: Node, policy: Policy, event: str = "") -> Do[IncidentChanges]:
     incident = s.incident
     reason = f"sickbay {incident.id} {incident.fault.code}"
-    act = Quarantine(node=node.id, owner=owner_of(incident), reason=reason)
+    act = Quarantine(node=node.id, owner=cordon_of(incident.id), reason=reason)
     because = f"{incident.fault.code}: {incident.fault.because}"
     patience = policy.pace.cordon_deadline
     also: IncidentChanges = {"deadline": s.within(incident.cluster, CORDON_TRIES * patience)}
@@ -181,7 +182,7 @@ def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisi
         asked = tuple(job for job in asked if job in s.gating)
     if asked:
         return Change(f"it runs on what {incident.fault.code} is about", call=asked, before=planned(incident))
-    if owner_of(incident) in node.cordons:
+    if cordon_of(incident.id) in node.cordons:
         if incident.cordon_as_of is None:
             return Change("our cordon is seen", {"cordon_as_of": node.as_of})
         if incident.fault.code == OPERATOR_CORDON and not incident.to_verify and not incident.remedy.disrupts:
@@ -266,10 +267,10 @@ def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> IncidentDe
 
 def _held(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident = s.incident
-    cordoned = owner_of(incident) in node.cordons
+    cordoned = cordon_of(incident.id) in node.cordons
     if cordoned and incident.cordon_as_of is None:
         return Change("our cordon is seen", {"cordon_as_of": node.as_of})
-    sick = incident.remedy.disrupts and not incident.fault.code.startswith(WISH)
+    sick = incident.remedy.disrupts and not incident.fault.is_wish
     worse = f"worse:{incident.fault.code}"
     if sick and incident.kind is IncidentKind.OPERATOR and worse not in incident.told:
         text = f"{node.id} is held, and it shows {incident.fault.code}: an operator decides on its repair"

@@ -9,7 +9,7 @@ from sickbay.model.fault import Fault, Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.incident import Doubt, IncidentKind, OperatorRequest, Phase, Proven, Try, Wait
 from sickbay.model.intent import AnyAct, Notify
-from sickbay.model.job import Call, End, Interruption, Work
+from sickbay.model.job import Call, End, Interruption, RankState, Work
 
 
 class IncidentChanges(TypedDict, total=False):
@@ -57,7 +57,7 @@ class JobChanges(TypedDict, total=False):
 
     attempt: int
     claim: dict[NodeId, tuple[int, ...]]
-    ranks: dict[NodeId, str]
+    ranks: dict[NodeId, RankState]
     ranks_as_of: float
     missing_as_of: float | None
     made: bool

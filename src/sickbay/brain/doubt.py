@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay, Tell
 from sickbay.brain.incident_input import IncidentInput, remind
 from sickbay.brain.ladder import ladder_for, rung_rule
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST
 from sickbay.model.fault import NODE_LOST
 from sickbay.model.fleet import AgentState, Capability, Node
@@ -58,10 +59,10 @@ def _verdict(s: IncidentInput, node: Node, doubt: Doubt, intent: Intent, policy:
     answered = intent.state is IntentState.SEEN and intent.expect is not None and intent.expect.agrees(node.incarnation)
     told = intent.verdicts.get(node.id) if answered else ""
     reading = s.readings.get(INGEST, 0.0)
-    if told == "pass":
+    if told is Verdict.PASS:
         level = intent.act.level if isinstance(intent.act, Verify) else 0
         return Move("dismiss", f"its check passed: level {level}")
-    if told == "fail":
+    if told is Verdict.FAIL:
         return Change("its check failed", {"shown_at": reading, "doubt": None, "intent": "", "deadline": None})
     unrun = doubt.unrun + 1
     pause = AGAIN[unrun - 1] if unrun <= len(AGAIN) else policy.pace.held_reminder

@@ -6,6 +6,7 @@
 from dataclasses import dataclass, field
 
 from sickbay.brain.decision import IncidentChanges
+from sickbay.model.cordon import cordon_of, others_of
 from sickbay.model.fault import RUNGS, Proof, Remedy
 from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId
 from sickbay.model.incident import Incident, Phase
@@ -26,7 +27,7 @@ from sickbay.model.intent import (
     Strike,
     Verify,
 )
-from sickbay.model.job import Job, JobState
+from sickbay.model.job import Job, JobState, RankState
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def _uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool
     """
     if not incident.phase.out or incident.closing is not None:
         return "", {}
-    there = f"sickbay:{incident.id}" in node.cordons
+    there = cordon_of(incident.id) in node.cordons
     lost: IncidentChanges = {"cordon_as_of": None, "cordon_from": None, "bared": True}
     changed = node.incarnation is not None and not node.incarnation.same_boot(incident.incarnation)
     if incident.cordon_as_of is None:
@@ -76,7 +77,7 @@ def _uncordoned(incident: Incident, node: Node, horizon: float, *, repairs: bool
         return "", {"cordon_as_of": None, "cordon_from": horizon} if changed else {}
     if not gone:
         return "", {}
-    others = [owner for owner in node.cordons if not owner.startswith("sickbay:")]
+    others = others_of(node.cordons)
     return (f"the cordon is now that of {others[0]}" if others else "our cordon was removed by another"), {}
 
 
@@ -121,7 +122,7 @@ def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, hor
         case StopJob(attempt=attempt):
             return job is None or job.attempt != attempt or _all_ranks_gone(intent, job, horizon)
         case Fence(attempt=attempt, node=node):
-            return job is None or job.attempt != attempt or job.ranks.get(node) == "gone"
+            return job is None or job.attempt != attempt or job.ranks.get(node) is RankState.GONE
         case RerunJob(attempt=attempt):
             return job is None or job.attempt > attempt
         case Notify() | Strike():
@@ -159,7 +160,7 @@ def _has_saved(intent: Intent, act: AskToSave, job: Job) -> bool:
 
 def _all_ranks_gone(intent: Intent, job: Job, horizon: float) -> bool:
     """No rank is left: the cluster says that the attempt ended, or a read that must show our stop shows none."""
-    if any(state == "running" for state in job.ranks.values()):
+    if any(state is RankState.RUNNING for state in job.ranks.values()):
         return False
     # A stop that was not taken keeps no start from coming, however new the read.
     taken = intent.state is IntentState.ACCEPTED and horizon >= intent.visible_from
@@ -171,4 +172,4 @@ def _all_ranks_seen(job: Job) -> bool:
         return True
     promised = job.claim or job.ranks
     enough = len(promised) >= min(job.spec.least, job.spec.most)
-    return enough and all(job.ranks.get(node) == "running" for node in promised)
+    return enough and all(job.ranks.get(node) is RankState.RUNNING for node in promised)

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Stay
 from sickbay.brain.job_input import AVOIDED, JobInput, Placement, listing, tell
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
@@ -204,7 +205,7 @@ def gating(s: JobInput, policy: Policy) -> JobDecision:
     if isinstance(intent.act, Verify):
         if _unsent(intent):
             return _gate_unsent(s, intent)
-        bad = tuple(node for node in intent.act.nodes if intent.verdicts.get(node) != "pass")
+        bad = tuple(node for node in intent.act.nodes if intent.verdicts.get(node) is not Verdict.PASS)
         if not bad:
             return _start(s, policy, job.claim)
         return _gate_failed(s, policy, f"{listing(bad)} did not pass the gate", bad)
@@ -247,7 +248,9 @@ def _in_their_queue(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
 def _failed(intent: Intent | None) -> tuple[NodeId, ...]:
     """Nodes that a gate has found sick so far; its other nodes may not have answered yet."""
     gate = intent is not None and isinstance(intent.act, Verify)
-    return tuple(n for n, verdict in sorted(intent.verdicts.items()) if verdict == "fail") if intent and gate else ()
+    return (
+        tuple(n for n, verdict in sorted(intent.verdicts.items()) if verdict is Verdict.FAIL) if intent and gate else ()
+    )
 
 
 def _fell(job: Job, intent: Intent | None) -> tuple[NodeId, ...]:
@@ -268,7 +271,7 @@ def _refused(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
 def _unsent(intent: Intent) -> bool:
     """Whether it was over before any of its checks began."""
     never = intent.state is IntentState.EXPIRED and not intent.sent_at
-    return never and set(intent.verdicts.values()) == {"could_not_run"}
+    return never and set(intent.verdicts.values()) == {Verdict.COULD_NOT_RUN}
 
 
 def _gate_unsent(s: JobInput, intent: Intent) -> JobDecision:

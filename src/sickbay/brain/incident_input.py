@@ -51,10 +51,6 @@ class IncidentInput:
         return Deadline(clock=clock, at=present.get(clock, 0.0) + duration.total_seconds())
 
 
-def owner_of(incident: Incident) -> str:
-    return f"sickbay:{incident.id}"
-
-
 def reset_domain(incident: Incident, node: Node) -> tuple[int, ...]:
     """The devices that a reset of the sick ones touches; () means all."""
     device = incident.fault.device

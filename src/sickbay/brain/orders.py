@@ -6,10 +6,11 @@ from msgspec.structs import replace
 
 from sickbay.brain.correlate import absorb
 from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay
-from sickbay.brain.incident_input import IncidentInput, away, later, on_its_way, owner_of, remind
+from sickbay.brain.incident_input import IncidentInput, away, later, on_its_way, remind
 from sickbay.brain.repair import occupied, stands
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.fault import NODE_LOST, Fault, Remedy, Scope, Severity, highest
+from sickbay.model.cordon import cordon_of
+from sickbay.model.fault import NODE_LOST, WISH, Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Node
 from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Phase, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
@@ -22,7 +23,6 @@ NODE_VERBS = {
     "reboot": Remedy.REBOOT,
     "replace": Remedy.REPLACE,
 }
-WISH = "operator."
 
 
 def wished(verb: str, by: str, reason: str) -> Fault:
@@ -48,7 +48,7 @@ def planned(incident: Incident) -> str:
     not see it, is nothing that fails under a job.
     """
     fault = incident.fault
-    ill = not fault.code.startswith(WISH) and (fault.remedy.disrupts or fault.remedy is Remedy.RESTART_JOB)
+    ill = not fault.is_wish and (fault.remedy.disrupts or fault.remedy is Remedy.RESTART_JOB)
     if incident.kind is not IncidentKind.OPERATOR or incident.now or incident.others or ill:
         return ""
     return f"{incident.node} is {BEFORE.get(fault.code.removeprefix(WISH), 'taken out of service')}"
@@ -137,7 +137,7 @@ def _raised(incident: Incident, wish: Fault) -> IncidentChanges:
     if watched:  # what a person asks for takes its place
         raised |= {"remedy": wish.remedy, "fault": wish, "kind": IncidentKind.OPERATOR, "deadline": None}
     elif wish.remedy.rank > incident.remedy.rank:
-        leads = wish if incident.fault.code.startswith(WISH) else replace(incident.fault, scope=Scope.NODE)
+        leads = wish if incident.fault.is_wish else replace(incident.fault, scope=Scope.NODE)
         raised |= {"remedy": wish.remedy, "fault": leads, "kind": IncidentKind.OPERATOR}
     elif wish.code == f"{WISH}drain" and incident.fault.code == f"{WISH}cordon":  # what runs there may stay no more
         raised |= {"fault": wish}
@@ -146,7 +146,7 @@ def _raised(incident: Incident, wish: Fault) -> IncidentChanges:
 
 def _way_out(s: IncidentInput, event: str) -> str:
     """Out of HELD by way of what is missing: our cordon first, then an empty node, then what the operator wants."""
-    if s.node is None or owner_of(s.incident) not in s.node.cordons:
+    if s.node is None or cordon_of(s.incident.id) not in s.node.cordons:
         return "quarantine"
     return "drain" if event == "verify" and occupied(s, s.node) else event
 
@@ -200,7 +200,7 @@ def close(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         return Stay(Wait(because="trying again to take our cordon back", until=s.retry_at))
     if event == "release" and releasing and (sequel := _sick_again(incident, node)) is not None:
         return _keep_out(s, node, policy, sequel)
-    act = Release(node=node.id, owner=owner_of(incident))
+    act = Release(node=node.id, owner=cordon_of(incident.id))
     # The deadline is the next reminder's. A release takes nothing from anybody: it is not put off for as long as that.
     also: IncidentChanges = {} if releasing else {"deadline": None}
     return Do(act, because, policy.pace.cordon_deadline, incident.cluster, also=also)
@@ -220,10 +220,10 @@ def _refusal_stands(s: IncidentInput, node: Node, intent: Intent, policy: Policy
 def _sick_again(incident: Incident, node: Node) -> Fault | None:
     """What the node has shown since its check passed, and still asks for its repair."""
     fault = incident.sequel
-    if fault is None or not fault.remedy.disrupts or fault.code.startswith(WISH):
+    if fault is None or not fault.remedy.disrupts or fault.is_wish:
         return None
     heard_again = fault.code == NODE_LOST and not node.lost
-    return fault if owner_of(incident) in node.cordons and not heard_again else None
+    return fault if cordon_of(incident.id) in node.cordons and not heard_again else None
 
 
 def _keep_out(s: IncidentInput, node: Node, policy: Policy, fault: Fault) -> IncidentDecision:
@@ -252,7 +252,7 @@ def _keep_out(s: IncidentInput, node: Node, policy: Policy, fault: Fault) -> Inc
 
 def _removed_by_another(incident: Incident, node: Node) -> bool:
     seen = incident.cordon_as_of is not None and node.as_of > incident.cordon_as_of
-    return seen and owner_of(incident) not in node.cordons
+    return seen and cordon_of(incident.id) not in node.cordons
 
 
 def _proof_gone(s: IncidentInput, node: Node) -> IncidentDecision:
@@ -261,6 +261,6 @@ def _proof_gone(s: IncidentInput, node: Node) -> IncidentDecision:
     under_way = intent is not None and isinstance(intent.act, Release) and not intent.state.over
     if intent is not None and under_way and intent.state is not IntentState.PLANNED:
         return Stay(Wait(because="its proof is gone while its release is on its way", until=intent.seen_by))
-    if owner_of(incident) in node.cordons:
+    if cordon_of(incident.id) in node.cordons:
         return Change("another boot than the one that passed the check", _CLOSED_NO_MORE)
     return Move("cordon", "another boot than the one that was released", {**_CLOSED_NO_MORE, "cordon_as_of": None})

@@ -6,6 +6,7 @@ from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision
 from sickbay.brain.drift import rung_shown
 from sickbay.brain.incident_input import IncidentInput, away, on_its_way, reset_domain
 from sickbay.brain.ladder import ladder_for, next_rung, rung_rule, strike
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import NODE_LOST, Remedy, highest
 from sickbay.model.fleet import AgentState, Capability, JobId, Node
@@ -165,9 +166,13 @@ def verifying(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         return Stay(Wait(because=f"check level {level} is running", until=intent.seen_by))
     if intent.state is IntentState.EXPIRED and intent.withheld and node.id not in intent.verdicts:
         return Change(f"check level {level} was withheld and has not run: {intent.answer}", {"intent": ""})
-    verdict = intent.verdicts.get(node.id, "could_not_run") if intent.state is IntentState.SEEN else "could_not_run"
-    told = "failed" if verdict == "fail" else f"could not run ({intent.answer or intent.state})"
-    counts_as_failed = verdict == "fail" or rule.on_could_not_run is OnCouldNotRun.FAIL
+    verdict = (
+        intent.verdicts.get(node.id, Verdict.COULD_NOT_RUN)
+        if intent.state is IntentState.SEEN
+        else Verdict.COULD_NOT_RUN
+    )
+    told = "failed" if verdict is Verdict.FAIL else f"could not run ({intent.answer or intent.state})"
+    counts_as_failed = verdict is Verdict.FAIL or rule.on_could_not_run is OnCouldNotRun.FAIL
     if counts_as_failed and incident.remedy.disrupts:
         return Move("fail", f"check level {level} {told}", {"proof": None})
     return Move("hold", f"check level {level} {told}")

@@ -8,6 +8,7 @@ from sickbay.engine import apply_nodes as learn_nodes
 from sickbay.engine import apply_orders as learn_orders
 from sickbay.engine import patrol
 from sickbay.engine.view import Draft
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.errors import UnreadableRow
 from sickbay.model.facts import (
@@ -15,6 +16,7 @@ from sickbay.model.facts import (
     AgentSilent,
     AnyNews,
     Booted,
+    CallResult,
     Checked,
     Checkpointed,
     Fact,
@@ -91,10 +93,10 @@ def learn(draft: Draft, fact: Fact) -> None:
         case Submitted():
             learn_jobs.submitted(draft, fact, news)
         case Looked():
-            _answered(draft, news.look, news.node, "looked")
+            _answered(draft, news.look, news.node, Verdict.LOOKED)
             learn_jobs.looked(draft, news)
         case ResetDone():
-            _answered(draft, news.key, news.node, "reset")
+            _answered(draft, news.key, news.node, Verdict.RESET)
         case Outcome():
             _outcome(draft, news)
         case Ordered():
@@ -130,7 +132,7 @@ def reads_of(news: AnyNews) -> tuple[str, ...]:
             return ()
 
 
-def _answered(draft: Draft, key: str, node: NodeId, verdict: str) -> None:
+def _answered(draft: Draft, key: str, node: NodeId, verdict: Verdict) -> None:
     intent = draft.intent(key)
     if intent is not None and not intent.state.over and node in nodes_of(intent.act):
         draft.put(replace(intent, verdicts={**intent.verdicts, node: verdict}))
@@ -145,38 +147,36 @@ def _outcome(draft: Draft, news: Outcome) -> None:
     intent = draft.intent(news.key)
     if intent is None or intent.state.over:
         return
-    if news.result == "rejected" and not news.sends and not _asked_alone(intent, news.node):
+    if news.result is CallResult.REJECTED and not news.sends and not _asked_alone(intent, news.node):
         return  # one agent's word: what others were asked is not over with it
-    if news.result in {"transient", "unknown", "rejected"} and 0 < news.sends < intent.sends:
-        if news.result != "unknown" and news.sends == intent.doubted:
+    if news.result in {CallResult.TRANSIENT, CallResult.UNKNOWN, CallResult.REJECTED} and 0 < news.sends < intent.sends:
+        if news.result is not CallResult.UNKNOWN and news.sends == intent.doubted:
             draft.put(replace(intent, doubted=0))  # that one had no effect, after all
         return  # about an earlier sending; a later one is under way
-    if news.result == "rejected" and 0 < intent.doubted < news.sends and not isinstance(intent.act, Notify):
+    if news.result is CallResult.REJECTED and 0 < intent.doubted < news.sends and not isinstance(intent.act, Notify):
         # An earlier sending may be what this one is refused for: its effect is awaited, it is not sent again.
         seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
         doubt = replace(intent, state=IntentState.UNKNOWN, refused=True, answer=news.text, seen_by=seen_by)
         draft.put(doubt)
         return
-    event = {"done": "accepted", "gone": "rejected"}.get(news.result, news.result)
+    event = {CallResult.DONE: "accepted", CallResult.GONE: "rejected"}.get(news.result, news.result.value)
     if not INTENT_LIFE.can(intent.state, event):
         return
     answered = replace(intent, answer=news.text, state=INTENT_LIFE.target(intent, intent.state, event))
     match news.result:
-        case "transient":
+        case CallResult.TRANSIENT:
             answered = _again_later(draft, answered)
-        case "unknown":
+        case CallResult.UNKNOWN:
             answered = in_doubt(draft, answered)
-        case "gone":
+        case CallResult.GONE:
             answered = replace(answered, gone=True, doubt_until=_read_after(draft, intent))
-        case "rejected":
+        case CallResult.REJECTED:
             stands_at = draft.reading(intent.clock) + intent.call_timeout
             answered = replace(answered, not_before=Deadline(clock=intent.clock, at=stands_at))
-        case "accepted" | "done":
+        case CallResult.ACCEPTED | CallResult.DONE:
             answered = replace(answered, visible_from=max(intent.visible_from, news.visible_from))
-            if news.result == "done":
+            if news.result is CallResult.DONE:
                 answered = replace(answered, state=IntentState.SEEN)
-        case _:
-            pass
     draft.put(answered)
 
 

@@ -10,12 +10,13 @@ from sickbay.engine.checkups import answered
 from sickbay.engine.errands import link_fault
 from sickbay.engine.transitions import blames, due_now
 from sickbay.engine.view import Draft
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import AGENT_ANSWERED, Checked, EarlyAgent, Fact, Inventory, Observed
 from sickbay.model.fault import RUNGS, SILENCE, Fault, Proof, Remedy, signature
 from sickbay.model.fleet import Brake, Incarnation, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
-from sickbay.model.intent import Intent, Verify, nodes_of
+from sickbay.model.intent import Intent, OwnerKind, Verify, nodes_of
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 from sickbay.signs.classify import classify
@@ -349,20 +350,20 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
     node = _seat_checked(draft, node, news, intent)
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and intent is not None and incident.intent == news.check:
-        if news.verdict == "pass" and answers:
+        if news.verdict is Verdict.PASS and answers:
             who = holder.told(news.incarnation)
             proof = Proven(check=news.check, incarnation=who, repairs=len(incident.tries), at=fact.at)
             draft.put(replace(incident, proof=proof))
-        elif news.verdict == "fail" and not incident.remedy.disrupts:
+        elif news.verdict is Verdict.FAIL and not incident.remedy.disrupts:
             _raise_by_verdict(draft, fact, node, news)
-        elif news.verdict == "fail" and incident.phase is Phase.SUSPECT:
+        elif news.verdict is Verdict.FAIL and incident.phase is Phase.SUSPECT:
             line = f"check.failed: {news.because}"
             draft.put(replace(incident, evidence=(*incident.evidence, line)[-KEEP_EVIDENCE:]))
             draft.tell(f"its check failed: {news.because}", key_of(incident), key_of(node), event="joined")
         return
-    if news.verdict != "pass":
+    if news.verdict is not Verdict.PASS:
         _raise_by_verdict(draft, fact, node, news)
-    if news.verdict == "fail":
+    if news.verdict is Verdict.FAIL:
         _link_examined(draft, intent, node.id)
 
 
@@ -370,7 +371,7 @@ def _seat_checked(draft: Draft, node: Node, news: Checked, intent: Intent | None
     """The node after its verdict: free again if it was held for this check, and due for the next one later."""
     after = replace(node, checking="" if node.checking == news.check else node.checking)
     level = intent.act.level if intent is not None and isinstance(intent.act, Verify) else news.level
-    if news.verdict == "pass":
+    if news.verdict is Verdict.PASS:
         after = patrol.passed(draft, after, level)
     if after != node:
         draft.put(after)
@@ -379,8 +380,7 @@ def _seat_checked(draft: Draft, node: Node, news: Checked, intent: Intent | None
 
 def _link_examined(draft: Draft, intent: Intent | None, node: NodeId) -> None:
     """What the check at a job's end has found is why the job was interrupted."""
-    owner = intent.owner if intent is not None else ""
-    job = draft.read(Job, owner) if owner.startswith("job:") else None
+    job = draft.read(Job, intent.owner) if intent is not None and intent.done_for is OwnerKind.JOB else None
     seat = draft.node(node)
     found = seat.incident if seat is not None else None
     last = job.interruptions[-1] if job is not None and job.interruptions else None
@@ -391,7 +391,7 @@ def _link_examined(draft: Draft, intent: Intent | None, node: NodeId) -> None:
 
 
 def _raise_by_verdict(draft: Draft, fact: Fact, node: Node, news: Checked) -> None:
-    kind = "check.failed" if news.verdict == "fail" else "check.could_not_run"
+    kind = "check.failed" if news.verdict is Verdict.FAIL else "check.could_not_run"
     found = classify(Observed(node=node.id, kind=kind, text=news.because), draft.rules.tables)
     if found is not None:
         raise_fault(draft, fact, node, found, own_check=True)

@@ -25,7 +25,7 @@ from sickbay.model.clock import INGEST
 from sickbay.model.facts import Checkpointed, Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify, StartJob
-from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState, Work
+from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState, RankState, Work
 from sickbay.model.rows import key_of
 
 KEEP_RESTARTS = 1000  # a native controller may restart its job every second
@@ -73,7 +73,7 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     if news.as_of < job.ranks_as_of:
         return
     # A rank that is known to be gone stays gone: a read that lags must not bring it back.
-    ranks = {n: ("gone" if job.ranks.get(n) == "gone" else state) for n, state in news.ranks.items()}
+    ranks = {n: (RankState.GONE if job.ranks.get(n) is RankState.GONE else state) for n, state in news.ranks.items()}
     after = replace(job, ranks={**job.ranks, **ranks}, ranks_as_of=news.as_of, missing_as_of=None, made=True)
     if news.end is not None and job.end is None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
@@ -109,7 +109,7 @@ def _anew(job: Job, news: JobSeen) -> bool:
         return news.attempt > job.attempt
     over = job.end is not None or job.missing_as_of is not None
     newer = news.as_of > max(job.ranks_as_of, job.missing_as_of or 0.0)
-    return over and newer and any(state == "running" for state in news.ranks.values())
+    return over and newer and any(state is RankState.RUNNING for state in news.ranks.values())
 
 
 def _allocated(draft: Draft, fact: Fact, job: Job) -> Job:

@@ -21,6 +21,7 @@ from sickbay.engine.errands import end_ranks
 from sickbay.engine.transitions import hear_again, step_incident, subjects_of
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
+from sickbay.model.cordon import cordon_of
 from sickbay.model.facts import (
     AgentHeard,
     AgentSilent,
@@ -396,7 +397,7 @@ def _compare(draft: Draft, node: Node) -> None:
         after = enqueue(after, order)
     if found.bared:
         draft.tell("our cordon went with what it was on: it will be put back", key_of(incident), key_of(node))
-    elif incident.bared and f"sickbay:{incident.id}" in node.cordons:
+    elif incident.bared and cordon_of(incident.id) in node.cordons:
         after = replace(after, bared=False, cordon_as_of=node.as_of)
     if found.healed is not None:
         # What was asked for beyond that (a person's order, a further fault) still follows.

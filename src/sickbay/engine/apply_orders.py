@@ -124,7 +124,7 @@ def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
 def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
     rows = (draft.read(Withholding, WITHHOLDING) or Withholding()).rows
     if news.verb in {"unpause", "include"}:
-        kept = tuple(r for r in rows if (r.id != news.target if news.target else not r.id.startswith("pause")))
+        kept = tuple(r for r in rows if (r.id != news.target if news.target else not r.pauses))
         _audit(draft, news, WITHHOLDING)
         draft.put(Withholding(rows=kept))
         return
@@ -138,12 +138,11 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
         node=news.args.get("node", "*"),
         until=until,
         excuse=news.verb == "exclude",
+        asked=fact.id,
     )
     alive = tuple(r for r in rows if r.until is None or r.until > draft.now)
     if news.verb == "pause":  # each withholds everything: of many, those that last longest are enough
-        pauses = sorted(
-            (r for r in alive if r.id.startswith("pause")), key=lambda r: (r.until is None, r.until or fact.at)
-        )
+        pauses = sorted((r for r in alive if r.pauses), key=lambda r: (r.until is None, r.until or fact.at))
         alive = tuple(r for r in alive if r not in pauses[:-KEEP_PAUSES])
     elif len(encode(alive)) > WITHHELD:
         text = f"{news.by}: exclude: {len(alive)} exclusions are in force and there is no room for more: remove some"

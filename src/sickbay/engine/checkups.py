@@ -14,7 +14,7 @@ from sickbay.brain.gate import CHECKS_TAKE
 from sickbay.brain.job_input import listing
 from sickbay.engine.transitions import post
 from sickbay.engine.view import Draft
-from sickbay.model.checkup import Checkup, Finding, checkup_id
+from sickbay.model.checkup import Checkup, Finding, Verdict, checkup_id
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Checked, Fact, Ordered
 from sickbay.model.fleet import AgentState, Capability, Node, NodeId, pool_word
@@ -239,8 +239,8 @@ def ended(draft: Draft, intent: Intent) -> None:
     silent = {name: _silence(intent) for name in nodes if name not in intent.verdicts}
     if silent:
         draft.put(replace(intent, found={**intent.found, **silent}))
-    failed = [name for name in nodes if intent.verdicts.get(name) == "fail"]
-    passed = [name for name in nodes if intent.verdicts.get(name) == "pass"]
+    failed = [name for name in nodes if intent.verdicts.get(name) is Verdict.FAIL]
+    passed = [name for name in nodes if intent.verdicts.get(name) is Verdict.PASS]
     unrun = [name for name in nodes if name not in failed and name not in passed]
     checkup = replace(
         checkup,
@@ -253,7 +253,7 @@ def ended(draft: Draft, intent: Intent) -> None:
 
 
 def _silence(intent: Intent) -> Finding:
-    return Finding(verdict="could_not_run", because=intent.answer or "no answer in time")
+    return Finding(verdict=Verdict.COULD_NOT_RUN, because=intent.answer or "no answer in time")
 
 
 def _closed_if_done(draft: Draft, checkup: Checkup) -> Checkup:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.identity import MOST_DEVICES
 from sickbay.model.checkup import Tested
+from sickbay.model.cordon import incident_of
 from sickbay.model.facts import (
     AnyNews,
     Checked,
@@ -85,7 +86,7 @@ def _cut(news: AnyNews) -> AnyNews:
         case Inventory(devices=devices):
             return replace(news, devices=tuple(replace(d, serial=d.serial[:SERIAL]) for d in devices[:DEVICES]))
         case NodeSeen(cordons=cordons) if len(cordons) > CORDONS or any(len(owner) > NAME for owner in cordons):
-            ours_first = sorted(cordons, key=lambda owner: not owner.startswith("sickbay:"))
+            ours_first = sorted(cordons, key=lambda owner: incident_of(owner) is None)
             return replace(news, cordons=tuple(_head(owner, NAME) for owner in ours_first[:CORDONS]))
         case JobSeen():
             spec = slim(news.spec) if news.spec is not None else None

@@ -16,7 +16,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.fault import Fault, Scope
 from sickbay.model.fleet import Errand, Node, NodeId
 from sickbay.model.incident import Incident
-from sickbay.model.job import Call, Interruption, Job, JobState
+from sickbay.model.job import Call, Interruption, Job, JobState, RankState
 from sickbay.model.rows import DUE_NOW, key_of
 
 AT_ONCE = 10  # jobs
@@ -104,7 +104,7 @@ def _crossed(draft: Draft, errand: Errand, taken: set[NodeId]) -> Iterator[Job]:
 def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
     node = seat.id
     for job in draft.holders(seat, readable=True):
-        runs = job.ranks.get(node) == "running" and not _younger(job, errand.since)
+        runs = job.ranks.get(node) is RankState.RUNNING and not _younger(job, errand.since)
         enough = job.called_enough and job.called_at_once
         called = enough or any(each.node == node and not each.before for each in job.calls)
         gated = job.state is JobState.GATING and not called  # what it was checked for is not what it would start on
@@ -112,7 +112,7 @@ def _ended(draft: Draft, errand: Errand, seat: Node) -> Iterator[Job]:
             continue
         call = Call(because=errand.because, node=node, lost=errand.lost, booted=not errand.lost, dated=errand.at)
         if not errand.lost:
-            ended = replace(job, ranks={**job.ranks, node: "gone"}) if runs else job
+            ended = replace(job, ranks={**job.ranks, node: RankState.GONE}) if runs else job
             yield ended if called else ended.pressed(call)
         elif not enough and not any(each.node == node and each.incident is None for each in job.calls):
             yield job.pressed(call)  # an incident's call alone may be dismissed

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sickbay.model.errors import EffectError, Gone, Rejected, Transient
-from sickbay.model.facts import Outcome
+from sickbay.model.facts import CallResult, Outcome
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.model.intent import (
@@ -66,14 +66,14 @@ class Effects:
         try:
             accepted = self._call(intent, job, holders)
         except Transient as error:
-            return outcome(result="transient", text=str(error))
+            return outcome(result=CallResult.TRANSIENT, text=str(error))
         except Gone as error:
-            return outcome(result="gone", text=str(error))
+            return outcome(result=CallResult.GONE, text=str(error))
         except Rejected as error:
-            return outcome(result="rejected", text=str(error))
+            return outcome(result=CallResult.REJECTED, text=str(error))
         except EffectError as error:
-            return outcome(result="unknown", text=str(error))
-        result = "done" if accepted.done else "accepted"
+            return outcome(result=CallResult.UNKNOWN, text=str(error))
+        result = CallResult.DONE if accepted.done else CallResult.ACCEPTED
         return outcome(result=result, visible_from=accepted.visible_from)
 
     def _call(self, intent: Intent, job: Job | None, holders: Holders) -> Accepted:

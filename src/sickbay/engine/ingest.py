@@ -27,7 +27,7 @@ from sickbay.model.facts import (
     NodeVanished,
 )
 from sickbay.model.fleet import Cursor, Incarnation, JobId, Node, NodeId, pool_of
-from sickbay.model.job import Job, JobState
+from sickbay.model.job import Job, JobState, RankState
 from sickbay.model.parts import whole
 from sickbay.model.rows import CURSOR
 from sickbay.ports.clock import Clock
@@ -354,7 +354,7 @@ def _says_more(row: object, seen: JobSeen) -> bool:
         return seen.attempt > row.attempt
     if not row.open:
         return False
-    ranks = any(row.ranks.get(node) not in {state, "gone"} for node, state in seen.ranks.items())
+    ranks = any(row.ranks.get(node) not in {state, RankState.GONE} for node, state in seen.ranks.items())
     end = seen.end is not None and (row.end is None or bool(seen.end.tail and not row.end.tail))
     return ranks or end or row.missing_as_of is not None or not row.ranks_as_of
 

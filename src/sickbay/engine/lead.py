@@ -24,7 +24,7 @@ from sickbay.engine.standstill import Deaf, tell_deaf
 from sickbay.engine.view import Draft, Rules, View, moment, readings_of
 from sickbay.model.clock import INGEST, LEADER, Standstill, WatchedClock
 from sickbay.model.errors import BadInput, Conflict, Fenced, StoreError, UnusableStore
-from sickbay.model.facts import Fact, Mark, Outcome, PolicyInForce
+from sickbay.model.facts import CallResult, Fact, Mark, Outcome, PolicyInForce
 from sickbay.model.fleet import Ages, Aside, Cursor, InForce, Node
 from sickbay.model.intent import Intent, IntentState, StartJob, Strike, Verify, nodes_of
 from sickbay.model.job import Job
@@ -458,7 +458,7 @@ class Engine:
         elif self._clock.mono() - sent > STOOD_STILL and not self._still_admitted(intent):
             why = "it waited for its call and is not admitted any more"
         if why:
-            return Outcome(key=intent.key, result="transient", sends=intent.sends, text=why)
+            return Outcome(key=intent.key, result=CallResult.TRANSIENT, sends=intent.sends, text=why)
         if isinstance(intent.act, Strike):
             return self._strike(intent, intent.act)
         return self._hands.perform(intent, job, holders)
@@ -471,8 +471,8 @@ class Engine:
             if isinstance(withdrawn, Intent):
                 self._store.strike([command_id(act.intent, node) for node in nodes_of(withdrawn.act)])
         except StoreError as error:  # it may have been struck: doing it again does no harm
-            return outcome(result="transient", text=str(error))
-        return outcome(result="done")
+            return outcome(result=CallResult.TRANSIENT, text=str(error))
+        return outcome(result=CallResult.DONE)
 
     def _still_admitted(self, intent: Intent) -> bool:
         """From the store as it is, beside the round: the view is not this thread's."""

@@ -9,7 +9,7 @@ from sickbay.brain.job_input import AVOIDED, Placement, listing
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Capability, Freed, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
-from sickbay.model.job import Job
+from sickbay.model.job import Job, RankState
 from sickbay.model.policy import PlaceBy
 
 POOLS = 8  # of one cluster: a unit has room for few rows
@@ -253,7 +253,7 @@ def _shared(draft: Draft, job: Job, node: Node) -> bool:
 
 
 def _seats(draft: Draft, job: Job) -> list[tuple[NodeId, Node | None]]:
-    running = sorted(node for node, state in job.ranks.items() if state == "running")
+    running = sorted(node for node, state in job.ranks.items() if state is RankState.RUNNING)
     # The last few are watched: that one of them is lost must wake the job, whoever else knows it already.
     few = len(running) <= WATCHED
     return [(node, draft.node(node) if few else draft.peek(Node, f"node:{node}")) for node in running]

@@ -18,6 +18,7 @@ from sickbay.model.intent import (
     Intent,
     IntentState,
     Notify,
+    OwnerKind,
     Quarantine,
     Release,
     Repair,
@@ -36,7 +37,7 @@ def plan_intent(draft: Draft, subject: str) -> None:
     intent = draft.read(Intent, subject)
     if intent is None or intent.state.over:
         draft.waits[subject] = None
-        if intent is not None and intent.owner.startswith("checkup:"):  # refused, mostly
+        if intent is not None and intent.done_for is OwnerKind.CHECKUP:  # refused, mostly
             checkups.ended(draft, intent)
         if intent is not None:
             _free_checked(draft, intent)
@@ -59,7 +60,7 @@ def plan_intent(draft: Draft, subject: str) -> None:
             draft.waits[subject] = None
             if intent.owner and not _no_news(draft, intent):
                 draft.tell(f"{type(intent.act).__name__}: {intent.state}", intent.owner, event="effect")
-            if intent.owner.startswith("checkup:"):
+            if intent.done_for is OwnerKind.CHECKUP:
                 checkups.ended(draft, intent)
             _free_checked(draft, intent)
             _undelivered(draft, intent)
@@ -75,7 +76,7 @@ def plan_intent(draft: Draft, subject: str) -> None:
 
 def _free_checked(draft: Draft, intent: Intent) -> None:
     """A check that was let go of is over: until then its node was nobody's to claim."""
-    if isinstance(intent.act, Verify) and intent.owner.startswith("incident:") and intent.withdrawn:
+    if isinstance(intent.act, Verify) and intent.done_for is OwnerKind.INCIDENT and intent.withdrawn:
         checkups.free(draft, intent)
 
 
@@ -134,7 +135,7 @@ def _development(draft: Draft, intent: Intent) -> tuple[str, str] | None:
 
 def _comes_late(intent: Intent) -> bool:
     """A read that does not show it yet says nothing: a machine takes minutes to come back, work to leave."""
-    check = isinstance(intent.act, Verify) and intent.withdrawn and intent.owner.startswith("incident:")
+    check = isinstance(intent.act, Verify) and intent.withdrawn and intent.done_for is OwnerKind.INCIDENT
     return check or isinstance(intent.act, Repair | Drain)
 
 
@@ -152,10 +153,10 @@ def _horizon(draft: Draft, intent: Intent) -> float:
 
 
 def _still_wanted(draft: Draft, intent: Intent) -> bool:
-    if intent.owner.startswith("checkup:"):
+    if intent.done_for is OwnerKind.CHECKUP:
         return True  # it lets nodes go only when its checks are over
-    owner = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
-    if owner is None and intent.owner.startswith("job:"):
+    owner = draft.read(Incident, intent.owner) if intent.done_for is OwnerKind.INCIDENT else None
+    if owner is None and intent.done_for is OwnerKind.JOB:
         owner_job = draft.read(Job, intent.owner)
         return owner_job is not None and owner_job.awaits(intent.key)
     return owner is not None and owner.intent == intent.key

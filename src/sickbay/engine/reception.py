@@ -8,12 +8,14 @@ from msgspec.structs import replace
 
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.view import moment
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import BadInput, StoreError, UnitRefused
 from sickbay.model.facts import (
     AGENT_ANSWERED,
     AnyNews,
     Booted,
+    CallResult,
     Checked,
     Fact,
     Inventory,
@@ -29,6 +31,7 @@ from sickbay.model.protocol import (
     Answered,
     AnyOrder,
     Command,
+    CommandResult,
     Item,
     Measured,
     Poll,
@@ -288,10 +291,10 @@ def _signed(item: Item, report: Report) -> AnyNews:
 def _refused_late(answer: Answered, report: Report) -> Outcome | None:
     """A refusal of what was struck after the agent had it: nothing came of it, and whoever waits for its end knows."""
     key = answer.command.removesuffix(command_id("", report.node))
-    if answer.result != "refused" or key == answer.command:
+    if answer.result is not CommandResult.REFUSED or key == answer.command:
         return None
     text = answer.text or "the agent refused it"
-    return Outcome(key=key, result="rejected", sends=0, text=text, node=report.node)
+    return Outcome(key=key, result=CallResult.REJECTED, sends=0, text=text, node=report.node)
 
 
 def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | None:
@@ -301,17 +304,17 @@ def _refused(answer: Answered, command: Command, report: Report) -> AnyNews | No
             word = "inject" if isinstance(order, RunInject) else "collect"
             fields: dict[str, str | int] = {"result": answer.result}
             return Observed(node=report.node, kind=AGENT_ANSWERED, fields=fields, text=f"{word}: {answer.text}")
-        case _ if answer.result == "done":
+        case _ if answer.result is CommandResult.DONE:
             return None
-        case RunReboot() if answer.result != "refused":
+        case RunReboot() if answer.result is not CommandResult.REFUSED:
             return None  # it may yet come: its proof is another boot, and the rung's own deadline waits for that
         case RunReset(key=key) | RunReboot(key=key):
             text = answer.text or f"the agent says {answer.result}"
-            return Outcome(key=key, result="rejected", sends=0, text=text, node=report.node)
+            return Outcome(key=key, result=CallResult.REJECTED, sends=0, text=text, node=report.node)
         case RunCheck(check=check, level=level):
             because = answer.text or f"the agent says {answer.result}"
             return Checked(
-                check=check, node=report.node, verdict="could_not_run", incarnation=report.incarnation,
+                check=check, node=report.node, verdict=Verdict.COULD_NOT_RUN, incarnation=report.incarnation,
                 level=level, because=because,
             )  # fmt: skip
         case _:

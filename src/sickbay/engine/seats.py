@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import limit_for, room_for
 from sickbay.engine.view import Draft
+from sickbay.model.cordon import cordon_of
 from sickbay.model.fleet import AgentState, Aside, Brake, Capability, Errand, Flipped, Freed, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.job import Job, JobState
-from sickbay.model.rows import DUE_NOW, key_of
+from sickbay.model.rows import DUE_NOW, key_of, kind_of
 
 POOLS_AT_ONCE = 20  # whose books one unit raises for a gang that comes or leaves
 POOLS_NAMED = 2000  # by one errand; who waits in others looks again at the next reminder
@@ -74,7 +75,7 @@ def _moved(draft: Draft) -> list[str]:
     for key, row in draft.writes.items():
         if isinstance(row, Ledger):
             pools[row.pool] = None
-        elif key.startswith("incident:"):
+        elif kind_of(key) == "incident":
             before, after = draft.before(Incident, key), row if isinstance(row, Incident) else None
             if before is not None and before.queues_for is not None and not _queues_still(before, after):
                 pools[before.pool] = None
@@ -101,13 +102,13 @@ def _free_up(draft: Draft) -> None:
     """Wake whoever waits for nodes where this unit lets go of something."""
     pools: set[str] = set()
     for key, row in draft.writes.items():
-        if key.startswith("node:"):
+        if kind_of(key) == "node":
             before, after = draft.before(Node, key), row if isinstance(row, Node) else None
             if before is not None and after is None:
                 pools.add(before.pool)  # who waits for its own seats may take others now
             elif after is not None and after.claimable and not _as_free(before, after):
                 pools.add(after.pool)
-        elif key.startswith("job:"):
+        elif kind_of(key) == "job":
             held, kept = draft.before(Job, key), row.claim if isinstance(row, Job) else {}
             left = [node for node, devices in held.claim.items() if kept.get(node) != devices] if held else []
             seats = (draft.peek(Node, f"node:{node}") for node in left)
@@ -146,7 +147,7 @@ def _touched(draft: Draft) -> list[NodeId]:
             nodes[row.id] = None
         elif isinstance(row, Incident):
             nodes[row.node] = None
-        elif row is None and key.startswith("node:"):
+        elif row is None and kind_of(key) == "node":
             nodes[NodeId(key.removeprefix("node:"))] = None
     return list(nodes)
 
@@ -154,7 +155,7 @@ def _touched(draft: Draft) -> list[NodeId]:
 def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) -> Node:
     phase = incident.phase if incident is not None else None
     newcomer = incident is not None and incident.kind is IncidentKind.INTAKE  # not in service before it is released
-    bare = incident is not None and incident.serves and f"sickbay:{incident.id}" not in node.cordons
+    bare = incident is not None and incident.serves and cordon_of(incident.id) not in node.cordons
     ours = phase is not None and ((phase.out and not bare) or newcomer)
     vacant = node.incarnation is None  # for a while after we have had its machine replaced
     out = node.counted and (vacant or ours or node.others_cordon or node.lost)

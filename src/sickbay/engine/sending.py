@@ -16,6 +16,7 @@ from sickbay.engine.placing import dismissed, may_fence, was_dismissed
 from sickbay.engine.seats import settle
 from sickbay.engine.transitions import step_incident, step_job
 from sickbay.engine.view import Draft
+from sickbay.model.checkup import Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, Node, NodeId
@@ -27,6 +28,7 @@ from sickbay.model.intent import (
     Fence,
     Intent,
     IntentState,
+    OwnerKind,
     Quarantine,
     Repair,
     StartJob,
@@ -34,7 +36,7 @@ from sickbay.model.intent import (
     Verify,
     nodes_of,
 )
-from sickbay.model.job import Call, Job, JobState
+from sickbay.model.job import Call, Job, JobState, RankState
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
 ASK_AGAIN = 30.0  # seconds until a job's stop that is withheld is judged afresh
@@ -84,9 +86,9 @@ def send(draft: Draft, key: str) -> None:
 
 def wanted(draft: Draft, intent: Intent) -> bool:
     """Whether its owner still waits for exactly this intent."""
-    if not intent.owner or intent.owner.startswith("checkup:"):
+    if intent.done_for in {OwnerKind.NOBODY, OwnerKind.CHECKUP}:
         return True
-    if intent.owner.startswith("job:"):
+    if intent.done_for is OwnerKind.JOB:
         job = draft.read(Job, intent.owner)
         return job is not None and job.open and job.awaits(intent.key)
     owner = draft.read(Incident, intent.owner)
@@ -101,7 +103,7 @@ def withheld(draft: Draft, intent: Intent) -> Deferred | None:
         return _fence_withheld(draft, intent.act)
     if isinstance(intent.act, Verify) and (busy := _busy(draft, intent, intent.act)):
         return Deferred(f"work has come to {listing(busy)} meanwhile")
-    incident = draft.read(Incident, intent.owner) if intent.owner.startswith("incident:") else None
+    incident = draft.read(Incident, intent.owner) if intent.done_for is OwnerKind.INCIDENT else None
     node = draft.node(incident.node) if incident is not None else None
     if incident is None or node is None:
         return None
@@ -175,7 +177,7 @@ def _busy(draft: Draft, intent: Intent, act: Verify) -> tuple[NodeId, ...]:
 
     One that was asked for on idle nodes is sent to nobody who is not idle any more; a gate's nodes may be shared.
     """
-    idle = intent.owner.startswith("checkup:")
+    idle = intent.done_for is OwnerKind.CHECKUP
     few = len(act.nodes) <= FEW
     draft.fetch([f"node:{node}" for node in act.nodes])
     seats = [draft.node(node) if few else draft.peek(Node, f"node:{node}") for node in act.nodes]
@@ -207,7 +209,7 @@ def _stop_withheld(draft: Draft, act: StopJob | AskToSave) -> Deferred | None:
 
 def _whole(job: Job) -> bool:
     """Whether all of it runs, and nothing but calls wants its end."""
-    runs = bool(job.ranks) and all(state == "running" for state in job.ranks.values())
+    runs = bool(job.ranks) and all(state is RankState.RUNNING for state in job.ranks.values())
     return runs and not (job.stop_asked or job.cancelled or job.end is not None)
 
 
@@ -259,7 +261,7 @@ def _take_back(draft: Draft, intent: Intent, refused: Deferred) -> None:
     if isinstance(intent.act, Fence):
         _fence_no_more(draft, intent, intent.act, refused)
         return
-    if isinstance(intent.act, Verify) and not intent.owner.startswith("incident:"):
+    if isinstance(intent.act, Verify) and intent.done_for is not OwnerKind.INCIDENT:
         _check_later(draft, intent, intent.act, refused)
         return
     incident = draft.read(Incident, intent.owner)
@@ -308,6 +310,6 @@ def _check_later(draft: Draft, intent: Intent, act: Verify, refused: Deferred) -
     if reading < seen_by.at:
         draft.put(replace(intent, not_before=again, seen_by=seen_by, answer=refused.because))
         return
-    unrun = dict.fromkeys(_busy(draft, intent, act), "could_not_run")
+    unrun = dict.fromkeys(_busy(draft, intent, act), Verdict.COULD_NOT_RUN)
     draft.put(replace(intent, state=IntentState.EXPIRED, answer=refused.because, verdicts=unrun))
     draft.waits[f"intent:{intent.key}"] = DUE_NOW

@@ -256,7 +256,7 @@ def _sick(draft: Draft, job: Job) -> list[Incident]:
 def _to_blame(draft: Draft, job: Job, node: Node, incident: Incident) -> bool:
     """Whether an open incident may have ended the attempt. What it began under, and was told to ignore, has not."""
     held = job.claim.get(node.id, ())
-    if incident.kind is IncidentKind.INTAKE or incident.fault.code.startswith("operator."):
+    if incident.kind is IncidentKind.INTAKE or incident.fault.is_wish:
         return False
     if not incident.about(held):
         return False

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from sickbay.brain.admit import limit_for
 from sickbay.model.clock import Deadline, WatchedClock
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.fleet import Brake, InForce, Ledger, Node, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
@@ -161,4 +161,4 @@ class Archive:
         close = get_close_matches(name, dict.fromkeys([*short, *known]), n=3, cutoff=0.5)
         some = ", ".join(close or short[:3])
         hint = f"did you mean {some}?" if close else f"there are {some} …" if some else "this store is empty"
-        raise BadInput(f"there is no node, job or incident {asked!r}: {hint}")
+        raise NoSuchSubject(f"there is no node, job or incident {asked!r}: {hint}")

@@ -15,7 +15,7 @@ from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Interruption, Job, JobState
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
-from sickbay.model.rows import Line
+from sickbay.model.rows import Line, kind_of
 from sickbay.ports.store import Store
 
 STAGES = ("detected", "stopped", "diagnosed", "placed", "gated", "started", "first_step")
@@ -67,7 +67,7 @@ def explain(store: Store, name: str, policies: Mapping[str, Policy] | None = Non
 
 def _node_story(archive: Archive, node: Node) -> list[Line]:
     own = archive.story(f"node:{node.id}")
-    incidents = dict.fromkeys(s for line in own for s in line.subjects if s.startswith("incident:"))
+    incidents = dict.fromkeys(s for line in own for s in line.subjects if kind_of(s) == "incident")
     return weave({f"node:{node.id}": own, **{key: archive.story(key) for key in incidents}})
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
+from sickbay.model.intent import IntentState
 from sickbay.model.noun import Noun
-from sickbay.model.rows import Line
+from sickbay.model.rows import Line, kind_of
 
 
 class What(StrEnum):
@@ -89,7 +90,7 @@ _SEEN = {
     "StartJob": "all its ranks are seen",
     "RerunJob": "it runs again",
 }
-_NOT = {"REJECTED": "was refused", "EXPIRED": "was given up"}
+_NOT = {IntentState.REJECTED.value: "was refused", IntentState.EXPIRED.value: "was given up"}
 
 
 def tell(lines: Sequence[Line]) -> list[StoryAnswer]:
@@ -98,22 +99,22 @@ def tell(lines: Sequence[Line]) -> list[StoryAnswer]:
     reasons: dict[str, str] = {}
     for line in lines:
         about = line.subjects[0] if line.subjects else ""
-        head, _, because = line.text.partition(": ")
-        text = _plain(line, head, because)
-        if because and reasons.get(about) == because and text.endswith(because):
-            text = text.removesuffix(because).rstrip(": ")
-        reasons[about] = because
+        head, _, rest = line.text.partition(": ")
+        text = _plain(line, head, rest)
+        if rest and reasons.get(about) == rest and text.endswith(rest):
+            text = text.removesuffix(rest).rstrip(": ")
+        reasons[about] = rest
         told.append(StoryAnswer(at=line.at, what=_what(line), about=about, text=text, event=line.event))
     return told
 
 
-def _plain(line: Line, head: str, because: str) -> str:
+def _plain(line: Line, head: str, rest: str) -> str:
     if line.event == "intent" and head in _ACTS:
         # A check or a look is of one node where an incident asks for it.
-        act = _ACTS[head] if line.subjects[0].startswith("job:") else _ACTS[head].replace("its nodes", "the node")
-        return f"{act}: {because}"
+        act = _ACTS[head] if kind_of(line.subjects[0]) == "job" else _ACTS[head].replace("its nodes", "the node")
+        return f"{act}: {rest}"
     if line.event == "effect" and head in _SEEN:
-        return _SEEN[head] if because == "SEEN" else f"{head} {_NOT.get(because, because)}"
+        return _SEEN[head] if rest == IntentState.SEEN else f"{head} {_NOT.get(rest, rest)}"
     return line.text
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from sickbay.brain.admit import fits
 from sickbay.faces.archive import Archive, Budget, Estimate
 from sickbay.model.clock import INGEST, WatchedClock
+from sickbay.model.cordon import named, others_of
 from sickbay.model.fault import AGENT_LOST, PARTITION, RUNGS, Proof, signature
 from sickbay.model.fleet import Brake, Node
 from sickbay.model.incident import Incident, Phase
@@ -28,7 +29,7 @@ from sickbay.model.intent import (
     StopJob,
     Verify,
 )
-from sickbay.model.job import Job, JobState, Work
+from sickbay.model.job import Job, JobState, RankState, Work
 from sickbay.model.noun import Noun
 
 MOST_NAMED = 8
@@ -257,7 +258,7 @@ def _by_state(archive: Archive, job: Job) -> tuple[tuple[str, ...], str]:
         case JobState.RUNNING:
             return ("it ends", "a fault is found under it", "it makes no progress"), ""
         case JobState.STOPPING:
-            left = [node for node, state in job.ranks.items() if state == "running"]
+            left = [node for node, state in job.ranks.items() if state is RankState.RUNNING]
             return (f"its ranks on {_list(left)} are proven gone",), "it is tried again"
         case _:
             return ("its own next step",), ""
@@ -311,7 +312,7 @@ def node_waits(archive: Archive, node: Node) -> Waiting | None:
         changed, then = (f"a newcomer of pool {node.pool} fills the seat",), "a person is told"
         until = archive.estimate(node.vacant_until)
     elif node.others_cordon:
-        others = [owner.removeprefix("other:") for owner in node.cordons if not owner.startswith("sickbay:")]
+        others = [named(owner) for owner in others_of(node.cordons)]
         changed, then, until = (f"{', '.join(others)} takes its cordon back",), "", None
     else:
         changed, then, until = (

@@ -63,10 +63,12 @@ class Backend:
         self._ingest.tell(key, news)
         self._wake()
 
-    def order(self, news: Ordered, key: str) -> None:
-        """An operator's command; `key` makes a second sending of it harmless. Returns when the engine knows of it."""
-        self._tell(f"order/{key}", news)
+    def order(self, news: Ordered, key: str) -> str:
+        """An operator's command; `key` makes a second sending of it harmless. Its id, when the engine knows of it."""
+        ident = f"order/{key}"
+        self._tell(ident, news)
         self.learned()
+        return ident
 
     def submit(self, spec: JobSpec, key: str) -> Job:
         job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")

@@ -1,28 +1,43 @@
 """Checks of idle nodes that a person, the schedule or a watched fault asked for, and what a check found."""
 
 from datetime import datetime
+from enum import StrEnum
 from typing import ClassVar
 
 from sickbay.model.fleet import NodeId
 from sickbay.model.noun import Noun
 
 
+class Verdict(StrEnum):
+    """What one node has answered to a check, a look or a reset. A word that we do not know is no proof of health."""
+
+    PASS = "pass"  # noqa: S105 - a verdict
+    FAIL = "fail"
+    COULD_NOT_RUN = "could_not_run"
+    LOOKED = "looked"
+    RESET = "reset"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Verdict":  # noqa: ARG003
+        return cls.COULD_NOT_RUN
+
+
 class Tested(Noun):
-    """One test of a check: pass | fail | could_not_run."""
+    """One test of a check."""
 
     __test__: ClassVar[bool] = False  # its name begins like that of a test class, which pytest would collect
 
     name: str
-    verdict: str
+    verdict: Verdict
     seconds: float = 0.0
     because: str = ""
     figures: dict[str, float] = {}  # what it measured, by name with its unit: `h2d_gbps`, `gpu.0.temperature`
 
 
 class Finding(Noun):
-    """What a check said of one node: pass | fail | could_not_run."""
+    """What a check said of one node."""
 
-    verdict: str
+    verdict: Verdict
     because: str = ""
     tests: tuple[Tested, ...] = ()
 

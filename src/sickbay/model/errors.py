@@ -91,3 +91,7 @@ class IllegalMove(SickbayError):  # noqa: N818 - the design's word
 
 class BadInput(SickbayError):  # noqa: N818 - the design's word
     """One line that says what to write instead."""
+
+
+class NoSuchSubject(BadInput):
+    """Nothing has the name that was asked for."""

@@ -5,10 +5,11 @@ a second delivery of it harmless.
 """
 
 from datetime import datetime
+from enum import StrEnum
 
-from sickbay.model.checkup import Tested
+from sickbay.model.checkup import Tested, Verdict
 from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
-from sickbay.model.job import End, JobSpec
+from sickbay.model.job import End, JobSpec, RankState
 from sickbay.model.noun import Noun
 
 
@@ -89,9 +90,9 @@ class JobSeen(News, tag="job_seen"):
     job: JobId
     attempt: int
     as_of: float
-    # running | gone. A cluster that chooses nodes itself lists them as running from the allocation on: there is no word
+    # A cluster that chooses nodes itself lists them as running from the allocation on: there is no word
     # for "starting", and a node that is not listed is not claimed.
-    ranks: dict[NodeId, str] = {}
+    ranks: dict[NodeId, RankState] = {}
     end: End | None = None
     native: bool = False  # begun by the job's own controller, not by us
     spec: JobSpec | None = None  # of a job that others submitted
@@ -157,11 +158,11 @@ class Hung(News, tag="hung"):
 
 
 class Checked(News, tag="checked"):
-    """A check's verdict on one node: pass | fail | could_not_run."""
+    """A check's verdict on one node."""
 
     check: str  # the key of the Verify intent, or a check that a person or a schedule started
     node: NodeId
-    verdict: str
+    verdict: Verdict
     incarnation: Incarnation
     level: int = 0
     because: str = ""
@@ -183,11 +184,22 @@ class ResetDone(News, tag="reset_done"):
     incarnation: Incarnation
 
 
+class CallResult(StrEnum):
+    """What came of one call of an effect."""
+
+    ACCEPTED = "accepted"
+    DONE = "done"  # accepted, and its own proof
+    REJECTED = "rejected"
+    GONE = "gone"  # rejected because the target is not there any more
+    TRANSIENT = "transient"  # it did not take effect
+    UNKNOWN = "unknown"  # whether it took effect
+
+
 class Outcome(News, tag="outcome"):
-    """What a call returned: accepted | rejected | gone | transient | unknown | done (accepted, and its own proof)."""
+    """What a call returned."""
 
     key: str
-    result: str
+    result: CallResult
     sends: int  # which sending of the intent this answers; 0: an agent's own word
     text: str = ""
     node: NodeId = NodeId("")  # whose agent says so

@@ -79,6 +79,9 @@ def lowest(*remedies: Remedy) -> Remedy:
     return min(remedies, key=lambda remedy: remedy.rank)
 
 
+WISH = "operator."  # begins the codes of what a person asks for: his cordon, drain, reset …
+
+
 class Fault(Noun):
     """What an observation means."""
 
@@ -94,6 +97,11 @@ class Fault(Noun):
     follows: str = ""  # the code that this one is a consequence of ("caused by previous Xid N")
     cancels: tuple[str, ...] = ()  # codes that this one takes back (162 takes 163 back)
     advice: Remedy | None = None  # the driver's own word on the fault before it (154): it wins
+
+    @property
+    def is_wish(self) -> bool:
+        """A person asked for it; nothing is ill."""
+        return self.code.startswith(WISH)
 
 
 def touches(fault: Fault, held: tuple[int, ...]) -> bool:

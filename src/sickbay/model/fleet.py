@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import NewType
 
 from sickbay.model.clock import Deadline, WatchedClock
+from sickbay.model.cordon import others_of
 from sickbay.model.noun import Noun
 
 NodeId = NewType("NodeId", str)  # "<cluster>/<name>": a seat
@@ -153,7 +154,7 @@ class Node(Noun):
         float, ...
     ] = ()  # readings of ingest when the agent was last heard, before each of its last silences
     going_down: Deadline | None = None  # an announced end is not silence
-    cordons: tuple[str, ...] = ()  # owners: sickbay:<incident>, other:<text>
+    cordons: tuple[str, ...] = ()  # owners, as `model.cordon` reads them
     unmanaged: int = 0  # pieces of work there that Sickbay does not manage
     as_of: float = 0.0
     incident: IncidentId | None = None
@@ -193,7 +194,7 @@ class Node(Noun):
 
     @property
     def others_cordon(self) -> bool:
-        return any(not owner.startswith("sickbay:") for owner in self.cordons)
+        return bool(others_of(self.cordons))
 
 
 class Freed(Noun):
@@ -283,6 +284,12 @@ class Withhold(Noun):
     tell: bool = True
     until: datetime | None = None
     excuse: bool = False  # an excluded fault does not keep its seat from being claimed
+    asked: str = ""  # id of the order that it came of
+
+    @property
+    def pauses(self) -> bool:
+        """A person's pause, of everything; else an exclusion."""
+        return not self.excuse
 
 
 class Withholding(Noun):
@@ -339,7 +346,7 @@ class Part(Noun):
     owner: str  # the row by which it is kept
     at: datetime
     nodes: dict[NodeId, tuple[int, ...]] = {}  # with their devices
-    words: dict[NodeId, str] = {}  # running | gone, or a verdict
+    words: dict[NodeId, str] = {}  # what its ranks do there (`RankState`), or a verdict
     seen: dict[str, float] = {}  # of a brake
 
 

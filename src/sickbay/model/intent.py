@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from sickbay.model.checkup import Finding
+from sickbay.model.checkup import Finding, Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
@@ -116,9 +116,18 @@ class IntentState(StrEnum):
         return self in {IntentState.SEEN, IntentState.REJECTED, IntentState.EXPIRED}
 
 
+class OwnerKind(StrEnum):
+    """For what an intent is done: the kind of row that its owner names."""
+
+    NOBODY = ""  # a notice in the outbox, a letter that is struck
+    INCIDENT = "incident"
+    JOB = "job"
+    CHECKUP = "checkup"
+
+
 class Intent(Noun):
     key: str  # names the effect for ever: sending it twice has one effect
-    owner: str  # row key of the incident, job or checkup it is done for ("" for the outbox)
+    owner: str  # row key of what it is done for ("" for the outbox)
     cluster: str
     pool: str
     act: AnyAct
@@ -142,10 +151,14 @@ class Intent(Noun):
     visible_from: float = 0.0  # as_of from which it must be visible; older facts are not held against it
     answer: str = ""
     gone: bool = False  # REJECTED because the target is not there any more
-    verdicts: dict[NodeId, str] = {}  # what a check or a look has answered so far
+    verdicts: dict[NodeId, Verdict] = {}  # what a check or a look has answered so far
     found: dict[NodeId, Finding] = {}  # a check's verdicts with their reasons, where it has few nodes
     digest: str = ""
     parts: int = 0  # as it is stored: rows that hold the act's nodes and `verdicts` where there are many
+
+    @property
+    def done_for(self) -> OwnerKind:
+        return OwnerKind(self.owner.partition(":")[0])
 
     @property
     def lane(self) -> str:

@@ -27,6 +27,13 @@ class JobState(StrEnum):
         return self in {JobState.COMPLETE, JobState.FAILED, JobState.STOPPED}
 
 
+class RankState(StrEnum):
+    """A job's ranks on one node, as its cluster shows them."""
+
+    RUNNING = "running"
+    GONE = "gone"
+
+
 class EndReason(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
@@ -129,7 +136,7 @@ class Job(Noun):
     claim: dict[NodeId, tuple[int, ...]] = {}  # nodes and devices promised to the open attempt
     began_at: datetime | None = None  # when the attempt was claimed
     began: float = 0.0  # the same, as a reading of its cluster's clock
-    ranks: dict[NodeId, str] = {}  # as last seen: running | gone
+    ranks: dict[NodeId, RankState] = {}  # as last seen
     ranks_as_of: float = 0.0
     # A list of its cluster did not have it: one more, and it has vanished; of one that is over: that it has.
     missing_as_of: float | None = None

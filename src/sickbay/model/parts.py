@@ -11,9 +11,10 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
+from sickbay.model.checkup import Verdict
 from sickbay.model.fleet import Brake, NodeId, Part
 from sickbay.model.intent import AnyAct, AskToSave, Intent, Look, StartJob, Verify
-from sickbay.model.job import Job
+from sickbay.model.job import Job, RankState
 from sickbay.model.rows import AnyRow, Rows, Unit, Versioned, key_of
 
 INLINE = 250  # nodes that a row holds itself
@@ -142,9 +143,10 @@ def gather(head: AnyRow | None, parts: Iterable[Part]) -> AnyRow | None:
         case Brake():
             return replace(head, seen=seen, parts=0)
         case Job():
-            return replace(head, claim=nodes, ranks=words, parts=0)
+            return replace(head, claim=nodes, ranks={name: RankState(word) for name, word in words.items()}, parts=0)
         case Intent():
-            return replace(head, act=_act_on(head.act, nodes), verdicts=words, parts=0)
+            verdicts = {name: Verdict(word) for name, word in words.items()}
+            return replace(head, act=_act_on(head.act, nodes), verdicts=verdicts, parts=0)
         case _:
             return head
 

@@ -5,6 +5,7 @@ acknowledges after its commit, so an item arrives at least once and counts once 
 """
 
 from datetime import datetime
+from enum import StrEnum
 
 from sickbay.model.facts import (
     Checked,
@@ -24,11 +25,23 @@ from sickbay.model.noun import Noun
 PROTO = 1
 
 
+class CommandResult(StrEnum):
+    """What became of a command."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"  # it may have been carried out: the agent died over it
+
+    @classmethod
+    def _missing_(cls, value: object) -> "CommandResult":  # noqa: ARG003
+        return cls.UNKNOWN
+
+
 class Answered(News, tag="answered"):
-    """What became of a command: done | refused | unknown (it may have been carried out: the agent died over it)."""
+    """An agent's answer to a command, after it was carried out or refused."""
 
     command: str
-    result: str
+    result: CommandResult
     text: str = ""
 
 

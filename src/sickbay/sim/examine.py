@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
+from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Checked, Looked
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.sim.agents import Agents
@@ -74,13 +75,13 @@ class Examinations:
                 self._cannot(check, seat.id, seat.voice, level, "the boot ended while it ran", after=1.0)
                 return
             found = [defect.code for defect in seat.defects if defect.found_at <= level]
-            self._say(check, seat, level, "fail" if found else "pass", ", ".join(found))
+            self._say(check, seat, level, Verdict.FAIL if found else Verdict.PASS, ", ".join(found))
 
         if seat.defects:
             after(takes * self._ground.rng.uniform(0.2, 0.9), show)
         after(takes, finish)
 
-    def _say(self, check: str, seat: SimSeat, level: int, verdict: str, because: str) -> None:
+    def _say(self, check: str, seat: SimSeat, level: int, verdict: Verdict, because: str) -> None:
         self._ground.chronicle.note(f"check.{verdict}", seat.id, check)
         news = Checked(check=check, node=seat.id, verdict=verdict, incarnation=seat.voice, level=level, because=because)
         self._agents.say(seat, news, f"{check}:{seat.id}")
@@ -94,7 +95,7 @@ class Examinations:
             return
         self._ground.chronicle.note("check.could_not_run", node, check)
         news = Checked(
-            check=check, node=node, verdict="could_not_run", incarnation=incarnation, level=level, because=because
+            check=check, node=node, verdict=Verdict.COULD_NOT_RUN, incarnation=incarnation, level=level, because=because
         )
         self._ground.scheduler.after(after, lambda: self._agents.tell(news, f"{check}:{node}"))
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sickbay.model.cordon import incident_of
 from sickbay.model.facts import Fact, NodeSeen
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
@@ -138,7 +139,7 @@ class SimSeat:
     @property
     def ours(self) -> bool:
         """A cordon of ours is on it."""
-        return any(owner.startswith("sickbay:") for owner in self.cordons)
+        return any(incident_of(owner) for owner in self.cordons)
 
     @property
     def free(self) -> bool:

@@ -14,7 +14,7 @@ from sickbay.model.errors import UnreadableRow
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident, Phase, Wait
-from sickbay.model.intent import Intent, Notify
+from sickbay.model.intent import Intent, Notify, OwnerKind
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import AnyRow, Unit
 from sickbay.sim.chronicle import Violation, Wrong
@@ -90,7 +90,7 @@ class Invariants:
 
         So it is with a gate, and with the check after the reset of one device that is tied to no other.
         """
-        if sent.intent.owner.startswith("job:"):
+        if sent.intent.done_for is OwnerKind.JOB:
             return True
         incident, seat = sent.incident, self._sim.world.seats.get(NodeId(violation.subject))
         if incident is None or seat is None or seat.linked or incident.remedy.rank > Remedy.RESET_GPU.rank:

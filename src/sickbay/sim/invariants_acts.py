@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from sickbay.brain.admit import brake_scopes, fits, limit_for, next_opening
 from sickbay.brain.correlate import rule_for
 from sickbay.engine.view import moment
+from sickbay.model.cordon import cordon_of, incident_of, others_of
 from sickbay.model.fault import signature
 from sickbay.model.fleet import Incarnation, Ledger, Node, NodeId, WithheldActs, pool_of
 from sickbay.model.incident import Incident, IncidentKind, Phase
@@ -92,13 +93,13 @@ class Acts:
     def _cordoned(self, node: NodeId, event: TrueEvent) -> list[Wrong]:
         """No act of ours takes a pool over its limit. Newcomers are not part of it yet."""
         seat = self._sim.world.seats.get(node)
-        incident = event.detail.removeprefix("sickbay:")
-        if seat is None or not event.detail.startswith("sickbay:"):
+        incident = incident_of(event.detail)
+        if seat is None or incident is None:
             return []
-        if incident.startswith("n"):
+        if incident in self._witness.newcomers:
             return self._newcomer(node, seat)
         known = self._known(incident, event.at)
-        others = any(not owner.startswith("sickbay:") for owner in seat.cordons)
+        others = bool(others_of(seat.cordons))
         if others or not seat.ready:
             return []  # it was out of service before we touched it
         self._ours[node] = incident
@@ -205,7 +206,7 @@ class Acts:
     # --- release
     def _released(self, node: NodeId, owner: str) -> list[Wrong]:
         """No release but with a check that the present incarnation passed after its last repair, or a person's word."""
-        incident = self._witness.rows.get(f"incident:{owner.removeprefix('sickbay:')}")
+        incident = self._witness.rows.get(f"incident:{incident_of(owner)}")
         if not isinstance(incident, Incident):
             return []
         if incident.closing is Phase.DISMISSED or incident.phase is Phase.DISMISSED:
@@ -229,7 +230,7 @@ class Acts:
         if len(tells) < len(FIELDS) and self._bared.get(incident.node, NEVER) >= since:
             return []  # its object was made anew, and its cluster does not tell enough for anybody to see that
         taken = self._sim.world.chronicle.of("cordon", incident.node)
-        if not incident.ordered and all(event.detail != f"sickbay:{incident.id}" for event in taken):
+        if not incident.ordered and all(event.detail != cordon_of(incident.id) for event in taken):
             return []  # our cordon was never taken: it has been in service all the time
         return [Wrong("dismissal", f"{incident.id} on {incident.node} was dismissed, and no person had asked for it")]
 

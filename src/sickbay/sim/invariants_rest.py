@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sickbay.model.checkup import Checkup
+from sickbay.model.cordon import incident_of
 from sickbay.model.fleet import Capability, Ledger, Node, pool_of
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, Verify
@@ -128,7 +129,7 @@ class Rest:
                 yield Wrong(
                     "truth", f"{row.id} has cordons {sorted(seat.cordons)} and ready {seat.ready}, its row says {row}"
                 )
-            ours = [owner.removeprefix("sickbay:") for owner in seat.cordons if owner.startswith("sickbay:")]
+            ours = [incident for owner in seat.cordons if (incident := incident_of(owner))]
             for incident in ours:
                 found = self._sim.store.load([f"incident:{incident}"])[f"incident:{incident}"].row
                 if not isinstance(found, Incident) or not found.open:

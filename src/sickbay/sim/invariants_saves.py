@@ -12,7 +12,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, IncidentId, JobId
 from sickbay.model.incident import Incident
 from sickbay.model.intent import AskToSave, Intent
-from sickbay.model.job import Job, JobState
+from sickbay.model.job import Job, JobState, RankState
 from sickbay.sim.chronicle import Wrong
 from sickbay.sim.witness import Witness
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SLACK = 180.0  # seconds of that clock: a lease changes hands, hung ranks are asked for their stacks
 PRESSED_WITHIN = 60.0  # and until a fault under an attempt has taken its time to save away
-WISH = "operator."
 
 
 class WantedOff(NamedTuple):
@@ -59,7 +58,7 @@ class SavesInvariant:
     def _stopped(self, job: Job) -> list[Wrong]:
         """One that listens, is whole and could have waited is stopped: it has saved, or it has had its time."""
         planned = bool(job.stop_asked or job.calls) and not job.called_at_once
-        whole = bool(job.ranks) and set(job.ranks.values()) == {"running"} and job.end is None
+        whole = bool(job.ranks) and set(job.ranks.values()) == {RankState.RUNNING} and job.end is None
         can = Capability.ASK_TO_SAVE in self._sim.hands.sites[job.spec.cluster].capabilities
         if not (planned and whole and can and job.listens and self._sim.policy.resume.save_within) or job.cancelled:
             return []
@@ -137,5 +136,5 @@ class SavesInvariant:
 def _sick(incident: Incident, job: Job) -> bool:
     """Whether a fault, not a wish, is about what the attempt holds there."""
     fault = incident.fault
-    ill = not fault.code.startswith(WISH) and (fault.remedy.disrupts or fault.remedy is Remedy.RESTART_JOB)
+    ill = not fault.is_wish and (fault.remedy.disrupts or fault.remedy is Remedy.RESTART_JOB)
     return (ill or bool(incident.others)) and incident.phase.out and incident.about(job.claim.get(incident.node, ()))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sickbay.model.facts import JobSeen
 from sickbay.model.fleet import JobId, NodeId
-from sickbay.model.job import End, JobSpec
+from sickbay.model.job import End, JobSpec, RankState
 from sickbay.model.noun import Noun
 from sickbay.sim.schedule import Ticket
 
@@ -72,7 +72,7 @@ class SimAttempt:
     allocated: bool = False  # that scheduler chose its nodes: it says so at once, as Slurm does, before a rank runs
     avoid: tuple[NodeId, ...] = ()
     alive: dict[NodeId, None] = field(default_factory=dict)  # ordered, so that one seed gives one history
-    ranks: dict[NodeId, str] = field(default_factory=dict)
+    ranks: dict[NodeId, RankState] = field(default_factory=dict)
     exit_codes: dict[str, int] = field(default_factory=dict)
     resumed_from: int = 0
     training_since: float | None = None
@@ -133,9 +133,9 @@ class SimJob:
         gained = int((until - attempt.training_since) * self.programme.rate + 1e-6)
         return min(attempt.resumed_from + gained, self.programme.steps)
 
-    def _promised(self, attempt: SimAttempt) -> dict[NodeId, str]:
+    def _promised(self, attempt: SimAttempt) -> dict[NodeId, RankState]:
         over = attempt.end is not None or attempt.halted_at is not None
-        return dict.fromkeys(attempt.nodes, "gone" if over else "running") if attempt.allocated else {}
+        return dict.fromkeys(attempt.nodes, RankState.GONE if over else RankState.RUNNING) if attempt.allocated else {}
 
     def _end_shown(self, attempt: SimAttempt, as_of: float) -> End | None:
         late = attempt.end is not None and as_of < attempt.tail_from

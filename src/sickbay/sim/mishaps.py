@@ -7,13 +7,13 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from sickbay.model.checkup import Tested
+from sickbay.model.checkup import Tested, Verdict
 from sickbay.model.facts import Checked, Checkpointed, Hung, Inventory, Looked, Observed, ResetDone, Stepped, Wrote
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Device, Incarnation, JobId, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import JobState
-from sickbay.model.protocol import PROTO, Answered, Item, ItemNews, Measured, Report
+from sickbay.model.protocol import PROTO, Answered, CommandResult, Item, ItemNews, Measured, Report
 from sickbay.sim.hardness import Dice, Trouble
 from sickbay.sim.hardware import SimDefect, SimSeat
 from sickbay.sim.job_behaviour import Programme
@@ -270,7 +270,7 @@ def _odd_item(rng: Random, sim: Simulation, seat: SimSeat) -> ItemNews:
     job = JobId(rng.choice([*(job.id for job in sim.jobs()), "no-such-job", "", "j" * 9_000]))
     number = rng.choice([0, -1, -(2**63), 2**63 - 1, 10**12])
     device = Device(index=rng.choice([0, -1, 2**40]), serial=rng.choice(["", "s" * 9_000]))
-    tests = tuple(Tested(name=text, verdict="odd", because=text) for _ in range(rng.choice([0, 1, 300])))
+    tests = tuple(Tested(name=text, verdict=Verdict("odd"), because=text) for _ in range(rng.choice([0, 1, 300])))
     values: list[str | int] = [number, text, "nan"]
     fields = {rng.choice(["number", "device", "seconds", text]): rng.choice(values)}
     match rng.randrange(11):
@@ -286,7 +286,7 @@ def _odd_item(rng: Random, sim: Simulation, seat: SimSeat) -> ItemNews:
             return Checked(
                 check=text,
                 node=seat.id,
-                verdict=rng.choice(["pass", "odd", ""]),
+                verdict=Verdict(rng.choice(["pass", "odd", ""])),
                 incarnation=who,
                 level=number,
                 tests=tests,
@@ -305,7 +305,7 @@ def _odd_item(rng: Random, sim: Simulation, seat: SimSeat) -> ItemNews:
         case 8:
             return Checkpointed(job=job, attempt=number, saved=number, failed=text, busy=text, done=number, of=-number)
         case 9:
-            return Answered(command=text, result=rng.choice(["done", "refused", "odd"]), text=text)
+            return Answered(command=text, result=CommandResult(rng.choice(["done", "refused", "odd"])), text=text)
         case _:
             return Measured(values={text[:200]: rng.choice(FLOATS)})
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from itertools import islice
 
+from sickbay.model.cordon import others_of
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import EndReason, JobSpec
@@ -60,7 +61,7 @@ class Placing:
         self._workload.launch(found, attempt, chosen)
 
     def _admit(self, seat: SimSeat, job: JobId) -> None:
-        others = [owner for owner in seat.cordons if not owner.startswith("sickbay:")]
+        others = others_of(seat.cordons)
         if not seat.reachable or others:
             why = f"cordoned by {others[0]}" if others else "not ready"
             raise Rejected(f"job {job}: node {seat.id} is {why}")

@@ -271,7 +271,7 @@ def _clear_up(sim: Simulation) -> None:
     sim.order("unpause", "")
     found = sim.store.load([WITHHOLDING])[WITHHOLDING].row
     for row in found.rows if isinstance(found, Withholding) else ():
-        if not row.id.startswith("pause"):
+        if not row.pauses:
             sim.order("include", row.id)
 
 

@@ -10,7 +10,7 @@ from sickbay.engine.view import Rules as EngineRules
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import AnyNews, Fact, Ordered, Submitted
 from sickbay.model.fleet import Brake, Incarnation, JobId, Node, NodeId
-from sickbay.model.incident import Incident
+from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.job import Job, JobSpec
 from sickbay.model.noun import Noun
 from sickbay.model.parts import whole
@@ -320,7 +320,7 @@ class Simulation:
 
     def incidents(self, node: NodeId | None = None, *, intake: bool = False) -> list[Incident]:
         found = [r for r in self._all("incident") if isinstance(r, Incident)]
-        mine = [i for i in found if (node is None or i.node == node) and (intake or not i.id.startswith("n"))]
+        mine = [i for i in found if (node is None or i.node == node) and (intake or i.kind is not IncidentKind.INTAKE)]
         return sorted(mine, key=lambda i: i.opened_at)
 
     def vacancies(self) -> list[NodeId]:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from sickbay.model.facts import JobSeen, JobVanished, NodeSeen, NodeVanished
 from sickbay.model.fleet import JobId, NodeId
+from sickbay.model.job import RankState
 from sickbay.ports.cluster import Snapshot, Told
 
 News = NodeSeen | NodeVanished | JobSeen | JobVanished
@@ -99,11 +100,7 @@ class ClusterView:
         return f"{self._run}/{self._shown}"
 
     def snapshot(self) -> Snapshot:
-        old = [
-            key
-            for key, (at, seen) in self._jobs.items()
-            if seen.end is not None and at < self.as_of - self._retain and "running" not in seen.ranks.values()
-        ]
+        old = [key for key, (at, seen) in self._jobs.items() if _over(seen) and at < self.as_of - self._retain]
         for key in old:
             del self._jobs[key]
         hidden, self._hidden = self._hidden, set()
@@ -134,7 +131,7 @@ class ClusterView:
             case JobSeen():
                 self._jobs[news.job, news.attempt] = (news.as_of, news)
                 before = self._jobs.get((news.job, news.attempt - 1))
-                if before is not None and before[1].end is not None and "running" not in before[1].ranks.values():
+                if before is not None and _over(before[1]):
                     del self._jobs[news.job, news.attempt - 1]
 
     def _trim(self) -> None:
@@ -143,3 +140,7 @@ class ClusterView:
             del self._log[:surplus]
             del self._times[:surplus]
             self._dropped += surplus
+
+
+def _over(seen: JobSeen) -> bool:
+    return seen.end is not None and RankState.RUNNING not in seen.ranks.values()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sickbay.model.clock import WatchedClock
 from sickbay.model.fleet import Brake, Node, Withhold, Withholding
-from sickbay.model.incident import Incident
+from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.intent import Intent, IntentState, Notify, nodes_of
 from sickbay.model.job import Job
 from sickbay.model.rows import AnyRow, Unit
@@ -46,6 +46,7 @@ class Witness:
         self.sent: dict[str, Sent] = {}  # by key of the intent, the latest sending
         self.notices: dict[str, Intent] = {}
         self.withheld: dict[str, tuple[float, Withhold]] = {}  # pause and exclude in force, and since when
+        self.newcomers: set[str] = set()  # incidents that were opened as a newcomer's intake
         self.opened: dict[str, float] = {}  # incidents, and when each was first written
         self.tripped: dict[str, float] = {}  # brakes that are on, and since when
 
@@ -81,6 +82,8 @@ class Witness:
                 self.withheld = {w.id: self.withheld.get(w.id, (now, w)) for w in rows}
             case Incident():
                 self.opened.setdefault(row.id, now)
+                if row.kind is IncidentKind.INTAKE:
+                    self.newcomers.add(row.id)
             case Brake(tripped_at=None):
                 self.tripped.pop(f"{row.scope}:{row.signature}", None)
             case Brake():

@@ -6,7 +6,7 @@ from functools import partial
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.facts import Hung
 from sickbay.model.fleet import Capability, JobId, NodeId
-from sickbay.model.job import End, EndReason, JobSpec
+from sickbay.model.job import End, EndReason, JobSpec, RankState
 from sickbay.sim.agents import Agents
 from sickbay.sim.context import SimContext
 from sickbay.sim.hardware import SimDefect, SimSeat
@@ -103,10 +103,10 @@ class Workload:
                 absent.append(node)
                 continue
             attempt.alive[node] = None
-            self._mark(attempt, node, "running")
+            self._mark(attempt, node, RankState.RUNNING)
         self._ground.chronicle.note("ranks.run", attempt.id, str(len(attempt.alive)))
         for node in absent:
-            self._mark(attempt, node, "gone")
+            self._mark(attempt, node, RankState.GONE)
         if absent:
             self._release(job, attempt, absent)
             self.show(job, attempt)
@@ -227,7 +227,7 @@ class Workload:
         found, attempt = self.job(job), self.attempt(job, number)
         if found.purged:
             raise Gone(f"there is no job {job}")
-        off = attempt.end is not None and "running" not in attempt.ranks.values()
+        off = attempt.end is not None and RankState.RUNNING not in attempt.ranks.values()
         theirs = found.adopted or Capability.PLACE not in self._ground.clusters[found.spec.cluster].capabilities
         if off and not (final and theirs and not found.complete and not found.cancelled):
             raise Gone(f"attempt {attempt.id} has ended")
@@ -281,7 +281,7 @@ class Workload:
             if seat.id in attempt.alive and (attempt.stop_told or attempt.end is not None or alone):
                 self._kill(job, attempt, [seat.id], exit_code=0)
             if seat.id not in attempt.alive:
-                self._mark(attempt, seat.id, "gone")
+                self._mark(attempt, seat.id, RankState.GONE)
                 self.show(job, attempt)
                 self._maybe_end(job, attempt)
 
@@ -296,7 +296,8 @@ class Workload:
                 self._ground.scheduler.after(patience, partial(self._give_up, attempt, seat, turn))
 
     def _give_up(self, attempt: SimAttempt, seat: SimSeat, turn: int) -> None:
-        if attempt.end is not None or seat.ready or seat.turn != turn or attempt.ranks.get(seat.id) != "running":
+        runs = attempt.end is None and attempt.ranks.get(seat.id) is RankState.RUNNING
+        if not runs or seat.ready or seat.turn != turn:
             return
         job = self.jobs[attempt.job]
         self.halt(job, attempt, "node lost")
@@ -318,7 +319,7 @@ class Workload:
                 continue
             del attempt.alive[node]
             if self._in_touch(node):
-                self._mark(attempt, node, "gone")
+                self._mark(attempt, node, RankState.GONE)
                 if exit_code:
                     attempt.exit_codes[str(node)] = exit_code
             self._release(job, attempt, [node])
@@ -330,7 +331,7 @@ class Workload:
                 seat.holders.pop((job.id, attempt.number), None)
 
     def _maybe_end(self, job: SimJob, attempt: SimAttempt) -> None:
-        if attempt.end is not None or "running" in attempt.ranks.values() or attempt.halted_at is None:
+        if attempt.end is not None or RankState.RUNNING in attempt.ranks.values() or attempt.halted_at is None:
             return
         if attempt.alive:
             return
@@ -364,10 +365,10 @@ class Workload:
         """Unlike its progress, this outlives the attempt's halt, not its end."""
         self._ground.scheduler.after(seconds, lambda: act() if attempt.end is None or attempt.alive else None)
 
-    def _mark(self, attempt: SimAttempt, node: NodeId, state: str) -> None:
+    def _mark(self, attempt: SimAttempt, node: NodeId, state: RankState) -> None:
         """Changes the cluster's view of one rank."""
         attempt.ranks[node] = state
-        if state == "running":
+        if state is RankState.RUNNING:
             self._shown_on.setdefault(node, {})[attempt] = None
         else:
             self._shown_on.get(node, {}).pop(attempt, None)

@@ -5,6 +5,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
+from sickbay.model.cordon import cordon_of
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.testing.cluster_rig import (
@@ -43,7 +44,7 @@ class CordonContract:
     @pytest.mark.parametrize("how", SENDINGS)
     def test_an_uncordon_sent_twice_leaves_others_alone(self, rig: ClusterRig, how: str) -> None:
         node = rig.nodes()[0]
-        theirs, second = rig.others_cordon(node), f"sickbay:{rig.named('second')}"
+        theirs, second = rig.others_cordon(node), cordon_of(rig.named("second"))
         for owner in (owner_of(rig), second):
             rig.cluster.cordon(node, owner=owner, reason="r", key=rig.named(f"c-{owner}"), expect=None)
         send(rig, how, lambda: rig.cluster.uncordon(node, owner=owner_of(rig), key=rig.named("u1"), expect=None))

@@ -7,10 +7,11 @@ from typing import Protocol
 import msgspec
 import pytest
 
+from sickbay.model.cordon import cordon_of
 from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.facts import Fact, JobSeen, NodeSeen
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
-from sickbay.model.job import JobSpec
+from sickbay.model.job import JobSpec, RankState
 from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Accepted, Cluster
 from sickbay.ports.machines import Machines
@@ -116,7 +117,7 @@ def job_of(rig: ClusterRig, name: str = JOB) -> JobId:
 
 
 def owner_of(rig: ClusterRig) -> str:
-    return f"sickbay:{rig.named('contract')}"
+    return cordon_of(rig.named("contract"))
 
 
 def attempts(rig: ClusterRig, job: str = JOB) -> dict[int, JobSeen]:
@@ -126,7 +127,7 @@ def attempts(rig: ClusterRig, job: str = JOB) -> dict[int, JobSeen]:
 def where(rig: ClusterRig, attempt: int = 1, job: str = JOB) -> list[NodeId]:
     """The nodes on which the attempt's ranks run."""
     found = attempts(rig, job).get(attempt)
-    return [] if found is None else [node for node, state in found.ranks.items() if state == "running"]
+    return [] if found is None else [node for node, state in found.ranks.items() if state is RankState.RUNNING]
 
 
 def stranger(incarnation: Incarnation) -> Incarnation:

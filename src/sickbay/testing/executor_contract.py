@@ -16,7 +16,7 @@ from threading import Event
 
 import pytest
 
-from sickbay.model.facts import Outcome
+from sickbay.model.facts import CallResult, Outcome
 from sickbay.ports.executor import Executor
 
 LONG = 30.0  # no test waits so long unless the contract is broken
@@ -46,7 +46,7 @@ class OutcomeCollector:
         return False
 
 
-def answer(key: str, result: str = "accepted") -> Callable[[], Outcome]:
+def answer(key: str, result: CallResult = CallResult.ACCEPTED) -> Callable[[], Outcome]:
     return lambda: Outcome(key=key, result=result, sends=1)
 
 
@@ -61,8 +61,8 @@ class ExecutorContract:
         assert executor.room(LANE)
 
     def test_a_call_yields_its_own_outcome_once(self, executor: Executor, heard: OutcomeCollector) -> None:
-        executor.submit(LANE, answer("a", "rejected"), LONG, heard, "a")
-        assert heard.next() == Outcome(key="a", result="rejected", sends=1)
+        executor.submit(LANE, answer("a", CallResult.REJECTED), LONG, heard, "a")
+        assert heard.next() == Outcome(key="a", result=CallResult.REJECTED, sends=1)
         executor.submit(LANE, answer("b"), LONG, heard, "b")
         assert heard.next().key == "b"
         assert heard.nothing_more
@@ -99,7 +99,7 @@ class Stuck:
     def __call__(self) -> Outcome:
         self.began.set()
         self._go.wait(LONG)
-        return Outcome(key=self._key, result="accepted", sends=1)
+        return Outcome(key=self._key, result=CallResult.ACCEPTED, sends=1)
 
     def let_go(self) -> None:
         self._go.set()
@@ -139,7 +139,7 @@ class ConcurrentContract:
         heard, call = OutcomeCollector(), stuck("slow")
         executor.submit(LANE, call, SHORT, heard, "slow")
         outcome = heard.next()
-        assert (outcome.key, outcome.result) == ("slow", "unknown")
+        assert (outcome.key, outcome.result) == ("slow", CallResult.UNKNOWN)
         call.let_go()
         executor.submit(OTHER, answer("after"), LONG, heard, "after")
         assert heard.next().key == "after"
@@ -150,11 +150,11 @@ class ConcurrentContract:
     ) -> None:
         heard = OutcomeCollector()
         filled = self.fill(executor, LANE, SHORT, heard, stuck)
-        assert {heard.next().result for _ in range(filled)} == {"unknown"}
+        assert {heard.next().result for _ in range(filled)} == {CallResult.UNKNOWN}
         assert not executor.room(LANE), "a call that hangs keeps its place after its time-out"
         assert executor.room(OTHER)
         executor.submit(OTHER, answer("b"), LONG, heard, "b")
-        assert heard.next() == Outcome(key="b", result="accepted", sends=1)
+        assert heard.next() == Outcome(key="b", result=CallResult.ACCEPTED, sends=1)
 
     def test_a_call_without_room_certainly_has_no_effect(
         self, executor: Executor, stuck: Callable[[str], Stuck]
@@ -162,7 +162,7 @@ class ConcurrentContract:
         self.fill(executor, LANE, LONG, OutcomeCollector(), stuck)
         heard, extra = OutcomeCollector(), stuck("extra")
         executor.submit(LANE, extra, LONG, heard, "extra")
-        assert heard.next().result == "transient"
+        assert heard.next().result == CallResult.TRANSIENT
         assert not extra.began.is_set()
 
     def test_a_lane_that_comes_back_has_room_again(self, executor: Executor, stuck: Callable[[str], Stuck]) -> None:
@@ -170,7 +170,7 @@ class ConcurrentContract:
         executor.submit(LANE, call, LONG, heard, "slow")
         assert call.began.wait(LONG)
         call.let_go()
-        assert heard.next().result == "accepted"
+        assert heard.next().result == CallResult.ACCEPTED
         assert executor.room(LANE)
 
     def test_a_call_that_breaks_is_unknown(self, executor: Executor) -> None:
@@ -180,5 +180,5 @@ class ConcurrentContract:
         heard = OutcomeCollector()
         executor.submit(LANE, breaks, LONG, heard, "broken")
         outcome = heard.next()
-        assert (outcome.key, outcome.result) == ("broken", "unknown")
+        assert (outcome.key, outcome.result) == ("broken", CallResult.UNKNOWN)
         assert "a defect of an adapter" in outcome.text

@@ -8,7 +8,7 @@ from itertools import count
 from threading import Condition, Thread
 from time import monotonic
 
-from sickbay.model.facts import Outcome
+from sickbay.model.facts import CallResult, Outcome
 
 log = logging.getLogger("sickbay.executor")
 
@@ -63,7 +63,7 @@ class ThreadExecutor:
                 self._keep_time()
                 self._changed.notify_all()
         if not accepted:
-            _tell(done, Outcome(key=key, result="transient", sends=0, text=f"no worker is free for {lane}"))
+            _tell(done, Outcome(key=key, result=CallResult.TRANSIENT, sends=0, text=f"no worker is free for {lane}"))
             return
         # A daemon thread: one that hangs for ever must not keep the process from ending.
         Thread(target=self._work, args=(lane, ours, call), name=f"effect {lane}", daemon=True).start()
@@ -86,7 +86,7 @@ class ThreadExecutor:
             outcome = call()
         except Exception as error:  # a defect of an adapter: whether it took effect nobody knows
             log.exception("effect_raised", extra={"intent": ours.key})
-            outcome = Outcome(key=ours.key, result="unknown", sends=0, text=f"{type(error).__name__}: {error}")
+            outcome = Outcome(key=ours.key, result=CallResult.UNKNOWN, sends=0, text=f"{type(error).__name__}: {error}")
         # The place is given back first: whoever hears of the outcome finds room.
         with self._changed:
             self._busy[lane] -= 1
@@ -113,7 +113,7 @@ class ThreadExecutor:
 
     def _time(self) -> None:
         while (late := self._next_late()) is not None:
-            self._yield(late, Outcome(key=late.key, result="unknown", sends=0, text="no answer in time"))
+            self._yield(late, Outcome(key=late.key, result=CallResult.UNKNOWN, sends=0, text="no answer in time"))
 
     def _next_late(self) -> _Call | None:
         """Waits for the next call that runs out of time; None when the executor is closed and owes nothing."""

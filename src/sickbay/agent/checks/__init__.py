@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sickbay.agent.checks.profiles import UnknownProfile, wanted
-from sickbay.model.checkup import Tested
+from sickbay.model.checkup import Tested, Verdict
 
-PASS, FAIL, COULD_NOT_RUN = "pass", "fail", "could_not_run"
 # What a test can prove well. A test that names none of them is taken to prove something of everything.
 COMPONENTS = ("compute", "memory", "thermal", "pcie", "nvlink", "network", "cpu", "dram", "disk")
 
@@ -57,20 +56,20 @@ def select(tests: Sequence[Exercise], level: int, profile: str = "") -> list[Exe
 
 def examine(
     tests: Sequence[Exercise], level: int, until: float, profile: str = "", tell: Tell | None = None
-) -> tuple[str, str, tuple[Tested, ...]]:
+) -> tuple[Verdict, str, tuple[Tested, ...]]:
     """All tests up to a level, so that all that is wrong is known: the verdict, why, and each by itself."""
     try:
         chosen = select(tests, level, profile)
     except UnknownProfile as error:
-        return COULD_NOT_RUN, str(error), ()
+        return Verdict.COULD_NOT_RUN, str(error), ()
     results = tuple(_told(test, until, tell) for test in chosen)
     if not results:
-        return COULD_NOT_RUN, f"there is no test of level {level} here", ()
-    for verdict in (FAIL, COULD_NOT_RUN):
+        return Verdict.COULD_NOT_RUN, f"there is no test of level {level} here", ()
+    for verdict in (Verdict.FAIL, Verdict.COULD_NOT_RUN):
         found = [result for result in results if result.verdict == verdict]
         if found:
             return verdict, "; ".join(f"{result.name}: {result.because}" for result in found)[:1000], results
-    return PASS, "", results
+    return Verdict.PASS, "", results
 
 
 def _told(test: Exercise, until: float, tell: Tell | None) -> Tested:
@@ -86,18 +85,18 @@ def _run(test: Exercise, until: float) -> Tested:
     began = time.monotonic()
     figures: Mapping[str, float] = {}
     if began >= until:
-        verdict, because = COULD_NOT_RUN, "no time was left for it"
+        verdict, because = Verdict.COULD_NOT_RUN, "no time was left for it"
     else:
         try:
             result = test.run(until if test.within is None else min(until, began + test.within))
             because, figures = (result, {}) if isinstance(result, str) else (result.because, result.figures)
-            verdict = FAIL if because else PASS
+            verdict = Verdict.FAIL if because else Verdict.PASS
         except CouldNotRun as error:
-            verdict, because, figures = COULD_NOT_RUN, str(error), error.figures
+            verdict, because, figures = Verdict.COULD_NOT_RUN, str(error), error.figures
         except OSError as error:
-            verdict, because = COULD_NOT_RUN, str(error)
+            verdict, because = Verdict.COULD_NOT_RUN, str(error)
         except Exception as error:  # noqa: BLE001 - a broken test proves nothing, and must not end the agent
-            verdict, because = COULD_NOT_RUN, f"{type(error).__name__}: {error}"
+            verdict, because = Verdict.COULD_NOT_RUN, f"{type(error).__name__}: {error}"
     return Tested(
         name=test.name,
         verdict=verdict,

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, Result
+from sickbay.agent.checks import CouldNotRun, Result
 from sickbay.agent.checks.child import Child, ChildEnd, finish_all
+from sickbay.model.checkup import Verdict
 
 JOBS = {
     "gpu.kernel": "sickbay.agent.cuda.patterns:kernel",
@@ -37,7 +38,7 @@ DEATH_SIGNAL = 1  # prctl
 
 @dataclass(frozen=True, slots=True)
 class ExerciseOutcome:
-    verdict: str
+    verdict: Verdict
     because: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
 
@@ -51,16 +52,16 @@ def start(job: str, wishes: Mapping[str, Any]) -> Child:
 def outcome(ended: ChildEnd, seconds: float) -> ExerciseOutcome:
     if ended.stuck:
         return ExerciseOutcome(
-            COULD_NOT_RUN, f"it hung in the kernel: not even a kill ended it within {ended.seconds:.0f} s"
+            Verdict.COULD_NOT_RUN, f"it hung in the kernel: not even a kill ended it within {ended.seconds:.0f} s"
         )
     if ended.code is None:
-        return ExerciseOutcome(COULD_NOT_RUN, f"it did not end within {seconds:.0f} s and was killed")
+        return ExerciseOutcome(Verdict.COULD_NOT_RUN, f"it did not end within {seconds:.0f} s and was killed")
     try:
         said = json.loads(ended.out)
-        return ExerciseOutcome(said["verdict"], said["because"], said["figures"])
+        return ExerciseOutcome(Verdict(said["verdict"]), said["because"], said["figures"])
     except (ValueError, KeyError, TypeError):
         died = f"signal {-ended.code} ended it" if ended.code < 0 else f"it ended with {ended.code} and no verdict"
-        return ExerciseOutcome(COULD_NOT_RUN, f"{died}: {ended.last}" if ended.last else died)
+        return ExerciseOutcome(Verdict.COULD_NOT_RUN, f"{died}: {ended.last}" if ended.last else died)
 
 
 def apart(jobs: Sequence[tuple[str, Mapping[str, Any]]], until: float) -> list[ExerciseOutcome]:
@@ -81,7 +82,7 @@ def alone(job: str, wishes: Mapping[str, Any], until: float) -> Result:
 
 
 def judged(found: ExerciseOutcome) -> Result:
-    if found.verdict == COULD_NOT_RUN:
+    if found.verdict == Verdict.COULD_NOT_RUN:
         raise CouldNotRun(found.because, found.figures)
     return Result(found.because, found.figures)
 
@@ -93,7 +94,7 @@ def together(names: Sequence[str], found: Sequence[ExerciseOutcome]) -> Result:
         for name, one in zip(names, found, strict=True)
         for key, value in one.figures.items()
     }
-    for verdict in (FAIL, COULD_NOT_RUN):
+    for verdict in (Verdict.FAIL, Verdict.COULD_NOT_RUN):
         bad: dict[str, list[str]] = {}
         for name, one in zip(names, found, strict=True):
             if one.verdict == verdict:
@@ -120,12 +121,12 @@ def perform(job: str, wishes: dict[str, Any]) -> ExerciseOutcome:
     try:
         result = exercise(wishes)
     except Sick as error:
-        return ExerciseOutcome(FAIL, str(error))
+        return ExerciseOutcome(Verdict.FAIL, str(error))
     except CouldNotRun as error:
-        return ExerciseOutcome(COULD_NOT_RUN, str(error), error.figures)
+        return ExerciseOutcome(Verdict.COULD_NOT_RUN, str(error), error.figures)
     except OSError as error:
-        return ExerciseOutcome(COULD_NOT_RUN, str(error))
-    return ExerciseOutcome(FAIL if result.because else PASS, result.because, result.figures)
+        return ExerciseOutcome(Verdict.COULD_NOT_RUN, str(error))
+    return ExerciseOutcome(Verdict.FAIL if result.because else Verdict.PASS, result.because, result.figures)
 
 
 def dies_with_its_parent() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, CouldNotRun, Exercise, Result
+from sickbay.agent.checks import CouldNotRun, Exercise, Result
 from sickbay.agent.checks.apart import ExerciseOutcome, apart, judged, outcome, start, together
 from sickbay.agent.checks.child import Child, finish_all
 from sickbay.agent.checks.nccl_tests import all_reduce_perf
@@ -16,6 +16,7 @@ from sickbay.agent.nvml.pci import nvidia_gpus
 from sickbay.agent.nvml.watched import CannotRead, Nvml, NvmlHung
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.skus import link_floor, sku_of
+from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Severity
 from sickbay.model.gpu import GpuReading
 from sickbay.signs.gpu_state import signs_among
@@ -117,13 +118,13 @@ class Bench:
         free = [one for one, why in zip(found, blocked, strict=True) if not why]
         jobs = [(job, {**wishes, "pci": one.pci}) for one in free]
         got = iter(apart(jobs, until) if at_once else [apart([one], until)[0] for one in jobs])
-        outcomes = [ExerciseOutcome(COULD_NOT_RUN, why) if why else next(got) for why in blocked]
+        outcomes = [ExerciseOutcome(Verdict.COULD_NOT_RUN, why) if why else next(got) for why in blocked]
         return [_name(one) for one in found], outcomes
 
     @staticmethod
     def _judge(one: GpuReading, got: ExerciseOutcome) -> ExerciseOutcome:
         """Against what its kind measures, else against its PCIe link."""
-        if got.verdict != PASS:
+        if got.verdict != Verdict.PASS:
             return got
         sku = sku_of(one.name)
         link = link_floor(one.pcie_generation_max, one.pcie_width_max)
@@ -135,7 +136,7 @@ class Bench:
                 least, kind = link, f"PCIe gen {one.pcie_generation_max} x{one.pcie_width_max}"
             if least is not None and value < least:
                 low.append(f"{figure} {value:.1f}, at least {least:.1f} expected ({kind})")
-        return ExerciseOutcome(FAIL, "; ".join(low), got.figures) if low else got
+        return ExerciseOutcome(Verdict.FAIL, "; ".join(low), got.figures) if low else got
 
     def links(self, until: float) -> Result:
         """NVLinks are up, and what goes from each GPU to the others arrives whole and fast enough."""
@@ -160,7 +161,9 @@ class Bench:
             ]
             names.append(name)
             outcomes.append(
-                ExerciseOutcome(FAIL, "; ".join(slow), got.figures) if slow and got.verdict == PASS else got
+                ExerciseOutcome(Verdict.FAIL, "; ".join(slow), got.figures)
+                if slow and got.verdict == Verdict.PASS
+                else got
             )
         result = together(names, outcomes)
         return Result(result.because, {**figures, **result.figures})
@@ -188,7 +191,7 @@ class Bench:
         outcomes = []
         for one, why in zip(found, blocked, strict=True):
             if why:
-                outcomes.append(ExerciseOutcome(COULD_NOT_RUN, why))
+                outcomes.append(ExerciseOutcome(Verdict.COULD_NOT_RUN, why))
                 continue
             mine = [each for look in samples for each in look if each.pci == one.pci and (each.utilization or 0) > 50]
             outcomes.append(under_load(self._judge(one, next(got)), mine))
@@ -203,13 +206,13 @@ class Bench:
         if not found:
             raise CouldNotRun("the driver lists no GPU")
         got = apart([("gpu.nccl", {"gpus": [one.pci for one in found]})], until)[0]
-        if got.verdict == COULD_NOT_RUN and time.monotonic() < until:
+        if got.verdict == Verdict.COULD_NOT_RUN and time.monotonic() < until:
             got = all_reduce_perf(len(found), until) or got
-        if got.verdict == PASS and len(found) >= FULL_NODE and (sku := sku_of(found[0].name)) is not None:
+        if got.verdict == Verdict.PASS and len(found) >= FULL_NODE and (sku := sku_of(found[0].name)) is not None:
             least = sku.least("busbw_gbps")
             if least is not None and got.figures["busbw_gbps"] < least:
                 slow = f"bus bandwidth {got.figures['busbw_gbps']:.1f} GB/s, at least {least:.1f} expected"
-                got = ExerciseOutcome(FAIL, slow, got.figures)
+                got = ExerciseOutcome(Verdict.FAIL, slow, got.figures)
         return judged(got)
 
 
@@ -220,10 +223,10 @@ def under_load(got: ExerciseOutcome, samples: Sequence[GpuReading]) -> ExerciseO
         values = [value for one in samples if (value := getattr(one, field)) is not None]
         if values:
             figures[name] = float(best(values))
-    if got.verdict != PASS:
+    if got.verdict != Verdict.PASS:
         return ExerciseOutcome(got.verdict, got.because, figures)
     if not samples:
-        return ExerciseOutcome(COULD_NOT_RUN, "nobody could see how it behaved under load", figures)
+        return ExerciseOutcome(Verdict.COULD_NOT_RUN, "nobody could see how it behaved under load", figures)
     bad = []
     pulled = [sorted(BRAKES & set(one.slowed_by or ())) for one in samples]
     braked = sum(bool(one) for one in pulled)
@@ -233,7 +236,7 @@ def under_load(got: ExerciseOutcome, samples: Sequence[GpuReading]) -> ExerciseO
         bad.append(f"slowed down under load by {names} in {braked} of {len(samples)} looks")
     if (kept := figures.get("kept_share", 1.0)) < KEPT:
         bad.append(f"under load its rate fell to {kept:.0%} of what it began with")
-    return ExerciseOutcome(FAIL if bad else PASS, "; ".join(bad), figures)
+    return ExerciseOutcome(Verdict.FAIL if bad else Verdict.PASS, "; ".join(bad), figures)
 
 
 def _serious(found: Sequence[GpuReading], begins: str = "") -> list[str]:

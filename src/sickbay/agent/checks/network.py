@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sickbay.agent.checks import COULD_NOT_RUN, FAIL, PASS, Exercise, Result
+from sickbay.agent.checks import Exercise, Result
 from sickbay.agent.checks.apart import ExerciseOutcome, together
 from sickbay.agent.checks.child import Child, run_tool
+from sickbay.model.checkup import Verdict
 
 TOOLS = ("/opt/amazon/efa/bin", "/usr/bin", "/usr/local/bin")
 ONE_CARD = 40.0  # seconds
@@ -62,14 +63,14 @@ def _testing(mine: Sequence[NetworkCard], kind: str, places: Sequence[str]) -> C
 
 def _one(card: NetworkCard, kind: str, until: float, places: Sequence[str]) -> ExerciseOutcome:
     if card.state and card.state != "ACTIVE":
-        return ExerciseOutcome(FAIL, f"its link is {card.state}")
+        return ExerciseOutcome(Verdict.FAIL, f"its link is {card.state}")
     if kind == "efa":
         tool, needs = "fi_pingpong", "libfabric (the EFA installer brings it)"
     else:
         tool, needs = "ibv_rc_pingpong", "the package ibverbs-utils or rdma-core"
     path = find(tool, places)
     if not path:
-        return ExerciseOutcome(COULD_NOT_RUN, f"{tool} is not installed: it comes with {needs}")
+        return ExerciseOutcome(Verdict.COULD_NOT_RUN, f"{tool} is not installed: it comes with {needs}")
     limit = min(until, time.monotonic() + ONE_CARD)
     if kind == "efa":
         return _efa(card, path, limit, places)
@@ -85,9 +86,9 @@ def _efa(card: NetworkCard, path: str, until: float, places: Sequence[str]) -> E
     if info:
         listed = run_tool([info, "-p", "efa", "-d", f"{card.name}-rdm"], until)
         if listed.code is None:
-            return ExerciseOutcome(COULD_NOT_RUN, "fi_info did not come back")
+            return ExerciseOutcome(Verdict.COULD_NOT_RUN, "fi_info did not come back")
         if listed.code:
-            return ExerciseOutcome(FAIL, f"libfabric does not see it: {listed.last}")
+            return ExerciseOutcome(Verdict.FAIL, f"libfabric does not see it: {listed.last}")
     return _pingpong([path, "-p", "efa", "-e", "rdm", "-d", f"{card.name}-rdm", "-I", "1000", "-S", "65536"], until)
 
 
@@ -102,14 +103,16 @@ def _pingpong(argv: Sequence[str], until: float) -> ExerciseOutcome:
                 break
             client = run_tool([*argv, "localhost"], until)
             if client.code == 0:
-                return ExerciseOutcome(PASS, "", {"seconds": round(client.seconds, 3)})
+                return ExerciseOutcome(Verdict.PASS, "", {"seconds": round(client.seconds, 3)})
             if client.code is None:
-                return ExerciseOutcome(FAIL, f"no answer came over the card itself within {client.seconds:.0f} s")
+                return ExerciseOutcome(
+                    Verdict.FAIL, f"no answer came over the card itself within {client.seconds:.0f} s"
+                )
             said = client.last
     finally:
         heard = server.finish(0.0)
     return ExerciseOutcome(
-        FAIL, f"nothing came back over the card itself: {said or heard.last or 'no word from the tool'}"
+        Verdict.FAIL, f"nothing came back over the card itself: {said or heard.last or 'no word from the tool'}"
     )
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from sickbay.clusters.local.attempts import GRACE
 from sickbay.clusters.local.doubt import changing, reading
-from sickbay.clusters.local.files import Break, Cordon, LocalSeat, RankState, wake, write
+from sickbay.clusters.local.files import Break, Cordon, LocalSeat, wake, write
 from sickbay.clusters.local.gangs import Gangs
 from sickbay.clusters.local.output import end_of_output, read_output
 from sickbay.clusters.local.prune import prune
@@ -22,7 +22,7 @@ from sickbay.clusters.local.reader import ClusterReader
 from sickbay.clusters.local.ring import KEEP
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
-from sickbay.model.job import JobSpec
+from sickbay.model.job import JobSpec, RankState
 from sickbay.ports.cluster import Accepted, Deltas, Log, Lost, Snapshot
 
 DONE = 50  # keys of cordons that a seat remembers

@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from msgspec.structs import replace
 
 from sickbay.clusters.local.defects import bus, catalogue, device_at, named, xid
-from sickbay.clusters.local.files import Devices, Paths, Rank, RankState, VirtualDefect, VirtualDevice, read, write
+from sickbay.clusters.local.files import Devices, Paths, Rank, VirtualDefect, VirtualDevice, read, write
 from sickbay.model.fault import Remedy
+from sickbay.model.job import RankState
 
 __all__ = [
     "SYMPTOMS_AFTER",

@@ -38,7 +38,7 @@ import msgspec
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
-from sickbay.model.job import LogRule
+from sickbay.model.job import LogRule, RankState
 from sickbay.model.noun import Noun
 
 BOOT_MARK = "SICKBAY_BOOT"  # in the environment of every process of a boot
@@ -116,11 +116,6 @@ class Devices(Noun):
 
     def as_seen(self) -> tuple[Device, ...]:
         return tuple(Device(index=device.index, serial=device.serial) for device in self.devices)
-
-
-class RankState(StrEnum):
-    RUNNING = "running"
-    GONE = "gone"
 
 
 class Rank(Noun):

@@ -10,6 +10,7 @@ from sickbay.clusters.local.attempts import GangRecord, NodePart, environment, f
 from sickbay.clusters.local.files import AnyAsk, Paths, wake, write
 from sickbay.clusters.local.reader import ClusterReader
 from sickbay.clusters.local.seat_state import SeatState
+from sickbay.model.cordon import others_of
 from sickbay.model.errors import Gone, Rejected
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import JobSpec
@@ -105,7 +106,7 @@ class Gangs:
         if not sight.ready:
             raise Rejected(f"job {job}: node {node} is {sight.trouble}")
         # Our own cordon does not bind our own start: it keeps off the work of others.
-        others = [cordon.owner for cordon in sight.seat.cordons if not cordon.owner.startswith("sickbay:")]
+        others = others_of(cordon.owner for cordon in sight.seat.cordons)
         if others:
             raise Rejected(f"job {job}: node {node} is cordoned by {others[0]}")
         return sight

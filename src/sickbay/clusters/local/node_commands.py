@@ -11,9 +11,10 @@ from sickbay.agent.limits import within
 from sickbay.agent.rank_stacks import RunningRank, collect_stacks
 from sickbay.agent.watermark import Watermarks
 from sickbay.clusters.local.devices import Hardware, holders
-from sickbay.clusters.local.files import LocalSeat, Paths, Rank, RankState, Status, read, write
+from sickbay.clusters.local.files import LocalSeat, Paths, Rank, Status, read, write
 from sickbay.model.facts import Checked, Looked, ResetDone
 from sickbay.model.fault import Remedy
+from sickbay.model.job import RankState
 from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunCollect, RunInject, RunLook, RunReset, RunSave
 
 

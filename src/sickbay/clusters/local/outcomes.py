@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from sickbay.clusters.local.attempts import GangRecord, NodePart, Over
-from sickbay.clusters.local.files import Rank, RankState
+from sickbay.clusters.local.files import Rank
 from sickbay.clusters.local.seat_state import SeatState
 from sickbay.model.fleet import NodeId
-from sickbay.model.job import End, EndReason
+from sickbay.model.job import End, EndReason, RankState
 
 TAIL = 16_384
 
@@ -25,16 +25,16 @@ class Evidence:
     now: float  # wall
 
 
-def judge(attempt: GangRecord, evidence: Evidence) -> tuple[GangRecord, dict[NodeId, str]]:
-    """The attempt with what is known now, and its ranks: running | gone; a part that was never asked is not listed.
+def judge(attempt: GangRecord, evidence: Evidence) -> tuple[GangRecord, dict[NodeId, RankState]]:
+    """The attempt with what is known now, and what its ranks do where; a part that was never asked is not listed.
 
     What is over stays over, and an end stays as it was first seen.
     """
-    states: dict[NodeId, str] = {}
+    states: dict[NodeId, RankState] = {}
     over = dict(attempt.over)
     for part in attempt.parts:
-        state = "gone" if part.node in over else _state(attempt, part, evidence)
-        if state == "gone" and part.node not in over:
+        state = RankState.GONE if part.node in over else _state(attempt, part, evidence)
+        if state is RankState.GONE and part.node not in over:
             over[part.node] = _over(attempt, part, evidence)
         if state:
             states[part.node] = state
@@ -46,20 +46,20 @@ def judge(attempt: GangRecord, evidence: Evidence) -> tuple[GangRecord, dict[Nod
     return after, states
 
 
-def _state(attempt: GangRecord, part: NodePart, evidence: Evidence) -> str:
+def _state(attempt: GangRecord, part: NodePart, evidence: Evidence) -> RankState | None:
     sight = evidence.sights.get(part.seat)
     if sight is None:
-        return "gone"
+        return RankState.GONE
     if not boot_lasts(part, sight):
-        return "running" if evidence.haunted(attempt, part) else "gone"
+        return RankState.RUNNING if evidence.haunted(attempt, part) else RankState.GONE
     ranks = sight.ranks(attempt.job, attempt.attempt, part.boot_id)
     if any(rank.state is RankState.RUNNING for rank in ranks):
-        return "running"
+        return RankState.RUNNING
     if part.node in evidence.pending:
-        return "running"  # the order lies before a node that lives; it cannot be taken back, only stopped
+        return RankState.RUNNING  # the order lies before a node that lives; it cannot be taken back, only stopped
     if len(ranks) == len(part.ranks) or attempt.stop:
-        return "gone"
-    return ""
+        return RankState.GONE
+    return None
 
 
 def boot_lasts(part: NodePart, sight: SeatState | None) -> bool:

@@ -8,9 +8,10 @@ from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.probes.log_rules import OutputWatch
-from sickbay.clusters.local.files import Paths, Rank, RankState, Status, read
+from sickbay.clusters.local.files import Paths, Rank, Status, read
 from sickbay.model.facts import Hung, Observed
 from sickbay.model.fleet import Incarnation, JobId, NodeId
+from sickbay.model.job import RankState
 from sickbay.model.protocol import Item
 
 Attempt = tuple[JobId, int]

@@ -17,9 +17,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sickbay.clusters.local import processes
-from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, RankState, StartRanks
+from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, StartRanks
 from sickbay.clusters.local.output import Capture
 from sickbay.model.fleet import JobId
+from sickbay.model.job import RankState
 
 # <job>.<attempt>.<rank>.<boot>, in the environment of everything that a rank starts; with the boot, because another
 # cluster on this machine may well have a job of the same name.

@@ -27,7 +27,6 @@ from sickbay.clusters.local.files import (
     LocalSeat,
     Paths,
     Rank,
-    RankState,
     RestartAgent,
     StartRanks,
     Status,
@@ -38,6 +37,7 @@ from sickbay.clusters.local.files import (
     write,
 )
 from sickbay.clusters.local.ranks import NodeRanks
+from sickbay.model.job import RankState
 
 GRACE = 5.0  # seconds that ranks have when the node is shut down
 KEEP_GONE = 200  # ranks that are gone stay readable: the controller may be away

@@ -13,7 +13,7 @@ from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.api.rows import all_of
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import explain, incident_json
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.incident import Incident, IncidentKind, Phase
 
 RECENT = timedelta(days=1)
@@ -83,7 +83,7 @@ def explained(ask: ApiRequest) -> dict[str, Any]:
     try:
         return explain(store, ask.query.name, ask.desk.policies).as_json()
     except BadInput as error:
-        raise ApiRefusal(404 if str(error).startswith("there is no") else 400, str(error)) from None
+        raise ApiRefusal(404 if isinstance(error, NoSuchSubject) else 400, str(error)) from None
 
 
 ROUTES = (

@@ -10,6 +10,7 @@ from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import node_json
+from sickbay.model.cordon import others_of
 from sickbay.model.fleet import Node, pool_word
 from sickbay.model.protocol import AnyOrder, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
@@ -78,7 +79,7 @@ def _fits(archive: Archive, node: Node, verb: str) -> None:
     if verb == "uncordon" and node.incarnation is not None:
         incident = archive.incident(node.incident) if node.incident else None
         if incident is None or not incident.open:
-            others = [owner for owner in node.cordons if not owner.startswith("sickbay:")]
+            others = others_of(node.cordons)
             why = (
                 f"cordoned by {', '.join(others)}, who must take it back there"
                 if others

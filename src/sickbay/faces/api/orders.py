@@ -12,11 +12,12 @@ MOST = 500  # unread facts that are looked through: an engine that is further be
 
 def order(
     ask: ApiRequest, verb: str, target: str, reason: str, *, now: bool = False, args: dict[str, str] | None = None
-) -> None:
-    """Raises Refused(503) if it is stored, but the engine is away: it will be done all the same."""
+) -> str:
+    """The order's id. Raises Refused(503) if it is stored, but the engine is away: it will be done all the same."""
     news = Ordered(verb=verb, target=target, by=ask.by, reason=reasoned(reason), now=now, args=args or {})
-    ask.desk.order(news, key=ask.key)
+    ident = ask.desk.order(news, key=ask.key)
     row = ask.desk.store.load([CURSOR])[CURSOR].row
     unread = ask.desk.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=MOST)
-    if len(unread) == MOST or any(fact.id == f"order/{ask.key}" for fact in unread):
+    if len(unread) == MOST or any(fact.id == ident for fact in unread):
         raise ApiRefusal(503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back")
+    return ident

@@ -31,25 +31,21 @@ def withheld_now(ask: ApiRequest, *, fresh: bool = False) -> list[Withhold]:
     return [row for row in rows if row.until is None or row.until > now]
 
 
-def _paused(row: Withhold) -> bool:
-    return row.id.startswith("pause")
-
-
 def pause(ask: ApiRequest) -> dict[str, Any]:
     seconds = ask.body.seconds
-    order(ask, "pause", "", ask.body.reason, args={} if seconds is None else {"seconds": f"{seconds:g}"})
-    return _newest(ask, f"pause by {ask.by}: {requests.reasoned(ask.body.reason)}")
+    args = {} if seconds is None else {"seconds": f"{seconds:g}"}
+    return _made(ask, order(ask, "pause", "", ask.body.reason, args=args))
 
 
 def unpause(ask: ApiRequest) -> list[dict[str, Any]]:
-    if not ask.repeated and not any(_paused(row) for row in withheld_now(ask)):
+    if not ask.repeated and not any(row.pauses for row in withheld_now(ask)):
         raise ApiRefusal(409, "nothing is paused: there is nothing to unpause")
     order(ask, "unpause", "", ask.body.reason)
     return [withheld_json(row) for row in withheld_now(ask, fresh=True)]
 
 
-def _newest(ask: ApiRequest, because: str) -> dict[str, Any]:
-    rows = [row for row in ask.fresh().withholding().rows if row.because == because]  # over already, or not
+def _made(ask: ApiRequest, by_order: str) -> dict[str, Any]:
+    rows = [row for row in ask.fresh().withholding().rows if row.asked == by_order]  # over already, or not
     if not rows:
         raise ApiRefusal(503, "it is noted, but does not show yet: look again in a moment")
     return withheld_json(rows[-1])
@@ -70,8 +66,7 @@ def exclude(ask: ApiRequest) -> dict[str, Any]:
         raise ApiRefusal(400, "say what is excluded: fault, pool or node (globs); to withhold everything, pause")
     if asked.seconds is not None:
         args["seconds"] = f"{asked.seconds:g}"
-    order(ask, "exclude", "", asked.reason, args=args)
-    return _newest(ask, f"exclude by {ask.by}: {requests.reasoned(asked.reason)}")
+    return _made(ask, order(ask, "exclude", "", asked.reason, args=args))
 
 
 def include(ask: ApiRequest) -> list[dict[str, Any]]:

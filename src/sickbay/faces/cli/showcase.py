@@ -13,9 +13,9 @@ from sickbay.faces.cli.show import heading, span, story_line, table
 from sickbay.faces.story import tell
 from sickbay.hosts.backend import Backend
 from sickbay.model.fleet import NodeId
-from sickbay.model.incident import Incident, Phase
+from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Job, JobSpec
-from sickbay.model.rows import Line
+from sickbay.model.rows import Line, kind_of
 from sickbay.ports.breakable import Breakage
 from sickbay.sim.report import incident_seconds, interruption_seconds, training_again
 
@@ -40,6 +40,7 @@ class Ticker:
 
     def __init__(self, desk: Backend, *, everything: bool = False) -> None:
         self._changes = desk.changes
+        self._store = desk.store
         self._seen = desk.changes.seq
         self._everything = everything
 
@@ -47,26 +48,25 @@ class Ticker:
         news = self._changes.since(self._seen)
         self._seen = self._changes.seq if news is None else news[-1].seq if news else self._seen
         lines = [change.line for change in news or () if change.line is not None]
-        for told in tell([_welcomed(line) for line in lines if self._everything or not _small(line)]):
+        for told in tell([self._welcomed(line) for line in lines if self._everything or not self._small(line)]):
             if told.about.partition(":")[0] in {"node", "job", "incident", "brake"}:
                 click.echo(story_line(local(told.at), told, WIDTH))
 
+    def _small(self, line: Line) -> bool:
+        return line.event in SMALL or (line.event in AS_USUAL and self._intake(line))
 
-def _small(line: Line) -> bool:
-    return line.event in SMALL or (_intake(line) and line.event in AS_USUAL)
+    def _welcomed(self, line: Line) -> Line:
+        """A newcomer's intake is told of the node: its incident is nothing that a person would look up."""
+        nodes = [subject for subject in line.subjects if kind_of(subject) == "node"]
+        if not nodes or not self._intake(line):
+            return line
+        text = "new here: checked, and fit for work" if line.event == "release" else line.text
+        return replace(line, subjects=(nodes[0], *line.subjects), text=text)
 
-
-def _welcomed(line: Line) -> Line:
-    """A newcomer's intake is told of the node: its incident is nothing that a person would look up."""
-    nodes = [subject for subject in line.subjects if subject.startswith("node:")]
-    if not _intake(line) or not nodes:
-        return line
-    text = "new here: checked, and fit for work" if line.event == "release" else line.text
-    return replace(line, subjects=(nodes[0], *line.subjects), text=text)
-
-
-def _intake(line: Line) -> bool:
-    return bool(line.subjects) and line.subjects[0].startswith("incident:n")  # n: a newcomer's, by the engine
+    def _intake(self, line: Line) -> bool:
+        about = line.subjects[0] if line.subjects else ""
+        row = self._store.load([about])[about].row
+        return isinstance(row, Incident) and row.kind is IncidentKind.INTAKE
 
 
 def local(at: datetime) -> str:

@@ -9,7 +9,7 @@ FAST_WORKERS ?= 3
 # Some images set it; then every worker would compile every test anew, which takes longer than the fast tier's tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up demo test test-fast test-thorough lint bench gpu-test soak soak-agent soak-sim docs pictures clean
+.PHONY: help up demo test test-fast test-thorough mutate lint bench gpu-test soak soak-agent soak-sim docs pictures clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -34,6 +34,9 @@ test-fast: $(READY)  ## the fast tier, under 60 seconds on two idle cores
 
 test-thorough: $(READY)  ## all tests, and the deaths at every single point (some minutes more)
 	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
+
+mutate: $(READY)  ## would a test notice? changes decisions one by one: make mutate ARGS='brain/admit.py'
+	@$(BIN)/python .ci/mutate.py $(ARGS)
 
 lint: $(READY)  ## style, types, layers
 	@$(BIN)/ruff check .
@@ -64,4 +67,4 @@ pictures: $(READY)  ## draw the pictures of the documents anew, from a real run
 	@$(BIN)/python docs/picture.py
 
 clean:  ## remove what the other targets made
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants

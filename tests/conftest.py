@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import settings
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
+from tests.support.thorough import examples
 
 _numbers = count(1)
+
+# How long one example takes is a matter of what else the machine does.
+settings.register_profile("sickbay", deadline=None, max_examples=examples(100))
+settings.load_profile("sickbay")
 
 
 class PostgresRig(Protocol):

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.support.agent_rig import XID_79, FrontDoor, NodeRig, node_rig, until
+from tests.support.agent_rig import XID_79, FrontDoor, NodeRig, node_rig
+from tests.support.waiting import until
 
 from sickbay.clusters.local.files import Rank, VirtualDefect
 from sickbay.model.facts import Checked, Hung, Looked, Observed, Outcome, ResetDone, Stepped

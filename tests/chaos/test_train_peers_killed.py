@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 from tests.support.peer_rig import DOWN, NAME, PLACE, SECRET, UP, Gate, Proxy, arriving, fetch, guests, put
+from tests.support.waiting import until
 
 from sickbay.train import disk, peer_shelf
 from sickbay.train.layout import step_path
 from sickbay.train.peers import Peer, Server
 
-from tests.support.peer_rig import source_of, until, visible  # isort: skip
+from tests.support.peer_rig import source_of, visible  # isort: skip
 
 pytestmark = pytest.mark.slow
 

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from sickbay import train
 from sickbay.train.shard import restore
@@ -74,15 +74,6 @@ def said(process: subprocess.Popen[str]) -> list[str]:
     return process.communicate(timeout=PATIENCE)[0].splitlines()
 
 
-def eventually(fact: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not fact():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def committed(directory: Path, attempt: int) -> list[int]:
     return sorted(int(path.parent.name[5:]) for path in directory.glob(f"attempt-{attempt}/step-*/manifest.json"))
 
@@ -101,7 +92,7 @@ def test_four_ranks_resume_from_the_same_checkpoint_each_with_its_own_shard(rank
 
 def test_a_rank_that_dies_takes_no_committed_step_with_it(ranks: Ranks, tmp_path: Path) -> None:
     gang = ranks.gang(3, 1, steps=10_000)
-    assert eventually(lambda: committed(tmp_path, 1)[-1:] >= [5])
+    assert until(lambda: committed(tmp_path, 1)[-1:] >= [5])
     gang[2].kill()
     gang[2].wait(PATIENCE)
     for rank in gang[:2]:
@@ -116,7 +107,7 @@ def test_a_rank_frozen_before_the_restart_and_thawed_after_it_touches_nothing_of
     frozen: int, ranks: Ranks, tmp_path: Path
 ) -> None:
     old = ranks.gang(2, 1, steps=10_000)
-    assert eventually(lambda: committed(tmp_path, 1)[-1:] >= [3])
+    assert until(lambda: committed(tmp_path, 1)[-1:] >= [3])
     old[frozen].send_signal(signal.SIGSTOP)
     old[1 - frozen].kill()
     old[1 - frozen].wait(PATIENCE)

@@ -697,6 +697,7 @@ def test_a_release_is_asked_for_again_and_again_and_a_person_is_reminded_at_anot
     w.reaches(node, Phase.RELEASED, 300)
 
 
+@pytest.mark.slow
 def test_a_release_that_the_cluster_refuses_is_asked_for_again_at_a_pace(ward: OpenWard) -> None:
     w = ward()
     node = w.nodes[0]

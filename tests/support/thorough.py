@@ -3,3 +3,8 @@
 import os
 
 THOROUGH = bool(os.environ.get("SICKBAY_THOROUGH"))
+
+
+def examples(most: int) -> int:
+    """Of a property: each run draws others."""
+    return most if THOROUGH else most * 2 // 5

@@ -20,7 +20,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
-from tests.support.agent_rig import TOKEN, XID_63, XID_79, FrontDoor, until
+from tests.support.agent_rig import TOKEN, XID_63, XID_79, FrontDoor
+from tests.support.waiting import until
 
 from sickbay.agent.bundle import KEEP, BundleParts, _listed, collect
 from sickbay.agent.checks import Exercise

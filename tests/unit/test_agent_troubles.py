@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.agent_rig import XID_63, XID_79, FrontDoor, until
+from tests.support.agent_rig import XID_63, XID_79, FrontDoor
+from tests.support.waiting import until
 from tests.unit.test_agent_node import dated, numbers, running
 
 from sickbay.agent.checks import Exercise, examine

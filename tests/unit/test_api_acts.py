@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.agent_rig import until
 from tests.support.api_ward import NODE, QUIET, Clinic, clinic
+from tests.support.waiting import until
 
 from sickbay.faces.api import answers
 from sickbay.model.protocol import AnyOrder, Command, RunCollect, RunInject

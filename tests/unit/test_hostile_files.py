@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.agent_rig import until
+from tests.support.waiting import until
 from tests.unit.test_agent_ranks import SEAT, Room, rank
 
 from sickbay.agent.deadline import BoundedCalls

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.waiting import until
 
 from sickbay.agent.nvml.pci import address, nvidia_gpus
 from sickbay.agent.nvml.watched import CannotRead, Mismatch, NoDriver, Nvml, NvmlHung, NvmlTimeouts, Slow
@@ -87,13 +88,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made = Machine(tmp_path, monkeypatch)
     yield made
     made.close()
-
-
-def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
 
 
 def gone(pid: int) -> bool:

@@ -232,3 +232,61 @@ def test_a_storm_that_goes_on_is_counted_by_its_newest_nodes_not_by_its_first() 
     assert len(brake.seen) == brake.most
     later = last + RULE.within.total_seconds() / 2
     assert ease(brake, RULE, later).below_since is None, "half of the time in which they count is not over"
+
+
+# --- what would end it
+
+
+ASKED = Withhold(id="pause-7", because="pause by ann: network", by="ann", until=datetime(2026, 1, 1, 14, tzinfo=UTC))
+CROWD = tuple(Withhold(id=f"exclude-{n}", because="x" * 900, by="ann", excuse=True) for n in range(40))
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "ends"),
+    [
+        (
+            AdmissionStage.QUARANTINE,
+            {"withholding": Withholding(rows=(ASKED,))},
+            ("an operator takes back pause-7 (pause by ann: network)", "pause-7 ends at 2026-01-01 14:00:00Z"),
+        ),
+        (
+            AdmissionStage.QUARANTINE,
+            {"brakes": ((RULE, TRIPPED),)},
+            (
+                "an operator resets the brake on xid.79 in pool:train",
+                "fewer nodes show it for long enough: the brake then goes off by itself",
+            ),
+        ),
+        (
+            AdmissionStage.QUARANTINE,
+            {"ledger": Ledger(pool="train", size=20, out=2, ours=2)},
+            ("a seat of pool train comes back into service",),
+        ),
+        (
+            AdmissionStage.REPAIR,
+            {"ledger": Ledger(pool="train", size=20, repairing=9)},
+            ("a repair in pool train ends",),
+        ),
+    ],
+)
+def test_what_is_deferred_says_what_would_end_that(
+    asked: AdmissionStage, changes: dict[str, Any], ends: tuple[str, ...]
+) -> None:
+    refused = admit(asked, INCIDENT, NODE, fleet(**changes), Policy())
+    assert refused is not None
+    assert refused.ends == ends
+
+
+def test_of_many_that_withhold_it_names_few_in_few_words() -> None:
+    """It is stored with the incident, whose row must not grow with them."""
+    refused = admit(AdmissionStage.QUARANTINE, INCIDENT, NODE, fleet(withholding=Withholding(rows=CROWD)), Policy())
+    assert refused is not None
+    assert len(refused.ends) <= 8
+    assert all(len(each) <= 300 for each in refused.ends)
+
+
+def test_what_the_policy_withholds_ends_with_the_policy() -> None:
+    policy = Policy(faults=(FaultRule(match=Match(fault=("xid.*",)), mode=Mode.OBSERVE),))
+    refused = admit(AdmissionStage.QUARANTINE, INCIDENT, NODE, fleet(), policy)
+    assert refused is not None
+    assert refused.ends == ("the policy is changed, or its window opens",)

@@ -29,12 +29,13 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import (
     Brake,
     Capability,
+    ConfirmPace,
     Device,
     Incarnation,
     JobId,
+    KnownMachine,
     Ledger,
     NodeId,
-    Record,
     Withhold,
     Withholding,
 )
@@ -258,7 +259,7 @@ def test_pauses_are_bounded_and_those_that_last_longest_stay() -> None:
 def test_a_brake_is_found_by_its_name_however_many_there_are() -> None:
     many = [Brake(scope=f"domain:sim/rack-{n:04d}", signature="xid.79") for n in range(1500)]
     last = Brake(scope="pool:sim/zz", signature="xid.48", tripped_at=NOW)
-    paces = [Brake(scope=f"pace/pool:sim/p{n}", signature="xid.79") for n in range(1500)]
+    paces = [ConfirmPace(scope=f"pool:sim/p{n}", signature="xid.79", next_check=1.0) for n in range(1500)]
     bench = Bench(*many, *paces, last)
     draft = bench.draft()
     ordered(draft, "brake_reset", "pool:sim/zz:xid.48")
@@ -287,24 +288,24 @@ def test_a_machine_that_is_gone_is_forgotten_some_time_after_and_not_before() ->
     learn(first, Fact(id="seen", at=NOW, news=replace(LISTED, first_connection=True), seq=1))
     bench.commit(first)
     bench.store.forget(NOW + timedelta(days=900))
-    assert isinstance(bench.store.load([holder])[holder].row, Record)
+    assert isinstance(bench.store.load([holder])[holder].row, KnownMachine)
     second = bench.draft()
     learn(second, Fact(id="gone", at=NOW, news=NodeVanished(node=tables.SEAT, as_of=30.0), seq=2))
     bench.commit(second)
     bench.store.forget(NOW - timedelta(days=1))
-    assert isinstance(bench.store.load([holder])[holder].row, Record)
+    assert isinstance(bench.store.load([holder])[holder].row, KnownMachine)
     bench.store.forget(NOW + timedelta(days=1))
     assert bench.store.load([holder])[holder].row is None
 
 
 def test_a_machine_that_comes_back_is_remembered_again() -> None:
     holder = f"record:holder/{tables.BOOT.instance_id}"
-    bench = Bench(Record(subject=holder.removeprefix("record:"), gone_at=NOW - timedelta(days=3)))
+    bench = Bench(KnownMachine(subject=holder.removeprefix("record:"), gone_at=NOW - timedelta(days=3)))
     draft = bench.draft()
     learn(draft, Fact(id="seen", at=NOW, news=LISTED, seq=1))
     bench.commit(draft)
     row = bench.store.load([holder])[holder].row
-    assert isinstance(row, Record)
+    assert isinstance(row, KnownMachine)
     assert row.gone_at is None
     seat = bench.draft().node(tables.SEAT)
     assert seat is not None

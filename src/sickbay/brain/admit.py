@@ -4,11 +4,12 @@ Asked for Quarantine, Drain, Repair and an incident's call that a job stop, when
 sent; never for Verify, Release or StartJob.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -18,6 +19,8 @@ from sickbay.model.fault import SILENCE, signature
 from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding, pool_fits
 from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
+
+ENDS_NAMED, ENDS_WORDS = 8, 200  # rows that withhold, and characters of each one's reason, that a wait names
 
 
 class AdmissionStage(StrEnum):
@@ -58,6 +61,7 @@ class Deferred:
     doubts: bool = False  # when this ends, a suspect must be confirmed or cleared: it is never replayed
     excused: bool = False  # excluded: the seat may be claimed all the same
     room: Room | None = None  # of the pool's limit: whoever is deferred for want of it stands in a queue
+    ends: tuple[str, ...] = ()  # what would end it, for people
 
 
 def admit(
@@ -74,11 +78,13 @@ def admit(
         until = min((row.until for row in rows if row.until is not None), default=None)
         tell = "withheld" if rows[0].tell else ""
         excused = any(row.excuse for row in rows)
-        return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True)
+        ends = _taken_back(row for row in rows if row in fleet.withholding.rows)
+        return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True, ends=ends)
     if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not AdmissionStage.RESTART_SERVICE:
         for _, brake in fleet.brakes:
             if brake.tripped_at is not None:
-                return Deferred(f"{brake.signature} on many nodes of {brake.scope}: the brake is on", doubts=True)
+                because = f"{brake.signature} on many nodes of {brake.scope}: the brake is on"
+                return Deferred(because, doubts=True, ends=_goes_off(brake))
         needed = confirmation(incident, node, fleet, policy) if asked is AdmissionStage.QUARANTINE else None
         if needed is not None:
             return Deferred("it was withheld: a check must confirm or clear it", confirm=needed)
@@ -91,14 +97,31 @@ def admit(
         if out >= most and ours >= limit.out_at_least:
             tell = "budget" if ledger.held > node.held else ""  # another seat is held, not this one
             room = None if again else Room.SEAT  # counted already, it waits for others to come back
-            return Deferred(f"{out} of {most} seats that {node.pool} may lack are out", tell=tell, room=room)
+            because = f"{out} of {most} seats that {node.pool} may lack are out"
+            ends = (f"a seat of pool {node.pool} comes back into service",)
+            return Deferred(because, tell=tell, room=room, ends=ends)
     if asked is AdmissionStage.REPAIR:
         most = limit.repairing(limit.size or ledger.size)
         repairing = ledger.repairing - incident.repairs  # of the others: asked again when it is sent
         if repairing >= most:
             because = f"{repairing} of {most} repairs allowed at once in {node.pool} are under way"
-            return Deferred(because, room=Room.REPAIR)
+            return Deferred(because, room=Room.REPAIR, ends=(f"a repair in pool {node.pool} ends",))
     return None
+
+
+def _taken_back(rows: Iterable[Withhold]) -> tuple[str, ...]:
+    """What ends a pause or an exclusion; without one it is the policy that withholds."""
+    some = list(islice(rows, ENDS_NAMED))
+    ends = [f"an operator takes back {row.id} ({row.because[:ENDS_WORDS]})" for row in some]
+    ends += [f"{row.id} ends at {row.until:%Y-%m-%d %H:%M:%SZ}" for row in some if row.until is not None]
+    return tuple(ends) or ("the policy is changed, or its window opens",)
+
+
+def _goes_off(brake: Brake) -> tuple[str, ...]:
+    return (
+        f"an operator resets the brake on {brake.signature} in {brake.scope}",
+        "fewer nodes show it for long enough: the brake then goes off by itself",
+    )
 
 
 def room_for(room: Room, ledger: Ledger, limit: Limit) -> int:

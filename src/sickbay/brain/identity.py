@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
+from sickbay.model.facts import Observed
 from sickbay.model.fleet import AgentState, Device, Incarnation, Node
 
 KEEP_BOOTS = 16
@@ -37,6 +38,48 @@ def standing_of(node: Node, said: Incarnation, *, by_agent: bool) -> Standing:
     if not said.same_holder(now):
         return Standing.SUCCEEDED
     return Standing.REBOOTED if said.new_boot(now) else Standing.PRESENT
+
+
+class NewsAge(StrEnum):
+    """From which boot or machine a piece of news is, as far as the seat it speaks of is known."""
+
+    PRESENT = "present"  # of the boot that is known, or it does not say
+    NEWER = "newer"  # of the same machine's next boot, which nobody has told yet
+    SUCCESSOR = "successor"  # of another machine in the seat, as far as its agent can tell
+    UNKNOWN_HOLDER = "unknown holder"  # of a machine that its cluster has not spoken of yet
+    LAST_WORDS = "last words"  # of the boot that ended with them, not by our hand
+    ENDED = "ended"  # of an earlier boot, or of one that we ended: history
+
+
+def age_of(node: Node | None, news: Observed) -> NewsAge:
+    """The one answer to which boot a piece of news is from."""
+    who, now = news.incarnation, node.incarnation if node is not None else None
+    if news.ended or news.last_words:
+        last = node is not None and news.last_words and who is not None and _ended_by_itself(node, who)
+        return NewsAge.LAST_WORDS if last else NewsAge.ENDED
+    if node is None:
+        return NewsAge.UNKNOWN_HOLDER
+    if who is None:
+        return NewsAge.PRESENT
+    if now is None:
+        return NewsAge.SUCCESSOR
+    return _AGES[standing_of(node, who, by_agent=True)]
+
+
+_AGES = {
+    Standing.PRESENT: NewsAge.PRESENT,
+    Standing.REBOOTED: NewsAge.NEWER,
+    Standing.SUCCEEDED: NewsAge.SUCCESSOR,
+    Standing.AHEAD: NewsAge.UNKNOWN_HOLDER,
+    Standing.ENDED: NewsAge.ENDED,
+}
+
+
+def _ended_by_itself(node: Node, who: Incarnation) -> bool:
+    """The seat's last boot, whether or not we know the next one yet, and no repair of ours ended it."""
+    if not who.same_holder(node.incarnation):
+        return False
+    return who.same_boot(node.incarnation) or ((who.boot_id,) == node.ended_boots[-1:] and not node.boot_ended_by_us)
 
 
 def held_by(node: Node, said: Incarnation, standing: Standing) -> Incarnation | None:

@@ -13,7 +13,7 @@ from sickbay.engine.transitions import notify, step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy, signature
-from sickbay.model.fleet import Brake, Flipped, Node, Withholding
+from sickbay.model.fleet import Brake, ConfirmPace, Flipped, Node, Withholding
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import (
     Drain,
@@ -121,7 +121,7 @@ def deferred(
         draft.put(incident)
     until, would = _by_wall(draft, refused.until), asked.value
     shown_as = f"would have: {would}" if refused.withheld else ""
-    wait = Wait(because=refused.because, until=until, would=shown_as, room=refused.room)
+    wait = Wait(because=refused.because, until=until, would=shown_as, room=refused.room, ends=refused.ends)
     if asked is AdmissionStage.QUARANTINE and incident.phase.out:
         draft.ledger(incident.pool)  # it is counted already, and waits for others to come back rather than for room
     if incident.wait is None or incident.wait.because != wait.because:
@@ -169,11 +169,10 @@ def doubted(draft: Draft, incident: Incident) -> Incident:
 
 def take_turn(draft: Draft, confirm: Confirm) -> Deadline:
     """When the next check may begin: suspects of one brake are checked one after the other."""
-    key = f"pace/{confirm.scope}"
-    pace = draft.read(Brake, f"brake:{key}:{confirm.signature}", watch=False)
-    turn = max(draft.reading(INGEST), pace.next_check if pace else 0.0)
-    after = turn + confirm.every.total_seconds()
-    draft.put(Brake(scope=key, signature=confirm.signature, next_check=after))
+    pace = ConfirmPace(scope=confirm.scope, signature=confirm.signature, next_check=0.0)
+    pace = draft.read(ConfirmPace, key_of(pace), watch=False) or pace
+    turn = max(draft.reading(INGEST), pace.next_check)
+    draft.put(replace(pace, scope=confirm.scope, next_check=turn + confirm.every.total_seconds()))
     return Deadline(clock=INGEST, at=turn)
 
 

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
-from sickbay.brain.identity import Standing, ended_too, standing_of
+from sickbay.brain.identity import NewsAge, age_of, ended_too
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
 from sickbay.engine.errands import link_fault
@@ -26,29 +26,28 @@ GOING_DOWN = "node.going_down"
 REMARKS = ("agent.", "probe.")  # what an agent says of itself: no fault of the node, and a person must read it
 EARLY_WORDS, EARLY_TEXT = 20, 500  # observations of a machine that is not known yet, and characters of each
 UNKNOWN_AFTER = 900.0  # seconds that a cluster is given to speak of a machine whose agent is heard: it may be booting
+PAST = frozenset({NewsAge.ENDED, NewsAge.LAST_WORDS})
+UNHEARD_OF = frozenset({NewsAge.SUCCESSOR, NewsAge.UNKNOWN_HOLDER})  # kept until their cluster has spoken of them
 SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
 
 
 def observed(draft: Draft, fact: Fact, news: Observed) -> None:
     node = draft.node(news.node)
-    if _comes_early(node, news):
+    if node is not None:
+        node = _with_ended_boot(draft, node, news)
+    age = age_of(node, news)
+    for_now = news.kind in {GOING_DOWN, AGENT_ANSWERED}  # worth nothing later
+    if age in UNHEARD_OF and news.incarnation is not None and not for_now:
         fields = {k: v if isinstance(v, int) else v[:EARLY_TEXT] for k, v in list(news.fields.items())[:EARLY_WORDS]}
-        short = replace(news, text=news.text[:EARLY_TEXT], fields=fields)
-        keep_early(draft, fact, short, news.incarnation or Incarnation())
+        keep_early(draft, fact, replace(news, text=news.text[:EARLY_TEXT], fields=fields), news.incarnation)
         return
     if node is None:
         return
-    ended = _of_an_ended_boot(node, news)
-    if (news.ended or news.last_words) and news.incarnation is not None:
-        boots = ended_too(node, news.incarnation)
-        if boots != node.ended_boots:  # a late sign of life of this boot must not be taken for a new one
-            node = replace(node, ended_boots=boots)
-            draft.put(node)
     if news.unconfirmed:
-        _unconfirmed(draft, node, news, ended=ended)
+        _unconfirmed(draft, node, news, ended=age in PAST)
         return
     if news.kind == GOING_DOWN:
-        if not ended:
+        if age not in PAST and age is not NewsAge.UNKNOWN_HOLDER:
             _announced(draft, node, news)
         return
     if news.kind == AGENT_ANSWERED:
@@ -59,19 +58,24 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
         if news.kind.startswith(REMARKS):
             draft.tell(f"its agent: {news.text or news.kind}", key_of(node), event="agent")
         return
-    if ended and (_treated(draft, node) or not _are_last_words(node, news)):
-        draft.tell(f"{found.code} of an older boot or instance: history only", key_of(node), event="stale")
-        return
-    if node.dismissed_at is not None and fact.at <= node.dismissed_at <= draft.now:
-        # An operator vouched for it since; one in the future is that of a clock that has jumped.
-        draft.tell(f"{found.code} from before it was dismissed: history only", key_of(node), event="stale")
-        return
-    if node.proven_at is not None and fact.at <= node.proven_at <= draft.now:
-        # What an agent reads comes in order, so this is an old line that was read again: a log file tells no boot.
-        draft.tell(f"{found.code} from before the last check passed: history only", key_of(node), event="stale")
+    if past := _past(draft, fact, node, age):
+        draft.tell(f"{found.code} {past}: history only", key_of(node), event="stale")
         return
     raise_fault(draft, fact, node, found, own_check="check" in news.fields, count=news.count)
-    _dated_by_boot(draft, news, ended=ended)
+    _dated_by_boot(draft, news, age)
+
+
+def _past(draft: Draft, fact: Fact, node: Node, age: NewsAge) -> str:
+    """Why it is nothing that the node shows now; empty: it is news."""
+    if age is NewsAge.ENDED or (age is NewsAge.LAST_WORDS and _treated(draft, node)):
+        return "of an older boot or instance"
+    if node.dismissed_at is not None and fact.at <= node.dismissed_at <= draft.now:
+        # An operator vouched for it since; one in the future is that of a clock that has jumped.
+        return "from before it was dismissed"
+    if node.proven_at is not None and fact.at <= node.proven_at <= draft.now:
+        # What an agent reads comes in order, so this is an old line that was read again: a log file tells no boot.
+        return "from before the last check passed"
+    return ""
 
 
 def _unconfirmed(draft: Draft, node: Node, news: Observed, *, ended: bool) -> None:
@@ -92,12 +96,16 @@ def _unconfirmed(draft: Draft, node: Node, news: Observed, *, ended: bool) -> No
         draft.put(replace(incident, evidence=(*incident.evidence, line)))
 
 
-def _comes_early(node: Node | None, news: Observed) -> bool:
-    """Said by an agent whose machine nobody has spoken of yet, or of whose succession only the agent can tell."""
-    if news.incarnation is None or news.ended or news.last_words or news.kind in {GOING_DOWN, AGENT_ANSWERED}:
-        return False
-    early = {Standing.AHEAD, Standing.SUCCEEDED}
-    return node is None or standing_of(node, news.incarnation, by_agent=True) in early
+def _with_ended_boot(draft: Draft, node: Node, news: Observed) -> Node:
+    """The seat with a boot that its own agent calls ended: a late sign of life of it is not taken for a new one."""
+    boots = node.ended_boots
+    if (news.ended or news.last_words) and news.incarnation is not None:
+        boots = ended_too(node, news.incarnation)
+    if boots == node.ended_boots:
+        return node
+    after = replace(node, ended_boots=boots)
+    draft.put(after)
+    return after
 
 
 def keep_early(draft: Draft, fact: Fact, news: Observed | Inventory, who: Incarnation) -> None:
@@ -160,44 +168,32 @@ def _seconds(said: str | float) -> float:
     return seconds if seconds >= 0 else ANNOUNCED  # neither is a NaN
 
 
-def _of_an_ended_boot(node: Node, news: Observed) -> bool:
-    """A boot that we have not heard of is a new one: its first report comes before its pulse has been judged."""
-    if news.ended or news.incarnation is None or node.incarnation is None:
-        return news.ended or news.last_words
-    newer = standing_of(node, news.incarnation, by_agent=True) not in {Standing.ENDED, Standing.AHEAD}
-    return news.last_words or not newer
-
-
-def _are_last_words(node: Node, news: Observed) -> bool:
-    """From the boot just ended, whether or not we know the next one yet, and no repair of ours ended it."""
-    if not news.last_words or news.incarnation is None or not news.incarnation.same_holder(node.incarnation):
-        return False
-    if news.incarnation.same_boot(node.incarnation):
-        return True
-    return (news.incarnation.boot_id,) == node.ended_boots[-1:] and not node.boot_ended_by_us
-
-
 def _treated(draft: Draft, node: Node) -> bool:
     """An incident that only watches (the silence between two boots, mostly) does not treat what the last words tell."""
     incident = draft.incident(node.incident) if node.incident else None
     return incident is not None and incident.remedy.disrupts
 
 
-def _dated_by_boot(draft: Draft, news: Observed, *, ended: bool) -> None:
-    """A boot that ended with these words counts as a reboot; one that is new cannot have healed what it shows."""
+def _dated_by_boot(draft: Draft, news: Observed, age: NewsAge) -> None:
+    """Last words: the boot ended with them, so a reboot has been done. Of a newer boot: nothing has healed it."""
     node = draft.node(news.node)
     incident = draft.incident(node.incident) if node is not None and node.incident else None
     if node is None or incident is None:
         return
-    if ended:
+    if age is NewsAge.LAST_WORDS:
         draft.put(replace(incident, healed=Remedy.REBOOT))
-    elif news.incarnation is not None and news.incarnation.new_boot(node.incarnation):
+    elif age is NewsAge.NEWER and news.incarnation is not None:
         known = node.incarnation or news.incarnation
         draft.put(replace(incident, incarnation=known.told(news.incarnation), healed=None))
 
 
-def raise_fault(draft: Draft, fact: Fact, node: Node, found: Fault, *, own_check: bool = False, count: int = 1) -> None:
-    """A fault of the node's present holder: correlate it, then let it join or open an incident."""
+def raise_fault(
+    draft: Draft, fact: Fact | None, node: Node, found: Fault, *, own_check: bool = False, count: int = 1
+) -> None:
+    """A fault of the node's present holder: correlate it, then let it join or open an incident.
+
+    `fact` tells it; None: nobody does, time alone has brought it.
+    """
     policy, reading = draft.rules.policy, draft.reading(INGEST)
     known = draft.incident(node.incident) if node.incident else None
     if known is not None and reading - known.seen_at < SAME_AGAIN and _says_nothing_new(known, found):
@@ -227,16 +223,17 @@ def _says_nothing_new(incident: Incident, found: Fault) -> bool:
     return line in incident.evidence and not busy and found.advice is None and not incident.as_good_as_over
 
 
-def _from_before_the_repair(draft: Draft, fact: Fact, incident: Incident) -> bool:
+def _from_before_the_repair(draft: Draft, fact: Fact | None, incident: Incident) -> bool:
     """The boot that a repair is to end goes on talking until it ends; only the next one can say that it did not help.
 
     A second witness often comes later than the decision: NVML finds the GPU lost whose Xid has just led to a reboot.
     """
     ends_the_boot = incident.rung is not None and RUNGS[incident.rung].proof in {Proof.NEW_BOOT, Proof.NEW_INSTANCE}
-    if incident.phase is not Phase.REPAIRING or not ends_the_boot or not isinstance(fact.news, Observed):
+    news = fact.news if fact is not None else None
+    if incident.phase is not Phase.REPAIRING or not ends_the_boot or not isinstance(news, Observed):
         return False
     intent = draft.intent(incident.intent) if incident.intent else None
-    return intent is not None and intent.expect is not None and intent.expect.agrees(fact.news.incarnation)
+    return intent is not None and intent.expect is not None and intent.expect.agrees(news.incarnation)
 
 
 def _join(draft: Draft, incident: Incident, fault: Fault, node: Node, *, own_check: bool, excused: bool) -> None:
@@ -267,19 +264,20 @@ def _unused(draft: Draft, node: Node, prefix: str) -> str:
 
 
 def open_incident(
-    draft: Draft, fact: Fact, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False, name: str = ""
+    draft: Draft, fact: Fact | None, node: Node, fault: Fault, kind: IncidentKind, *, now: bool = False, name: str = ""
 ) -> Incident:
     prefix = {IncidentKind.FAULT: "i", IncidentKind.INTAKE: "n", IncidentKind.OPERATOR: "o"}[kind]
-    numbered = f"{prefix}{fact.seq}" if fact.seq else _unused(draft, node, prefix)
+    seq = fact.seq if fact is not None else 0
+    ident = name or (f"{prefix}{seq}" if seq else _unused(draft, node, prefix))
     incident = Incident(
-        id=IncidentId(name or numbered),
+        id=IncidentId(ident),
         node=node.id,
         cluster=node.cluster,
         pool=node.pool,
         kind=kind,
         incarnation=node.incarnation,
         fault=fault,
-        opened_at=fact.at,
+        opened_at=fact.at if fact is not None else draft.now,
         evidence=(f"{fault.code}: {fault.evidence or fault.because}",),
         began=draft.reading(INGEST),
         seen_at=draft.reading(INGEST),
@@ -291,7 +289,7 @@ def open_incident(
         stages=(Stage(phase=Phase.SUSPECT, entered_at=draft.now, because=fault.because),),
         now=now,
     )
-    if fact.seq and not name:
+    if seq and not name:
         draft.create(incident)
     due_now(draft, incident)
     draft.put(replace(node, incident=incident.id))
@@ -329,9 +327,9 @@ def still_silent(draft: Draft, brake: Brake, before: float, reading: float) -> B
     return replace(brake, seen={**brake.seen, **dict.fromkeys(gone, reading)}) if gone else brake
 
 
-def _link_ended(draft: Draft, fact: Fact, incident: Incident, fault: Fault) -> None:
+def _link_ended(draft: Draft, fact: Fact | None, incident: Incident, fault: Fault) -> None:
     if blames(fault.remedy):
-        link_fault(draft, incident, fault, fact.at)
+        link_fault(draft, incident, fault, fact.at if fact is not None else draft.now)
 
 
 def checked(draft: Draft, fact: Fact, news: Checked) -> None:

@@ -34,7 +34,17 @@ from sickbay.model.facts import (
     Observed,
 )
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
-from sickbay.model.fleet import MANY_SILENCES, AgentState, Incarnation, IncidentId, Node, NodeId, Record, pool_of
+from sickbay.model.fleet import (
+    MANY_SILENCES,
+    AgentState,
+    FormerSeat,
+    Incarnation,
+    IncidentId,
+    KnownMachine,
+    Node,
+    NodeId,
+    pool_of,
+)
 from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
@@ -134,16 +144,16 @@ def _newcomer(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     _learn_early(draft, fact, voice)
 
 
-def _take_former(draft: Draft, node: NodeId) -> Record | None:
+def _take_former(draft: Draft, node: NodeId) -> FormerSeat | None:
     """What is remembered of a seat that was gone. Now that it is back its row remembers the boots."""
     key = f"record:seat/{node}"
-    former = draft.read(Record, key, watch=False)
+    former = draft.read(FormerSeat, key, watch=False)
     if former is not None:
         draft.drop(key)
     return former
 
 
-def _booted_since(former: Record | None, now: Incarnation | None) -> bool:
+def _booted_since(former: FormerSeat | None, now: Incarnation | None) -> bool:
     """Whether the machine that held a seat is back in it under another boot: what ran there is over.
 
     Under the same boot it may run on; so may it on a machine whose place another has taken while nobody had either.
@@ -241,9 +251,9 @@ def _remember(draft: Draft, incarnation: Incarnation) -> bool:
     key = holder_key(incarnation)
     if not key:
         return False
-    record = draft.read(Record, key, watch=False)
+    record = draft.read(KnownMachine, key, watch=False)
     if record is None or record.gone_at is not None:
-        draft.put(Record(subject=key.removeprefix("record:")))
+        draft.put(KnownMachine(subject=key.removeprefix("record:")))
     return record is None
 
 
@@ -271,7 +281,7 @@ def _make_known(draft: Draft, fact: Fact, node: Node) -> Node:
 def _left_with(draft: Draft, incarnation: Incarnation | None) -> Incident | None:
     """What a machine that is seen again had shown, and no check had cleared, when it left; or who had held it."""
     keys = _names_of(incarnation) if incarnation is not None else []
-    records = [draft.read(Record, key, watch=False) for key in keys]
+    records = [draft.read(KnownMachine, key, watch=False) for key in keys]
     left = next((record.left for record in records if record is not None and record.left is not None), None)
     return draft.incident(left) if left is not None else None
 
@@ -354,7 +364,7 @@ def _part_with(draft: Draft, holder: Incarnation | None, incident: Incident | No
     """
     unproven = incident is not None and incident.phase.out and not incident.as_good_as_over
     for key in _names_of(holder) if holder is not None else ():
-        record = draft.read(Record, key, watch=False)
+        record = draft.read(KnownMachine, key, watch=False)
         if record is None:
             continue
         if unproven and _takes_in(draft):
@@ -415,7 +425,7 @@ def vanished(draft: Draft, news: NodeVanished) -> None:
     end_ranks(draft, node, f"{node.name} was deleted", lost=True)
     boots = boots_of(node)
     if any(boots) or node.incarnation != Incarnation():
-        draft.put(Record(subject=f"seat/{node.id}", boots=boots, holder=node.incarnation, gone_at=draft.now))
+        draft.put(FormerSeat(subject=f"seat/{node.id}", boots=boots, holder=node.incarnation, gone_at=draft.now))
     incident = draft.incident(node.incident) if node.incident else None
     if incident is not None and incident.phase is Phase.REPAIRING and incident.rung is Remedy.REPLACE:
         _leave_history(draft, node, incident)
@@ -448,7 +458,7 @@ def _forget(draft: Draft, node: Node, holder: Incarnation, incident: Incident | 
         draft.put(EarlyAgent(node=node.id, incarnation=who, said=said, at=draft.now))
     unproven = incident is not None and incident.phase.out and not incident.kept
     for key in _names_of(holder):
-        record = draft.read(Record, key, watch=False)
+        record = draft.read(KnownMachine, key, watch=False)
         if record is not None and unproven and _takes_in(draft):
             draft.drop(key)  # nobody has proven it well: it is taken in like a newcomer
         elif record is not None:
@@ -508,14 +518,14 @@ def _returned(was: Node, node: Node) -> Node:
     return replace(node, going_down=None) if both and not never_left else node
 
 
-def look_again(draft: Draft, fact: Fact, node: Node) -> None:
+def look_again(draft: Draft, node: Node) -> None:
     """An announced end has not come, or nothing came after it."""
     node = replace(node, going_down=None)
     draft.put(node)
-    _witness(draft, fact, node, fell=True)
+    _witness(draft, None, node, fell=True)
 
 
-def _witness(draft: Draft, fact: Fact, node: Node, *, fell: bool = False) -> None:
+def _witness(draft: Draft, fact: Fact | None, node: Node, *, fell: bool = False) -> None:
     """Who is silent decides what it is. `fell`: the cluster saw it ready before, under the same incarnation."""
     code = _verdict(draft, node, fell=fell)
     if code is None or node.incarnation is None:

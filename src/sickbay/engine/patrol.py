@@ -12,18 +12,17 @@ from msgspec.structs import replace
 from sickbay.brain.admit import limit_for
 from sickbay.engine.checkups import begin, why_not
 from sickbay.engine.view import Draft
-from sickbay.model.checkup import Checkup
+from sickbay.model.checkup import Checkup, ScheduleWalk
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.policy import Examine, Policy, Trigger
-from sickbay.model.rows import DUE_NOW, WaitMark
+from sickbay.model.rows import DUE_NOW, SCHEDULE, WaitMark
 
 BUSY = 60.0  # seconds until a node that was not idle is looked at again, at least
 EACH = 0.1  # seconds for each node of a pool in which all are to be checked once, until one is looked at again
 AGAIN = 0.1  # of the schedule's interval: when a check that did not pass is tried again
 SPREAD = 0.1  # of the interval: nodes that passed together do not fall due together
-WALK = "checkup:schedule"  # the row by which all nodes are given their place in the schedule
 STRIDE = 40
 
 
@@ -42,23 +41,23 @@ def phase(node: Node) -> float:
 def begin_walk(draft: Draft) -> None:
     """A policy is in force: if it has a schedule, every node must have its place in it."""
     if rule_of(draft.rules.policy, Trigger.SCHEDULE) is not None:
-        draft.put(Checkup(id="schedule", level=0, by="schedule", reason="", asked_at=draft.now))
-        draft.waits[WALK] = DUE_NOW
+        draft.put(ScheduleWalk())
+        draft.waits[SCHEDULE] = DUE_NOW
 
 
 def walk(draft: Draft) -> None:
-    row = draft.read(Checkup, WALK)
-    draft.waits[WALK] = None
+    row = draft.read(ScheduleWalk, SCHEDULE)
+    draft.waits[SCHEDULE] = None
     if row is None:
         return
     keys = draft.keys("node", after=row.after, limit=STRIDE)
     for key in keys:
         draft.waits[key.replace("node:", "patrol:", 1)] = _after(draft, 0.0)
     if len(keys) < STRIDE:
-        draft.drop(WALK)
+        draft.drop(SCHEDULE)
         return
     draft.put(replace(row, after=keys[-1]))
-    draft.waits[WALK] = DUE_NOW
+    draft.waits[SCHEDULE] = DUE_NOW
 
 
 def wake(draft: Draft, node: Node, trigger: Trigger = Trigger.SCHEDULE) -> None:

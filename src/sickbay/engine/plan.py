@@ -1,11 +1,10 @@
 """Planning: one subject, one unit. Pure in what the draft reads: the same rows give the same unit."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from sickbay.engine.checkups import plan_checkup
 from sickbay.engine.errands import plan_errand
-from sickbay.engine.patrol import WALK, plan_patrol, walk
+from sickbay.engine.patrol import plan_patrol, walk
 from sickbay.engine.plan_incidents import plan_incident
 from sickbay.engine.plan_intents import plan_intent
 from sickbay.engine.plan_jobs import plan_job
@@ -14,11 +13,11 @@ from sickbay.engine.seats import settle
 from sickbay.engine.standstill import plan_standstill
 from sickbay.engine.transitions import subjects_of
 from sickbay.engine.view import Draft, View
-from sickbay.model.fleet import Node
+from sickbay.model.fleet import Brake, Node
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
-from sickbay.model.rows import AnyRow, kind_of
+from sickbay.model.rows import SCHEDULE, AnyRow, kind_of, type_of
 
 
 def prefetch(view: View, subjects: Sequence[str]) -> None:
@@ -56,7 +55,7 @@ def plan(draft: Draft, subject: str) -> None:
             plan_job(draft, subject)
         case "intent":
             plan_intent(draft, subject)
-        case "brake":
+        case "brake" if type_of(subject) is Brake:
             plan_brake(draft, subject)
         case "node":
             plan_node(draft, subject)
@@ -68,8 +67,10 @@ def plan(draft: Draft, subject: str) -> None:
             plan_patrol(draft, subject)
         case "standstill":
             plan_standstill(draft, subject)
+        case "checkup" if subject == SCHEDULE:
+            walk(draft)
         case "checkup":
-            (walk if subject == WALK else partial(plan_checkup, subject=subject))(draft)
+            plan_checkup(draft, subject)
         case _:
             draft.waits[subject] = None
     settle(draft)

@@ -18,7 +18,6 @@ from sickbay.engine.resting import come_to_rest
 from sickbay.engine.transitions import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import Fact, PolicyInForce
 from sickbay.model.fleet import IncidentId, JobId, Ledger, Node, Record
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import Intent, Quarantine, Repair
@@ -52,14 +51,13 @@ def _go_on(draft: Draft, ended: Incident) -> None:
         return
     if fault is not None and not node.incarnation.same_boot(ended.incarnation):
         fault = None
-    fact = Fact(id=f"{ended.id}.sequel", at=draft.now, news=PolicyInForce(policy="", knowledge=""))
     name = f"{ended.id}.2"
     if fault is not None:
-        open_incident(draft, fact, node, fault, IncidentKind.FAULT, name=name)
+        open_incident(draft, None, node, fault, IncidentKind.FAULT, name=name)
     elif orders:
         first, orders = orders[0], orders[1:]
         wish = wished(first.verb, first.by, first.reason)
-        open_incident(draft, fact, node, wish, IncidentKind.OPERATOR, name=name, now=first.now)
+        open_incident(draft, None, node, wish, IncidentKind.OPERATOR, name=name, now=first.now)
     opened = draft.incident(IncidentId(name))
     if opened is not None:
         draft.put(replace(opened, orders=orders))

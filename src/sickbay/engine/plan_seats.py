@@ -11,7 +11,7 @@ from sickbay.engine.apply_nodes import look_again
 from sickbay.engine.transitions import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import EarlyAgent, Fact, PolicyInForce
+from sickbay.model.facts import EarlyAgent
 from sickbay.model.fleet import Brake, Node
 from sickbay.model.intent import (
     Notify,
@@ -22,7 +22,7 @@ from sickbay.model.rows import WaitMark
 
 def plan_brake(draft: Draft, subject: str) -> None:
     brake = draft.read(Brake, subject)
-    if brake is None or brake.scope.startswith("pace/"):
+    if brake is None:
         draft.waits[subject] = None
         return
     rule = _brake_rule(draft, brake)
@@ -85,8 +85,7 @@ def plan_node(draft: Draft, subject: str) -> None:
     if announced:
         draft.waits[subject] = WaitMark(until=node.going_down, urgency=4)
     elif (node.going_down is not None or unheard) and node.incarnation is not None:
-        fact = Fact(id=f"{subject}.end", at=draft.now, news=PolicyInForce(policy="", knowledge=""), seq=0)
-        look_again(draft, fact, node)
+        look_again(draft, node)
         return
     if node.vacant_until is None or not node.vacant_until.passed(draft.readings):
         if node.vacant_until is not None:

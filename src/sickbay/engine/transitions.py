@@ -14,7 +14,17 @@ from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, LEADER, Deadline
 from sickbay.model.fault import Fault, Remedy
-from sickbay.model.fleet import AgentState, Capability, Incarnation, Node, NodeId, PastIncident, Record, Roster
+from sickbay.model.fleet import (
+    AgentState,
+    Capability,
+    FormerSeat,
+    Incarnation,
+    Node,
+    NodeId,
+    PastIncident,
+    Record,
+    Roster,
+)
 from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, Phase, Stage, Try, last_repair
 from sickbay.model.intent import (
     AskToSave,
@@ -377,7 +387,7 @@ def _expected(draft: Draft, owner: Incident | Job, do: AnyDo) -> Incarnation | N
         case _:
             return None
     if isinstance(act, Fence) and (seat is None or seat.incarnation is None):  # its machine is meant
-        former = draft.read(Record, f"record:seat/{act.node}", watch=False)
+        former = draft.read(FormerSeat, f"record:seat/{act.node}", watch=False)
         return former.holder if former is not None else None
     return seat.incarnation if seat is not None else None
 

@@ -80,7 +80,7 @@ class Archive:
         return self._row(Withholding, WITHHOLDING) or Withholding()
 
     def brakes(self) -> list[Brake]:
-        return [b for key in self._keys("brake") if (b := self._row(Brake, key)) and not b.scope.startswith("pace/")]
+        return [b for key in self._keys("brake") if (b := self._row(Brake, key)) is not None]
 
     def nodes(self, pool: str = "") -> list[Node]:
         """All, or those of a pool by its qualified name."""

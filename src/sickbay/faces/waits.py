@@ -1,18 +1,17 @@
-"""What something waits for, until when, and what would change that, from the rows as they are.
+"""What something waits for, until when, and what would change that: the stored wait, and what rows say by themselves.
 
-Which rows a wait was marked on is the store's own affair; here it is derived afresh from the state, the intent under
-way and the rows that admission reads, so that it never claims more than the rows say.
+Whoever decided to wait has written why, until when and, where a rule holds it back, what would end that. What else
+there is to say follows from the intent under way, which shows itself in one way, and from the nodes of a pool.
 """
 
 from collections.abc import Iterable
 from datetime import datetime
 
-from sickbay.brain.admit import fits
 from sickbay.faces.archive import Archive, Budget, Estimate
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.cordon import named, others_of
-from sickbay.model.fault import AGENT_LOST, PARTITION, RUNGS, Proof, signature
-from sickbay.model.fleet import Brake, Node
+from sickbay.model.fault import AGENT_LOST, PARTITION, RUNGS, Proof
+from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import (
     AskToSave,
@@ -53,17 +52,17 @@ def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:
         return None
     wait, intent = incident.wait, archive.intent(incident.intent)
     under_way = intent is not None and not intent.state.over
-    node = archive.node(incident.node)
+    ends = wait.ends if wait is not None else ()
     changed: tuple[str, ...]
-    if wait is not None and wait.would and node is not None:
-        changed, then = _withheld(archive, incident, node), "it is judged afresh"
-    elif incident.phase is Phase.HELD:
-        changed = (f"an operator: confirm, escalate or dismiss {incident.id}", "the node leaves the cluster")
+    if incident.phase is Phase.HELD:
+        changed = (*ends, f"an operator: confirm, escalate or dismiss {incident.id}", "the node leaves the cluster")
         then = "a person is reminded"
+    elif ends:
+        changed, then = ends, "it is judged afresh"
     elif intent is not None and under_way:
         changed, then = (_shows(intent),), "it is given up, and the next step is decided"
     else:
-        changed, then = _by_phase(archive, incident, node)
+        changed, then = _by_phase(archive, incident)
     return Waiting(
         because=wait.because if wait is not None else "it is about to be decided",
         until=archive.estimate(wait.until) if wait is not None else None,
@@ -75,37 +74,17 @@ def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:
     )
 
 
-def _withheld(archive: Archive, incident: Incident, node: Node) -> tuple[str, ...]:
-    now = archive.as_of
-    rows = [row for row in archive.withholding().rows if fits(row, incident, node) and not _past(row.until, now)]
-    said = [f"an operator takes back {row.id} ({row.because})" for row in rows]
-    said += [f"{row.id} ends at {_clock(row.until)}" for row in rows if row.until is not None]
-    return (*said,) if said else ("the policy is changed, or its window opens",)
-
-
-def _past(until: datetime | None, now: datetime | None) -> bool:
-    return until is not None and now is not None and until <= now
-
-
 def _clock(at: datetime) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _by_phase(archive: Archive, incident: Incident, node: Node | None) -> tuple[tuple[str, ...], str]:
+def _by_phase(archive: Archive, incident: Incident) -> tuple[tuple[str, ...], str]:
     """Of an incident with no intent under way: what would change its mind, and what its deadline brings."""
-    because = incident.wait.because if incident.wait is not None else ""
-    brake = brake_on(archive, incident, node)
-    if brake is not None and (incident.phase in {Phase.SUSPECT, Phase.DRAINED} or "brake" in because):
-        return (
-            f"an operator resets the brake on {brake.signature} in {brake.scope}",
-            "fewer nodes show it for long enough: the brake then goes off by itself",
-        ), "it is judged afresh"
+    node = archive.node(incident.node)
     match incident.phase:
         case Phase.SUSPECT if incident.doubt is not None and incident.shown_at <= incident.doubt.since:
             # It was withheld; suspects are checked one after the other.
             return ("a check confirms or clears it", f"{incident.fault.code} shows itself again"), "it is checked"
-        case Phase.SUSPECT:
-            return (f"a seat of pool {incident.pool} comes back into service",), "it is judged afresh"
         case Phase.WATCHED:
             return _watched(incident)
         case Phase.DRAINING:
@@ -113,8 +92,6 @@ def _by_phase(archive: Archive, incident: Incident, node: Node | None) -> tuple[
             left = [f"job {job.id} leaves {incident.node}{_asked(job)}" for job in jobs]
             others = node is not None and node.unmanaged
             return (*left, *(["work that Sickbay does not manage leaves"] if others else [])), "it is held for a person"
-        case Phase.DRAINED:
-            return (f"a repair in pool {incident.pool} ends",), "it is judged afresh"
         case _:
             return ("its own next step",), "it is judged afresh"
 
@@ -131,18 +108,6 @@ def _watched(incident: Incident) -> tuple[tuple[str, ...], str]:
             return ("the cluster sees the node again",), "a person is reminded"
         case code:
             return (f"{code} shows itself again, or something worse does",), "it is dismissed"
-
-
-def brake_on(archive: Archive, incident: Incident, node: Node | None) -> Brake | None:
-    """The brake that keeps this incident where it is."""
-    scopes = {
-        f"cluster:{incident.cluster}",
-        f"pool:{incident.pool}",
-        f"domain:{incident.cluster}/{node.domain if node else ''}",
-    }
-    wanted = signature(incident.fault)
-    found = (b for b in archive.brakes() if b.tripped_at is not None and b.signature == wanted and b.scope in scopes)
-    return next(found, None)
 
 
 _PROOFS = {

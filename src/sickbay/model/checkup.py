@@ -77,6 +77,12 @@ class Checkup(Noun):
         return tuple(f"intent:{self.id}.{number}" for number in range(self.slices))
 
 
+class ScheduleWalk(Noun):
+    """The cursor of a walk over all nodes, which gives each its place in the schedule of checks."""
+
+    after: str = ""  # the last row of a node that has its place
+
+
 def checkup_id(fact: str) -> str:
     """The check that the order under this fact's id makes: whoever gave the order knows it beforehand."""
     from hashlib import sha256  # here: every agent imports this module, and none needs a hash

@@ -224,7 +224,7 @@ class Ledger(Noun):
     ours: int = 0  # of those, the ones that are out by our own hand
     repairing: int = 0
     held: int = 0
-    turn: int = 0  # raised by every claim and every change of what can be claimed
+    turn: int = 0  # nobody reads it: a claim changes no count, and must still refuse whoever expected this row
 
 
 class PastIncident(Noun):
@@ -236,19 +236,31 @@ class PastIncident(Noun):
 
 
 class Record(Noun):
-    """The history of one piece of hardware (an instance id or a device serial), never of a seat.
-
-    Of a seat that is gone (`seat/<node>`) only its holder is remembered, whose ranks may run still, and the boots, so
-    that a late word from one of them is known for what it is when somebody holds the seat again.
-    """
+    """The history of one piece of hardware (an instance id or a device serial), never of a seat."""
 
     subject: str
     past: tuple[PastIncident, ...] = ()
-    boots: tuple[str, ...] = ()  # the last ones, newest last; that one may run still
-    holder: Incarnation | None = None  # of a seat that is gone
-    gone_at: datetime | None = None  # since then nobody has seen a machine that is merely remembered
-    left: IncidentId | None = None  # of what a machine had shown, and no check had cleared, when it was last seen
     told_until: datetime | None = None  # when no rule of the policy looks back so far as the newest of `past`
+
+
+class KnownMachine(Noun):
+    """A machine that was seen before: it is no newcomer when it is seen again."""
+
+    subject: str  # holder/<its own name>, or holder/uid/<that of its registration>
+    gone_at: datetime | None = None  # since then nobody has seen it
+    left: IncidentId | None = None  # of what it had shown, and no check had cleared, when it was last seen
+
+
+class FormerSeat(Noun):
+    """A seat that is gone: its holder, whose ranks may run still, and its boots.
+
+    A late word from one of these is known for what it is when somebody holds the seat again.
+    """
+
+    subject: str  # seat/<node>
+    gone_at: datetime
+    boots: tuple[str, ...] = ()  # the last ones, newest last; that one may run still
+    holder: Incarnation | None = None
 
 
 class Brake(Noun):
@@ -261,9 +273,16 @@ class Brake(Noun):
     tripped_at: datetime | None = None
     below_since: float | None = None
     reset_at: float | None = None  # evidence older than this must be confirmed by a check
-    next_check: float = 0.0  # paces those checks
     told: tuple[str, ...] = ()
     parts: int = 0  # as it is stored: rows that hold `seen` where there are many
+
+
+class ConfirmPace(Noun):
+    """A rate limit's token, of the checks that confirm or clear suspects of one signature, one after the other."""
+
+    scope: str  # a brake's
+    signature: str
+    next_check: float  # reading of ingest
 
 
 class WithheldActs(StrEnum):

@@ -105,6 +105,7 @@ class Wait(Noun):
     until: Deadline | None = None
     would: str = ""  # the act that is withheld
     room: Room | None = None  # it stands in a queue of its pool, and is called when there is room (`engine.seats`)
+    ends: tuple[str, ...] = ()  # what would end it, where whoever decided knows more than the rows say; for people
 
 
 class Incident(Noun):

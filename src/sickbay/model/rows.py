@@ -5,18 +5,21 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from sickbay.model.checkup import Checkup
+from sickbay.model.checkup import Checkup, ScheduleWalk
 from sickbay.model.clock import Deadline, Standstill, WatchedClock
 from sickbay.model.facts import EarlyAgent
 from sickbay.model.fleet import (
     Ages,
     Aside,
     Brake,
+    ConfirmPace,
     Cursor,
     Errand,
     Flipped,
+    FormerSeat,
     Freed,
     InForce,
+    KnownMachine,
     Ledger,
     Node,
     Part,
@@ -37,7 +40,10 @@ AnyRow = (
     | Intent
     | Ledger
     | Brake
+    | ConfirmPace
     | Record
+    | KnownMachine
+    | FormerSeat
     | EarlyAgent
     | Withholding
     | InForce
@@ -46,6 +52,7 @@ AnyRow = (
     | Standstill
     | Token
     | Checkup
+    | ScheduleWalk
     | Aside
     | Ages
     | Freed
@@ -80,7 +87,15 @@ KINDS: dict[str, type[AnyRow]] = {
     "roster": Roster,
 }
 
+# They were told by their names alone before they were nouns of their own, and keep the keys that they had then.
+_NAMED: Mapping[str, Mapping[str, type[AnyRow]]] = {
+    "brake": {"brake:pace/": ConfirmPace},
+    "checkup": {"checkup:schedule": ScheduleWalk},
+    "record": {"record:holder/": KnownMachine, "record:seat/": FormerSeat},
+}
+
 WITHHOLDING = "withholding:"
+SCHEDULE = "checkup:schedule"
 IN_FORCE = "inforce:"
 CURSOR = "cursor:"
 AGES = "ages:"
@@ -107,8 +122,12 @@ def key_of(row: AnyRow) -> str:
             return f"flipped:{row.brake}"
         case Brake():
             return f"brake:{row.scope}:{row.signature}"
-        case Record():
+        case ConfirmPace():
+            return f"brake:pace/{row.scope}:{row.signature}"
+        case Record() | KnownMachine() | FormerSeat():
             return f"record:{row.subject}"
+        case ScheduleWalk():
+            return SCHEDULE
         case EarlyAgent():
             return f"voice:{row.node}"
         case Withholding():
@@ -135,6 +154,13 @@ def key_of(row: AnyRow) -> str:
 
 def kind_of(key: str) -> str:
     return key.split(":", 1)[0]
+
+
+def type_of(key: str) -> type[AnyRow] | None:
+    """Which noun a row under this key is."""
+    kind = kind_of(key)
+    named = (type_ for prefix, type_ in _NAMED.get(kind, {}).items() if key.startswith(prefix))
+    return next(named, KINDS.get(kind))
 
 
 def tag_of(row: AnyRow) -> str:

@@ -5,7 +5,7 @@ The limits are DynamoDB's, and all stores keep them, so that an engine that work
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -13,19 +13,19 @@ from sickbay.model.checkup import Checkup
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import Conflict, UnitRefused, UnitTooLarge, UnreadableRow, Unstorable, UnusableStore
 from sickbay.model.facts import EarlyAgent, Fact, Garbled, Mark
-from sickbay.model.fleet import Part, Record, Roster
+from sickbay.model.fleet import FormerSeat, KnownMachine, Part, Record, Roster
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
 from sickbay.model.protocol import Command
-from sickbay.model.rows import ITEM_BYTES, KINDS, UNIT_ACTIONS, UNIT_BYTES, AnyRow, Line, Unit, Versioned, kind_of
+from sickbay.model.rows import ITEM_BYTES, UNIT_ACTIONS, UNIT_BYTES, AnyRow, Line, Unit, Versioned, type_of
 
 NO_ROW = Versioned(row=None, version=0)
 REFUSALS = (Conflict, UnitRefused)  # what is wrong with one unit, and with no other of its group
 
 _encode = msgspec.json.Encoder().encode
-_row_decoders: Mapping[str, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(type_) for kind, type_ in KINDS.items()
+_row_decoders: Mapping[type[AnyRow] | None, msgspec.json.Decoder[Any]] = {
+    type_: msgspec.json.Decoder(type_) for type_ in get_args(AnyRow)
 }
 _fact_decoder = msgspec.json.Decoder(Fact)
 _line_decoder = msgspec.json.Decoder(Line)
@@ -63,13 +63,13 @@ def count(unit: Unit, tags: Mapping[str, str]) -> None:
 
 
 def pack_row(key: str, row: AnyRow) -> bytes:
-    if KINDS.get(kind_of(key)) is not type(row):
+    if type_of(key) is not type(row):
         # Found now, not when the row is read back: then it could not be decoded, and nothing would plan on.
         raise TypeError(f"the key {key!r} is not that of a {type(row).__name__}")
     body = _encode(row)
     if len(body) > ITEM_BYTES:
         raise UnitTooLarge(f"the row {key} has {len(body)} bytes: at most {ITEM_BYTES}")
-    _prove(f"the row {key}", row, body, _row_decoders[kind_of(key)])
+    _prove(f"the row {key}", row, body, _row_decoders[type_of(key)])
     return body
 
 
@@ -88,7 +88,7 @@ def _prove(what: str, value: object, body: bytes, decoder: msgspec.json.Decoder[
 
 def unpack_row(key: str, body: bytes) -> AnyRow:
     try:
-        row: AnyRow = _row_decoders[kind_of(key)].decode(body)
+        row: AnyRow = _row_decoders[type_of(key)].decode(body)
     except msgspec.MsgspecError as error:
         raise UnreadableRow(_unreadable(f"the row {key}", error)) from error
     return row
@@ -165,7 +165,9 @@ def ended_at(row: AnyRow) -> datetime | None:
         case Part() | Roster() | EarlyAgent():
             return row.at
         case Record():
-            return row.gone_at or row.told_until
+            return row.told_until
+        case KnownMachine() | FormerSeat():
+            return row.gone_at
         case _:
             return None
 

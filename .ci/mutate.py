@@ -6,12 +6,14 @@
 Prints the score and every survivor as a diff. What is mutated, and by which tests it is judged, is in pyproject.toml.
 """
 
+import os
 import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-MUTMUT = [str(Path(sys.executable).with_name("mutmut"))]
+TOOLS = Path(sys.executable).parent
+MUTMUT = [str(TOOLS / "mutmut")]
 CAUGHT = ("killed", "timeout", "suspicious", "caught by type check", "segfault")
 
 
@@ -30,6 +32,7 @@ def verdicts(patterns: list[str]) -> dict[str, str]:
 
 def main() -> None:
     patterns = [pattern(wanted) for wanted in sys.argv[1:]]
+    os.environ["PATH"] = f"{TOOLS}:{os.environ['PATH']}"  # mypy catches some
     subprocess.run([*MUTMUT, "run", *patterns], check=False)
     found = verdicts(patterns)
     judged = {name: said for name, said in found.items() if said != "not checked"}

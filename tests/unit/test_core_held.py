@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.scenario.test_acts import Channel
+from tests.support import tables
 from tests.support.wards import HOUR, OpenWard, Ward, cluster_without
-from tests.unit import test_decide as tables
 from tests.unit import test_resume as jobs
 from tests.unit.test_core_mends import READING, Bench
 

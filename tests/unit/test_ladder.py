@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from tests.unit import test_decide as tables
+from tests.support import tables
 
 from sickbay.brain.ladder import ladder_for, looks_back, next_rung, rung_rule, strike
 from sickbay.model.fault import Remedy

@@ -70,14 +70,14 @@ class Stopwatch:
 
     def commit(self, unit: Unit, epoch: int) -> int:
         version = self._store.commit(unit, epoch)
-        self.synced += not unit.follows
+        self.synced += unit.durable
         self._note(unit)
         return version
 
     def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
         committed = self._store.commit_many(units, epoch)
         taken = units[: len(committed.versions)]
-        self.synced += not all(unit.follows for unit in taken)
+        self.synced += any(unit.durable for unit in taken)
         for unit in taken:
             self._note(unit)
         return committed

@@ -21,7 +21,7 @@ from sickbay.adapters.stores.sql import open_store
 from sickbay.engine.ingest import Ingest
 from sickbay.engine.view import moment
 from sickbay.faces.api.app import app
-from sickbay.faces.api.threads import AGENTS, THREADS
+from sickbay.faces.api.route import AGENTS, THREADS
 from sickbay.hosts.backend import Backend, hash_of
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.server import served

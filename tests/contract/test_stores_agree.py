@@ -188,10 +188,6 @@ class StoresAgree(RuleBasedStateMachine):
                 assert list(store.keys(kind)) == sorted(key for key in self.rows if key.startswith(kind))
             for reading in READINGS:
                 assert list(store.due({"ingest": reading})) == self.due_at(reading)
-            untils = [mark.until for mark, _ in self.waits.values() if mark.until is not None]
-            assert dict(store.next_deadlines()) == {
-                until.clock: min(each.at for each in untils if each.clock == until.clock) for until in untils
-            }
 
     @invariant()
     def facts_and_voices_are_the_same(self) -> None:

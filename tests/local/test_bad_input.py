@@ -99,7 +99,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (submit("--nodes", "many"), "'many' is not a valid integer"),
     (submit("--nodes", "99999999999999999999"), "at most 100000"),
     (submit("--nodes", "3"), "3 nodes are asked for, but pool local/default has 2"),
-    (submit("--nodes", "1", "--min-nodes", "2"), "min_nodes 2 is more than nodes 1"),
+    (submit("--nodes", "1", "--min-nodes", "2"), "min_nodes is 2: write 1 to 1"),
     (submit("--nodes", "1", "--gpus-per-node", "9"), "gpus_per_node 9 is more than there are"),
     (submit("--nodes", "1", "--ranks-per-node", "100000"), "at most 256"),
     (submit("--nodes", "1", "--max-restarts", "-1"), "-1 is not in the range"),

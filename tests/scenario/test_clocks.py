@@ -402,7 +402,7 @@ def test_a_cluster_whose_reads_take_too_long_is_told_and_explained(ward: OpenWar
     w.run(2 * HOUR)
     assert len(w.told("unheard")) == 1
     assert "takes too long (600 s, due every 5 s)" in w.told("unheard")[0]
-    waits = explain(store, node).waits
+    waits = explain(store, node).waits_for
     assert waits is not None
     assert any("has answered too slowly (600 s)" in note for note in waits.notes)
 

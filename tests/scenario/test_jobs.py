@@ -1,5 +1,6 @@
 """A job's life: how it ends, when it is run again, and that two copies of it never run."""
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -63,6 +64,24 @@ def test_a_collective_that_timed_out_may_come_right(cold: bool) -> None:
     assert done.attempt == 2
     assert len(done.restarts) == 1
     assert "waited for a rank that did not come" in done.interruptions[0].cause
+
+
+@warm_and_cold
+def test_a_printed_hint_about_an_error_is_not_that_error(cold: bool) -> None:
+    hall = Ward(nodes=2, cold=cold)
+    job = hall.training()
+    crashes(hall, job, f"hint: if you run into CUDA out of memory, lower --batch-size\n[rank3]: {NCCL}\n")
+    done = hall.ends(job)
+    assert done.attempt == 2
+    assert "waited for a rank that did not come" in done.interruptions[0].cause
+
+
+def test_a_log_in_records_of_its_container_is_understood() -> None:
+    hall = Ward(nodes=2)
+    job = hall.training()
+    crashes(hall, job, json.dumps({"log": f"[rank0]: {NO_MODULE}\n", "stream": "stderr"}))
+    done = hall.ends(job, JobState.FAILED)
+    assert "imports what is not installed" in done.diagnosis
 
 
 def test_an_end_that_nobody_explains_is_tried_again_until_the_restarts_are_spent() -> None:

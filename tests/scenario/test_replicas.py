@@ -249,7 +249,7 @@ def test_a_source_that_is_not_heard_is_a_trouble_of_the_controller(
     monkeypatch.setattr(standstill, "LOOK_AGAIN", 0.5)
     (controller,) = controllers(w, "")
     controller.start(canary=lambda: True)
-    changes = controller.desk.changes
+    changes = controller.backend.changes
     try:
         assert changes.wait(lambda: controller.trouble == "" and controller.leads, 20.0)
         now = w.sim.scheduler.now
@@ -266,10 +266,10 @@ def test_an_order_through_a_follower_is_carried_out_by_the_leader(ward: OpenWard
     leader, follower = controllers(w, "", "")
     leader.start(canary=lambda: True)
     try:
-        assert leader.desk.changes.wait(lambda: leader.leads, 20.0)
+        assert leader.backend.changes.wait(lambda: leader.leads, 20.0)
         follower.start(canary=lambda: True)
-        follower.desk.order(Ordered(verb="pause", target="", by="me", reason="storm"), "1")
-        row = follower.desk.store.load([WITHHOLDING])[WITHHOLDING].row
+        follower.backend.order(Ordered(verb="pause", target="", by="me", reason="storm"), "1")
+        row = follower.backend.store.load([WITHHOLDING])[WITHHOLDING].row
         assert isinstance(row, Withholding)
         assert leader.leads
         assert not follower.leads
@@ -365,11 +365,11 @@ def test_a_controller_that_is_stopped_hands_its_lease_over_at_once(ward: OpenWar
     w = ward(nodes=2)
     leader, follower = controllers(w, "", "")
     leader.start(canary=lambda: True)
-    assert leader.desk.changes.wait(lambda: leader.leads, 20.0)
+    assert leader.backend.changes.wait(lambda: leader.leads, 20.0)
     leader.stop()
     assert not leader.leads
     follower.start(canary=lambda: True)
     try:
-        assert follower.desk.changes.wait(lambda: follower.leads, 20.0), "the lease would last 30 s"
+        assert follower.backend.changes.wait(lambda: follower.leads, 20.0), "the lease would last 30 s"
     finally:
         follower.stop()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from tests.support.wards import HOUR, MINUTE, Ward
 
 from sickbay.faces.explain import explain
@@ -125,4 +126,5 @@ def test_what_an_old_attempt_or_a_strange_node_says_changes_nothing() -> None:
 
 
 def explained(w: Ward, job: JobId) -> dict[str, Any]:
-    return explain(w.sim.store, job).as_json()
+    shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(explain(w.sim.store, job)))
+    return shown

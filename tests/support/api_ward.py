@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from sickbay.adapters.metrics.rings import RingMetrics
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.api.app import app
-from sickbay.faces.api.requests import OfPool
 from sickbay.faces.api.route import ApiRequest
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
@@ -229,4 +228,4 @@ def counted() -> Iterator[tuple[ApiRequest, list[list[str]]]]:
 
     with ward(store=Counting) as made:
         loads.clear()
-        yield ApiRequest(room=made.app.state.room, path={}, query=OfPool(), body=None, key="k"), loads
+        yield ApiRequest(shared=made.app.state.shared, path={}, key="k"), loads

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Brake, JobId, Ledger, Node, NodeId, pool_of
+from sickbay.model.fleet import Brake, DrainHow, JobId, Ledger, Node, NodeId, pool_of
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Notify
 from sickbay.model.job import Interruption, Job, JobSpec, JobState
@@ -254,7 +254,7 @@ def cluster_without(*lacking: str, **more: Any) -> ClusterRules:
 
 
 OPENS_AT_THREE = (Window(start="03:00", why="repairs wait for the small hours"),)
-POLITE = replace(load_policy("default").pace, drain="wait")
+POLITE = replace(load_policy("default").pace, drain=DrainHow.WAIT)
 
 
 def in_phase(open_ward: OpenWard, phase: Phase, **more: Any) -> tuple[Ward, NodeId]:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.api_ward import NODE, QUIET, Clinic, clinic
 from tests.support.waiting import until
 
-from sickbay.faces.api import answers
+from sickbay.faces import answers
 from sickbay.model.protocol import AnyOrder, Command, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from tests.support.api_ward import Clinic, clinic
 
-from sickbay.faces.api import answers
+from sickbay.faces import answers
 from sickbay.faces.archive import Archive
-from sickbay.faces.explain import explain, job_json, node_json
+from sickbay.faces.explain import explain, job_answer, node_answer
 from sickbay.model.fleet import NodeId
 
 
@@ -31,7 +31,7 @@ def ok(calls: Clinic, path: str, kind: Any, **query: Any) -> Any:
 def test_nodes_are_told_in_the_words_of_explain(calls: Clinic) -> None:
     archive = Archive(calls.ward.sim.store, calls.ward.desk.policies)
     shown = ok(calls, "/v1/nodes", list[answers.NodeAnswer])
-    assert shown == [node_json(archive, node) for node in archive.nodes()]
+    assert shown == msgspec.to_builtins([node_answer(archive, node) for node in archive.nodes()])
     assert [node["state"] for node in shown] == ["HELD", *["READY"] * 7]
 
 
@@ -78,10 +78,9 @@ def test_a_nul_in_a_name_is_bad_input(calls: Clinic, path: str) -> None:
 
 
 def test_jobs_are_listed_newest_first_and_by_state(calls: Clinic) -> None:
-    archive = Archive(calls.ward.sim.store)
     shown = ok(calls, "/v1/jobs", list[answers.JobAnswer])
     rows = sorted(calls.ward.sim.jobs(), key=lambda job: (job.submitted_at, job.id), reverse=True)
-    assert shown == [job_json(archive, job) for job in rows]
+    assert shown == msgspec.to_builtins([job_answer(job) for job in rows])
     assert {job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="RUNNING")} == {"llama", "qwen"}
     assert {job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="open")} == {"llama", "qwen"}
     assert [job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="COMPLETE")] == ["short"]
@@ -105,8 +104,8 @@ def test_incidents_are_those_open_and_those_of_the_last_day(calls: Clinic) -> No
 
 @pytest.mark.parametrize("name", ["train-0000", "sim/train-0000", "llama", "job:qwen"])
 def test_explain_answers_as_the_command_line_does(calls: Clinic, name: str) -> None:
-    expected = explain(calls.ward.sim.store, name, calls.ward.desk.policies).as_json()
-    assert ok(calls, "/v1/explain", answers.ExplainAnswer, name=name) == expected
+    explained = msgspec.json.encode(explain(calls.ward.sim.store, name, calls.ward.desk.policies))
+    assert ok(calls, "/v1/explain", answers.ExplainAnswer, name=name) == msgspec.json.decode(explained)
 
 
 def test_the_fleet_is_everything_at_once(calls: Clinic) -> None:
@@ -184,8 +183,9 @@ def test_a_list_of_many_nodes_and_jobs_reads_each_row_once() -> None:
 
     with counted() as (ask, loads):
         from sickbay.faces.api.nodes import listed
+        from sickbay.faces.api.requests import OfPool
 
-        assert len(listed(ask)) == 8
+        assert len(listed(ask, OfPool())) == 8
         rows = [key for keys in loads for key in keys]
         assert len(rows) == len(set(rows))
         assert len(loads) < 20

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.support.api_ward import Clinic, clinic
 
-from sickbay.faces.api import answers
+from sickbay.faces import answers
 from sickbay.model.job import JobSpec, LogRule
 
 
@@ -110,7 +110,7 @@ GOOD: dict[str, Any] = {"name": "job", "nodes": 1, "command": ["true"]}
         ({"nodes": None}, 400, "say where: nodes (how many) or on (which)"),
         ({"nodes": 9}, 400, "9 nodes are asked for, but pool sim/train has 8"),
         ({"nodes": 10**30}, 400, "nodes"),
-        ({"min_nodes": 2}, 400, "min_nodes 2 is more than nodes 1"),
+        ({"min_nodes": 2}, 400, "min_nodes is 2: write 1 to 1"),
         ({"min_nodes": 0}, 400, "min_nodes"),
         ({"name": ""}, 400, "name"),
         ({"name": "-rf"}, 400, "name"),
@@ -141,7 +141,7 @@ GOOD: dict[str, Any] = {"name": "job", "nodes": 1, "command": ["true"]}
         ({"on": ["train-0001"], "nodes": None, "pool": "other"}, 400, "belong to pool sim/train"),
         ({"on": ["nowhere-1"], "nodes": None}, 404, "there is no node 'nowhere-1'"),
         ({"on": ["sim/train-00001"], "nodes": None}, 404, "did you mean train-0001"),
-        ({"log_rules": [{"name": "r", "pattern": "(", "starts_within": 1}]}, 400, "is no regular expression"),
+        ({"log_rules": [{"name": "r", "pattern": "(", "starts_within": 1}]}, 400, "is not a regular expression"),
         ({"log_rules": [{"name": "r", "pattern": "x"}]}, 400, "say starts_within or recurs_within"),
         ({"log_rules": [{"name": "r", "pattern": "x", "starts_within": 0}]}, 400, "starts_within"),
         ({"log_rules": [{"name": "r", "patern": "x"}]}, 400, "'patern' in log_rules[0]: did you mean pattern?"),

@@ -11,7 +11,7 @@ from sickbay.knowledge.overrides import apply_overrides
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import NodeId
-from sickbay.signs.classify import classify, monitor_class
+from sickbay.signs.classify import classify
 
 TABLES = load_tables()
 
@@ -179,7 +179,7 @@ def test_a_named_fault_is_looked_up(code: str, remedy: str) -> None:
     ],
 )
 def test_a_fault_in_the_eks_monitors_words(kind: str, fields: dict[str, str | int], expected: str) -> None:
-    assert monitor_class(fault_of(kind, **fields)) == expected
+    assert fault_of(kind, **fields).monitor_class == expected
 
 
 # The first text that hypothesis draws in a process takes seconds on a busy machine; that says nothing about us.
@@ -196,7 +196,7 @@ def test_whatever_the_fields_a_known_kind_is_a_fault_with_a_class(kind: str, fie
     fault = fault_of(kind, **fields)
     assert fault.because
     known = r"XID_(CRITICAL|WARNING)_\d+|ECC_ERROR|GPU_HEALTH_(WARNING|ERROR)|HEALTHY"
-    assert re.fullmatch(known, monitor_class(fault))
+    assert re.fullmatch(known, fault.monitor_class)
 
 
 @PATIENT
@@ -205,4 +205,4 @@ def test_a_fault_of_a_code_nobody_knows_has_a_class_too(code: str, severity: Sev
     fault = Fault(
         code=code, component=component, severity=severity, scope=Scope.NODE, remedy=Remedy.NONE, because="a later part"
     )
-    assert monitor_class(fault)
+    assert fault.monitor_class

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.canned import CUT, Answer, Canned, node, serving
 
-from sickbay.faces.cli.client import Client, connect, forget, lookup, node_path, remember, segment
-from sickbay.faces.cli.credentials import file
+from sickbay.faces.cli.client import Client, connect, node_path, segment
+from sickbay.faces.cli.credentials import file, forget, lookup, remember
 from sickbay.faces.cli.main import main
 from sickbay.model.errors import BadInput
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.canned import AT, Canned, fleet, incident, interruption, job, node, serving
 
+from sickbay.faces.api.routes import ROUTES
 from sickbay.faces.cli.main import COMMANDS, main
 
 SICKBAY = str(Path(sys.executable).with_name("sickbay"))
@@ -62,6 +64,15 @@ LISTS: list[tuple[tuple[str, ...], str, list[dict[str, Any]], str]] = [
 lists = pytest.mark.parametrize(
     ("args", "route", "rows", "shows"), LISTS, ids=lambda x: "-".join(x[:2]) if isinstance(x, tuple) else ""
 )
+
+
+ROUTES_BY_NAME = {f"{route.method} {route.path}": route for route in ROUTES}
+SHOWN = [(route, rows) for _, route, rows, _ in LISTS] + [("GET /v1/fleet", fleet()), ("GET /v1/explain", EXPLAINED)]
+
+
+@pytest.mark.parametrize(("route", "answer"), SHOWN, ids=[route for route, _ in SHOWN])
+def test_what_these_tests_answer_is_what_the_api_promises(route: str, answer: Any) -> None:
+    msgspec.convert(answer, ROUTES_BY_NAME[route].returns)
 
 
 @lists

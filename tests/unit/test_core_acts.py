@@ -10,7 +10,8 @@ from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Move, Stay
 from sickbay.brain.orders import planned
 from sickbay.model.fault import Remedy
-from sickbay.model.incident import IncidentKind, OperatorRequest, Phase, Proven, Try
+from sickbay.model.fleet import DrainHow
+from sickbay.model.incident import IncidentKind, OperatorRequest, Phase, Proven, Try, Verb
 from sickbay.model.intent import (
     INTENT_LIFE,
     AnyAct,
@@ -77,7 +78,7 @@ def test_a_proof_that_lasts_is_released() -> None:
 # --- what is let go of and may still come
 
 
-@pytest.mark.parametrize("act", [REBOOT, Drain(node=SEAT, how="evict")], ids=["a repair", "a drain"])
+@pytest.mark.parametrize("act", [REBOOT, Drain(node=SEAT, how=DrainHow.EVICT)], ids=["a repair", "a drain"])
 @pytest.mark.parametrize(
     "of",
     [
@@ -112,7 +113,7 @@ def test_what_may_still_come_is_awaited_and_said(of: Any, act: AnyAct) -> None:
 def test_whoever_lets_go_of_a_node_lets_go_of_what_is_done_to_it(
     verb: str, act: AnyAct, state: IntentState, kept: bool
 ) -> None:
-    asked = incident(Phase.REPAIRING, orders=(OperatorRequest(verb=verb, by="ann", reason="mine"),))
+    asked = incident(Phase.REPAIRING, orders=(OperatorRequest(verb=Verb(verb), by="ann", reason="mine"),))
     decision = decide(sight(asked, intent=intent(act, state)), POLICY)
     assert isinstance(decision, Change)
     assert decision.also["closing"] is Phase.DISMISSED
@@ -155,7 +156,7 @@ def test_every_intent_that_is_not_over_has_an_end(state: IntentState) -> None:
         incident(Phase.DRAINED, healed=Remedy.REPLACE),
         incident(Phase.DRAINED, to_verify=True),
         incident(Phase.VERIFYING),
-        incident(Phase.HELD, orders=(OperatorRequest(verb="confirm", by="ann", reason="mine"),)),
+        incident(Phase.HELD, orders=(OperatorRequest(verb=Verb.CONFIRM, by="ann", reason="mine"),)),
     ],
     ids=["repair", "nothing to repair", "repaired by others", "drained for a check", "check", "confirmed"],
 )
@@ -182,5 +183,5 @@ def test_a_check_after_draining_is_not_a_second_repair() -> None:
 
 @pytest.mark.parametrize("verb", ["confirm", "escalate"])
 def test_a_held_node_without_our_cordon_is_cordoned_first(verb: str) -> None:
-    held = incident(Phase.HELD, orders=(OperatorRequest(verb=verb, by="ann", reason="mine"),))
+    held = incident(Phase.HELD, orders=(OperatorRequest(verb=Verb(verb), by="ann", reason="mine"),))
     assert said(decide(sight(held, node(cordons=())), POLICY)) == "quarantine"

@@ -68,7 +68,7 @@ class Ledgered(MemoryStore):
 
     def commit_many(self, units: Sequence[Unit], epoch: int) -> Committed:
         self.commits += 1
-        self.synced += not all(unit.follows for unit in units)
+        self.synced += any(unit.durable for unit in units)
         self._grouped = True
         done = super().commit_many(units, epoch)
         self._grouped = False

@@ -147,7 +147,7 @@ def test_a_controller_and_its_faces_date_by_the_time_of_the_store(ward: OpenWard
             return 2_000_000_000.0
 
     made = controller(ward(nodes=2), Elsewhere())
-    for clock in (made._clock, made.desk._clock, made._engine._clock):
+    for clock in (made._clock, made.backend._clock, made._engine._clock):
         assert isinstance(clock, SharedClock)
         assert abs(clock.wall() - 2_000_000_000.0) < 60
 
@@ -177,7 +177,7 @@ def test_no_round_waits_for_what_is_forgotten(ward: OpenWard, monkeypatch: pytes
     try:
         assert begun.wait(10.0)
         before = rounds[0]
-        made.desk.changes.wait(lambda: rounds[0] > before + 3, 5.0)
+        made.backend.changes.wait(lambda: rounds[0] > before + 3, 5.0)
         deadline = time.monotonic() + 5.0
         while rounds[0] < before + 3 and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,8 +1,6 @@
 """What an agent finds in its machine, and how much of it is kept."""
 
 from datetime import UTC, datetime
-from types import SimpleNamespace
-from typing import Any, cast
 
 from tests.unit.test_reception import ME, NODE, Door, HandClock, report
 
@@ -10,9 +8,10 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.agent.probes.inventory import Stock
 from sickbay.brain.identity import devices_found
 from sickbay.engine.door import DEVICES, SERIAL, cut
-from sickbay.faces.api.rows import all_of
+from sickbay.faces.api.route import ApiRequest, AppState
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
+from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.facts import Inventory
 from sickbay.model.fleet import Device, JobId, NodeId
 from sickbay.model.job import Job, JobSpec
@@ -81,7 +80,7 @@ def test_a_job_of_many_nodes_is_shown_with_all_of_them() -> None:
     assert lease is not None
     store.commit(stored(Unit(writes={"job:wide": job}), lambda _: None, now), lease.epoch)
     desk = Backend(store, load_policy("default"), {}, {}, HandClock(), lambda: None, Changes())
-    (listed,) = all_of(cast("Any", SimpleNamespace(desk=desk)), Job, "job")
+    (listed,) = ApiRequest(shared=AppState(desk, Wakeup(), Wakeup()), path={}, key="").all_of(Job, "job")
     assert listed.claim.keys() == set(nodes)
     found = desk._job(JobId("wide"))
     assert found is not None

@@ -21,7 +21,7 @@ from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
 from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Fact, JobSeen, Observed, Stepped, Wrote
-from sickbay.model.fleet import Brake, JobId, Node, NodeId
+from sickbay.model.fleet import Brake, JobId, Node, NodeId, Part
 from sickbay.model.intent import StartJob, Verify
 from sickbay.model.job import End, EndReason, Job, JobSpec, JobState, RankState
 from sickbay.model.parts import INLINE, whole
@@ -116,6 +116,17 @@ def test_a_step_of_training_writes_the_head_of_a_large_job_alone() -> None:
     assert shelf.read("job:llama") == replace(job, step=2, ranks=ranks)
     shelf.put(replace(job, claim={}, ranks={}))
     assert list(shelf.store.keys("part")) == []
+
+
+def test_a_word_that_no_rank_has_is_damage_to_its_job_alone() -> None:
+    shelf = Shelf()
+    shelf.put(gang(4096))
+    part = shelf.read("part:job:llama/0")
+    assert isinstance(part, Part)
+    shelf.put(replace(part, words={**part.words, name(0): "sleeping"}))
+    found = whole(shelf.store.load(["job:llama"]), shelf.store.load)["job:llama"]
+    assert found.row is None
+    assert "sleeping" in found.damage
 
 
 def test_a_job_that_takes_the_nodes_of_two_hundred_that_have_not_begun_is_learned_in_bounded_units() -> None:

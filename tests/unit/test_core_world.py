@@ -4,7 +4,7 @@ import pytest
 from tests.unit.test_sim_world import JOB, Bench
 
 from sickbay.model.errors import Rejected, Transient
-from sickbay.model.fleet import Capability
+from sickbay.model.fleet import Capability, DrainHow
 from sickbay.model.job import JobSpec
 from sickbay.sim.context import CLUSTER_CAN, Timings
 from sickbay.sim.hardness import Dice, Trouble
@@ -47,11 +47,11 @@ def test_a_machine_that_is_registered_anew_keeps_its_boot_and_loses_its_cordons(
 def test_a_disruption_budget_keeps_work_from_being_evicted_at_first() -> None:
     bench = Bench(rules=Timings(budget_holds=300.0, work_lasts=90_000.0))
     assert bench.world.other_scheduler_starts_work(bench.a)
-    bench.cluster.drain(bench.a, how="evict", key="d1", expect=None)
+    bench.cluster.drain(bench.a, how=DrainHow.EVICT, key="d1", expect=None)
     bench.run(100)
     assert bench.seen(bench.a).unmanaged == 1
     bench.run(300)
-    bench.cluster.drain(bench.a, how="evict", key="d2", expect=None)
+    bench.cluster.drain(bench.a, how=DrainHow.EVICT, key="d2", expect=None)
     bench.run(100)
     assert bench.seen(bench.a).unmanaged == 0
 

@@ -28,13 +28,13 @@ from tests.support.tables import (
 
 from sickbay.brain.correlate import absorb
 from sickbay.brain.decide import decide
-from sickbay.brain.decision import Change, Do, Move
+from sickbay.brain.decision import Change, Do, Move, Stay
 from sickbay.brain.incident_input import reset_domain
 from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Fault, Remedy, Scope
-from sickbay.model.fleet import AgentState, Capability, IncidentId, JobId, Node, PastIncident
-from sickbay.model.incident import OUT, TERMINAL, IncidentKind, OperatorRequest, Phase, Proven, Try
+from sickbay.model.fleet import AgentState, Capability, DrainHow, IncidentId, JobId, Node, PastIncident
+from sickbay.model.incident import OUT, TERMINAL, IncidentKind, OperatorRequest, Phase, Proven, Try, Verb
 from sickbay.model.intent import Drain, Intent, IntentState, Quarantine, Release, Repair, Verify
 
 # --- whatever the phase
@@ -53,7 +53,7 @@ def test_what_is_over_stays_over(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", [p for p in Phase if p not in TERMINAL])
 @pytest.mark.parametrize("verb", ["dismiss", "uncordon"])
 def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> None:
-    ordered = incident(phase, orders=(OperatorRequest(verb=verb, by="ann", reason="mine"),))
+    ordered = incident(phase, orders=(OperatorRequest(verb=Verb(verb), by="ann", reason="mine"),))
     decision = decide(sight(ordered), POLICY)
     assert isinstance(decision, Change)
     assert decision.also["closing"] is Phase.DISMISSED
@@ -76,13 +76,14 @@ def test_a_dismissal_takes_our_cordon_back_first(phase: Phase, verb: str) -> Non
     ],
 )
 def test_orders_do_what_the_phase_allows(verb: str, phase: Phase, word: str) -> None:
-    decision = decide(sight(incident(phase, orders=(OperatorRequest(verb=verb, by="ann", reason="mine"),))), POLICY)
+    asked = OperatorRequest(verb=Verb(verb), by="ann", reason="mine")
+    decision = decide(sight(incident(phase, orders=(asked,))), POLICY)
     assert said(decision) == word
     assert decision.also["orders"] == ()
 
 
 def test_what_a_person_has_ordered_is_not_cancelled_by_the_driver() -> None:
-    taken_back = (OperatorRequest(verb="cancel", by="xid.162", reason="xid.162 takes it back"),)
+    taken_back = (OperatorRequest(verb=Verb.CANCEL, by="xid.162", reason="xid.162 takes it back"),)
     assert said(decide(sight(incident(Phase.SUSPECT, ordered=True, orders=taken_back)), POLICY)) == "change"
 
 
@@ -92,7 +93,7 @@ def test_what_a_person_has_ordered_is_not_cancelled_by_the_driver() -> None:
 )
 def test_escalate_asks_for_one_rung_more_than_was_tried(tried: tuple[Remedy, ...], remedy: Remedy) -> None:
     tries = tuple(Try(rung=rung, result="failed", at=NOW) for rung in tried)
-    held = incident(Phase.HELD, tries=tries, orders=(OperatorRequest(verb="escalate", by="ann", reason="go on"),))
+    held = incident(Phase.HELD, tries=tries, orders=(OperatorRequest(verb=Verb.ESCALATE, by="ann", reason="go on"),))
     decision = decide(sight(held), POLICY)
     assert isinstance(decision, Move)
     assert decision.also["remedy"] is remedy
@@ -167,6 +168,22 @@ def test_a_cordon_is_seen_awaited_or_asked_for_again(
     assert ask(sight(incident(Phase.QUARANTINED, deadline=deadline), seat, intent=last)) == word
 
 
+@pytest.mark.parametrize(
+    ("code", "seat", "can", "ends", "then"),
+    [
+        ("xid.31", node(), CAN, "xid.31 shows itself again, or something worse does", "it is dismissed"),
+        (AGENT_LOST, node(agent=AgentState.SILENT), frozenset(), "its agent is heard again", "a person is reminded"),
+        (PARTITION, node(ready=False), CAN, "the cluster sees the node again", "a person is reminded"),
+    ],
+)
+def test_a_watch_says_what_would_end_it_and_what_comes_else(
+    code: str, seat: Node, can: frozenset[Capability], ends: str, then: str
+) -> None:
+    decision = decide(sight(incident(Phase.WATCHED, fault(code, Remedy.WATCH)), seat, can=can), POLICY)
+    assert isinstance(decision, Stay)
+    assert (decision.wait.ends, decision.wait.then) == ((ends,), then)
+
+
 def test_a_persons_cordon_stops_nothing_and_is_held() -> None:
     cordon = incident(Phase.QUARANTINED, fault("operator.cordon", Remedy.NONE), kind=IncidentKind.OPERATOR)
     assert ask(sight(cordon, scoped=(JobId("j"),))) == "hold"
@@ -183,7 +200,12 @@ def test_a_persons_cordon_stops_nothing_and_is_held() -> None:
         ({"bystanders": ("k",), "called": frozenset({"k"})}, node(), PAST, "hold"),
         ({}, node(unmanaged=2), AHEAD, "Drain"),
         ({}, node(unmanaged=2), PAST, "hold"),
-        ({"intent": intent(Drain(node=SEAT, how="evict"), IntentState.ACCEPTED)}, node(unmanaged=2), AHEAD, "wait"),
+        (
+            {"intent": intent(Drain(node=SEAT, how=DrainHow.EVICT), IntentState.ACCEPTED)},
+            node(unmanaged=2),
+            AHEAD,
+            "wait",
+        ),
         ({}, node(unmanaged=2), None, "change"),
     ],
 )
@@ -192,10 +214,10 @@ def test_draining(more: dict[str, Any], seat: Node, deadline: Deadline | None, w
 
 
 def test_now_forces_what_was_asked_politely() -> None:
-    polite = intent(Drain(node=SEAT, how="evict"), IntentState.ACCEPTED)
+    polite = intent(Drain(node=SEAT, how=DrainHow.EVICT), IntentState.ACCEPTED)
     decision = decide(sight(incident(Phase.DRAINING, now=True), node(unmanaged=1), intent=polite), POLICY)
     assert isinstance(decision, Do)
-    assert decision.act == Drain(node=SEAT, how="force")
+    assert decision.act == Drain(node=SEAT, how=DrainHow.FORCE)
 
 
 @pytest.mark.parametrize(

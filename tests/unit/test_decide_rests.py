@@ -13,8 +13,18 @@ from sickbay.brain.incident_input import IncidentInput
 from sickbay.model.checkup import Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
-from sickbay.model.fleet import AgentState, Capability, Incarnation, IncidentId, JobId, Node, NodeId, PastIncident
-from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, OperatorRequest, Phase, Proven, Stage, Try
+from sickbay.model.fleet import (
+    AgentState,
+    Capability,
+    DrainHow,
+    Incarnation,
+    IncidentId,
+    JobId,
+    Node,
+    NodeId,
+    PastIncident,
+)
+from sickbay.model.incident import TRANSITIONS, Incident, IncidentKind, OperatorRequest, Phase, Proven, Stage, Try, Verb
 from sickbay.model.intent import AnyAct, Drain, Intent, IntentState, Look, Quarantine, Release, Repair, Verify
 from sickbay.policy.load import load_policy, shipped
 
@@ -64,7 +74,8 @@ SEATS = st.none() | st.builds(
 )  # fmt: skip
 ACTS = st.sampled_from(
     [
-        Quarantine(node=SEAT, owner=OURS, reason=""), Drain(node=SEAT, how="evict"), Release(node=SEAT, owner=OURS),
+        Quarantine(node=SEAT, owner=OURS, reason=""), Release(node=SEAT, owner=OURS),
+        Drain(node=SEAT, how=DrainHow.EVICT),
         Repair(node=SEAT, rung=Remedy.REBOOT), Repair(node=SEAT, rung=Remedy.RESTART_SERVICE),
         Verify(nodes=(SEAT,), level=2), Look(nodes=(SEAT,)),
     ]
@@ -146,7 +157,7 @@ def test_who_asks_to_hold_a_node_that_is_being_released_is_too_late() -> None:
     closing = Incident(
         id=IncidentId("i1"), node=SEAT, cluster="sim", pool="train", kind=IncidentKind.FAULT, incarnation=boot,
         fault=fault, opened_at=NOW, phase=Phase.VERIFYING, closing=Phase.RELEASED,
-        orders=(OperatorRequest(verb="hold", by="me", reason="why"),),
+        orders=(OperatorRequest(verb=Verb.HOLD, by="me", reason="why"),),
     )  # fmt: skip
     s = IncidentInput(
         incident=closing, node=Node(id=SEAT, cluster="sim", pool="train", incarnation=boot), intent=None, scoped=(),

@@ -1,15 +1,30 @@
 """The end of a log → why, and whether to run it again."""
 
+from collections.abc import Collection
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sickbay.brain.blame import diagnosis_of
 from sickbay.knowledge.load import load_tables
-from sickbay.signs.training_log import diagnose
+from sickbay.model.job import End, EndReason
+from sickbay.model.tables import Diagnosis, DiagnosisRule
+from sickbay.signs.training_log import judge
 
 # The first text that hypothesis draws in a process takes seconds on a busy machine; that says nothing about us.
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 RULES = load_tables().diagnosis
+
+
+def diagnose(tail: str, rules: tuple[DiagnosisRule, ...], exit_codes: Collection[int] = ()) -> Diagnosis | None:
+    """As the engine does: the log is judged when it comes, and what follows is decided by that and the exit codes."""
+    codes = {f"n{number}": code for number, code in enumerate(exit_codes)}
+    end = End(reason=EndReason.FAILED, at=NOW, exit_codes=codes, tail=tail, findings=judge(tail, rules))
+    return diagnosis_of(end)
+
 
 LINES = [
     ("ModuleNotFoundError: No module named 'flash_attn'", "import_error", False),
@@ -207,7 +222,7 @@ KeyError: 'labels'
     [
         (TRACE, "KeyError: 'labels'"),
         (TRACE.replace("KeyError: 'labels'", "mylib.errors.Stop"), "mylib.errors.Stop"),
-        ("\n".join(f"[rank0]: {line}" for line in TRACE.splitlines()), "KeyError: 'labels'"),
+        ("\n".join(f"[rank0]: {line}" for line in TRACE.splitlines()), "[rank0]: KeyError: 'labels'"),
         (TRACE + TRACE.replace("KeyError: 'labels'", "ValueError: because of it"), "KeyError: 'labels'"),
         ("    loss = step(batch)\nAssertionError: shapes differ\n", "AssertionError: shapes differ"),
         ("AssertionError\n", "AssertionError"),

@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.pattern_words import literals
 from tests.support.thorough import examples
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
 from sickbay.model.sign import Sign
+from sickbay.model.tables import DiagnosisRule
 from sickbay.signs.readers.input import BLOCK, LONGEST, SOFT, blocks_of, open_input, whole_lines
 from sickbay.signs.readers.json_text import JsonText
 from sickbay.signs.readers.sieve import Sieve
 from sickbay.signs.readers.stream import TextStream, documents, read_stream
-from sickbay.signs.readers.training import TrainingReader, literals
+from sickbay.signs.readers.training import TrainingReader
 from sickbay.signs.readers.unwrap import Unwrapper
 from sickbay.signs.symptoms import name_all
 
@@ -348,8 +350,8 @@ def test_the_sieve_loses_no_anchor(lines: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_every_rule_demands_a_word_so_that_long_texts_can_be_sieved(rule: object) -> None:
-    assert literals(rule.pattern)  # type: ignore[attr-defined]
+def test_every_rule_demands_a_word_so_that_long_texts_can_be_sieved(rule: DiagnosisRule) -> None:
+    assert "|".join(rule.words) == "|".join(literals(rule.pattern)) != "", "write this into the column `words`"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.archive import Archive
-from sickbay.faces.explain import Explained, explain, state_of
+from sickbay.faces.explain import explain, state_of
 from sickbay.faces.story import weave
 from sickbay.model.errors import BadInput
 from sickbay.model.fleet import AgentState, Node, NodeId
@@ -30,12 +31,16 @@ def after(minutes: float, scenario: Scenario | str, policy: Policy | None = None
     return sim
 
 
-def told(sim: Simulation, name: str) -> Explained:
-    return explain(sim.store, name, {digest(sim.policy): sim.policy})
+def told(sim: Simulation, name: str) -> dict[str, Any]:
+    """As the API and `--json` show it."""
+    shown: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode(explain(sim.store, name, {digest(sim.policy): sim.policy}))
+    )
+    return shown
 
 
 def waits(sim: Simulation, name: str) -> dict[str, Any]:
-    found = told(sim, name).as_json()["waits_for"]
+    found = told(sim, name)["waits_for"]
     assert isinstance(found, dict)
     return found
 
@@ -43,7 +48,7 @@ def waits(sim: Simulation, name: str) -> dict[str, Any]:
 def test_a_held_node_waits_for_an_operator_and_says_which_words_help() -> None:
     sim = after(240, "cured-by-nothing")
     (incident,) = sim.incidents()
-    answer = told(sim, "train-0000").as_json()
+    answer = told(sim, "train-0000")
     assert answer["state"] == "HELD"
     assert answer["incident"] == incident.id
     waiting = answer["waits_for"]
@@ -57,7 +62,7 @@ def test_a_held_node_waits_for_an_operator_and_says_which_words_help() -> None:
 def test_a_waiting_job_names_the_nodes_that_keep_it_waiting() -> None:
     sim = after(11, "no-spare")
     (incident,) = sim.incidents()
-    answer = told(sim, "train").as_json()
+    answer = told(sim, "train")
     assert answer["state"] == "QUEUED"
     assert answer["because"] == "needs 2 nodes of sim/train, 1 can be claimed"
     assert answer["waits_for"]["changed_by"] == [f"sim/train-0000 can be used again ({incident.id} REPAIRING: xid.79)"]
@@ -99,10 +104,10 @@ def test_a_braked_storm_says_that_the_brake_is_on_and_how_it_goes_off() -> None:
     braked = [i for i in sim.incidents() if i.phase == "SUSPECT"]
     assert len(braked) > 3
     for incident in braked:
-        answer = told(sim, incident.id).as_json()
+        answer = told(sim, incident.id)
         assert "the brake is on" in answer["waits_for"]["because"]
         assert answer["waits_for"]["changed_by"][0] == "an operator resets the brake on xid.119 in pool:sim/train"
-        assert told(sim, incident.node).as_json()["state"] == "SUSPECT"
+        assert told(sim, incident.node)["state"] == "SUSPECT"
 
 
 def test_a_node_in_repair_waits_for_proof_and_shows_the_budget_with_its_limits() -> None:
@@ -116,7 +121,7 @@ def test_a_node_in_repair_waits_for_proof_and_shows_the_budget_with_its_limits()
 
 def test_a_budget_without_its_policy_claims_no_limit() -> None:
     sim = after(12, "standard")
-    budget = explain(sim.store, "train-0000").as_json()["waits_for"]["budget"]
+    budget = msgspec.json.decode(msgspec.json.encode(explain(sim.store, "train-0000")))["waits_for"]["budget"]
     assert (budget["out"], budget["may_be_out"]) == (1, None)
 
 
@@ -134,8 +139,8 @@ def test_what_is_over_or_well_waits_for_nothing() -> None:
     perform(sim, scenario, 0)
     (incident,) = sim.incidents()
     for name in ("train", "train-0000", incident.id):
-        assert told(sim, name).waits is None
-    assert told(sim, "train-0000").subject["state"] == "READY"
+        assert told(sim, name)["waits_for"] is None
+    assert told(sim, "train-0000")["state"] == "READY"
 
 
 def test_an_incidents_story_goes_from_the_first_symptom_to_the_first_new_step() -> None:
@@ -143,7 +148,7 @@ def test_an_incidents_story_goes_from_the_first_symptom_to_the_first_new_step() 
     sim = stage(scenario)
     perform(sim, scenario, 0)
     (incident,) = sim.incidents()
-    events = [line.event for line in told(sim, incident.id).story]
+    events = [line["event"] for line in told(sim, incident.id)["story"]]
     assert events[0] == "opened"
     assert {"call", "first_step", "release"} <= set(events)
     assert "complete" not in events  # the job's end is not this incident's story
@@ -153,12 +158,12 @@ def test_a_withdrawn_agent_leaves_its_node_unknown() -> None:
     scenario = Scenario(timeline=(NodeMoment(at=MINUTE, do="lose_agent", node="train-0002"),))
     sim = stage(scenario)
     sim.run_until(lambda: sim.node(NodeId("sim/train-0002")).agent is AgentState.SILENT, 600)
-    assert told(sim, "train-0002").subject["state"] == "UNKNOWN"
+    assert told(sim, "train-0002")["state"] == "UNKNOWN"
 
 
 def test_another_ones_cordon_is_named() -> None:
     sim = after(5, Scenario(timeline=(NodeMoment(at=MINUTE, do="others_cordon", node="train-0002"),)))
-    answer = told(sim, "train-0002").as_json()
+    answer = told(sim, "train-0002")
     assert (answer["state"], answer["schedulable"]) == ("OUT", False)
     assert answer["waits_for"]["changed_by"] == ["maintenance takes its cordon back"]
 
@@ -172,8 +177,8 @@ def test_the_keys_of_each_kind_are_the_documented_ones() -> None:
         incident.id: "id node fault remedy phase opened_at closed_at stages jobs because",
     }
     for name, keys in wanted.items():
-        assert set(f"{keys} story waits_for".split()) <= set(told(sim, name).as_json())
-    answer = told(sim, incident.id).as_json()
+        assert set(f"{keys} story waits_for".split()) <= set(told(sim, name))
+    answer = told(sim, incident.id)
     assert set(answer["fault"]) == {"code", "component", "severity", "evidence"}
     assert all(set(stage) == {"phase", "entered_at", "seconds", "because"} for stage in answer["stages"])
 
@@ -201,8 +206,8 @@ def test_a_name_that_means_two_things_must_be_said_in_full() -> None:
     sim = after(3, replace(standard, jobs=(twin,), timeline=()))
     with pytest.raises(BadInput, match=r"node:sim/train-0003 or job:sim/train-0003"):
         told(sim, "sim/train-0003")
-    assert told(sim, "job:sim/train-0003").kind == "job"
-    assert told(sim, "node:train-0003").kind == "node"
+    assert told(sim, "job:sim/train-0003")["kind"] == "job"
+    assert told(sim, "node:train-0003")["kind"] == "node"
 
 
 @pytest.mark.slow
@@ -256,3 +261,12 @@ def test_an_empty_store_says_so() -> None:
     with pytest.raises(BadInput, match="this store is empty"):
         explain(MemoryStore(), "train")
     assert Archive(MemoryStore()).as_of is None
+
+
+def test_what_is_watched_says_what_would_make_it_worse_and_that_it_is_dismissed_else() -> None:
+    strike = StrikeDevice(at=2 * MINUTE, node="train-0002", code="xid.31")
+    sim = after(4, Scenario(timeline=(strike,)))
+    watched = next(i for i in sim.incidents() if i.phase == "WATCHED")
+    waiting = waits(sim, watched.id)
+    assert waiting["changed_by"] == ["xid.31 shows itself again, or something worse does"]
+    assert waiting["then"] == "it is dismissed"

@@ -12,7 +12,7 @@ from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.fleet import NodeId
-from sickbay.signs.classify import classify, monitor_class
+from sickbay.signs.classify import classify
 
 TABLES = load_tables()
 DATA = files("sickbay.knowledge").joinpath("data")
@@ -108,15 +108,15 @@ def test_every_row_means_a_fault_and_every_fault_has_the_class_its_row_shows() -
     for row in csv.DictReader(text("xid.csv").splitlines()):
         fault = classify(seen("xid", number=int(row["xid"]), advice="none"), TABLES)
         assert fault is not None
-        assert (fault.code, fault.remedy, monitor_class(fault)) == (f"xid.{row['xid']}", row["remedy"], row["class"])
+        assert (fault.code, fault.remedy, fault.monitor_class) == (f"xid.{row['xid']}", row["remedy"], row["class"])
     for row in csv.DictReader(text("sxid.csv").splitlines()):
         fault = classify(seen("sxid", number=int(row["sxid"])), TABLES)
         assert fault is not None
-        assert (fault.code, fault.remedy, monitor_class(fault)) == (f"sxid.{row['sxid']}", row["remedy"], row["class"])
+        assert (fault.code, fault.remedy, fault.monitor_class) == (f"sxid.{row['sxid']}", row["remedy"], row["class"])
     for row in csv.DictReader(text("faults.csv").splitlines()):
         fault = classify(seen(row["code"]), TABLES)
         assert fault is not None
-        assert (fault.code, fault.remedy, monitor_class(fault)) == (row["code"], row["remedy"], row["class"])
+        assert (fault.code, fault.remedy, fault.monitor_class) == (row["code"], row["remedy"], row["class"])
 
 
 def test_the_digest_is_stable_and_follows_the_data(tmp_path: Path) -> None:
@@ -155,11 +155,11 @@ def test_a_bad_row_is_refused_by_file_and_line(body: str, complaint: str) -> Non
 
 
 def test_a_bad_rule_or_fault_is_refused_by_file_and_line() -> None:
-    head = "name,rank,pattern,restart,because,source\n"
+    head = "name,rank,pattern,words,restart,because,source\n"
     with pytest.raises(BadInput, match=r"diagnosis\.csv line 2: pattern is no regular expression"):
-        read_diagnosis(head + "x,1,(,yes,b,s\n")
+        read_diagnosis(head + "x,1,(,,yes,b,s\n")
     with pytest.raises(BadInput, match=r"diagnosis\.csv line 2: restart 'maybe'; write yes or no"):
-        read_diagnosis(head + "x,1,a,maybe,b,s\n")
+        read_diagnosis(head + "x,1,a,,maybe,b,s\n")
     with pytest.raises(BadInput, match=r"faults\.csv line 2: because is empty"):
         read_faults("code,component,severity,scope,remedy,class,because,source\na,b,info,node,none,HEALTHY,,s\n")
 
@@ -184,7 +184,7 @@ def test_an_operator_can_name_an_xid_that_the_tables_do_not_have(tmp_path: Path)
     path = site(tmp_path, "- {code: xid.190, remedy: reboot, severity: error, because: new driver}\n")
     fault = classify(seen("xid", number=190), load_tables(path))
     assert fault is not None
-    assert (fault.remedy, monitor_class(fault)) == ("reboot", "XID_CRITICAL_190")
+    assert (fault.remedy, fault.monitor_class) == ("reboot", "XID_CRITICAL_190")
 
 
 def test_a_file_with_nothing_in_it_changes_nothing(tmp_path: Path) -> None:

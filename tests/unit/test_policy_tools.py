@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from sickbay.faces.cli.policy import policy as group
+from sickbay.faces.cli.main import main
 from sickbay.model.fleet import Capability
 from sickbay.policy.diff import diff, in_words, to_yaml
 from sickbay.policy.lint import lint
@@ -19,7 +19,7 @@ ALL = frozenset(Capability)
 
 
 def run(*args: str) -> Result:
-    return CliRunner().invoke(group, list(args))
+    return CliRunner().invoke(main, ["policy", *args])
 
 
 def test_the_default_raises_no_doubts() -> None:

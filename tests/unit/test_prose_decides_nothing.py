@@ -20,7 +20,7 @@ SRC = Path(sickbay.__file__).parent
 DISPLAY = {
     ("engine/admission.py", "incident.wait.because != wait.because"),  # a reason that has changed is told anew
     ("agent/checks/collective.py", "found.because.removeprefix(f'rank {number}: ')"),  # its name is put before it
-    ("faces/cli/progress.py", "because != self._because"),  # the same: printed when it changes
+    ("faces/cli/stages.py", "because != self._because"),  # the same: printed when it changes
 }
 READERS = {"startswith", "endswith", "partition", "split", "removeprefix", "removesuffix", "find", "index", "count"}
 

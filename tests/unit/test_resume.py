@@ -32,6 +32,7 @@ from sickbay.model.intent import (
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Interruption, Job, JobSpec, JobState, RankState
 from sickbay.model.policy import Examine, OnNoFault, Policy, Trigger
 from sickbay.policy.load import load_policy, shipped
+from sickbay.signs.training_log import judge
 
 TABLES = load_tables()
 POLICIES = {name: load_policy(name) for name in shipped()}
@@ -74,11 +75,12 @@ def sight(of: Job, last: Intent | None = None, **more: Any) -> JobInput:
 
 
 def decided(s: JobInput, policy: Policy = DEFAULT) -> JobDecision:
-    return resume(s, policy, TABLES)
+    return resume(s, policy)
 
 
 def ended(reason: EndReason = EndReason.FAILED, *, code: int = 1, tail: str = "") -> End:
-    return End(reason=reason, at=NOW, exit_codes={A: code}, tail=tail)
+    findings = judge(tail, TABLES.diagnosis)
+    return End(reason=reason, at=NOW, exit_codes={A: code}, tail=tail, findings=findings)
 
 
 def under(**changes: Any) -> Policy:
@@ -330,7 +332,9 @@ ENDS = st.none() | st.builds(
     reason=st.sampled_from(EndReason),
     at=st.just(NOW),
     exit_codes=st.dictionaries(NODES, st.integers(0, 255), max_size=2),
-    tail=st.sampled_from(["", "CUDA out of memory", "NCCL timeout", "Killed"]),
+    findings=st.sampled_from(["", "CUDA out of memory", "NCCL timeout", "Killed"]).map(
+        lambda tail: judge(tail, TABLES.diagnosis)
+    ),
 )
 CALLS = st.lists(
     st.builds(
@@ -389,7 +393,7 @@ def test_every_job_comes_to_rest_by_legal_steps(
     for _ in range(ROUNDS):
         seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
         s = sight(current, doing, can=can, place=lambda: placed, dismissed=lambda: dismissed, **seats)
-        decision = resume(s, POLICIES[policy], TABLES)
+        decision = resume(s, POLICIES[policy])
         match decision:
             case Stay(wait=wait):
                 assert wait.because

@@ -1,11 +1,14 @@
 """A job that makes no sense is refused in one line that says what to write."""
 
+from datetime import UTC, datetime
+
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain.submission import refusal
-from sickbay.model.fleet import NodeId
-from sickbay.model.job import JobSpec, LogRule
+from sickbay.brain.submission import SPEC_MOST, as_started, refusal, too_large
+from sickbay.model.fleet import Device, JobId, Node, NodeId
+from sickbay.model.job import Job, JobSpec, LogRule
+from sickbay.policy.load import load_policy
 
 GOOD = JobSpec(name="train", cluster="c", pool="p", nodes=4)
 
@@ -20,17 +23,28 @@ GOOD = JobSpec(name="train", cluster="c", pool="p", nodes=4)
         ({"min_nodes": -1}, "min_nodes is -1"),
         ({"on": (NodeId("c/a"),), "min_nodes": 2}, "min_nodes is 2: write 1 to 1"),
         ({"on": (NodeId("d/a"),)}, "d/a is not a node of c: name nodes as c/<name>"),
-        ({"on": (NodeId("c/a"), NodeId("c/a"))}, "one node is named twice"),
+        ({"on": (NodeId("c/a"), NodeId("c/a"))}, "on: a node is named twice"),
         ({"gpus_per_node": -1}, "gpus_per_node is -1"),
         ({"ranks_per_node": 0}, "ranks_per_node is 0"),
         ({"max_restarts": -1}, "max_restarts is -1"),
         ({"precheck": 5}, "precheck is 5: a check has level 1 to 4; 0 is none"),
         ({"stall_after": -1.0}, "stall_after is -1 s"),
-        ({"log_rules": (LogRule(name="step", pattern="(", starts_within=1.0),)}, "the pattern of the log rule 'step'"),
-        ({"log_rules": (LogRule(name="step", pattern="x"),)}, "the log rule 'step' asks for nothing"),
+        ({"name": "a b"}, "name 'a b' cannot be used"),
+        ({"command": ("",)}, "the command is empty"),
+        ({"checkpoint": "here"}, "checkpoint 'here' must be an absolute path"),
+        ({"env": {"SICKBAY_JOB_ID": "x"}}, "env: SICKBAY_JOB_ID is set by Sickbay itself"),
+        ({"env": {"A": "x" * SPEC_MOST}}, "the job's description has 100"),
+        (
+            {"log_rules": (LogRule(name="step", pattern="(", starts_within=1.0),)},
+            "log rule step: the pattern is",
+        ),
+        (
+            {"log_rules": (LogRule(name="step", pattern="x"),)},
+            "log rule step asks for nothing: say",
+        ),
         (
             {"log_rules": (LogRule(name="s", pattern="x", recurs_within=0.0),)},
-            "recurs_within of the log rule 's' is 0 s",
+            "log rule s: recurs_within is 0 s",
         ),
     ],
 )
@@ -52,3 +66,19 @@ def test_nonsense_is_refused_in_one_line(changes: dict[str, object], line: str) 
 )
 def test_what_can_be_run_is_not_refused(changes: dict[str, object]) -> None:
     assert refusal(replace(GOOD, **changes), {"c"}) == ""
+
+
+def test_more_than_a_pool_has_is_refused_in_one_line() -> None:
+    boards = [(Device(index=0), Device(index=1)), (Device(index=0),)]
+    pool = [Node(id=NodeId(f"c/n{n}"), cluster="c", pool="c/p", devices=devices) for n, devices in enumerate(boards)]
+    assert too_large(GOOD, pool) == "4 nodes are asked for, but pool c/p has 2: ask for fewer"
+    assert too_large(replace(GOOD, nodes=1, gpus_per_node=2), pool) == ""
+    assert too_large(replace(GOOD, nodes=2, gpus_per_node=2), pool).startswith(
+        "gpus_per_node 2 is more than there are: 2 nodes have 1 each"
+    )
+
+
+@pytest.mark.parametrize(("asked", "started"), [(None, 900.0), (0.0, 0.0), (5.0, 5.0)])
+def test_the_policy_says_when_a_job_that_leaves_it_open_hangs(asked: float | None, started: float) -> None:
+    job = Job(id=JobId("j"), spec=replace(GOOD, stall_after=asked), submitted_at=datetime(2026, 1, 1, tzinfo=UTC))
+    assert as_started(job, load_policy("default")).stall_after == started

@@ -92,7 +92,7 @@ def admit(
     ledger = fleet.ledger
     if asked is AdmissionStage.QUARANTINE and _serves(incident, node):
         most = limit.out(limit.size or ledger.size)
-        again = node.out and incident.phase.out  # asked again, it is counted already: the others count
+        again = node.out and incident.phase.out  # asked again: the seat is in `ledger.out` already, for this incident
         out, ours = ledger.out - again, ledger.ours - again
         if out >= most and ours >= limit.out_at_least:
             tell = "budget" if ledger.held > node.held else ""  # another seat is held, not this one
@@ -151,7 +151,8 @@ def _serves(incident: Incident, node: Node) -> bool:
         return False
     if not incident.phase.out:
         return node.counted and not node.out
-    # Asked again: one that was lost when we began may be back, and a cordon that is there already takes nothing.
+    # Asked again: a seat that was lost when we began may be back in service; where our cordon is on it already, or
+    # others keep it out, the act takes nothing from the pool.
     away = node.incarnation is None or node.lost or node.others_cordon or cordon_of(incident.id) in node.cordons
     return node.counted and not away
 

@@ -1,5 +1,7 @@
 """A job whose attempt ended badly: DIAGNOSING. Who is to blame, whether it may restart, and what that costs."""
 
+from collections.abc import Collection
+
 from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Stay
 from sickbay.brain.gate import give_up
 from sickbay.brain.job_input import AVOIDED, JobInput, listing
@@ -8,13 +10,28 @@ from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
 from sickbay.model.intent import Intent, Look, StopJob, Verify
-from sickbay.model.job import EndReason, Job
+from sickbay.model.job import End, EndReason, Job
 from sickbay.model.policy import OnNoFault, Policy, Trigger, WhichNodes
-from sickbay.model.tables import Tables
-from sickbay.signs.training_log import SHELL, diagnose, signal_of
+from sickbay.model.tables import CONSEQUENCE, RAISED, Diagnosis
+
+FOLLOWS = {0, 6, 15}  # a rank that aborts or is asked to end mostly follows another's trouble
+SHELL = 128  # a shell tells the signal that ended its child as an exit code above this
+
+# Names and numbers on Linux: signal(7).
+SIGNALS = {
+    1: ("SIGHUP", "its terminal or its launcher went away"),
+    2: ("SIGINT", "somebody interrupted it"),
+    4: ("SIGILL", "it was built for another processor, or its memory is damaged"),
+    6: ("SIGABRT", "it gave up by itself, as libraries do that find their state damaged"),
+    7: ("SIGBUS", "memory that it used is not there, such as a full /dev/shm"),
+    8: ("SIGFPE", "it divided by zero"),
+    9: ("SIGKILL", "the kernel for lack of memory, or a person"),
+    11: ("SIGSEGV", "it touched memory that is not its own"),
+    15: ("SIGTERM", "somebody asked it to end"),
+}
 
 
-def diagnosing(s: JobInput, policy: Policy, tables: Tables) -> JobDecision:
+def diagnosing(s: JobInput, policy: Policy) -> JobDecision:
     job, intent = s.job, s.intent
     blamed = {call.node for call in job.calls if call.incident}  # known to be sick: a repair may have begun there
     nodes = tuple(sorted(set(job.ranks) - blamed))
@@ -43,7 +60,7 @@ def diagnosing(s: JobInput, policy: Policy, tables: Tables) -> JobDecision:
     if intent is not None and examined and not intent.state.over:
         return Stay(Wait(because="its nodes are checked", until=intent.seen_by))
     dark = _dark(intent, intent.act.nodes if intent and isinstance(intent.act, Verify) else nodes)
-    return _verdict(s, policy, tables, (*dark, *(job.avoid if examined else ())))
+    return _verdict(s, policy, (*dark, *(job.avoid if examined else ())))
 
 
 def _dark(intent: Intent | None, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
@@ -53,7 +70,7 @@ def _dark(intent: Intent | None, nodes: tuple[NodeId, ...]) -> tuple[NodeId, ...
     return tuple(node for node in nodes if intent.verdicts.get(node, Verdict.COULD_NOT_RUN) is Verdict.COULD_NOT_RUN)
 
 
-def _verdict(s: JobInput, policy: Policy, tables: Tables, dark: tuple[NodeId, ...]) -> JobDecision:
+def _verdict(s: JobInput, policy: Policy, dark: tuple[NodeId, ...]) -> JobDecision:
     """Who is to blame, whether it may restart, and what that costs."""
     job, rule = s.job, policy.resume
     checked = s.intent.verdicts if s.intent is not None and isinstance(s.intent.act, Verify) else {}
@@ -79,7 +96,7 @@ def _verdict(s: JobInput, policy: Policy, tables: Tables, dark: tuple[NodeId, ..
     if unplaced and job.gates >= rule.max_gates:
         fail = f"{job.diagnosis}; {job.gates} starts have failed"
     if not blamed and not preempted and not fail:
-        fail, because = _no_fault(job, policy, tables, because)
+        fail, because = _no_fault(job, policy, because)
     if not fail and not preempted and (not blamed or rule.faults_count):
         most = job.spec.max_restarts if job.spec.max_restarts is not None else rule.max_restarts
         if len(spent) >= most:
@@ -99,7 +116,7 @@ def learned_late(job: Job) -> tuple[str, ...]:
     return last.incidents if last is not None and last.attempt == job.attempt and not last.closed else ()
 
 
-def _no_fault(job: Job, policy: Policy, tables: Tables, because: str) -> tuple[str, str]:
+def _no_fault(job: Job, policy: Policy, because: str) -> tuple[str, str]:
     """No node is to blame: (why it must not restart, or ""; what is told)."""
     rule = policy.resume
     codes = set(job.end.exit_codes.values()) if job.end else set()
@@ -108,9 +125,37 @@ def _no_fault(job: Job, policy: Policy, tables: Tables, because: str) -> tuple[s
         return f"exit code {min(codes)} is not one that is restarted", because
     if rule.on_no_fault is OnNoFault.FAIL:
         return f"{because}, and no node is to blame", because
-    found = diagnose(job.end.tail, tables.diagnosis, codes) if job.end else None
+    found = diagnosis_of(job.end) if job.end else None
     if found is not None:
         why = f"{found.because}: {found.line}"
         stop = rule.on_no_fault is OnNoFault.DIAGNOSE and not found.restart
         return (why if stop else ""), why
     return "", f"{because}, no node is to blame and its log does not say why"
+
+
+def diagnosis_of(end: End) -> Diagnosis | None:
+    """Why an attempt ended that no node is to blame for, by its log and exit codes. None: nothing says why."""
+    codes = set(end.exit_codes.values())
+    struck = _by_signal({code for code in codes if signal_of(code) not in FOLLOWS})
+    # An exception ends a process with 1: where signals ended all, the one in the log was caught.
+    caught = bool(codes) and all(map(signal_of, codes))
+    said = next((found for found in end.findings if not (caught and found.name == RAISED)), None)
+    if said is not None and said.rank < CONSEQUENCE:
+        return said
+    return struck or said or _by_signal(codes)  # peers wait for the rank that was killed, and say so
+
+
+def signal_of(code: int) -> int:
+    """The signal that an exit code tells of: -9 and 137 are both 9. 0: none."""
+    number = -code if code < 0 else code - SHELL
+    return number if number in SIGNALS else 0
+
+
+def _by_signal(exit_codes: Collection[int]) -> Diagnosis | None:
+    """What others did to it (SIGTERM, the least telling) counts only where no rank says more."""
+    found = sorted({signal_of(code) for code in exit_codes} - {0}, key=lambda number: (number == 15, number))
+    if not found:
+        return None
+    name, why = SIGNALS[found[0]]
+    line = f"exit by signal {found[0]}"
+    return Diagnosis(name=name.lower(), line=line, because=f"killed by {name}: {why}", restart=True)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.causes import CAUSES, GPU, CausalRule, fits
 from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest, lowest
 from sickbay.model.fleet import SIGHTINGS, Node, Sighting
-from sickbay.model.incident import Incident, OperatorRequest, Phase, enqueue
+from sickbay.model.incident import Incident, OperatorRequest, Phase, Verb, enqueue
 from sickbay.model.policy import FaultRule, Policy, Repeat
 
 KEEP_SIGHTINGS = SIGHTINGS  # of one code on one device; of more, neighbours in time are counted together
@@ -88,7 +88,7 @@ def absorb(incident: Incident, fault: Fault, node: Node, policy: Policy, reading
     itself = (fault.code, fault.device) == (incident.fault.code, incident.fault.device)
     after = replace(incident, evidence=evidence, seen_at=reading, shown_at=reading if itself else incident.shown_at)
     if incident.fault.code in fault.cancels and incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
-        return enqueue(after, OperatorRequest(verb="cancel", by=fault.code, reason=f"{fault.code} takes it back"))
+        return enqueue(after, OperatorRequest(verb=Verb.CANCEL, by=fault.code, reason=f"{fault.code} takes it back"))
     if fault.follows:
         return after  # a consequence of what is being treated already
     if fault.advice is not None:

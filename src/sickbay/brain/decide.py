@@ -12,18 +12,18 @@ from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision
 from sickbay.brain.doubt import checking
 from sickbay.brain.incident_input import IncidentInput, away, later, remind
 from sickbay.brain.job_input import listing
-from sickbay.brain.orders import close, obey, planned
+from sickbay.brain.orders import OPERATOR_CORDON, close, obey, planned
 from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.cordon import cordon_of
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
-from sickbay.model.fleet import MANY_SILENCES, AgentState, Capability, JobId, Node
+from sickbay.model.fleet import MANY_SILENCES, AgentState, Capability, DrainHow, JobId, Node
 from sickbay.model.incident import IncidentKind, Phase, Wait
 from sickbay.model.intent import Drain, IntentState, Notify, Quarantine, Repair
 from sickbay.model.policy import Policy
 
 CORDON_TRIES = 3
-OPERATOR_CORDON = "operator.cordon"
+HEARD_AGAIN = ("its agent is heard again",)
 
 
 def decide(s: IncidentInput, policy: Policy) -> IncidentDecision:
@@ -82,7 +82,8 @@ def _came_with_work(s: IncidentInput, node: Node, policy: Policy) -> IncidentDec
     if s.incident.deadline is None:
         return Change("work runs there already", {"deadline": s.within(INGEST, policy.pace.held_reminder)})
     text = f"{node.id}: it is new and has not been checked, since work runs there all the time"
-    return remind(s, policy, "check_could_not_run", text, "it is checked when the work that it came with has left")
+    because = "it is checked when the work that it came with has left"
+    return remind(s, policy, "check_could_not_run", text, because, ("the work that it came with leaves",))
 
 
 def _unwelcome(s: IncidentInput) -> tuple[JobId, ...]:
@@ -101,7 +102,7 @@ def _cordon(s: IncidentInput, node: Node, policy: Policy, event: str = "") -> Do
     if event:  # what a check said of the suspect proves nothing for its return
         also |= {"doubt": None, "proof": None}
     if not event and incident.deadline is not None and asked_of(s, node):
-        also = {}
+        also = {}  # asked again of the same holder the deadline stays, or it would never pass; another has its own
     return Do(act, because, patience, incident.cluster, event, also)
 
 
@@ -136,7 +137,12 @@ def _watched(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         return Change(f"{incident.fault.code} asks for a restart of the job", call=restart)
     if s.passed(incident.deadline):
         return Move("dismiss", f"quiet for {policy.pace.watch_for}")
-    return Stay(Wait(because=f"watching {incident.fault.code}: dismissed if it stays quiet", until=incident.deadline))
+    code = incident.fault.code
+    because, ends = (
+        f"watching {code}: dismissed if it stays quiet",
+        f"{code} shows itself again, or something worse does",
+    )
+    return Stay(Wait(because=because, until=incident.deadline, ends=(ends,), then="it is dismissed"))
 
 
 def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
@@ -145,19 +151,22 @@ def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisio
         often = f"the agent has fallen silent {MANY_SILENCES} times within {policy.pace.watch_for}"
         text = f"{node.id}: {often}; it is not restarted any more, and its job is left alone"
         told = remind(s, policy, "agent_lost", text, f"{often}: a human must find out why")
-        return Stay(replace(told.wait, until=steady)) if isinstance(told, Stay) else told
+        ends = f"its agent does not fall silent for {policy.pace.watch_for}"
+        return Stay(replace(told.wait, until=steady, ends=(ends,), then="")) if isinstance(told, Stay) else told
     if node.agent is AgentState.HEARD:
         return Move("dismiss", "the agent is heard again")
     if s.intent is not None and not s.intent.state.over:
         return Stay(Wait(because="restarting the agent; its job is left alone", until=s.intent.seen_by))
     if refused_lately(s, node):
-        return Stay(Wait(because="the agent could not be restarted; its job is left alone", until=s.retry_at))
+        because = "the agent could not be restarted; its job is left alone"
+        return Stay(Wait(because=because, until=s.retry_at, ends=HEARD_AGAIN, then="it is tried again"))
     made = sum(1 for t in incident.tries if t.rung is Remedy.RESTART_SERVICE)
     if made < policy.silence.agent_restarts and Capability.RESTART_SERVICE in s.can:
         act = Repair(node=node.id, rung=Remedy.RESTART_SERVICE)
         return Do(act, "the agent is silent, the node is ready", policy.silence.restart_deadline, INGEST)
     text = f"{node.id}: the agent is silent and {made} restarts did not bring it back; work there goes on unwatched"
-    return remind(s, policy, "agent_lost", text, "the agent is silent: the node is not given new work")
+    because = "the agent is silent: the node is not given new work"
+    return remind(s, policy, "agent_lost", text, because, HEARD_AGAIN)
 
 
 def _steady_at(s: IncidentInput, node: Node, policy: Policy) -> Deadline | None:
@@ -172,7 +181,8 @@ def _partitioned(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisi
     if node.ready:
         return Move("dismiss", "the cluster sees the node again")
     text = f"{node.id}: the agent reports, the cluster does not see the node; nothing is repaired"
-    return remind(s, policy, "partition", text, "a human must find out why the cluster does not see the node")
+    because = "a human must find out why the cluster does not see the node"
+    return remind(s, policy, "partition", text, because, ("the cluster sees the node again",))
 
 
 def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
@@ -234,10 +244,10 @@ def _draining(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         before = "" if incident.now else f"{node.id} is repaired"
         return Change("the node is to be repaired", anew, call=leave, before=before)
     sent = intent.act if intent is not None and isinstance(intent.act, Drain) else None
-    forced = incident.now or (sent is not None and sent.how == "force")
+    forced = incident.now or (sent is not None and sent.how is DrainHow.FORCE)
     if late and not must and not forced and policy.pace.drain_then == "force" and Capability.DRAIN in s.can:
         because = f"{node.unmanaged} pieces of unmanaged work did not leave in {policy.pace.drain_deadline}"
-        act = Drain(node=node.id, how="force")
+        act = Drain(node=node.id, how=DrainHow.FORCE)
         return Do(act, because, policy.pace.drain_every, incident.cluster, also=anew)
     if late and s.asked.intersection(must):  # that has its own limit, which is put off while its stop is withheld
         return Change("what must leave may save before", anew)
@@ -246,10 +256,10 @@ def _draining(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         return Move("hold", f"draining did not end in {policy.pace.drain_deadline}: {left} still there")
     if must:
         return Stay(Wait(because=f"waiting for {listing(must)} to leave", until=incident.deadline))
-    return _drain(s, node, policy, "force" if forced else policy.pace.drain)
+    return _drain(s, node, policy, DrainHow.FORCE if forced else policy.pace.drain)
 
 
-def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> IncidentDecision:
+def _drain(s: IncidentInput, node: Node, policy: Policy, how: DrainHow) -> IncidentDecision:
     """Work that we do not manage is asked to leave again and again: what keeps it there now may let it go later."""
     incident, intent = s.incident, s.intent
     waiting = Stay(Wait(because="waiting for unmanaged work to leave", until=incident.deadline))
@@ -261,7 +271,7 @@ def _drain(s: IncidentInput, node: Node, policy: Policy, how: str) -> IncidentDe
             return waiting
         if intent.state is IntentState.REJECTED and s.retry_at is not None and not s.passed(s.retry_at):
             return Stay(Wait(because=f"the cluster refused to drain it: {intent.answer}", until=s.retry_at))
-    patience = policy.pace.drain_deadline if how == "wait" else policy.pace.drain_every
+    patience = policy.pace.drain_deadline if how is DrainHow.WAIT else policy.pace.drain_every
     return Do(act, f"{node.unmanaged} pieces of unmanaged work", patience, incident.cluster)
 
 

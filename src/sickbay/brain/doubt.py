@@ -8,13 +8,13 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay, Tell
-from sickbay.brain.incident_input import IncidentInput, remind
+from sickbay.brain.incident_input import REMINDED, IncidentInput, remind
 from sickbay.brain.ladder import ladder_for, rung_rule
 from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST
 from sickbay.model.fault import NODE_LOST
 from sickbay.model.fleet import AgentState, Capability, Node
-from sickbay.model.incident import Doubt, Wait
+from sickbay.model.incident import Doubt, Incident, Wait
 from sickbay.model.intent import Intent, IntentState, Notify, Verify
 from sickbay.model.policy import Policy
 
@@ -39,12 +39,13 @@ def confirm(s: IncidentInput, node: Node, doubt: Doubt, policy: Policy) -> Incid
         if obstacle:
             return _reminded(s, policy, f"its check waits until {obstacle}")
         if Capability.CHECK not in s.can:
-            return remind(s, policy, EVENT, _text(s, "nothing here can check it"), "nothing here can check it")
+            why = "nothing here can check it"
+            return remind(s, policy, EVENT, _text(s, why), why, _ends(incident))
     if doubt.turn is None:
         return None
     if not s.passed(doubt.turn):
         why = f"{doubt.unrun} checks could not run, the next is tried later" if doubt.unrun else TURN
-        return Stay(Wait(because=why, until=doubt.turn))
+        return Stay(Wait(because=why, until=doubt.turn, ends=_ends(incident), then="it is checked"))
     if incident.fault.code == NODE_LOST:
         return Change("it is still lost", {"shown_at": s.readings.get(INGEST, 0.0), "doubt": None})
     rule = rung_rule(ladder_for(incident, node, policy), incident.remedy)
@@ -99,7 +100,11 @@ def _reminded(s: IncidentInput, policy: Policy, because: str) -> IncidentDecisio
         return Change(because, {"deadline": s.within(INGEST, policy.pace.held_reminder)})
     if s.passed(incident.deadline):
         return Change(because, {"deadline": s.within(INGEST, policy.pace.held_reminder)}, _tell(s, because))
-    return Stay(Wait(because=because, until=incident.deadline))
+    return Stay(Wait(because=because, until=incident.deadline, ends=_ends(incident), then=REMINDED))
+
+
+def _ends(incident: Incident) -> tuple[str, ...]:
+    return "a check confirms or clears it", f"{incident.fault.code} shows itself again"
 
 
 def _tell(s: IncidentInput, why: str) -> Tell:

@@ -99,7 +99,10 @@ def horizon_of(reached: float, nodes: dict[NodeId, Node | None], job: Job | None
 
 
 def shown(intent: Intent, nodes: dict[NodeId, Node | None], job: Job | None, horizon: float) -> bool:
-    """Whether the effect is there. What shows itself by absence needs a read, up to `horizon`, new enough to tell."""
+    """Whether the effect is there. `horizon`: the cluster's own time (`as_of`) up to which it has been read.
+
+    Where the effect is an absence, that counts only in a read from `visible_from` and `doubt_until` on.
+    """
     act = intent.act
     match act:
         case Quarantine(node=node, owner=owner):
@@ -162,7 +165,7 @@ def _all_ranks_gone(intent: Intent, job: Job, horizon: float) -> bool:
     """No rank is left: the cluster says that the attempt ended, or a read that must show our stop shows none."""
     if any(state is RankState.RUNNING for state in job.ranks.values()):
         return False
-    # A stop that was not taken keeps no start from coming, however new the read.
+    # Only an ACCEPTED stop proves absence: without it a start that is on its way may come after any read.
     taken = intent.state is IntentState.ACCEPTED and horizon >= intent.visible_from
     return (job.end is not None and bool(job.ranks)) or taken
 

@@ -11,6 +11,8 @@ from sickbay.model.incident import Incident, Wait
 from sickbay.model.intent import Intent, Notify, Repair
 from sickbay.model.policy import Policy
 
+REMINDED = "a person is reminded"  # what happens at the end of such a wait
+
 
 @dataclass(frozen=True, slots=True)
 class IncidentInput:
@@ -59,14 +61,16 @@ def reset_domain(incident: Incident, node: Node) -> tuple[int, ...]:
     return tuple(sorted({device, *incident.beside}))
 
 
-def remind(s: IncidentInput, policy: Policy, event: str, text: str, because: str) -> IncidentDecision:
+def remind(
+    s: IncidentInput, policy: Policy, event: str, text: str, because: str, ends: tuple[str, ...] = ()
+) -> IncidentDecision:
     """Tell a human now and again at each reminder; in between, wait."""
     incident = s.incident
     if incident.deadline is None or s.passed(incident.deadline):
         also: IncidentChanges = {"deadline": s.within(INGEST, policy.pace.held_reminder)}
         notice = Notify(event=event, subject=f"incident:{incident.id}", text=text)
         return Change("a human is told", also, Tell(notice, f"{event}:{s.readings.get(INGEST, 0.0):.0f}"))
-    return Stay(Wait(because=because, until=incident.deadline))
+    return Stay(Wait(because=because, until=incident.deadline, ends=ends, then=REMINDED))
 
 
 def on_its_way(s: IncidentInput) -> Stay | None:

@@ -12,20 +12,23 @@ from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.cordon import cordon_of
 from sickbay.model.fault import NODE_LOST, WISH, Fault, Remedy, Scope, Severity, highest
 from sickbay.model.fleet import Node
-from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Phase, Wait
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Phase, Verb, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
 from sickbay.model.policy import Policy
 
 NODE_VERBS = {
-    "cordon": Remedy.NONE,
-    "drain": Remedy.NONE,
-    "reset": Remedy.RESET_GPU,
-    "reboot": Remedy.REBOOT,
-    "replace": Remedy.REPLACE,
+    Verb.CORDON: Remedy.NONE,
+    Verb.DRAIN: Remedy.NONE,
+    Verb.RESET: Remedy.RESET_GPU,
+    Verb.REBOOT: Remedy.REBOOT,
+    Verb.REPLACE: Remedy.REPLACE,
 }
 
 
-def wished(verb: str, by: str, reason: str) -> Fault:
+OPERATOR_CORDON, OPERATOR_DRAIN = f"{WISH}{Verb.CORDON}", f"{WISH}{Verb.DRAIN}"  # codes of wishes
+
+
+def wished(verb: Verb, by: str, reason: str) -> Fault:
     """A person's cordon, drain, reset, reboot or replace takes the same path as a fault's."""
     return Fault(
         code=f"{WISH}{verb}",
@@ -34,11 +37,17 @@ def wished(verb: str, by: str, reason: str) -> Fault:
         scope=Scope.NODE,
         remedy=NODE_VERBS[verb],
         because=f"{verb} by {by}: {reason}",
-        needs_human=verb in {"cordon", "drain"},
+        needs_human=verb in {Verb.CORDON, Verb.DRAIN},
     )
 
 
-BEFORE = {"cordon": "cordoned", "drain": "drained", "reset": "reset", "reboot": "rebooted", "replace": "replaced"}
+BEFORE = {  # by the code of the wish
+    OPERATOR_CORDON: "cordoned",
+    OPERATOR_DRAIN: "drained",
+    f"{WISH}{Verb.RESET}": "reset",
+    f"{WISH}{Verb.REBOOT}": "rebooted",
+    f"{WISH}{Verb.REPLACE}": "replaced",
+}
 
 
 def planned(incident: Incident) -> str:
@@ -51,7 +60,7 @@ def planned(incident: Incident) -> str:
     ill = not fault.is_wish and (fault.remedy.disrupts or fault.remedy is Remedy.RESTART_JOB)
     if incident.kind is not IncidentKind.OPERATOR or incident.now or incident.others or ill:
         return ""
-    return f"{incident.node} is {BEFORE.get(fault.code.removeprefix(WISH), 'taken out of service')}"
+    return f"{incident.node} is {BEFORE.get(fault.code, 'taken out of service')}"
 
 
 def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
@@ -62,32 +71,32 @@ def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
     # By a human, who is what it was held for.
     decided: IncidentChanges = {"ordered": True, "needs_human": False, "kept": False}
     match order.verb:
-        case "dismiss" | "uncordon":
+        case Verb.DISMISS | Verb.UNCORDON:
             return Change(
                 because, {**rest, **_closing(s, "by an operator")}, answer=f"{done}: our cordon is taken back"
             )
-        case "cancel" if incident.ordered:  # by a person, whatever the driver says
+        case Verb.CANCEL if incident.ordered:  # by a person, whatever the driver says
             return Change(because, rest)
-        case "cancel":  # the driver took its own word back, while the node was still in service
+        case Verb.CANCEL:  # the driver took its own word back, while the node was still in service
             return Move("dismiss", order.reason, rest)
-        case "uncordoned":  # another removed our cordon on the cluster: there is nothing left to release
+        case Verb.UNCORDONED:  # another removed our cordon on the cluster: there is nothing left to release
             return Change(because, {**rest, **_closing(s, because)})
-        case "hold" if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
+        case Verb.HOLD if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
             return Change(because, rest, answer=_refusal(order, "it is being closed"))
-        case "hold" if incident.phase.out and incident.phase is not Phase.HELD:
+        case Verb.HOLD if incident.phase.out and incident.phase is not Phase.HELD:
             return Move("hold", because, {**rest, "kept": True}, answer=done)
-        case "hold":
+        case Verb.HOLD:
             kept: IncidentChanges = {**rest, "needs_human": True, "kept": True}
             return Change(because, kept, answer=f"{done}: a human decides before any repair")
-        case "confirm" if incident.phase is Phase.HELD:
+        case Verb.CONFIRM if incident.phase is Phase.HELD:
             event = _way_out(s, "verify")
             proof_next: IncidentChanges = {**rest, **decided, "proof": None, "to_verify": event != "verify"}
             return Move(event, because, proof_next, answer=done)
-        case "escalate" if incident.phase is Phase.HELD:
+        case Verb.ESCALATE if incident.phase is Phase.HELD:
             above = _one_above(incident)
             raised: IncidentChanges = {**rest, **decided, "remedy": above, "least": above, "to_verify": False}
             return Move(_way_out(s, "escalate"), because, raised, answer=done)
-        case verb if verb in NODE_VERBS:
+        case _ if order.verb in NODE_VERBS:
             return _wish(s, order, rest, {**decided, "to_verify": False})
         case _:
             return Change(because, rest, answer=_refusal(order, f"it is {incident.phase}"))
@@ -111,10 +120,10 @@ def _wish(
     match incident.phase:
         case Phase.HELD if repair:
             return Move(_way_out(s, "escalate"), because, {**also, **decided}, answer=done)
-        case Phase.HELD if order.verb == "drain" and s.node is not None and occupied(s, s.node):
+        case Phase.HELD if order.verb is Verb.DRAIN and s.node is not None and occupied(s, s.node):
             return Move(_way_out(s, "drain"), because, also, answer=done)
         case Phase.HELD:
-            held = "it is held, and nothing runs there" if order.verb == "drain" else "it is held already"
+            held = "it is held, and nothing runs there" if order.verb is Verb.DRAIN else "it is held already"
             return Change(because, {**rest, "kept": True}, answer=f"{done}: {held}")
         case Phase.VERIFYING if repair:
             return Move("fail", because, {**also, "proof": None}, answer=done)
@@ -139,7 +148,7 @@ def _raised(incident: Incident, wish: Fault) -> IncidentChanges:
     elif wish.remedy.rank > incident.remedy.rank:
         leads = wish if incident.fault.is_wish else replace(incident.fault, scope=Scope.NODE)
         raised |= {"remedy": wish.remedy, "fault": leads, "kind": IncidentKind.OPERATOR}
-    elif wish.code == f"{WISH}drain" and incident.fault.code == f"{WISH}cordon":  # what runs there may stay no more
+    elif wish.code == OPERATOR_DRAIN and incident.fault.code == OPERATOR_CORDON:  # what runs there may stay no more
         raised |= {"fault": wish}
     return raised
 

@@ -11,10 +11,9 @@ from sickbay.brain.job_input import JobInput
 from sickbay.model.incident import Wait
 from sickbay.model.job import JobState
 from sickbay.model.policy import Policy
-from sickbay.model.tables import Tables
 
 
-def resume(s: JobInput, policy: Policy, tables: Tables) -> JobDecision:
+def resume(s: JobInput, policy: Policy) -> JobDecision:
     match s.job.state:
         case JobState.QUEUED:
             return queued(s, policy)
@@ -25,6 +24,6 @@ def resume(s: JobInput, policy: Policy, tables: Tables) -> JobDecision:
         case JobState.STOPPING:
             return stopping(s, policy)
         case JobState.DIAGNOSING:
-            return diagnosing(s, policy, tables)
+            return diagnosing(s, policy)
         case JobState.COMPLETE | JobState.FAILED | JobState.STOPPED:
             return Stay(Wait(because="over"))

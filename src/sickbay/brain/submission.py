@@ -1,54 +1,80 @@
-"""What makes no sense in a job that somebody submits: it fails at once, with one line that says what to write."""
+"""Validation of a submitted job: what makes no sense is refused in one line that says what to write."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.json import encode
 from msgspec.structs import replace
 
+from sickbay.model.fleet import Node
 from sickbay.model.job import Job, JobSpec, LogRule
 from sickbay.model.parts import GANG_MOST
 from sickbay.model.policy import Policy
 
 SPEC_MOST = 100_000  # bytes; it is part of its job's row, and of every start
 LEVELS = range(5)  # of the check before its start; 0: none
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"  # of a job, a rule, a token: part of paths and of commands
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def refusal(spec: JobSpec, clusters: Collection[str]) -> str:
-    """The first thing that is wrong with it; empty: it can be run."""
+    """The first thing that is wrong with it, whatever the fleet is like; empty: it can be run.
+
+    The one validation of a submission: the API asks before it stores one, the engine before it takes one up.
+    """
     return next(_wrong(spec, clusters), "")
 
 
-def as_started(job: Job, policy: Policy) -> JobSpec:
-    """What its next attempt is started with, once it is known that it reports steps.
+def too_large(spec: JobSpec, pool: Sequence[Node]) -> str:
+    """Why the nodes that it may run on could never be enough; empty: they are, once they are free."""
+    if spec.most > len(pool):
+        return f"{spec.most} nodes are asked for, but pool {pool[0].pool} has {len(pool)}: ask for fewer"
+    devices = sorted((len(node.devices) for node in pool), reverse=True)
+    if (most := devices[spec.most - 1]) < spec.gpus_per_node:
+        return (
+            f"gpus_per_node {spec.gpus_per_node} is more than there are: {spec.most} nodes have {most} each; "
+            "ask for fewer, or 0 for all of them"
+        )
+    return ""
 
-    With how far it has been: a checkpoint directory that knows nothing of it is not the one that it was. And with a
-    limit for its first heartbeat: of a job that has never sent one nobody knows whether it does.
+
+def as_started(job: Job, policy: Policy) -> JobSpec:
+    """What its next attempt is started with: what it leaves open is filled in from the policy.
+
+    Once it is known that it reports steps, with how far it has been: a checkpoint directory that knows nothing of it is
+    not the one that it was. And with a limit for its first heartbeat: of a job that has never sent one nobody knows
+    whether it does.
     """
+    spec = job.spec
+    if spec.stall_after is None:
+        spec = replace(spec, stall_after=policy.resume.stall_after.total_seconds())
     if not job.step:
-        return job.spec
-    within = policy.resume.start_within.total_seconds() if job.spec.start_within is None else job.spec.start_within
-    return replace(job.spec, env={**job.spec.env, "SICKBAY_LAST_STEP": str(job.step)}, start_within=within)
+        return spec
+    within = policy.resume.start_within.total_seconds() if spec.start_within is None else spec.start_within
+    return replace(spec, env={**spec.env, "SICKBAY_LAST_STEP": str(job.step)}, start_within=within)
 
 
 def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
+    if wrong := wrong_name(spec.name, "name"):
+        yield wrong
+    if spec.command and not spec.command[0].strip():
+        yield 'the command is empty: write what is to be run, for example ["python", "train.py"]'
     if spec.cluster not in clusters:
         known = ", ".join(sorted(clusters)) or "none"
         yield f"there is no cluster {spec.cluster!r}: write one of {known}"
     if spec.most > GANG_MOST:
         yield f"{spec.most} nodes are more than one job can have: write at most {GANG_MOST}"
     if (size := len(encode(spec))) > SPEC_MOST:
-        yield f"it takes {size} bytes to write down, at most {SPEC_MOST}: pass long values in a file that it reads"
+        yield f"the job's description has {size} bytes, at most {SPEC_MOST} fit: put long texts into files"
     away = [node for node in spec.on if not node.startswith(f"{spec.cluster}/")]
     if away:
         yield f"{away[0]} is not a node of {spec.cluster}: name nodes as {spec.cluster}/<name>"
     if len(set(spec.on)) < len(spec.on):
-        yield "one node is named twice in 'on': name each once"
+        yield "on: a node is named twice: name each once"
     if not spec.on and spec.nodes < 1:
         yield f"a job has at least 1 node, not {spec.nodes}"
-    most = spec.most
-    if not 0 <= spec.min_nodes <= most:
-        yield f"min_nodes is {spec.min_nodes}: write 1 to {most}, the number of its nodes, or leave it out"
+    if not 0 <= spec.min_nodes <= spec.most:
+        yield f"min_nodes is {spec.min_nodes}: write 1 to {spec.most}, the number of its nodes, or leave it out"
     if spec.gpus_per_node < 0:
         yield f"gpus_per_node is {spec.gpus_per_node}: write how many, or 0 for all of a node"
     if spec.ranks_per_node < 1:
@@ -61,18 +87,41 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
         yield f"stall_after is {spec.stall_after:g} s: write 0 for never"
     if spec.start_within is not None and spec.start_within < 0:
         yield f"start_within is {spec.start_within:g} s: write 0 for whenever it likes"
+    yield from _wrong_paths_and_variables(spec)
+    if len({rule.name for rule in spec.log_rules}) < len(spec.log_rules):
+        yield "log_rules: two rules have the same name: give each its own"
     for rule in spec.log_rules:
         yield from _wrong_rule(rule)
 
 
+def _wrong_paths_and_variables(spec: JobSpec) -> Iterator[str]:
+    for what, path in (("checkpoint", spec.checkpoint), ("cwd", spec.cwd)):
+        if path and not path.startswith("/"):
+            yield f"{what} {path!r} must be an absolute path, because each node has its own directory"
+    for name in spec.env:
+        if not _VARIABLE.fullmatch(name):
+            yield f"env: {name!r} is no name of a variable: write letters, digits and _"
+        if name.startswith("SICKBAY_"):
+            yield f"env: {name} is set by Sickbay itself: choose another name"
+
+
 def _wrong_rule(rule: LogRule) -> Iterator[str]:
+    if wrong := wrong_name(rule.name, "log rule"):
+        yield wrong
     try:
         re.compile(rule.pattern)
-    except re.error as error:
-        yield f"the pattern of the log rule {rule.name!r} cannot be read ({error}): {rule.pattern}"
+    except (re.error, RecursionError, OverflowError) as error:
+        yield f"log rule {rule.name}: the pattern is not a regular expression ({error}): {rule.pattern}"
     if rule.starts_within is None and rule.recurs_within is None:
-        yield f"the log rule {rule.name!r} asks for nothing: give it starts_within or recurs_within"
+        yield f"log rule {rule.name} asks for nothing: say starts_within or recurs_within (seconds), or both"
     for name in ("starts_within", "recurs_within"):
         seconds = getattr(rule, name)
         if seconds is not None and seconds <= 0:
-            yield f"{name} of the log rule {rule.name!r} is {seconds:g} s: write more than 0"
+            yield f"log rule {rule.name}: {name} is {seconds:g} s: write more than 0"
+
+
+def wrong_name(name: str, what: str) -> str:
+    """Empty: it can be used."""
+    if re.fullmatch(NAME, name):
+        return ""
+    return f"{what} {name!r} cannot be used: write letters, digits, _ . - (at most 63, no sign in front)"

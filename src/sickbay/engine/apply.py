@@ -154,7 +154,8 @@ def _outcome(draft: Draft, news: Outcome) -> None:
             draft.put(replace(intent, doubted=0))  # that one had no effect, after all
         return  # about an earlier sending; a later one is under way
     if news.result is CallResult.REJECTED and 0 < intent.doubted < news.sends and not isinstance(intent.act, Notify):
-        # An earlier sending may be what this one is refused for: its effect is awaited, it is not sent again.
+        # An earlier sending, still in doubt, may have taken effect, and be what this one is refused for. So REJECTED
+        # becomes UNKNOWN, and it is not sent again: the effect of the earlier one is awaited.
         seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
         doubt = replace(intent, state=IntentState.UNKNOWN, refused=True, answer=news.text, seen_by=seen_by)
         draft.put(doubt)

@@ -7,14 +7,15 @@ from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
 from sickbay.brain.identity import NewsAge, age_of, ended_too
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
+from sickbay.engine.early_agents import cut_short, keep_early
 from sickbay.engine.errands import link_fault
 from sickbay.engine.transitions import blames, due_now
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.facts import AGENT_ANSWERED, Checked, EarlyAgent, Fact, Inventory, Observed
+from sickbay.model.facts import AGENT_ANSWERED, Checked, Fact, Observed
 from sickbay.model.fault import RUNGS, SILENCE, Fault, Proof, Remedy, signature
-from sickbay.model.fleet import Brake, Incarnation, IncidentId, Node, NodeId
+from sickbay.model.fleet import Brake, IncidentId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Proven, Stage
 from sickbay.model.intent import Intent, OwnerKind, Verify, nodes_of
 from sickbay.model.job import Job, JobState
@@ -24,8 +25,6 @@ from sickbay.signs.classify import classify
 ANNOUNCED = 120.0  # seconds that an announced end takes, where nothing else was said
 GOING_DOWN = "node.going_down"
 REMARKS = ("agent.", "probe.")  # what an agent says of itself: no fault of the node, and a person must read it
-EARLY_WORDS, EARLY_TEXT = 20, 500  # observations of a machine that is not known yet, and characters of each
-UNKNOWN_AFTER = 900.0  # seconds that a cluster is given to speak of a machine whose agent is heard: it may be booting
 PAST = frozenset({NewsAge.ENDED, NewsAge.LAST_WORDS})
 UNHEARD_OF = frozenset({NewsAge.SUCCESSOR, NewsAge.UNKNOWN_HOLDER})  # kept until their cluster has spoken of them
 SAME_AGAIN = 5.0  # seconds within which a line that is known already is not written again
@@ -38,8 +37,7 @@ def observed(draft: Draft, fact: Fact, news: Observed) -> None:
     age = age_of(node, news)
     for_now = news.kind in {GOING_DOWN, AGENT_ANSWERED}  # worth nothing later
     if age in UNHEARD_OF and news.incarnation is not None and not for_now:
-        fields = {k: v if isinstance(v, int) else v[:EARLY_TEXT] for k, v in list(news.fields.items())[:EARLY_WORDS]}
-        keep_early(draft, fact, replace(news, text=news.text[:EARLY_TEXT], fields=fields), news.incarnation)
+        keep_early(draft, fact, cut_short(news), news.incarnation)
         return
     if node is None:
         return
@@ -106,47 +104,6 @@ def _with_ended_boot(draft: Draft, node: Node, news: Observed) -> Node:
     after = replace(node, ended_boots=boots)
     draft.put(after)
     return after
-
-
-def keep_early(draft: Draft, fact: Fact, news: Observed | Inventory, who: Incarnation) -> None:
-    """Until its machine is known: then it is learned. Of inventories the last, of observations what tells most."""
-    voice = hear_early(draft, news.node, who)
-    said = voice.said
-    if isinstance(news, Inventory):
-        said = tuple(each for each in said if not isinstance(each.news, Inventory))
-    draft.put(replace(voice, said=_telling(draft, (*said, replace(fact, news=news)))))
-
-
-def _telling(draft: Draft, said: tuple[Fact, ...]) -> tuple[Fact, ...]:
-    """As many observations as are kept. Of too many a repeated one goes, else the mildest; among equals the newest."""
-    found = [(n, classify(f.news, draft.rules.tables)) for n, f in enumerate(said) if isinstance(f.news, Observed)]
-    if len(found) <= EARLY_WORDS:
-        return said
-    first: set[tuple[str, int | None]] = set()
-    worth = []
-    for n, fault in found:
-        sign = (fault.code, fault.device) if fault is not None else ("", None)
-        news = said[n].news
-        proven = not (isinstance(news, Observed) and news.unconfirmed)
-        worth.append((proven, sign not in first, fault.remedy.rank if fault is not None else -1, -n))
-        first.add(sign)
-    least = -min(worth)[3]
-    return (*said[:least], *said[least + 1 :])
-
-
-def hear_early(draft: Draft, node: NodeId, who: Incarnation) -> EarlyAgent:
-    """An agent speaks whose machine its cluster has not spoken of. If that lasts, a person is told."""
-    key = f"voice:{node}"
-    before = draft.read(EarlyAgent, key, watch=False)
-    known = before is not None and before.incarnation.same_holder(who)
-    if before is None or not known or not before.heard:
-        soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + UNKNOWN_AFTER)
-        draft.waits[key] = WaitMark(until=soon, urgency=7)
-    said = before.said if before is not None and before.incarnation.same_boot(who) else ()
-    told = before is not None and known and before.told
-    voice = EarlyAgent(node=node, incarnation=who, said=said, at=draft.now, told=told)
-    draft.put(voice)
-    return voice
 
 
 def _announced(draft: Draft, node: Node, news: Observed) -> None:

@@ -27,6 +27,7 @@ from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify, StartJob
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState, RankState, Work
 from sickbay.model.rows import key_of
+from sickbay.signs.training_log import judge
 
 KEEP_RESTARTS = 1000  # a native controller may restart its job every second
 HAS_NODES = frozenset({JobState.GATING, JobState.RUNNING, JobState.STOPPING})  # whatever runs of it is its claim
@@ -77,9 +78,9 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     after = replace(job, ranks={**job.ranks, **ranks}, ranks_as_of=news.as_of, missing_as_of=None, made=True)
     if news.end is not None and job.end is None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
-        after = replace(after, end=news.end, cancelled=job.cancelled or cancelled)
+        after = replace(after, end=_judged(draft, news.end), cancelled=job.cancelled or cancelled)
     elif news.end is not None and job.end is not None and not job.end.tail:
-        after = replace(after, end=replace(job.end, tail=news.end.tail[-TAIL:]))
+        after = replace(after, end=_judged(draft, job.end, news.end.tail))
     theirs = job.adopted or Capability.PLACE not in draft.can(job.spec.cluster)
     if theirs and ranks.keys() - job.claim.keys() and job.state in HAS_NODES:
         after = _allocated(draft, fact, after)
@@ -187,7 +188,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "began_at": fact.at,
         "began": draft.reading(job.spec.cluster),
         "calls": (),
-        "end": news.end,
+        "end": news.end and _judged(draft, news.end),
         "resumed_from": None,
         "work": None,
         "listens": False,
@@ -336,7 +337,13 @@ def wrote(draft: Draft, news: Wrote) -> None:
 def _fill_tail(draft: Draft, job: Job, tail: str) -> None:
     """What an attempt wrote last may come later than its end, once; a diagnosis that is still under way uses it."""
     if tail and job.end is not None and not job.end.tail:
-        draft.put(replace(job, end=replace(job.end, tail=tail[-TAIL:])))
+        draft.put(replace(job, end=_judged(draft, job.end, tail)))
+
+
+def _judged(draft: Draft, end: End, tail: str = "") -> End:
+    """The end with what its log says, which may have come later than it."""
+    tail = (tail or end.tail)[-TAIL:]
+    return replace(end, tail=tail, findings=judge(tail, draft.rules.tables.diagnosis))
 
 
 def looked(draft: Draft, news: Looked) -> None:

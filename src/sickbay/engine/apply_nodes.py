@@ -16,7 +16,8 @@ from sickbay.brain.identity import (
     with_holder,
 )
 from sickbay.engine import patrol
-from sickbay.engine.apply_faults import hear_early, keep_early, observed, open_incident, raise_fault
+from sickbay.engine.apply_faults import observed, open_incident, raise_fault
+from sickbay.engine.early_agents import hear_early, keep_early
 from sickbay.engine.errands import end_ranks
 from sickbay.engine.transitions import hear_again, step_incident, subjects_of
 from sickbay.engine.view import Draft
@@ -45,7 +46,7 @@ from sickbay.model.fleet import (
     NodeId,
     pool_of,
 )
-from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, enqueue
+from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, Verb, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import WaitMark, key_of
@@ -403,7 +404,7 @@ def _compare(draft: Draft, node: Node) -> None:
     found = drift(incident, node, horizon, draft.intent(incident.intent))
     after = replace(incident, **found.cordon)
     if found.uncordoned:
-        order = OperatorRequest(verb="uncordoned", by="another", reason=found.uncordoned)
+        order = OperatorRequest(verb=Verb.UNCORDONED, by="another", reason=found.uncordoned)
         after = enqueue(after, order)
     if found.bared:
         draft.tell("our cordon went with what it was on: it will be put back", key_of(incident), key_of(node))
@@ -511,7 +512,7 @@ def booted(draft: Draft, fact: Fact, news: Booted) -> None:
 
 
 def _returned(was: Node, node: Node) -> Node:
-    """An announced end is over when both witnesses are back; until then neither's absence is news."""
+    """Clear `going_down` once agent and cluster both see the node again; until then silence of either is expected."""
     both = node.ready and node.agent is AgentState.HEARD
     same = was.incarnation is not None and was.incarnation.same_boot(node.incarnation)
     never_left = was.ready and was.agent is AgentState.HEARD and same

@@ -1,6 +1,6 @@
 """Operators' commands. Each is audited in the story with who and why; what makes no sense changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from msgspec.json import encode
@@ -14,7 +14,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
-from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, enqueue
+from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Verb, enqueue
 from sickbay.model.job import Job
 from sickbay.model.rows import WITHHOLDING, key_of
 
@@ -99,7 +99,8 @@ def _queue(draft: Draft, news: Ordered, incident: Incident) -> None:
     elif len(incident.orders) >= ORDERS_MOST:
         _refuse(draft, news, f"{len(incident.orders)} orders wait already", key_of(incident))
     else:
-        draft.put(enqueue(incident, OperatorRequest(verb=news.verb, by=news.by, reason=news.reason, now=news.now)))
+        asked = OperatorRequest(verb=Verb(news.verb), by=news.by, reason=news.reason, now=news.now)
+        draft.put(enqueue(incident, asked))
 
 
 def _refuse(draft: Draft, news: Ordered, why: str, *subjects: str) -> None:
@@ -115,18 +116,19 @@ def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
     _audit(draft, news, key_of(node))
     incident = draft.incident(node.incident) if node.incident else None
     if incident is None:
-        fault = wished(news.verb, news.by, news.reason)
+        fault = wished(Verb(news.verb), news.by, news.reason)
         open_incident(draft, fact, node, fault, IncidentKind.OPERATOR, now=news.now)
     else:
         _queue(draft, news, incident)
 
 
 def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
-    rows = (draft.read(Withholding, WITHHOLDING) or Withholding()).rows
+    before = draft.read(Withholding, WITHHOLDING) or Withholding()
+    rows = before.rows
     if news.verb in {"unpause", "include"}:
         kept = tuple(r for r in rows if (r.id != news.target if news.target else not r.pauses))
         _audit(draft, news, WITHHOLDING)
-        draft.put(Withholding(rows=kept))
+        draft.put(_withholding(kept, before.orders))
         return
     until = draft.now + timedelta(seconds=float(news.args["seconds"])) if "seconds" in news.args else None
     row = Withhold(
@@ -138,7 +140,6 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
         node=news.args.get("node", "*"),
         until=until,
         excuse=news.verb == "exclude",
-        asked=fact.id,
     )
     alive = tuple(r for r in rows if r.until is None or r.until > draft.now)
     if news.verb == "pause":  # each withholds everything: of many, those that last longest are enough
@@ -148,8 +149,12 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
         text = f"{news.by}: exclude: {len(alive)} exclusions are in force and there is no room for more: remove some"
         draft.tell(text, WITHHOLDING, "operator:", event="refused")
         return
-    draft.put(Withholding(rows=(*alive, row)))
+    draft.put(_withholding((*alive, row), {**before.orders, row.id: fact.id}))
     _audit(draft, news, WITHHOLDING)
+
+
+def _withholding(rows: tuple[Withhold, ...], orders: Mapping[str, str]) -> Withholding:
+    return Withholding(rows=rows, orders={row.id: orders[row.id] for row in rows if row.id in orders})
 
 
 def _brakes(draft: Draft) -> Iterator[Brake]:

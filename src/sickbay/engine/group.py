@@ -37,7 +37,7 @@ class SharedCommit:
         self._done: list[str] = []
         self._alone: list[str] = []
 
-    def commit(self, builds: Builds, epoch: int, *, follows: bool, in_order: bool) -> tuple[list[str], list[str]]:
+    def commit(self, builds: Builds, epoch: int, *, durable: bool, in_order: bool) -> tuple[list[str], list[str]]:
         """Returns whose units were committed, and who must be done alone: what could not be planned, and from a refused
         unit on all that were planned upon it. `in_order`: whatever comes after one of those is left undone.
         """
@@ -46,7 +46,7 @@ class SharedCommit:
             draft = self._draft()
             try:
                 build(draft)
-                unit = replace(draft.unit(), follows=follows)
+                unit = replace(draft.unit(), durable=durable)
             except Exception as error:  # otherwise tried again alone, where it is dealt with
                 if stops(error):
                     raise

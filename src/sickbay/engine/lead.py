@@ -173,10 +173,10 @@ class Engine:
     def _draft(self) -> Draft:
         return Draft(self._view, self._rules, self._clocks.learned, moment(self._clock.wall()), self._clocks.newest)
 
-    def _commit(self, build: Callable[[Draft], None], *, follows: bool = True) -> bool:
+    def _commit(self, build: Callable[[Draft], None], *, durable: bool = False) -> bool:
         """Plan and commit one unit; a refused one is planned again from a fresh view.
 
-        What follows from facts need not wait for the disk: the next SENT does, and takes all before it along.
+        What follows from stored facts is not fsynced: the commit of SENT is, and that covers all commits before it.
         """
         for _ in range(REPLANS):
             draft = self._draft()
@@ -185,7 +185,7 @@ class Engine:
             if unit.empty:
                 return False
             try:
-                version = self._store.commit(draft.body(replace(unit, follows=follows)), self._epoch)
+                version = self._store.commit(draft.body(replace(unit, durable=durable)), self._epoch)
             except Conflict:
                 self._view.forget(refused=True)
                 continue
@@ -195,8 +195,10 @@ class Engine:
             return True
         raise Conflict("a unit was refused again and again")
 
-    def _together(self, builds: Builds, *, follows: bool = True, in_order: bool = False) -> tuple[list[str], list[str]]:
-        return self._group.commit(builds, self._epoch, follows=follows, in_order=in_order)
+    def _together(
+        self, builds: Builds, *, durable: bool = False, in_order: bool = False
+    ) -> tuple[list[str], list[str]]:
+        return self._group.commit(builds, self._epoch, durable=durable, in_order=in_order)
 
     def _learn_all(self) -> int:
         """Facts in order, many in one unit, and how far we are with them in the same unit."""
@@ -338,7 +340,7 @@ class Engine:
         """Commit what follows for one subject. If that cannot be done this one is set aside, and all others go on."""
         name = f"send/{subject}" if sends else subject
         try:
-            done = self._commit(build, follows=not sends)
+            done = self._commit(build, durable=sends)
         except Exception as error:
             if self._setup.strict or stops(error):
                 raise
@@ -370,7 +372,7 @@ class Engine:
         All that go out now wait for the disk together, and are called after it.
         """
         again: list[str] = []
-        done, alone = self._together(self._to_send(again), follows=False)
+        done, alone = self._together(self._to_send(again), durable=True)
         for key in (*alone, *again):
             if self._try(key, partial(send, key=key), "could not be sent", sends=True):
                 done.append(key)

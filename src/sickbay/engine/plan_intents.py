@@ -186,8 +186,8 @@ def _next_look(draft: Draft, intent: Intent) -> Deadline | None:
             soon = Deadline(clock=intent.clock, at=reading + 0.5 * intent.call_timeout)
             return soon if intent.seen_by is None or soon.at < intent.seen_by.at else intent.seen_by
         case IntentState.ACCEPTED if clock is not None and _horizon(draft, intent) < intent.visible_from:
-            # A read that shows the effect may be older than the one that must show it, and then nothing changes any
-            # more: only a further read tells, and reads wake nobody.
+            # Seen, but in a read from before `visible_from`: poll once a period until a newer read. Clocks are not
+            # among what a wait is on, so no read makes it due.
             soon = Deadline(clock=intent.cluster, at=draft.reading(intent.cluster) + clock.period)
             return (
                 soon

@@ -39,7 +39,7 @@ def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
         present=draft.present,
         as_of=clock.as_of if (clock := draft.clocks.get(job.spec.cluster)) is not None else 0.0,
     )
-    return _take_job(draft, job, resume(sight, draft.rules.policy, draft.rules.tables))
+    return _take_job(draft, job, resume(sight, draft.rules.policy))
 
 
 def _take_job(draft: Draft, job: Job, decision: JobDecision) -> tuple[Job, Wait | None]:

@@ -13,9 +13,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import EarlyAgent
 from sickbay.model.fleet import Brake, Node
-from sickbay.model.intent import (
-    Notify,
-)
+from sickbay.model.intent import Notify
 from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import WaitMark
 

@@ -61,7 +61,7 @@ def _rest(draft: Draft, thing: Incident | Job, wait: Wait | None) -> None:
         draft.put(replace(thing, wait=wait))
     urgent = 1 if isinstance(thing, Job) else 2
     until = wait.until
-    if until is not None and until.passed(draft.readings):  # somebody else's deadline: their row will wake us
+    if until is not None and until.passed(draft.readings):  # an intent's `seen_by`: its row wakes us, and we poll
         until = Deadline(clock=until.clock, at=draft.reading(until.clock) + LOOK_AGAIN)
     if until is not None and wait.would:  # a moment on the wall: our clock, which may stand still, only estimates it
         until = Deadline(clock=until.clock, at=min(until.at, draft.reading(until.clock) + ESTIMATE_AGAIN))

@@ -212,7 +212,7 @@ def _count(node: Node | None, what: str) -> int:
 
 
 def ledger_now(draft: Draft, incident: Incident) -> Ledger:
-    """The pool's ledger with what this unit has changed of the incident so far: a rung that has just failed is free.
+    """The pool's ledger, less this incident's own repair if it has left REPAIRING in this unit.
 
     It is expected, not waited on: it changes with every seat, and few of these changes are any use to who waits.
     """

@@ -67,7 +67,7 @@ def step_incident(draft: Draft, incident: Incident, event: str, because: str, al
     stage = Stage(phase=phase, entered_at=draft.now, because=because)
     changed = replace(changed, phase=phase, stages=(*incident.stages, stage)[-KEEP_STAGES:], wait=None)
     if incident.phase in {Phase.REPAIRING, Phase.VERIFYING} and event in {"repaired", "fail"}:
-        changed = _judged(changed, draft.now, "done" if event == "repaired" else f"failed: {because}")
+        changed = _judged(changed, draft.now, failed=because if event == "fail" else None)
     draft.tell(f"{phase}: {because}", f"incident:{incident.id}", f"node:{incident.node}", event=event)
     if phase.terminal:
         changed = replace(changed, closed_at=draft.now, closing=None)
@@ -76,9 +76,10 @@ def step_incident(draft: Draft, incident: Incident, event: str, because: str, al
     return changed
 
 
-def _judged(incident: Incident, now: datetime, result: str) -> Incident:
-    """Write the result on the last try; what others did counts as a try once it has failed."""
-    if incident.healed is not None and result != "done":
+def _judged(incident: Incident, now: datetime, *, failed: str | None) -> Incident:
+    """Write on the last try how it ended: why it failed, if it did. What others did counts as a try once it has."""
+    result = "done" if failed is None else f"failed: {failed}"
+    if incident.healed is not None and failed is not None:
         tried = Try(rung=incident.healed, result=f"by others, {result}", at=now)
         return replace(incident, healed=None, tries=(*incident.tries, tried))
     if not incident.tries:

@@ -265,7 +265,10 @@ class Draft:
         return row
 
     def peek(self, kind: type[RowType], key: str) -> RowType | None:
-        """The row without a claim on it: for what the ledger's version, or nothing at all, protects."""
+        """An unprotected read: the row's version is not expected, so it may have changed when the unit is committed.
+
+        Safe where nothing is decided by it, or where the unit expects the pool's ledger, which changes with it.
+        """
         row = self._row(key)
         return row if isinstance(row, kind) else None
 

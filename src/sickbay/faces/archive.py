@@ -1,18 +1,18 @@
-"""A store as a reader sees it: rows by the words of the model, never written."""
+"""A read-only view of a store: rows by the words of the model, never written."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from sickbay.brain.admit import limit_for
+from sickbay.faces.answers import Estimate, PoolBudget
 from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.fleet import Brake, InForce, Ledger, Node, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Job
-from sickbay.model.noun import Noun
 from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
 from sickbay.model.rows import IN_FORCE, TO_SEND, WITHHOLDING, AnyRow, Line
@@ -20,26 +20,6 @@ from sickbay.ports.store import Store
 
 SUBJECTS = ("node", "job", "incident")
 Kind = TypeVar("Kind", bound=AnyRow)
-
-
-class Estimate(Noun):
-    """When a deadline will pass on the wall, if its clock goes on as it does."""
-
-    at: datetime
-    clock: str
-    stands_since: datetime | None = None  # its source is not heard: the deadline does not come nearer
-
-
-class Budget(Noun):
-    """What a pool may lack. The limits are None where the policy in force is not known here."""
-
-    pool: str
-    size: int
-    out: int
-    may_be_out: int | None
-    repairing: int
-    may_be_repairing: int | None
-    held: int
 
 
 class Archive:
@@ -101,11 +81,11 @@ class Archive:
         return self._store.story(subject)
 
     # --- what follows from them
-    def budget(self, pool: str) -> Budget:
+    def budget(self, pool: str) -> PoolBudget:
         ledger = self._row(Ledger, f"ledger:{pool}") or Ledger(pool=pool)
         limit = limit_for(pool, self.policy) if self.policy is not None else None
         size = (limit.size if limit is not None else None) or ledger.size
-        return Budget(
+        return PoolBudget(
             pool=pool,
             size=size,
             out=ledger.out,
@@ -123,7 +103,7 @@ class Archive:
         since = self.still_since(clock)
         begin = datetime.fromtimestamp(clock.moved or clock.last, UTC) if since is None else self.as_of
         left = timedelta(seconds=max(0.0, deadline.at - clock.reading))
-        return Estimate(at=begin + left, clock=deadline.clock, stands_since=since)
+        return Estimate(about=iso(begin + left), clock=deadline.clock, stands_since=iso(since))
 
     def still_since(self, clock: WatchedClock) -> datetime | None:
         """Since when a source is not heard, measured by what the others have told since; None: it is heard."""
@@ -162,3 +142,14 @@ class Archive:
         some = ", ".join(close or short[:3])
         hint = f"did you mean {some}?" if close else f"there are {some} …" if some else "this store is empty"
         raise NoSuchSubject(f"there is no node, job or incident {asked!r}: {hint}")
+
+
+@overload
+def iso(at: datetime) -> str: ...
+@overload
+def iso(at: None) -> None: ...
+@overload
+def iso(at: datetime | None) -> str | None: ...
+def iso(at: datetime | None) -> str | None:
+    """Milliseconds are enough for people and never end differently."""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if at is not None else None

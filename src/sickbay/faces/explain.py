@@ -3,63 +3,74 @@
 Reads a store and nothing else: the same answer for a controller's store, a file that was kept, and a simulation.
 """
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
-from sickbay.faces.archive import Archive, Budget, Estimate
-from sickbay.faces.story import StoryAnswer, tell, weave
-from sickbay.faces.waits import Waiting, doing, incident_waits, job_waits, node_waits, why_not
+from msgspec import structs
+
+from sickbay.faces.answers import (
+    ExplainAnswer,
+    ExplainedIncident,
+    ExplainedJob,
+    ExplainedNode,
+    FaultSeen,
+    IncidentAnswer,
+    InterruptionAnswer,
+    JobAnswer,
+    NodeAnswer,
+    NodeDevice,
+    NodeState,
+    PhaseEntered,
+    RungTried,
+    Stages,
+    ToldLine,
+)
+from sickbay.faces.archive import Archive, iso
+from sickbay.faces.story import tell, weave
+from sickbay.faces.waits import doing, incident_waits, job_waits, node_waits, why_not
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Interruption, Job, JobState
-from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.model.rows import Line, kind_of
 from sickbay.ports.store import Store
 
-STAGES = ("detected", "stopped", "diagnosed", "placed", "gated", "started", "first_step")
 
-
-class Explained(Noun):
-    kind: str  # node | job | incident
-    subject: dict[str, Any]  # the keys that every face shows for its kind
-    story: tuple[StoryAnswer, ...]
-    waits: Waiting | None
-    as_of: datetime | None  # as far as the store has heard
-
-    def as_json(self) -> dict[str, Any]:
-        story = [
-            {"at": iso(t.at), "what": t.what.value, "about": t.about, "text": t.text, "event": t.event}
-            for t in self.story
-        ]
-        return {
-            "kind": self.kind,
-            **self.subject,
-            "story": story,
-            "waits_for": waiting_json(self.waits),
-            "as_of": iso(self.as_of),
-        }
-
-
-def explain(store: Store, name: str, policies: Mapping[str, Policy] | None = None) -> Explained:
+def explain(store: Store, name: str, policies: Mapping[str, Policy] | None = None) -> ExplainAnswer:
     """Raises BadInput for a name that is unknown, or that means more than one thing."""
     archive = Archive(store, policies)
     key = archive.find(name)
-    kind, _, ident = key.partition(":")
-    node, job, incident = archive.node(ident), archive.job(ident), archive.incident(ident)
-    if kind == "node" and node is not None:
-        subject, waits = node_json(archive, node), node_waits(archive, node)
-        story = _node_story(archive, node)
-    elif kind == "job" and job is not None:
-        subject, waits = job_json(archive, job), job_waits(archive, job)
-        story = _job_story(archive, job)
-    elif incident is not None:
-        subject, waits = incident_json(archive, incident), incident_waits(archive, incident)
-        story = _incident_story(archive, incident)
-    else:
-        raise LookupError(key)  # `find` has just seen it
-    return Explained(kind=kind, subject=subject, story=tuple(tell(story)), waits=waits, as_of=archive.as_of)
+    ident = key.partition(":")[2]
+    as_of = iso(archive.as_of)
+    if key.startswith("node:") and (node := archive.node(ident)) is not None:
+        return ExplainedNode(
+            **structs.asdict(node_answer(archive, node)),
+            story=told_lines(_node_story(archive, node)),
+            waits_for=node_waits(archive, node),
+            as_of=as_of,
+        )
+    if key.startswith("job:") and (job := archive.job(ident)) is not None:
+        return ExplainedJob(
+            **structs.asdict(job_answer(job)),
+            story=told_lines(_job_story(archive, job)),
+            waits_for=job_waits(archive, job),
+            as_of=as_of,
+        )
+    if (incident := archive.incident(ident)) is not None:
+        return ExplainedIncident(
+            **structs.asdict(incident_answer(archive, incident)),
+            story=told_lines(_incident_story(archive, incident)),
+            waits_for=incident_waits(archive, incident),
+            as_of=as_of,
+        )
+    raise LookupError(key)  # `find` has just seen it
+
+
+def told_lines(lines: Sequence[Line]) -> list[ToldLine]:
+    return [
+        ToldLine(at=iso(told.at), what=told.what.value, about=told.about, text=told.text, event=told.event)
+        for told in tell(lines)
+    ]
 
 
 # --- stories
@@ -97,10 +108,10 @@ def _job_story(archive: Archive, job: Job) -> list[Line]:
     return weave({**own, **{f"incident:{i}": archive.story(f"incident:{i}") for i in incidents}})
 
 
-# --- the words of the command line's JSON
+# --- answers
 
 
-def state_of(node: Node, incident: Incident | None) -> str:
+def state_of(node: Node, incident: Incident | None) -> NodeState:
     """READY UNKNOWN SUSPECT OUT LOST HELD INTAKE: the worst that is true of it."""
     phase = incident.phase if incident is not None and incident.open else None
     if phase is Phase.HELD:
@@ -118,23 +129,23 @@ def state_of(node: Node, incident: Incident | None) -> str:
     return "UNKNOWN" if node.unknown else "READY"
 
 
-def node_json(archive: Archive, node: Node) -> dict[str, Any]:
+def node_answer(archive: Archive, node: Node) -> NodeAnswer:
     incident = archive.incident(node.incident) if node.incident else None
-    jobs = [job.id for job in archive.holders(node)]
-    return {
-        "id": node.id,
-        "pool": node.pool,
-        "state": state_of(node, incident),
-        "schedulable": node.ready and not node.cordons and node.incarnation is not None,
-        "boot_id": node.incarnation.boot_id if node.incarnation else None,
-        "instance_id": node.incarnation.instance_id if node.incarnation else None,
-        "devices": [{"index": device.index, "serial": device.serial} for device in node.devices],
-        "job": jobs[0] if jobs else None,
-        "jobs": jobs,
-        "incident": node.incident,
-        "cordons": list(node.cordons),
-        "because": _why_node(archive, node, incident),
-    }
+    jobs: list[str] = [job.id for job in archive.holders(node)]
+    return NodeAnswer(
+        id=node.id,
+        pool=node.pool,
+        state=state_of(node, incident),
+        schedulable=node.ready and not node.cordons and node.incarnation is not None,
+        boot_id=node.incarnation.boot_id if node.incarnation else None,
+        instance_id=node.incarnation.instance_id if node.incarnation else None,
+        devices=[NodeDevice(index=device.index, serial=device.serial) for device in node.devices],
+        job=jobs[0] if jobs else None,
+        jobs=jobs,
+        incident=node.incident,
+        cordons=list(node.cordons),
+        because=_why_node(archive, node, incident),
+    )
 
 
 def _why_node(archive: Archive, node: Node, incident: Incident | None) -> str:
@@ -149,54 +160,58 @@ def _why_incident(incident: Incident) -> str:
     return incident.stages[-1].because if incident.stages else incident.fault.because
 
 
-def incident_json(archive: Archive, incident: Incident) -> dict[str, Any]:
+def incident_answer(archive: Archive, incident: Incident) -> IncidentAnswer:
     fault = incident.fault
-    stages = []
-    ends = [stage.entered_at for stage in incident.stages[1:]] + [incident.closed_at or archive.as_of]
-    for stage, end in zip(incident.stages, ends, strict=True):
-        seconds = None if stage.phase.terminal or end is None else _seconds(stage.entered_at, end)
-        entry = {"phase": stage.phase.value, "entered_at": iso(stage.entered_at), "seconds": seconds}
-        stages.append({**entry, "because": stage.because})
-    return {
-        "id": incident.id,
-        "node": incident.node,
-        "incident_kind": incident.kind.value,
-        "fault": {
-            "code": fault.code,
-            "component": fault.component,
-            "severity": fault.severity.value,
-            "evidence": list(incident.evidence),
-        },
-        "remedy": incident.remedy.value,
-        "phase": incident.phase.value,
-        "opened_at": iso(incident.opened_at),
-        "closed_at": iso(incident.closed_at),
-        "stages": stages,
-        "tries": [{"rung": t.rung.value, "result": t.result, "at": iso(t.at)} for t in incident.tries],
-        "jobs": list(incident.jobs),
-        "because": _why_incident(incident),
-    }
+    return IncidentAnswer(
+        id=incident.id,
+        node=incident.node,
+        incident_kind=incident.kind,
+        fault=FaultSeen(
+            code=fault.code, component=fault.component, severity=fault.severity, evidence=list(incident.evidence)
+        ),
+        remedy=incident.remedy,
+        phase=incident.phase,
+        opened_at=iso(incident.opened_at),
+        closed_at=iso(incident.closed_at),
+        stages=_phases(incident, archive.as_of),
+        tries=[RungTried(rung=one.rung, result=one.result, at=iso(one.at)) for one in incident.tries],
+        jobs=list(incident.jobs),
+        because=_why_incident(incident),
+    )
 
 
-def job_json(archive: Archive, job: Job) -> dict[str, Any]:
-    del archive
-    return {
-        "id": job.id,
-        "name": job.spec.name,
-        "state": job.state.value,
-        "attempt": job.attempt,
-        "restarts": len(job.restarts),
-        "nodes": sorted(job.claim),
-        "step": job.step,
-        "resumed_from": job.resumed_from,
-        "saved": job.saved,
-        "saved_at": iso(job.saved_at),
-        "save_failed": job.save_failed if job.open else "",
-        "doing": _doing(job),
-        "diagnosis": job.diagnosis,
-        "interruptions": [interruption_json(one) for one in job.interruptions],
-        "because": _why_job(job),
-    }
+def _phases(incident: Incident, as_of: datetime | None) -> list[PhaseEntered]:
+    """Each with the time until the next one; the one that it is in, until now."""
+    ends = [*(stage.entered_at for stage in incident.stages[1:]), incident.closed_at or as_of]
+    return [
+        PhaseEntered(
+            phase=stage.phase,
+            entered_at=iso(stage.entered_at),
+            seconds=None if stage.phase.terminal or end is None else _seconds(stage.entered_at, end),
+            because=stage.because,
+        )
+        for stage, end in zip(incident.stages, ends, strict=True)
+    ]
+
+
+def job_answer(job: Job) -> JobAnswer:
+    return JobAnswer(
+        id=job.id,
+        name=job.spec.name,
+        state=job.state,
+        attempt=job.attempt,
+        restarts=len(job.restarts),
+        nodes=sorted(job.claim),
+        step=job.step,
+        resumed_from=job.resumed_from,
+        saved=job.saved,
+        saved_at=iso(job.saved_at),
+        save_failed=job.save_failed if job.open else "",
+        doing=_doing(job),
+        diagnosis=job.diagnosis,
+        interruptions=[_interruption(one) for one in job.interruptions],
+        because=_why_job(job),
+    )
 
 
 def _doing(job: Job) -> str:
@@ -218,45 +233,15 @@ def _why_job(job: Job) -> str:
             return job.wait.because if job.wait else ""
 
 
-def interruption_json(one: Interruption) -> dict[str, Any]:
+def _interruption(one: Interruption) -> InterruptionAnswer:
     first, last = one.stages.get("detected"), one.stages.get("first_step")
-    again = _seconds(first, last) if first is not None and last is not None else None
-    return {
-        "attempt": one.attempt,
-        "cause": one.cause,
-        "incidents": list(one.incidents),
-        "stages": {name: iso(one.stages.get(name)) for name in STAGES},
-        "training_again_after": again,
-    }
-
-
-def waiting_json(waits: Waiting | None) -> dict[str, Any] | None:
-    if waits is None:
-        return None
-    return {
-        "because": waits.because,
-        "until": _estimate_json(waits.until),
-        "then": waits.then,
-        "would": waits.would,
-        "changed_by": list(waits.changed_by),
-        "budget": _budget_json(waits.budget),
-        "notes": list(waits.notes),
-    }
-
-
-def _estimate_json(estimate: Estimate | None) -> dict[str, Any] | None:
-    if estimate is None:
-        return None
-    return {"about": iso(estimate.at), "clock": estimate.clock, "stands_since": iso(estimate.stands_since)}
-
-
-def _budget_json(budget: Budget | None) -> dict[str, Any] | None:
-    return None if budget is None else {field: getattr(budget, field) for field in budget.__struct_fields__}
-
-
-def iso(at: datetime | None) -> str | None:
-    """Milliseconds are enough for people and never end differently."""
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if at is not None else None
+    return InterruptionAnswer(
+        attempt=one.attempt,
+        cause=one.cause,
+        incidents=list(one.incidents),
+        stages=Stages(**{name: iso(one.stages.get(name)) for name in Stages.__struct_fields__}),
+        training_again_after=_seconds(first, last) if first is not None and last is not None else None,
+    )
 
 
 def _seconds(begin: datetime, end: datetime) -> float:

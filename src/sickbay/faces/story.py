@@ -1,4 +1,4 @@
-"""The story in plain words: lines of several subjects in one order, each with what it is (seen, decided, done)."""
+"""The event log in plain words: lines of several subjects in one order, each with what it is (seen, decided, done)."""
 
 import heapq
 from collections import deque

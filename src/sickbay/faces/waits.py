@@ -7,12 +7,14 @@ there is to say follows from the intent under way, which shows itself in one way
 from collections.abc import Iterable
 from datetime import datetime
 
-from sickbay.faces.archive import Archive, Budget, Estimate
+from sickbay.brain.incident_input import REMINDED
+from sickbay.faces.answers import Waiting
+from sickbay.faces.archive import Archive
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.cordon import named, others_of
-from sickbay.model.fault import AGENT_LOST, PARTITION, RUNGS, Proof
+from sickbay.model.fault import RUNGS, Proof
 from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, Phase
+from sickbay.model.incident import Incident, Phase, Wait
 from sickbay.model.intent import (
     AskToSave,
     Drain,
@@ -29,46 +31,31 @@ from sickbay.model.intent import (
     Verify,
 )
 from sickbay.model.job import Job, JobState, RankState, Work
-from sickbay.model.noun import Noun
 
 MOST_NAMED = 8
-
-
-class Waiting(Noun):
-    """Why nothing happens now, and what would make something happen."""
-
-    because: str
-    until: Estimate | None = None
-    then: str = ""  # what happens at that time
-    would: str = ""  # the act that is withheld
-    changed_by: tuple[str, ...] = ()
-    budget: Budget | None = None
-    notes: tuple[str, ...] = ()  # what else keeps it: a source that is not heard, a call in doubt
 
 
 def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:
     """None: it is over."""
     if not incident.open:
         return None
-    wait, intent = incident.wait, archive.intent(incident.intent)
+    intent = archive.intent(incident.intent)
     under_way = intent is not None and not intent.state.over
-    ends = wait.ends if wait is not None else ()
-    changed: tuple[str, ...]
+    wait = incident.wait or Wait(because="it is about to be decided")
+    changed, then = wait.ends, wait.then
     if incident.phase is Phase.HELD:
-        changed = (*ends, f"an operator: confirm, escalate or dismiss {incident.id}", "the node leaves the cluster")
-        then = "a person is reminded"
-    elif ends:
-        changed, then = ends, "it is judged afresh"
-    elif intent is not None and under_way:
+        people = (f"an operator: confirm, escalate or dismiss {incident.id}", "the node leaves the cluster")
+        changed, then = (*changed, *people), REMINDED
+    elif not changed and intent is not None and under_way:
         changed, then = (_shows(intent),), "it is given up, and the next step is decided"
-    else:
-        changed, then = _by_phase(archive, incident)
+    elif not changed and incident.phase is Phase.DRAINING:
+        changed, then = _who_leaves(archive, incident), "it is held for a person"
     return Waiting(
-        because=wait.because if wait is not None else "it is about to be decided",
-        until=archive.estimate(wait.until) if wait is not None else None,
-        then=then,
-        would=wait.would.removeprefix("would have: ") if wait is not None else "",
-        changed_by=changed,
+        because=wait.because,
+        until=archive.estimate(wait.until),
+        then=then or "it is judged afresh",
+        would=wait.would.removeprefix("would have: "),
+        changed_by=changed or ("its own next step",),
         budget=archive.budget(incident.pool),
         notes=_notes(archive, incident.cluster, intent if under_way else None),
     )
@@ -78,36 +65,15 @@ def _clock(at: datetime) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _by_phase(archive: Archive, incident: Incident) -> tuple[tuple[str, ...], str]:
-    """Of an incident with no intent under way: what would change its mind, and what its deadline brings."""
+def _who_leaves(archive: Archive, incident: Incident) -> tuple[str, ...]:
     node = archive.node(incident.node)
-    match incident.phase:
-        case Phase.SUSPECT if incident.doubt is not None and incident.shown_at <= incident.doubt.since:
-            # It was withheld; suspects are checked one after the other.
-            return ("a check confirms or clears it", f"{incident.fault.code} shows itself again"), "it is checked"
-        case Phase.WATCHED:
-            return _watched(incident)
-        case Phase.DRAINING:
-            jobs = archive.holders(node) if node is not None else []
-            left = [f"job {job.id} leaves {incident.node}{_asked(job)}" for job in jobs]
-            others = node is not None and node.unmanaged
-            return (*left, *(["work that Sickbay does not manage leaves"] if others else [])), "it is held for a person"
-        case _:
-            return ("its own next step",), "it is judged afresh"
+    jobs = archive.holders(node) if node is not None else []
+    left = [f"job {job.id} leaves {incident.node}{_asked(job)}" for job in jobs]
+    return (*left, *(["work that Sickbay does not manage leaves"] if node is not None and node.unmanaged else []))
 
 
 def _asked(job: Job) -> str:
     return f" ({job.wait.because})" if job.save_by is not None and job.wait is not None else ""
-
-
-def _watched(incident: Incident) -> tuple[tuple[str, ...], str]:
-    match incident.fault.code:
-        case code if code == AGENT_LOST:
-            return ("its agent is heard again",), "a person is reminded"
-        case code if code == PARTITION:
-            return ("the cluster sees the node again",), "a person is reminded"
-        case code:
-            return (f"{code} shows itself again, or something worse does",), "it is dismissed"
 
 
 _PROOFS = {

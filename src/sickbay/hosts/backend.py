@@ -1,11 +1,9 @@
-"""The desk: all that faces may ask of a controller. What changes anything becomes a fact; the engine does the rest."""
+"""The application service: all that faces may ask of a controller. A change is a fact; the engine does the rest."""
 
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-
-from msgspec.structs import replace
 
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.reception import Reception
@@ -72,8 +70,6 @@ class Backend:
 
     def submit(self, spec: JobSpec, key: str) -> Job:
         job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
-        if spec.stall_after is None:
-            spec = replace(spec, stall_after=self.policy.resume.stall_after.total_seconds())
         self._tell(f"submit/{key}", Submitted(job=job, spec=spec))
         self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
         found = self._job(job)

@@ -1,4 +1,4 @@
-"""What has changed, in order, for everybody who watches: the API's event stream, and whoever waits for an effect."""
+"""The change feed, in order, for everybody who watches: the API's event stream, and whoever waits for an effect."""
 
 import threading
 import time

@@ -63,7 +63,7 @@ class Waking:
 
 
 class Controller:
-    """`desk` is for faces; `canary` must prove, by being called, that reports can reach us. Start once, stop once."""
+    """`backend` is for faces; `canary` must prove, by being called, that reports can reach us. Start and stop once."""
 
     def __init__(
         self, store: Store, fleet: WiredFleet, executor: Executor, clock: Clock, changes: Changes, holder: str = ""
@@ -79,7 +79,7 @@ class Controller:
         clusters = {name: site.cluster for name, site in fleet.hands.sites.items()}
         policy = fleet.rules.policy
         policies = {fleet.rules.policy_digest: policy}
-        self.desk = Backend(
+        self.backend = Backend(
             store,
             policy,
             policies,
@@ -96,8 +96,8 @@ class Controller:
         self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, changes.committed)
         self._troubles: dict[str, str] = {}
         silence = policy.silence.agent.total_seconds()
-        # As agents report: an outage that would not be counted for them must not be counted for our own voice, or all
-        # of them would be silent the moment it ends.
+        # The canary's period and the agents' must be the same: both clocks then leave out the same gaps (over twice the
+        # period). If the canary counted an outage that reports do not, all agents would be silent the moment it ends.
         self._canary_every = min(CANARY, silence / 6)
         self._canary_period = silence / 3
 

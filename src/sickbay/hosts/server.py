@@ -1,4 +1,4 @@
-"""Serving the application over HTTP."""
+"""The HTTP server (uvicorn), on this thread or on one of its own."""
 
 import asyncio
 import contextlib

@@ -75,6 +75,19 @@ def _unusable(directory: Path, error: OSError) -> BadInput:
     return BadInput(f"the state directory {directory} cannot be used ({error.strerror}): give another with --state")
 
 
+class ControllerRecord(NamedTuple):
+    pid: int
+    url: str
+
+
+def recorded(state: Path) -> ControllerRecord:
+    """What the last controller here wrote of itself; 0 and an empty URL: nothing that can be read."""
+    with suppress(ValueError, OSError, KeyError, TypeError):
+        found = json.loads((state / RECORD).read_text())
+        return ControllerRecord(pid=int(found["pid"]), url=str(found["url"]))
+    return ControllerRecord(pid=0, url="")
+
+
 class Ended(NamedTuple):
     """What `end_all` found living: `url` is where the controller could be reached, as far as it is known."""
 
@@ -85,9 +98,7 @@ class Ended(NamedTuple):
 
 def end_all(state: Path) -> Ended | None:
     """The controller and every node of this state, with all that runs there. None: there is no state of a cluster."""
-    url = ""
-    with suppress(ValueError, OSError):
-        url = json.loads((state / RECORD).read_text()).get("url", "")
+    url = recorded(state).url
     rack = Rack(state / "local")
     # The nodes may run though the database was lost or moved away.
     if not (state / "sickbay.db").exists() and not rack.exists():

@@ -23,7 +23,7 @@ from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.server import refuse_taken, served
-from sickbay.hosts.state import lock_alone, make_private
+from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
@@ -52,7 +52,7 @@ class Api(Protocol):
     """What answers over HTTP. Whoever starts the service hands it in: a host knows no face."""
 
     def __call__(
-        self, desk: Backend, *, leads: Callable[[], bool], mail: Wakeup, trouble: Callable[[], str]
+        self, backend: Backend, *, leads: Callable[[], bool], mail: Wakeup, trouble: Callable[[], str]
     ) -> Starlette: ...
 
 
@@ -66,7 +66,7 @@ class Service:
         make_private(wish.state)
         self._alone = lock_alone(wish.state)
         self._logging = _log_to(wish.state / "controller.log")
-        self.room = Rack(wish.state / "local")
+        self.rack = Rack(wish.state / "local")
         try:
             self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
         except BaseException:
@@ -75,11 +75,11 @@ class Service:
         try:
             self._furnish()
             mail = Wakeup()
-            fleet = local_fleet(self.room.root, self._store, policy, mail.ring, wish.knowledge)
+            fleet = local_fleet(self.rack.root, self._store, policy, mail.ring, wish.knowledge)
             self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
             controller = self._controller
-            answers = api(self.desk, leads=lambda: controller.leads, mail=mail, trouble=lambda: controller.trouble)
+            answers = api(self.backend, leads=lambda: controller.leads, mail=mail, trouble=lambda: controller.trouble)
             self._serving = ExitStack()
             self.url = self._serving.enter_context(served(answers, wish.host, wish.port, wish.cert, wish.key)).url
         except BaseException:
@@ -90,40 +90,40 @@ class Service:
 
     def _furnish(self) -> None:
         """As many nodes as asked for, or as there are, or a few."""
-        there = self.room.names() if self.room.exists() else ()
-        gpus = self._wish.gpus if self._wish.gpus is not None else self.room.seat(there[0]).gpus if there else GPUS
+        there = self.rack.names() if self.rack.exists() else ()
+        gpus = self._wish.gpus if self._wish.gpus is not None else self.rack.seat(there[0]).gpus if there else GPUS
         nodes = self._wish.nodes or len(there) or NODES
-        self.room.create(CLUSTER, nodes, gpus, POOL, boot_takes=self._wish.boot_takes)
+        self.rack.create(CLUSTER, nodes, gpus, POOL, boot_takes=self._wish.boot_takes)
 
     @property
-    def desk(self) -> Backend:
-        return self._controller.desk
+    def backend(self) -> Backend:
+        return self._controller.backend
 
     @property
     def trouble(self) -> str:
         return self._controller.trouble
 
     def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        self.room.url(self.url, self._wish.cert or "")
+        self.rack.url(self.url, self._wish.cert or "")
         # Who was here before is started before anybody looks: a node that was switched off is not one that fails.
         started = self._wake_known()
         self._controller.start(self._canary)
         self.token = self._credential("operator", "operator", self.state / "operator.token")
-        for seat in self.room.names():
+        for seat in self.rack.names():
             node = NodeId(f"{CLUSTER}/{seat}")
-            self._credential(f"agent of {node}", "agent", self.room.paths(seat).token, node)
+            self._credential(f"agent of {node}", "agent", self.rack.paths(seat).token, node)
         record = {"pid": os.getpid(), "url": self.url}
-        (self.state / "controller.json").write_text(json.dumps(record))
-        started += self.room.power_on()
+        (self.state / RECORD).write_text(json.dumps(record))
+        started += self.rack.power_on()
         progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
 
     def _wake_known(self) -> tuple[str, ...]:
         """Only where every agent can be believed at once: a token is known when the engine has learned of it."""
-        tokens = [self.room.paths(seat).token for seat in self.room.names()]
-        if not all(file.exists() and self.desk.who(file.read_text().strip()) for file in tokens):
+        tokens = [self.rack.paths(seat).token for seat in self.rack.names()]
+        if not all(file.exists() and self.backend.who(file.read_text().strip()) for file in tokens):
             return ()
-        started = self.room.power_on()
-        cluster, until = self.desk.clusters[CLUSTER], time.monotonic() + COME_UP
+        started = self.rack.power_on()
+        cluster, until = self.backend.clusters[CLUSTER], time.monotonic() + COME_UP
         while started and time.monotonic() < until:
             up = {seen.node for seen in cluster.snapshot().nodes if seen.ready}
             if all(NodeId(f"{CLUSTER}/{seat}") in up for seat in started):
@@ -139,8 +139,8 @@ class Service:
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "w") as out:
                 out.write(secret)
-        if self.desk.who(secret) is None:
-            self.desk.issue(name, role, "sickbay up", node, secret)
+        if self.backend.who(secret) is None:
+            self.backend.issue(name, role, "sickbay up", node, secret)
         return secret
 
     def _canary(self) -> bool:
@@ -168,9 +168,9 @@ class Service:
         self._serving.close()
         self._executor.close(within=5.0)
         if cluster:
-            self.room.down()
+            self.rack.down()
         self._store.close()
-        (self.state / "controller.json").unlink(missing_ok=True)
+        (self.state / RECORD).unlink(missing_ok=True)
         logging.getLogger("sickbay").removeHandler(self._logging)
         self._logging.close()
         self._alone.close()

@@ -1,4 +1,4 @@
-"""What wakes held requests: rung from any thread, heard on any loop."""
+"""Notification across threads and event loops: what wakes held requests."""
 
 import asyncio
 import threading

@@ -15,7 +15,6 @@ from sickbay.knowledge.shipped import shipped
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.tables import DiagnosisRule, FaultRow, Meaning, SxidRow, Tables, XidRow
-from sickbay.signs.classify import monitor_class_of
 
 Row = dict[str, str]
 Word = TypeVar("Word", bound=StrEnum)
@@ -26,7 +25,7 @@ XID_POSITIONS = ("nvidia_immediate", "nvidia_investigatory", "nvsentinel", "gpud
 SXID_POSITIONS = ("driver_a100_lr10", "driver_h100_ls10", "gpud", "nvsentinel", "imbue", "suggested_action")
 # The engine's own, GPUs and what ties them, the rest of the machine, what DCGM says.
 FAULTS = ("faults.csv", "faults_gpu.csv", "faults_host.csv", "faults_dcgm.csv")
-DIAGNOSIS = ("name", "rank", "pattern", "restart", "because", "source")
+DIAGNOSIS = ("name", "rank", "pattern", "words", "restart", "because", "source")
 
 
 def load_tables(overrides: Path | None = None) -> Tables:
@@ -123,6 +122,7 @@ def read_diagnosis(text: str, name: str = "diagnosis.csv") -> tuple[DiagnosisRul
             name=_given(row, "name", where),
             rank=_number(row, "rank", where),
             pattern=_pattern(row, where),
+            words=tuple(word for word in row["words"].split("|") if word),
             restart=_yes(row, "restart", where),
             because=_given(row, "because", where),
             source=_given(row, "source", where),
@@ -155,8 +155,9 @@ def _unique(text: str, name: str, columns: tuple[str, ...], one: Callable[[Row, 
         if meaning.code in found:
             raise BadInput(f"{where}: {meaning.code} is there twice; keep one row")
         # The class is written out so that people can read it; two truths about one row would be worse than none.
-        if meaning.monitor != monitor_class_of(meaning):
-            raise BadInput(f"{where}: class {meaning.monitor or 'is empty'}; write {monitor_class_of(meaning)}")
+        monitor = meaning.fault().monitor_class
+        if meaning.monitor != monitor:
+            raise BadInput(f"{where}: class {meaning.monitor or 'is empty'}; write {monitor}")
         found[meaning.code] = meaning
     return list(found.values())
 

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy, Scope, Severity
 from sickbay.model.tables import FaultRow, Meaning, SxidRow, Tables, XidRow
-from sickbay.signs.classify import monitor_class_of, unlisted_sxid, unlisted_xid
 
 KEYS = ("code", "remedy", "severity", "scope", "because")
 EXAMPLE = "- {code: xid.63, remedy: reset_gpu, because: why}"
@@ -48,9 +47,7 @@ def _row_of(code: str, tables: Tables, where: str) -> Meaning:
     numbered = re.fullmatch(r"(s?xid)\.([1-9][0-9]{0,5})", code)
     if numbered:
         number = int(numbered[2])
-        if numbered[1] == "xid":
-            return tables.xids.get(number) or unlisted_xid(number)
-        return tables.sxids.get(number) or unlisted_sxid(number)
+        return tables.xid(number) if numbered[1] == "xid" else tables.sxid(number)
     if code in tables.faults:
         return tables.faults[code]
     raise BadInput(f"{where}: code '{code}' is not known; write xid.N, sxid.N or one of {', '.join(tables.faults)}")
@@ -69,7 +66,7 @@ def _changed(row: Meaning, entry: Entry, line: int, name: str) -> Meaning:
         source="operator",
         overridden=True,
     )
-    return replace(changed, monitor=monitor_class_of(changed))
+    return replace(changed, monitor=changed.fault().monitor_class)
 
 
 def _word(kind: type[Word], entry: Entry, key: str, default: Word, name: str) -> Word:

@@ -99,6 +99,27 @@ class Fault(Noun):
     advice: Remedy | None = None  # the driver's own word on the fault before it (154): it wins
 
     @property
+    def monitor_class(self) -> str:
+        """The fault in the EKS monitor's words. Total: every fault, also one of a code that no table has.
+
+        - nothing to worry about → HEALTHY
+        - component `memory` → ECC_ERROR, whatever its severity: that monitor has one word for all memory errors,
+          so a recorded row remap (63) and an uncontained error (95) share it
+        - other Xids → XID_CRITICAL_n from severity error on, else XID_WARNING_n; 154 by what the driver advises
+        - everything else → GPU_HEALTH_ERROR from severity error on, else GPU_HEALTH_WARNING
+        """
+        advised = self.advice or Remedy.NONE
+        grave = self.severity in {Severity.ERROR, Severity.FATAL} or advised.disrupts
+        if self.severity is Severity.INFO and advised is Remedy.NONE:
+            return "HEALTHY"
+        if self.component == "memory":
+            return "ECC_ERROR"
+        if self.code.startswith("xid."):
+            number = self.code.removeprefix("xid.")
+            return f"XID_{'CRITICAL' if grave else 'WARNING'}_{number if number.isdigit() else 0}"
+        return "GPU_HEALTH_ERROR" if grave else "GPU_HEALTH_WARNING"
+
+    @property
     def is_wish(self) -> bool:
         """A person asked for it; nothing is ill."""
         return self.code.startswith(WISH)

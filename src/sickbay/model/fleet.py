@@ -50,6 +50,14 @@ class Capability(StrEnum):
     SEAT_KEPT = "seat_kept"  # a replaced instance takes the same seat
 
 
+class DrainHow(StrEnum):
+    """How work that Sickbay does not manage is moved off a node."""
+
+    EVICT = "evict"  # asked to leave, as far as its own guards let it
+    FORCE = "force"  # ended
+    WAIT = "wait"  # until it leaves by itself
+
+
 class Incarnation(Noun):
     """Identity of who holds a seat, as far as the one who speaks can tell: an empty field is unknown.
 
@@ -303,7 +311,6 @@ class Withhold(Noun):
     tell: bool = True
     until: datetime | None = None
     excuse: bool = False  # an excluded fault does not keep its seat from being claimed
-    asked: str = ""  # id of the order that it came of
 
     @property
     def pauses(self) -> bool:
@@ -315,6 +322,7 @@ class Withholding(Noun):
     """All stored rows of `pause` and `exclude`; one item, read by every admission."""
 
     rows: tuple[Withhold, ...] = ()
+    orders: dict[str, str] = {}  # row → id of the order that it came of
 
 
 class Token(Noun):

@@ -72,12 +72,31 @@ class Proven(Noun):
 ORDERS_MOST = 8  # of people, waiting in one incident; whoever comes then is refused and told so
 
 
+class Verb(StrEnum):
+    """What an incident may be asked for. The last two nobody asks for: others have done them."""
+
+    CONFIRM = "confirm"
+    HOLD = "hold"
+    DISMISS = "dismiss"
+    ESCALATE = "escalate"
+    UNCORDON = "uncordon"
+    CORDON = "cordon"  # this and the next four of a node, which may be treated already
+    DRAIN = "drain"
+    RESET = "reset"
+    REBOOT = "reboot"
+    REPLACE = "replace"
+    UNCORDONED = "uncordoned"  # another removed our cordon on the cluster
+    CANCEL = "cancel"  # the driver took its own word back
+
+
+OTHERS_DID = frozenset({Verb.UNCORDONED, Verb.CANCEL})
+VOUCH = frozenset({Verb.DISMISS, Verb.UNCORDON})  # a person's word that the node is well
+
+
 class OperatorRequest(Noun):
     """What was asked of an incident and it has not answered yet, by a person or by what others did."""
 
-    # Of people: confirm | hold | dismiss | escalate | uncordon, and cordon | drain | reset | reboot | replace of a node
-    # that is treated already; of others: uncordoned | cancel.
-    verb: str
+    verb: Verb
     by: str
     reason: str
     now: bool = False
@@ -105,7 +124,8 @@ class Wait(Noun):
     until: Deadline | None = None
     would: str = ""  # the act that is withheld
     room: Room | None = None  # it stands in a queue of its pool, and is called when there is room (`engine.seats`)
-    ends: tuple[str, ...] = ()  # what would end it, where whoever decided knows more than the rows say; for people
+    ends: tuple[str, ...] = ()  # what would end it before, where no intent under way says so; for people
+    then: str = ""  # what happens at `until`; for people
 
 
 class Incident(Noun):
@@ -185,7 +205,7 @@ class Incident(Noun):
     @property
     def as_good_as_over(self) -> bool:
         """What is seen from now on is news: the node was proven well, or a person has vouched for it."""
-        return self.closing is not None or any(order.verb in {"dismiss", "uncordon"} for order in self.orders)
+        return self.closing is not None or any(order.verb in VOUCH for order in self.orders)
 
     @property
     def rung(self) -> Remedy | None:
@@ -194,7 +214,7 @@ class Incident(Noun):
 
 def enqueue(incident: Incident, order: OperatorRequest) -> Incident:
     """The incident with one more order at the end of its queue; what others did is asked once."""
-    if order.verb in {"uncordoned", "cancel"} and any(waiting.verb == order.verb for waiting in incident.orders):
+    if order.verb in OTHERS_DID and any(waiting.verb == order.verb for waiting in incident.orders):
         return incident
     return replace(incident, orders=(*incident.orders, order))
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from sickbay.model.checkup import Finding, Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Incarnation, JobId, NodeId
+from sickbay.model.fleet import DrainHow, Incarnation, JobId, NodeId
 from sickbay.model.noun import Noun
 from sickbay.model.state_machine import StateMachine, Step
 
@@ -23,7 +23,7 @@ class Quarantine(Act, tag="quarantine"):
 
 class Drain(Act, tag="drain"):
     node: NodeId
-    how: str  # evict | wait | force
+    how: DrainHow
 
 
 class Repair(Act, tag="repair"):

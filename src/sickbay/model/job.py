@@ -10,6 +10,7 @@ from sickbay.model.fleet import IncidentId, JobId, NodeId, pool_of
 from sickbay.model.incident import Wait
 from sickbay.model.noun import Noun
 from sickbay.model.state_machine import StateMachine, Step
+from sickbay.model.tables import Diagnosis
 
 
 class JobState(StrEnum):
@@ -110,6 +111,7 @@ class End(Noun):
     at: datetime
     exit_codes: dict[str, int] = {}  # node → first non-zero exit code there, of ranks that we did not stop
     tail: str = ""  # may come later than the rest, once
+    findings: tuple[Diagnosis, ...] = ()  # what the tail says, by our table: judged when it comes
 
 
 class Interruption(Noun):

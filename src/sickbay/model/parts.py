@@ -164,7 +164,10 @@ def whole(rows: Rows, load: Callable[[list[str]], Rows]) -> Rows:
 def _joined(head: Versioned, found: list[Versioned]) -> Versioned:
     damage = next((each.damage for each in found if each.damage), "")
     parts = [each.row for each in found if isinstance(each.row, Part)]
-    return replace(head, row=None if damage else gather(head.row, parts), damage=damage)
+    try:
+        return replace(head, row=None if damage else gather(head.row, parts), damage=damage)
+    except ValueError as error:  # a word in a part that no rank and no verdict has
+        return replace(head, row=None, damage=str(error))
 
 
 def _parts(row: AnyRow | None) -> int:

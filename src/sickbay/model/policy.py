@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
-from sickbay.model.fleet import Withhold, pool_fits
+from sickbay.model.fleet import DrainHow, Withhold, pool_fits
 from sickbay.model.noun import Noun
 
 
@@ -230,7 +230,7 @@ class Pace(Strict):
     held_reminder: timedelta = timedelta(hours=12)
     vacancy: timedelta = timedelta(hours=1)
     notice_patience: timedelta = timedelta(days=1)  # a notifier that cannot be reached is tried again for so long
-    drain: Literal["evict", "wait", "force"] = "evict"  # of work that Sickbay does not manage
+    drain: DrainHow = DrainHow.EVICT  # of work that Sickbay does not manage
     drain_every: timedelta = timedelta(seconds=30)  # how often such work is asked to leave again
     drain_then: Literal["hold", "force"] = "hold"  # at the drain's deadline: hold the node, or end that work
     bystanders: Literal["wait", "stop"] = "wait"  # managed attempts on a sick node that do not hold what is sick

@@ -226,7 +226,7 @@ class Unit(Noun):
     expect: dict[str, int] = {}
     waits: dict[str, WaitMark | None] = {}
     story: tuple[Line, ...] = ()
-    follows: bool = False  # from stored facts alone: a power cut may take it back, and it is planned again
+    durable: bool = True  # fsynced; what follows from stored facts alone need not be: it is planned anew
 
     def actions(self, tags: Mapping[str, str]) -> int:
         """What a store must do for it at most, counted the same by all: at most UNIT_ACTIONS.

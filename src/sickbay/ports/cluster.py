@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Protocol
 
 from sickbay.model.facts import Checked, JobSeen, JobVanished, NodeSeen, NodeVanished, Observed, Ordered
-from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
+from sickbay.model.fleet import Capability, DrainHow, Incarnation, JobId, NodeId
 from sickbay.model.job import JobSpec
 from sickbay.model.noun import Noun
 
@@ -117,7 +117,7 @@ class Cluster(Protocol):
         """Removes this owner's cordon only."""
         ...
 
-    def drain(self, node: NodeId, *, how: str, key: str, expect: Incarnation | None) -> Accepted: ...
+    def drain(self, node: NodeId, *, how: DrainHow, key: str, expect: Incarnation | None) -> Accepted: ...
 
     def start(
         self,

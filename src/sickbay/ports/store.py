@@ -49,10 +49,11 @@ class Store(Mail, Protocol):
     - `commit` and `append` refuse with Unstorable what would not come back as it was given (NaN is no JSON).
     - A row that is there and cannot be decoded is loaded with its version and its `damage`, beside all others; a fact
       that cannot be decoded is read as `Garbled`.
-    - An `on` entry for a key that the same unit writes means the version after that commit: nobody wakes itself.
-    - What was acknowledged survives the death of the process, always. It survives a power cut, too, unless the unit
-      says that it `follows`, or an append brings neither facts nor news of pulses: those may be lost together with all
-      that came after them, up to the next write that is not of this kind; never one without the others.
+    - An `on` entry for a key that the same unit writes means the version after that commit: a unit's own writes do not
+      make its own waits due.
+    - What was acknowledged survives the death of the process, always. It survives a power cut, too, unless the unit is
+      not `durable`, or an append brings neither facts nor news of pulses: those may be lost together with all that came
+      after them, up to the next write that is not of this kind; never one without the others.
     - StoreUnavailable means nothing was written; StoreUnknown means it may have been. After either, whoever holds
       cached rows throws them away.
     - `append` numbers facts in order, drops those whose id it has, and writes marks and what was told of the pulses in
@@ -84,17 +85,13 @@ class Store(Mail, Protocol):
         """Group commit: as if each unit were committed after the one before it, up to the first that is refused.
 
         A version −n in `expect` or `on` is the one that the n-th unit of the group was given (the first is 1). They
-        wait for the disk once, unless all of them say that they `follow`. Fenced, StoreUnavailable and StoreUnknown
+        wait for the disk once, unless none of them is `durable`. Fenced, StoreUnavailable and StoreUnknown
         are raised: any number of them, from the first on, may have been written.
         """
         ...
 
     def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
         """Subjects whose deadline has passed, or whose wait read a row that has another version now; urgent first."""
-        ...
-
-    def next_deadlines(self) -> Mapping[str, float]:
-        """For each clock the smallest reading at which something falls due."""
         ...
 
     # --- facts

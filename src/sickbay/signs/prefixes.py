@@ -7,10 +7,11 @@ recognises, so the cost is in proportion to the prefix.
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from sickbay.model.noun import Noun
-from sickbay.signs.months import month_of
+from sickbay.signs.carriers import CRI, KERNELS_HOST, POD, REPLICA
+from sickbay.signs.dates import DATE, DATE_ALONE, HUMAN, ISO, ISO_ALONE, from_iso, from_words
 
 KERNEL = "kernel"
 # Programs that hand the kernel's lines on as they are. Others that speak of an Xid speak for themselves.
@@ -21,7 +22,6 @@ RELAYS = frozenset(
 LEVELS = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")
 ROUNDS = 12  # prefixes on top of each other; nobody has seen more than six
 LONGEST = 8192  # of a line; the kernel prints no such line
-NO_YEAR = 2000  # a leap year, so that 29 February is a date
 
 
 class Peeled(Noun):
@@ -65,15 +65,6 @@ class _State:
 
 _COLOUR = re.compile(r"(?:\x1b|ESC)\[[0-9;?]{0,12}[A-Za-z]|\x1b\([A-Z]|\[(?:[0-9]{1,2};){0,3}[0-9]{0,2}m(?!\])")
 _HTML = {"&lt;": "<", "&gt;": ">", "&#x27;": "'", "&#39;": "'", "&quot;": '"', "&amp;": "&"}
-_CLOCK = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
-_ISO = rf"(?P<date>\d{{4}}-\d{{2}}-\d{{2}})(?P<gap>[T ])(?P<clock>{_CLOCK})\s?(?P<zone>Z|UTC|GMT|[+-]\d{{2}}:?\d{{2}})?"
-_WORD = r"[^\W\d_]{2,14}\.?|\d{1,2}[月월]"
-_DATE = (
-    rf"(?:(?:{_WORD}|[^\W\d_])[,]?\s+)?"  # day of the week
-    rf"(?:(?P<y0>\d{{4}})\s+)?"
-    rf"(?:(?P<m1>{_WORD})\s*(?P<d1>\d{{1,2}})[.,일日]?|(?P<d2>\d{{1,2}})[.]?\s*(?P<m2>{_WORD}))\s+"
-    rf"(?:(?P<y1>\d{{4}}),?\s+)?(?P<clock>{_CLOCK})(?:\s+[A-Z]{{3,5}}(?=\s+\d{{4}}\b))?(?:\s+(?P<y2>\d{{4}})\b)?"
-)
 _DRIVER = r"(?:NVRM|nvidia(?:-(?:nvlink|nvswitch\d*|modeset|uvm|drm|peermem))?|nvidia_\w+)"
 
 _QUOTES = re.compile(r"[\s\ufeff]*(?:>[ \t]?[ \t>]*)*")
@@ -93,7 +84,7 @@ _ELIDED = re.compile(r"\[(?:\.{2,4}|…)\]:?\s*")
 _KMSG = re.compile(r"(?P<pri>\d{1,4}),(?P<seq>\d{1,19}),(?P<usec>\d{1,19}),[^;\s]{1,60};")
 _PRI = re.compile(r"<(?P<pri>\d{1,3})>")
 _SYSLOG5 = re.compile(
-    rf"1 (?:{_ISO}|-) (?P<host>\S{{1,255}}) (?P<app>\S{{1,48}}) \S{{1,128}} \S{{1,32}} "
+    rf"1 (?:{ISO}|-) (?P<host>\S{{1,255}}) (?P<app>\S{{1,48}}) \S{{1,128}} \S{{1,32}} "
     r"(?:-|\[[^\]]{0,1000}\])\s?(?:\ufeff)?"
 )
 _FACILITY = re.compile(r"(?P<fac>kern|user|daemon|syslog|auth|authpriv|mail|local\d)\s*:\s*(?P<lev>[a-z]{3,7})\s*:\s*")
@@ -101,12 +92,8 @@ _FACILITY_DOT = re.compile(r"(?P<fac>kern)\.(?P<lev>[a-z]{3,7})\s+(?=kernel\b|\S
 _BRACKET = re.compile(r"\[(?P<in>[^\[\]]{1,60})\]:?\s*")
 _SECONDS = re.compile(r"\s*\+?(?P<s>\d{1,12}(?:\.\d{1,9})?)s?(?:\s*<\s*\+?[\d.]*\s*>)?\s*")
 _THREAD = re.compile(r"\s*[TC]\s*\d{1,9}\s*")
-_HUMAN = re.compile(rf"(?P<m1>{_WORD})\s*(?P<d1>\d{{1,2}}) (?P<hm>\d{{2}}:\d{{2}})")
-_POD = re.compile(r"\[pod/[\w.-]{1,253}/[\w.-]{1,253}\]\s*")
-_CRI = re.compile(rf"{_ISO} (?:stdout|stderr) [FP] ")
-_COMPOSE = re.compile(r"[A-Za-z][\w.-]{0,120}[-_]\d{1,4}\s{1,40}\| ?")
-_ISO_STAMP = re.compile(rf"(?:[^\W\d_]{{2,4}}\.?\s+)?{_ISO}(?:\s+[A-Z]{{2,4}}T\b)?[:,]?\s+")
-_DATE_STAMP = re.compile(rf"{_DATE}:?\s+")
+_ISO_STAMP = re.compile(rf"(?:[^\W\d_]{{2,4}}\.?\s+)?{ISO}(?:\s+[A-Z]{{2,4}}T\b)?[:,]?\s+")
+_DATE_STAMP = re.compile(rf"{DATE}:?\s+")
 _UNIX = re.compile(r"(?P<s>\d{9,10}\.\d{3,9})\s+(?=\S+\s+\S+:)")
 _KERNEL_TAG = re.compile(
     r"(?:(?P<host>[\w.:@-]{1,255})\s+)?(?:kern\.(?P<lev>[a-z]{3,7})\s+)?(?P<tag>kernel|vmkernel|vmunix|klogd|kern)(?:\[\d{1,10}\])?:\s*"
@@ -128,11 +115,6 @@ _FILE = re.compile(
 _LOG_NAME = re.compile(r"messages|syslog|kern|dmesg|journal|boot|console|\.log|^log|/log/", re.IGNORECASE)
 _NO_LOG = re.compile(r"\.(?:py|c|h|cc|cpp|cu|go|rs|sh|md|rst|txt|html?|json|ya?ml|js|ts|java|csv|tex|ipynb|adoc)$")
 _NUMBER = re.compile(r"\d{1,10}[:-]\s*(?=\[|\w{3}\s+\d|\d{4}-|NVRM|nvidia|kernel:|<\d)")
-# The tools that run one command on many hosts put the host before each line.
-_HOST = re.compile(
-    r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}|(?:node|host|gpu|ip|worker|compute|dgx|hgx|cn|server)[\w.-]{0,80}|[\w]{1,40}-[\w.-]{1,80}"
-    r"|\d{1,5}):\s+(?=\[|kern\s*:|user\s*:|<\d|\w{3}\s+\d|\d{4}-\d|NVRM:|nvidia|\S+\s+kernel:|kernel:|\d+,\d+,\d+,)"
-)
 
 
 def peel(line: str, *, pasted: bool = True) -> Peeled:
@@ -205,7 +187,7 @@ def _step(text: str, at: int, state: _State) -> int:
 
 
 def _bracket(text: str, at: int, state: _State) -> int:
-    for plain in (_ELIDED, _POD):
+    for plain in (_ELIDED, POD):
         if found := plain.match(text, at):
             return found.end()
     found = _BRACKET.match(text, at)
@@ -223,15 +205,15 @@ def _bracket(text: str, at: int, state: _State) -> int:
 
 
 def _bracketed_date(inside: str, state: _State) -> bool:
-    if found := _ISO_ALONE.fullmatch(inside):
-        state.wall = _iso(found)
+    if found := ISO_ALONE.fullmatch(inside):
+        state.wall = from_iso(found)
         state.dmesg = True
         return True
-    if found := _DATE_ALONE.fullmatch(inside):
-        _date(found, found["clock"], state)
+    if found := DATE_ALONE.fullmatch(inside):
+        state.wall, state.yearless = from_words(found)
         state.dmesg = True
         return True
-    if found := _HUMAN.fullmatch(inside):
+    if found := HUMAN.fullmatch(inside):
         state.dmesg = True
         return True
     return False
@@ -255,7 +237,7 @@ def _pri(text: str, at: int, state: _State) -> int:
     if not five:
         return found.end()
     if five["date"]:
-        state.wall = _iso(five)
+        state.wall = from_iso(five)
     state.host = "" if five["host"] == "-" else five["host"]
     _speak(five["app"], state)
     return five.end()
@@ -281,14 +263,14 @@ def _facility(text: str, at: int, state: _State) -> int:
 def _stamp(text: str, at: int, state: _State) -> int:
     if state.wall is not None:
         return at
-    if found := _CRI.match(text, at):
+    if found := CRI.match(text, at):
         return found.end()
     if found := _ISO_STAMP.match(text, at):
-        state.wall = _iso(found)
+        state.wall = from_iso(found)
         state.dmesg = state.dmesg or "," in found["clock"]  # dmesg alone writes the fraction so
         return found.end()
     if found := _DATE_STAMP.match(text, at):
-        _date(found, found["clock"], state)
+        state.wall, state.yearless = from_words(found)
         return found.end()
     if found := _UNIX.match(text, at):
         state.wall = datetime.fromtimestamp(float(found["s"]), tz=UTC)
@@ -346,47 +328,10 @@ def _plain(pattern: re.Pattern[str]) -> Callable[[str, int, _State], int]:
     return take
 
 
-def _iso(found: re.Match[str]) -> datetime | None:
-    clock = found["clock"].replace(",", ".")
-    whole, _, fraction = clock.partition(".")
-    try:
-        wall = datetime.strptime(f"{found['date']} {whole}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007 - the zone follows
-    except ValueError:
-        return None
-    wall = wall.replace(microsecond=int((fraction + "000000")[:6]) if fraction else 0)
-    zone = found["zone"]
-    if not zone:
-        return wall
-    if zone[0] not in "+-":
-        return wall.replace(tzinfo=UTC)
-    hours, minutes = int(zone[1:3]), int(zone[-2:])
-    if hours > 14 or minutes > 59:
-        return wall
-    offset = timedelta(hours=hours, minutes=minutes)
-    return wall.replace(tzinfo=timezone(-offset if zone[0] == "-" else offset))
-
-
-def _date(found: re.Match[str], clock: str, state: _State) -> None:
-    month = month_of(found["m1"] or found["m2"])
-    year = found["y0"] or found["y1"] or found["y2"]
-    hours, minutes, rest = clock.replace(",", ".").split(":")
-    seconds, _, fraction = rest.partition(".")
-    state.yearless = year is None
-    try:
-        state.wall = datetime(  # noqa: DTZ001 - this form has no zone
-            int(year or NO_YEAR), month, int(found["d1"] or found["d2"]), int(hours), int(minutes), int(seconds),
-            int((fraction + "000000")[:6]) if fraction else 0,
-        )  # fmt: skip
-    except ValueError:  # a month in a language that is not known, a leap second: still a stamp
-        state.wall = None
-
-
 _LEVEL_WORDS = frozenset({*LEVELS, "warning", "error", "panic"})
-_ISO_ALONE = re.compile(rf"(?:[^\W\d_]{{2,4}}\.?\s+)?{_ISO}")
-_DATE_ALONE = re.compile(_DATE)
-_DIGITS = (_kmsg, _plain(_CRI), _stamp, _file, _plain(_HOST), _who)
+_DIGITS = (_kmsg, _plain(CRI), _stamp, _file, _plain(KERNELS_HOST), _who)
 _ANY = (
-    _facility, _plain(_HOST), _plain(_VMWARE), _plain(_JOURNAL), _who, _stamp, _plain(_COMPOSE), _file,
+    _facility, _plain(KERNELS_HOST), _plain(_VMWARE), _plain(_JOURNAL), _who, _stamp, _plain(REPLICA), _file,
 )  # fmt: skip
 _BY_FIRST: dict[str, tuple[Callable[[str, int, _State], int], ...]] = {
     "[": (_bracket,),

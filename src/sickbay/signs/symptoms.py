@@ -12,9 +12,8 @@ from sickbay.model.fault import RUNGS, Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import NodeId
 from sickbay.model.sign import Fields, Sign
 from sickbay.model.symptom import Symptom
-from sickbay.model.tables import DiagnosisRule, Tables
-from sickbay.signs.classify import ADVISER, classify, monitor_class
-from sickbay.signs.training_log import CONSEQUENCE
+from sickbay.model.tables import CONSEQUENCE, RAISED, DiagnosisRule, Tables
+from sickbay.signs.classify import ADVISER, classify
 
 MOST = 2000  # different symptoms of one text; a text with more has one illness in many words
 MOST_EACH = 100_000
@@ -24,7 +23,6 @@ KEPT = 400  # of the line that proves it
 HERE = NodeId("")
 
 ADVICE_CODE = f"xid.{ADVISER}"
-RAISED = "raised"  # an exception that no rule for training logs knows
 # A rule for training logs that tells of a fault which has a code of its own: one fault, one code, whoever says it.
 SAME_FAULT = {
     "ecc_error": "gpu.ecc_uncorrected",
@@ -289,7 +287,7 @@ class _Ward:
             line=group.sign.line,
             text=group.sign.text[:KEPT],
             code=fault.code,
-            monitor=monitor_class(fault),
+            monitor=fault.monitor_class,
             component=fault.component,
             severity=fault.severity,
             scope=fault.scope,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 
 from sickbay.model.errors import EffectError, Gone, Rejected, Transient, Unknown
-from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
+from sickbay.model.fleet import Capability, DrainHow, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import JobSpec
 from sickbay.ports.cluster import Accepted, Deltas, Log, Lost, Snapshot
@@ -134,7 +134,7 @@ class SimCluster(_Channel):
         # A cluster that promises less than it shows: a read may show the effect before it must.
         return self._mutate("release", key, node, effect, blind="release" in self.blind, shows_after=self.period)
 
-    def drain(self, node: NodeId, *, how: str, key: str, expect: Incarnation | None) -> Accepted:
+    def drain(self, node: NodeId, *, how: DrainHow, key: str, expect: Incarnation | None) -> Accepted:
         def effect() -> None:
             self._world.drain(self._expected(node, expect), how)
 

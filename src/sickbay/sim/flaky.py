@@ -109,9 +109,6 @@ class FlakyStore:
     def due(self, readings: Mapping[str, float], limit: int = 100) -> Sequence[str]:
         return self._store.due(readings, limit)
 
-    def next_deadlines(self) -> Mapping[str, float]:
-        return self._store.next_deadlines()
-
     def time(self) -> float | None:
         return self._store.time()
 

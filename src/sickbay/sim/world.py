@@ -9,10 +9,9 @@ from random import Random
 
 from msgspec.structs import replace
 
-from sickbay.model.errors import Rejected
 from sickbay.model.facts import Checked, JobVanished, Observed, Ordered
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Incarnation, JobId, NodeId
+from sickbay.model.fleet import DrainHow, Incarnation, JobId, NodeId
 from sickbay.model.intent import Notify
 from sickbay.model.job import EndReason, JobSpec
 from sickbay.ports.cluster import Accepted, Told
@@ -93,13 +92,13 @@ class World:
             self._done[name] = effect()
         return self._done[name]
 
-    def drain(self, seat: SimSeat, how: str) -> None:
+    def drain(self, seat: SimSeat, how: DrainHow) -> None:
         """Moves work off that Sickbay does not manage: `wait` waits for its end, `evict` asks, `force` does not."""
         self.chronicle.note("drain", seat.id, how)
         turn = seat.turn
 
         def empty() -> None:
-            guarded = how == "evict" and self.scheduler.now < seat.worked_at + self.ground.rules.budget_holds
+            guarded = how is DrainHow.EVICT and self.scheduler.now < seat.worked_at + self.ground.rules.budget_holds
             if guarded:
                 self.chronicle.note("drain.refused", seat.id, "disruption budget")
             elif seat.turn == turn and seat.unmanaged:
@@ -107,14 +106,12 @@ class World:
                 self.ground.show(seat)
                 self.placing.wake()
 
-        if how == "evict" and self.scheduler.now < seat.kept_until:
+        if how is DrainHow.EVICT and self.scheduler.now < seat.kept_until:
             return
-        if how == "evict":
+        if how is DrainHow.EVICT:
             self.scheduler.after(self.ground.spread(self.ground.rules.evict_takes), empty)
-        elif how == "force":
+        elif how is DrainHow.FORCE:
             empty()
-        elif how != "wait":
-            raise Rejected(f"there is no way to drain called {how!r}; use evict, wait or force")
 
     # --- reading the truth
     @property

@@ -7,7 +7,7 @@ import pytest
 
 from sickbay.model.cordon import cordon_of
 from sickbay.model.errors import Gone, Rejected
-from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.fleet import Capability, DrainHow, NodeId
 from sickbay.testing.cluster_rig import (
     SENDINGS,
     ClusterRig,
@@ -111,7 +111,8 @@ class CordonContract:
         rig.settle()
         assert self._unmanaged(rig, node)
         rig.cluster.cordon(node, owner=owner_of(rig), reason="r", key=rig.named("c1"), expect=None)
-        send(rig, how, lambda: rig.cluster.drain(node, how="evict", key=rig.named("d1"), expect=holder(rig, node)))
+        expect, key = holder(rig, node), rig.named("d1")
+        send(rig, how, lambda: rig.cluster.drain(node, how=DrainHow.EVICT, key=key, expect=expect))
         rig.wait(lambda: not self._unmanaged(rig, node))
 
     def test_a_drain_of_another_incarnation_is_refused_and_moves_nothing(self, rig: ClusterRig) -> None:
@@ -120,7 +121,7 @@ class CordonContract:
         rig.others_work(node)
         rig.settle()
         with pytest.raises(Rejected):
-            rig.cluster.drain(node, how="force", key=rig.named("d1"), expect=stranger(holder(rig, node)))
+            rig.cluster.drain(node, how=DrainHow.FORCE, key=rig.named("d1"), expect=stranger(holder(rig, node)))
         rig.settle()
         assert self._unmanaged(rig, node)
 

@@ -350,23 +350,6 @@ class WaitsContract:
         store.commit(Unit(waits={A: None}), epoch)
         store.commit(Unit(writes={B: None}, waits={B: mark}), epoch)
         assert list(store.due({"ingest": 5.0})) == []
-        assert dict(store.next_deadlines()) == {}
-
-    def test_knows_the_next_deadline_of_each_clock(self, store: Store, epoch: int) -> None:
-        store.commit(
-            Unit(
-                waits={
-                    A: WaitMark(until=Deadline(clock="ingest", at=30.0)),
-                    B: WaitMark(until=Deadline(clock="ingest", at=10.0)),
-                    C: WaitMark(until=Deadline(clock="c", at=20.0)),
-                    "node:c/d": WaitMark(on={A: 0}),
-                }
-            ),
-            epoch,
-        )
-        assert dict(store.next_deadlines()) == {"ingest": 10.0, "c": 20.0}
-        store.commit(Unit(waits={B: None, C: None}), epoch)
-        assert dict(store.next_deadlines()) == {"ingest": 30.0}
 
 
 class StoryContract:

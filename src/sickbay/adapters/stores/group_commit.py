@@ -128,7 +128,7 @@ class CommitGroup:
 
     def _marked(self, subject: str, mark: WaitMark, number: int) -> Marked:
         writes = self.units[number - 1].writes
-        # Of a row that the same unit writes the version after it is meant: nobody wakes itself.
+        # Of a row that the same unit writes the version after it is meant: its own writes do not make its waits due.
         read = {
             key: (-number if writes[key] is not None else 0) if key in writes else version
             for key, version in mark.on.items()

@@ -25,7 +25,7 @@ class _Echo:
 
 
 class Liveness:
-    """Costs nothing for a pulse that is no news: a heap of readings is put right only where silence is looked for."""
+    """Who fell silent, by a lazy heap: a pulse changes nothing in it, stale entries are put right in `silent()`."""
 
     def __init__(self) -> None:
         self._echoes: dict[NodeId, _Echo] = {}

@@ -173,10 +173,6 @@ class MemoryStore:
         with self._lock:
             return self._waiting.due(readings, limit)
 
-    def next_deadlines(self) -> Mapping[str, float]:
-        with self._lock:
-            return self._waiting.next_deadlines()
-
     # --- facts
 
     def append(

@@ -92,7 +92,7 @@ class SqlStore:
         group = CommitGroup(units)
         if not group.packed:
             return Committed((), group.refused)
-        with self._db.writing(rows=True, durable=not all(unit.follows for unit in group.units)) as connection:
+        with self._db.writing(rows=True, durable=any(unit.durable for unit in group.units)) as connection:
             if connection.execute(self._sql.leads, {"epoch": epoch}).first() is None:
                 raise Fenced(f"epoch {epoch} does not lead")
             group.judge(*self._versions(connection, group.asked))
@@ -183,10 +183,6 @@ class SqlStore:
                 passed = connection.execute(self._sql.passed, {"clock": clock, "reading": reading, "limit": limit})
                 found.update((urgency, subject) for urgency, subject in passed)
         return [subject for _, subject in sorted(found)[:limit]]
-
-    def next_deadlines(self) -> Mapping[str, float]:
-        with self._db.reading() as connection:
-            return {row[0]: row[1] for row in connection.execute(self._sql.next_deadlines)}
 
     # --- facts
 

@@ -40,14 +40,6 @@ _WORDS: Mapping[str, str] = {
         "SELECT urgency, subject FROM waits WHERE clock = :clock AND at <= :reading"
         " ORDER BY urgency, subject LIMIT :limit"
     ),
-    # Goes from clock to clock through the index: there are few clocks and many waits.
-    "next_deadlines": (
-        "WITH RECURSIVE clocks (clock) AS (SELECT min(clock) FROM waits"
-        " UNION ALL SELECT (SELECT min(clock) FROM waits WHERE clock > clocks.clock) FROM clocks"
-        " WHERE clocks.clock IS NOT NULL)"
-        " SELECT clock, (SELECT min(at) FROM waits WHERE waits.clock = clocks.clock) FROM clocks"
-        " WHERE clock IS NOT NULL"
-    ),
     # --- facts and pulses
     "present": "SELECT coalesce(max(seq), 0), {wall} FROM facts",
     "wall": "SELECT {wall}",
@@ -136,7 +128,6 @@ class Statements(NamedTuple):
     read_by: TextClause
     dirty: TextClause
     passed: TextClause
-    next_deadlines: TextClause
     present: TextClause
     wall: TextClause
     facts: TextClause

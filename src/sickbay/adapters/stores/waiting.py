@@ -82,6 +82,3 @@ class WaitIndex:
             return [subject for _, subject in self._dirty.items[:limit]]
         passed.update(self._dirty.items[:limit])
         return [subject for _, subject in nsmallest(limit, passed)]
-
-    def next_deadlines(self) -> dict[str, float]:
-        return {clock: deadlines.items[0][0] for clock, deadlines in self._deadlines.items() if deadlines.items}

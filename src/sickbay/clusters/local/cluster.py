@@ -21,7 +21,7 @@ from sickbay.clusters.local.rack import Rack, fifo
 from sickbay.clusters.local.reader import ClusterReader
 from sickbay.clusters.local.ring import KEEP
 from sickbay.model.errors import Gone, Rejected
-from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
+from sickbay.model.fleet import Capability, DrainHow, Incarnation, JobId, NodeId
 from sickbay.model.job import JobSpec, RankState
 from sickbay.ports.cluster import Accepted, Deltas, Log, Lost, Snapshot
 
@@ -122,7 +122,7 @@ class LocalCluster:
                 wake(self._room.root / "wake")
             return Accepted(visible_from=self._reader.ticks.now())
 
-    def drain(self, node: NodeId, *, how: str, key: str, expect: Incarnation | None) -> Accepted:
+    def drain(self, node: NodeId, *, how: DrainHow, key: str, expect: Incarnation | None) -> Accepted:
         del how, key
         with reading():
             self._look(self._name(node), expect)

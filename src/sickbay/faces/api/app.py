@@ -1,4 +1,4 @@
-"""The application: the table of routes over a desk."""
+"""The ASGI application: the routing table over a backend."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -19,7 +19,7 @@ from sickbay.hosts.wakeup import Wakeup
 
 
 def app(
-    desk: Backend,
+    backend: Backend,
     *,
     leads: Callable[[], bool] | None = None,
     mail: Wakeup | None = None,
@@ -30,20 +30,20 @@ def app(
     `app.state.close()` ends all that is held and all streams, at once and for good.
     """
     news = Wakeup()
-    room = AppState(desk=desk, mail=mail or Wakeup(), news=news, leads=leads, trouble=trouble)
-    credentials, answered = Credentials(desk), AnsweredKeys()
+    shared = AppState(backend=backend, mail=mail or Wakeup(), news=news, leads=leads, trouble=trouble)
+    credentials, answered = Credentials(backend), AnsweredKeys()
     by_path = groupby(sorted(ROUTES, key=lambda route: route.path), key=lambda route: route.path)
-    mounted = [Mounted(path, Endpoint(room, list(routes), credentials, answered)) for path, routes in by_path]
+    mounted = [Mounted(path, Endpoint(shared, list(routes), credentials, answered)) for path, routes in by_path]
     made = Starlette(routes=mounted, exception_handlers={HTTPException: _nothing_there})
     made.router.redirect_slashes = False
-    end = desk.changes.subscribe(news.ring)
+    end = backend.changes.subscribe(news.ring)
 
     def close() -> None:
         end()
         news.close()
-        room.mail.close()
+        shared.mail.close()
 
-    made.state.room = room
+    made.state.shared = shared
     made.state.close = close
     return made
 

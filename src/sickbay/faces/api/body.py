@@ -1,4 +1,4 @@
-"""A request's body, read no further than its limit, and an answer that reaches a caller who is still sending."""
+"""A request's body, with a size limit, and an answer that reaches a caller who is still sending."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ class Incoming:
         self.whole = False
 
     async def read(self, limit: int) -> bytes:
-        """Raises Refused(413 or 400), HungUp."""
+        """Raises ApiRefusal(413 or 400), HungUp."""
         if self._declared.isascii() and self._declared.isdigit() and int(self._declared[:18]) > limit:
             raise _too_large(limit)
         parts: list[bytes] = []

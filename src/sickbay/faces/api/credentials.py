@@ -1,4 +1,4 @@
-"""Who asks: the token behind a secret, remembered for a moment."""
+"""Authentication and authorization: the token behind a secret, remembered for a moment, and what its role may do."""
 
 import threading
 import time
@@ -13,11 +13,11 @@ RANK = {"viewer": 1, "operator": 2}
 
 
 class Credentials:
-    def __init__(self, desk: Backend) -> None:
-        self._desk = desk
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Token, float]] = {}
-        self._seen = desk.changes.seq
+        self._seen = backend.changes.seq
 
     def remembered(self, secret: str) -> Token | None:
         """Without asking the store; None: it must be asked."""
@@ -27,8 +27,8 @@ class Credentials:
         return token if time.monotonic() < until else None
 
     def who(self, secret: str) -> Token | None:
-        before = self._desk.changes.seq
-        token = self._desk.who(secret)
+        before = self._backend.changes.seq
+        token = self._backend.who(secret)
         with self._lock:
             if len(self._known) >= MOST:
                 self._known.clear()
@@ -37,10 +37,10 @@ class Credentials:
         return token
 
     def _drop_changed(self) -> None:
-        now = self._desk.changes.seq
+        now = self._backend.changes.seq
         if now == self._seen:
             return
-        changes = self._desk.changes.since(self._seen)
+        changes = self._backend.changes.since(self._seen)
         with self._lock:
             if changes is None or any(change.kind == "token" for change in changes):
                 self._known.clear()
@@ -48,7 +48,7 @@ class Credentials:
 
 
 def secret_of(authorization: str) -> str:
-    """From the header. Raises Refused."""
+    """From the header. Raises ApiRefusal."""
     scheme, _, secret = authorization.strip().partition(" ")
     if not authorization:
         raise ApiRefusal(401, "a token is needed: send the header 'Authorization: Bearer <token>'", **_CHALLENGE)
@@ -58,7 +58,7 @@ def secret_of(authorization: str) -> str:
 
 
 def admit(token: Token | None, role: str) -> Token:
-    """Raises Refused: 401 for a token that nobody has, 403 for one that may not do this."""
+    """Raises ApiRefusal: 401 for a token that nobody has, 403 for one that may not do this."""
     if token is None:
         raise ApiRefusal(401, "this token is not known: ask an operator for one ('sickbay token create')", **_CHALLENGE)
     if (role == "agent") != (token.role == "agent"):

@@ -1,4 +1,4 @@
-"""From bytes to nouns, strictly; what does not fit gives one line that says what to write instead."""
+"""Validation: from bytes to nouns, strictly; what does not fit gives one line that says what to write instead."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect as mi
 
-from sickbay.faces.api.plain import in_words
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.model.noun import Noun
 
@@ -19,7 +18,7 @@ _OTHER = re.compile(r"(?P<what>.*?)(?: - at (?P<key>key in )?`(?P<at>.*)`)?$", r
 
 
 def body(raw: bytes, kind: type[Thing]) -> Thing:
-    """Raises Refused(400)."""
+    """Raises ApiRefusal(400)."""
     if not raw.strip():
         raw = b"{}"  # fields that must be given are then named
     try:
@@ -37,7 +36,7 @@ def body(raw: bytes, kind: type[Thing]) -> Thing:
 
 
 def query(pairs: Sequence[tuple[str, str]], kind: type[Thing]) -> Thing:
-    """Raises Refused(400)."""
+    """Raises ApiRefusal(400)."""
     names = [name for name, _ in pairs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -82,7 +81,7 @@ def _line(said: str, kind: type[Noun], what: str = "field") -> str:
     assert found is not None
     at = found["at"] or "$"
     leaf = [] if found["key"] else _types_at(kind, at)
-    return f"{_path(at) or 'the body'}: {in_words(_one_line(found['what']), leaf)}"
+    return f"{_path(at) or 'the body'}: {_in_words(_one_line(found['what']), leaf)}"
 
 
 def _missing(name: str, place: str, what: str) -> str:
@@ -138,3 +137,49 @@ def _path(at: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+# --- what the decoder says, as people say it
+
+_KINDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "an object {…}",
+    "array": "a list […]",
+    "null": "null",
+}
+_LENGTH = re.compile(
+    r"Expected `(?P<kind>str|array|object)` of (?:at (?:least|most) )?length (?P<sign><=|>=) (?P<n>\d+)"
+)
+_RANGE = re.compile(r"Expected `(?P<kind>int|float)[^`]*` (?P<sign><=|>=|<|>) (?P<n>[-+.\de]+)")
+_KIND = re.compile(r"Expected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`")
+_SIGNS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
+_UNITS = {"str": "characters", "array": "entries", "object": "entries"}
+
+
+def _in_words(said: str, leaf: Sequence[mi.Type]) -> str:
+    """`leaf`: what is known of the place that it is about."""
+    allowed = [
+        str(value) for one in leaf if isinstance(one, mi.LiteralType) for value in one.values if value is not None
+    ]
+    if allowed and "got" not in said:
+        value = re.search(r"'(.*)'", said)
+        return f"{value[0] if value else 'that'} is not known: write {_or(sorted(allowed))}"
+    if found := _LENGTH.search(said):
+        if (found["sign"], found["n"]) == (">=", "1"):
+            return "it may not be empty"
+        return f"it must have {_SIGNS[found['sign']]} {found['n']} {_UNITS[found['kind']]}"
+    if found := _RANGE.search(said):
+        return f"it must be {_KINDS[found['kind']]}, {_SIGNS[found['sign']]} {found['n']}"
+    if "matching regex" in said:
+        return "it must have letters, digits, _ . - only, a letter or a digit first, at most 63"
+    if found := _KIND.search(said):
+        wanted = [_KINDS.get(word, word) for word in found["wanted"].split(" | ") if word != "null"]
+        return f"it must be {_or(wanted)}, not {_KINDS.get(found['got'], found['got'])}"
+    return said
+
+
+def _or(words: Sequence[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,4 +1,4 @@
-"""One path of the API: lets in, reads, decodes, hands over, answers."""
+"""The endpoint of one path (ASGI): authenticates, reads, decodes, hands over, answers; idempotency keys."""
 
 import hashlib
 import logging
@@ -18,8 +18,7 @@ from sickbay.faces.api.body import HungUp, Incoming, send_whole
 from sickbay.faces.api.credentials import Credentials, admit, secret_of
 from sickbay.faces.api.events import EventStream
 from sickbay.faces.api.refusal import ApiRefusal, refused
-from sickbay.faces.api.route import ApiRequest, AppState, PlainAnswer, Route
-from sickbay.faces.api.threads import AGENTS, PEOPLE, on_thread
+from sickbay.faces.api.route import AGENTS, PEOPLE, ApiRequest, AppState, PlainAnswer, Route, on_thread
 from sickbay.model.fleet import Token
 
 log = logging.getLogger("sickbay.api")
@@ -44,7 +43,7 @@ class AnsweredKeys:
         self._asked: OrderedDict[str, str] = OrderedDict()
 
     def seen(self, key: str, what: str) -> bool:
-        """Raises Refused if the key was used for something else."""
+        """Raises ApiRefusal if the key was used for something else."""
         with self._lock:
             before = self._asked.get(key)
         if before is not None and before != what:
@@ -60,9 +59,9 @@ class AnsweredKeys:
 
 class Endpoint:
     def __init__(
-        self, room: AppState, routes: Sequence[Route], credentials: Credentials, answered: AnsweredKeys
+        self, shared: AppState, routes: Sequence[Route], credentials: Credentials, answered: AnsweredKeys
     ) -> None:
-        self._room = room
+        self._room = shared
         self._routes: Mapping[str, Route] = {route.method: route for route in routes}
         self._credentials = credentials
         self._answered = answered
@@ -102,10 +101,8 @@ class Endpoint:
         key, what = _key(route, scope, headers, raw, who)
         given = route.changes and "idempotency-key" in headers
         ask = ApiRequest(
-            room=self._room,
+            shared=self._room,
             path=scope["path_params"],
-            query=query,
-            body=body,
             key=key,
             key_given=given,
             who=who,
@@ -114,8 +111,8 @@ class Endpoint:
             gone=incoming.gone,
         )
         if route.held:
-            return await route.does(ask)
-        answer = await on_thread(AGENTS if route.role == "agent" else PEOPLE, route.does, ask)
+            return await route.call(ask, query, body)
+        answer = await on_thread(AGENTS if route.role == "agent" else PEOPLE, route.call, ask, query, body)
         if given:
             self._answered.note(key, what)
         return answer

@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from sickbay.faces.answers import ChangedRow, ToldEvent
 from sickbay.faces.api import requests
-from sickbay.faces.api.route import ApiRequest, Route
-from sickbay.faces.api.threads import PEOPLE, on_thread
-from sickbay.faces.explain import iso
-from sickbay.faces.story import tell
+from sickbay.faces.api.route import PEOPLE, ApiRequest, Route, on_thread
+from sickbay.faces.explain import told_lines
 from sickbay.hosts.changes import Changes, FeedItem
+from sickbay.model.noun import Noun
 
 COMMENT_EVERY = 15.0  # seconds: shows both sides that the other is there
 LOOK = 1.0
@@ -24,26 +24,26 @@ class EventStream:
         self.pieces = pieces
 
 
-async def events(ask: ApiRequest) -> EventStream:
-    return EventStream(_pieces(ask))
+async def events(ask: ApiRequest, query: requests.EventCursor) -> EventStream:
+    return EventStream(_pieces(ask, ask.last_event or query.last_event_id))
 
 
-async def _pieces(ask: ApiRequest) -> AsyncIterator[bytes]:
-    changes, bell = ask.desk.changes, ask.room.news
+async def _pieces(ask: ApiRequest, last: str) -> AsyncIterator[bytes]:
+    changes, news = ask.backend.changes, ask.shared.news
     loop = asyncio.get_running_loop()
-    at = _begin(changes, ask.last_event or ask.query.last_event_id)
+    at = _begin(changes, last)
     said = loop.time()
     if at is None:
         at = changes.seq
-        yield _event(changes, at, "reset", {})
+        yield _event(changes, at, "reset")
     else:
         yield b": welcome back\n\n"
-    while not bell.closed and not await _gone(ask):
-        heard = bell.rings
+    while not news.closed and not await ask.hung_up():
+        heard = news.rings
         fresh = changes.since(at)
         if fresh is None:  # it was too slow, and some are forgotten
             at = changes.seq
-            yield _event(changes, at, "reset", {})
+            yield _event(changes, at, "reset")
         elif fresh:
             at = fresh[-1].seq
             yield b"".join(_shown(changes, change) for change in fresh)
@@ -54,18 +54,14 @@ async def _pieces(ask: ApiRequest) -> AsyncIterator[bytes]:
                 return
             yield b": still here\n\n"
         else:
-            await bell.wait(heard, LOOK)
+            await news.wait(heard, LOOK)
             continue
         said = loop.time()
 
 
-async def _gone(ask: ApiRequest) -> bool:
-    return ask.gone is not None and bool(await ask.gone())
-
-
 def _still(ask: ApiRequest) -> bool:
     key = f"token:{ask.who.hash}" if ask.who is not None else ""
-    return ask.desk.store.load([key])[key].row is not None
+    return ask.backend.store.load([key])[key].row is not None
 
 
 def _begin(changes: Changes, last: str) -> int | None:
@@ -79,25 +75,18 @@ def _begin(changes: Changes, last: str) -> int | None:
 def _shown(changes: Changes, change: FeedItem) -> bytes:
     if change.line is None:
         ident = "" if change.kind == "token" else change.id  # not even the hash of a secret leaves the house
-        return _event(changes, change.seq, "changed", {"kind": change.kind, "id": ident, "gone": change.gone})
-    (told,) = tell([change.line])
-    data = {
-        "at": iso(told.at),
-        "what": told.what.value,
-        "about": told.about,
-        "text": told.text,
-        "event": told.event,
-        "subjects": list(change.line.subjects),
-    }
-    return _event(changes, change.seq, "told", data)
+        return _event(changes, change.seq, "changed", ChangedRow(kind=change.kind, id=ident, gone=change.gone))
+    (told,) = told_lines([change.line])
+    event = ToldEvent(**structs.asdict(told), subjects=list(change.line.subjects))
+    return _event(changes, change.seq, "told", event)
 
 
-def _event(changes: Changes, seq: int, name: str, data: dict[str, Any]) -> bytes:
+def _event(changes: Changes, seq: int, name: str, data: Noun | None = None) -> bytes:
     return b"id: %s-%d\nevent: %s\ndata: %s\n\n" % (
         changes.run.encode(),
         seq,
         name.encode(),
-        msgspec.json.encode(data),  # one line: JSON has no bare line ends
+        msgspec.json.encode(data if data is not None else {}),  # one line: JSON has no bare line ends
     )
 
 
@@ -105,7 +94,7 @@ ROUTES = (
     Route(
         "GET", "/v1/events", events,
         "Server-sent events: `changed` (a row), `told` (a line of the story), `reset` (read everything again)",
-        str, query=requests.EventCursor, media="text/event-stream",
+        media="text/event-stream",
         answer_example='id: 18f-7\nevent: changed\ndata: {"kind":"node","id":"lab/train-0000","gone":false}\n\n',
     ),
 )  # fmt: skip

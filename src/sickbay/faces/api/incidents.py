@@ -2,17 +2,14 @@
 
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
-from sickbay.faces.api import answers, requests
+from sickbay.faces.answers import ExplainAnswer, IncidentAnswer
+from sickbay.faces.api import requests
 from sickbay.faces.api.examples import EXPLAINED, INCIDENT
-from sickbay.faces.api.orders import order
-from sickbay.faces.api.reading import RequestReads
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
-from sickbay.faces.api.rows import all_of
 from sickbay.faces.archive import Archive
-from sickbay.faces.explain import explain, incident_json
+from sickbay.faces.explain import explain, incident_answer
 from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.incident import Incident, IncidentKind, Phase
 
@@ -25,21 +22,21 @@ VERBS = {
 }
 
 
-def listed(ask: ApiRequest) -> list[dict[str, Any]]:
-    incidents = sorted(all_of(ask, Incident, "incident"), key=lambda i: (i.opened_at, i.id), reverse=True)
-    shown = [one for one in incidents if _shown(ask, one)]
-    return [incident_json(ask.archive, one) for one in shown[: ask.query.limit]]
+def listed(ask: ApiRequest, query: requests.Which) -> list[IncidentAnswer]:
+    incidents = sorted(ask.all_of(Incident, "incident"), key=lambda i: (i.opened_at, i.id), reverse=True)
+    shown = [one for one in incidents if _shown(ask, one, query.which)]
+    return [incident_answer(ask.archive, one) for one in shown[: query.limit]]
 
 
-def _shown(ask: ApiRequest, incident: Incident) -> bool:
-    if ask.query.which == "all":
+def _shown(ask: ApiRequest, incident: Incident, which: str) -> bool:
+    if which == "all":
         return True
     if incident.kind is IncidentKind.INTAKE and not failed_intake(incident):
         return False
     if incident.open:
         return True
-    recent = incident.closed_at is not None and ask.desk.now() - incident.closed_at <= RECENT
-    return ask.query.which == "recent" and recent
+    recent = incident.closed_at is not None and ask.backend.now() - incident.closed_at <= RECENT
+    return which == "recent" and recent
 
 
 def failed_intake(incident: Incident) -> bool:
@@ -50,21 +47,21 @@ def failed_intake(incident: Incident) -> bool:
 def found(archive: Archive, ident: str, ask: ApiRequest) -> Incident:
     incident = archive.incident(ident)
     if incident is None:
-        raise missing("incident", ident, (one.id for one in all_of(ask, Incident, "incident")))
+        raise missing("incident", ident, (one.id for one in ask.all_of(Incident, "incident")))
     return incident
 
 
-def one(ask: ApiRequest) -> dict[str, Any]:
-    return incident_json(ask.archive, found(ask.archive, ask.path["id"], ask))
+def one(ask: ApiRequest) -> IncidentAnswer:
+    return incident_answer(ask.archive, found(ask.archive, ask.path["id"], ask))
 
 
-def act(ask: ApiRequest, verb: str) -> dict[str, Any]:
+def act(ask: ApiRequest, body: requests.WithReason, verb: str) -> IncidentAnswer:
     incident = found(ask.archive, ask.path["id"], ask)
     if not ask.repeated:
         _fits(incident, verb)
-    order(ask, verb, incident.id, ask.body.reason)
+    ask.order(verb, incident.id, body.reason)
     archive = ask.fresh()
-    return incident_json(archive, archive.incident(incident.id) or incident)
+    return incident_answer(archive, archive.incident(incident.id) or incident)
 
 
 def _fits(incident: Incident, verb: str) -> None:
@@ -78,10 +75,9 @@ def _fits(incident: Incident, verb: str) -> None:
         )
 
 
-def explained(ask: ApiRequest) -> dict[str, Any]:
-    store: Any = RequestReads(ask.desk.store)
+def explained(ask: ApiRequest, query: requests.NameGiven) -> ExplainAnswer:
     try:
-        return explain(store, ask.query.name, ask.desk.policies).as_json()
+        return explain(ask.reads(), query.name, ask.backend.policies)
     except BadInput as error:
         raise ApiRefusal(404 if isinstance(error, NoSuchSubject) else 400, str(error)) from None
 
@@ -90,22 +86,22 @@ ROUTES = (
     Route(
         "GET", "/v1/incidents", listed,
         "Incidents, newest first: open ones and those closed within a day, or only open ones, or all",
-        list[answers.IncidentAnswer], query=requests.Which, query_example={"which": "open"}, answer_example=[INCIDENT],
+        query_example={"which": "open"}, answer_example=[INCIDENT],
     ),
     Route(
-        "GET", "/v1/incidents/{id}", one, "One incident", answers.IncidentAnswer,
+        "GET", "/v1/incidents/{id}", one, "One incident",
         path_example={"id": "i12"}, answer_example=INCIDENT,
     ),
     *(
         Route(
-            "POST", f"/v1/incidents/{{id}}/{verb}", partial(act, verb=verb), about, answers.IncidentAnswer,
-            role="operator", body=requests.WithReason, path_example={"id": "i12"}, answer_example=INCIDENT,
+            "POST", f"/v1/incidents/{{id}}/{verb}", partial(act, verb=verb), about,
+            role="operator", path_example={"id": "i12"}, answer_example=INCIDENT,
             ask_example={"reason": "seen by the technician"},
         )
         for verb, about in VERBS.items()
     ),
     Route(
         "GET", "/v1/explain", explained, "Why a node, a job or an incident is as it is, its story, what it waits for",
-        answers.ExplainAnswer, query=requests.NameGiven, query_example={"name": "train-0000"}, answer_example=EXPLAINED,
+        query_example={"name": "train-0000"}, answer_example=EXPLAINED,
     ),
 )  # fmt: skip

@@ -1,33 +1,27 @@
 """Jobs: submit, see, stop."""
 
-import re
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
-from sickbay.faces.api import answers, requests
+from sickbay.brain.submission import refusal, too_large
+from sickbay.faces.answers import JobAnswer
+from sickbay.faces.api import requests
 from sickbay.faces.api.examples import JOB
 from sickbay.faces.api.nodes import by_name
-from sickbay.faces.api.orders import order
 from sickbay.faces.api.refusal import ApiRefusal, missing
-from sickbay.faces.api.route import KIB, ApiRequest, Route
-from sickbay.faces.api.rows import all_of
-from sickbay.faces.explain import job_json
+from sickbay.faces.api.route import ApiRequest, Route
+from sickbay.faces.explain import job_answer
 from sickbay.model.fleet import Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
 
-SPEC_BYTES = 256 * KIB  # it is part of the job's row, which a store takes up to a limit only
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-
-def listed(ask: ApiRequest) -> list[dict[str, Any]]:
-    jobs = sorted(all_of(ask, Job, "job"), key=lambda job: (job.submitted_at, job.id), reverse=True)
-    state = ask.query.state
+def listed(ask: ApiRequest, query: requests.OfState) -> list[JobAnswer]:
+    jobs = sorted(ask.all_of(Job, "job"), key=lambda job: (job.submitted_at, job.id), reverse=True)
+    state = query.state
     shown = [job for job in jobs if state is None or (job.open if state == "open" else job.state == state)]
-    return [job_json(ask.archive, job) for job in shown[: ask.query.limit]]
+    return [job_answer(job) for job in shown[: query.limit]]
 
 
 def found(ask: ApiRequest, ident: str) -> Job:
@@ -35,50 +29,44 @@ def found(ask: ApiRequest, ident: str) -> Job:
     job = ask.fresh().job(ident)
     if job is not None:
         return job
-    jobs = all_of(ask, Job, "job")
+    jobs = ask.all_of(Job, "job")
     named = [one for one in jobs if one.spec.name == ident]
     if not named:
         raise missing("job", ident, (one.id for one in jobs))
     return max(named, key=lambda one: one.submitted_at)
 
 
-def one(ask: ApiRequest) -> dict[str, Any]:
-    return job_json(ask.archive, found(ask, ask.path["id"]))
+def one(ask: ApiRequest) -> JobAnswer:
+    return job_answer(found(ask, ask.path["id"]))
 
 
-def stop(ask: ApiRequest) -> dict[str, Any]:
+def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
     job = found(ask, ask.path["id"])
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
-    order(ask, "stop", job.id, ask.body.reason, now=ask.body.now)
-    archive = ask.fresh()
-    return job_json(archive, archive.job(job.id) or job)
+    ask.order("stop", job.id, body.reason, now=body.now)
+    return job_answer(ask.fresh().job(job.id) or job)
 
 
-def submit(ask: ApiRequest) -> dict[str, Any]:
+def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
-    spec = _spec(ask, ask.body)
+    spec = _spec(ask, body)
     key = ask.key
-    while (job := ask.desk.submit(spec, key=key)).spec != replace(spec, stall_after=job.spec.stall_after):
+    while (job := ask.backend.submit(spec, key=key)).spec != spec:
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
-    return job_json(ask.archive, job)
+    return job_answer(job)
 
 
 def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
-    """Raises Refused for what could never run."""
-    requests.named(asked.name)
-    if not asked.command[0].strip():
-        raise ApiRefusal(400, 'the command is empty: write what is to be run, for example ["python", "train.py"]')
-    _environment(asked)
-    nodes, wanted = _where(ask, asked)
-    _devices(asked, nodes, wanted)
+    """The names in it resolved. Raises ApiRefusal for what could never run."""
+    nodes = _where(ask, asked)
     spec = JobSpec(
         name=asked.name,
         cluster=nodes[0].cluster,
         pool=pool_word(nodes[0].pool),
-        nodes=wanted,
+        nodes=len(nodes) if asked.nodes is None else asked.nodes,
         on=tuple(node.id for node in nodes) if asked.on else (),
         gpus_per_node=asked.gpus_per_node,
         min_nodes=asked.min_nodes or 0,
@@ -91,65 +79,24 @@ def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
         checkpoint=asked.checkpoint,
         stall_after=asked.stall_after,
         start_within=asked.start_within,
-        log_rules=tuple(_rule(rule) for rule in asked.log_rules),
+        log_rules=tuple(LogRule(**structs.asdict(rule)) for rule in asked.log_rules),
     )
-    size = len(msgspec.json.encode(spec))
-    if size > SPEC_BYTES:
-        raise ApiRefusal(
-            400, f"the job's description has {size} bytes, at most {SPEC_BYTES} fit: put long texts into files"
-        )
+    if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, nodes):
+        raise ApiRefusal(400, wrong)
     return spec
 
 
-def _environment(asked: requests.Submit) -> None:
-    for what, path in (("checkpoint", asked.checkpoint), ("cwd", asked.cwd)):
-        if path and not path.startswith("/"):
-            raise ApiRefusal(400, f"{what} {path!r} must be an absolute path, because each node has its own directory")
-    for name in asked.env:
-        if not ENV_NAME.fullmatch(name):
-            raise ApiRefusal(400, f"env: {name!r} is no name of a variable: write letters, digits and _")
-        if name.startswith("SICKBAY_"):
-            raise ApiRefusal(400, f"env: {name} is set by Sickbay itself: choose another name")
-    names = [rule.name for rule in asked.log_rules]
-    if len(set(names)) < len(names):
-        raise ApiRefusal(400, "log_rules: two rules have the same name: give each its own")
-
-
-def _rule(rule: requests.Rule) -> LogRule:
-    requests.named(rule.name, "log rule")
-    try:
-        re.compile(rule.pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ApiRefusal(400, f"log rule {rule.name}: the pattern is no regular expression: {error}") from None
-    if rule.starts_within is None and rule.recurs_within is None:
-        raise ApiRefusal(400, f"log rule {rule.name}: say starts_within or recurs_within (seconds), or both")
-    return LogRule(
-        name=rule.name,
-        pattern=rule.pattern,
-        starts_within=rule.starts_within,
-        recurs_within=rule.recurs_within,
-    )
-
-
-def _where(ask: ApiRequest, asked: requests.Submit) -> tuple[Sequence[Node], int]:
-    """The nodes it may run on (those that it names, or its pool), and how many it wants."""
+def _where(ask: ApiRequest, asked: requests.Submit) -> Sequence[Node]:
+    """The nodes it may run on: those that it names, or its pool."""
     if asked.on:
         return _on_named(ask, asked)
     if asked.nodes is None:
         raise ApiRefusal(400, "say where: nodes (how many) or on (which)")
-    nodes = _pool(ask, asked)
-    pool = nodes[0].pool
-    if asked.nodes > len(nodes):
-        raise ApiRefusal(400, f"{asked.nodes} nodes are asked for, but pool {pool} has {len(nodes)}: ask for fewer")
-    if asked.min_nodes is not None and asked.min_nodes > asked.nodes:
-        raise ApiRefusal(400, f"min_nodes {asked.min_nodes} is more than nodes {asked.nodes}: it may be at most that")
-    return nodes, asked.nodes
+    return _pool(ask, asked)
 
 
-def _on_named(ask: ApiRequest, asked: requests.Submit) -> tuple[Sequence[Node], int]:
+def _on_named(ask: ApiRequest, asked: requests.Submit) -> Sequence[Node]:
     named = [by_name(ask.archive, name) for name in asked.on]
-    if len({node.id for node in named}) < len(named):
-        raise ApiRefusal(400, "on: a node is named twice: name each once")
     if asked.nodes is not None and asked.nodes != len(named):
         raise ApiRefusal(
             400, f"nodes {asked.nodes} and on ({len(named)} nodes) contradict each other: give one of them"
@@ -163,12 +110,12 @@ def _on_named(ask: ApiRequest, asked: requests.Submit) -> tuple[Sequence[Node], 
     (cluster, pool) = pools.pop()
     if asked.cluster not in {"", cluster} or asked.pool not in {"", pool, pool_word(pool)}:
         raise ApiRefusal(400, f"on: the nodes belong to pool {pool}, not to the one that is given")
-    return named, len(named)
+    return named
 
 
 def _pool(ask: ApiRequest, asked: requests.Submit) -> list[Node]:
     nodes = ask.archive.nodes()
-    clusters = sorted({node.cluster for node in nodes} | set(ask.desk.clusters))
+    clusters = sorted({node.cluster for node in nodes} | set(ask.backend.clusters))
     if asked.cluster and asked.cluster not in clusters:
         raise missing("cluster", asked.cluster, clusters)
     mine = [node for node in nodes if asked.cluster in {"", node.cluster}]
@@ -186,37 +133,26 @@ def _pool(ask: ApiRequest, asked: requests.Submit) -> list[Node]:
     return mine
 
 
-def _devices(asked: requests.Submit, nodes: Sequence[Node], wanted: int) -> None:
-    able = [node for node in nodes if len(node.devices) >= asked.gpus_per_node]
-    if len(able) < wanted:
-        most = sorted((len(node.devices) for node in nodes), reverse=True)[wanted - 1]
-        raise ApiRefusal(
-            400,
-            f"gpus_per_node {asked.gpus_per_node} is more than there are: {wanted} nodes have {most} each; "
-            "ask for fewer, or 0 for all of them",
-        )
-
-
 ROUTES = (
     Route(
-        "GET", "/v1/jobs", listed, "Jobs, newest first", list[answers.JobAnswer],
-        query=requests.OfState, query_example={"state": "RUNNING"}, answer_example=[JOB],
+        "GET", "/v1/jobs", listed, "Jobs, newest first",
+        query_example={"state": "RUNNING"}, answer_example=[JOB],
     ),
     Route(
-        "POST", "/v1/jobs", submit, "Submit a job", answers.JobAnswer,
-        role="operator", body=requests.Submit, status=201, answer_example=JOB,
+        "POST", "/v1/jobs", submit, "Submit a job",
+        role="operator", status=201, answer_example=JOB,
         ask_example={
             "name": "llama", "nodes": 2, "command": ["python", "train.py"], "checkpoint": "/shared/llama",
             "log_rules": [{"name": "steps", "pattern": "^step \\d+", "recurs_within": 300}],
         },
     ),
     Route(
-        "GET", "/v1/jobs/{id}", one, "One job", answers.JobAnswer,
+        "GET", "/v1/jobs/{id}", one, "One job",
         path_example={"id": "llama-3f2a1"}, answer_example=JOB,
     ),
     Route(
-        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again", answers.JobAnswer,
-        role="operator", body=requests.NodeAct, path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again",
+        role="operator", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

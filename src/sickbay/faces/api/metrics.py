@@ -1,33 +1,32 @@
-"""Measured series of nodes: for charts, and as a page that Prometheus reads."""
+"""Time series of nodes: for charts, and as a page that Prometheus scrapes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any
 
-from sickbay.faces.api import answers, requests
+from sickbay.faces.answers import PointAnswer, Series
+from sickbay.faces.api import requests
 from sickbay.faces.api.examples import NODE_PATH
 from sickbay.faces.api.nodes import found
 from sickbay.faces.api.route import ApiRequest, PlainAnswer, Route
-from sickbay.faces.api.rows import all_of
-from sickbay.faces.explain import iso, node_json
+from sickbay.faces.archive import iso
+from sickbay.faces.explain import node_answer
 from sickbay.model.incident import Incident
 from sickbay.model.job import Job
-from sickbay.signs.classify import monitor_class
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def series(ask: ApiRequest) -> dict[str, Any]:
-    node, kept = found(ask.archive, ask.path["cluster"], ask.path["name"]), ask.desk.metrics
-    now = ask.desk.now()
-    since = now - timedelta(hours=ask.query.hours)
-    points = kept.read(node.id, ask.query.series, since, now) if kept is not None and ask.query.series else ()
-    return {
-        "node": node.id,
-        "series": list(kept.series(node.id)) if kept is not None else [],
-        "points": [{"at": iso(point.at), "mean": point.mean, "highest": point.highest} for point in points],
-    }
+def series(ask: ApiRequest, query: requests.OfSeries) -> Series:
+    node, kept = found(ask.archive, ask.path["cluster"], ask.path["name"]), ask.backend.metrics
+    now = ask.backend.now()
+    since = now - timedelta(hours=query.hours)
+    points = kept.read(node.id, query.series, since, now) if kept is not None and query.series else ()
+    return Series(
+        node=node.id,
+        series=list(kept.series(node.id)) if kept is not None else [],
+        points=[PointAnswer(at=iso(point.at), mean=point.mean, highest=point.highest) for point in points],
+    )
 
 
 def page(ask: ApiRequest) -> PlainAnswer:
@@ -42,24 +41,24 @@ def page(ask: ApiRequest) -> PlainAnswer:
 
 def _fleet(ask: ApiRequest) -> Iterator[tuple[str, Mapping[str, str], float]]:
     archive = ask.archive
-    states = Counter((node.pool, node_json(archive, node)["state"]) for node in archive.nodes())
+    states = Counter((node.pool, node_answer(archive, node).state) for node in archive.nodes())
     for (pool, state), count in sorted(states.items()):
         yield "sickbay_nodes", {"pool": pool, "state": state}, count
     incidents = Counter(
-        (one.pool, one.fault.code, monitor_class(one.fault), one.phase.value)
-        for one in all_of(ask, Incident, "incident")
+        (one.pool, one.fault.code, one.fault.monitor_class, one.phase.value)
+        for one in ask.all_of(Incident, "incident")
         if one.open
     )
     for (pool, code, word, phase), count in sorted(incidents.items()):
         yield "sickbay_incidents_open", {"pool": pool, "fault": code, "class": word, "phase": phase}, count
-    jobs = Counter(job.state.value for job in all_of(ask, Job, "job") if job.open)
-    for state, count in sorted(jobs.items()):
-        yield "sickbay_jobs_open", {"state": state}, count
+    jobs = Counter(job.state for job in ask.all_of(Job, "job") if job.open)
+    for job_state, count in sorted(jobs.items()):
+        yield "sickbay_jobs_open", {"state": job_state}, count
 
 
 def _measured(ask: ApiRequest) -> Iterator[tuple[str, Mapping[str, str], float]]:
     """`gpu.0.temperature` is the temperature of the gpu 0, `cpu.busy` how busy the cpu is."""
-    latest = ask.desk.metrics.latest() if ask.desk.metrics is not None else {}
+    latest = ask.backend.metrics.latest() if ask.backend.metrics is not None else {}
     for node, (_, values) in sorted(latest.items()):
         for name, value in values.items():
             family, *rest = name.split(".")
@@ -77,8 +76,8 @@ def _escaped(text: str) -> str:
 
 ROUTES = (
     Route(
-        "GET", "/v1/nodes/{cluster}/{name}/metrics", series, "What was measured on a node, for charts", answers.Series,
-        query=requests.OfSeries, query_example={"series": "gpu.0.temperature"}, path_example=NODE_PATH,
+        "GET", "/v1/nodes/{cluster}/{name}/metrics", series, "What was measured on a node, for charts",
+        query_example={"series": "gpu.0.temperature"}, path_example=NODE_PATH,
         answer_example={
             "node": "lab/train-0000",
             "series": ["gpu.0.temperature"],
@@ -86,7 +85,7 @@ ROUTES = (
         },
     ),
     Route(
-        "GET", "/metrics", page, "The newest values of all nodes and the fleet's state, for Prometheus", str,
+        "GET", "/metrics", page, "The newest values of all nodes and the fleet's state, for Prometheus",
         media="text/plain",
         answer_example='# TYPE sickbay_nodes gauge\nsickbay_nodes{pool="lab/train",state="READY"} 8\n',
     ),

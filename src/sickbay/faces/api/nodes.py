@@ -1,15 +1,14 @@
 """Nodes: what they are, and what a person may ask of one."""
 
 from functools import partial
-from typing import Any
 
-from sickbay.faces.api import answers, requests
+from sickbay.faces.answers import Injected, NodeAnswer
+from sickbay.faces.api import requests
 from sickbay.faces.api.examples import NODE, NODE_PATH
-from sickbay.faces.api.orders import order
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
-from sickbay.faces.explain import node_json
+from sickbay.faces.explain import node_answer
 from sickbay.model.cordon import others_of
 from sickbay.model.fleet import Node, pool_word
 from sickbay.model.protocol import AnyOrder, RunCollect, RunInject
@@ -28,17 +27,17 @@ ANSWERS, COLLECTS = 15.0, 25.0  # seconds that a person waits for an agent
 DRILL = "NVRM: Xid (PCI:0000:ff:1f): {number}, pid='<unknown>', name=<unknown>, written by an operator as a drill"
 
 
-def listed(ask: ApiRequest) -> list[dict[str, Any]]:
+def listed(ask: ApiRequest, query: requests.OfPool) -> list[NodeAnswer]:
     nodes = ask.archive.nodes()
-    pool = ask.query.pool
+    pool = query.pool
     mine = [node for node in nodes if pool in {"", node.pool, pool_word(node.pool)}]
     if pool and not mine:
         raise missing("pool", pool, (node.pool for node in nodes))
-    return [node_json(ask.archive, node) for node in mine]
+    return [node_answer(ask.archive, node) for node in mine]
 
 
 def found(archive: Archive, cluster: str, name: str) -> Node:
-    """Raises Refused: 404, or 400 where more than one has the name."""
+    """Raises ApiRefusal: 404, or 400 where more than one has the name."""
     if cluster != "-":
         node = archive.node(f"{cluster}/{name}")
         if node is None:
@@ -54,26 +53,26 @@ def found(archive: Archive, cluster: str, name: str) -> Node:
 
 
 def by_name(archive: Archive, name: str) -> Node:
-    """`train-3` or `lab/train-3`. Raises Refused."""
+    """`train-3` or `lab/train-3`. Raises ApiRefusal."""
     cluster, slash, rest = name.partition("/")
     return found(archive, cluster, rest) if slash else found(archive, "-", name)
 
 
-def one(ask: ApiRequest) -> dict[str, Any]:
-    return node_json(ask.archive, found(ask.archive, ask.path["cluster"], ask.path["name"]))
+def one(ask: ApiRequest) -> NodeAnswer:
+    return node_answer(ask.archive, found(ask.archive, ask.path["cluster"], ask.path["name"]))
 
 
-def act(ask: ApiRequest, verb: str) -> dict[str, Any]:
+def act(ask: ApiRequest, body: requests.NodeAct, verb: str) -> NodeAnswer:
     node = found(ask.archive, ask.path["cluster"], ask.path["name"])
     if not ask.repeated:
         _fits(ask.archive, node, verb)
-    order(ask, verb, node.id, ask.body.reason, now=ask.body.now)
+    ask.order(verb, node.id, body.reason, now=body.now)
     archive = ask.fresh()
-    return node_json(archive, archive.node(node.id) or node)
+    return node_answer(archive, archive.node(node.id) or node)
 
 
 def _fits(archive: Archive, node: Node, verb: str) -> None:
-    """Raises Refused(409) for what makes no sense now: an act that would change nothing must not look done."""
+    """Raises ApiRefusal(409) for what makes no sense now: an act that would change nothing must not look done."""
     if node.incarnation is None and verb != "uncordon":
         raise ApiRefusal(409, f"the seat {node.id} is vacant: there is no machine to {verb}")
     if verb == "uncordon" and node.incarnation is not None:
@@ -88,71 +87,73 @@ def _fits(archive: Archive, node: Node, verb: str) -> None:
             raise ApiRefusal(409, f"there is nothing to uncordon: {node.id} is {why}")
 
 
-def inject(ask: ApiRequest) -> dict[str, Any]:
+def inject(ask: ApiRequest, body: requests.Inject) -> Injected:
     node = found(ask.archive, ask.path["cluster"], ask.path["name"])
-    breakage = ask.body.breakage()
-    if ask.body.log:
-        return _drill(ask, node, breakage)
-    if ask.desk.breakable is None:
+    breakage = body.breakage()
+    if body.log:
+        return _drill(ask, node, breakage, body.reason)
+    if ask.backend.breakable is None:
         raise ApiRefusal(
             409,
             f"the hardware of cluster {node.cluster} is real and is not broken on purpose: "
             "with log=true its agent writes a line that says so (sickbay inject NODE --xid N --log)",
         )
-    return {"node": node.id, "done": ask.desk.breakable.inject(node.id, breakage)}
+    return Injected(node=node.id, done=ask.backend.breakable.inject(node.id, breakage))
 
 
-def _drill(ask: ApiRequest, node: Node, wanted: Breakage) -> dict[str, Any]:
+def _drill(ask: ApiRequest, node: Node, wanted: Breakage, reason: str) -> Injected:
     """One dated line in the log that the node's agent watches; all that follows is real."""
     if wanted.defect:
         raise ApiRefusal(400, "a defect is for virtual devices: give xid or line")
     line = wanted.line or DRILL.format(number=wanted.xid)
-    return _by_agent(ask, node, "inject", RunInject(key=ask.key, line=line), ANSWERS, f"wrote: {line}")
+    order = RunInject(key=ask.key, line=line)
+    return _by_agent(ask, node, "inject", order, reason, within=ANSWERS, done=f"wrote: {line}")
 
 
-def collect(ask: ApiRequest) -> dict[str, Any]:
+def collect(ask: ApiRequest, body: requests.WithReason) -> Injected:
     node = found(ask.archive, ask.path["cluster"], ask.path["name"])
-    return _by_agent(ask, node, "collect", RunCollect(key=ask.key), COLLECTS)
+    return _by_agent(ask, node, "collect", RunCollect(key=ask.key), body.reason, within=COLLECTS)
 
 
-def _by_agent(ask: ApiRequest, node: Node, verb: str, what: AnyOrder, within: float, done: str = "") -> dict[str, Any]:
-    """Audited before it is asked for. Raises Refused where the agent refuses."""
-    order(ask, verb, node.id, ask.body.reason)
-    answer = ask.desk.ask_agent(node, what, key=f"{verb}/{ask.key}", within=within, notify=ask.room.mail.ring)
+def _by_agent(
+    ask: ApiRequest, node: Node, verb: str, what: AnyOrder, reason: str, *, within: float, done: str = ""
+) -> Injected:
+    """Audited before it is asked for. Raises ApiRefusal where the agent refuses."""
+    ask.order(verb, node.id, reason)
+    answer = ask.backend.ask_agent(node, what, key=f"{verb}/{ask.key}", within=within, notify=ask.shared.mail.ring)
     if answer is None:
-        return {"node": node.id, "done": f"asked for, not answered yet: 'sickbay explain {node.id}' will show it"}
+        return Injected(node=node.id, done=f"asked for, not answered yet: 'sickbay explain {node.id}' will show it")
     if answer.fields.get("result") != "done":
         raise ApiRefusal(409, f"the agent of {node.id} answers {answer.text}")
-    return {"node": node.id, "done": done or answer.text}
+    return Injected(node=node.id, done=done or answer.text)
 
 
 _ONE = "/v1/nodes/{cluster}/{name}"
-
 ROUTES = (
     Route(
-        "GET", "/v1/nodes", listed, "All nodes, or those of one pool", list[answers.NodeAnswer],
-        query=requests.OfPool, query_example={"pool": "train"}, answer_example=[NODE],
+        "GET", "/v1/nodes", listed, "All nodes, or those of one pool",
+        query_example={"pool": "train"}, answer_example=[NODE],
     ),
     Route(
-        "GET", _ONE, one, "One node; '-' as its cluster: whichever has it", answers.NodeAnswer,
+        "GET", _ONE, one, "One node; '-' as its cluster: whichever has it",
         path_example=NODE_PATH, answer_example=NODE,
     ),
     *(
         Route(
-            "POST", f"{_ONE}/{verb}", partial(act, verb=verb), about, answers.NodeAnswer,
-            role="operator", body=requests.NodeAct, path_example=NODE_PATH, answer_example=NODE,
+            "POST", f"{_ONE}/{verb}", partial(act, verb=verb), about,
+            role="operator", path_example=NODE_PATH, answer_example=NODE,
             ask_example={"reason": "its fan is loud"},
         )
         for verb, about in VERBS.items()
     ),
     Route(
-        "POST", f"{_ONE}/inject", inject, "Break a virtual device on purpose", answers.Injected,
-        role="operator", body=requests.Inject, path_example=NODE_PATH, ask_example={"xid": 79, "cured_by": "reboot"},
+        "POST", f"{_ONE}/inject", inject, "Break a virtual device on purpose",
+        role="operator", path_example=NODE_PATH, ask_example={"xid": 79, "cured_by": "reboot"},
         answer_example={"node": "lab/train-0000", "done": "GPU 0 fell off the bus; a reboot cures it"},
     ),
     Route(
         "POST", f"{_ONE}/collect", collect, "Have the node's agent gather what a support engineer asks for",
-        answers.Injected, role="operator", body=requests.WithReason, path_example=NODE_PATH,
+        role="operator", path_example=NODE_PATH,
         ask_example={"reason": "for the vendor's support"},
         answer_example={"node": "lab/train-0000", "done": "/var/lib/sickbay/bundles/20260301T000000Z.tar.gz, 1.2 MB"},
     ),

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of routes."""
+"""The OpenAPI document, made from the routing table."""
 
 import re
 from functools import cache
@@ -8,9 +8,8 @@ import msgspec
 from msgspec import inspect as mi
 
 import sickbay
-from sickbay.faces.api.answers import Error
+from sickbay.faces.answers import Error
 from sickbay.faces.api.route import Route
-from sickbay.faces.api.routes import ROUTES
 from sickbay.model.noun import Noun
 
 REFUSALS = {
@@ -34,12 +33,12 @@ PATH_TEXT = {"type": "string", "minLength": 1, "maxLength": 200}
 
 
 @cache
-def document() -> dict[str, Any]:
-    types = [kind for route in ROUTES for kind in (route.returns, route.body) if kind is not None]
+def document(routes: tuple[Route, ...]) -> dict[str, Any]:
+    types = [kind for route in routes for kind in (route.returns, route.body) if kind is not None]
     schemas, components = msgspec.json.schema_components([*types, Error], ref_template="#/components/schemas/{name}")
     known = {_name(kind): schema for kind, schema in zip([*types, Error], schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
+    for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, known)
     return {
         "openapi": "3.1.0",

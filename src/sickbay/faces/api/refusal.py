@@ -1,4 +1,4 @@
-"""Why a request is refused: a status and one line that says what to do."""
+"""HTTP errors: why a request is refused, a status and one line that says what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -1,18 +1,20 @@
-"""What people send: bodies and queries, with their ranges."""
+"""The request schema: bodies and queries, with their ranges."""
 
-import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from sickbay.brain.submission import NAME, wrong_name
 from sickbay.faces.api.refusal import ApiRefusal
-from sickbay.faces.api.route import RequestBody
+from sickbay.model.noun import Noun
 from sickbay.ports.breakable import Breakage
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 DAYS = 86_400.0
 
-Name = Annotated[str, Meta(pattern=NAME, description="letters, digits, _ . - (at most 63, a letter or digit first)")]
+NAME_IN_WORDS = "letters, digits, _ . - (at most 63, a letter or digit first)"
+Name = Annotated[
+    str, Meta(pattern=f"^{NAME}$", description="letters, digits, _ . - (at most 63, a letter or digit first)")
+]
 Reason = Annotated[str, Meta(min_length=1, max_length=1000, description="why; it goes into the audit log")]
 Limit = Annotated[int, Meta(ge=1, le=5000)]
 Level = Annotated[int, Meta(ge=1, le=4)]
@@ -21,19 +23,25 @@ Span = Annotated[float, Meta(ge=1, le=366 * DAYS, description="seconds")]
 
 
 def named(name: str, what: str = "name") -> str:
-    """A pattern alone lets a line's end pass. Raises Refused."""
-    if not re.fullmatch(NAME.strip("^$"), name):
-        raise ApiRefusal(
-            400, f"{what} {name!r} cannot be used: write letters, digits, _ . - (at most 63, no sign in front)"
-        )
+    """A pattern alone lets a line's end pass. Raises ApiRefusal."""
+    if wrong := wrong_name(name, what):
+        raise ApiRefusal(400, wrong)
     return name
 
 
 def reasoned(reason: str) -> str:
-    """Raises Refused."""
+    """Raises ApiRefusal."""
     if not reason.strip():
         raise ApiRefusal(400, "a reason is missing: say why, it goes into the audit log")
     return " ".join(reason.split())
+
+
+class RequestBody(Noun, forbid_unknown_fields=True):
+    """What people send: a word that is not known is a mistake, not an extension."""
+
+
+class Nothing(RequestBody):
+    """No query."""
 
 
 class WithReason(RequestBody):

@@ -1,50 +1,90 @@
-"""What a route is, and what its handler is given."""
+"""Routing: what a route is, the request context that its handler is given, and the thread pools that handlers run on.
 
+A handler's signature is the contract of its route: what `query` and `body` are annotated with is decoded and checked
+before it is called, what it returns is the response schema. The OpenAPI document is made of the same annotations.
+"""
+
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, cast
+from functools import cached_property, partial
+from typing import Any, TypeVar, TypeVarTuple, cast, get_type_hints
+from weakref import WeakKeyDictionary
 
-from sickbay.faces.api.reading import RequestReads
+from anyio import CapacityLimiter, to_thread
+
+from sickbay.faces.api.refusal import ApiRefusal
+from sickbay.faces.api.requests import Nothing, reasoned
 from sickbay.faces.archive import Archive
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.wakeup import Wakeup
-from sickbay.model.fleet import Token
+from sickbay.model.facts import Ordered
+from sickbay.model.fleet import Cursor, Token
 from sickbay.model.noun import Noun
-from sickbay.ports.store import Store
+from sickbay.model.parts import whole
+from sickbay.model.rows import CURSOR, AnyRow, Line, Rows, Versioned
+from sickbay.ports.store import STORY, Store
 
 KIB = 1024
 MIB = 1024 * KIB
+UNREAD = 500  # facts that are looked through: an engine that is further behind has not read this one
 
-
-class RequestBody(Noun, forbid_unknown_fields=True):
-    """What people send: a word that is not known is a mistake, not an extension."""
-
-
-class Nothing(RequestBody):
-    """No body, or no query."""
+Kind = TypeVar("Kind", bound=AnyRow)
+Args = TypeVarTuple("Args")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class AppState:
     """What all requests share."""
 
-    desk: Backend
+    backend: Backend
     mail: Wakeup  # rings when a command was posted for an agent
     news: Wakeup  # rings after each commit
     leads: Callable[[], bool] | None = None
     trouble: Callable[[], str] | None = None  # why nothing goes on; empty while all is well
 
 
+class RequestReads:
+    """A read-through cache for one answer: a list of nodes asks for the same jobs again and again.
+
+    It has the reading half of a store only, which is all that an Archive uses; the rows of a page are read together.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows: dict[str, Versioned] = {}
+        self._found: dict[tuple[str, int | None], Sequence[str]] = {}
+
+    def load(self, keys: Iterable[str]) -> Rows:
+        wanted = list(keys)
+        unread = [key for key in wanted if key not in self._rows]
+        if unread:
+            self._rows.update(self._store.load(unread))
+        return {key: self._rows[key] for key in wanted}
+
+    def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
+        if (tag, limit) not in self._found:
+            self._found[tag, limit] = self._store.find(tag, limit)
+            self.load(self._found[tag, limit])
+        return self._found[tag, limit]
+
+    def keys(self, kind: str, after: str = "", limit: int = 1000) -> Sequence[str]:
+        page = self._store.keys(kind, after=after, limit=limit)
+        self.load(page)
+        return page
+
+    def story(self, subject: str, limit: int = STORY) -> Sequence[Line]:
+        return self._store.story(subject, limit)
+
+
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request that was let in: who asks, and for what."""
+    """One request that was let in: who asks, and what the rows say now."""
 
-    room: AppState
+    shared: AppState
     path: Mapping[str, str]
-    query: Any
-    body: Any
     key: str
     key_given: bool = False  # by the caller, in the header Idempotency-Key
     who: Token | None = None
@@ -53,8 +93,8 @@ class ApiRequest:
     gone: Callable[[], Any] | None = None  # awaited: whether the caller has hung up
 
     @property
-    def desk(self) -> Backend:
-        return self.room.desk
+    def backend(self) -> Backend:
+        return self.shared.backend
 
     @property
     def by(self) -> str:
@@ -66,7 +106,40 @@ class ApiRequest:
         return self.fresh()
 
     def fresh(self) -> Archive:
-        return Archive(cast(Store, RequestReads(self.desk.store)), self.desk.policies)
+        return Archive(self.reads(), self.backend.policies)
+
+    def reads(self) -> Store:
+        return cast(Store, RequestReads(self.backend.store))
+
+    def all_of(self, kind: type[Kind], name: str) -> list[Kind]:
+        """All rows of one kind."""
+        reads = self.reads()
+        found: list[Kind] = []
+        after = ""
+        while page := reads.keys(name, after=after):
+            found += [v.row for v in whole(reads.load(page), reads.load).values() if isinstance(v.row, kind)]
+            after = page[-1]
+        return found
+
+    def order(
+        self, verb: str, target: str, reason: str, *, now: bool = False, args: dict[str, str] | None = None
+    ) -> str:
+        """An operator's command: what was asked becomes a fact, and the answer waits until the engine knows of it.
+
+        The order's id. Raises ApiRefusal(503) if it is stored, but the engine is away: it will be done all the same.
+        """
+        news = Ordered(verb=verb, target=target, by=self.by, reason=reasoned(reason), now=now, args=args or {})
+        ident = self.backend.order(news, key=self.key)
+        row = self.backend.store.load([CURSOR])[CURSOR].row
+        unread = self.backend.store.facts(after=row.at if isinstance(row, Cursor) else 0, limit=UNREAD)
+        if len(unread) == UNREAD or any(fact.id == ident for fact in unread):
+            raise ApiRefusal(
+                503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back"
+            )
+        return ident
+
+    async def hung_up(self) -> bool:
+        return self.gone is not None and bool(await self.gone())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +150,16 @@ class PlainAnswer:
     media: str
 
 
-Handler = Callable[[ApiRequest], Any]  # sync: run on a thread; async: held, and never blocks
+Handler = Callable[..., Any]  # (ask, query=…, body=…); sync: run on a thread; async: held, and never blocks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Route:
     method: str
     path: str
     does: Handler
     summary: str
-    returns: Any
     role: str = "viewer"  # "": anybody
-    query: type[Noun] = Nothing
-    body: type[Noun] | None = None
     status: int = 200
     ask_example: Any = None  # of the body
     query_example: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +168,26 @@ class Route:
     limit: int = MIB  # bytes of the body
     media: str = "application/json"
 
+    @cached_property
+    def _annotated(self) -> dict[str, Any]:
+        return get_type_hints(self.does.func if isinstance(self.does, partial) else self.does)
+
+    @property
+    def returns(self) -> Any:
+        return self._annotated["return"] if self.media == "application/json" else str
+
+    @property
+    def query(self) -> type[Noun]:
+        return cast(type[Noun], self._annotated.get("query", Nothing))
+
+    @property
+    def body(self) -> type[Noun] | None:
+        return self._annotated.get("body")
+
+    def call(self, ask: ApiRequest, query: Noun, body: Noun | None) -> Any:
+        given = {"query": query, "body": body}
+        return self.does(ask, **{name: value for name, value in given.items() if name in self._annotated})
+
     @property
     def held(self) -> bool:
         return inspect.iscoroutinefunction(self.does)
@@ -105,3 +195,19 @@ class Route:
     @property
     def changes(self) -> bool:
         return self.method not in {"GET", "HEAD"} and self.role == "operator"
+
+
+# --- thread pools: agents and people have threads of their own, so that neither waits for the other
+
+AGENTS = "agents"
+PEOPLE = "people"
+THREADS = {AGENTS: 16, PEOPLE: 32}
+
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, CapacityLimiter]] = WeakKeyDictionary()
+
+
+async def on_thread(group: str, call: Callable[[*Args], Result], *args: *Args) -> Result:
+    mine = _limiters.setdefault(asyncio.get_running_loop(), {})
+    if group not in mine:
+        mine[group] = CapacityLimiter(THREADS[group])
+    return await to_thread.run_sync(call, *args, limiter=mine[group])

@@ -85,7 +85,7 @@ def _once(settings: AgentSettings, *, as_json: bool) -> int:
     from sickbay.agent.node import look_once
     from sickbay.knowledge.load import load_tables
     from sickbay.model.fault import Remedy
-    from sickbay.signs.classify import classify, monitor_class
+    from sickbay.signs.classify import classify
 
     tables = load_tables()
     rows: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ def _once(settings: AgentSettings, *, as_json: bool) -> int:
         if fault is not None:
             wrong = wrong or (fault.remedy not in {Remedy.NONE, Remedy.WATCH} and not item.news.unconfirmed)
             row |= {
-                "code": fault.code, "class": monitor_class(fault), "component": fault.component,
+                "code": fault.code, "class": fault.monitor_class, "component": fault.component,
                 "severity": fault.severity.value, "remedy": fault.remedy.value, "because": fault.because,
             }  # fmt: skip
         rows.append(row)

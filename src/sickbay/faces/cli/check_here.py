@@ -131,10 +131,15 @@ def _plain(tested: Tested) -> dict[str, object]:
 
 
 def _print(results: Sequence[Tested]) -> None:
-    rows = [(one.name, one.verdict, span(one.seconds), _figures(one.figures), one.because) for one in results]
     columns(
-        [Column("test"), Column("verdict"), Column("took", right=True), Column("figures", cut=True), Column("because")],
-        rows,
+        [
+            Column("test", lambda one: one.name),
+            Column("verdict", lambda one: one.verdict),
+            Column("took", lambda one: span(one.seconds), right=True),
+            Column("figures", lambda one: _figures(one.figures), cut=True),
+            Column("because", lambda one: one.because),
+        ],
+        results,
     )
 
 

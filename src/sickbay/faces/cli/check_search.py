@@ -320,6 +320,6 @@ def _plain(tried: Sequence[Sequence[PairTrial]], verdict: PairwiseVerdict, away:
 
 def _print(found: dict[str, Any], hosts: dict[str, str]) -> None:
     places = {host: name for name in ("bad", "good", "unknown") for host in found[name]}
-    rows = [(host, places[host], found["why"].get(host, "")) for host in hosts]
-    columns([Column("host"), Column("verdict"), Column("because", cut=True)], rows)
+    because = Column("because", lambda host: found["why"].get(host, ""), cut=True)
+    columns([Column("host", str), Column("verdict", places.__getitem__), because], list(hosts))
     say(found["because"])

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.client import Unreachable, connect, segment
-from sickbay.faces.cli.columns import Column, columns, count, say
+from sickbay.faces.cli.client import connect, segment
+from sickbay.faces.cli.columns import Column, columns, count, field, say
 from sickbay.faces.cli.names import complete_node
 from sickbay.faces.cli.show import as_json, leave, print_json, span
 from sickbay.model.errors import BadInput
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sickbay.faces.cli.client import Client
 
 LOOK_EVERY = 0.5
-AWAY = 600.0
 PASS = "pass"  # noqa: S105 - a verdict
 
 
@@ -126,17 +125,11 @@ def _check_nodes(node: str | None, pool: str | None, level: int, *, everything: 
 def _verdicts(client: "Client", began: dict[str, Any]) -> list[dict[str, Any]]:
     from sickbay.faces.cli.watch import ReconnectPatience
 
-    patience = ReconnectPatience(AWAY, say)
+    patience = ReconnectPatience(say)
     told: set[str] = set()
     say(f"checking {count(len(began['nodes']), 'node')} …")
     while True:
-        try:
-            found = client.get(f"/v1/checks/{segment(began['check'])}")
-        except Unreachable as error:
-            patience.away(error)
-            time.sleep(LOOK_EVERY)
-            continue
-        patience.back()
+        found = patience.ask(lambda: client.get(f"/v1/checks/{segment(began['check'])}"), LOOK_EVERY)
         for one in found["results"]:
             if one["node"] not in told and one["verdict"]:
                 told.add(one["node"])
@@ -157,14 +150,25 @@ def _print(results: list[dict[str, Any]]) -> None:
     if not results:
         say("no node was checked: none is idle")
         return
-    rows = []
-    for one in results:
-        bad = [f"{t['name']}: {t['because'] or t['verdict']}" for t in one["tests"] if t["verdict"] != PASS]
-        why = "; ".join(bad) or ("" if one["verdict"] == PASS else one["because"])
-        took = span(sum(t["seconds"] for t in one["tests"])) if one["tests"] else ""
-        rows.append((one["node"], one["level"], one["verdict"], len(one["tests"]), took, why))
     columns(
-        [Column("node"), Column("level", right=True), Column("verdict"), Column("tests", right=True),
-         Column("took", right=True), Column("because", cut=True)],
-        rows,
-    )  # fmt: skip
+        [
+            field("node"),
+            field("level", right=True),
+            field("verdict"),
+            Column("tests", lambda one: len(one["tests"]), right=True),
+            Column(
+                "took", lambda one: span(sum(t["seconds"] for t in one["tests"])) if one["tests"] else "", right=True
+            ),
+            Column("because", _why, cut=True),
+        ],
+        results,
+    )
+
+
+def _took(result: dict[str, Any]) -> str:
+    return span(sum(test["seconds"] for test in result["tests"])) if result["tests"] else ""
+
+
+def _why(result: dict[str, Any]) -> str:
+    bad = [f"{one['name']}: {one['because'] or one['verdict']}" for one in result["tests"] if one["verdict"] != PASS]
+    return "; ".join(bad) or ("" if result["verdict"] == PASS else str(result["because"]))

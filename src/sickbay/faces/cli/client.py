@@ -17,20 +17,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import click
 
 from sickbay import __version__
-from sickbay.faces.cli.credentials import forget, lookup, remember
+from sickbay.faces.cli.credentials import lookup
 from sickbay.model.errors import BadInput
-
-__all__ = [
-    "Client",
-    "NotThere",
-    "ServerEvent",
-    "ServerRefused",
-    "Unreachable",
-    "connect",
-    "forget",
-    "lookup",
-    "remember",
-]
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 TIMEOUT = 30.0  # seconds; the server answers an act within 10, a held request within 20
@@ -193,7 +181,7 @@ class Client:
 
     # --- what changes
     def events(self, last: str = "", opened: "Opened | None" = None) -> Generator[ServerEvent]:
-        """Server-sent events from now on, or after `last`. Ends when the server does; raises Unreachable, Refused.
+        """Server-sent events from now on, or after `last`. Ends with the server; raises Unreachable, ServerRefused.
 
         `opened` is given the connection, so that another thread can end the reading.
         """

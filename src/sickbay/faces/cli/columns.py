@@ -1,14 +1,15 @@
-"""Lists and cards for people: columns that line up within the terminal's width, one object as a few short lines."""
+"""The table printer, and cards: columns that line up within the terminal's width, one object as a few short lines."""
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import click
 
-from sickbay.faces.cli.show import STATES, clean, span
+from sickbay.faces.cli.show import STATES, clean, print_json, span
 
 LEAST = 12  # a column that is cut keeps so many characters
 NARROW, WIDEST = 60, 160
@@ -23,28 +24,62 @@ PAINT = {
 
 
 class Column(NamedTuple):
-    """`right`: figures. `cut`: the one that gives way when the line is too long."""
+    """`of`: its cell. `right`: figures. `cut`: the one that gives way when the line is too long."""
 
     name: str
+    of: Callable[[Any], object]
     right: bool = False
     cut: bool = False
+
+
+def field(name: str, *, right: bool = False, cut: bool = False) -> Column:
+    """The column that shows the field of its name."""
+    return Column(name, lambda row: row[name] if row[name] is not None else "", right, cut)
 
 
 def width() -> int:
     return max(NARROW, min(WIDEST, shutil.get_terminal_size((80, 24)).columns))
 
 
-def columns(head: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
-    """Names are never cut, because people copy them."""
-    whole = [tuple("–" if cell is None else clean(str(cell)) for cell in row) for row in rows]
-    sizes = [max(len(column.name), *(len(row[n]) for row in whole)) for n, column in enumerate(head)]
+def columns(head: Sequence[Column], rows: Iterable[Any], indent: str = "") -> None:
+    """One line for each. Names are never cut, because people copy them."""
+    whole = [tuple("–" if (cell := column.of(row)) is None else clean(str(cell)) for column in head) for row in rows]
+    sizes = [max([len(column.name), *(len(row[n]) for row in whole)]) for n, column in enumerate(head)]
     for n, column in enumerate(head):
         if column.cut:
             rest = sum(sizes) - sizes[n] + 2 * (len(head) - 1)
             sizes[n] = max(LEAST, min(sizes[n], width() - rest))
-    click.echo(click.style(_line(head, sizes, [column.name for column in head]), dim=True))
+    click.echo(indent + click.style(_line(head, sizes, [column.name for column in head]), dim=True))
     for row in whole:
-        click.echo(_line(head, sizes, row))
+        click.echo(indent + _line(head, sizes, row))
+
+
+def figures(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """The first column is text, the others are figures; nothing at all where there are no rows."""
+    if rows:
+        columns([Column(name, itemgetter(n), right=n > 0) for n, name in enumerate(head)], rows, indent="  ")
+
+
+def show_list(
+    found: Sequence[Any], head: Sequence[Column], *, empty: str, as_json: bool, then: Callable[[], str] = str
+) -> None:
+    """What a list command prints: JSON, or a table, or why there is nothing in it; `then` hints at what to do next."""
+    if as_json:
+        print_json(found)
+    elif not found:
+        say(empty)
+    else:
+        columns(head, found)
+        if more := then():
+            hint(more)
+
+
+def show_one(found: Any, show: Callable[[Any], None], *, as_json: bool) -> None:
+    """What a command about one object prints: JSON, or what `show` makes of it."""
+    if as_json:
+        print_json(found)
+    else:
+        show(found)
 
 
 def _line(head: Sequence[Column], sizes: Sequence[int], row: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The tokens that this user was given, by the server that each is for. Only their owner can read the file."""
+"""The credentials file: this user's tokens, by the server that each is for. Only their owner can read it."""
 
 import fcntl
 import json

@@ -27,7 +27,7 @@ def demo() -> None:
         service = service_of(UpOptions(state=Path(state), port=0), load_policy("default"))
         try:
             service.start()
-            healed = Showcase(service.desk, steps=STEPS).run(to_the_end=True)
+            healed = Showcase(service.backend, steps=STEPS).run(to_the_end=True)
         finally:
             service.stop(cluster=True)
     leave(0 if healed else 1)

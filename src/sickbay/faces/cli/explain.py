@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.columns import clock
+from sickbay.faces.cli.incidents import print_incident
+from sickbay.faces.cli.jobs import print_job
 from sickbay.faces.cli.names import complete_anything
+from sickbay.faces.cli.nodes import print_node
 from sickbay.faces.cli.show import (
-    STATES,
     as_json,
     budget_words,
     clean,
@@ -22,7 +23,6 @@ from sickbay.faces.cli.show import (
     span,
     told_of,
 )
-from sickbay.faces.cli.stages import print_interruptions
 from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
@@ -76,12 +76,14 @@ def _served(name: str) -> "tuple[dict[str, Any], datetime | None]":
 def _read(
     name: str, store: str | None, sim: str | None, seed: int, at: str | None, policy: str | None
 ) -> "tuple[dict[str, Any], datetime | None]":
+    import msgspec
+
     from sickbay.faces.explain import explain as explain_it
 
     quiet()
     opened, begin, policies = _simulated(sim, seed, at, policy) if sim is not None else _stored(str(store), policy)
     try:
-        return explain_it(opened, name, policies).as_json(), begin
+        return msgspec.to_builtins(explain_it(opened, name, policies)), begin
     finally:
         opened.close()
 
@@ -144,60 +146,16 @@ def _duration(text: str | None) -> timedelta | None:
 
 def _print(explained: dict[str, Any], begin: datetime | None) -> None:
     kind, story = explained["kind"], [told_of(line) for line in explained["story"]]
-    {"node": _node, "job": _job, "incident": _incident}[kind](explained)
+    {"node": print_node, "job": print_job, "incident": print_incident}[kind](explained)
     heading("Story")
     print_story(story[-STORY_LINES:], begin)
     if len(story) > STORY_LINES:
         click.echo(f"(the last {STORY_LINES} of {len(story)} lines: --json has them all)")
-    if kind == "job" and explained["interruptions"]:
-        heading("Interruptions")
-        print_interruptions(explained["interruptions"])
     heading("Waits for")
     if explained["waits_for"] is None:
         click.echo("  nothing: it is fit for work" if kind == "node" else "  nothing: it is over")
     else:
         _waits(explained["waits_for"], explained["as_of"])
-
-
-def _node(node: dict[str, Any]) -> None:
-    state = click.style(node["state"], bold=True, fg=STATES.get(node["state"]))
-    incident = f", incident {node['incident']}" if node["incident"] else ""
-    work = f", runs {', '.join(node['jobs'])}" if node["jobs"] else ""
-    click.echo(f"node {node['id']} (pool {node['pool']}): {state}{incident}{work}")
-    if node["because"]:
-        click.echo(f"  {clean(node['because'])}")
-    click.echo(
-        f"  instance {node['instance_id'] or 'none'}, boot {node['boot_id'] or 'none'}, "
-        f"{len(node['devices'])} devices" + (f", cordoned by {', '.join(node['cordons'])}" if node["cordons"] else "")
-    )
-
-
-def _job(job: dict[str, Any]) -> None:
-    click.echo(
-        f"job {job['id']}: {click.style(job['state'], bold=True)}, attempt {job['attempt']}, "
-        f"{job['restarts']} restarts spent"
-    )
-    if job["because"]:
-        click.echo(f"  {clean(job['because'])}")
-    if job["nodes"]:
-        click.echo(f"  on {', '.join(job['nodes'])}")
-    if job["step"] is not None:
-        resumed = f", resumed from step {job['resumed_from']}" if job["resumed_from"] else ""
-        click.echo(f"  last step heard of {job['step']}{resumed}")
-    if job.get("saved") is not None:
-        click.echo(f"  saved: step {job.get('saved')}{f' at {when}' if (when := clock(job.get('saved_at'))) else ''}")
-    if failed := job.get("save_failed"):
-        click.echo(f"  not saved: {clean(failed)}")
-
-
-def _incident(incident: dict[str, Any]) -> None:
-    fault = incident["fault"]
-    click.echo(f"incident {incident['id']} on {incident['node']}: {click.style(incident['phase'], bold=True)}")
-    click.echo(f"  {fault['code']} ({fault['component']}, {fault['severity']}), asks for {incident['remedy']}")
-    for evidence in fault["evidence"]:
-        click.echo(f"  evidence: {clean(evidence)}")
-    for one in incident["tries"]:
-        click.echo(f"  tried: {one['rung']}, {clean(one['result'])}")
 
 
 def _waits(waits: dict[str, Any], as_of: str | None) -> None:

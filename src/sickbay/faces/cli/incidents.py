@@ -1,16 +1,31 @@
 """sickbay incidents, incident ID, and what a person may decide of one: confirm, hold, dismiss, escalate."""
 
+from operator import itemgetter
 from typing import Any
 
 import click
 
 from sickbay.faces.cli.client import connect, segment
-from sickbay.faces.cli.columns import Column, ago, card, clock, columns, hint, say, short_node, took
-from sickbay.faces.cli.names import complete_incident, complete_open_incident, reason, reason_option
-from sickbay.faces.cli.show import as_json, clean, print_json, span
+from sickbay.faces.cli.columns import Column, ago, card, clock, field, hint, short_node, show_list, show_one, took
+from sickbay.faces.cli.names import act_command, complete_incident, complete_open_incident
+from sickbay.faces.cli.show import as_json, clean, span
 from sickbay.model.errors import BadInput
 
 MOST = 5000  # that the server gives at once
+NONE = {
+    "all": "no incident, ever: break something with 'sickbay inject NODE --xid 79'",
+    "open": "no open incidents",
+    None: "no incidents: 'sickbay incidents --all' shows old ones too",
+}
+COLUMNS = (
+    Column("incident", itemgetter("id")),
+    Column("node", lambda one: short_node(one["node"])),
+    Column("fault", lambda one: one["fault"]["code"]),
+    field("phase"),
+    Column("opened", lambda one: ago(one["opened_at"]), right=True),
+    Column("took", lambda one: took(one["opened_at"], one["closed_at"]) or "", right=True),
+    field("because", cut=True),
+)
 
 
 @click.command("incidents")
@@ -28,32 +43,7 @@ def incidents(only_open: bool, everything: bool, as_json: bool) -> None:
         raise BadInput("--open and --all exclude each other: write one of them")
     which = "open" if only_open else "all" if everything else None
     found = connect().get("/v1/incidents", which=which, limit=MOST)
-    if as_json:
-        print_json(found)
-        return
-    if not found:
-        say(
-            "no incident, ever: break something with 'sickbay inject NODE --xid 79'"
-            if everything
-            else "no open incidents" if only_open else "no incidents: 'sickbay incidents --all' shows old ones too"
-        )  # fmt: skip
-        return
-    columns(
-        [Column("incident"), Column("node"), Column("fault"), Column("phase"), Column("opened", right=True),
-         Column("took", right=True), Column("because", cut=True)],
-        [
-            (
-                one["id"],
-                short_node(one["node"]),
-                one["fault"]["code"],
-                one["phase"],
-                ago(one["opened_at"]),
-                took(one["opened_at"], one["closed_at"]) or "",
-                one["because"],
-            )
-            for one in found
-        ],
-    )  # fmt: skip
+    show_list(found, COLUMNS, empty=NONE[which], as_json=as_json)
 
 
 @click.command("incident")
@@ -65,12 +55,12 @@ def incident(incident: str, as_json: bool) -> None:
     \b
     sickbay incident i12
     """
-    found = connect().get(f"/v1/incidents/{segment(incident)}")
-    if as_json:
-        print_json(found)
-    else:
-        print_incident(found)
-        hint(f"its story: sickbay explain {found['id']}")
+    show_one(connect().get(f"/v1/incidents/{segment(incident)}"), _print_and_hint, as_json=as_json)
+
+
+def _print_and_hint(incident: dict[str, Any]) -> None:
+    print_incident(incident)
+    hint(f"its story: sickbay explain {incident['id']}")
 
 
 def print_incident(incident: dict[str, Any]) -> None:
@@ -96,65 +86,36 @@ def print_incident(incident: dict[str, Any]) -> None:
         click.echo(f"  {stage['phase']:<12} {seconds:>10}  {click.style(clean(stage['because']), dim=True)}")
 
 
-def _act(verb: str, incident: str, why: str, *, example: str, as_json: bool) -> None:
-    found = connect().post(f"/v1/incidents/{segment(incident)}/{verb}", {"reason": reason(why, example)})
-    if as_json:
-        print_json(found)
-        return
-    because = f": {found['because']}" if found["because"] else ""
-    click.echo(f"{found['id']} on {found['node']} is {found['phase']}{clean(because)}")
+# --- what a person may decide of one
 
 
-incident_argument = click.argument("incident", metavar="INCIDENT", shell_complete=complete_open_incident)
+def _act(verb: str, incident: str, body: dict[str, Any], *, as_json: bool) -> None:
+    show_one(connect().post(f"/v1/incidents/{segment(incident)}/{verb}", body), _decided, as_json=as_json)
 
 
-@click.command("confirm")
-@incident_argument
-@reason_option
-@as_json
-def confirm(incident: str, reason: str, as_json: bool) -> None:
-    """Say that a held incident's repair is done: the node is checked, and returns if it passes.
-
-    \b
-    sickbay confirm i12 --reason "the GPU was swapped"
-    """
-    _act("confirm", incident, reason, example="the GPU was swapped", as_json=as_json)
+def _decided(incident: dict[str, Any]) -> None:
+    because = f": {incident['because']}" if incident["because"] else ""
+    click.echo(f"{incident['id']} on {incident['node']} is {incident['phase']}{clean(because)}")
 
 
-@click.command("hold")
-@incident_argument
-@reason_option
-@as_json
-def hold(incident: str, reason: str, as_json: bool) -> None:
-    """Stop the machinery for one incident: the node stays out until a person decides.
-
-    \b
-    sickbay hold i12 --reason "the vendor wants to look at it"
-    """
-    _act("hold", incident, reason, example="the vendor wants to look at it", as_json=as_json)
+def _verb(verb: str, example: str, about: str) -> click.Command:
+    argument = click.argument("subject", metavar="INCIDENT", shell_complete=complete_open_incident)
+    return act_command(verb, argument, example, f'{about}\n\n\b\nsickbay {verb} i12 --reason "{example}"', _act)
 
 
-@click.command("dismiss")
-@incident_argument
-@reason_option
-@as_json
-def dismiss(incident: str, reason: str, as_json: bool) -> None:
-    """Close an incident on your own word, without a check; the node goes back to work.
-
-    \b
-    sickbay dismiss i12 --reason "a test of the alarm"
-    """
-    _act("dismiss", incident, reason, example="a test of the alarm", as_json=as_json)
-
-
-@click.command("escalate")
-@incident_argument
-@reason_option
-@as_json
-def escalate(incident: str, reason: str, as_json: bool) -> None:
-    """Go one rung up: from a reset to a reboot, from a reboot to a replacement.
-
-    \b
-    sickbay escalate i12 --reason "a reboot never helped this one"
-    """
-    _act("escalate", incident, reason, example="a reboot never helped this one", as_json=as_json)
+confirm = _verb(
+    "confirm", "the GPU was swapped",
+    "Say that a held incident's repair is done: the node is checked, and returns if it passes.",
+)  # fmt: skip
+hold = _verb(
+    "hold", "the vendor wants to look at it",
+    "Stop the machinery for one incident: the node stays out until a person decides.",
+)  # fmt: skip
+dismiss = _verb(
+    "dismiss", "a test of the alarm",
+    "Close an incident on your own word, without a check; the node goes back to work.",
+)  # fmt: skip
+escalate = _verb(
+    "escalate", "a reboot never helped this one",
+    "Go one rung up: from a reset to a reboot, from a reboot to a replacement.",
+)  # fmt: skip

@@ -1,12 +1,13 @@
 """sickbay inject NODE: break a device on purpose, to see what happens."""
 
+from typing import Any
+
 import click
 
 from sickbay.faces.cli.client import connect, node_path
-from sickbay.faces.cli.columns import hint
-from sickbay.faces.cli.names import complete_node, reason_option
-from sickbay.faces.cli.names import reason as given
-from sickbay.faces.cli.show import as_json, clean, print_json
+from sickbay.faces.cli.columns import field, hint, show_list, show_one
+from sickbay.faces.cli.names import complete_node, reason_option, reasoned
+from sickbay.faces.cli.show import as_json, clean
 from sickbay.model.errors import BadInput
 
 CURES = ("reset", "reboot", "replace", "nothing")
@@ -63,9 +64,10 @@ def inject(
     body = {"xid": xid, "line": line, "defect": defect, "device": device, "cured_by": cured_by}
     body |= {"log": True, "reason": reason} if log else {}
     found = connect().post(f"{node_path(node)}/inject", body)
-    if as_json:
-        print_json(found)
-        return
+    show_one(found, _print_done, as_json=as_json)
+
+
+def _print_done(found: dict[str, Any]) -> None:
     click.echo(f"{found['node']}: {clean(found['done'])}")
     hint(f"watch it: sickbay explain {found['node']}", "or live: sickbay top")
 
@@ -74,7 +76,7 @@ def _ask_first(node: str, xid: int | None, why: str, *, sure: bool, breaks: bool
     """Raises BadInput where it cannot be done, and ends the program where the person thinks again."""
     if breaks:
         raise BadInput("--log only writes a line, nothing breaks: leave --defect, --device and --cured-by out")
-    given(why, "fire drill")
+    reasoned(why, "fire drill")
     if not sure:
         what = "this line" if xid is None else f"an Xid {xid}"
         click.confirm(f"{node} will be treated as if {what} were true: repaired, perhaps replaced. Write it?",
@@ -84,10 +86,5 @@ def _ask_first(node: str, xid: int | None, why: str, *, sure: bool, breaks: bool
 def _list(*, as_json: bool) -> None:
     from sickbay.wiring import local_defects
 
-    found = [(name, about) for name, about in local_defects().items()]
-    if as_json:
-        print_json([{"name": name, "about": about} for name, about in found])
-        return
-    size = max((len(name) for name, _ in found), default=0)
-    for name, about in found:
-        click.echo(f"{click.style(name.ljust(size), bold=True)}  {clean(about)}")
+    found = [{"name": name, "about": about} for name, about in local_defects().items()]
+    show_list(found, [field("name"), field("about")], empty="nothing can be broken here", as_json=as_json)

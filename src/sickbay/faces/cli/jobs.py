@@ -1,17 +1,26 @@
 """sickbay jobs, job ID, stop ID."""
 
+from operator import itemgetter
 from typing import Any
 
 import click
 
 from sickbay.faces.cli.client import connect, segment
-from sickbay.faces.cli.columns import Column, ago, card, columns, count, hint, say, short_node, some
+from sickbay.faces.cli.columns import Column, ago, card, count, field, hint, short_node, show_list, show_one, some
 from sickbay.faces.cli.names import complete_job, complete_running, reason_option
-from sickbay.faces.cli.show import as_json, clean, print_json
+from sickbay.faces.cli.show import as_json, clean
 from sickbay.faces.cli.stages import print_interruptions, why
 
 MOST = 5000  # that the server gives at once
 STATES = ("QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED")
+COLUMNS = (
+    Column("job", itemgetter("id")),
+    field("state"),
+    field("attempt", right=True),
+    Column("step", itemgetter("step"), right=True),
+    Column("nodes", lambda job: some(job["nodes"], 2)),
+    Column("because", why, cut=True),
+)
 
 
 @click.command("jobs")
@@ -27,24 +36,9 @@ def jobs(state: str | None, as_json: bool) -> None:
     sickbay jobs --state running --json | jq -r '.[].id'
     """
     found = connect().get("/v1/jobs", state=state, limit=MOST)
-    if as_json:
-        print_json(found)
-        return
-    if not found:
-        say(
-            f"no jobs that are {state}: 'sickbay jobs' shows all"
-            if state
-            else "no jobs yet: sickbay submit --name first --nodes 1 -- python train.py"
-        )
-        return
-    columns(
-        [Column("job"), Column("state"), Column("attempt", right=True), Column("step", right=True), Column("nodes"),
-         Column("because", cut=True)],
-        [
-            (job["id"], job["state"], job["attempt"], job["step"], some(job["nodes"], 2), why(job))
-            for job in found
-        ],
-    )  # fmt: skip
+    some_state = f"no jobs that are {state}: 'sickbay jobs' shows all"
+    none = "no jobs yet: sickbay submit --name first --nodes 1 -- python train.py"
+    show_list(found, COLUMNS, empty=some_state if state else none, as_json=as_json)
 
 
 @click.command("job")
@@ -56,12 +50,12 @@ def job(job: str, as_json: bool) -> None:
     \b
     sickbay job train-1a2b3
     """
-    found = connect().get(f"/v1/jobs/{segment(job)}")
-    if as_json:
-        print_json(found)
-    else:
-        print_job(found)
-        hint(f"its story: sickbay explain {found['id']}", f"its output: sickbay logs {found['id']}")
+    show_one(connect().get(f"/v1/jobs/{segment(job)}"), _print_and_hint, as_json=as_json)
+
+
+def _print_and_hint(job: dict[str, Any]) -> None:
+    print_job(job)
+    hint(f"its story: sickbay explain {job['id']}", f"its output: sickbay logs {job['id']}")
 
 
 def print_job(job: dict[str, Any]) -> None:
@@ -106,8 +100,8 @@ def stop(job: str, reason: str, now: bool, as_json: bool) -> None:
     sickbay stop train-1a2b3 --now
     """
     body = {"reason": reason or "stopped by its owner", **({"now": True} if now else {})}
-    found = connect().post(f"/v1/jobs/{segment(job)}/stop", body)
-    if as_json:
-        print_json(found)
-        return
-    click.echo(f"{found['id']} is {found['state']}{clean(f': {said}') if (said := why(found)) else ''}")
+    show_one(connect().post(f"/v1/jobs/{segment(job)}/stop", body), _stopped, as_json=as_json)
+
+
+def _stopped(job: dict[str, Any]) -> None:
+    click.echo(f"{job['id']} is {job['state']}{clean(f': {said}') if (said := why(job)) else ''}")

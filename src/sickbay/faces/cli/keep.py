@@ -1,4 +1,4 @@
-"""Keeping a simulation's store as a file, so that `sickbay explain --store FILE` can be tried on it."""
+"""Export of a simulation's store to a file, so that `sickbay explain --store FILE` can be tried on it."""
 
 from collections.abc import Iterator
 from pathlib import Path

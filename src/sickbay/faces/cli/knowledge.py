@@ -2,6 +2,7 @@
 
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,11 @@ def knowledge(code: str | None, file: Path | None, as_json: bool) -> None:
         _print_one(found[0])
     else:
         columns(
-            [Column("code"), Column("severity"), Column("remedy"), Column("component"), Column("because", cut=True)],
-            [(row.code, row.severity, row.remedy, row.component, row.because) for row in found],
+            [
+                *(Column(name, attrgetter(name)) for name in ("code", "severity", "remedy", "component")),
+                Column("because", attrgetter("because"), cut=True),
+            ],
+            found,
         )
         hint(f"{count(len(found), 'fault')}; one of them with its sources: sickbay knowledge CODE")
 

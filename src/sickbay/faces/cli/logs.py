@@ -1,11 +1,10 @@
 """sickbay logs JOB: what a rank wrote, followed across attempts."""
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.client import ServerRefused, Unreachable, connect, segment
+from sickbay.faces.cli.client import ServerRefused, connect, segment
 from sickbay.faces.cli.columns import say
 from sickbay.faces.cli.names import complete_job
 from sickbay.faces.cli.stages import OVER, why
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 HELD = 15.0  # seconds that the server may hold a request while there is nothing new
 PIECE = 1 << 20  # bytes at once
-AWAY = 600.0
 NEXT_LOOK = 1.0  # seconds between two looks at a job that is between attempts, if no event says more
 
 
@@ -51,7 +49,7 @@ class LogReader:
         from sickbay.faces.cli.watch import ReconnectPatience
 
         self._client, self._job, self._rank = client, job, rank
-        self._patience = ReconnectPatience(AWAY, say)
+        self._patience = ReconnectPatience(say)
 
     def read(self, attempt: int, *, follow: bool, told: bool = False) -> None:
         """All that one attempt wrote; with `follow`, until it ends."""
@@ -72,24 +70,17 @@ class LogReader:
     def _page(self, attempt: int, after: str, *, follow: bool) -> dict[str, Any] | None:
         """None: this rank wrote nothing in this attempt, and will not."""
         path = f"/v1/jobs/{segment(self._job)}/logs"
-        held = HELD if follow else None
-        while True:
+        query: dict[str, Any] = {"rank": self._rank, "attempt": attempt, "after": after or None, "limit": PIECE}
+        if not follow:
+            page = self._client.get(path, **query)
+        else:
             try:
-                page = self._client.get(
-                    path, rank=self._rank, attempt=attempt, after=after or None, limit=PIECE, wait=held
-                )
-            except Unreachable as error:
-                if not follow:
-                    raise
-                self._patience.away(error)
-                time.sleep(NEXT_LOOK)
-                continue
+                page = self._patience.ask(lambda: self._client.get(path, **query, wait=HELD), NEXT_LOOK)
             except ServerRefused as error:
-                if not follow or error.status not in {404, 409} or self._first(attempt):
+                if error.status not in {404, 409} or self._first(attempt):
                     raise
                 return None
-            self._patience.back()
-            return page if isinstance(page, dict) else None
+        return page if isinstance(page, dict) else None
 
     def _first(self, attempt: int) -> bool:
         """A rank that the first attempt does not have is a slip; a later one may have fewer nodes."""
@@ -100,15 +91,8 @@ class LogReader:
         return job["attempt"] == attempt and job["state"] not in OVER
 
     def _look(self) -> dict[str, Any]:
-        while True:
-            try:
-                job: dict[str, Any] = self._client.get(f"/v1/jobs/{segment(self._job)}")
-            except Unreachable as error:
-                self._patience.away(error)
-                time.sleep(NEXT_LOOK)
-                continue
-            self._patience.back()
-            return job
+        job: dict[str, Any] = self._patience.ask(lambda: self._client.get(f"/v1/jobs/{segment(self._job)}"), NEXT_LOOK)
+        return job
 
     def follow(self, job: dict[str, Any]) -> None:
         from sickbay.faces.cli.watch import about, watching

@@ -19,54 +19,49 @@ HERE, JOBS, NODES, SAFETY, TRY = "On this machine", "Jobs", "Nodes", "Safety and
 
 
 class CommandPlace(NamedTuple):
-    module: str
-    name: str
+    module: str  # of this folder; the command has its own name there
     about: str
     section: str = HERE
 
 
-def _at(module: str, name: str, about: str, section: str = HERE) -> CommandPlace:
-    return CommandPlace(f"sickbay.faces.cli.{module}", name, about, section)
-
-
 COMMANDS = {
-    "demo": _at("demo", "demo", "One fault from its first symptom to the next training step."),
-    "up": _at("up", "up", "A controller and a small cluster on this machine."),
-    "down": _at("up", "down", "End them, and everything that runs there."),
-    "top": _at("top", "top", "The fleet, live; q ends it."),
-    "diagnose": _at("diagnose", "diagnose", "Name what is wrong in a log or a paste."),
-    "agent": _at("agent", "agent", "Watch this machine and report to a controller."),
-    "submit": _at("submit", "submit", "Submit a training job that shall finish.", JOBS),
-    "jobs": _at("jobs", "jobs", "All jobs.", JOBS),
-    "job": _at("jobs", "job", "One job, with its interruptions.", JOBS),
-    "logs": _at("logs", "logs", "What a rank wrote; --follow across attempts.", JOBS),
-    "stop": _at("jobs", "stop", "Stop a job for good.", JOBS),
-    "nodes": _at("nodes", "nodes", "All nodes, and why one is not at work.", NODES),
-    "node": _at("nodes", "node", "One node.", NODES),
-    "incidents": _at("incidents", "incidents", "The illnesses of nodes.", NODES),
-    "incident": _at("incidents", "incident", "One incident, with the time of every stage.", NODES),
-    "explain": _at("explain", "explain", "Why a node, job or incident is as it is.", NODES),
-    "check": _at("checks", "check", "Exercise this machine, or idle nodes, now.", NODES),
-    "inject": _at("inject", "inject", "Break a virtual device, to see what happens.", NODES),
-    "cordon": _at("nodes", "cordon", "Keep new work off a node.", NODES),
-    "uncordon": _at("nodes", "uncordon", "Give a node back on your own word.", NODES),
-    "drain": _at("nodes", "drain", "Take a node out of service.", NODES),
-    "reset": _at("nodes", "reset", "Reset its GPUs.", NODES),
-    "reboot": _at("nodes", "reboot", "Reboot it once its jobs are off.", NODES),
-    "replace": _at("nodes", "replace", "Give its seat to another machine.", NODES),
-    "confirm": _at("incidents", "confirm", "A held repair is done: check the node.", NODES),
-    "hold": _at("incidents", "hold", "Keep a node out until a person decides.", NODES),
-    "dismiss": _at("incidents", "dismiss", "Close an incident on your own word.", NODES),
-    "escalate": _at("incidents", "escalate", "Go one rung up.", NODES),
-    "pause": _at("safety", "pause", "Do nothing to any node for a while.", SAFETY),
-    "unpause": _at("safety", "unpause", "End the pause.", SAFETY),
-    "brake": _at("safety", "brake", "Show and reset the brakes.", SAFETY),
-    "exclude": _at("safety", "exclude", "Leave some faults or nodes alone.", SAFETY),
-    "token": _at("tokens", "token", "Who may ask, and who may act.", SAFETY),
-    "sim": _at("sim", "sim", "Run a scenario on the real engine in virtual time.", TRY),
-    "policy": _at("policy", "policy", "Show, check and compare policies.", TRY),
-    "knowledge": _at("knowledge", "knowledge", "What a fault means, and who says so.", TRY),
-    "completion": _at("completion", "completion", "Completion of commands and names in your shell.", TRY),
+    "demo": CommandPlace("demo", "One fault from its first symptom to the next training step."),
+    "up": CommandPlace("up", "A controller and a small cluster on this machine."),
+    "down": CommandPlace("up", "End them, and everything that runs there."),
+    "top": CommandPlace("top", "The fleet, live; q ends it."),
+    "diagnose": CommandPlace("diagnose", "Name what is wrong in a log or a paste."),
+    "agent": CommandPlace("agent", "Watch this machine and report to a controller."),
+    "submit": CommandPlace("submit", "Submit a training job that shall finish.", JOBS),
+    "jobs": CommandPlace("jobs", "All jobs.", JOBS),
+    "job": CommandPlace("jobs", "One job, with its interruptions.", JOBS),
+    "logs": CommandPlace("logs", "What a rank wrote; --follow across attempts.", JOBS),
+    "stop": CommandPlace("jobs", "Stop a job for good.", JOBS),
+    "nodes": CommandPlace("nodes", "All nodes, and why one is not at work.", NODES),
+    "node": CommandPlace("nodes", "One node.", NODES),
+    "incidents": CommandPlace("incidents", "The illnesses of nodes.", NODES),
+    "incident": CommandPlace("incidents", "One incident, with the time of every stage.", NODES),
+    "explain": CommandPlace("explain", "Why a node, job or incident is as it is.", NODES),
+    "check": CommandPlace("checks", "Exercise this machine, or idle nodes, now.", NODES),
+    "inject": CommandPlace("inject", "Break a virtual device, to see what happens.", NODES),
+    "cordon": CommandPlace("nodes", "Keep new work off a node.", NODES),
+    "uncordon": CommandPlace("nodes", "Give a node back on your own word.", NODES),
+    "drain": CommandPlace("nodes", "Take a node out of service.", NODES),
+    "reset": CommandPlace("nodes", "Reset its GPUs.", NODES),
+    "reboot": CommandPlace("nodes", "Reboot it once its jobs are off.", NODES),
+    "replace": CommandPlace("nodes", "Give its seat to another machine.", NODES),
+    "confirm": CommandPlace("incidents", "A held repair is done: check the node.", NODES),
+    "hold": CommandPlace("incidents", "Keep a node out until a person decides.", NODES),
+    "dismiss": CommandPlace("incidents", "Close an incident on your own word.", NODES),
+    "escalate": CommandPlace("incidents", "Go one rung up.", NODES),
+    "pause": CommandPlace("safety", "Do nothing to any node for a while.", SAFETY),
+    "unpause": CommandPlace("safety", "End the pause.", SAFETY),
+    "brake": CommandPlace("safety", "Show and reset the brakes.", SAFETY),
+    "exclude": CommandPlace("safety", "Leave some faults or nodes alone.", SAFETY),
+    "token": CommandPlace("tokens", "Who may ask, and who may act.", SAFETY),
+    "sim": CommandPlace("sim", "Run a scenario on the real engine in virtual time.", TRY),
+    "policy": CommandPlace("policy", "Show, check and compare policies.", TRY),
+    "knowledge": CommandPlace("knowledge", "What a fault means, and who says so.", TRY),
+    "completion": CommandPlace("completion", "Completion of commands and names in your shell.", TRY),
 }
 
 ABOUT = """Sickbay keeps GPU clusters training: it finds a sick node, takes it out of service, repairs it, proves that
@@ -107,7 +102,7 @@ class Sickbay(click.Group):
         where = COMMANDS.get(cmd_name)
         if where is None:
             return None
-        command = getattr(import_module(where.module), where.name)
+        command = getattr(import_module(f"sickbay.faces.cli.{where.module}"), cmd_name)
         return command if isinstance(command, click.Command) else None
 
     def resolve_command(

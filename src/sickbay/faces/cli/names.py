@@ -1,17 +1,18 @@
-"""Names as the shell completes them, and the arguments and options that several commands share."""
+"""Shell completion of names, and the arguments and options that several commands share."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sickbay.faces.cli.show import as_json as json_option
+from sickbay.faces.cli.stages import OVER
 from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 QUICK = 0.7  # seconds: whoever presses the tab key does not wait longer
-OVER = frozenset({"COMPLETE", "FAILED", "STOPPED"})
 
 Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
@@ -55,49 +56,41 @@ def _incident_names(which: str) -> list[tuple[str, str]]:
     ]
 
 
-def complete_node(ctx: click.Context, param: click.Parameter, begun: str) -> "list[CompletionItem]":
-    del ctx, param
-    return _items(_node_names(begun), begun)
+def _completer(names: Callable[[str], list[tuple[str, str]]]) -> Completer:
+    """`names`: those that fit what is begun, or more, each with what is said of it."""
+
+    def complete(ctx: click.Context, param: click.Parameter, begun: str) -> "list[CompletionItem]":
+        del ctx, param
+        return _items(names(begun), begun)
+
+    return complete
 
 
-def complete_nodes(ctx: click.Context, param: click.Parameter, begun: str) -> "list[CompletionItem]":
+def _last_of_list(begun: str) -> list[tuple[str, str]]:
     """Of a list with commas, the last."""
-    del ctx, param
     before, comma, last = begun.rpartition(",")
-    return _items([(f"{before}{comma}{name}", about) for name, about in _node_names(last)], begun)
+    return [(f"{before}{comma}{name}", about) for name, about in _node_names(last)]
 
 
-def complete_job(ctx: click.Context, param: click.Parameter, begun: str) -> "list[CompletionItem]":
-    del ctx, param
-    return _items(_job_names(), begun)
-
-
-def complete_running(ctx: click.Context, param: click.Parameter, begun: str) -> "list[CompletionItem]":
-    del ctx, param
-    return _items([(name, state) for name, state in _job_names() if state not in OVER], begun)
-
-
-def complete_incident(ctx: click.Context, param: click.Parameter, begun: str) -> "list[CompletionItem]":
-    del ctx, param
-    return _items(_incident_names("all"), begun)
-
-
-def complete_open_incident(ctx: click.Context, param: click.Parameter, begun: str) -> "list[CompletionItem]":
-    del ctx, param
-    return _items(_incident_names("open"), begun)
-
-
-def complete_anything(ctx: click.Context, param: click.Parameter, begun: str) -> "list[CompletionItem]":
-    del ctx, param
-    return _items([*_node_names(begun), *_job_names(), *_incident_names("all")], begun)
+complete_node = _completer(_node_names)
+complete_nodes = _completer(_last_of_list)
+complete_job = _completer(lambda _: _job_names())
+complete_running = _completer(lambda _: [(name, state) for name, state in _job_names() if state not in OVER])
+complete_incident = _completer(lambda _: _incident_names("all"))
+complete_open_incident = _completer(lambda _: _incident_names("open"))
+complete_anything = _completer(lambda begun: [*_node_names(begun), *_job_names(), *_incident_names("all")])
 
 
 reason_option = click.option(
     "--reason", metavar="WHY", default="", help="Why; it is kept in the audit log with your token's name."
 )
 
+now_option = click.option(
+    "--now", is_flag=True, help="Do not wait for a maintenance window or for work to end; proof is never skipped."
+)
 
-def reason(given: str, example: str) -> str:
+
+def reasoned(given: str, example: str) -> str:
     if not given.strip():
         raise BadInput(f'say why, for those who come after you: add --reason, such as --reason "{example}"')
     return given
@@ -115,3 +108,21 @@ def seconds(option: str, text: str | None, *, plain: bool = False) -> float | No
         return parse_duration(text).total_seconds()
     except ValueError as error:
         raise BadInput(f"{option}: {error}") from None
+
+
+def act_command(
+    verb: str, argument: Callable[[Any], Any], example: str, about: str, act: Callable[..., None], *, now: bool = False
+) -> click.Command:
+    """The command of a person's act on `subject`: it asks for a reason, and with `now` takes the flag --now.
+
+    `act` is given the verb, the subject, the body that is sent, and whether JSON is wanted.
+    """
+
+    def command(subject: str, reason: str, *, as_json: bool, now: bool = False) -> None:
+        body = {"reason": reasoned(reason, example), **({"now": True} if now else {})}
+        act(verb, subject, body, as_json=as_json)
+
+    decorated = json_option(command)
+    if now:
+        decorated = now_option(decorated)
+    return click.command(verb, help=about)(argument(reason_option(decorated)))

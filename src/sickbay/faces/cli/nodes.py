@@ -1,14 +1,15 @@
 """sickbay nodes, node ID, and what a person may ask of one: cordon, uncordon, drain, reset, reboot, replace."""
 
 from collections import Counter
+from operator import itemgetter
 from typing import Any
 
 import click
 
 from sickbay.faces.cli.client import connect, node_path
-from sickbay.faces.cli.columns import Column, card, columns, count, hint, say
-from sickbay.faces.cli.names import complete_node, reason, reason_option
-from sickbay.faces.cli.show import as_json, clean, print_json
+from sickbay.faces.cli.columns import Column, card, count, field, hint, say, show_list, show_one
+from sickbay.faces.cli.names import act_command, complete_node, reason_option, reasoned
+from sickbay.faces.cli.show import as_json, clean
 from sickbay.model.errors import BadInput
 
 COLLECTS = 60.0  # seconds
@@ -30,31 +31,15 @@ def nodes(pool: str | None, as_json: bool) -> None:
     sickbay nodes --json | jq -r '.[] | select(.state != "READY") | .id'
     """
     found = connect().get("/v1/nodes", pool=pool)
-    if as_json:
-        print_json(found)
-        return
-    if not found:
-        say(f"no nodes in pool {pool}: 'sickbay nodes' shows all" if pool else "no nodes yet: none has been seen")
-        return
-    pools = len({node["pool"] for node in found}) > 1
-    head = [Column("node"), *([Column("pool")] if pools else []), Column("state"), Column("gpus", right=True)]
-    columns(
-        [*head, Column("job"), Column("incident"), Column("because", cut=True)],
-        [
-            (
-                node["id"],
-                *([node["pool"]] if pools else []),
-                node["state"],
-                len(node["devices"]),
-                node["job"] or "",
-                node["incident"] or "",
-                reason_of(node),
-            )
-            for node in found
-        ],
-    )
+    pools = {node["pool"] for node in found}
     states = Counter(node["state"] for node in found)
-    hint(f"{count(len(found), 'node')}: {', '.join(f'{n} {state}' for state, n in states.items())}")
+    show_list(
+        found,
+        [column for column in COLUMNS if column.name != "pool" or len(pools) > 1],
+        empty=f"no nodes in pool {pool}: 'sickbay nodes' shows all" if pool else "no nodes yet: none has been seen",
+        as_json=as_json,
+        then=lambda: f"{count(len(found), 'node')}: {', '.join(f'{n} {state}' for state, n in states.items())}",
+    )
 
 
 @click.command("node")
@@ -74,22 +59,19 @@ def node(node: str, collect: bool, reason: str, as_json: bool) -> None:
         return
     if reason:
         raise BadInput("--reason belongs to --collect: add it, or leave the reason out")
-    found = connect().get(node_path(node))
-    if as_json:
-        print_json(found)
-    else:
-        print_node(found)
-        hint(f"its story: sickbay explain {found['id']}")
+    show_one(connect().get(node_path(node)), _print_and_hint, as_json=as_json)
+
+
+def _print_and_hint(node: dict[str, Any]) -> None:
+    print_node(node)
+    hint(f"its story: sickbay explain {node['id']}")
 
 
 def _collect(node: str, why: str, *, as_json: bool) -> None:
-    body = {"reason": reason(why, "for support")}
+    body = {"reason": reasoned(why, "for support")}
     say(f"the agent of {node} gathers what there is; this takes a moment …")
     found = connect(timeout=COLLECTS).post(f"{node_path(node)}/collect", body)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(f"{found['node']}: {clean(found['done'])}")
+    show_one(found, lambda done: click.echo(f"{done['node']}: {clean(done['done'])}"), as_json=as_json)
 
 
 def print_node(node: dict[str, Any]) -> None:
@@ -116,102 +98,59 @@ def reason_of(node: dict[str, Any]) -> str:
     return str(node["because"]).removeprefix(f"{node['state']}: ")
 
 
-def _act(verb: str, node: str, why: str, *, now: bool | None, example: str, as_json: bool) -> None:
-    body = {"reason": reason(why, example), **({"now": True} if now else {})}
-    found = connect().post(f"{node_path(node)}/{verb}", body)
-    if as_json:
-        print_json(found)
-        return
-    # What is asked for takes a moment: what is shown is how things stand now.
+COLUMNS = (
+    Column("node", itemgetter("id")),
+    field("pool"),
+    field("state"),
+    Column("gpus", lambda node: len(node["devices"]), right=True),
+    field("job"),
+    field("incident"),
+    Column("because", reason_of, cut=True),
+)
+
+
+# --- what a person may ask of one
+
+
+def _act(verb: str, node: str, body: dict[str, Any], *, as_json: bool) -> None:
+    show_one(connect().post(f"{node_path(node)}/{verb}", body), lambda found: _asked(verb, found), as_json=as_json)
+
+
+def _asked(verb: str, found: dict[str, Any]) -> None:
+    """What is asked for takes a moment: what is shown is how things stand now."""
     said = f" ({reason_of(found)})" if reason_of(found) else ""
     click.echo(clean(f"{verb} of {found['id']} is asked for; it is {found['state']} now{said}"))
     if found["incident"]:
         hint(f"watch it: sickbay explain {found['incident']}")
 
 
-now_option = click.option(
-    "--now", is_flag=True, help="Do not wait for a maintenance window or for work to end; proof is never skipped."
+def _verb(verb: str, example: str, about: str, *more: str, now: bool = True) -> click.Command:
+    lines = [f'sickbay {verb} node-0 --reason "{example}"', *more]
+    argument = click.argument("subject", metavar="NODE", shell_complete=complete_node)
+    return act_command(verb, argument, example, "\n".join([about, "", "\b", *lines]), _act, now=now)
+
+
+cordon = _verb(
+    "cordon", "a cable is being moved",
+    "Keep new work off a node, and hold it for a person. What runs there goes on.", now=False,
+)  # fmt: skip
+uncordon = _verb(
+    "uncordon", "the cable is in place",
+    "Give a node back on your own word: its incident is dismissed and our cordon taken back.", now=False,
+)  # fmt: skip
+drain = _verb(
+    "drain", "a new power supply",
+    "Take a node out of service; its jobs go on elsewhere, and it is held until a person gives it back.",
+)  # fmt: skip
+reset = _verb(
+    "reset", "a GPU is stuck", "Reset the GPUs of a node, when nothing holds them; it returns after a passed check."
 )
-
-
-@click.command("cordon")
-@node_argument
-@reason_option
-@as_json
-def cordon(node: str, reason: str, as_json: bool) -> None:
-    """Keep new work off a node, and hold it for a person. What runs there goes on.
-
-    \b
-    sickbay cordon node-0 --reason "a cable is being moved"
-    """
-    _act("cordon", node, reason, now=None, example="a cable is being moved", as_json=as_json)
-
-
-@click.command("uncordon")
-@node_argument
-@reason_option
-@as_json
-def uncordon(node: str, reason: str, as_json: bool) -> None:
-    """Give a node back on your own word: its incident is dismissed and our cordon taken back.
-
-    \b
-    sickbay uncordon node-0 --reason "the cable is in place"
-    """
-    _act("uncordon", node, reason, now=None, example="the cable is in place", as_json=as_json)
-
-
-@click.command("drain")
-@node_argument
-@reason_option
-@now_option
-@as_json
-def drain(node: str, reason: str, now: bool, as_json: bool) -> None:
-    """Take a node out of service; its jobs go on elsewhere, and it is held until a person gives it back.
-
-    \b
-    sickbay drain node-0 --reason "a new power supply"
-    """
-    _act("drain", node, reason, now=now, example="a new power supply", as_json=as_json)
-
-
-@click.command("reset")
-@node_argument
-@reason_option
-@now_option
-@as_json
-def reset(node: str, reason: str, now: bool, as_json: bool) -> None:
-    """Reset the GPUs of a node, when nothing holds them; it returns after a passed check.
-
-    \b
-    sickbay reset node-0 --reason "a GPU is stuck"
-    """
-    _act("reset", node, reason, now=now, example="a GPU is stuck", as_json=as_json)
-
-
-@click.command("reboot")
-@node_argument
-@reason_option
-@now_option
-@as_json
-def reboot(node: str, reason: str, now: bool, as_json: bool) -> None:
-    """Reboot a node once its jobs are off; it returns with a new boot id and after a passed check.
-
-    \b
-    sickbay reboot node-0 --reason "a new driver"
-    sickbay reboot node-0 --reason "it hangs" --now
-    """
-    _act("reboot", node, reason, now=now, example="a new driver", as_json=as_json)
-
-
-@click.command("replace")
-@node_argument
-@reason_option
-@now_option
-@as_json
-def replace(node: str, reason: str, now: bool, as_json: bool) -> None:
-    """Give a node's seat to another machine once its jobs are off; the new one is checked first.
-
-    \b
-    sickbay replace node-0 --reason "the third failure this week"
-    """
-    _act("replace", node, reason, now=now, example="the third failure this week", as_json=as_json)
+reboot = _verb(
+    "reboot", "a new driver",
+    "Reboot a node once its jobs are off; it returns with a new boot id and after a passed check.",
+    'sickbay reboot node-0 --reason "it hangs" --now',
+)  # fmt: skip
+replace = _verb(
+    "replace", "the third failure this week",
+    "Give a node's seat to another machine once its jobs are off; the new one is checked first.",
+)  # fmt: skip

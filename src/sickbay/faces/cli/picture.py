@@ -1,4 +1,4 @@
-"""The picture of a fleet on a terminal: nodes as a grid, jobs, open incidents, the budget, and a ticker.
+"""The dashboard on a terminal: nodes as a grid, jobs, open incidents, the budget, and a ticker.
 
 It is drawn from what GET /v1/fleet answers, and from the lines of the story that came since.
 """

@@ -1,42 +1,12 @@
 """sickbay policy show | lint | diff."""
 
-import json
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, NoReturn, ParamSpec, TypeVar
-
 import click
 
-from sickbay.model.errors import BadInput
+from sickbay.faces.cli.show import as_json, leave, print_json
 from sickbay.model.fleet import Capability
 from sickbay.policy.diff import diff, effective, in_words, to_yaml
 from sickbay.policy.lint import lint
 from sickbay.policy.load import digest, load_policy, shipped
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, alone on standard output.")
-
-
-def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    @wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except BadInput as error:
-            click.echo(str(error), err=True)
-            _exit(2)
-
-    return guarded
-
-
-def _exit(code: int) -> NoReturn:
-    raise click.exceptions.Exit(code)
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 @click.group("policy", epilog=f"Shipped policies: {', '.join(shipped())}.")
@@ -46,13 +16,12 @@ def policy() -> None:
 
 @policy.command("show")
 @click.argument("name", metavar="[NAME|FILE]", default="default")
-@_json
-@_one_line_errors
+@as_json
 def show(name: str, as_json: bool) -> None:
     """Print the policy in effect, every default filled in. Durations are seconds with --json."""
     loaded = load_policy(name)
     if as_json:
-        _print_json({**effective(loaded, seconds=True), "digest": digest(loaded)})
+        print_json({**effective(loaded, seconds=True), "digest": digest(loaded)})
         return
     click.echo(f"# {loaded.name}, digest {digest(loaded)}")
     click.echo(to_yaml(loaded), nl=False)
@@ -68,33 +37,31 @@ def show(name: str, as_json: bool) -> None:
     multiple=True,
     help=f"What the cluster can do; repeat it. Without it this is not judged. One of {', '.join(Capability)}.",
 )
-@_json
-@_one_line_errors
+@as_json
 def lint_command(name: str, strict: bool, can: tuple[str, ...], as_json: bool) -> None:
     """Say what in a policy is doubtful. Exit 0 fine, 1 warnings with --strict, 2 not usable."""
     loaded = load_policy(name)
     warnings = lint(loaded, frozenset(map(Capability, can)) if can else None)
     if as_json:
-        _print_json({"policy": loaded.name, "digest": digest(loaded), "warnings": warnings})
+        print_json({"policy": loaded.name, "digest": digest(loaded), "warnings": warnings})
     else:
         for line in warnings:
             click.echo(f"warning: {line}")
         click.echo(f"{loaded.name}: {len(warnings) or 'no'} warning{'' if len(warnings) == 1 else 's'}")
     if warnings and strict:
-        _exit(1)
+        leave(1)
 
 
 @policy.command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@_json
-@_one_line_errors
+@as_json
 def diff_command(a: str, b: str, as_json: bool) -> None:
     """Say what differs between two policies. Exit 0 the same, 1 they differ."""
     left, right = load_policy(a), load_policy(b)
     changes = diff(left, right, seconds=as_json)
     if as_json:
-        _print_json([change._asdict() for change in changes])
+        print_json([change._asdict() for change in changes])
     else:
         names = (left.name, right.name) if left.name != right.name else (a, b)
         for change in changes:
@@ -102,4 +69,4 @@ def diff_command(a: str, b: str, as_json: bool) -> None:
         if not changes:
             click.echo(f"{a} and {b} do the same")
     if changes:
-        _exit(1)
+        leave(1)

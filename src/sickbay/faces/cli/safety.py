@@ -5,10 +5,9 @@ from typing import Any
 import click
 
 from sickbay.faces.cli.client import connect, segment
-from sickbay.faces.cli.columns import Column, ago, clock, columns, count, hint, say, some
-from sickbay.faces.cli.names import complete_node, reason_option, seconds
-from sickbay.faces.cli.names import reason as said
-from sickbay.faces.cli.show import as_json, print_json, span
+from sickbay.faces.cli.columns import Column, ago, clock, count, field, show_list, show_one, some
+from sickbay.faces.cli.names import complete_node, reason_option, reasoned, seconds
+from sickbay.faces.cli.show import as_json, span
 from sickbay.model.errors import BadInput
 
 for_option = click.option("--for", "length", metavar="TIME", help="It ends by itself after so long, such as 2h.")
@@ -30,11 +29,9 @@ def pause(reason: str, length: str | None, as_json: bool) -> None:
     sickbay pause --reason "the network is being changed" --for 2h
     """
     lasts = seconds("--for", length)
-    found = connect().post("/v1/pause", {"reason": said(reason, "the network is being changed"), "seconds": lasts})
-    if as_json:
-        print_json(found)
-        return
-    click.echo(f"paused for {span(lasts)}" if lasts is not None else "paused until 'sickbay unpause'")
+    found = connect().post("/v1/pause", {"reason": reasoned(reason, "the network is being changed"), "seconds": lasts})
+    until = f"for {span(lasts)}" if lasts is not None else "until 'sickbay unpause'"
+    show_one(found, lambda _: click.echo(f"paused {until}"), as_json=as_json)
 
 
 @click.command("unpause")
@@ -46,11 +43,8 @@ def unpause(reason: str, as_json: bool) -> None:
     \b
     sickbay unpause --reason "the network is well"
     """
-    found = connect().post("/v1/unpause", {"reason": said(reason, "the network is well")})
-    if as_json:
-        print_json(found)
-        return
-    click.echo("not paused any more")
+    found = connect().post("/v1/unpause", {"reason": reasoned(reason, "the network is well")})
+    show_one(found, lambda _: click.echo("not paused any more"), as_json=as_json)
 
 
 # --- brakes
@@ -74,17 +68,16 @@ def list_brakes(as_json: bool) -> None:
     \b
     sickbay brake list
     """
-    found = connect().get("/v1/brakes")
-    if as_json:
-        print_json(found)
-    elif not found:
-        say("no brake is on")
-    else:
-        columns(
-            [Column("signature"), Column("scope"), Column("since", right=True), Column("nodes", cut=True)],
-            [(one["signature"], one["scope"], ago(one["tripped_at"]), some(one["nodes"], 8)) for one in found],
-        )
-        hint('when the cause is known: sickbay brake reset SIGNATURE --reason "…"')
+    head = [
+        field("signature"),
+        field("scope"),
+        Column("since", lambda one: ago(one["tripped_at"]), right=True),
+        Column("nodes", lambda one: some(one["nodes"], 8), cut=True),
+    ]
+    show_list(
+        connect().get("/v1/brakes"), head, empty="no brake is on", as_json=as_json,
+        then=lambda: 'when the cause is known: sickbay brake reset SIGNATURE --reason "…"',
+    )  # fmt: skip
 
 
 @brake.command("reset")
@@ -99,13 +92,11 @@ def reset_brake(signature: str | None, scope: str | None, reason: str, as_json: 
     sickbay brake reset --reason "it was a power cut"
     sickbay brake reset xid.79 --scope pool:gpu --reason "it was a power cut"
     """
-    body = {"signature": signature, "scope": scope, "reason": said(reason, "it was a power cut")}
+    body = {"signature": signature, "scope": scope, "reason": reasoned(reason, "it was a power cut")}
     found = connect().post("/v1/brakes/reset", body)
-    if as_json:
-        print_json(found)
-        return
     left = ", ".join(f"{one['signature']} in {one['scope']}" for one in found)
-    click.echo(f"reset; still on: {left}" if left else "reset; no brake is on")
+    still = f"reset; still on: {left}" if left else "reset; no brake is on"
+    show_one(found, lambda _: click.echo(still), as_json=as_json)
 
 
 # --- exclusions
@@ -141,11 +132,12 @@ def add(fault: str | None, pool: str | None, node: str | None, length: str | Non
             "say what is left alone: write --fault CODE, --pool P or --node NODE; 'sickbay pause' is for all"
         )
     body = {"fault": fault, "pool": pool, "node": node, "seconds": seconds("--for", length)}
-    found = connect().post("/v1/exclusions", {**body, "reason": said(reason, "a known application bug")})
-    if as_json:
-        print_json(found)
-        return
-    click.echo(f"{found['id']}: {_what(found)} left alone{f' until {clock(end)}' if (end := found['until']) else ''}")
+    found = connect().post("/v1/exclusions", {**body, "reason": reasoned(reason, "a known application bug")})
+    show_one(found, _print_exclusion, as_json=as_json)
+
+
+def _print_exclusion(row: dict[str, Any]) -> None:
+    click.echo(f"{row['id']}: {_what(row)} left alone{f' until {clock(end)}' if (end := row['until']) else ''}")
 
 
 @exclude.command("remove")
@@ -159,10 +151,7 @@ def remove(ident: str, reason: str, as_json: bool) -> None:
     sickbay exclude remove exclude-17 --reason "the bug is fixed"
     """
     found = connect().delete(f"/v1/exclusions/{segment(ident)}", reason=reason or None)
-    if as_json:
-        print_json(found)
-        return
-    click.echo(f"{ident} is taken back")
+    show_one(found, lambda _: click.echo(f"{ident} is taken back"), as_json=as_json)
 
 
 @exclude.command("list")
@@ -174,16 +163,16 @@ def list_exclusions(as_json: bool) -> None:
     sickbay exclude list
     """
     found = connect().get("/v1/exclusions")
-    if as_json:
-        print_json(found)
-    elif not found:
-        say('nothing is left alone: sickbay exclude add --fault CODE --for 7d --reason "…"')
-    else:
-        columns(
-            [Column("id"), Column("what"), Column("until"), Column("by"), Column("because", cut=True)],
-            [(one["id"], _what(one), clock(one["until"]) or "taken back", one["by"], one["because"]) for one in found],
-        )
-        hint(f"{count(len(found), 'exclusion')}; take one back with: sickbay exclude remove ID")
+    head = [
+        field("id"),
+        Column("what", _what),
+        Column("until", lambda one: clock(one["until"]) or "taken back"),
+        field("by"),
+        field("because", cut=True),
+    ]
+    empty = 'nothing is left alone: sickbay exclude add --fault CODE --for 7d --reason "…"'
+    more = f"{count(len(found), 'exclusion')}; take one back with: sickbay exclude remove ID"
+    show_list(found, head, empty=empty, as_json=as_json, then=lambda: more)
 
 
 def _what(row: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""How things look on a terminal and off it."""
+"""Terminal output: JSON, stories, durations; and the text that a terminal must not obey."""
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -10,6 +10,7 @@ import click
 
 from sickbay.faces.story import StoryAnswer, What, short
 
+SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
 COLOURS = {What.HAPPENED: "magenta", What.SEEN: "cyan", What.DECIDED: "yellow", What.DONE: "green"}
 STATES = {
     "READY": "green", "UNKNOWN": "magenta", "SUSPECT": "yellow", "OUT": "blue", "LOST": "red", "HELD": "bright_red",
@@ -87,20 +88,6 @@ def print_story(story: Sequence[StoryAnswer], begin: datetime | None = None) -> 
             click.echo(click.style(f"{day} (UTC)", dim=True))
         time = since(begin, told.at) if begin is not None else told.at.strftime("%H:%M:%S")
         click.echo(story_line(time.rjust(times), told, width))
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> None:
-    """Columns that line up; the first is text, the others are figures."""
-    whole = [tuple(head), *(tuple(row) for row in rows)]
-    if len(whole) == 1:
-        return
-    widths = [max(len(row[n]) for row in whole) for n in range(len(head))]
-    for number, row in enumerate(whole):
-        cells = [
-            f"{cell:<{w}}" if n == 0 else f"{cell:>{w}}" for n, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        line = "  ".join(cells).rstrip()
-        click.echo(indent + (click.style(line, dim=True) if number == 0 else line))
 
 
 def heading(text: str) -> None:

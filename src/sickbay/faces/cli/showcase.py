@@ -9,7 +9,8 @@ import click
 from msgspec.structs import replace
 
 from sickbay.faces.archive import Archive
-from sickbay.faces.cli.show import heading, span, story_line, table
+from sickbay.faces.cli.columns import figures
+from sickbay.faces.cli.show import SMALL, heading, span, story_line
 from sickbay.faces.story import tell
 from sickbay.hosts.backend import Backend
 from sickbay.model.fleet import NodeId
@@ -19,7 +20,6 @@ from sickbay.model.rows import Line, kind_of
 from sickbay.ports.breakable import Breakage
 from sickbay.sim.report import incident_seconds, interruption_seconds, training_again
 
-SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
 AS_USUAL = frozenset({"opened", "quarantine", "empty", "verify"})  # what every newcomer goes through
 READY_WITHIN, HEALED_WITHIN = 60.0, 180.0
 WIDTH = 14  # of a name: demo-1a2b3c4d and the like
@@ -38,10 +38,10 @@ MEANINGS = {
 class Ticker:
     """Prints what happens, line by line, as it is committed."""
 
-    def __init__(self, desk: Backend, *, everything: bool = False) -> None:
-        self._changes = desk.changes
-        self._store = desk.store
-        self._seen = desk.changes.seq
+    def __init__(self, backend: Backend, *, everything: bool = False) -> None:
+        self._changes = backend.changes
+        self._store = backend.store
+        self._seen = backend.changes.seq
         self._everything = everything
 
     def print(self) -> None:
@@ -74,10 +74,10 @@ def local(at: datetime) -> str:
 
 
 class Showcase:
-    def __init__(self, desk: Backend, *, steps: int) -> None:
-        self._desk = desk
+    def __init__(self, backend: Backend, *, steps: int) -> None:
+        self._backend = backend
         self._steps = steps
-        self._ticker = Ticker(desk)
+        self._ticker = Ticker(backend)
         self.job: Job | None = None
 
     def run(self, *, to_the_end: bool) -> bool:
@@ -85,7 +85,7 @@ class Showcase:
         if not self._until(self._nodes_ready, READY_WITHIN):
             click.echo("the nodes did not come up in time: 'sickbay nodes' says why", err=True)
             return False
-        job = self._desk.submit(self._spec(), f"demo-{time.time_ns()}")
+        job = self._backend.submit(self._spec(), f"demo-{time.time_ns()}")
         self._say(f"job {job.id} is submitted: 2 nodes, a checkpoint every 10 steps")
         if not self._until(lambda: (self._now(job).step or 0) >= BREAK_AT, READY_WITHIN):
             click.echo("the job did not begin to train: 'sickbay jobs' says why", err=True)
@@ -107,13 +107,13 @@ class Showcase:
         sick = max(job.claim)
         click.echo()
         self._say(f"now GPU 0 of {sick} falls off the bus at step {job.step} (Xid 79; only a reboot cures it)")
-        if self._desk.breakable is not None:
-            self._desk.breakable.inject(sick, Breakage(xid=79, cured_by="reboot"))
+        if self._backend.breakable is not None:
+            self._backend.breakable.inject(sick, Breakage(xid=79, cured_by="reboot"))
         return sick
 
     # --- what is so
     def _archive(self) -> Archive:
-        return Archive(self._desk.store, self._desk.policies)
+        return Archive(self._backend.store, self._backend.policies)
 
     def _nodes_ready(self) -> bool:
         nodes = self._archive().nodes()
@@ -141,11 +141,11 @@ class Showcase:
             if condition():
                 self._ticker.print()
                 return True
-            self._desk.changes.wait(condition, 0.1)
+            self._backend.changes.wait(condition, 0.1)
         return False
 
     def _say(self, text: str) -> None:
-        click.echo(f"{click.style(local(self._desk.now()), dim=True)}  {click.style(text, bold=True)}")
+        click.echo(f"{click.style(local(self._backend.now()), dim=True)}  {click.style(text, bold=True)}")
 
     def _sum_up(self, job: Job, sick: NodeId) -> None:
         for lost in job.interruptions:
@@ -154,7 +154,7 @@ class Showcase:
                 click.echo(f"  {name:<10}  {span(took):>9}  {click.style(MEANINGS[name], dim=True)}")
         for incident in self._incidents(job):
             heading(f"The node's incident ({incident.id}, {incident.node}, {incident.fault.code})")
-            table(("phase", "took"), [(phase, span(took)) for phase, took in incident_seconds(incident).items()])
+            figures(("phase", "took"), [(phase, span(took)) for phase, took in incident_seconds(incident).items()])
         click.echo()
         again = [seconds for lost in job.interruptions if (seconds := training_again(lost)) is not None]
         for seconds in again:

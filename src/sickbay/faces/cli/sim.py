@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_story, quiet, seed_option, span, table
+from sickbay.faces.cli.columns import field, figures, show_list
+from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_story, quiet, seed_option, span
 
 if TYPE_CHECKING:
     from sickbay.faces.story import StoryAnswer
@@ -106,7 +107,7 @@ def run(
         keep_file(simulation.store, keep)
     lines = _lines(simulation)
     if as_json:
-        print_json(_json(came_to, tell(lines)))
+        print_json(_json(came_to, lines))
     else:
         _print(scenario, came_to, tell(_important(lines)), keep)
     if broken:
@@ -183,17 +184,13 @@ def _important(lines: "list[Line]") -> "list[Line]":
     return found
 
 
-def _json(came_to: "SimReport", story: "list[StoryAnswer]") -> dict[str, Any]:
+def _json(came_to: "SimReport", story: "list[Line]") -> dict[str, Any]:
     import msgspec
 
-    from sickbay.faces.explain import iso
+    from sickbay.faces.explain import told_lines
 
     whole = {field: msgspec.to_builtins(getattr(came_to, field)) for field in came_to.__struct_fields__}
-    whole["broken"] = came_to.broken or None
-    whole["story"] = [
-        {"at": iso(t.at), "what": t.what.value, "about": t.about, "text": t.text, "event": t.event} for t in story
-    ]
-    return whole
+    return {**whole, "broken": came_to.broken or None, "story": msgspec.to_builtins(told_lines(story))}
 
 
 def _print(scenario: "Scenario", came_to: "SimReport", story: "list[StoryAnswer]", keep: str | None) -> None:
@@ -207,7 +204,7 @@ def _print(scenario: "Scenario", came_to: "SimReport", story: "list[StoryAnswer]
     if len(story) > STORY_LINES:
         click.echo(f"… and {len(story) - STORY_LINES} more lines: --json has them all")
     heading("Jobs")
-    table(
+    figures(
         ("job", "state", "attempts", "restarts spent", "effective"),
         [(j.id, j.state, str(j.attempts), str(j.restarts), f"{j.effective:.1%}") for j in came_to.jobs],
     )
@@ -215,7 +212,7 @@ def _print(scenario: "Scenario", came_to: "SimReport", story: "list[StoryAnswer]
         click.echo(f"  effective training time {came_to.effective_training_time:.1%}")
     if came_to.lost_by_cause:
         heading("Time lost by cause")
-        table(("cause", "lost"), [(cause, span(lost)) for cause, lost in came_to.lost_by_cause.items()])
+        figures(("cause", "lost"), [(cause, span(lost)) for cause, lost in came_to.lost_by_cause.items()])
     _spreads("From the first symptom to the first new step", came_to.interruption_stages, came_to.training_again)
     _spreads("Incidents, time in each phase", came_to.incident_stages, came_to.incidents)
     heading("Incidents")
@@ -233,7 +230,7 @@ def _spreads(title: str, stages: "dict[str, Spread]", whole: "Spread | None") ->
         return
     heading(title)
     rows = [*stages.items(), *([("all together", whole)] if whole is not None else [])]
-    table(
+    figures(
         ("", "times", "median", "p90"),
         [(name, str(spread.count), span(spread.median), span(spread.p90)) for name, spread in rows],
     )
@@ -252,12 +249,8 @@ def list_command(as_json: bool) -> None:
     """The scenarios that have a name."""
     from sickbay.sim.scenarios import NAMED
 
-    if as_json:
-        print_json([{"name": s.name, "about": s.about, "nodes": s.nodes} for s in NAMED.values()])
-        return
-    width = max(map(len, NAMED))
-    for scenario in NAMED.values():
-        click.echo(f"{click.style(scenario.name.ljust(width), bold=True)}  {scenario.about}")
+    found = [{"name": one.name, "about": one.about, "nodes": one.nodes} for one in NAMED.values()]
+    show_list(found, [field("name"), field("nodes", right=True), field("about")], empty="none", as_json=as_json)
 
 
 @sim.command("soak", short_help="Many random runs, one for each seed.")

@@ -1,11 +1,14 @@
 """sickbay token create | list | revoke."""
 
+from operator import itemgetter
+from typing import Any
+
 import click
 
 from sickbay.faces.cli.client import connect, segment
-from sickbay.faces.cli.columns import Column, ago, columns, say
+from sickbay.faces.cli.columns import Column, ago, field, say, show_list, show_one
 from sickbay.faces.cli.names import complete_node
-from sickbay.faces.cli.show import as_json, print_json
+from sickbay.faces.cli.show import as_json
 from sickbay.model.errors import BadInput
 
 
@@ -35,11 +38,13 @@ def create(name: str, role: str, node: str | None, as_json: bool) -> None:
     if (role == "agent") != (node is not None):
         raise BadInput("an agent's token is for one node, and only such a one: write --role agent --node NODE")
     found = connect().post("/v1/tokens", {"name": name, "role": role, "node": node})
-    if as_json:
-        print_json(found)
-        return
-    say(f"{found['name']} is {'an' if role[0] in 'ao' else 'a'} {role}. This is shown once; use it as SICKBAY_TOKEN:")
-    click.echo(found["token"])
+    show_one(found, _print_secret, as_json=as_json)
+
+
+def _print_secret(token: dict[str, Any]) -> None:
+    role = token["role"]
+    say(f"{token['name']} is {'an' if role[0] in 'ao' else 'a'} {role}. This is shown once; use it as SICKBAY_TOKEN:")
+    click.echo(token["token"])
 
 
 @token.command("list")
@@ -50,16 +55,10 @@ def list_tokens(as_json: bool) -> None:
     \b
     sickbay token list
     """
-    found = connect().get("/v1/tokens")
-    if as_json:
-        print_json(found)
-    elif not found:
-        say("no tokens: sickbay token create NAME --role viewer")
-    else:
-        columns(
-            [Column("name"), Column("role"), Column("node"), Column("given by"), Column("since", right=True)],
-            [(t["name"], t["role"], t["node"] or "", t["by"], ago(t["issued_at"])) for t in found],
-        )
+    since = Column("since", lambda token: ago(token["issued_at"]), right=True)
+    head = [field("name"), field("role"), field("node"), Column("given by", itemgetter("by")), since]
+    empty = "no tokens: sickbay token create NAME --role viewer"
+    show_list(connect().get("/v1/tokens"), head, empty=empty, as_json=as_json)
 
 
 @token.command("revoke")
@@ -72,7 +71,4 @@ def revoke(name: str, as_json: bool) -> None:
     sickbay token revoke alice
     """
     found = connect().delete(f"/v1/tokens/{segment(name)}")
-    if as_json:
-        print_json(found)
-        return
-    click.echo(f"{name} is revoked")
+    show_one(found, lambda _: click.echo(f"{name} is revoked"), as_json=as_json)

@@ -1,7 +1,11 @@
 """sickbay top: the fleet, live."""
 
+import os
+import select
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +13,7 @@ import click
 
 from sickbay.faces.cli.client import Unreachable, connect
 from sickbay.faces.cli.columns import width
-from sickbay.faces.cli.show import span, told_of
+from sickbay.faces.cli.show import SMALL, span, told_of
 
 if TYPE_CHECKING:
     from sickbay.faces.cli.client import Client, ServerEvent
@@ -20,7 +24,6 @@ AT_MOST_EVERY = 0.5  # seconds between two questions to the server
 AT_LEAST_EVERY = 5.0
 ANSWER_WITHIN = 5.0
 TICKER = 200
-SMALL = frozenset({"effect", "intent", "joined"})  # events that are too small for a ticker
 ENDS = frozenset("qQ\x03\x1b")
 
 
@@ -100,7 +103,6 @@ def _watch(client: "Client") -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from sickbay.faces.cli.keys import keys
     from sickbay.faces.cli.picture import picture
     from sickbay.faces.cli.watch import watching
 
@@ -118,3 +120,26 @@ def _watch(client: "Client") -> None:
             view.hear(watch.wait(FRAME))
             time.sleep(0.05)  # a burst of changes is one picture
             view.refresh()
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[], str]]:
+    """What was typed since the last call; the terminal is put back as it was. Nothing, where there is no keyboard."""
+    if not sys.stdin.isatty():
+        yield lambda: ""
+        return
+    import termios
+    import tty
+
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def typed() -> str:
+        ready, _, _ = select.select([keyboard], [], [], 0)
+        return os.read(keyboard, 64).decode("utf-8", "replace") if ready else ""
+
+    try:
+        tty.setcbreak(keyboard)
+        yield typed
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

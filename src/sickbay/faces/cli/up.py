@@ -124,11 +124,11 @@ def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
     job = ""
     try:
         if demo:
-            showcase = Showcase(service.desk, steps=DEMO_STEPS)
+            showcase = Showcase(service.backend, steps=DEMO_STEPS)
             showcase.run(to_the_end=False)
             job = showcase.job.id if showcase.job is not None else job
         _next_steps(job)
-        ticker = Ticker(service.desk)
+        ticker = Ticker(service.backend)
         trouble = ""
         while not ended.wait(0.2):
             # Whoever read this has gone, or the disk that takes it is full: that ends no controller.
@@ -198,14 +198,15 @@ def _in_the_background(state: Path) -> None:
     """The same command again without --detach, in a session of its own; we leave when it answers."""
     import subprocess
 
+    from sickbay.hosts.state import recorded
+
     state.mkdir(parents=True, exist_ok=True)
     output = state / "up.log"
     command = [sys.executable, "-m", "sickbay", *(word for word in sys.argv[1:] if word != "--detach")]
     with output.open("wb") as out:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # noqa: S603 - our own command line
-    record = state / "controller.json"
     before = time.monotonic()
-    while not (record.exists() and _pid_in(record) == child.pid):
+    while (record := recorded(state)).pid != child.pid:
         if child.poll() is not None:
             click.echo(output.read_text().strip().splitlines()[-1] if output.stat().st_size else "it ended", err=True)
             leave(child.returncode or 1)
@@ -213,19 +214,8 @@ def _in_the_background(state: Path) -> None:
             click.echo(f"it has not begun to serve within a minute: see {output}", err=True)
             leave(1)
         time.sleep(0.05)
-    import json
-
-    url = json.loads(record.read_text())["url"]
-    click.echo(f"serving on {url}, in the background; 'sickbay down' ends it")
-    _elsewhere(url)
-
-
-def _pid_in(record: Path) -> int:
-    import json
-
-    with contextlib.suppress(ValueError, OSError, KeyError):
-        return int(json.loads(record.read_text())["pid"])
-    return 0
+    click.echo(f"serving on {record.url}, in the background; 'sickbay down' ends it")
+    _elsewhere(record.url)
 
 
 @click.command("down")

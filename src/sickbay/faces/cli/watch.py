@@ -1,4 +1,4 @@
-"""What the server tells while one waits, read in the background; it goes away and comes back as the server does."""
+"""Server-sent events read in the background, with reconnecting; and the patience of one who waits for a server."""
 
 import contextlib
 import socket
@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sickbay.faces.cli.client import Client, Opened, ServerEvent, ServerRefused, Unreachable
 
+AWAY = 600.0  # seconds that the controller may be away while one waits; what one waits for goes on
 PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds before the next try, the last one for ever
 
 
@@ -93,9 +95,21 @@ def about(kind: str, ident: str) -> Callable[[ServerEvent], bool]:
 class ReconnectPatience:
     """How long a server may be away before waiting for it ends; says once that it is, and once that it is back."""
 
-    def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], seconds: float = AWAY) -> None:
         self._seconds, self._say = seconds, say
         self._since: float | None = None
+
+    def ask(self, question: Callable[[], Any], pause: float) -> Any:
+        """The answer, however often it must be asked. Raises Unreachable when it has been too long."""
+        while True:
+            try:
+                found = question()
+            except Unreachable as error:
+                self.away(error)
+                time.sleep(pause)
+            else:
+                self.back()
+                return found
 
     def away(self, error: Unreachable) -> None:
         """Raises what was given when it has been too long."""

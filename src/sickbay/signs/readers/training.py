@@ -1,23 +1,17 @@
 """Training and launcher logs, by the rules of diagnosis.csv."""
 
-import importlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from sickbay.model.sign import Sign
-from sickbay.model.tables import DiagnosisRule
+from sickbay.model.tables import RAISED, DiagnosisRule
+from sickbay.signs.carriers import message_at
 from sickbay.signs.readers.prose import talks
-from sickbay.signs.training_log import LINE_LIMIT
 
-sre: Any = importlib.import_module("re._parser")  # there is no public way to look into a pattern
-SHORTEST = 3  # a literal below that is in every other line
-EVERYWHERE = frozenset(
-    {"loss", "exit", "error", "time", "step", "status", "received "}
-)  # worth less than any other word, however long
+LINE_LIMIT = 2000  # a longer line is data, not a message
 KEPT = 400  # of a line that proves a rule
-RAISED = "raised"  # an exception that no rule knows
 REMEMBERED, LONGEST_PART = 50_000, 64  # words of a text, and the letters of one
 ANY_DIGIT = str.maketrans("123456789", "000000000")
 NEAR = 4  # lines from the last place in a traceback to what was raised there
@@ -31,72 +25,41 @@ _QUALIFIED = re.compile(
     r"(?:(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{0,80}(?:Error|Exception|Invalid)"
     r"|KeyError|IndexError|ZeroDivisionError|UnicodeDecodeError|OverflowError): (?=\S)"
 )
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?:: .*)?$")
+TRACEBACK = "Traceback (most recent call last):"
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?:: .*)?$")
+_NAMED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: .*)?$")  # any class may be raised
 
 
-class TrainingReader:
-    """What the lines of a job say about its end: a sign of kind `job` for every line that a rule fits."""
-
-    ANCHORS: ClassVar[tuple[str, ...]] = ()  # by its rules: `anchors`
+class DiagnosisRules:
+    """The rows of diagnosis.csv, compiled: which of them fits a line, the lowest rank first."""
 
     def __init__(self, rules: Sequence[DiagnosisRule]) -> None:
+        rules = sorted(rules, key=lambda rule: rule.rank)
         self._rules = [(rule.name, re.compile(rule.pattern)) for rule in rules]
         self._of_word: dict[str, set[int]] = {}  # which rules, by their places, may fit where a word is
         for place, rule in enumerate(rules):
-            for word in literals(rule.pattern):
+            for word in rule.words:
                 self._of_word.setdefault(word, set()).add(place)
-        self._words = sorted(self._of_word)
-        self._wordless = {place for place, rule in enumerate(rules) if not literals(rule.pattern)}
-        self._parts = [(max(word.split(), key=len).translate(ANY_DIGIT), word) for word in self._words]
+        self.words = tuple(sorted(self._of_word))
+        self._wordless = {place for place, rule in enumerate(rules) if not rule.words}
+        self._parts = [(max(word.split(), key=len).translate(ANY_DIGIT), word) for word in self.words]
         self._known: dict[str, tuple[str, ...]] = {}  # words of a text, and the rules' words that they may be part of
-        self._of_digits = {word for rule in rules if _tells_digits(rule.pattern) for word in literals(rule.pattern)}
-        self._place = -NEAR - 1  # the last line that told a place in a program
+        self._of_digits = {word for rule in rules if _tells_digits(rule.pattern) for word in rule.words}
 
-    @property
-    def anchors(self) -> tuple[str, ...]:
-        """Words without which no rule fits. A rule that demands none is not heard in a long text."""
-        return tuple(self._words)
-
-    @property
-    def owns(self) -> bool:
-        return False
-
-    def read(self, number: int, line: str) -> Iterator[Sign]:
-        name = self.fits(line) or self._raised(number, line)
-        if name:
-            yield Sign(kind="job", fields={"name": name}, text=line.strip()[:KEPT], line=number)
-
-    def _raised(self, number: int, line: str) -> str:
-        """At the end of a traceback with places in it, which those in documentation leave out."""
-        if 'File "' in line and _PLACE.match(line):
-            self._place = number
-        elif number - self._place <= NEAR and line[:1].isalpha() and _EXCEPTION.match(line.rstrip()[:LINE_LIMIT]):
-            self._place = -NEAR - 1
-            return RAISED
-        elif (
-            "Error: " in line[:LINE_LIMIT]
-            and (found := _QUALIFIED.match(line[:LINE_LIMIT]))
-            and not talks(line, 0, found.end())
-        ):
-            return RAISED
-        return ""
-
-    def fits(self, line: str) -> str:
-        """The rule that stands first in the table of those that fit; empty: none does."""
-        said = line.strip()[:LINE_LIMIT]
-        if "NCCL INFO" in said:
+    def fit(self, line: str) -> str:
+        """The name of the first that fits what a program printed; empty: none does, or the line only talks of it."""
+        if "NCCL INFO" in line:
             return ""  # what it retries and what it closes is its daily work
-        if _WRAPPER.search(said):
-            return FAILED
-        low = said.lower()
-        here = self._here(low)
-        if not here and not self._wordless:
+        here = self._here(line.lower())
+        if not here and not self._wordless and "Caught" not in line:
             return ""
-        indent = len(line) - len(line.lstrip())
+        said = message_of(line).strip()
+        if _WRAPPER.match(said):
+            return FAILED
         for place in sorted(self._wordless.union(*map(self._of_word.__getitem__, here))):
             name, pattern = self._rules[place]
             found = pattern.search(said)
-            if found and not talks(line, found.start() + indent, found.end() + indent):
+            if found and not talks(said, found.start(), found.end()):
                 return name
         return ""
 
@@ -120,6 +83,67 @@ class TrainingReader:
         """Whether some rule would judge this line by its digits: the same line with others may mean something else."""
         return not self._of_digits.isdisjoint(self._here(line.lower()))
 
+
+def message_of(line: str) -> str:
+    """What a program said, with its indentation: without rank, host, stamp and level."""
+    return line[message_at(line) :].rstrip()
+
+
+@lru_cache(maxsize=4)
+def compiled(rules: tuple[DiagnosisRule, ...]) -> DiagnosisRules:
+    return DiagnosisRules(rules)
+
+
+class TrainingReader:
+    """What the lines of a job say about its end: a sign of kind `job` for every line that a rule fits."""
+
+    ANCHORS: ClassVar[tuple[str, ...]] = ()  # by its rules: `anchors`
+
+    def __init__(self, rules: Sequence[DiagnosisRule]) -> None:
+        self._rules = compiled(tuple(rules))
+        self._place = -NEAR - 1  # the last line that told a place in a program
+        self._trace = False  # inside a traceback whose head was seen
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Words without which no rule fits. A rule that demands none is not heard in a long text."""
+        return self._rules.words
+
+    @property
+    def owns(self) -> bool:
+        return False
+
+    def read(self, number: int, line: str) -> Iterator[Sign]:
+        name = self.fits(line) or self._raised(number, line[:LINE_LIMIT])
+        if name:
+            yield Sign(kind="job", fields={"name": name}, text=line.strip()[:KEPT], line=number)
+
+    def fits(self, line: str) -> str:
+        return self._rules.fit(line[:LINE_LIMIT])
+
+    def tells_digits(self, line: str) -> bool:
+        return self._rules.tells_digits(line)
+
+    def _raised(self, number: int, line: str) -> str:
+        """At the end of a traceback with places in it, which those in documentation leave out."""
+        near = number - self._place <= NEAR
+        if not near and 'File "' not in line and "Error: " not in line and "Traceback (" not in line:
+            return ""
+        said = message_of(line)
+        if _PLACE.match(said):
+            self._place = number
+        elif said.startswith(TRACEBACK):
+            self._trace = True
+        elif said and not said[0].isspace():
+            named = _NAMED if self._trace else EXCEPTION
+            self._trace = False
+            if near and named.match(said):
+                self._place = -NEAR - 1
+                return RAISED
+            if (found := _QUALIFIED.match(said)) and not talks(said, 0, found.end()):
+                return RAISED
+        return ""
+
     def value(self, number: int, value: Any) -> Iterable[Sign]:
         del number, value
         return ()
@@ -130,43 +154,3 @@ class TrainingReader:
 
 def _tells_digits(pattern: str) -> bool:
     return re.search(r"[0-9]", re.sub(r"\{\d*,?\d*\}", "", pattern)) is not None
-
-
-# --- which words must be in a line before a pattern can match
-
-
-@cache
-def literals(pattern: str) -> tuple[str, ...]:
-    """Words in small letters, one of which is in every text that the pattern matches; none: nothing can be said."""
-    return tuple(sorted(_of(sre.parse(pattern)) or ()))
-
-
-def _of(items: Any) -> frozenset[str] | None:
-    """The best that any part of a sequence demands: the longer its shortest word, the rarer it is."""
-    found: list[frozenset[str]] = []
-    run = ""
-    for kind, value in [*items, (None, None)]:
-        name = str(kind)
-        if name == "LITERAL" and value < 128:
-            run += chr(value).lower()
-            continue
-        if len(run) >= SHORTEST:
-            found.append(frozenset({run}))
-        run = ""
-        inner = _inside(name, value)
-        if inner:
-            found.append(inner)
-    return max(found, key=lambda words: (not words & EVERYWHERE, min(map(len, words))), default=None)
-
-
-def _inside(name: str, value: Any) -> frozenset[str] | None:
-    if name == "SUBPATTERN":
-        return _of(value[3])
-    if name == "ATOMIC_GROUP":
-        return _of(value)
-    if name in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"} and value[0] > 0:
-        return _of(value[2])
-    if name == "BRANCH":
-        words = [_of(branch) for branch in value[1]]
-        return frozenset().union(*(word for word in words if word)) if all(words) else None
-    return None

@@ -1,8 +1,7 @@
-"""What log shippers, launchers and forums put around a line → the line as it was printed.
+"""Unwrapping: records of log shippers (JSON, exported tables), terminals and forums → the line as it was printed.
 
-Each wrapping is taken off by its own small rule, from the outside in. A rule that does not know a line leaves it
-alone: what
-is not understood here may well be understood by a reader behind.
+Each wrapping is taken off by its own small rule, from the outside in, the prefixes last, by the table in
+`signs.carriers`. A rule that does not know a line leaves it alone: a reader behind may well understand it.
 """
 
 import csv
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sickbay.model.noun import Noun
+from sickbay.signs.carriers import AWS_EVENTS, AWS_TAIL, COMPOSE, CRI, DOCKER, HOST, POD, RANKS, without
 
 DEEPEST = 4  # a container's log inside a shipper's record inside an archive's record
 
@@ -35,14 +35,11 @@ INNER = ("jsonPayload", "fields", "_source", "record", "result")  # one level do
 # A record is known by what stands beside its message; {"message": …} alone may be somebody's data.
 BESIDE = frozenset(
     {
-        "stream", "time", "timestamp", "@timestamp", "ts", "t", "level", "lvl", "severity", "kubernetes", "docker",
-        "logger",
-        "caller", "host", "hostname", "ingestionTime", "logStreamName", "@logStream", "__REALTIME_TIMESTAMP",
-        "_TRANSPORT",
-        "_HOSTNAME", "PRIORITY", "_BOOT_ID", "container_name", "container_id", "tag", "source", "labels", "insertId",
-        "pod",
-        "namespace", "date", "asctime", "name", "filename", "eventId", "@ptr", "ident", "pri", "facility", "log_level",
-        "SYSLOG_IDENTIFIER",
+        "stream", "time", "timestamp", "@timestamp", "ts", "t", "level", "lvl", "log_level", "severity", "kubernetes",
+        "docker", "logger", "caller", "host", "hostname", "ingestionTime", "logStreamName", "@logStream", "@ptr",
+        "__REALTIME_TIMESTAMP", "_TRANSPORT", "_HOSTNAME", "PRIORITY", "_BOOT_ID", "SYSLOG_IDENTIFIER",
+        "container_name", "container_id", "tag", "source", "labels", "insertId", "pod", "namespace", "date", "asctime",
+        "name", "filename", "eventId", "ident", "pri", "facility",
     }
 )  # fmt: skip
 
@@ -108,31 +105,6 @@ def from_paste(line: str) -> str | None:
     return line
 
 
-# --- stamps of whoever carried the line: none of them is the kernel's own
-_CRI = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] ")
-_EVENTS = re.compile(r"^EVENTS\t(?:\d{13}\t)?(?P<said>.*?)(?:\t\d{13})?$")  # aws logs get-log-events --output text
-_KUBECTL = re.compile(r"^\[pod/[\w.-]{1,253}/[\w.-]{1,253}\] ")
-_COMPOSE = re.compile(r"^[\w.-]{1,80} +\| (?! )")
-_RFC3339 = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:?\d\d) ")
-_TAIL = re.compile(
-    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3,9})?(?:Z|[+-]\d\d:\d\d) (?=\S*[/\[\]-]\S* )\S{1,512} "
-)  # aws logs tail
-
-# --- which rank or node says it
-_RANKS = re.compile(
-    r"^(?:\[(?:rank|default|worker)\s?\d{1,6}\]:?|\[\d{1,4},\d{1,6}\]<std(?:out|err)>:?"
-    r"|\(\w[\w.:]{0,60} (?:rank=\d+, )?pid=\d{1,10}"
-    r"(?:, ip=[\d.]{7,15})?\)|\[\d{1,6}\]:|\d{1,6}:(?= ))[ \t]?"
-)
-_HOST = re.compile(r"^(?P<host>[A-Za-z][\w.-]{0,62}): ?(?=(?P<rest>.*))")
-# A node's name before a line is taken off only before what can begin a line of its own.
-_BEGINS = re.compile(
-    r"\[ *\d{1,9}\.\d{6}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} |NVRM: |kernel: "
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |\d{4}-\d\d-\d\d[T ]"
-    r"|[|+][ =-]|<\d{1,3}>|nvidia-nvswitch\d|\[rank\d|[A-Za-z_][\w.]{0,80}(?:Error|Exception)\b|Traceback \(most"
-)
-
-
 class Unwrapper:
     """Takes the wrapping off, line by line. It remembers only whether a table of records goes on."""
 
@@ -149,7 +121,7 @@ class Unwrapper:
         """Mostly one; none for a fence; more where a record holds several lines."""
         if self._column < 0 and _plain(line):
             return [Bare(whole=line, text=line)]
-        return [bare for inner in self._open(line, 0) for bare in _bare(inner)]
+        return [_bare(inner) for inner in self._open(line, 0)]
 
     def _open(self, line: str, depth: int) -> list[str]:
         line = from_terminal(line)
@@ -210,30 +182,10 @@ def _row(line: str) -> list[str]:
         return []
 
 
-def _bare(line: str) -> list[Bare]:
-    whole = line
-    for off in (_CRI, _KUBECTL, _COMPOSE):
-        whole = off.sub("", whole, count=1)
-    if whole.startswith("EVENTS\t") and (event := _EVENTS.match(whole)):
+def _bare(line: str) -> Bare:
+    whole = without(line, CRI, POD, COMPOSE)
+    if whole.startswith("EVENTS\t") and (event := AWS_EVENTS.match(whole)):
         whole = event["said"]
-    whole = _without_host(_off(_RANKS, whole))
-    text = _RFC3339.sub("", _TAIL.sub("", whole, count=1), count=1)
-    if text is not whole:
-        text = _without_host(_off(_RANKS, text))
-    return [Bare(whole=whole, text=text)]
-
-
-def _off(pattern: re.Pattern[str], line: str) -> str:
-    for _ in range(3):
-        shorter = pattern.sub("", line, count=1)
-        if shorter == line:
-            break
-        line = shorter
-    return line
-
-
-def _without_host(line: str) -> str:
-    host = _HOST.match(line)
-    if host is None or host["host"] in {"kernel", "NVRM"} or not _BEGINS.match(host["rest"]):
-        return line
-    return host["rest"]
+    whole = without(whole, *RANKS, HOST)
+    text = without(whole, AWS_TAIL, DOCKER)
+    return Bare(whole=whole, text=without(text, *RANKS, HOST) if text != whole else text)

@@ -1,14 +1,21 @@
-"""What the API answers, as nouns: for the OpenAPI document and for tests. The words are those of `faces.explain`.
+"""The response schema: what the API answers and the command line prints as JSON, one typed value each.
 
-No field has a default: what is named here is always there.
+Handlers return these, and the OpenAPI document is made of them. No field has a default: what is named here is always
+there.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from sickbay.model.checkup import Verdict
+from sickbay.model.fault import Remedy, Severity
+from sickbay.model.incident import IncidentKind, Phase
+from sickbay.model.intent import IntentState
+from sickbay.model.job import JobState
 from sickbay.model.noun import Noun
 
+NodeState = Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC, milliseconds")]
 Seconds = float
 
@@ -39,7 +46,7 @@ class NodeDevice(Noun):
 class NodeAnswer(Noun):
     id: str
     pool: str
-    state: Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
+    state: NodeState
     schedulable: bool
     boot_id: str | None
     instance_id: str | None
@@ -84,7 +91,7 @@ class InterruptionAnswer(Noun):
 class JobAnswer(Noun):
     id: str
     name: str
-    state: Literal["QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED"]
+    state: JobState
     attempt: int
     restarts: int
     nodes: list[str]
@@ -102,19 +109,19 @@ class JobAnswer(Noun):
 class FaultSeen(Noun):
     code: str
     component: str
-    severity: str
+    severity: Severity
     evidence: list[str]
 
 
 class PhaseEntered(Noun):
-    phase: str
+    phase: Phase
     entered_at: Time
     seconds: Seconds | None
     because: str
 
 
 class RungTried(Noun):
-    rung: str
+    rung: Remedy
     result: str
     at: Time
 
@@ -122,10 +129,10 @@ class RungTried(Noun):
 class IncidentAnswer(Noun):
     id: str
     node: str
-    incident_kind: str
+    incident_kind: IncidentKind
     fault: FaultSeen
-    remedy: str
-    phase: str
+    remedy: Remedy
+    phase: Phase
     opened_at: Time
     closed_at: Time | None
     stages: list[PhaseEntered]
@@ -142,14 +149,69 @@ class ToldLine(Noun):
     event: str
 
 
-class ExplainAnswer(Noun, forbid_unknown_fields=False):
-    """The keys of its kind (node, job or incident), and these."""
+class ToldEvent(ToldLine):
+    """As the stream of events tells it: with every row that it is about."""
 
-    kind: Literal["node", "job", "incident"]
+    subjects: list[str]
+
+
+class ChangedRow(Noun):
+    kind: str
     id: str
+    gone: bool
+
+
+class PoolBudget(Noun):
+    """What a pool may lack. The limits are null where the policy in force is not known here."""
+
+    pool: str
+    size: int
+    out: int
+    may_be_out: int | None
+    repairing: int
+    may_be_repairing: int | None
+    held: int
+
+
+class Estimate(Noun):
+    """When a deadline will pass on the wall, if its clock goes on as it does."""
+
+    about: Time
+    clock: str
+    stands_since: Annotated[Time | None, Meta(description="its source is not heard: the deadline comes no nearer")]
+
+
+class Waiting(Noun, omit_defaults=False):
+    """Why nothing happens now, and what would make something happen."""
+
+    because: str
+    until: Estimate | None = None
+    then: Annotated[str, Meta(description="what happens at that time")] = ""
+    would: Annotated[str, Meta(description="the act that is withheld")] = ""
+    changed_by: tuple[str, ...] = ()
+    budget: PoolBudget | None = None
+    notes: Annotated[tuple[str, ...], Meta(description="what else keeps it: a silent source, a call in doubt")] = ()
+
+
+class ExplainedNode(NodeAnswer, tag_field="kind", tag="node"):
     story: list[ToldLine]
-    waits_for: dict[str, Any] | None
+    waits_for: Waiting | None
     as_of: Time | None
+
+
+class ExplainedJob(JobAnswer, tag_field="kind", tag="job"):
+    story: list[ToldLine]
+    waits_for: Waiting | None
+    as_of: Time | None
+
+
+class ExplainedIncident(IncidentAnswer, tag_field="kind", tag="incident"):
+    story: list[ToldLine]
+    waits_for: Waiting | None
+    as_of: Time | None
+
+
+ExplainAnswer = ExplainedNode | ExplainedJob | ExplainedIncident
 
 
 class LogPiece(Noun):
@@ -163,16 +225,6 @@ class LogPiece(Noun):
 class Injected(Noun):
     node: str
     done: str
-
-
-class PoolBudget(Noun):
-    pool: str
-    size: int
-    out: int
-    may_be_out: int | None
-    repairing: int
-    may_be_repairing: int | None
-    held: int
 
 
 class TrippedBrake(Noun):
@@ -233,7 +285,7 @@ class Notice(Noun):
     subject: str
     text: str
     to: str
-    state: Annotated[str, Meta(description="SEEN: delivered; REJECTED or EXPIRED: it reached nobody")]
+    state: Annotated[IntentState, Meta(description="SEEN: delivered; REJECTED or EXPIRED: it reached nobody")]
     answer: Annotated[str, Meta(description="what the notifier said the last time, if it said anything")]
 
 
@@ -256,7 +308,7 @@ class CheckBegun(Noun):
 
 class CheckTest(Noun):
     name: str
-    verdict: str
+    verdict: Verdict
     seconds: Seconds
     because: str
 
@@ -264,7 +316,7 @@ class CheckTest(Noun):
 class CheckResult(Noun):
     node: str
     level: int
-    verdict: str
+    verdict: Verdict
     tests: list[CheckTest]
     because: str
 

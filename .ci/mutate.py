@@ -33,7 +33,7 @@ def verdicts(patterns: list[str]) -> dict[str, str]:
 def main() -> None:
     patterns = [pattern(wanted) for wanted in sys.argv[1:]]
     os.environ["PATH"] = f"{TOOLS}:{os.environ['PATH']}"  # mypy catches some
-    subprocess.run([*MUTMUT, "run", *patterns], check=False)
+    ran = subprocess.run([*MUTMUT, "run", *patterns], check=False)
     found = verdicts(patterns)
     judged = {name: said for name, said in found.items() if said != "not checked"}
     left = [name for name, said in judged.items() if said not in CAUGHT]
@@ -41,6 +41,7 @@ def main() -> None:
         print(f"\n{name}: {judged[name]}", flush=True)
         subprocess.run([*MUTMUT, "show", name], check=False)
     print(f"\n{len(judged) - len(left)} of {len(judged)} caught, {len(found) - len(judged)} not looked at yet")
+    sys.exit(ran.returncode)
 
 
 if __name__ == "__main__":

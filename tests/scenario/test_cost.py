@@ -108,6 +108,7 @@ def plans_for(storm: Storm, faults: int, brakes: bool) -> int:
     return store.plans["incident"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("storm", "brakes"),
     [(_all_sick, False), (_all_lost, False), (_excluded, False), (_all_sick, True), (_three_repeat_themselves, True)],

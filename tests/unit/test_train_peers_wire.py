@@ -509,6 +509,7 @@ def test_who_scans_ports_costs_one_line(
     assert "more before" in caplog.records[1].getMessage()
 
 
+@pytest.mark.slow
 def test_all_places_taken_by_ranks_are_no_places_of_strangers(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

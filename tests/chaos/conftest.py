@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from sickbay.sim.apart import Nursery
+from tests.support.apart_simulation import Nursery
 
 
 @pytest.fixture(scope="session")

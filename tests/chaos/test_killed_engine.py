@@ -12,12 +12,12 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from tests.support.apart_simulation import ApartSimulation, Nursery
 from tests.support.thorough import THOROUGH
 
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
-from sickbay.sim.apart import ApartSimulation, Nursery
 from sickbay.sim.context import Timings
 from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme

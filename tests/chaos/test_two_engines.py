@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 from sqlalchemy import create_engine, make_url, text
+from tests.support.apart_simulation import Born, Nursery, far_sites, perform
+from tests.support.remote_engine import READS, EngineBirth
 
 from sickbay.adapters.stores.sql import open_store
 from sickbay.engine.execute import Effects, Site
@@ -23,12 +25,10 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.policy.load import load_policy
 from sickbay.sim.adapters import SimChecks, SimCluster, SimMachines, SimNotifier
-from sickbay.sim.apart import Born, Nursery, far_sites, perform
 from sickbay.sim.chaos import Mischief
 from sickbay.sim.context import ClusterRules, Timings
 from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
-from sickbay.sim.remote import READS, EngineBirth
 from sickbay.sim.schedule import Scheduler
 from sickbay.sim.world import World
 

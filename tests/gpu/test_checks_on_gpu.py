@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from sickbay.agent.checks.apart import ExerciseOutcome, apart
-from sickbay.agent.checks.child import Child
 from sickbay.agent.nvml.watched import Nvml
 from sickbay.knowledge.skus import sku_of
+from sickbay.wire.commands import Child
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,6 +14,7 @@ The meaning of the words stands at the top of the tables. How they are played:
 from collections import deque
 
 import pytest
+from tests.support.golden import GoldenRow, load_golden
 from tests.support.wards import DAY, MINUTE, Ward
 
 from sickbay.model.checkup import Verdict
@@ -22,7 +23,6 @@ from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import Trigger
-from sickbay.policy.golden import GoldenRow, load_golden
 from sickbay.policy.load import load_policy, shipped
 from sickbay.sim.hardware import SimDefect
 

@@ -4,18 +4,16 @@ Each takes one guard of the engine away, as a mistake in a later change might, a
 it needs in order to show itself.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain import admit, attempt, decide, drift, identity, orders, repair
+from sickbay.brain import admit, attempt, decide, drift, identity, orders, repair, retry
 from sickbay.brain.decision import Move
 from sickbay.brain.incident_input import IncidentInput
 from sickbay.brain.job_input import JobInput
-from sickbay.engine import apply as learn
 from sickbay.engine import apply_jobs as learn_jobs
 from sickbay.engine import apply_nodes as learn_nodes
 from sickbay.engine import ingest, lead, reception, seats, sending
@@ -97,14 +95,14 @@ def _never_misses_a_job(patch: pytest.MonkeyPatch) -> None:
 
 
 def _gives_up_notices(patch: pytest.MonkeyPatch) -> None:
-    again = learn._again_later
+    again = retry._again_later
 
-    def again_later(draft: Draft, intent: Intent) -> Intent:
-        if isinstance(intent.act, Notify) and intent.sends >= learn.TRANSIENT_LIMIT:
+    def again_later(s: retry.IntentInput, intent: Intent) -> Intent:
+        if isinstance(intent.act, Notify) and intent.sends >= retry.TRANSIENT_LIMIT:
             return replace(intent, state=IntentState.EXPIRED)
-        return again(draft, intent)
+        return again(s, intent)
 
-    patch.setattr(learn, "_again_later", again_later)
+    patch.setattr(retry, "_again_later", again_later)
 
 
 def _cuts_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -190,7 +188,7 @@ def _waits_for_a_save_for_ever(patch: pytest.MonkeyPatch) -> None:
         intent = s.intent
         if intent is not None and isinstance(intent.act, AskToSave) and intent.state is IntentState.EXPIRED:
             intent = replace(intent, state=IntentState.ACCEPTED)
-        return first(dataclasses.replace(s, job=never, intent=intent), policy)
+        return first(replace(s, job=never, intent=intent), policy)
 
     patch.setattr(attempt, "_saves_first", saves_first)
 

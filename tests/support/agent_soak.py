@@ -34,6 +34,7 @@ from sickbay.model.protocol import Report
 
 NODE = "soak/n1"
 DISK = 3 << 20  # bytes
+KEPT = 100  # rotated files: a log turns every few seconds here, and nobody throws away what is a minute old
 NUMBERS = (13, 31, 43, 48, 63, 79, 94, 119)
 Event = tuple[str, int]  # which log (its device's address) and which Xid
 
@@ -172,7 +173,7 @@ class Log:
         self.hup()
         if packed:
             _pack(moved)
-        for old in sorted(self.path.parent.glob(f"{self.path.name}-*"))[:-12]:
+        for old in sorted(self.path.parent.glob(f"{self.path.name}-*"))[:-KEPT]:
             old.unlink()
 
     def end(self) -> None:
@@ -242,7 +243,7 @@ def _logrotate(path: Path, *words: str, after: str = "") -> None:
     config = path.parent / "rsyslogd" / f"{path.name}.conf"
     config.parent.mkdir(exist_ok=True)
     script = f"  postrotate\n    {after}\n  endscript\n" if after else ""
-    body = "".join(f"  {word}\n" for word in ("rotate 12", "missingok", "su root root", *words))
+    body = "".join(f"  {word}\n" for word in (f"rotate {KEPT}", "missingok", "su root root", *words))
     config.write_text(f"{path} {{\n{body}{script}}}\n")
     config.chmod(0o644)
     command = ["logrotate", "-f", "-s", str(config.with_suffix(".state")), str(config)]

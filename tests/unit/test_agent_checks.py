@@ -9,8 +9,7 @@ from tests.support.agent_rig import XID_79
 from sickbay.agent.checks import CouldNotRun, Exercise, examine
 from sickbay.clusters.local.devices import Hardware
 from sickbay.clusters.local.files import Paths, VirtualDefect
-from sickbay.clusters.local.virtual_checks import virtual_tests
-from sickbay.clusters.local.virtual_devices import VirtualDevices
+from sickbay.clusters.local.virtual_devices import VirtualDevices, virtual_tests
 from sickbay.model.facts import Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import NodeId

@@ -542,7 +542,7 @@ def test_what_is_noted_is_on_the_disk_itself(tmp_path: Path, monkeypatch: pytest
     synced: list[str] = []
     monkeypatch.setattr("os.fsync", lambda handle: synced.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
     CommandJournal(tmp_path / "c").note(JournaledCommand(id="1"))
-    assert synced == [str(tmp_path / "c")]
+    assert synced == [str(tmp_path / "c"), str(tmp_path)]  # and the name that leads to it
 
 
 def test_a_journal_that_was_cut_anywhere_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_time_in_which_we_did_not_run_is_no_silence(rig: Rig) -> None:
 
 
 def test_what_cannot_be_written_down_is_not_done(rig: Rig) -> None:
-    (rig.state / "fence.new").mkdir()
+    (rig.state / "fence.json").mkdir()
     rig.silent_for(2000)
     assert not rig.acts
 

@@ -15,9 +15,8 @@ from tests.support.waiting import until
 
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.counters import Counters, number_in
-from sickbay.agent.probes.edges import EdgeTriggered
 from sickbay.agent.probes.gauges import Gauges
-from sickbay.agent.probes.host import HostGauges
+from sickbay.agent.probes.host import EdgeTriggered, HostGauges
 from sickbay.agent.probes.machine import Machine, clock_unsynchronised
 from sickbay.agent.probes.mounts import STALLED_AFTER, Mounts
 from sickbay.agent.sampling import Sampler
@@ -161,7 +160,7 @@ def test_every_shipped_counter_names_a_fault_that_is_known() -> None:
         ("class/x,y,no.such,1,1,no,s", "is in no fault table"),
         ("/class/x,y,net.errors,1,1,no,s", "below /sys"),
         ("class/x,../y,net.errors,1,1,no,s", "below /sys"),
-        ("class/x,y,net.errors,many,1,no,s", "must be numbers"),
+        ("class/x,y,net.errors,many,1,no,s", "grown_by 'many' is no number"),
         ("class/x,y,net.errors,0,1,no,s", "above 0"),
         ("class/x,y,net.errors,1,1,perhaps,s", "yes or no"),
     ],
@@ -169,7 +168,7 @@ def test_every_shipped_counter_names_a_fault_that_is_known() -> None:
 def test_a_wrong_row_is_refused_in_one_line(row: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         read_counters(f"under,name,code,grown_by,within,at_start,source\n{row}\n")
-    with pytest.raises(BadInput, match="the columns must be"):
+    with pytest.raises(BadInput, match="column under is missing"):
         read_counters("a,b\n1,2\n")
 
 

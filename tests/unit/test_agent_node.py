@@ -334,7 +334,7 @@ def test_a_segment_that_was_reported_while_it_is_listed_keeps_no_bundle_away(war
 def test_what_a_killed_agent_left_of_a_bundle_goes_with_the_next(ward: Ward) -> None:
     state = Path(ward.hands.settings.state)
     (state / "bundles").mkdir(parents=True)
-    half = state / "bundles" / ".sickbay-c-n1-20260101T000000Z.new"
+    half = state / "bundles" / ".sickbay-c-n1-20260101T000000Z.tar.gz.0123456789ab"
     half.write_bytes(b"half")
     found = collect(state, ward.hands.settings, LATER, BundleParts(commands={}, files={}))
     assert list((state / "bundles").iterdir()) == [found.path]

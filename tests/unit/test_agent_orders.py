@@ -16,7 +16,7 @@ from sickbay.agent.watermark import Watermarks
 from sickbay.clusters.local.devices import Hardware
 from sickbay.clusters.local.files import LocalSeat, Paths, Rank, Status, VirtualDefect, write
 from sickbay.clusters.local.node_commands import LocalOrders
-from sickbay.clusters.local.virtual_checks import virtual_tests
+from sickbay.clusters.local.virtual_devices import virtual_tests
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId

@@ -23,9 +23,9 @@ def loaded(text: str, tmp_path: Path, env: dict[str, str] | None = None, **flags
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
-    text = "node: a/file\npool: file\ngpus: 4\n"
-    found = loaded(text, tmp_path, {"SICKBAY_NODE": "a/env", "SICKBAY_POOL": "env"}, node="a/flag")
-    assert (found.node, found.pool, found.gpus) == ("a/flag", "env", 4)
+    text = "node: a/file\nstate: /file\ngpus: 4\n"
+    found = loaded(text, tmp_path, {"SICKBAY_NODE": "a/env", "SICKBAY_STATE": "/env"}, node="a/flag")
+    assert (found.node, found.state, found.gpus) == ("a/flag", "/env", 4)
 
 
 def test_without_anything_the_defaults_are_careful(tmp_path: Path) -> None:
@@ -63,7 +63,9 @@ def test_without_anything_the_defaults_are_careful(tmp_path: Path) -> None:
         ("zzz: x", "known: url"),
         ("ca: /nonexistent/ca.pem", "is not there"),
         ("- a\n- b", "each as `name: value`"),
-        ("a: [", "is no YAML"),
+        ("a: [", "agent.yaml:1:5: not valid YAML"),
+        ("node: a/b\n\ngpus: many", "agent.yaml:3:7: gpus: "),
+        ("gpus: 1\ngpus: 2", "'gpus' is given twice (first on line 1)"),
     ],
 )
 def test_a_mistake_says_what_to_write(tmp_path: Path, text: str, says: str) -> None:
@@ -85,7 +87,7 @@ def test_a_controller_is_needed_unless_it_looks_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="does not exist"):
+    with pytest.raises(BadInput, match="no such file"):
         load(tmp_path / "none.yaml", URL, {})
 
 

@@ -27,8 +27,8 @@ from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes.counters import Counters
 from sickbay.agent.probes.dcgm import Dcgm
-from sickbay.agent.probes.edges import EdgeTriggered
 from sickbay.agent.probes.gpus import GRACE, Gpus
+from sickbay.agent.probes.host import EdgeTriggered
 from sickbay.agent.probes.kernel_log import AGAIN, KernelLog, LogPlace
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.machine import Machine, word

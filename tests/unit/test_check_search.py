@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sickbay.agent.checks.apart import ExerciseOutcome, apart
-from sickbay.agent.checks.child import ChildEnd
 from sickbay.agent.checks.launched import Launch, first_host, is_place, launched
 from sickbay.agent.checks.meeting import judged, planned, shared
 from sickbay.agent.checks.node import node_tests
 from sickbay.faces.cli.check_search import PairTrial, judge
 from sickbay.faces.cli.main import main
+from sickbay.wire.commands import ChildEnd
 
 pytestmark = pytest.mark.slow
 

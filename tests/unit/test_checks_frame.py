@@ -11,12 +11,12 @@ import pytest
 from tests.support.waiting import until
 
 from sickbay.agent.checks import COMPONENTS, CouldNotRun, Exercise, Result, examine, select
-from sickbay.agent.checks import child as children
-from sickbay.agent.checks.apart import JOBS, ExerciseOutcome, apart, outcome, perform, together
-from sickbay.agent.checks.child import Child, run_tool
-from sickbay.agent.checks.profiles import UnknownProfile, profiles, wanted
+from sickbay.agent.checks.apart import JOBS, ExerciseOutcome, apart, outcome, perform, run_tool, together
+from sickbay.agent.checks.profiles import UnknownProfile, _table, wanted
 from sickbay.knowledge.load import load_tables
 from sickbay.model.checkup import Tested, Verdict
+from sickbay.wire import commands
+from sickbay.wire.commands import Child
 
 LATER = 1e12
 
@@ -125,7 +125,7 @@ def test_every_component_and_every_fault_of_the_tables_has_its_tests() -> None:
 
 
 def test_profiles_speak_of_components_that_tests_have() -> None:
-    for profile in profiles():
+    for profile in _table():
         assert wanted(profile).components <= {*COMPONENTS, "*"}
 
 
@@ -161,7 +161,7 @@ def test_an_interrupt_leaves_no_child_behind() -> None:
 
 def test_a_child_that_not_even_a_kill_ends_is_left_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a device that holds a process in the kernel: nobody waits for it."""
-    monkeypatch.setattr(children, "TO_DIE", 0.1)
+    monkeypatch.setattr(commands, "TO_DIE", 0.1)
     child = Child(["sleep", "600"])
     with monkeypatch.context() as deaf:
         deaf.setattr(os, "killpg", lambda *_: None)
@@ -174,7 +174,7 @@ def test_a_child_that_not_even_a_kill_ends_is_left_and_told(monkeypatch: pytest.
     finally:
         assert not child.kill()
     run_tool(["true"], time.monotonic() + 10)
-    assert children._stuck == []  # it is forgotten once it has ended
+    assert commands._stuck == []  # it is forgotten once it has ended
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 from sickbay.agent.checks import CouldNotRun, select
 from sickbay.agent.checks import disk as disks
 from sickbay.agent.checks.apart import apart
-from sickbay.agent.checks.collective import search
 from sickbay.agent.checks.node import host_tests, node_tests
 from sickbay.agent.checks.stress import CHAOS, POWER, chaos, dram, power
 
@@ -127,8 +126,9 @@ def port() -> int:
 
 
 def ring(ranks: int, **wishes: Any) -> list[tuple[str, str, dict[str, float]]]:
-    here = {"ranks": ranks, "at": f"127.0.0.1:{port()}", "host": "127.0.0.1", "mib": 1, "seconds": 20, **wishes}
-    found = apart([("collective", {**here, "rank": rank}) for rank in range(ranks)], time.monotonic() + 40)
+    here = {"ranks": ranks, "at": f"127.0.0.1:{port()}", "mib": 1, "seconds": 20, **wishes}
+    job = "sickbay.agent.checks.collective:nodes"
+    found = apart([(job, {**here, "rank": rank}) for rank in range(ranks)], time.monotonic() + 40)
     return [(one.verdict, one.because, dict(one.figures)) for one in found]
 
 
@@ -137,37 +137,3 @@ def test_a_ring_sums_right_and_measures(ranks: int) -> None:
     for verdict, because, figures in ring(ranks):
         assert (verdict, because, figures["ranks"]) == ("pass", "", ranks)
         assert figures["busbw_gbps"] > 0
-
-
-def test_a_rank_that_never_comes_is_no_failure_of_the_others() -> None:
-    wishes = {"ranks": 2, "rank": 0, "at": f"127.0.0.1:{port()}", "host": "127.0.0.1", "seconds": 0.5}
-    verdict, because, _ = run("collective", **wishes)
-    assert verdict == "could_not_run"
-    assert "rank 1 never came" in because
-    assert run("collective", **{**wishes, "rank": 1})[0] == "could_not_run"
-    assert "a ring has" in run("collective", **{**wishes, "rank": 2})[1]
-
-
-def test_the_search_names_the_node_whose_pairs_fail_and_says_when_it_cannot() -> None:
-    tried: list[tuple[str, str]] = []
-
-    def pair(one: str, other: str) -> bool:
-        tried.append((one, other))
-        return "n5" not in {one, other}
-
-    nodes = [f"n{number}" for number in range(9)]
-    assert search(nodes, pair).bad == ("n5",)
-    assert len(tried) < 3 * len(nodes)
-    nothing = search(nodes, lambda *_: False)
-    assert nothing.bad == ()
-    assert set(nothing.unknown) == set(nodes)
-
-
-def test_a_pair_that_could_not_be_tried_blames_nobody() -> None:
-    def pair(one: str, other: str) -> bool:
-        if "n0" in {one, other}:
-            raise CouldNotRun("no address")
-        return True
-
-    found = search(["n0", "n1", "n2", "n3"], pair)
-    assert (found.bad, set(found.unknown)) == ((), {"n0"})

@@ -21,11 +21,14 @@ from sqlalchemy import event
 from sickbay.adapters.stores.age import AT_ONCE
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
+from sickbay.brain.decision import ReadFirst
+from sickbay.brain.job_input import Placement
+from sickbay.brain.place import NoPlace, place
 from sickbay.brain.retention import aged, cutoff
 from sickbay.engine.apply import learn
 from sickbay.engine.ingest import Together
+from sickbay.engine.job_reads import free_on, input_of, supply
 from sickbay.engine.lead import Engine, Setup
-from sickbay.engine.placing import free_devices, place
 from sickbay.engine.view import Draft, View
 from sickbay.model.errors import StoreUnavailable
 from sickbay.model.facts import CallResult, Fact, Observed, Outcome
@@ -258,7 +261,7 @@ class Agrees(RuleBasedStateMachine):
             assert list(self.view.find(f"claimable:{pool}")) == [key_of(node) for node in mine]
             spec = JobSpec(name="n", cluster="c", pool=pool.partition("/")[2], gpus_per_node=wanted)
             asks = Job(id=JobId("new"), spec=spec, submitted_at=NOON)
-            fit = [node.id for node in mine if free_devices(draft, asks, node) is not None]
+            fit = [node.id for node in mine if free_on(draft, asks, node) is not None]
             assert list(self.view.free(pool).first(wanted)) == fit
             assert self.view.free(pool).count(wanted) == len(fit)
 
@@ -310,14 +313,23 @@ def pool_of(nodes: int, jobs: int) -> View:
     return View(store)
 
 
+def placed(draft: Draft, job: Job) -> Placement | NoPlace:
+    s = input_of(draft, job)
+    while isinstance(found := place(s, draft.rules.policy), ReadFirst):
+        s = supply(draft, s, found)
+    return found
+
+
 def test_placing_a_job_that_waits_does_not_walk_its_pool() -> None:
     view = pool_of(nodes=1000, jobs=990)
     job = Job(id=JobId("waits"), spec=JobSpec(name="w", cluster="c", pool="p", nodes=20), submitted_at=NOON)
     draft = Walked(view, RULES, {}, NOON)
-    assert place(draft, job) == "needs 20 nodes of c/p, 10 can be claimed"
+    assert placed(draft, job) == NoPlace("needs 20 nodes of c/p, 10 can be claimed")
     assert draft.looked["node"] == draft.looked["job"] == 0
     fits = replace(job, spec=replace(job.spec, nodes=4))
-    assert list(place(draft, fits)) == [f"c/n{n:05d}" for n in range(990, 994)]
+    found = placed(draft, fits)
+    assert isinstance(found, dict)
+    assert list(found) == [f"c/n{n:05d}" for n in range(990, 994)]
     assert draft.looked["node"] == 4, "it looks at the nodes that it takes"
     assert draft.looked["job"] == 0
 

@@ -16,6 +16,7 @@ from tests.unit.test_core_mends import READING, Bench
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.decision import Do, Move
+from sickbay.brain.job_input import OutOfReach
 from sickbay.engine.apply import learn
 from sickbay.engine.clocks import SharedClock
 from sickbay.engine.seats import take_turns
@@ -239,7 +240,7 @@ def test_nodes_out_of_reach_are_fenced_side_by_side() -> None:
         fences=(first.key,),
     )
     away = (jobs.A, jobs.B)
-    s = jobs.sight(of, stop, fences=(first,), lost=lambda: away, unseen=lambda: away, fenceable=lambda: away)
+    s = jobs.sight(of, stop, fences=(first,), away=OutOfReach(lost=away, unseen=away, fenceable=away))
     decision = jobs.decided(s)
     assert isinstance(decision, Do)
     assert decision.act == Fence(job=JobId("train"), attempt=1, node=jobs.B)

@@ -14,11 +14,12 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.brain.admit import AdmissionInput, AdmissionStage, admit, brake_scopes
+from sickbay.brain.seat import derive
 from sickbay.brain.submission import as_started
 from sickbay.engine.apply import learn
 from sickbay.engine.execute import Effects
 from sickbay.engine.ingest import Ingest, Together, Watcher
-from sickbay.engine.seats import derive, settle
+from sickbay.engine.seats import settle
 from sickbay.engine.transitions import let_go
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables

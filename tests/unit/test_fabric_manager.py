@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from tests.support.thorough import examples
 from tests.unit.test_dcgm_documents import read, sample
 
-from sickbay.knowledge.dcgm import table
 from sickbay.knowledge.load import load_tables
 from sickbay.model.sign import Sign
-from sickbay.signs.readers.fabric_manager import FabricManager
+from sickbay.signs.readers.fabric_manager import FabricManager, rules
 
 STAMP = "[Nov 16 2026 08:00:00] [ERROR] [tid 841] "
 FATAL = "detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 33"
@@ -108,7 +107,7 @@ def test_other_services_and_other_peoples_words_are_not_its_own() -> None:
 
 
 def test_every_code_has_a_meaning() -> None:
-    assert {row["code"] for row in table("fabric_manager.csv")} - {""} <= set(load_tables().faults)
+    assert {row.code for row in rules()} - {""} <= set(load_tables().faults)
 
 
 WORDS = st.text(max_size=80)

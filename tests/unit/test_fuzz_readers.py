@@ -22,7 +22,7 @@ from sickbay.agent.probes.machine import meminfo, stat_of
 from sickbay.agent.probes.system_log import SystemLog
 from sickbay.agent.settings import SETTINGS as KNOWN
 from sickbay.agent.settings import load
-from sickbay.knowledge.dcgm import cells, messages
+from sickbay.knowledge.dcgm import messages
 from sickbay.model.errors import BadInput
 from sickbay.model.fleet import NodeId
 from sickbay.model.sign import Sign
@@ -31,6 +31,7 @@ from sickbay.signs import nvidia
 from sickbay.signs.counting import MOST, growth
 from sickbay.signs.kernel import KernelReader, parse_line
 from sickbay.signs.prefixes import dated, peel
+from sickbay.signs.readers.boxes import cells
 from sickbay.signs.readers.dcgm_diag import DcgmDiag
 from sickbay.signs.readers.dcgm_health import DcgmHealth, readings_from_dmon
 from sickbay.signs.readers.exporter import page_of, readings_from_page

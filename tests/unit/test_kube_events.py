@@ -9,7 +9,7 @@ from tests.support.thorough import examples
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.sign import Sign
-from sickbay.signs.readers import kube_tables
+from sickbay.signs.readers import words
 from sickbay.signs.readers.kube_events import KubeEvents
 from sickbay.signs.readers.stream import read_stream
 
@@ -256,18 +256,14 @@ def test_a_device_plugin_that_gives_up_a_gpu_names_its_xid() -> None:
 
 
 def test_every_code_is_in_the_tables() -> None:
-    known = load_tables().faults
-    codes = {code for code in kube_tables.REASONS.values() if code}
-    codes |= {code for _, code in kube_tables.CONDITIONS.values()}
-    rows = (
-        kube_tables.MESSAGES,
-        kube_tables.TAINTS,
-        kube_tables.SLURM_LINES,
-        kube_tables.SLURM_REASONS,
-        kube_tables.HARDWARE,
-    )
-    codes |= {code for table in rows for _, code in table} - {"xid", "sxid"}
-    assert codes <= known.keys(), codes - known.keys()
+    tables = load_tables()
+    known = {*tables.faults, "xid", "sxid", "", *(f"job.{rule.name}" for rule in tables.diagnosis)}
+    kinds = ("event", "condition", "taint", "node state", "job state")
+    codes = {row.code for kind in kinds for row in words.names(kind).values()}
+    spoken = ("message", "hardware", "slurm line", "drain reason")
+    codes |= {row.code for kind in spoken for row in words.wordings("cluster_words.csv", kind)}
+    assert len(codes) > 30
+    assert codes <= known, codes - known
 
 
 PIECES = [

@@ -111,7 +111,7 @@ class TestCreate:
 
     def test_a_seat_that_is_not_there_is_gone(self, room: Rack) -> None:
         with pytest.raises(Gone):
-            room.spawn("nobody")
+            room.seat("nobody")
 
     def test_a_token_is_for_its_owner_only(self, room: Rack) -> None:
         room.token("node-0", "secret")
@@ -136,7 +136,8 @@ class TestPower:
         up(room)
         until(lambda: len(of(room.seat("node-0").boot_id)) == 2)
         before = of(room.seat("node-0").boot_id)
-        room.spawn("node-0")
+        with room.held("node-0") as seat:
+            room.spawn_held(seat)
         assert of(room.seat("node-0").boot_id) == before
 
     def test_a_supervisor_is_a_session_of_its_own_and_outlives_who_started_it(self, room: Rack) -> None:

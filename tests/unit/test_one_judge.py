@@ -10,11 +10,11 @@ from tests.unit.test_diagnose_corpus import samples
 from sickbay.knowledge.load import load_tables
 from sickbay.model.tables import RAISED
 from sickbay.signs.readers.stream import read_stream
-from sickbay.signs.symptoms import SAME_FAULT, name_all
+from sickbay.signs.symptoms import name_all
 from sickbay.signs.training_log import EVIDENCE, judge
 
 TABLES = load_tables()
-RULES_OF = {code: name for name, code in SAME_FAULT.items()} | {"slurm.preempted": "preempted"}
+RULES_OF = {rule.fault: rule.name for rule in TABLES.diagnosis if rule.fault} | {"slurm.preempted": "preempted"}
 JOBS = {f"job.{name}" for name in (RAISED, *(rule.name for rule in TABLES.diagnosis))}
 RANKS = {rule.name: rule.rank for rule in TABLES.diagnosis}
 HINT = "hint: if you run into CUDA out of memory, lower --batch-size"

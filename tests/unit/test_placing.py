@@ -1,7 +1,8 @@
 """Where an attempt may run: never on what another holds, never on what cannot be claimed."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import assume, given
@@ -9,9 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.brain import place as placing
 from sickbay.brain.admit import limit_for
-from sickbay.brain.job_input import Placement
-from sickbay.engine.placing import WATCHED, fenceable, lost, place, unseen, unusable, well
+from sickbay.brain.decision import Need, ReadFirst
+from sickbay.brain.job_input import JobInput, OutOfReach, Placement
+from sickbay.brain.place import NoPlace, to_avoid
+from sickbay.engine.job_reads import WATCHED, input_of, supply
 from sickbay.engine.view import Draft, Rules, View
 from sickbay.knowledge.load import load_tables
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
@@ -26,6 +30,7 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 TABLES = load_tables()
 DEFAULT = load_policy("default")
 GPUS = 4
+Found = TypeVar("Found", Placement, tuple[NodeId, ...])
 SEATS = [NodeId(f"sim/n{n}") for n in range(5)]
 
 
@@ -75,6 +80,22 @@ ROSTERS = [(0, 1), (2, 3), (0, 1, 2), (1, 2, 3)]
 def roster(nodes: tuple[int, ...]) -> Roster:
     names = tuple(SEATS[n] for n in nodes)
     return Roster(job=JobId("train"), attempt=_attempt(nodes), number=0, at=NOW, nodes=names)
+
+
+def place(made: Draft, mine: Job) -> Placement | str:
+    return _asked(made, mine, lambda s: placing.place(s, made.rules.policy))
+
+
+def unusable(made: Draft, mine: Job) -> tuple[NodeId, ...] | str:
+    return _asked(made, mine, to_avoid)
+
+
+def _asked(made: Draft, mine: Job, decide: Callable[[JobInput], Found | NoPlace | ReadFirst]) -> Found | str:
+    """Decide as the engine does: until nothing more is to be read."""
+    s = input_of(made, mine)
+    while isinstance(found := decide(s), ReadFirst):
+        s = supply(made, s, found)
+    return found.because if isinstance(found, NoPlace) else found
 
 
 def placed(found: Placement | str) -> list[str]:
@@ -230,9 +251,12 @@ def test_who_can_be_reached() -> None:
         job("other", state=JobState.RUNNING, claim={SEATS[3]: (0,)}),
     )
     mine = job(ranks={**dict.fromkeys(SEATS, RankState.RUNNING), SEATS[0]: RankState.GONE})
-    assert lost(draft(*rows), mine) == (SEATS[2], SEATS[4])
-    assert unseen(draft(*rows), mine) == tuple(SEATS[1:])
-    assert fenceable(draft(*rows), mine) == (SEATS[1], SEATS[2], SEATS[4]), "others use the partitioned one"
+    made = draft(*rows)
+    assert supply(made, input_of(made, mine), ReadFirst(Need.AWAY)).away == OutOfReach(
+        lost=(SEATS[2], SEATS[4]),
+        unseen=tuple(SEATS[1:]),
+        fenceable=(SEATS[1], SEATS[2], SEATS[4]),  # others use the partitioned one
+    )
 
 
 @given(
@@ -283,9 +307,9 @@ def test_a_job_that_avoids_a_node_which_is_gone_is_woken_when_it_comes_back_wher
     """Nobody knows in which pool that will be, so no ledger tells of it."""
     here, gone = SEATS[0], NodeId("sim/gone")
     made = draft(node(0), job())
-    assert well(made, job(), (here, gone)) == (here,)
+    assert supply(made, input_of(made, job()), ReadFirst(Need.WELL, (here, gone))).well == (here,)
     assert made.watched == {"ledger:sim/train", f"node:{gone}"}
     many = tuple(NodeId(f"sim/gone-{n}") for n in range(200))
     made = draft(job())
-    assert well(made, job(), many) == ()
+    assert supply(made, input_of(made, job()), ReadFirst(Need.WELL, many)).well == ()
     assert len(made.watched) == 1 + WATCHED

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec import inspect as mi
 
+from sickbay.model.durations import format_duration
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
-from sickbay.policy.durations import format_duration
 from sickbay.policy.load import default_of, shipped
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text(encoding="utf-8")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.support.golden import GoldenRow, load_golden
 
 from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest, lowest
 from sickbay.model.policy import Policy
-from sickbay.policy.golden import GoldenRow, load_golden
-from sickbay.policy.load import load_policy, shipped, shipped_file
+from sickbay.policy.load import load_policy, shipped, shipped_files
 
 _FREE = {"name", "about", "extends", "why"}
 
@@ -39,7 +39,7 @@ def _unexplained(node: yaml.Node, lines: list[str], *, said: bool) -> Iterator[i
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_value_of_a_shipped_policy_says_why(name: str) -> None:
-    text = shipped_file(name).read_text(encoding="utf-8")
+    text = shipped_files()[name].read_text(encoding="utf-8")
     node = yaml.compose(text, Loader=yaml.SafeLoader)
     assert node is not None
     lines = text.splitlines()
@@ -47,7 +47,7 @@ def test_every_value_of_a_shipped_policy_says_why(name: str) -> None:
 
 
 def test_the_default_writes_every_top_level_setting_down() -> None:
-    written = yaml.safe_load(shipped_file("default").read_text(encoding="utf-8"))
+    written = yaml.safe_load(shipped_files()["default"].read_text(encoding="utf-8"))
     assert set(written) == set(Policy.__struct_fields__)
 
 

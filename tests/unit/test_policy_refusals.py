@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sickbay.model.errors import BadInput
-from sickbay.policy.globs import covers
 from sickbay.policy.load import parse_policy
+from sickbay.policy.refusals import covers
 
 BASE = "extends: default\n"
 RUNG = "ladders:\n- rungs:\n  - {do: reboot, %s}\n"
@@ -164,6 +164,16 @@ _GLOB = st.lists(st.sampled_from(["a", "b", "*", "?", "[ab]", "[!a]"]), max_size
 def test_a_glob_that_covers_another_matches_all_its_texts(wide: str, narrow: str, text: str) -> None:
     if covers((wide,), (narrow,)) and fnmatchcase(text, narrow):
         assert fnmatchcase(text, wide)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [("xid.*", "xid.1?"), ("a?*", "a*b*"), ("*?b*", "*ab"), ("xid.*", "xid.7[0-9]"), ("[ab]*", "[ab]*")],
+)
+def test_a_wide_glob_covers_a_narrow_one_and_a_class_covers_what_it_matches_only(wide: str, narrow: str) -> None:
+    assert covers((wide,), (narrow,))
+    assert covers((narrow,), (wide,)) == (wide == narrow)
+    assert not covers(("[ab]*",), ("a*",))  # hard to tell: so the ladders end with one for everything
 
 
 _TEXTS = [a + b + c for a in ("", *"abc") for b in ("", *"abc") for c in ("", *"abc")]

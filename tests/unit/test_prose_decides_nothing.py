@@ -22,7 +22,25 @@ DISPLAY = {
     ("agent/checks/collective.py", "found.because.removeprefix(f'rank {number}: ')"),  # its name is put before it
     ("faces/cli/stages.py", "because != self._because"),  # the same: printed when it changes
 }
-READERS = {"startswith", "endswith", "partition", "split", "removeprefix", "removesuffix", "find", "index", "count"}
+# Where a name is taken apart: once for each kind of name, in the noun that has it.
+NAMES = {
+    ("model/fleet.py", "self.id.split('/', 1)"),  # Node.name
+    ("model/fleet.py", "self.scope.partition(':')"),  # Brake.covers
+    ("model/intent.py", "self.owner.partition(':')"),  # Intent.done_for
+}
+READERS = {
+    "startswith",
+    "endswith",
+    "partition",
+    "rpartition",
+    "split",
+    "rsplit",
+    "removeprefix",
+    "removesuffix",
+    "find",
+    "index",
+    "count",
+}
 
 
 def _prose(node: ast.expr) -> bool:
@@ -32,6 +50,18 @@ def _prose(node: ast.expr) -> bool:
         case ast.Subscript(slice=ast.Constant(value="because")):
             return True
     return False
+
+
+def _name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in {"id", "owner", "scope", "key", "subject", "signature"}
+
+
+def taken_apart(tree: ast.AST) -> Iterator[ast.expr]:
+    """Calls that read what a thing is off its name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in READERS - {"count"} and _name(value):
+                yield node
 
 
 def reads(tree: ast.AST) -> Iterator[ast.expr]:
@@ -62,6 +92,16 @@ def test_no_reason_is_read_back() -> None:
     }
     assert found - DISPLAY == set()
     assert DISPLAY - found == set(), "these are gone: take them off the list"
+
+
+def test_no_name_is_taken_apart_but_by_the_noun_that_has_it() -> None:
+    found = {
+        (str(path.relative_to(SRC)), ast.unparse(node))
+        for folder in ("model", "brain", "engine", "faces", "hosts", "sim", "adapters", "ports")
+        for path in sorted((SRC / folder).rglob("*.py"))
+        for node in taken_apart(ast.parse(path.read_text()))
+    }
+    assert found == NAMES
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Do, JobDecision, Move, Stay
 from sickbay.brain.drift import shown
 from sickbay.brain.gate import gate_of
-from sickbay.brain.job_input import JobInput
+from sickbay.brain.job_input import JobInput, OutOfReach, PoolRoom, Seat, TheirChoice
 from sickbay.brain.resume import resume
 from sickbay.knowledge.load import load_tables
 from sickbay.model.checkup import Verdict
@@ -60,14 +60,15 @@ def intent(act: AnyAct, state: IntentState, **more: Any) -> Intent:
 def sight(of: Job, last: Intent | None = None, **more: Any) -> JobInput:
     fields: dict[str, Any] = {
         "fences": (),
-        "place": lambda: {A: (), B: ()},
-        "unusable": lambda: (),
-        "well": lambda nodes: nodes,
-        "mute": lambda _nodes: (),
-        "lost": lambda: (),
-        "unseen": lambda: (),
-        "fenceable": lambda: (),
-        "dismissed": lambda: False,
+        "as_of": 1e9,
+        "room": PoolRoom(free=2),
+        "seats": tuple(Seat(node=node, claimable=True, here=True, free=()) for node in (A, B)),
+        "withheld": (),
+        "theirs": TheirChoice(seats=2),
+        "well": getattr(last.act, "avoid", ()) if last is not None else (),
+        "mute": (),
+        "away": OutOfReach(),
+        "dismissed": False,
         "readings": {"sim": 1000.0, "ingest": 1000.0},
         "can": EVERYTHING,
     }
@@ -213,10 +214,10 @@ def test_only_what_is_out_of_reach_is_fenced(
 ) -> None:
     stop = intent(StopJob(job=JobId("train"), attempt=1), state)
     stopping = job(JobState.STOPPING, ranks={A: RankState.RUNNING, B: RankState.GONE})
-    seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
-    decision = decided(sight(stopping, stop, **seats))
+    away = OutOfReach(lost=lost, unseen=unseen, fenceable=unseen)
+    decision = decided(sight(stopping, stop, away=away))
     assert (isinstance(decision, Do) and isinstance(decision.act, Fence)) is fenced
-    without = decided(sight(stopping, stop, can=EVERYTHING - {Capability.FENCE}, **seats))
+    without = decided(sight(stopping, stop, can=EVERYTHING - {Capability.FENCE}, away=away))
     assert not isinstance(without, Do)
 
 
@@ -382,17 +383,17 @@ SOME = st.lists(NODES, unique=True, max_size=3).map(tuple)
 
 
 @given(
-    start=JOBS, last=INTENTS, can=SUBSETS, placed=CLAIMS.filter(bool) | st.just("needs 2 nodes"),
+    start=JOBS, last=INTENTS, can=SUBSETS, free=st.integers(0, 2),
     lost=SOME, unseen=SOME, dismissed=st.booleans(), policy=st.sampled_from(sorted(POLICIES)),
 )  # fmt: skip
 def test_every_job_comes_to_rest_by_legal_steps(
-    start: Job, last: Intent | None, can: frozenset[Capability], placed: Any, lost: Any, unseen: Any,
+    start: Job, last: Intent | None, can: frozenset[Capability], free: int, lost: Any, unseen: Any,
     dismissed: bool, policy: str,
 ) -> None:  # fmt: skip
     current, doing = start, last
     for _ in range(ROUNDS):
-        seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
-        s = sight(current, doing, can=can, place=lambda: placed, dismissed=lambda: dismissed, **seats)
+        away = OutOfReach(lost=lost, unseen=unseen, fenceable=unseen)
+        s = sight(current, doing, can=can, dismissed=dismissed, away=away, room=PoolRoom(free=free))
         decision = resume(s, POLICIES[policy])
         match decision:
             case Stay(wait=wait):
@@ -427,8 +428,8 @@ def test_nothing_starts_while_a_rank_may_be_left(
 ) -> None:
     """A job leaves STOPPING only when its ranks are gone: seen gone, stopped, fenced, or nothing was there to stop."""
     stopping = replace(start, state=JobState.STOPPING)
-    seats = {"lost": lambda: lost, "unseen": lambda: unseen, "fenceable": lambda: unseen}
-    decision = decided(sight(stopping, last, can=can, **seats))
+    away = OutOfReach(lost=lost, unseen=unseen, fenceable=unseen)
+    decision = decided(sight(stopping, last, can=can, away=away))
     if not isinstance(decision, Move):
         return
     assert last is not None

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.support.gpu_readings import differences
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.gpu import GpuReading
@@ -20,7 +21,6 @@ from sickbay.signs.readers import Document
 from sickbay.signs.readers.smi_query import SmiQuery, readings_from_query
 from sickbay.signs.readers.smi_table import SmiTable
 from sickbay.signs.readers.smi_xml import SmiXml, readings_from_xml
-from sickbay.signs.smi import differences
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "smi"
 QUERY = (FIXTURES / "h200-580-q.txt").read_text()

@@ -1,4 +1,4 @@
-"""What a person would ask for, in one file: logs, the driver's own words, versions, what the agent knows of itself.
+"""Support bundle: logs, the driver's own words, versions, what the agent knows of itself, in one file.
 
 Its size is bounded, the latest few are kept, no link is followed, and no secret goes in: what looks like one is cut
 out of whatever is gathered. It stays on the node, for root alone, and only its path goes to the controller. That is why
@@ -8,11 +8,8 @@ it needs no `allow`.
 import io
 import os
 import platform
-import signal
 import stat
-import subprocess
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,12 +22,13 @@ import msgspec
 from sickbay import __version__
 from sickbay.agent.settings import AgentSettings, printable
 from sickbay.signs.redact import redact
+from sickbay.wire.commands import run_bounded
+from sickbay.wire.files import replacing
 
 KEEP = 3
 PART = 4 << 20  # bytes of each part
 WHOLE = 32 << 20  # bytes of all parts before they are packed
 TAKES = 20.0  # seconds that one command may take
-TO_DIE = 3.0  # seconds in which a killed command ends, unless the kernel holds it: then it is left alone
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "dmesg.txt": ("dmesg", "--ctime"),
@@ -69,28 +67,22 @@ def collect(state: Path, settings: AgentSettings, until: float, parts: BundlePar
     directory = state / "bundles"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = f"sickbay-{settings.node.replace('/', '-')}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    path, aside = directory / f"{name}.tar.gz", directory / f".{name}.new"
+    path = directory / f"{name}.tar.gz"
     secrets = _secrets(settings)
     missing: list[str] = []
     left = WHOLE
-    for half in directory.glob(".sickbay-*.new"):  # of an agent that was killed; one collects at a time
+    for half in directory.glob(".sickbay-*"):  # of an agent that was killed; one collects at a time
         half.unlink(missing_ok=True)
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
-            for part, data in _gathered(state, settings, until, parts or BundleParts()):
-                if data is None:
-                    missing.append(part)
-                    continue
-                clean = redact(data[-PART:].decode(errors="replace"), secrets).encode()[-PART:][:left]
-                left -= len(clean)
-                info = tarfile.TarInfo(f"{name}/{part}")
-                info.size, info.mtime, info.mode = len(clean), int(time.time()), 0o600
-                tar.addfile(info, io.BytesIO(clean))
-        aside.rename(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    with replacing(path, durable=False) as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
+        for part, data in _gathered(state, settings, until, parts or BundleParts()):
+            if data is None:
+                missing.append(part)
+                continue
+            clean = redact(data[-PART:].decode(errors="replace"), secrets).encode()[-PART:][:left]
+            left -= len(clean)
+            info = tarfile.TarInfo(f"{name}/{part}")
+            info.size, info.mtime, info.mode = len(clean), int(time.time()), 0o600
+            tar.addfile(info, io.BytesIO(clean))
     _forget_old(directory)
     return Bundle(path, path.stat().st_size, tuple(missing))
 
@@ -122,22 +114,11 @@ def _said(words: Sequence[str], until: float) -> bytes | None:
     left = min(TAKES, until - time.monotonic())
     if left <= 0:
         return None
-    with tempfile.TemporaryFile() as out:
-        try:
-            process = subprocess.Popen(  # noqa: S603 - a fixed table of commands, no shell
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
-        except OSError:
-            return None
-        try:
-            process.wait(left)
-        except subprocess.TimeoutExpired:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(TO_DIE)
-            return None
-        return _end_of(out.fileno())
+    try:
+        ended = run_bounded(words, left, merged=True)
+    except OSError:
+        return None
+    return None if ended.code is None else ended.out.encode()
 
 
 def _read(path: Path) -> bytes | None:

@@ -8,6 +8,7 @@ import msgspec
 
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import CommandResult
+from sickbay.wire.files import replace_file, sync_directory
 
 REMEMBERED = 500  # commands whose answer is known; one that has none yet is never forgotten
 LINES = 4 * REMEMBERED  # in the file, before what is not remembered is left out of it
@@ -60,6 +61,7 @@ class CommandJournal:
         if self.trouble:
             raise OSError(self.trouble)
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        begins = not self._path.exists()
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             # It begins with a newline: half a line that a full disk left behind must not swallow this one.
@@ -69,6 +71,8 @@ class CommandJournal:
             os.fsync(handle)
         finally:
             os.close(handle)
+        if begins:
+            sync_directory(self._path.parent)
         self._remember(entry)
         self._lines += 1
         if self._lines > LINES:
@@ -79,11 +83,5 @@ class CommandJournal:
         if self.trouble:
             raise OSError(self.trouble)
         lines = [msgspec.json.encode(entry) for entry in self.known.values()]
-        aside = self._path.with_suffix(".new")
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            file.write(b"\n".join(lines) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(self._path)
+        replace_file(self._path, b"\n".join(lines) + b"\n")
         self._lines = len(lines)

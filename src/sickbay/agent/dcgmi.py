@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sickbay.model.sign import Sign
+from sickbay.signs.readers import Document
 from sickbay.signs.readers.dcgm_health import DcgmHealth
 
 ENDS_WITHIN = 3.0  # seconds after a polite request
@@ -159,3 +160,12 @@ def document_in(text: str) -> Any:
         return json.JSONDecoder().raw_decode(text, at)[0]
     except (ValueError, RecursionError):
         return None
+
+
+def read_answer(reader: Document, text: str) -> list[Sign]:
+    """What an answer says, as JSON where it has some, else line by line."""
+    value = document_in(text)
+    if value is not None:
+        return list(reader.value(1, value))
+    found = [sign for number, line in enumerate(text.splitlines(), 1) for sign in reader.read(number, line)]
+    return [*found, *reader.end()]

@@ -1,4 +1,4 @@
-"""A fire drill: one line in a watched text log, as the daemon that writes it would have written it."""
+"""Fault injection (a fire drill): one line in a watched text log, as the daemon that writes it would have."""
 
 import os
 import time
@@ -10,6 +10,7 @@ import msgspec
 from sickbay.agent.commands import Refuse
 from sickbay.model.noun import Noun
 from sickbay.signs.kernel import parse_line
+from sickbay.wire.files import replace_file
 
 LONGEST_LINE = 2000
 KEPT = 20  # drills that are known by their place
@@ -60,11 +61,8 @@ class Drills:
 
     def _keep(self, one: DrillLine) -> None:
         self._written = (*self._written, one)[-KEPT:]
-        aside = self._file.with_name(f".{self._file.name}.new")
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(msgspec.json.encode(self._written))
-            aside.rename(self._file)
+            replace_file(self._file, msgspec.json.encode(self._written), durable=False)
         except OSError:
             return  # a full disk: then this run knows it, and the next does not
 

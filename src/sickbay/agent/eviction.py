@@ -1,4 +1,4 @@
-"""What goes when there is no room: measurements, then steps, then all else that is no fault; faults are summed up.
+"""Load shedding: measurements go first, then steps, then all else that is no fault; faults are summed up.
 
 Faults are never lost. Where nothing else is left, those that say the same become one with the number of all, the date
 of the first and the name and words of the last; and where that is not enough, those of one kind on one device, and

@@ -4,8 +4,6 @@ Never by default. Time is the monotonic clock's, and only while we ran ourselves
 listened. What is to be done is written down first, so that it is done once and a later run can undo it.
 """
 
-import os
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
@@ -15,6 +13,8 @@ import msgspec
 from sickbay.agent.complaints import complain
 from sickbay.agent.settings import SelfFence
 from sickbay.model.noun import Noun
+from sickbay.wire.commands import run_bounded
+from sickbay.wire.files import replace_file
 
 MARK = Path("/run/sickbay/fenced")  # what is written where no command is named: others may watch for it
 COMMAND_TAKES = 120.0  # seconds
@@ -37,14 +37,10 @@ class FenceState(Noun):
 def run(words: Sequence[str], within: float) -> int:
     """The exit code; 124 where it took too long, 127 where there is no such command."""
     try:
-        return subprocess.run(  # noqa: S603 - the operator's own words, no shell
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=within,
-            check=False,
-        ).returncode  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return 124
+        code = run_bounded(words, within, spare=True).code  # a daemon that an operator's command started lives on
     except OSError:
         return 127
+    return 124 if code is None else code
 
 
 def answers(url: str, within: float = PROBE_TAKES) -> bool:
@@ -175,13 +171,7 @@ class FenceKeeper:
 
     def _write(self, fenced: FenceState) -> bool:
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            aside = self._file.with_suffix(".new")
-            with aside.open("wb") as file:
-                file.write(msgspec.json.encode(fenced))
-                file.flush()
-                os.fsync(file.fileno())
-            aside.rename(self._file)
+            replace_file(self._file, msgspec.json.encode(fenced))
         except OSError as error:
             complain(f"self-fencing cannot be written down: {error}")
             return False

@@ -23,7 +23,7 @@ from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.dedup import Deduplicator
 from sickbay.agent.probes.journal import MUTE, JournalFollower, JournalPlace, available
 from sickbay.agent.probes.journal import NAME as JOURNAL
-from sickbay.agent.probes.kernel_log import KernelLog, LineSource, LogLine, LogPlace
+from sickbay.agent.probes.kernel_log import DeviceAt, KernelLog, LineSource, LogLine, LogPlace, item_of
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.last_words import last_words
@@ -176,12 +176,7 @@ def spooled(lines: Sequence[LogLine], directory: Path, voice: AgentIdentity, end
         sign, _ = heard(line.text, bare=line.bare)
         if sign is None or not line.proven:
             continue
-        fields = dict(sign.fields)
-        device = device_at(str(fields["pci"])) if "pci" in fields else None
-        if device is not None and sign.kind != "sxid":
-            fields["device"] = device
-        news = Observed(node=voice.node, kind=sign.kind, fields=fields, text=line.text[:2000], last_words=True)
-        items.extend(sums.add(say(news, line.mono, line.source, line.seq), 0.0, line.text))
+        items.extend(sums.add(item_of(sign, line, voice.node, device_at, last_words=True), 0.0, line.text))
     items.extend(sums.flush())
     items = items[-FEW:]
     if items:
@@ -237,7 +232,7 @@ def may_read(path: Path) -> bool:
         return False
 
 
-def device_index() -> Callable[[str], int | None]:
+def device_index() -> DeviceAt:
     """The index of the GPU at a PCI address: drivers number GPUs in the order of their addresses."""
     try:
         from sickbay.agent.nvml.pci import address, nvidia_gpus

@@ -1,9 +1,8 @@
-"""How a real machine carries out what it is asked for."""
+"""Command handlers of a real machine: check, look, save, reset, reboot, collect, inject."""
 
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -31,6 +30,7 @@ from sickbay.model.protocol import (
     RunReboot,
     RunReset,
 )
+from sickbay.wire.commands import ChildEnd, run_bounded
 
 RESET_TAKES = 60.0  # seconds; with fewer left it is not begun
 REBOOT_TAKES = 60.0  # until whoever reboots machines has taken the order
@@ -117,11 +117,11 @@ class NodeOrders:
             # Without a limit: a reset that is killed in the middle leaves a GPU that nobody knows the state of. One
             # that does not end is answered for by whoever keeps the time.
             said = _run((*self._hands.reset, *which))
-        if said.returncode != 0:
-            text = (said.stdout or "").strip()[-400:]
+        if said.code != 0:
+            text = said.out.strip()[-400:]
             if re.search(r"in use by|currently being used", text):
                 raise Refuse(f"the driver says: {text}")
-            raise Refuse(f"nvidia-smi ended with {said.returncode}: {text}")
+            raise Refuse(f"nvidia-smi ended with {said.code}: {text}")
         return [ResetDone(key=order.key, node=self._hands.node, incarnation=self._hands.me)]
 
     # --- reboot
@@ -139,9 +139,9 @@ class NodeOrders:
 
         def reboot() -> None:
             done = _run(command, REBOOT_TAKES)
-            if done.returncode != 0:
-                said = (done.stdout or "").strip()[-300:]
-                raise Refuse(f"{' '.join(command)} ended with {done.returncode}: {said}")
+            if done.code != 0:
+                said = done.out.strip()[-300:]
+                raise Refuse(f"{' '.join(command)} ended with {done.code}: {said}")
 
         return CarriedOut(news=[down], text=f"rebooting with {' '.join(command)}", leave=reboot, stays=[stays])
 
@@ -230,14 +230,12 @@ def _name(entry: Path) -> str:
         return "?"
 
 
-def _run(words: Sequence[str], seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
+def _run(words: Sequence[str], seconds: float = float("inf")) -> ChildEnd:
     """Raises Refuse where it was not begun; TimeoutError: then nobody knows how far it came."""
     try:
-        return subprocess.run(  # noqa: S603 - fixed words, no shell
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", timeout=seconds, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"{words[0]} did not end in time") from None
+        ended = run_bounded(words, seconds, merged=True, spare=True)  # some `shutdown` leaves its work to a child
     except OSError as error:
         raise Refuse(f"{words[0]} cannot be started: {error.strerror or error}") from error
+    if ended.code is None:
+        raise TimeoutError(f"{words[0]} did not end in time")
+    return ended

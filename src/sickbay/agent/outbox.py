@@ -1,4 +1,4 @@
-"""What an agent has to say: numbered, kept on disk, handed out in order, forgotten when it is acknowledged."""
+"""Outbox: what an agent has to say, numbered, on disk, handed out in order, forgotten when it is acknowledged."""
 
 import time
 from collections import deque
@@ -49,9 +49,6 @@ class Batch:
     @property
     def last(self) -> int:
         return self.first + len(self.items) - 1
-
-    def halved(self) -> "Batch":
-        return replace_items(self, self.items[: max(1, len(self.items) // 2)])
 
 
 def replace_items(batch: Batch, items: tuple[bytes, ...]) -> Batch:

@@ -1,4 +1,4 @@
-"""Sends what is in the outbox, one report at a time, and hands on the commands that come back (a long poll beside it).
+"""Report loop and long poll: sends what is in the outbox, one report at a time, and hands on what comes back.
 
 Both threads outlive whatever a controller answers. A try that stores nothing is followed by a pause (back-off), at
 least a fifth of a second and at most five; so is a poll that brings nothing new.

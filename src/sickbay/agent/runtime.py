@@ -31,6 +31,7 @@ from sickbay.agent.watermark import Watermarks
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import PROTO, Poll
+from sickbay.wire.files import replace_file
 
 ALONE_WITHIN = 5.0  # seconds that an agent waits for the one before it to end
 LAST_WORDS = 1.0  # seconds for the last report
@@ -149,10 +150,7 @@ class AgentRuntime:
 
 def keep(path: Path, thing: object) -> None:
     """Replaced as a whole; not synced, as a place that is lost only means that more is read again. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_bytes(msgspec.json.encode(thing))
-    aside.rename(path)
+    replace_file(path, msgspec.json.encode(thing), durable=False)
 
 
 def kept(path: Path, kind: type[Kept]) -> Kept | None:

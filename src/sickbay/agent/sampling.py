@@ -1,4 +1,4 @@
-"""What is measured every few seconds, for charts: one item with all values of a moment."""
+"""Metrics sampling, every few seconds, for charts: one item with all values of a moment."""
 
 from collections.abc import Callable, Mapping, Sequence
 

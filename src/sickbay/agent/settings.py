@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from sickbay.model.durations import parse_duration
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
-from sickbay.policy.durations import parse_duration
 
 CONFIG = Path("/etc/sickbay/agent.yaml")
 DMI = Path("/sys/class/dmi/id")
@@ -42,7 +42,6 @@ class AgentSettings(Noun):
     token: str = ""
     token_file: str = ""
     ca: str = ""
-    pool: str = ""
     state: str = "/var/lib/sickbay"
     boot_id_file: str = "/proc/sys/kernel/random/boot_id"
     sources: tuple[str, ...] = ("auto",)
@@ -87,30 +86,25 @@ def load(
 
 
 def _file(path: Path | None, mistakes: list[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The usual file may be missing; one that was named must be there."""
-    import yaml
+    """Each setting with its place. The usual file may be missing; one that was named must be there."""
+    from sickbay.knowledge.yaml_places import YamlReader, compose, read_text  # here: the agent itself reads no YAML
 
     chosen = path or CONFIG
-    try:
-        text = chosen.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if path is not None:
-            mistakes.append(f"{path} does not exist: write the path of the agent's YAML file, or leave --config out")
+    if path is None and not chosen.exists():
         return []
-    except (OSError, UnicodeDecodeError) as error:
-        mistakes.append(f"{chosen} cannot be read: {getattr(error, 'strerror', None) or error}")
-        return []
+    reader = YamlReader(str(chosen))
     try:
-        found = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark is not None else ""
-        mistakes.append(f"{chosen}{line} is no YAML: {getattr(error, 'problem', None) or 'it cannot be read'}")
+        node = compose(
+            read_text(chosen, str(chosen), "write the agent's YAML file, or leave --config out"), str(chosen)
+        )
+        found = (reader.plain(node) if node is not None else None) or {}
+    except BadInput as error:
+        mistakes.append(str(error))
         return []
     if not isinstance(found, dict):
         mistakes.append(f"{chosen} must hold settings, each as `name: value`")
         return []
-    return [(f"{chosen}: ", {str(name): value for name, value in found.items()})]
+    return [(f"{reader.places[name,]}: ", {name: value}) for name, value in found.items()]
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -302,7 +296,6 @@ SETTINGS: dict[str, Setting] = {
                           "none; with systemd: LoadCredential=token", _path, "SICKBAY_TOKEN_FILE"),
     "node": Setting("This node, as cluster/name.", "default/<host name>: the name that clusters know it by", _node,
                     "SICKBAY_NODE"),
-    "pool": Setting("The pool that it belongs to.", "none: the cluster says it", _text, "SICKBAY_POOL"),
     "instance_id": Setting("What no other machine is called.",
                            "the EC2 instance id, else the board's id, else the machine id: a lemon's history follows "
                            "the hardware, not the host name", _text, "SICKBAY_INSTANCE_ID"),

@@ -1,4 +1,4 @@
-"""What an agent has to say, on disk, until it is acknowledged.
+"""Segmented append-only log: what an agent has to say, on disk, until it is acknowledged.
 
 A run of the agent writes segments of its own: a header, then one item in each line. A segment goes when all of it is
 acknowledged; what an earlier run left behind is said under that run's name. Nothing is synced: the death of a process
@@ -21,6 +21,7 @@ from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import Item
+from sickbay.wire.files import replace_file
 
 SEGMENT = 1 << 20  # bytes
 RESERVE = 1 << 18  # bytes that are taken as long as there is room, for when there is none
@@ -237,7 +238,7 @@ def leftovers(directory: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     for path in there:
-        if path.suffix == ".new":
+        if path.suffix == ".new" or path.name.startswith("."):
             _remove(path)  # the run died over it: what it was to stand for is there still
     found = [path for path in there if path.suffix == SUFFIX]
     since = {_stem(path): path.name for path in found if path.name.endswith(AFRESH)}
@@ -297,12 +298,9 @@ def faults_only(path: Path, now: AgentIdentity, told: dict[str, int]) -> int:
         return before
     lines = [msgspec.json.encode(found.voice), *(msgspec.json.encode(item) for item in faults)]
     data = b"\n".join(lines) + b"\n"
-    aside = path.with_suffix(".new")
     try:
-        aside.write_bytes(data)
-        aside.rename(path)
+        replace_file(path, data, durable=False)
     except OSError:
-        _remove(aside)
         return before  # a full disk: then it stays as it is
     return len(data)
 

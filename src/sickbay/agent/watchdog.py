@@ -1,4 +1,4 @@
-"""Telling systemd that we are there: READY, and a sign of life for its watchdog. No more than a datagram each."""
+"""sd_notify: tells systemd READY, and gives a sign of life for its watchdog. No more than a datagram each."""
 
 import os
 import socket

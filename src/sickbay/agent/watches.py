@@ -1,4 +1,4 @@
-"""Being called when a file changes: inotify, or, where there is none, looking often."""
+"""File watches: inotify or, where there is none, polling."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""Reading what the watermark stands for, kernel log and devices, so that what was found is said in order."""
+"""Watermark: all that it stands for, kernel log and devices, is read so that what was found is said in order."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """The fleet's safety has the last word. What withholds an act lives here and nowhere else.
 
 Asked for Quarantine, Drain, Repair and an incident's call that a job stop, when it is decided and again when it is
-sent; never for Verify, Release or StartJob.
+sent; never for Verify, Release or StartJob. A check that nobody asked for begins only where `spares_one`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -130,6 +130,11 @@ def room_for(room: Room, ledger: Ledger, limit: Limit) -> int:
     if room is Room.REPAIR:
         return limit.repairing(size) - ledger.repairing
     return max(limit.out(size) - ledger.out, limit.out_at_least - ledger.ours)
+
+
+def spares_one(ledger: Ledger, limit: Limit, *, checking: int, wanted: bool) -> bool:
+    """Whether a pool can do without one more node, for a check that nobody asked for. `wanted`: by a job that waits."""
+    return not wanted and ledger.out + checking < limit.out(limit.size or ledger.size)
 
 
 def confirmation(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy) -> Confirm | None:

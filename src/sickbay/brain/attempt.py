@@ -1,10 +1,10 @@
 """A job whose attempt runs, or must end: RUNNING until something ends it, STOPPING until every rank is surely gone."""
 
-from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Stay, Tell
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay, Tell
 from sickbay.brain.job_input import JobInput, listing
 from sickbay.model.clock import INGEST
-from sickbay.model.fleet import Capability, NodeId
-from sickbay.model.incident import Wait
+from sickbay.model.fleet import Capability, Node, NodeId
+from sickbay.model.incident import Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import AskToSave, Fence, Intent, IntentState, Look, Notify, StopJob
 from sickbay.model.job import Call, EndReason, Job, RankState
 from sickbay.model.policy import Policy
@@ -50,7 +50,9 @@ def _saves_first(s: JobInput, policy: Policy) -> JobDecision | None:
     whole = bool(job.ranks) and all(state is RankState.RUNNING for state in job.ranks.values())
     if job.called_at_once or s.passed(job.save_by) or not (whole or job.save_by):
         return None
-    if not job.stop_asked and s.dismissed():
+    if not job.stop_asked and s.dismissed is None:
+        return ReadFirst(Need.DISMISSED)
+    if not job.stop_asked and s.dismissed:
         return Change("what called for its end was dismissed", {"calls": (), "save_by": None, "intent": ""})
     if job.save_by is None:
         if not (job.listens and within and Capability.ASK_TO_SAVE in s.can):
@@ -123,10 +125,12 @@ def stopping(s: JobInput, policy: Policy) -> JobDecision:
     proven = bool(job.ranks) and not left and job.claim.keys() <= job.ranks.keys()
     if proven or intent.state is IntentState.SEEN:
         return _off(s, policy, "all its ranks are gone")
+    if s.away is None:
+        return ReadFirst(Need.AWAY)
     # What nobody can reach is fenced at once; what only the cluster cannot reach, when its time to stop is over.
-    away = s.fenceable() if intent.state.over else s.lost()
+    away = frozenset(s.away.fenceable if intent.state.over else s.away.lost)
     lost = tuple(node for node in left if node in away)
-    unreached = frozenset(s.unseen())
+    unreached = frozenset(s.away.unseen)
     unseen = tuple(node for node in left if node in unreached)
     nothing = isinstance(intent.act, StopJob) and (intent.gone or (intent.state.over and job.vanished))
     if nothing and (not left or unseen != left):
@@ -275,3 +279,30 @@ def _off(s: JobInput, policy: Policy, because: str) -> JobDecision:
         return Move("stopped", job.stop_asked, gone)
     taken = stop is not None and not stop.gone and stop.state in {IntentState.ACCEPTED, IntentState.SEEN}
     return Move("ended", because, {**gone, "held": Capability.HOLDS in s.can and taken and not final})
+
+
+# --- what its nodes and its incidents are to it
+
+
+def out_of_reach(node: Node | None) -> bool:
+    """Whether nobody can reach what runs there."""
+    return node is None or node.incarnation is None or node.lost
+
+
+def unseen(node: Node | None) -> bool:
+    """Whether its cluster cannot reach it: its word that a rank is gone proves nothing."""
+    return node is None or node.incarnation is None or not node.ready
+
+
+def may_be_fenced(node: Node | None, *, shared: bool) -> bool:
+    """`shared`: another attempt runs there, which is in touch with somebody as long as the node is not lost."""
+    return node is None or node.lost or (unseen(node) and not shared)
+
+
+def was_dismissed(incident: Incident) -> bool:
+    """A person vouches for the node, or wants it no longer.
+
+    A fault that asks only for a restart of the job ends by itself, and was right.
+    """
+    over = Phase.DISMISSED in {incident.phase, incident.closing}
+    return over and (incident.kind is IncidentKind.OPERATOR or incident.remedy.disrupts)

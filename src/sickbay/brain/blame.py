@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Stay
+from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay
 from sickbay.brain.gate import give_up
 from sickbay.brain.job_input import AVOIDED, JobInput, listing
 from sickbay.model.checkup import Verdict
@@ -52,7 +52,9 @@ def diagnosing(s: JobInput, policy: Policy) -> JobDecision:
         named = {*(call.node for call in job.calls), *ended_badly}
         suspects = tuple(sorted(node for node in job.ranks if node in named))
         chosen = (suspects or nodes) if after.nodes is WhichNodes.SUSPECTS else nodes
-        mute = s.mute(chosen)
+        if s.mute is None and Capability.CHECK_BY_AGENT in s.can:
+            return ReadFirst(Need.MUTE, chosen)
+        mute = s.mute or ()
         if asked := tuple(node for node in chosen if node not in mute):
             check = Verify(nodes=asked, level=after.level, profile=after.profile)
             also: JobChanges = {"avoid": tuple(dict.fromkeys((*_dark(intent, nodes), *mute)))[:AVOIDED]}

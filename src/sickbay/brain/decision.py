@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import Enum, auto
 from typing import Any, Generic, TypedDict, TypeVar
 
 from sickbay.model.clock import Deadline
@@ -141,6 +142,28 @@ class Stay:
     tell: Tell | None = None
 
 
+class Need(Enum):
+    """What a job's decision may ask to have read: fields of `JobInput`."""
+
+    ROOM = auto()
+    SEATS = auto()
+    WITHHELD = auto()
+    THEIRS = auto()
+    WELL = auto()
+    MUTE = auto()
+    AWAY = auto()
+    DISMISSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFirst:
+    """Load this on demand, then decide again. A wait that follows is on what was read for it, and on nothing else."""
+
+    need: Need
+    nodes: tuple[NodeId, ...] = ()
+    more: int = 0  # seats beside those, the first that the job may have
+
+
 AnyDo = Do[IncidentChanges] | Do[JobChanges]
 IncidentDecision = Move[IncidentChanges] | Change[IncidentChanges] | Do[IncidentChanges] | Stay
-JobDecision = Move[JobChanges] | Change[JobChanges] | Do[JobChanges] | Stay
+JobDecision = Move[JobChanges] | Change[JobChanges] | Do[JobChanges] | Stay | ReadFirst

@@ -4,8 +4,9 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Stay
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay
 from sickbay.brain.job_input import AVOIDED, JobInput, Placement, listing, tell
+from sickbay.brain.place import NoPlace, place, to_avoid
 from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, NodeId
@@ -29,15 +30,19 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
     if s.native:
         return _rerun(s, policy)
     if Capability.PLACE not in s.can:
-        avoid = s.unusable()
-        if isinstance(avoid, str):
-            return _starved(s, policy, avoid)
+        avoid = to_avoid(s)
+        if isinstance(avoid, ReadFirst):
+            return avoid
+        if isinstance(avoid, NoPlace):
+            return _starved(s, policy, avoid.because)
         act = StartJob(job=job.id, attempt=job.attempt + 1, avoid=avoid)
         chosen: JobChanges = {"attempt": job.attempt + 1, "deadline": None}
         return Do(act, "the cluster chooses its nodes", THEIR_QUEUE, s.cluster, "claim", chosen)
-    placed = s.place()
-    if isinstance(placed, str):
-        return _starved(s, policy, placed)
+    placed = place(s, policy)
+    if isinstance(placed, ReadFirst):
+        return placed
+    if isinstance(placed, NoPlace):
+        return _starved(s, policy, placed.because)
     gate = gate_of(job, policy)
     also: JobChanges = {"claim": placed, "deadline": None}
     if gate is None or Capability.CHECK not in s.can:
@@ -57,6 +62,11 @@ def gate_of(job: Job, policy: Policy) -> Examine | None:
     # The policy's deadline is for its own level: a job that asks for a longer check must be able to pass it.
     longer = asked.deadline if level < asked.level else max(asked.deadline, CHECKS_TAKE[min(level, max(CHECKS_TAKE))])
     return replace(asked, level=level, deadline=longer)
+
+
+def checked_by_agents(job: Job, policy: Policy, can: frozenset[Capability]) -> bool:
+    """Whether its nodes must pass a check before it starts that only their agents can do."""
+    return Capability.CHECK_BY_AGENT in can and gate_of(job, policy) is not None
 
 
 def _start(
@@ -126,9 +136,11 @@ def _rerun(s: JobInput, policy: Policy) -> JobDecision:
         return Stay(Wait(because="its own controller may restart it first", until=job.deadline))
     if Capability.RERUN not in s.can:
         return give_up(s, policy, "its controller did not restart it and cannot be asked to")
-    avoid = s.unusable()
-    if isinstance(avoid, str):
-        return _kept_waiting(s, policy, avoid)
+    avoid = to_avoid(s)
+    if isinstance(avoid, ReadFirst):
+        return avoid
+    if isinstance(avoid, NoPlace):
+        return _kept_waiting(s, policy, avoid.because)
     because = "our stop holds it" if job.held else "its controller did not restart it by itself"
     return _ask_to_rerun(s, avoid, because)
 
@@ -166,11 +178,15 @@ def _ask_to_rerun(s: JobInput, avoid: tuple[NodeId, ...], because: str) -> Do[Jo
 
 def _asked_to_rerun(s: JobInput, policy: Policy, intent: Intent, act: RerunJob) -> JobDecision:
     """Once asked, waiting for nodes is its cluster's business; what it was told to avoid may be well by then."""
-    well = s.well(act.avoid)
+    if s.well is None:
+        return ReadFirst(Need.WELL, act.avoid)
+    well = s.well
     again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
     if well and intent.state is IntentState.ACCEPTED and s.passed(again):
-        avoid = s.unusable()
-        if not isinstance(avoid, str):
+        avoid = to_avoid(s)
+        if isinstance(avoid, ReadFirst):
+            return avoid
+        if not isinstance(avoid, NoPlace):
             still = tuple(node for node in avoid if node not in well)
             return _ask_to_rerun(s, still, f"asked for anew: {listing(well)} can be used again")
     waits = _starved(s, policy, "its controller was asked to run it again")
@@ -232,7 +248,9 @@ def _in_their_queue(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
             return Move("stop", f"{why}: what there is of it is stopped", also)
         return Stay(Wait(because=why, until=known))
     if not job.claim:
-        well = s.well(intent.act.avoid) if isinstance(intent.act, StartJob) else ()
+        if s.well is None:
+            return ReadFirst(Need.WELL, intent.act.avoid if isinstance(intent.act, StartJob) else ())
+        well = s.well
         again = Deadline(clock=intent.clock, at=intent.sent_at + policy.resume.start_deadline.total_seconds())
         if well and s.passed(again):  # what was named once is avoided for as long as the attempt waits
             return Move("stop", f"asked for anew: {listing(well)} can be used again", {"deadline": None, "made": True})

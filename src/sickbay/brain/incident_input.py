@@ -1,14 +1,17 @@
 """What an incident's decision may read, and the words that its phases share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import TypedDict
 
 from sickbay.brain.decision import Change, IncidentChanges, IncidentDecision, Stay, Tell
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Scope
-from sickbay.model.fleet import Capability, JobId, Node, PastIncident
+from sickbay.model.fleet import Capability, JobId, Node, NodeId, PastIncident
 from sickbay.model.incident import Incident, Wait
 from sickbay.model.intent import Intent, Notify, Repair
+from sickbay.model.job import Job, JobState
 from sickbay.model.policy import Policy
 
 REMINDED = "a person is reminded"  # what happens at the end of such a wait
@@ -51,6 +54,45 @@ class IncidentInput:
     def within(self, clock: str, duration: timedelta) -> Deadline:
         present = self.readings if self.present is None else self.present
         return Deadline(clock=clock, at=present.get(clock, 0.0) + duration.total_seconds())
+
+
+class AttemptsOnNode(TypedDict):
+    """Managed attempts on a node, by what an incident there has to do with them: fields of `IncidentInput`."""
+
+    scoped: tuple[JobId, ...]
+    bystanders: tuple[JobId, ...]
+    called: frozenset[JobId]
+    asked: frozenset[JobId]
+    training: frozenset[JobId]
+    gating: frozenset[JobId]
+
+
+def attempts_on(node: NodeId, incident: Incident, jobs: Sequence[Job], shown: datetime) -> AttemptsOnNode:
+    """`shown`: when the newest evidence came; what began later has nothing to do with it."""
+    gating = frozenset(job.id for job in jobs if job.state is JobState.GATING)
+    # What has not begun does not begin on a sick node.
+    scoped = tuple(job.id for job in jobs if job.id in gating or incident.about(job.claim[node]))
+    called = [job for job in jobs if has_called(incident, job)]
+    training = (job for job in jobs if job.state is JobState.RUNNING and job.id not in incident.jobs)
+    return AttemptsOnNode(
+        scoped=scoped,
+        bystanders=tuple(job.id for job in jobs if job.id not in scoped),
+        called=frozenset(job.id for job in called),
+        asked=frozenset(job.id for job in called if _may_save(incident, job)),
+        training=frozenset(job.id for job in training if job.began_at is not None and job.began_at <= shown),
+        gating=gating,
+    )
+
+
+def has_called(incident: Incident, job: Job) -> bool:
+    """Whether the attempt ends for this incident too. One that many want to end does not name them all."""
+    return any(call.incident == incident.id for call in job.calls) or (job.called_enough and job.id in incident.jobs)
+
+
+def _may_save(incident: Incident, job: Job) -> bool:
+    """Whether the attempt that this incident has called may save before it ends."""
+    mine = [call for call in job.calls if call.incident == incident.id] or job.calls
+    return job.state is JobState.RUNNING and all(call.before for call in mine)
 
 
 def reset_domain(incident: Incident, node: Node) -> tuple[int, ...]:

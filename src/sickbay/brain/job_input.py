@@ -1,7 +1,6 @@
 """What a job's decision may read, and the words that its states share."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import timedelta
 
 from sickbay.brain.decision import Tell
@@ -9,29 +8,73 @@ from sickbay.model.clock import Deadline
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.intent import Intent, Notify
 from sickbay.model.job import Job
+from sickbay.model.noun import Noun
 
 Placement = dict[NodeId, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class JobInput:
-    """All that a job's decision may read."""
+class Seat(Noun):
+    """One node, as a job that may run there sees it."""
+
+    node: NodeId
+    known: bool = True
+    claimable: bool = False
+    checking: str = ""
+    here: bool = False  # in the pool that the job asks for
+    unchecked: bool = False  # only its agent can do the check before the start, and is not heard
+    free: tuple[int, ...] | None = None  # devices that others leave it; none of them: the whole node; None: too few
+
+    @property
+    def offer(self) -> tuple[int, ...] | None:
+        """What it may have of the node, wherever that is."""
+        return self.free if self.claimable and not self.unchecked else None
+
+
+class PoolRoom(Noun):
+    """How much of its pool a job may claim: numbers, because a pool has thousands of nodes."""
+
+    free: int
+    unchecked: int = 0  # how many more if it asked for no check before its start
+    last: tuple[NodeId, ...] = ()  # nodes of the attempt that it lost last, in order
+    last_there: bool = False  # each of these still is a seat
+
+
+class TheirChoice(Noun):
+    """Where a cluster that chooses nodes itself may put a job."""
+
+    seats: int
+    bad: tuple[NodeId, ...] = ()  # that it must be told to avoid, in order
+
+
+class OutOfReach(Noun):
+    """Nodes with ranks of the attempt."""
+
+    lost: tuple[NodeId, ...] = ()  # that nobody can reach
+    unseen: tuple[NodeId, ...] = ()  # that its cluster cannot reach: its word that they are gone proves nothing
+    fenceable: tuple[NodeId, ...] = ()  # of those, where nobody else's attempt would suffer from a fence
+
+
+class JobInput(Noun):
+    """All that a job's decision may read: a value, so that each decision can be recorded and made again.
+
+    What costs reads is loaded on demand: a decision that finds None returns `ReadFirst`, and is made again with it.
+    """
 
     job: Job
     intent: Intent | None
     fences: tuple[Intent, ...]  # of nodes out of reach, under way or failed
-    place: Callable[[], Placement | str]  # nodes for the next attempt, or why there are none
-    unusable: Callable[[], tuple[NodeId, ...] | str]  # what a cluster that chooses is to avoid, or why it is not asked
-    well: Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]  # which of these nodes can be claimed
-    mute: Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]  # which of these nodes nobody can check
-    lost: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that nobody can reach
-    unseen: Callable[[], tuple[NodeId, ...]]  # nodes of its attempt that its cluster cannot reach
-    fenceable: Callable[[], tuple[NodeId, ...]]  # those of them that no other attempt would miss
-    dismissed: Callable[[], bool]  # whether all that calls for its end was dismissed by now
     readings: dict[str, float]
     can: frozenset[Capability]
+    as_of: float  # how far its cluster has been read
     present: dict[str, float] | None = None  # what deadlines are set from, where `readings` lag behind it
-    as_of: float = float("inf")  # how far its cluster has been read
+    room: PoolRoom | None = None
+    seats: tuple[Seat, ...] | None = None  # those that were asked for by name, then others in order
+    withheld: tuple[str, ...] | None = None  # sick ones of the nodes that were asked for, and why they are not treated
+    theirs: TheirChoice | None = None
+    well: tuple[NodeId, ...] | None = None  # which of the nodes that were asked for can be claimed
+    mute: tuple[NodeId, ...] | None = None  # which of them no agent has ever been heard on
+    away: OutOfReach | None = None
+    dismissed: bool | None = None  # whether all that calls for its end was dismissed by now
 
     def passed(self, deadline: Deadline | None) -> bool:
         return deadline is not None and deadline.passed(self.readings)

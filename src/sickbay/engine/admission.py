@@ -9,7 +9,7 @@ from sickbay.brain.admit import AdmissionInput, AdmissionStage, Confirm, Deferre
 from sickbay.brain.correlate import lead
 from sickbay.brain.decision import Tell
 from sickbay.engine.seats import ledger_now
-from sickbay.engine.transitions import notify, step_incident
+from sickbay.engine.transitions import step_incident, told_of
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy, signature
@@ -174,14 +174,3 @@ def take_turn(draft: Draft, confirm: Confirm) -> Deadline:
     turn = max(draft.reading(INGEST), pace.next_check)
     draft.put(replace(pace, scope=confirm.scope, next_check=turn + confirm.every.total_seconds()))
     return Deadline(clock=INGEST, at=turn)
-
-
-def told_of(draft: Draft, incident: Incident, tell: Tell | None) -> Incident:
-    if tell is None:
-        return incident
-    told = notify(draft, incident, tell)
-    if told == incident.told:
-        return incident
-    changed = replace(incident, told=told)
-    draft.put(changed)
-    return changed

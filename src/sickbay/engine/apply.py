@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from sickbay.brain.retry import IntentInput, answered, read_after
 from sickbay.engine import apply_faults as learn_faults
 from sickbay.engine import apply_jobs as learn_jobs
 from sickbay.engine import apply_nodes as learn_nodes
@@ -9,14 +10,12 @@ from sickbay.engine import apply_orders as learn_orders
 from sickbay.engine import patrol
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Verdict
-from sickbay.model.clock import Deadline
 from sickbay.model.errors import UnreadableRow
 from sickbay.model.facts import (
     AgentHeard,
     AgentSilent,
     AnyNews,
     Booted,
-    CallResult,
     Checked,
     Checkpointed,
     Fact,
@@ -41,12 +40,9 @@ from sickbay.model.facts import (
 )
 from sickbay.model.fleet import InForce, Node, NodeId
 from sickbay.model.intent import (
-    INTENT_LIFE,
     Drain,
     Fence,
     Intent,
-    IntentState,
-    Notify,
     Quarantine,
     Release,
     Repair,
@@ -138,82 +134,24 @@ def _answered(draft: Draft, key: str, node: NodeId, verdict: Verdict) -> None:
         draft.put(replace(intent, verdicts={**intent.verdicts, node: verdict}))
 
 
-TRANSIENT_LIMIT = 20
-BACKOFF_MOST = 60.0
-
-
 def _outcome(draft: Draft, news: Outcome) -> None:
-    """What a call returned. An answer to an earlier sending of the same intent is still an answer about its effect."""
+    """What a call returned."""
     intent = draft.intent(news.key)
     if intent is None or intent.state.over:
         return
-    if news.result is CallResult.REJECTED and not news.sends and not _asked_alone(intent, news.node):
-        return  # one agent's word: what others were asked is not over with it
-    if news.result in {CallResult.TRANSIENT, CallResult.UNKNOWN, CallResult.REJECTED} and 0 < news.sends < intent.sends:
-        if news.result is not CallResult.UNKNOWN and news.sends == intent.doubted:
-            draft.put(replace(intent, doubted=0))  # that one had no effect, after all
-        return  # about an earlier sending; a later one is under way
-    if news.result is CallResult.REJECTED and 0 < intent.doubted < news.sends and not isinstance(intent.act, Notify):
-        # An earlier sending, still in doubt, may have taken effect, and be what this one is refused for. So REJECTED
-        # becomes UNKNOWN, and it is not sent again: the effect of the earlier one is awaited.
-        seen_by = intent.seen_by or Deadline(clock=intent.clock, at=draft.reading(intent.clock) + intent.patience)
-        doubt = replace(intent, state=IntentState.UNKNOWN, refused=True, answer=news.text, seen_by=seen_by)
-        draft.put(doubt)
-        return
-    event = {CallResult.DONE: "accepted", CallResult.GONE: "rejected"}.get(news.result, news.result.value)
-    if not INTENT_LIFE.can(intent.state, event):
-        return
-    answered = replace(intent, answer=news.text, state=INTENT_LIFE.target(intent, intent.state, event))
-    match news.result:
-        case CallResult.TRANSIENT:
-            answered = _again_later(draft, answered)
-        case CallResult.UNKNOWN:
-            answered = in_doubt(draft, answered)
-        case CallResult.GONE:
-            answered = replace(answered, gone=True, doubt_until=_read_after(draft, intent))
-        case CallResult.REJECTED:
-            stands_at = draft.reading(intent.clock) + intent.call_timeout
-            answered = replace(answered, not_before=Deadline(clock=intent.clock, at=stands_at))
-        case CallResult.ACCEPTED | CallResult.DONE:
-            answered = replace(answered, visible_from=max(intent.visible_from, news.visible_from))
-            if news.result is CallResult.DONE:
-                answered = replace(answered, state=IntentState.SEEN)
-    draft.put(answered)
+    after = answered(intent_input(draft, intent), news)
+    if after != intent:
+        draft.put(after)
 
 
-def _asked_alone(intent: Intent, node: NodeId) -> bool:
-    return isinstance(intent.act, Repair) and node in {"", intent.act.node}  # "": in facts from before it was told
-
-
-def _again_later(draft: Draft, intent: Intent) -> Intent:
-    """It did not take effect: it may be sent again, later (back-off) and not for ever.
-
-    A notice is worth telling for as long as its patience lasts, however often that is; an act is for its moment.
-    """
-    sent_at = intent.sent_at if intent.doubted else 0.0  # 0: surely none of its sendings took effect
-    told = isinstance(intent.act, Notify)
-    over = intent.seen_by is not None and intent.seen_by.passed(draft.readings)
-    if over if told else intent.sends >= TRANSIENT_LIMIT:
-        return replace(intent, state=IntentState.EXPIRED, sent_at=sent_at)
-    pause = min(BACKOFF_MOST, 0.5 * 2.0 ** min(intent.sends - 1, 30))
-    later = Deadline(clock=intent.clock, at=draft.reading(intent.clock) + pause)
-    return replace(intent, not_before=later, sent_at=sent_at, seen_by=intent.seen_by if told else None)
-
-
-def in_doubt(draft: Draft, intent: Intent) -> Intent:
-    """Absence means absence only in a read newer than the end of the call: of its subjects, which may have been read
-    further than their whole cluster (a list comes in slices).
-    """
-    return replace(intent, doubted=intent.doubted or intent.sends, doubt_until=_read_after(draft, intent))
-
-
-def _read_after(draft: Draft, intent: Intent) -> float:
-    """From which moment of its cluster's own time on a read is surely newer than the call; 0: it was never read."""
-    clock = draft.newest.get(intent.cluster)
-    if clock is None:
-        return intent.doubt_until
+def intent_input(draft: Draft, intent: Intent) -> IntentInput:
     act = intent.act
     seat = draft.peek(Node, f"node:{act.node}") if isinstance(act, Quarantine | Drain | Repair | Release) else None
     job = draft.peek(Job, f"job:{act.job}") if isinstance(act, StopJob | StartJob | RerunJob | Fence) else None
-    reached = max(clock.as_of, seat.as_of if seat is not None else 0.0, job.ranks_as_of if job is not None else 0.0)
-    return reached + intent.call_timeout + 2 * clock.period
+    return IntentInput(
+        intent=intent,
+        readings=draft.readings,
+        present=draft.present,
+        read_after=read_after(intent, draft.newest.get(intent.cluster), seat, job),
+        clock=draft.clocks.get(intent.cluster),
+    )

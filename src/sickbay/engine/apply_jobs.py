@@ -17,8 +17,8 @@ from sickbay.engine.transitions import (
     first_step,
     interrupted,
     let_go,
-    notify,
     step_job,
+    told_of,
 )
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
@@ -46,7 +46,7 @@ def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if wrong:
         job = step_job(draft, job, "fail", wrong, {"diagnosis": wrong})
         notice = Notify(event="job_failed", subject=key_of(job), text=f"{job.spec.name}: {wrong}")
-        draft.put(replace(job, told=notify(draft, job, Tell(notice, "job_failed"))))
+        told_of(draft, job, Tell(notice, "job_failed"))
     else:
         due_now(draft, job)
 
@@ -95,9 +95,7 @@ def _of_another(draft: Draft, job: Job, news: JobSeen | JobVanished) -> bool:
     only = f"only that of {job.spec.cluster} is seen, and nodes are treated as if the other were not there"
     text = f"{news.cluster} has a job {job.id}, too: {only}"
     notice = Notify(event="set_aside", subject=key_of(job), text=text)
-    told = notify(draft, job, Tell(notice, f"namesake:{news.cluster}"))
-    if told != job.told:
-        draft.put(replace(job, told=told))
+    told_of(draft, job, Tell(notice, f"namesake:{news.cluster}"))
     return True
 
 
@@ -325,7 +323,7 @@ def _save_failing(draft: Draft, job: Job, news: Checkpointed) -> Job:
     notice = Notify(event="save_failed" if failed else "save_mended", subject=key_of(job), text=named)
     hour = f"{notice.event}:{draft.reading(INGEST) // 3600:.0f}:"
     often = sum(name.startswith(hour) for name in job.told)
-    return job if often >= BY_TURNS else replace(job, told=notify(draft, job, Tell(notice, f"{hour}{often}")))
+    return job if often >= BY_TURNS else told_of(draft, job, Tell(notice, f"{hour}{often}"))
 
 
 def wrote(draft: Draft, news: Wrote) -> None:

@@ -15,6 +15,7 @@ from sickbay.brain.identity import (
     standing_of,
     with_holder,
 )
+from sickbay.brain.seat import returned, silence_of
 from sickbay.engine import patrol
 from sickbay.engine.apply_faults import observed, open_incident, raise_fault
 from sickbay.engine.early_agents import hear_early, keep_early
@@ -34,7 +35,7 @@ from sickbay.model.facts import (
     NodeVanished,
     Observed,
 )
-from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
+from sickbay.model.fault import Remedy
 from sickbay.model.fleet import (
     MANY_SILENCES,
     AgentState,
@@ -86,7 +87,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     if after.pool != known.pool:
         _moved(draft, known, after)
     voice = _voice(draft, after)
-    after = _returned(known, _heard_as(after, voice))
+    after = returned(known, _heard_as(after, voice))
     if after.incarnation != known.incarnation:
         after = _make_known(draft, fact, after)
     draft.put(after)
@@ -497,7 +498,7 @@ def agent_heard(draft: Draft, fact: Fact, news: AgentHeard) -> None:
     if standing is Standing.SUCCEEDED:
         node = replace(node, devices=devices_of_another(node.devices))
     node = _hold_seat(draft, fact, node, news.incarnation, standing)
-    node = _returned(known, replace(node, agent=AgentState.HEARD, silent_at=None))
+    node = returned(known, replace(node, agent=AgentState.HEARD, silent_at=None))
     draft.put(node)
     _compare(draft, node)
     _witness(draft, fact, node)
@@ -511,14 +512,6 @@ def booted(draft: Draft, fact: Fact, news: Booted) -> None:
         draft.put(replace(node, dated_boot=(news.incarnation.boot_id, fact.at)))
 
 
-def _returned(was: Node, node: Node) -> Node:
-    """Clear `going_down` once agent and cluster both see the node again; until then silence of either is expected."""
-    both = node.ready and node.agent is AgentState.HEARD
-    same = was.incarnation is not None and was.incarnation.same_boot(node.incarnation)
-    never_left = was.ready and was.agent is AgentState.HEARD and same
-    return replace(node, going_down=None) if both and not never_left else node
-
-
 def look_again(draft: Draft, node: Node) -> None:
     """An announced end has not come, or nothing came after it."""
     node = replace(node, going_down=None)
@@ -528,31 +521,8 @@ def look_again(draft: Draft, node: Node) -> None:
 
 def _witness(draft: Draft, fact: Fact | None, node: Node, *, fell: bool = False) -> None:
     """Who is silent decides what it is. `fell`: the cluster saw it ready before, under the same incarnation."""
-    code = _verdict(draft, node, fell=fell)
-    if code is None or node.incarnation is None:
-        return
-    incident = draft.incident(node.incident) if node.incident else None
-    expected = incident is not None and incident.phase is Phase.REPAIRING
-    if expected or (incident is not None and incident.fault.code == code):
-        return  # a rung that ends the boot owns the silence until its deadline
-    found = classify(Observed(node=NodeId(node.id), kind=code), draft.rules.tables)
+    incident = draft.peek(Incident, f"incident:{node.incident}") if node.incident else None
+    code = silence_of(node, incident, draft.readings, fell=fell)
+    found = classify(Observed(node=node.id, kind=code), draft.rules.tables) if code is not None else None
     if found is not None:
         raise_fault(draft, fact, node, found)
-
-
-def _verdict(draft: Draft, node: Node, *, fell: bool) -> str | None:
-    if node.going_down is not None and not node.going_down.passed(draft.readings):
-        return None  # an announced end is not silence
-    match (node.agent, node.ready):
-        case (AgentState.SILENT, True):
-            return AGENT_LOST
-        case (AgentState.NONE, True) if fell and node.agent_known:  # it did not start with this boot
-            return AGENT_LOST
-        case (AgentState.SILENT, False):
-            return NODE_LOST
-        case (AgentState.NONE, False) if fell:
-            return NODE_LOST
-        case (AgentState.HEARD, False):
-            return PARTITION
-        case _:
-            return None

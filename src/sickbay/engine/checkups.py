@@ -11,14 +11,15 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.gate import CHECKS_TAKE
+from sickbay.brain.idle_checks import why_not_idle
 from sickbay.brain.job_input import listing
 from sickbay.engine.transitions import post
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup, Finding, Verdict, checkup_id
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Checked, Fact, Ordered
-from sickbay.model.fleet import AgentState, Capability, Node, NodeId, pool_word
-from sickbay.model.incident import Incident, Phase
+from sickbay.model.fleet import Node, NodeId, pool_word
+from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, Notify, Verify, nodes_of
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
 
@@ -152,25 +153,8 @@ def why_not(draft: Draft, node: Node | None) -> str:
     """Why this node cannot be checked now; empty: it is idle."""
     if node is None:
         return "no such node"
-    if node.incarnation is None:
-        return "its seat is vacant"
-    if Capability.CHECK not in draft.can(node.cluster):
-        return f"nothing in {node.cluster} can check it"
-    if node.checking:
-        return f"{node.checking} is under way there"
-    if node.cordons:
-        return f"cordoned by {', '.join(node.cordons)}"
     incident = draft.peek(Incident, f"incident:{node.incident}") if node.incident else None
-    if incident is not None and incident.phase is not Phase.WATCHED:
-        return f"incident {incident.id} is {incident.phase}"
-    if not node.ready or node.going_down is not None:
-        return "the cluster does not call it ready" if not node.ready else "it has announced its end"
-    if node.agent is not AgentState.HEARD and Capability.LOOK in draft.can(node.cluster):
-        return "its agent is not heard"
-    holders = draft.holders(node)
-    if holders:
-        return f"job {holders[0].id} has it"
-    return f"{node.unmanaged} pieces of other work run there" if node.unmanaged else ""
+    return why_not_idle(node, incident, draft.holders(node), draft.can(node.cluster))
 
 
 def begin(draft: Draft, checkup: Checkup, nodes: Sequence[Node], patience: timedelta | None = None) -> Checkup:
@@ -230,9 +214,11 @@ def free(draft: Draft, intent: Intent) -> None:
 
 def ended(draft: Draft, intent: Intent) -> None:
     """One check of a checkup is over, whatever the reason: its nodes are free, and the checkup counts it, once."""
-    number = int(intent.key.rsplit(".", 1)[1])
     checkup = draft.read(Checkup, intent.owner, watch=False)
-    if checkup is None or number in checkup.ended or not isinstance(intent.act, Verify):
+    if checkup is None or not isinstance(intent.act, Verify):
+        return
+    number = checkup.intents.index(key_of(intent))
+    if number in checkup.ended:
         return
     nodes = intent.act.nodes
     free(draft, intent)

@@ -5,34 +5,20 @@ All look at one node at a time, when it is idle. They never stand in a job's way
 waits for nodes, and together with the seats that are out they keep within the pool's limit.
 """
 
-from hashlib import sha256
-
 from msgspec.structs import replace
 
-from sickbay.brain.admit import limit_for
+from sickbay.brain.admit import limit_for, spares_one
+from sickbay.brain.idle_checks import CheckDue, PatrolInput, patrol, proven, rule_of, watched_key
 from sickbay.engine.checkups import begin, why_not
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup, ScheduleWalk
 from sickbay.model.clock import INGEST, Deadline
-from sickbay.model.fleet import Capability, Node
+from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
-from sickbay.model.policy import Examine, Policy, Trigger
+from sickbay.model.policy import Trigger
 from sickbay.model.rows import DUE_NOW, SCHEDULE, WaitMark
 
-BUSY = 60.0  # seconds until a node that was not idle is looked at again, at least
-EACH = 0.1  # seconds for each node of a pool in which all are to be checked once, until one is looked at again
-AGAIN = 0.1  # of the schedule's interval: when a check that did not pass is tried again
-SPREAD = 0.1  # of the interval: nodes that passed together do not fall due together
 STRIDE = 40
-
-
-def rule_of(policy: Policy, trigger: Trigger) -> Examine | None:
-    return next((rule for rule in policy.examine if rule.on is trigger), None)
-
-
-def phase(node: Node) -> float:
-    """Its place in the interval: from 0 to 1, the same for ever."""
-    return int(sha256(node.id.encode()).hexdigest()[:8], 16) / 2**32
 
 
 # --- who falls due
@@ -80,15 +66,8 @@ def check_once(draft: Draft, node: Node) -> None:
 
 
 def passed(draft: Draft, node: Node, level: int) -> Node:
-    """The node after a check of any kind that it passed: one as deep as the schedule's puts its next one off."""
-    join = rule_of(draft.rules.policy, Trigger.JOIN)
-    if node.unproven and (join is None or level >= join.level):
-        node = replace(node, unproven=False)
-    rule = rule_of(draft.rules.policy, Trigger.SCHEDULE)
-    if rule is None or rule.every is None or level < rule.level:
-        return node
-    interval = rule.every.total_seconds() * (1 + SPREAD * phase(node))
-    return replace(node, check_due=draft.reading(INGEST) + interval)
+    """The node after a check of any kind that it passed."""
+    return proven(node, level, draft.rules.policy, draft.reading(INGEST))
 
 
 def _after(draft: Draft, seconds: float) -> WaitMark:
@@ -101,65 +80,52 @@ def _after(draft: Draft, seconds: float) -> WaitMark:
 def plan_patrol(draft: Draft, subject: str) -> None:
     """Check the node if it is due and idle; else say when to look again. The subject has a wait, but no row."""
     node = draft.read(Node, subject.replace("patrol:", "node:", 1), watch=False)
-    again = _next_check(draft, node) if node is not None else None
+    again = _patrol(draft, node) if node is not None else None
     draft.waits[subject] = None if again is None else _after(draft, again)
 
 
-def _next_check(draft: Draft, node: Node) -> float | None:
+def _patrol(draft: Draft, node: Node) -> float | None:
     """Seconds until the node is to be looked at again. None: when something wakes it."""
-    if node.incarnation is None or Capability.CHECK not in draft.can(node.cluster):
+    seen = PatrolInput(
+        node=node,
+        watched=_watched(draft, node),
+        pool=draft.ledger(node.pool).size,
+        reading=draft.reading(INGEST),
+        can=draft.can(node.cluster),
+    )
+    found = patrol(seen, draft.rules.policy)
+    if isinstance(found, CheckDue):
+        if why_not(draft, node) or not _spare(draft, node):
+            return found.busy
+        _begin(draft, found)
+    elif found.node != node:
+        draft.put(found.node)
+    return found.again
+
+
+def _watched(draft: Draft, node: Node) -> Incident | None:
+    """The node's open incident if it wants one check, now or as soon as the node is idle."""
+    incident = draft.peek(Incident, f"incident:{node.incident}") if node.incident else None
+    if incident is None or incident.phase is not Phase.WATCHED or incident.kind is not IncidentKind.FAULT:
         return None
-    if node.checking or _suspect(draft, node):
-        return BUSY
-    join = rule_of(draft.rules.policy, Trigger.JOIN)
-    if node.unproven and join is not None:
-        if not why_not(draft, node) and _room(draft, node):
-            key = f"check-first/{node.id}"  # no name has a slash: joined by a dash, those of two clusters may be one
-            known = replace(node, unproven=False)
-            _check(draft, known, join, key, "first connection", "it was there before it was known")
-        # A large pool is asked less often: only a share of it may be checked at once.
-        return max(BUSY, draft.ledger(node.pool).size * EACH)
-    rule = rule_of(draft.rules.policy, Trigger.SCHEDULE)
-    if rule is None or rule.every is None:
-        return None
-    reading, every = draft.reading(INGEST), rule.every.total_seconds()
-    if node.check_due is None:
-        node = replace(node, check_due=reading + phase(node) * every)
-        draft.put(node)
-    due = node.check_due or 0.0
-    if reading < due:
-        return due - reading
-    if why_not(draft, node) or not _room(draft, node):
-        return max(BUSY, every / 100)
-    tried = replace(node, check_due=reading + max(BUSY, AGAIN * every))
-    _check(draft, tried, rule, f"check/{node.id}/{reading:.0f}", "schedule", f"every {rule.every}")
-    return BUSY
+    begun = draft.read(Checkup, f"checkup:{watched_key(incident)}", watch=False)
+    return incident if begun is None else None
 
 
-def _suspect(draft: Draft, node: Node) -> bool:
-    """Whether a watched fault wants this node checked once, now or as soon as it is idle."""
-    rule = rule_of(draft.rules.policy, Trigger.FAULT)
-    incident = draft.peek(Incident, f"incident:{node.incident}") if rule and node.incident else None
-    if rule is None or incident is None or incident.phase is not Phase.WATCHED:
-        return False
-    key = f"check-{incident.id}"
-    if incident.kind is not IncidentKind.FAULT or draft.read(Checkup, f"checkup:{key}", watch=False) is not None:
-        return False
-    if not why_not(draft, node) and _room(draft, node):
-        _check(draft, node, rule, key, "policy", f"{incident.fault.code} is watched")
-    return True
-
-
-def _check(draft: Draft, node: Node, rule: Examine, key: str, by: str, reason: str) -> None:
-    checkup = Checkup(id=key, level=rule.level, by=by, reason=reason, asked_at=draft.now, target=node.id, listed=True)
-    draft.put(begin(draft, checkup, [node], rule.deadline))
-
-
-def _room(draft: Draft, node: Node) -> bool:
-    """No job waits, and the pool can do without one more node."""
-    ledger = draft.ledger(node.pool)
-    if draft.waiting_jobs(node):
-        return False
+def _spare(draft: Draft, node: Node) -> bool:
     limit = limit_for(node.pool, draft.rules.policy)
     checking = len(draft.find(Node, f"checking:{node.pool}"))
-    return ledger.out + checking < limit.out(limit.size or ledger.size)
+    return spares_one(draft.ledger(node.pool), limit, checking=checking, wanted=bool(draft.waiting_jobs(node)))
+
+
+def _begin(draft: Draft, check: CheckDue) -> None:
+    checkup = Checkup(
+        id=check.key,
+        level=check.rule.level,
+        by=check.by,
+        reason=check.reason,
+        asked_at=draft.now,
+        target=check.node.id,
+        listed=True,
+    )
+    draft.put(begin(draft, checkup, [check.node], check.rule.deadline))

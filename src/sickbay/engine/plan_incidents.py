@@ -9,19 +9,19 @@ from sickbay.brain.admit import AdmissionStage, Confirm
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay
 from sickbay.brain.doubt import confirm
-from sickbay.brain.incident_input import IncidentInput
+from sickbay.brain.incident_input import IncidentInput, attempts_on, has_called
 from sickbay.brain.orders import wished
 from sickbay.engine import patrol
-from sickbay.engine.admission import ask_for_each, asked_for, deferred, take_turn, told_of
+from sickbay.engine.admission import ask_for_each, asked_for, deferred, take_turn
 from sickbay.engine.apply_faults import open_incident
 from sickbay.engine.resting import come_to_rest
-from sickbay.engine.transitions import step_incident, subjects_of, tried, write_down
+from sickbay.engine.transitions import step_incident, subjects_of, told_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import IncidentId, JobId, Ledger, Node, Record
 from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import Intent, Quarantine, Repair
-from sickbay.model.job import Call, Job, JobState
+from sickbay.model.job import Call
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import key_of
 
@@ -74,33 +74,15 @@ def _decide_once(draft: Draft, incident: Incident) -> tuple[Incident, Wait | Non
 
 def _sight(draft: Draft, incident: Incident) -> IncidentInput:
     node = draft.node(incident.node)
-    scoped: list[JobId] = []
-    bystanders: list[JobId] = []
-    called: set[JobId] = set()
-    asked: set[JobId] = set()
-    training: set[JobId] = set()
-    gating: set[JobId] = set()
-    if node is not None:
-        # Those that are not asked yet first: many jobs may run on one node, and a unit has room for few.
-        holders = sorted(draft.holders(node), key=partial(_has_called, incident))
-        for number, job in enumerate(holders):
-            if number < AT_ONCE:
-                draft.job(job.id)  # from here on its row is read, expected and watched
-            begins = job.state is JobState.GATING  # what has not begun does not begin on a sick node
-            named = begins or incident.about(job.claim[node.id])
-            (scoped if named else bystanders).append(job.id)
-            if job.state is JobState.GATING:
-                gating.add(job.id)
-            if _has_called(incident, job):
-                called.add(job.id)
-                if _may_save(incident, job):
-                    asked.add(job.id)
-            if job.state is JobState.RUNNING and job.id not in incident.jobs and _was_there(draft, job, incident):
-                training.add(job.id)
-        if node.claimable and incident.phase is not Phase.WATCHED:
-            # Claims come with its version. Elsewhere nobody can claim the node, or a newcomer is none of its business.
-            # It is not waited on: whoever claims the node meanwhile is seen when its fault is not excused any more.
-            draft.read(Ledger, f"ledger:{node.pool}", watch=False)
+    # Those that are not asked yet first: many jobs may run on one node, and a unit has room for few.
+    holders = sorted(draft.holders(node), key=partial(has_called, incident)) if node is not None else []
+    for job in holders[:AT_ONCE]:
+        draft.job(job.id)  # from here on its row is read, expected and watched
+    if node is not None and node.claimable and incident.phase is not Phase.WATCHED:
+        # Claims come with its version. Elsewhere nobody can claim the node, or a newcomer is none of its business.
+        # It is not waited on: whoever claims the node meanwhile is seen when its fault is not excused any more.
+        draft.read(Ledger, f"ledger:{node.pool}", watch=False)
+    shown = draft.now - timedelta(seconds=draft.reading(INGEST) - incident.seen_at)
     past = []
     for subject in _histories(incident, node):
         record = draft.read(Record, f"record:{subject}", watch=False)
@@ -110,12 +92,7 @@ def _sight(draft: Draft, incident: Incident) -> IncidentInput:
         node=node,
         intent=draft.intent(incident.intent),
         loose=_loose(draft, incident, node),
-        scoped=tuple(scoped),
-        bystanders=tuple(bystanders),
-        called=frozenset(called),
-        asked=frozenset(asked),
-        training=frozenset(training),
-        gating=frozenset(gating),
+        **attempts_on(incident.node, incident, holders, shown),
         past=tuple(sorted(past, key=lambda p: p.at)),
         readings=draft.readings,
         can=draft.can(incident.cluster),
@@ -133,12 +110,6 @@ def _loose(draft: Draft, incident: Incident, node: Node | None) -> tuple[Intent,
         for intent in intents
         if intent is not None and not intent.state.over and (intent.expect is None or intent.expect.agrees(holder))
     )
-
-
-def _was_there(draft: Draft, job: Job, incident: Incident) -> bool:
-    """Whether the attempt had begun when the newest evidence came: what began later has nothing to do with it."""
-    ago = timedelta(seconds=draft.reading(INGEST) - incident.seen_at)
-    return job.began_at is not None and job.began_at <= draft.now - ago
 
 
 def _histories(incident: Incident, node: Node | None) -> list[str]:
@@ -214,17 +185,6 @@ def _confirm(draft: Draft, sight: IncidentInput, node: Node, needed: Confirm) ->
     return changed, None
 
 
-def _has_called(incident: Incident, job: Job) -> bool:
-    """Whether the attempt ends for this incident too. One that many want to end does not name them all."""
-    return any(call.incident == incident.id for call in job.calls) or (job.called_enough and job.id in incident.jobs)
-
-
-def _may_save(incident: Incident, job: Job) -> bool:
-    """Whether the attempt that this incident has called may save before it ends."""
-    mine = [call for call in job.calls if call.incident == incident.id] or job.calls
-    return job.state is JobState.RUNNING and all(call.before for call in mine)
-
-
 def _call(
     draft: Draft, incident: Incident, jobs: tuple[JobId, ...], because: str, *, lost: bool, before: str
 ) -> Incident:
@@ -242,7 +202,7 @@ def _call(
             dated=None if before else incident.opened_at,  # until it is stopped it loses nothing
             before=before,
         )
-        again = _has_called(incident, job)
+        again = has_called(incident, job)
         draft.put(job.called(call) if before else job.pressed(call))
         at_once = " at once" if again else ""
         draft.tell(f"asks {job_id} to stop{at_once}: {because}", key_of(incident), key_of(job), event="call")

@@ -4,13 +4,12 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Stay, Tell
-from sickbay.brain.job_input import JobInput
+from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay, Tell
 from sickbay.brain.resume import resume
-from sickbay.engine.placing import dismissed, fenceable, lost, mute, place, unseen, unusable, well
+from sickbay.engine.job_reads import input_of, supply
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import take_turns
-from sickbay.engine.transitions import notify, stamp, step_job, write_down
+from sickbay.engine.transitions import stamp, step_job, told_of, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.incident import Wait
 from sickbay.model.intent import Fence, StartJob
@@ -22,24 +21,13 @@ def plan_job(draft: Draft, subject: str) -> None:
 
 
 def _decide_once(draft: Draft, job: Job) -> tuple[Job, Wait | None]:
-    sight = JobInput(
-        job=job,
-        intent=draft.intent(job.intent),
-        fences=tuple(fence for key in job.fences if (fence := draft.intent(key)) is not None),
-        place=partial(place, draft, job),
-        unusable=partial(unusable, draft, job),
-        well=partial(well, draft, job),
-        mute=partial(mute, draft, job),
-        lost=partial(lost, draft, job),
-        unseen=partial(unseen, draft, job),
-        fenceable=partial(fenceable, draft, job),
-        dismissed=partial(dismissed, draft, job),
-        readings=draft.readings,
-        can=draft.can(job.spec.cluster),
-        present=draft.present,
-        as_of=clock.as_of if (clock := draft.clocks.get(job.spec.cluster)) is not None else 0.0,
-    )
-    return _take_job(draft, job, resume(sight, draft.rules.policy))
+    s = input_of(draft, job)
+    for _ in range(len(Need) + 1):
+        decision = resume(s, draft.rules.policy)
+        if not isinstance(decision, ReadFirst):
+            return _take_job(draft, job, decision)
+        s = supply(draft, s, decision)
+    raise RuntimeError(f"{job.id} asks again for what it has")  # set aside, as one that does not come to rest
 
 
 def _take_job(draft: Draft, job: Job, decision: JobDecision) -> tuple[Job, Wait | None]:
@@ -69,9 +57,4 @@ def _take_job(draft: Draft, job: Job, decision: JobDecision) -> tuple[Job, Wait 
                 draft.put(job)
         case Stay(wait=wait, tell=tell):
             pass
-    if tell is not None:
-        told = notify(draft, job, tell)
-        if told != job.told:
-            job = replace(job, told=told)
-            draft.put(job)
-    return job, wait
+    return told_of(draft, job, tell), wait

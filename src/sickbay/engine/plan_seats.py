@@ -44,7 +44,7 @@ def plan_brake(draft: Draft, subject: str) -> None:
 
 
 def _brake_rule(draft: Draft, brake: Brake) -> BrakeRule:
-    kind = brake.scope.split(":", 1)[0]
+    kind, _ = brake.covers
     for rule in draft.rules.policy.brakes:
         if rule.scope == kind and fnmatchcase(brake.signature, rule.signature):
             return rule

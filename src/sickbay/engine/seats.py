@@ -7,10 +7,10 @@ from itertools import islice
 from msgspec.structs import replace
 
 from sickbay.brain.admit import limit_for, room_for
+from sickbay.brain.seat import derive
 from sickbay.engine.view import Draft
-from sickbay.model.cordon import cordon_of
-from sickbay.model.fleet import AgentState, Aside, Brake, Capability, Errand, Flipped, Freed, Ledger, Node, NodeId
-from sickbay.model.incident import Incident, IncidentKind, Phase, Room
+from sickbay.model.fleet import Aside, Brake, Capability, Errand, Flipped, Freed, Ledger, Node, NodeId
+from sickbay.model.incident import Incident, Room
 from sickbay.model.job import Job, JobState
 from sickbay.model.rows import DUE_NOW, key_of, kind_of
 
@@ -150,25 +150,6 @@ def _touched(draft: Draft) -> list[NodeId]:
         elif row is None and kind_of(key) == "node":
             nodes[NodeId(key.removeprefix("node:"))] = None
     return list(nodes)
-
-
-def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) -> Node:
-    phase = incident.phase if incident is not None else None
-    newcomer = incident is not None and incident.kind is IncidentKind.INTAKE  # not in service before it is released
-    bare = incident is not None and incident.serves and cordon_of(incident.id) not in node.cordons
-    ours = phase is not None and ((phase.out and not bare) or newcomer)
-    vacant = node.incarnation is None  # for a while after we have had its machine replaced
-    out = node.counted and (vacant or ours or node.others_cordon or node.lost)
-    # Where no agent was ever heard, its silence says nothing; one that was heard must be heard under this boot.
-    never = node.agent is AgentState.NONE and (not node.agent_known or Capability.LOOK not in can)
-    speaks = node.agent is AgentState.HEARD or never
-    # An exclusion is about faults: it is no proof of a newcomer, which nobody has checked.
-    healthy = phase in {None, Phase.WATCHED} or (phase is Phase.SUSPECT and node.excused and not newcomer)
-    free = not node.cordons and not node.checking
-    claimable = node.incarnation is not None and node.ready and speaks and healthy and free
-    mine = node.counted and (vacant or ours)
-    known = node.agent_known or node.agent is not AgentState.NONE
-    return replace(node, agent_known=known, out=out, ours=mine, held=phase is Phase.HELD, claimable=claimable)
 
 
 def _book(draft: Draft, before: Node | None, after: Node | None) -> None:

@@ -8,11 +8,12 @@ it, and its owner decides again.
 from msgspec.structs import replace
 
 from sickbay.brain.admit import AdmissionStage, Deferred
+from sickbay.brain.attempt import was_dismissed
 from sickbay.brain.decision import IncidentChanges, JobChanges
 from sickbay.brain.incident_input import reset_domain
 from sickbay.brain.job_input import listing
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
-from sickbay.engine.placing import dismissed, may_fence, was_dismissed
+from sickbay.engine.job_reads import dismissed, may_fence
 from sickbay.engine.seats import settle
 from sickbay.engine.transitions import step_incident, step_job
 from sickbay.engine.view import Draft

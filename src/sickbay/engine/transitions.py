@@ -55,6 +55,8 @@ CAUSE = 500  # characters
 KEEP_LINKED = 50  # incidents of one interruption: a storm may strike every node of a gang
 REPEATED_TELLS = 40
 
+Owner = TypeVar("Owner", Incident, Job)
+
 
 # --- incidents
 
@@ -399,14 +401,16 @@ def _name(do: AnyDo) -> str:
     return f"{name}({act.rung})" if isinstance(act, Repair) else name
 
 
-def notify(draft: Draft, owner: Incident | Job, tell: Tell) -> tuple[str, ...]:
+def told_of(draft: Draft, owner: Owner, tell: Tell | None) -> Owner:
     """Put a notification into the outbox, once per name, for each notifier that the policy wants."""
-    if tell.once in owner.told:
-        return owner.told
+    if tell is None or tell.once in owner.told:
+        return owner
     cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
     post(draft, tell.notice, key=f"{name_of(owner)}.tell.{tell.once}", cluster=cluster, pool=owner.pool)
     draft.tell(f"told: {tell.notice.text}", key_of(owner), event="notify")
-    return (*owner.told, tell.once)[-REPEATED_TELLS:]
+    owner = replace(owner, told=(*owner.told, tell.once)[-REPEATED_TELLS:])
+    draft.put(owner)
+    return owner
 
 
 def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> None:
@@ -428,9 +432,6 @@ def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> 
         )
         draft.put(intent)
         draft.waits[f"intent:{intent.key}"] = WaitMark(on={f"intent:{intent.key}": 0}, urgency=5)
-
-
-Owner = TypeVar("Owner", Incident, Job)
 
 
 def let_go(draft: Draft, owner: Owner, key: str) -> Owner:

@@ -3,17 +3,16 @@
 DCGM breaks its sentences in the middle of words to fit a box, so sentences are compared without spaces.
 """
 
-import csv
-import io
 import re
 from functools import cache
 
-from sickbay.knowledge.shipped import shipped
+from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.model.noun import Noun
-from sickbay.model.sign import Fields
+from sickbay.model.sign import Fields, Sign
 
 NOTHING = "-"  # in a table: DCGM says it, and it is no fault
 XID, SXID = "xid", "sxid"
+LINK = "link"  # the kind of a field that each NVLink has
 UNREACHABLE, COULD_NOT_RUN = "dcgm.unreachable", "dcgm.could_not_run"
 # What says nothing about the hardware: a test that ends with one of these has neither passed nor failed.
 NO_VERDICT = frozenset({UNREACHABLE, COULD_NOT_RUN, "dcgm.config", "gpu.persistence_off", "dcgm.imex"})
@@ -32,7 +31,7 @@ class DcgmMessage(Noun):
     """One thing that DCGM says. `words`: alternatives, each a row of pieces that follow one another."""
 
     code: str
-    words: tuple[tuple[str, ...], ...] = ()
+    words: tuple[tuple[str, ...], ...]
     name: str = ""
     severity: str = ""
 
@@ -40,18 +39,11 @@ class DcgmMessage(Noun):
 class Field(Noun):
     """A field of DCGM and where it goes in a `GpuReading`; `kind` says how its value is written."""
 
-    id: int
+    id: int  # 0: not asked for with `dcgmi dmon`
     name: str
     short: str  # the head of its column in `dcgmi dmon`
     reading: str
     kind: str
-
-
-class DcgmReading(Noun):
-    """A message read: a kind and fields as a Sign has them."""
-
-    kind: str
-    fields: Fields = {}
 
 
 def squeezed(text: str) -> str:
@@ -69,56 +61,64 @@ def said(pieces: tuple[str, ...], text: str) -> bool:
     return True
 
 
-def table(name: str) -> list[dict[str, str]]:
-    text = shipped(name)
-    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+def words_in(row: TableRow) -> tuple[tuple[str, ...], ...]:
+    """The cell `words`: alternatives behind bars, each a row of pieces with stars between them."""
+    alternatives = (tuple(filter(None, map(squeezed, words.split("*")))) for words in row["words"].split("|"))
+    return tuple(filter(None, alternatives))
 
 
 @cache
 def errors() -> tuple[tuple[DcgmMessage, ...], dict[int, DcgmMessage]]:
     """All rows in the order in which sentences are compared, and those that have a number."""
-    rows, numbered = [], {}
-    for row in table("dcgm_errors.csv"):
-        known = DcgmMessage(code=row["code"], words=_words(row["words"]), name=row["name"], severity=row["severity"])
-        rows.append(known)
-        if row["id"]:
-            numbered[int(row["id"])] = known
-    return tuple(rows), numbered
+
+    def message(row: TableRow) -> tuple[str, DcgmMessage]:
+        known = DcgmMessage(code=row["code"], words=words_in(row), name=row["name"], severity=row["severity"])
+        return row["id"], known
+
+    rows = read_table("dcgm_errors.csv", ("id", "name", "severity", "code", "words"), message)
+    return tuple(row for _, row in rows), {int(number): row for number, row in rows if number}
 
 
 @cache
 def tests() -> dict[str, str]:
-    return {row["test"]: row["code"] for row in table("dcgm_tests.csv")}
+    return dict(read_table("dcgm_tests.csv", ("test", "code"), lambda row: (row["test"], row["code"])))
 
 
 @cache
 def categories() -> dict[int, str]:
-    return {int(row["id"]): row["code"] for row in table("dcgm_categories.csv")}
+    return dict(read_table("dcgm_categories.csv", ("id", "code"), lambda row: (row.whole("id"), row["code"])))
 
 
 @cache
 def systems() -> dict[str, tuple[str, str]]:
     """A watched system → what its failure means, what its warning means."""
-    return {row["system"]: (row["failure"], row["warning"]) for row in table("dcgm_health.csv")}
+    columns = ("system", "failure", "warning")
+    return {
+        row[0]: (row[1], row[2])
+        for row in read_table("dcgm_health.csv", columns, lambda row: [row[c] for c in columns])
+    }
 
 
 @cache
 def policies() -> tuple[DcgmMessage, ...]:
-    rows = table("dcgm_policy.csv")
-    return tuple(DcgmMessage(code=row["code"], words=_words(row["words"]), name=row["condition"]) for row in rows)
+    def message(row: TableRow) -> DcgmMessage:
+        return DcgmMessage(code=row.given("code"), words=words_in(row))
+
+    return tuple(read_table("dcgm_policy.csv", ("code", "words"), message))
 
 
 @cache
 def fields() -> tuple[Field, ...]:
-    return tuple(
-        Field(id=int(row["id"]), name=row["name"], short=row["short"], reading=row["reading"], kind=row["kind"])
-        for row in table("dcgm_fields.csv")
-    )
+    def field(row: TableRow) -> Field:
+        return Field(
+            id=row.whole("id") if row["id"] else 0,
+            name=row["name"],
+            short=row["short"],
+            reading=row["reading"],
+            kind=row["kind"],
+        )
 
-
-def _words(text: str) -> tuple[tuple[str, ...], ...]:
-    alternatives = (tuple(filter(None, map(squeezed, words.split("*")))) for words in text.split("|"))
-    return tuple(filter(None, alternatives))
+    return tuple(read_table("dcgm_fields.csv", ("id", "name", "short", "reading", "kind"), field))
 
 
 def code_of_test(name: str) -> str:
@@ -134,9 +134,9 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace("_", " ")
 
 
-def messages(text: str, number: int | None = None, category: int | None = None) -> list[DcgmReading]:
-    """What one message of DCGM says; several stand in one where it ran out of room. Empty: not known."""
-    found: list[DcgmReading] = []
+def messages(text: str, number: int | None = None, category: int | None = None) -> list[Sign]:
+    """Signs in one message of DCGM; several stand in one where it ran out of room. Empty: not known."""
+    found: list[Sign] = []
     for piece in _NEXT.split(squeezed(text), maxsplit=PIECES):
         told = _message(piece, number, category)
         if told is not None and told not in found:
@@ -144,7 +144,7 @@ def messages(text: str, number: int | None = None, category: int | None = None) 
     return found
 
 
-def _message(text: str, number: int | None, category: int | None) -> DcgmReading | None:
+def _message(text: str, number: int | None, category: int | None) -> Sign | None:
     rows, numbered = errors()
     # Sentences first: one number stands for several causes (an error of CUDA is a busy GPU, or one that is lost).
     known = next((row for row in rows if row.code and any(said(words, text) for words in row.words)), None)
@@ -158,7 +158,7 @@ def _message(text: str, number: int | None, category: int | None) -> DcgmReading
     return told_as(code, text)
 
 
-def told_as(code: str, text: str) -> DcgmReading | None:
+def told_as(code: str, text: str) -> Sign | None:
     """A code of the tables with what a squeezed sentence names; None if a number that it needs is not there."""
     fields: Fields = {}
     kind, _, fixed = code.partition(":")
@@ -176,17 +176,4 @@ def told_as(code: str, text: str) -> DcgmReading | None:
             fields["switch"] = int(switch[1])
         if link := _LINK.search(text):
             fields["link"] = int(link[1] or link[2])
-    return DcgmReading(kind=kind, fields=fields)
-
-
-def cells(line: str) -> list[str] | None:
-    """The cells of a row in a box, as they are padded; None if it is no row. A paste may have lost its last border."""
-    text = line.strip()
-    if len(text) < 3 or text[0] != "|" or "|" not in text[1:-1]:
-        return None
-    return text[1:].removesuffix("|").split("|")
-
-
-def ruler(line: str) -> bool:
-    text = line.strip()
-    return len(text) > 2 and text[0] == "+" and set(text) <= set("+-=")
+    return Sign(kind=kind, fields=fields)

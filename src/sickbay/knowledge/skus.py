@@ -1,14 +1,9 @@
 """What a sound card of a kind measures: data/skus.csv. A kind that is not there is judged by its PCIe link only."""
 
-import csv
-import io
 import re
 from functools import cache
 
-import msgspec
-
-from sickbay.knowledge.shipped import shipped
-from sickbay.model.errors import BadInput
+from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.model.noun import Noun
 
 FIGURES = (
@@ -57,26 +52,19 @@ def link_floor(generation: int | None, width: int | None) -> float | None:
     return None if lane is None or not width else lane * width * LANE_FLOOR
 
 
-def read_skus(text: str, name: str = "skus.csv") -> tuple[Sku, ...]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-    if missing:
-        raise BadInput(f"{name} line 1: column {missing[0]} is missing; write {', '.join(COLUMNS)}")
-    found = []
-    for row in reader:
-        where = f"{name} line {reader.line_num}"
-        given = {column: value for column, value in row.items() if value}
-        try:
-            sku = msgspec.convert(given, Sku, strict=False)
-            re.compile(sku.match)
-        except (msgspec.ValidationError, re.error) as error:
-            raise BadInput(f"{where}: {error}; write {', '.join(COLUMNS)}, figures as numbers") from error
-        if not sku.source or not 0 < sku.floor < 1:
-            raise BadInput(f"{where}: every row names its source, and a floor between 0 and 1")
-        found.append(sku)
-    return tuple(found)
+def read_skus(text: str | None = None) -> tuple[Sku, ...]:
+    return tuple(read_table("skus.csv", COLUMNS, _sku, text))
+
+
+def _sku(row: TableRow) -> Sku:
+    figures = {name: row.number(name) for name in FIGURES if row[name]}
+    floor = row.number("floor")
+    if not 0 < floor < 1:
+        raise row.wrong("floor: write a share between 0 and 1")
+    row.pattern("match")
+    return Sku(sku=row.given("sku"), match=row["match"], floor=floor, source=row.given("source"), **figures)
 
 
 @cache
 def _shipped() -> tuple[Sku, ...]:
-    return read_skus(shipped("skus.csv"))
+    return read_skus()

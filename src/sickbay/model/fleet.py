@@ -284,6 +284,12 @@ class Brake(Noun):
     told: tuple[str, ...] = ()
     parts: int = 0  # as it is stored: rows that hold `seen` where there are many
 
+    @property
+    def covers(self) -> tuple[str, str]:
+        """The kind of its scope, and which of that kind."""
+        kind, _, name = self.scope.partition(":")
+        return kind, name
+
 
 class ConfirmPace(Noun):
     """A rate limit's token, of the checks that confirm or clear suspects of one signature, one after the other."""

@@ -5,6 +5,16 @@ None means that the source does not say: absence is not health, and not sickness
 
 from sickbay.model.noun import Noun
 
+# Why a GPU runs below its clocks, in the order of NVML's bits (nvmlClocksEventReasons), in NVML's names.
+SLOWDOWNS = (
+    "gpu_idle", "applications_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
+    "hw_thermal_slowdown", "hw_power_brake", "display_clocks",
+)  # fmt: skip
+
+
+def slowdowns(bits: int) -> tuple[str, ...]:
+    return tuple(name for place, name in enumerate(SLOWDOWNS) if bits >> place & 1)
+
 
 class Link(Noun):
     """One NVLink of a GPU. Counters are totals since the driver was loaded."""
@@ -58,9 +68,7 @@ class GpuReading(Noun):
     repair_pending: bool | None = None  # of a memory channel or a TPC
     unrepairable: bool | None = None  # the driver's own word on its memory
 
-    # Why it runs below its clocks, now: names as NVML has them, in lower case with underscores and without prefixes:
-    # gpu_idle, sw_power_cap, hw_slowdown, hw_thermal_slowdown, hw_power_brake, sw_thermal_slowdown, sync_boost,
-    # applications_clocks, display_clocks. None: the source does not say; empty: none is active.
+    # Why it runs below its clocks, now: SLOWDOWNS. None: the source does not say; empty: none is active.
     slowed_by: tuple[str, ...] | None = None
     temperature: float | None = None
     temperature_memory: float | None = None

@@ -62,6 +62,7 @@ class DiagnosisRule(Noun):
     because: str
     source: str
     words: tuple[str, ...] = ()
+    fault: str = ""  # the code of the fault that it tells of, where that has one: one fault, one code, whoever says it
 
 
 CONSEQUENCE = 4  # from this rank of a rule on a line tells what follows when a rank is gone

@@ -1,4 +1,4 @@
-"""A policy as plain data and as YAML, and what differs between two of them, path by path."""
+"""Structural diff of policies: as plain data and as YAML, and what differs between two of them, path by path."""
 
 from datetime import datetime, timedelta
 from difflib import SequenceMatcher
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from sickbay.model.durations import format_duration
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
-from sickbay.policy.durations import format_duration
 
 # What makes two items of a list "the same rule, changed" rather than two rules.
 _NAMED_BY = {

@@ -1,13 +1,13 @@
-"""What a policy may say but probably should not. Warnings only: what must not be turned on is in `policy_refusals`."""
+"""Linter: what a policy may say but probably should not. What must not be turned on is in `policy.refusals`."""
 
 from collections.abc import Iterator
 from datetime import timedelta
 from fnmatch import fnmatchcase
 
+from sickbay.model.durations import format_duration
 from sickbay.model.fault import RUNGS, SILENCE, Severity
 from sickbay.model.fleet import Capability
 from sickbay.model.policy import Limit, Mode, Policy, Trigger
-from sickbay.policy.durations import format_duration
 from sickbay.policy.refusals import acts
 
 _MANY_TRIES = 3

@@ -10,11 +10,21 @@ import msgspec
 import yaml
 from msgspec import inspect as mi
 
+from sickbay.knowledge.yaml_places import (
+    Places,
+    YamlPlace,
+    YamlReader,
+    compose_mapping,
+    converted,
+    nearest,
+    read_text,
+    show_path,
+    unknown,
+)
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.policy.refusals import Refusal, refusals
-from sickbay.policy.yaml_places import Places, YamlPlace, YamlReader, compose, converted, nearest, show_path, unknown
 
 _EXTENDS = "extends"
 _OWN = frozenset({"name", "about"})  # who a policy is, is not inherited
@@ -23,7 +33,7 @@ _DEEPEST = 5
 
 def shipped() -> tuple[str, ...]:
     """The names that need no file."""
-    return tuple(sorted(_shipped_files()))
+    return tuple(sorted(shipped_files()))
 
 
 def load_policy(path_or_name: str | Path) -> Policy:
@@ -54,25 +64,10 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
     return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
 
 
-def check_policy(policy: Policy, name: str = "policy") -> None:
-    """For a policy that was made without a file. Raises BadInput for what `parse_policy` would refuse."""
-    refusal = next(refusals(policy), None)
-    if refusal is not None:
-        other = show_path(refusal.other) if refusal.other else ""
-        raise BadInput(f"{name}: {show_path(refusal.path)}: {refusal.text.replace('{other}', other)}")
-
-
-def _shipped_files() -> dict[str, Path]:
+def shipped_files() -> dict[str, Path]:
     root = Path(str(files("sickbay.policy"))) / "shipped"
     found = [*root.glob("*.yaml"), *(root / "profiles").glob("*.yaml")]
     return {path.stem: path for path in found if not path.stem.endswith(".golden")}
-
-
-def shipped_file(name: str) -> Path:
-    found = _shipped_files()
-    if name not in found:
-        raise BadInput(unknown("policy", name, found))
-    return found[name]
 
 
 def is_file_name(text: str) -> bool:
@@ -83,41 +78,26 @@ def _load(path_or_name: str | Path, beside: Path, depth: int) -> tuple[Policy, P
     if isinstance(path_or_name, Path) or is_file_name(path_or_name):
         path, where = beside / path_or_name, str(path_or_name)
     else:
-        found = _shipped_files()
+        found = shipped_files()
         if path_or_name not in found:
             hint = f"; for the file write ./{path_or_name}" if (beside / path_or_name).is_file() else ""
             raise BadInput(f"{unknown('policy', path_or_name, found)}{hint or ', or a path to a .yaml file'}")
         return _shipped_policy(path_or_name)
-    return _parse(_text(path, where), where, path.parent, depth)
+    text = read_text(path, where, f"give a .yaml file, or one of {', '.join(shipped())}")
+    return _parse(text, where, path.parent, depth)
 
 
 @cache
 def _shipped_policy(name: str) -> tuple[Policy, Places]:
     """Read once: it changes only with the program, and whoever simulates asks for it for every run."""
-    path, where = _shipped_files()[name], f"{name}.yaml"
-    return _parse(_text(path, where), where, path.parent, 0)
-
-
-def _text(path: Path, where: str) -> str:
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise BadInput(f"{where}: no such file: give a .yaml file, or one of {', '.join(shipped())}") from None
-    except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{where}: cannot be read ({said}): give a .yaml file") from None
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise BadInput(f"{where}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x}): save the file as UTF-8") from None
+    path, where = shipped_files()[name], f"{name}.yaml"
+    return _parse(path.read_text(encoding="utf-8"), where, path.parent, 0)
 
 
 def _parse(text: str, where: str, beside: Path, depth: int) -> tuple[Policy, Places]:
-    root, at = compose(text, where)
+    root = compose_mapping(text, where)
     base, base_places = _extended(root, where, beside, depth)
     reader = YamlReader(where)
-    reader.places[()] = at
     kind = mi.type_info(Policy)
     data = reader.read(root, kind, ())
     own: Policy = converted(data, Policy, reader.places)

@@ -1,4 +1,4 @@
-"""Policies that must not be turned on, and why. Pure: the loader adds the file and the line."""
+"""Validation: policies that must not be turned on, and why. Pure: the loader adds the file and the line."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sickbay.knowledge.yaml_places import KeyPath
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.fleet import SIGHTINGS
 from sickbay.model.noun import Noun
@@ -24,8 +25,6 @@ from sickbay.model.policy import (
     Trigger,
     Window,
 )
-from sickbay.policy.globs import covers
-from sickbay.policy.yaml_places import Path
 
 HELD = "held"  # the event that says: this waits for a person
 ANYTHING = Match()
@@ -36,9 +35,9 @@ _CLOCK = re.compile(r"^(?:[01]\d|2[0-3]):[0-5]\d$|^24:00$")
 
 
 class Refusal(NamedTuple):
-    path: Path
+    path: KeyPath
     text: str  # {other} stands for the place of `other`
-    other: Path | None = None
+    other: KeyPath | None = None
 
 
 def refusals(policy: Policy) -> Iterator[Refusal]:
@@ -82,11 +81,32 @@ def tells(policy: Policy, event: str) -> bool:
     return any(rule.to and any(fnmatchcase(event, glob) for glob in rule.events) for rule in policy.notify)
 
 
+_ANY = "\ufffe"  # stands for whatever a wildcard matches; nobody writes it in a policy
+_CLASS = re.compile(r"\[!?.[^\]]*\]")
+
+
+def covers(wide: Iterable[str], narrow: Iterable[str]) -> bool:
+    """Each of `narrow` matches only what one of `wide` does. False where a class ([0-9]) makes it hard to tell."""
+    return all(any(_covers(one, other) for one in wide) for other in narrow)
+
+
+def _covers(wide: str, narrow: str) -> bool:
+    if wide in {"*", narrow}:
+        return True
+    if not set(narrow) & set("*?["):
+        return fnmatchcase(narrow, wide)
+    if "[" in wide:
+        return False
+    # Only a star takes a text of any length: the shortest that `narrow` matches, and one that `wide` cannot spell out.
+    shortest = _CLASS.sub(_ANY, narrow).replace("?", _ANY)
+    return all(fnmatchcase(shortest.replace("*", run), wide) for run in ("", _ANY * (len(wide) + 1)))
+
+
 def _globs(fault: str | tuple[str, ...]) -> tuple[str, ...]:
     return (fault,) if isinstance(fault, str) else fault
 
 
-def _fault_rule(rule: FaultRule, at: Path) -> Iterator[Refusal]:
+def _fault_rule(rule: FaultRule, at: KeyPath) -> Iterator[Refusal]:
     if rule.match.fault == ():
         yield Refusal((*at, "match", "fault"), "an empty list matches no fault: name one, or leave 'fault' out for all")
     if rule.floor and rule.cap and rule.floor.rank > rule.cap.rank:
@@ -106,7 +126,7 @@ def _fault_rule(rule: FaultRule, at: Path) -> Iterator[Refusal]:
         yield Refusal((*at, "repeat", "floor"), text)
 
 
-def _ladder(ladder: Ladder, at: Path) -> Iterator[Refusal]:
+def _ladder(ladder: Ladder, at: KeyPath) -> Iterator[Refusal]:
     if ladder.match.fault == ():
         yield Refusal((*at, "match", "fault"), "an empty list matches no fault: name one, or leave 'fault' out for all")
     below: Remedy | None = None
@@ -117,7 +137,7 @@ def _ladder(ladder: Ladder, at: Path) -> Iterator[Refusal]:
         yield from _strikes(strikes, below, (*at, "strikes", n))
 
 
-def _rung(rung: RungRule, below: Remedy | None, at: Path) -> Iterator[Refusal]:
+def _rung(rung: RungRule, below: Remedy | None, at: KeyPath) -> Iterator[Refusal]:
     if not rung.do.disrupts and rung.do is not Remedy.RESTART_SERVICE:
         able = ", ".join(remedy for remedy in Remedy if remedy.disrupts or remedy is Remedy.RESTART_SERVICE)
         yield Refusal((*at, "do"), f"{rung.do} repairs nothing: write one of {able}")
@@ -131,7 +151,7 @@ def _rung(rung: RungRule, below: Remedy | None, at: Path) -> Iterator[Refusal]:
         yield Refusal((*at, "verify"), text)
 
 
-def _strikes(strikes: Strikes, top: Remedy | None, at: Path) -> Iterator[Refusal]:
+def _strikes(strikes: Strikes, top: Remedy | None, at: KeyPath) -> Iterator[Refusal]:
     if strikes.after < 1:
         yield Refusal((*at, "after"), f"must be 1 or more, not {strikes.after}; for every incident change the rungs")
     if strikes.first is None and not strikes.needs_human:
@@ -146,7 +166,7 @@ def _strikes(strikes: Strikes, top: Remedy | None, at: Path) -> Iterator[Refusal
 def _examine(policy: Policy) -> Iterator[Refusal]:
     first: dict[Trigger, int] = {}
     for n, rule in enumerate(policy.examine):
-        at: Path = ("examine", n)
+        at: KeyPath = ("examine", n)
         if not 1 <= rule.level <= 4:
             text = f"a check has level 1 to 4, not {rule.level}; for no check remove this entry"
             yield Refusal((*at, "level"), text)
@@ -180,7 +200,7 @@ def _resume(policy: Policy) -> Iterator[Refusal]:
         yield Refusal(("silence", "agent_restarts"), "must be 0 or more")
 
 
-def _limit(limit: Limit, at: Path) -> Iterator[Refusal]:
+def _limit(limit: Limit, at: KeyPath) -> Iterator[Refusal]:
     if limit.size is not None and limit.size < 1:
         yield Refusal((*at, "size"), "must be 1 or more; leave it out to use the seats that are there")
     for kind in ("out", "repairing"):
@@ -198,7 +218,7 @@ def _limit(limit: Limit, at: Path) -> Iterator[Refusal]:
             yield Refusal((*at, f"{kind}_at_least"), text)
 
 
-def _brake(brake: BrakeRule, at: Path) -> Iterator[Refusal]:
+def _brake(brake: BrakeRule, at: KeyPath) -> Iterator[Refusal]:
     if brake.nodes < 1:
         yield Refusal((*at, "nodes"), f"must be 1 or more, not {brake.nodes}; to have no brake remove it")
     if not brake.signature:
@@ -206,12 +226,12 @@ def _brake(brake: BrakeRule, at: Path) -> Iterator[Refusal]:
     yield from _percent(brake.percent, (*at, "percent"))
 
 
-def _percent(value: float, at: Path) -> Iterator[Refusal]:
+def _percent(value: float, at: KeyPath) -> Iterator[Refusal]:
     if not 0 <= value <= 100:
         yield Refusal(at, f"a percentage is 0 to 100, not {value:g}")
 
 
-def _window(window: Window, at: Path) -> Iterator[Refusal]:
+def _window(window: Window, at: KeyPath) -> Iterator[Refusal]:
     for name in ("start", "end"):
         if not _CLOCK.match(getattr(window, name)):
             yield Refusal((*at, name), f"{getattr(window, name)!r} is not a time of day: write 00:00 to 24:00 (UTC)")
@@ -242,7 +262,7 @@ def _tellings(policy: Policy) -> Iterator[Refusal]:
         seen.setdefault(row.id, n)
 
 
-def _spans(value: object, at: Path) -> Iterator[Refusal]:
+def _spans(value: object, at: KeyPath) -> Iterator[Refusal]:
     """Every duration of every noun: one of nothing has always run out."""
     if isinstance(value, Noun):
         for field in msgspec.structs.fields(value):

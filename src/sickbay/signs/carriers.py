@@ -1,4 +1,4 @@
-"""Log prefixes of whoever carries a line without saying it: containers, log collectors, launchers, loggers. One table.
+"""Log prefixes of those who carry a line: containers, log collectors, launchers, loggers. One table for all readers.
 
 What the kernel and syslog put before a line, and who speaks by it, is in `prefixes`; records that wrap a whole line
 (JSON, an exported table) are in `readers/unwrap.py`.

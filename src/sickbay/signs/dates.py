@@ -1,11 +1,10 @@
 """Dates of log lines: ISO 8601, and those that syslog, dmesg and `date` write in the words of a locale."""
 
-import csv
 import re
 from datetime import UTC, datetime, timedelta, timezone
 from functools import cache
 
-from sickbay.knowledge.shipped import shipped
+from sickbay.knowledge.csv_table import read_table
 
 NO_YEAR = 2000  # a leap year, so that 29 February is a date
 CLOCK = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
@@ -61,9 +60,8 @@ def from_words(found: re.Match[str]) -> tuple[datetime | None, bool]:
 
 @cache
 def _months() -> dict[str, int]:
-    text = shipped("months.csv")
-    rows = csv.DictReader(text.splitlines())
-    return {name: int(row["month"]) for row in rows for name in row["names"].split()}
+    rows = read_table("months.csv", ("month", "names"), lambda row: (row.whole("month"), row["names"].split()))
+    return {name: month for month, names in rows for name in names}
 
 
 def month_of(word: str) -> int:

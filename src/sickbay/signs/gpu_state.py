@@ -1,4 +1,4 @@
-"""What a look at a GPU means: one judge for every source that can look (NVML, `nvidia-smi` in all its forms, DCGM).
+"""GPU health from one reading: one judge for every source of readings (NVML, `nvidia-smi` in all its forms, DCGM).
 
 `signs_of` judges a state as it was found, `signs_among` a state in which several GPUs of one machine can be compared,
 `held` a row of looks; `sickbay.signs.gpu_changes` what is new since the look before. What a source does not say is
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.model.gpu import GpuReading
 from sickbay.model.noun import Noun
 from sickbay.model.sign import Fields, Sign
@@ -24,27 +25,11 @@ class Threshold(Noun):
     because: str
 
 
-LIMITS = {
-    "corrected": Threshold(at=1000, because="ours: NVIDIA asks for nothing, but a sound card shows few"),
-    "corrected_step": Threshold(at=100, because="ours: between two looks, seconds apart"),
-    "sram_aggregate": Threshold(at=5, because="stas00: more than 4 over the card's life is a case for exchange"),
-    "retired": Threshold(
-        at=60, because="NVIDIA, Dynamic page retirement: eligible for exchange; 64 is all there is room for"
-    ),
-    "busy": Threshold(
-        at=50, because="ours: below this share of use an idle card may well sink its clocks and its link"
-    ),
-    "hot": Threshold(at=96, because="ours: where the source gives no limit; no current card is meant to work there"),
-    "power": Threshold(
-        at=0.5, because="ours: a share of the default limit; sites cap cards on purpose, rarely below half"
-    ),
-    "replays": Threshold(at=1000, because="ours: since the reset, whose date nobody gives"),
-    "replays_step": Threshold(at=8, because="DCGM's health watch fails at more than 8 a minute"),
-    "link_replays": Threshold(at=10, because="ours: DCGM fails at the first; links that were trained anew show a few"),
-    "link_recoveries": Threshold(at=1, because="DCGM fails at the first: the link was lost and trained anew"),
-    "link_crc": Threshold(at=100, because="DCGM's threshold for flits with a wrong checksum"),
-    "link_ecc": Threshold(at=100, because="ours, as for checksums"),
-}
+def _limit(row: TableRow) -> tuple[str, Threshold]:
+    return row.given("name"), Threshold(at=row.number("at"), because=row.given("because"))
+
+
+LIMITS = dict(read_table("gpu_limits.csv", ("name", "at", "because", "source"), _limit))
 
 # Cards of data centres: what is a sign there is daily life on a desk (shared lanes, caps, a fan that cannot be read).
 _DATA_CENTRE = re.compile(

@@ -1,4 +1,4 @@
-"""What a sick machine prints beside the GPU driver's own lines → signs, by the rows of data/patterns.csv.
+"""Patterns of kernel lines: what a sick machine prints beside the GPU driver's own → signs, by data/patterns.csv.
 
 A row is heard from its speakers only (the kernel where it names none) and must fit from the first character of what the
 speaker said: who quotes such a line, or writes about one, begins otherwise. The rows are tried in the order of the file
@@ -11,15 +11,12 @@ Named groups become fields of the sign: digits as a number, `count` as the sign'
 drivers report that all is well), addresses in lower case. Shorthands that a pattern may use are in SHORTHANDS.
 """
 
-import csv
-import io
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cache
 
+from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.knowledge.load import load_tables
-from sickbay.knowledge.shipped import shipped
-from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.model.sign import Fields, Sign
 
@@ -118,59 +115,37 @@ class Patterns:
 def read_patterns(text: str, name: str, codes: Collection[str] | None = None) -> Patterns:
     """The rows of a CSV text, checked, because every row can take a node out of service. `codes` have a meaning."""
     known = load_tables().faults if codes is None else codes
-    rows = []
-    for where, row in _rows(text, name):
-        if row.code != NOTHING and row.code not in known:
-            raise BadInput(f"{where}: code {row.code} has no meaning; write one of the fault tables, or {NOTHING}")
-        _check(row, where)
-        rows.append(row)
-    return Patterns(rows)
+
+    def checked(row: TableRow) -> Pattern:
+        pattern = _pattern(row)
+        if pattern.code != NOTHING and pattern.code not in known:
+            raise row.wrong(f"code {pattern.code} has no meaning; write one of the fault tables, or {NOTHING}")
+        _check(pattern, row)
+        return pattern
+
+    return Patterns(read_table(name, COLUMNS, checked, text))
 
 
-def _rows(text: str, name: str) -> Iterator[tuple[str, Pattern]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    for column in COLUMNS:
-        if column not in (reader.fieldnames or ()):
-            raise BadInput(f"{name} line 1: column {column} is missing; write {', '.join(COLUMNS)}")
-    try:
-        for row in reader:
-            where = f"{name} line {reader.line_num}"
-            if None in row or None in row.values():
-                raise BadInput(f"{where}: write {len(reader.fieldnames or ())} fields, quoting those with a comma")
-            yield where, _row(row, where)
-    except csv.Error as error:
-        raise BadInput(f"{name} line {reader.line_num}: not CSV ({error})") from error
-
-
-def _row(row: dict[str, str], where: str) -> Pattern:
-    for column in ("code", "anchor", "pattern", "source"):
-        if not row[column].strip():
-            raise BadInput(f"{where}: {column} is empty; every row says it")
-    pattern = row["pattern"]
-    for short, meaning in SHORTHANDS.items():
-        pattern = pattern.replace(short, meaning)
+def _pattern(row: TableRow) -> Pattern:
     return Pattern(
-        code=row["code"],
-        anchor=row["anchor"],
-        pattern=pattern,
+        code=row.given("code"),
+        anchor=row.given("anchor"),
+        pattern=row.expanded("pattern", SHORTHANDS),
         unless=row["unless"],
         speakers=frozenset(row["speakers"].split() or (KERNEL,)),
-        source=row["source"],
+        source=row.given("source"),
     )
 
 
-def _check(row: Pattern, where: str) -> None:
-    try:
-        re.compile(row.pattern, re.ASCII)
-    except re.error as error:
-        raise BadInput(f"{where}: pattern is no regular expression ({error})") from error
-    if row.pattern.lstrip("(?:^").startswith((".*", ".+", "[^")):
-        raise BadInput(f"{where}: pattern begins with anything at all; begin with what the speaker says first")
-    plain = _without_classes(row.pattern)
+def _check(made: Pattern, row: TableRow) -> None:
+    row.pattern("pattern", re.ASCII, SHORTHANDS)
+    if made.pattern.lstrip("(?:^").startswith((".*", ".+", "[^")):
+        raise row.wrong("pattern begins with anything at all; begin with what the speaker says first")
+    plain = _without_classes(made.pattern)
     if _NESTED.search(plain) or len(_OPEN.findall(plain)) > 1:
-        raise BadInput(f"{where}: pattern may run for ever; write limits such as {{0,80}} in place of * and +")
-    if row.anchor not in _required(row.pattern):
-        raise BadInput(f"{where}: anchor '{row.anchor}' is not in every line that fits; take it from outside brackets")
+        raise row.wrong("pattern may run for ever; write limits such as {0,80} in place of * and +")
+    if made.anchor not in _required(made.pattern):
+        raise row.wrong(f"anchor '{made.anchor}' is not in every line that fits; take it from outside brackets")
 
 
 def _without_classes(pattern: str) -> str:
@@ -227,13 +202,8 @@ def _value(name: str, text: str) -> str | int:
     return int(text) if name not in WORDS and _NUMBER.fullmatch(text) else text
 
 
-def _shipped() -> Patterns:
-    text = shipped("patterns.csv")
-    # Every agent and every command that reads a log pays for this; that the rows are sound is proven by the tests.
-    return Patterns([row for _, row in _rows(text, "patterns.csv")])
-
-
-SHIPPED = _shipped()
+# Every agent and every command that reads a log pays for this; that the rows are sound is proven by the tests.
+SHIPPED = Patterns(read_table("patterns.csv", COLUMNS, _pattern))
 ANCHORS: tuple[str, ...] = SHIPPED.anchors
 
 

@@ -1,16 +1,13 @@
-"""What NVIDIA's kernel modules say, without what stands before it.
+"""Xid and SXid lines: what NVIDIA's kernel modules say, without the prefixes before it.
 
 Only a text that begins with the driver's own words is read. Formats: NVIDIA's open kernel modules of all branches, and
 logs of the closed ones as people pasted them (see data/SOURCES.md).
 """
 
-import csv
-import io
 import re
 from functools import cache
 
-from sickbay.knowledge.shipped import shipped
-from sickbay.model.errors import BadInput
+from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.model.fault import Remedy
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.classify import ADVISER
@@ -83,27 +80,17 @@ def match(body: str) -> Sign | None:
 @cache
 def wordings() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Faults that have no number: the sign's kind, and how the driver's words begin. The first that fits counts."""
-    return read_wordings(shipped(WORDINGS))
+    return read_wordings()
 
 
-def read_wordings(text: str, name: str = WORDINGS) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    if reader.fieldnames != ["code", "pattern", "source"]:
-        raise BadInput(f"{name} line 1: write code,pattern,source")
-    rows: list[tuple[str, re.Pattern[str]]] = []
-    try:
-        for row in reader:
-            pattern = row["pattern"] or ""
-            for short, long in SHORTHANDS.items():
-                pattern = pattern.replace(short, long)
-            if not row["code"] or not any(anchor.strip() in pattern for anchor in ANCHORS):
-                raise BadInput(
-                    f"{name} line {reader.line_num}: write a code, and a pattern with one of {ANCHORS} in it"
-                )
-            rows.append((row["code"], re.compile(pattern, re.DOTALL)))
-    except (csv.Error, re.error) as error:
-        raise BadInput(f"{name} line {reader.line_num}: no regular expression in CSV ({error})") from error
-    return tuple(rows)
+def read_wordings(text: str | None = None, name: str = WORDINGS) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    def wording(row: TableRow) -> tuple[str, re.Pattern[str]]:
+        pattern = row.pattern("pattern", re.DOTALL, SHORTHANDS)
+        if not any(anchor.strip() in pattern.pattern for anchor in ANCHORS):
+            raise row.wrong(f"write a pattern with one of {ANCHORS} in it")
+        return row.given("code"), pattern
+
+    return tuple(read_table(name, ("code", "pattern", "source"), wording, text))
 
 
 def about(body: str) -> str:

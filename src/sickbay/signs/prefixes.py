@@ -1,4 +1,4 @@
-"""What stands before the kernel's own words: stamps, levels, hosts, programs, containers, colours, quotes.
+"""Log prefixes before the kernel's own words: stamps, levels, hosts, programs, colours, quotes; and who speaks.
 
 The same message looks different in dmesg, syslog, journald, a container's log and a pasted answer. `peel` takes all of
 that off, however much of it is piled up, and says who speaks. Each step looks at the front only and consumes what it

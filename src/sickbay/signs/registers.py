@@ -1,4 +1,4 @@
-"""What the registers in an Xid's line say: NVIDIA's decode tables, applied.
+"""Register decoding: what the registers in an Xid's line say, by NVIDIA's decode tables.
 
 The number alone of an NVLink Xid says little; the catalogue asks for its registers to be read (see data/SOURCES.md).
 Xid 74 has seven registers whose bits are listed for Hopper; 144 to 150 name a unit, and carry an interrupt word in one
@@ -6,14 +6,11 @@ of two layouts (before and from driver branch 575) and an error status. Which br
 both are tried, and the unit's name decides.
 """
 
-import csv
-import io
 import re
 from collections.abc import Iterable
 from functools import cache
 
-from sickbay.knowledge.shipped import shipped
-from sickbay.model.errors import BadInput
+from sickbay.knowledge.csv_table import TableRow, read_table
 from sickbay.model.fault import Remedy, highest
 from sickbay.model.noun import Noun
 from sickbay.model.sign import Fields
@@ -79,52 +76,41 @@ class Decode(Noun):
 
 @cache
 def _shipped() -> Decode:
-    text = shipped("xid_decode.csv")
-    return read_decode(text)
+    return read_decode()
 
 
-def read_decode(text: str, name: str = "xid_decode.csv") -> Decode:
+def read_decode(text: str | None = None, name: str = "xid_decode.csv") -> Decode:
     """The rows that a machine can apply: bits of 74 and the units of 144 to 150. The others are for people."""
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    for column in COLUMNS:
-        if column not in (reader.fieldnames or ()):
-            raise BadInput(f"{name} line 1: column {column} is missing; write {', '.join(COLUMNS)}")
-    bits: list[BitRow] = []
-    units: list[UnitRow] = []
-    try:
-        for row in reader:
-            where = f"{name} line {reader.line_num}"
-            if None in row or None in row.values():
-                raise BadInput(f"{where}: write {len(reader.fieldnames or ())} fields, quoting those with a comma")
-            if not row["xid"].isdigit():
-                raise BadInput(f"{where}: xid '{row['xid']}' is no number; write digits")
-            if row["field"].startswith("reg"):
-                bits.append(_bit_row(row, where))
-            elif row["field"] == "intrInfo":
-                units.append(_unit_row(row, where))
-    except csv.Error as error:
-        raise BadInput(f"{name} line {reader.line_num}: not CSV ({error})") from error
-    return Decode(bits=tuple(bits), units=tuple(units))
+    rows = read_table(name, COLUMNS, _decode_row, text)
+    return Decode(
+        bits=tuple(row for row in rows if isinstance(row, BitRow)),
+        units=tuple(row for row in rows if isinstance(row, UnitRow)),
+    )
 
 
-def _bit_row(row: dict[str, str], where: str) -> BitRow:
+def _decode_row(row: TableRow) -> BitRow | UnitRow | None:
+    xid = row.whole("xid")
+    if row["field"].startswith("reg"):
+        return _bit_row(row)
+    return _unit_row(row, xid) if row["field"] == "intrInfo" else None
+
+
+def _bit_row(row: TableRow) -> BitRow:
     found = _BITS.fullmatch(row["pattern"])
     if not found or row["field"][3:] not in "1234567" or row["action_or_class"] not in CLASSES:
-        raise BadInput(f"{where}: write reg1 to reg7, 'bits 1,2' and one of {', '.join(CLASSES)}")
+        raise row.wrong(f"write reg1 to reg7, 'bits 1,2' and one of {', '.join(CLASSES)}")
     listed = frozenset(int(bit) for bit in found[1].split(","))
     return BitRow(register=int(row["field"][3:]), bits=listed, named=row["action_or_class"])
 
 
-def _unit_row(row: dict[str, str], where: str) -> UnitRow:
+def _unit_row(row: TableRow, xid: int) -> UnitRow:
     layouts, reason = _OLD.fullmatch(row["pattern"]), _REASON.fullmatch(row["condition"])
     if not layouts or not reason or (row["error_status"] and not _STATUS.fullmatch(row["error_status"])):
-        raise BadInput(
-            f"{where}: write 'v1[9:0]=… (<R575) v2[6:0]=… (>=R575)', 'reason[25:20]=…' and a hex status or none"
-        )
+        raise row.wrong("write 'v1[9:0]=… (<R575) v2[6:0]=… (>=R575)', 'reason[25:20]=…' and a hex status or none")
     if row["action_or_class"] not in ACTIONS:
-        raise BadInput(f"{where}: action '{row['action_or_class']}' is not known; write one of {', '.join(ACTIONS)}")
+        raise row.wrong(f"action '{row['action_or_class']}' is not known; write one of {', '.join(ACTIONS)}")
     return UnitRow(
-        xid=int(row["xid"]), units=tuple(_plain(unit) for unit in row["unit"].split("/")), old=int(layouts[1], 2),
+        xid=xid, units=tuple(_plain(unit) for unit in row["unit"].split("/")), old=int(layouts[1], 2),
         new=int(layouts[2], 2), reason=int(reason[1], 2),
         statuses=frozenset(int(word, 16) for word in row["error_status"].split("/") if word),
         action=row["action_or_class"], next_step=row["nvidia_investigatory"], severity=row["severity_hwsw"],

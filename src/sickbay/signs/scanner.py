@@ -1,4 +1,4 @@
-"""A fast look at much text: which lines can mean something at all.
+"""A prefilter by literals: which lines of a large log can mean something at all.
 
 Each rule knows a literal that every line of its kind contains. Looking for one literal in a chunk runs at the speed of
 memory, looking for two hundred does not: so the words of a stretch are collected first, once each, which is a small

@@ -1,19 +1,23 @@
 """What `nvidia-smi` writes about one GPU, in whichever form, gathered into a `GpuReading`.
 
-The long text, the XML and the CSV name the same things by different paths; `smi_fields` turns paths into fields.
+The long text, the XML and the CSV name the same things by different paths; smi_fields.csv turns paths into fields. A
+path is what stands above and before a value, in lower case, with blanks for underscores and a slash between levels (a
+dot in CSV).
 """
 
 import math
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from msgspec.structs import replace
 
-from sickbay.model.gpu import GpuProcess, GpuReading, Link
+from sickbay.knowledge.csv_table import read_table
+from sickbay.model.gpu import SLOWDOWNS, GpuProcess, GpuReading, Link, slowdowns
 from sickbay.model.sign import Sign
 from sickbay.signs.gpu_state import shown_in, signs_by_place
-from sickbay.signs.smi_fields import BITS, FIELDS
+from sickbay.signs.readers import Document
 
 GPUS = 512  # more than any machine has: what a hostile text may fill
 PROCESSES = 256
@@ -31,6 +35,13 @@ _NAMES = frozenset({"pci", "index", "driver", "name", "uuid", "serial"})  # who 
 _UNIT = {"count": 1, "add": 1, "bytes": 2**20}  # whole numbers
 # Without these there is no talking to a GPU at all.
 _VITAL = frozenset({"name", "uuid", "temperature", "memory_total"})
+
+
+@cache
+def fields() -> dict[str, tuple[str, str]]:
+    """Path → the field that stands there, and how its value is read."""
+    columns = ("field", "how", "path", "source")
+    return dict(read_table("smi_fields.csv", columns, lambda row: (row["path"], (row["field"], row["how"]))))
 
 
 def number(text: str) -> float | None:
@@ -83,8 +94,10 @@ class Sheet:
     def put(self, path: str, text: str, line: int) -> bool:
         """A value at its path; False if nobody asks for it."""
         said = text.strip().strip("[]").lower()
-        name, how = FIELDS.get(path, ("", ""))
-        if any(word in said for word in _GONE):
+        name, how = fields().get(path, ("", ""))
+        if how == "process":
+            self._process(name, text)
+        elif any(word in said for word in _GONE):
             self.gone(text.strip().strip("[]"), line)
         elif any(word in said for word in _FAILED):
             self.fail(name or path.rpartition("/")[2], line)
@@ -121,9 +134,9 @@ class Sheet:
             self.lines.setdefault(f"link {number}", line)
             self.lines.setdefault("links", line)
 
-    def process(self, word: str, text: str) -> None:
+    def _process(self, word: str, text: str) -> None:
         """`pid` begins one; `name` and `memory` belong to the last."""
-        held = self._held = self._held if self._held is not None else []
+        held = self._held = [] if self._held is None else self._held
         if word == "pid" and (pid := number(text)) is not None and len(held) < PROCESSES:
             held.append(GpuProcess(pid=int(pid)))
         elif word == "name" and held:
@@ -132,7 +145,7 @@ class Sheet:
             held[-1] = replace(held[-1], memory=int(mebi * 2**20))
 
     def no_process(self) -> None:
-        self._held = self._held or []
+        self._held = [] if self._held is None else self._held
 
     def reading(self, index: int | None = None) -> GpuReading:
         said = dict(self._said)
@@ -197,8 +210,8 @@ class Sheet:
 
     def _slowed(self) -> tuple[str, ...] | None:
         if (bits := self._said.get("active")) is not None:
-            self.lines.update(dict.fromkeys(BITS, self.lines["active"]))
-            return tuple(name for place, name in enumerate(BITS) if bits >> place & 1)
+            self.lines.update(dict.fromkeys(SLOWDOWNS, self.lines["active"]))
+            return slowdowns(bits)
         return tuple(name for name, on in self._reasons.items() if on) if self._reasons else None
 
 
@@ -215,11 +228,14 @@ def judged(sheets: Iterable[Sheet], attached: int | None = None) -> Iterator[Sig
         yield replace(sign, line=known[place].proof(sign))
 
 
-class Gathered:
-    """What the long forms of nvidia-smi have in common: a sheet for each GPU, judged when the text is over."""
+class Gathered(Document):
+    """What the long forms of nvidia-smi have in common: a sheet for each GPU, judged when the text is over.
+
+    Only then is it known how many GPUs it shows.
+    """
 
     def __init__(self) -> None:
-        self.owns = False
+        super().__init__()
         self.over: tuple[list[Sheet], int | None] | None = None  # the first text that ended
         self._clear()
 
@@ -235,9 +251,12 @@ class Gathered:
         if self.driver:
             self.sheets[-1].set("driver", self.driver, line)
 
-    def value(self, number: int, value: Any) -> Iterable[Sign]:
-        del number, value
-        return ()
+    def _top(self, key: str, value: str) -> None:
+        """What stands above the first GPU."""
+        if key == "attached gpus" and (count := number(value)) is not None:
+            self.attached = int(count)
+        elif key == "driver version":
+            self.driver = value.strip()[:40]
 
     def end(self) -> tuple[Sign, ...]:
         sheets, attached = [sheet for sheet in self.sheets if not sheet.blank], self.attached
@@ -247,24 +266,11 @@ class Gathered:
         return tuple(judged(sheets, attached))
 
 
-# What moves between two looks, and what only one of the sources gives.
-_MOVES = frozenset({
-    "power", "temperature", "temperature_memory", "slowdown_at", "shutdown_at", "sm_clock", "memory_clock",
-    "utilization", "memory_utilization", "memory_used", "fan", "pcie_generation", "slowed_by", "processes",
-    "pcie_replays", "unreadable",
-})  # fmt: skip
-
-
-def differences(one: GpuReading, other: GpuReading) -> dict[str, tuple[Any, Any]]:
-    """Where two sources that looked at one GPU at about the same time contradict each other; silence does not."""
-    found = {}
-    for name in GpuReading.__struct_fields__:
-        left, right = getattr(one, name), getattr(other, name)
-        silent = left in (None, "") or right in (None, "")
-        if name == "pci":  # NVML and older tools write the domain in four digits
-            left, right = left[-10:], right[-10:]
-        if name == "recovery_action":
-            silent = silent or {left.lower(), right.lower()} <= {"none", "n/a"}
-        if name not in _MOVES and not silent and left != right:
-            found[name] = (left, right)
-    return found
+def readings_in(text: str, reader: Gathered) -> list[GpuReading]:
+    """What the text says of each GPU; of several texts the first that has one."""
+    for line_number, line in enumerate(text.splitlines(), 1):
+        reader.read(line_number, line)
+        if reader.over:
+            break
+    reader.end()
+    return readings_of(*reader.over) if reader.over else []

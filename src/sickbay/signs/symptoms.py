@@ -1,4 +1,4 @@
-"""Signs → symptoms: each named, repeats counted, consequences under their cause."""
+"""Root-cause analysis of a text: signs → symptoms, each named, repeats counted, consequences under their cause."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -23,17 +23,6 @@ KEPT = 400  # of the line that proves it
 HERE = NodeId("")
 
 ADVICE_CODE = f"xid.{ADVISER}"
-# A rule for training logs that tells of a fault which has a code of its own: one fault, one code, whoever says it.
-SAME_FAULT = {
-    "ecc_error": "gpu.ecc_uncorrected",
-    "nvlink_error": "nvlink.errors",
-    "driver_mismatch": "driver.mismatch",
-    "driver_missing": "driver.failed",
-    "neuron_hw_error": "neuron.hw_error",
-    "host_oom": "os.oom_kill",
-    "time_limit": "slurm.time_limit",
-    "node_failed": "slurm.node_failure",
-}
 # Fields that tell one patient from another, and how a person reads them.
 PLACES = (
     ("device", "GPU {}"), ("gpu", "GPU {}"), ("uuid", "{}"), ("mig", "MIG instance {}"),
@@ -87,7 +76,7 @@ def _raised(sign: Sign) -> Fault:
 
 
 def _job(rule: DiagnosisRule, sign: Sign, tables: Tables) -> NamedFault:
-    same = tables.faults.get(SAME_FAULT.get(rule.name, ""))
+    same = tables.faults.get(rule.fault)
     if same is not None:
         seen = classify(Observed(node=HERE, kind=same.code, text=sign.text), tables)
         if seen is not None:

@@ -1,4 +1,4 @@
-"""The end of an attempt's log → its root cause, by the reader and the table that `sickbay diagnose` has, too.
+"""Root cause of a failed attempt by the end of its log, with the reader and the table that `sickbay diagnose` has, too.
 
 A log is judged where it enters, so that decisions read values: what follows from it is decided in `brain.blame`.
 """

@@ -1,4 +1,4 @@
-"""Everything that can go wrong between a caller and the world, in one funnel."""
+"""Fault injection into calls: all that can go wrong between a caller and the world, in one funnel."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""What was told and what happened, kept apart from what anybody sees."""
+"""Ground truth: an event log of what was told and what happened, apart from what anybody sees."""
 
 from collections import Counter
 from typing import NamedTuple

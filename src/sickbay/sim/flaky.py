@@ -1,4 +1,4 @@
-"""A store between the engine and the real one that fails as told: before, after, or in its answer; and crashes."""
+"""Fault-injecting store between the engine and the real one: before, after, or in its answer; and crashes."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime

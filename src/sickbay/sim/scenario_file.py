@@ -8,9 +8,9 @@ import yaml
 from msgspec import inspect as mi
 
 from sickbay.knowledge.load import load_tables
+from sickbay.knowledge.yaml_places import YamlReader, compose_mapping, converted, read_text, unknown
 from sickbay.model.errors import BadInput
 from sickbay.policy.load import is_file_name
-from sickbay.policy.yaml_places import YamlReader, compose, converted, unknown
 from sickbay.sim.scenarios import JobPlan, Scenario
 from sickbay.sim.simulation import CLUSTER, POOL
 from sickbay.sim.timeline import KINDS, Moment, OperatorOrder, Target
@@ -21,14 +21,7 @@ KINDS_BY_WORD: dict[str, type[Moment]] = {word: kind for kind in KINDS for word 
 
 def load_scenario(path: Path) -> Scenario:
     """Raises BadInput."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file: give a .yaml file, or a name that 'sickbay sim list' shows") from None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}): give a .yaml file") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: not UTF-8 ({error.reason}): save the file as UTF-8") from None
+    text = read_text(path, str(path), "give a .yaml file, or a name that 'sickbay sim list' shows")
     return parse_scenario(text, str(path))
 
 
@@ -36,9 +29,8 @@ def parse_scenario(text: str, where: str) -> Scenario:
     """The scenario that `text` says; `where` names it in errors. Raises BadInput."""
     if all(line.lstrip().startswith("#") or not line.strip() for line in text.splitlines()):
         raise BadInput(f"{where}:1: the file is empty: write 'nodes: 4', 'jobs:' and 'timeline:'")
-    root, at = compose(text, where)
+    root = compose_mapping(text, where)
     reader = YamlReader(where)
-    reader.places[()] = at
     lines = [pair for pair in root.value if pair[0].value == "timeline"]
     root.value = [pair for pair in root.value if pair[0].value != "timeline"]
     head: Scenario = converted(reader.read(root, _shape(), ()), Scenario, reader.places)

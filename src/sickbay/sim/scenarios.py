@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from sickbay.knowledge.yaml_places import unknown
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId
@@ -17,7 +18,6 @@ from sickbay.model.job import JobSpec
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.policy.load import load_policy
-from sickbay.policy.yaml_places import unknown
 from sickbay.ports.store import Store
 from sickbay.sim.chaos import Odds
 from sickbay.sim.context import ClusterRules, Timings

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to do, and the clock that hosts read."""
+"""Discrete-event scheduler (virtual time): a heap of things to do, and the clock that hosts read."""
 
 import heapq
 from collections.abc import Callable

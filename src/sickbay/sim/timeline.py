@@ -1,4 +1,4 @@
-"""What happens in a scenario, and when: one noun for each thing that can befall a cluster, and the one that does it.
+"""Event types of a scenario's timeline: one noun for each thing that can befall a cluster, and the one that does it.
 
 The fields are the words of scenario files (`sim.scenario_file`), so a rename here is a change for their writers.
 """

@@ -1,4 +1,4 @@
-"""What a cluster shows: a log of changes, folded up to the moment that a read reaches."""
+"""Eventually consistent view of a cluster: a log of changes, folded up to the moment that a read reaches."""
 
 from bisect import bisect_right
 

@@ -10,12 +10,11 @@ from typing import Literal, NamedTuple
 
 from sickbay.model.fault import Remedy
 from sickbay.sim.job_behaviour import NCCL_TAIL
-from sickbay.sim.simulation import Simulation
-from sickbay.sim.timeline import JobAct, LoseNode, Moment, StrikeDevice, happen
+from sickbay.sim.timeline import JobAct, LoseNode, Moment, StrikeDevice
 
-# Failures per 1,000 node-days on Meta's two research clusters of A100 (Kokolis et al., "Revisiting Reliability in
-# Large-Scale Machine Learning Research Clusters", 2024). Llama 3's 419 in 54 days on 2,048 nodes are 3.8, in between.
-RSC_LOW, RSC_HIGH = 2.3, 6.5
+# Failures per 1,000 node-days: 2.3 and 6.5 on Meta's two research clusters of A100 (Kokolis et al., "Revisiting
+# Reliability in Large-Scale Machine Learning Research Clusters", 2024). Llama 3's 419 in 54 days on 2,048 nodes are
+# 3.8, in between.
 TYPICAL = 4.4
 
 
@@ -89,17 +88,3 @@ def _what(rng: Random, cause: FailureRate, at: timedelta, nodes: list[str], jobs
             mild = cause.cured_by is not Remedy.REPLACE or rng.random() < CURED_SHARE
             cured_by = rng.choice(cures) if mild else Remedy.REPLACE
             return StrikeDevice(at=at, node=node, code=code, device=rng.randrange(8), cured_by=cured_by)
-
-
-def drizzle(sim: Simulation, seed: int, *, every: float, jobs: list[str]) -> None:
-    """From now on, and for ever, something breaks about every so many seconds: for a fleet that somebody watches."""
-    rng = Random(seed)
-
-    def fall() -> None:
-        cause = rng.choices(LLAMA_3, weights=[row.cases for row in LLAMA_3])[0]
-        nodes = [str(node) for node in sim.world.seats]
-        if nodes:
-            happen(sim, _what(rng, cause, timedelta(), nodes, jobs))
-        sim.scheduler.after(rng.expovariate(1 / every), fall)
-
-    sim.scheduler.after(every / 2, fall)

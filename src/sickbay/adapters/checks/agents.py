@@ -40,38 +40,24 @@ class AgentChecks:
         checks = {Capability.CHECK, Capability.CHECK_CORDONED, Capability.CHECK_BY_AGENT}
         return frozenset({*checks, Capability.LOOK, Capability.ASK_TO_SAVE})
 
-    def start(
-        self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str
-    ) -> Accepted:  # fmt: skip
-        now = datetime.fromtimestamp(self._wall(), UTC)
-        order = RunCheck(check=check, level=level, profile=profile)
+    def start(self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str) -> Accepted:
         within = BEGINS_WITHIN[min(max(level, 1), max(BEGINS_WITHIN))]
-        return send(
-            self._mail,
-            [
-                Command(
-                    id=command_id(check, node),
-                    node=node,
-                    order=order,
-                    posted_at=now,
-                    expires_after=within,
-                    expect=expect,
-                )
-                for node, expect in nodes.items()
-            ],
-            self._notify,
-        )
+        return self._post(check, nodes, RunCheck(check=check, level=level, profile=profile), within)
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
-        return self._post(look, nodes, RunLook(look=look, stacks_of=stacks_of, settle=self._settle), LOOK_WITHIN)
+        order = RunLook(look=look, stacks_of=stacks_of, settle=self._settle)
+        return self._post(look, dict.fromkeys(nodes), order, LOOK_WITHIN)
 
     def ask_to_save(self, ask: str, nodes: tuple[NodeId, ...], *, job: JobId, attempt: int) -> Accepted:
-        return self._post(ask, nodes, RunSave(save=ask, job=job, attempt=attempt), SAVE_WITHIN)
+        order = RunSave(save=ask, job=job, attempt=attempt)
+        return self._post(ask, dict.fromkeys(nodes), order, SAVE_WITHIN)
 
-    def _post(self, key: str, nodes: tuple[NodeId, ...], order: AnyOrder, within: float) -> Accepted:
+    def _post(self, key: str, nodes: Mapping[NodeId, Incarnation | None], order: AnyOrder, within: float) -> Accepted:
         now = datetime.fromtimestamp(self._wall(), UTC)
         commands = [
-            Command(id=command_id(key, node), node=node, order=order, posted_at=now, expires_after=within)
-            for node in nodes
+            Command(
+                id=command_id(key, node), node=node, order=order, posted_at=now, expires_after=within, expect=expect
+            )
+            for node, expect in nodes.items()
         ]
         return send(self._mail, commands, self._notify)

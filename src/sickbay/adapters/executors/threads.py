@@ -1,4 +1,4 @@
-"""Effects on threads: what a daemon makes its calls with."""
+"""Bounded thread pool with time-outs: what a daemon makes its calls with."""
 
 import heapq
 import logging

@@ -1,4 +1,4 @@
-"""Measured series in one file per node, of a size that is known beforehand.
+"""Round-robin time series: one file per node, of a size that is known beforehand.
 
 A file is three rings of rows: one row for each 5 seconds of the last hour, each 5 minutes of the last day and each hour
 of the last month. A row is one write and holds all series of its node, so a sample costs three small writes however
@@ -20,6 +20,7 @@ import msgspec
 from sickbay.model.fleet import NodeId
 from sickbay.model.noun import Noun
 from sickbay.ports.metrics import Point
+from sickbay.wire.files import replacing
 
 TIERS = ((5, 720), (300, 288), (3600, 744))  # seconds of a row, rows
 MONTH = 31 * 86400
@@ -201,9 +202,8 @@ def _padded(head: Head) -> bytes:
 
 def _rebuild(path: Path, before: Head | None, after: Head) -> None:
     """A larger file with the same rows, which takes the old one's place as a whole."""
-    aside = path.with_suffix(".new")
     size = _row_size(after.capacity)
-    with aside.open("wb") as new:
+    with replacing(path, durable=False) as new:
         new.write(_padded(after))
         if before is not None:
             with path.open("rb") as old:
@@ -211,7 +211,6 @@ def _rebuild(path: Path, before: Head | None, after: Head) -> None:
                 for _ in range(ROWS):
                     new.write(old.read(_row_size(before.capacity)).ljust(size, b"\0"))
         new.truncate(HEADER + ROWS * size)
-    aside.rename(path)
 
 
 def _forget_old(directory: Path) -> None:

@@ -4,11 +4,11 @@ A GPU, a disk or a file system that hangs takes that process with it only; at th
 verdict says so. What it found comes back as one JSON object.
 """
 
-import ctypes
+import contextlib
 import importlib
 import json
 import os
-import signal
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sickbay.agent.checks import CouldNotRun, Result
-from sickbay.agent.checks.child import Child, ChildEnd, finish_all
 from sickbay.model.checkup import Verdict
+from sickbay.wire.commands import Child, ChildEnd, die_with, finish_all
 
 JOBS = {
     "gpu.kernel": "sickbay.agent.cuda.patterns:kernel",
@@ -31,9 +31,7 @@ JOBS = {
     "cpu": "sickbay.agent.checks.stress:cpu",
     "dram": "sickbay.agent.checks.stress:dram",
     "disk": "sickbay.agent.checks.disk:exercise",
-    "collective": "sickbay.agent.checks.collective:rank",
 }
-DEATH_SIGNAL = 1  # prctl
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +41,26 @@ class ExerciseOutcome:
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
+def start_child(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+    """Without the agent's limit of memory, and the first to go where memory is short."""
+    child = Child(argv, env)
+    with contextlib.suppress(OSError, ValueError):
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.prlimit(child.pid, resource.RLIMIT_DATA, (most, most))
+    path = f"/proc/{child.pid}/oom_score_adj"
+    with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as score:  # noqa: PTH123
+        score.write("500")
+    return child
+
+
+def run_tool(argv: Sequence[str], until: float) -> ChildEnd:
+    return start_child(argv).finish(until)
+
+
 def start(job: str, wishes: Mapping[str, Any]) -> Child:
     # Every GPU is seen, whatever this process was restricted to: they are named by their place on the bus.
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return Child([sys.executable, "-m", "sickbay.agent.checks.apart", job, json.dumps(wishes)], env)
+    return start_child([sys.executable, "-m", "sickbay.agent.checks.apart", job, json.dumps(wishes)], env)
 
 
 def outcome(ended: ChildEnd, seconds: float) -> ExerciseOutcome:
@@ -129,16 +143,8 @@ def perform(job: str, wishes: dict[str, Any]) -> ExerciseOutcome:
     return ExerciseOutcome(Verdict.FAIL if result.because else Verdict.PASS, result.because, result.figures)
 
 
-def dies_with_its_parent() -> None:
-    """Also when the parent is killed: no test goes on for nobody."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def main() -> int:
-    dies_with_its_parent()
+    die_with(os.getppid())()  # no test goes on for nobody
     answer = os.dup(1)
     os.dup2(2, 1)  # libraries print; the verdict is alone on its stream
     found = perform(sys.argv[1], json.loads(sys.argv[2]))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from sickbay.agent.checks import CouldNotRun, Exercise
-from sickbay.agent.dcgmi import Run, document_in, run_dcgmi
+from sickbay.agent.dcgmi import Run, read_answer, run_dcgmi
 from sickbay.knowledge.dcgm import COULD_NOT_RUN, UNREACHABLE
 from sickbay.model.sign import Sign
 from sickbay.signs.readers.dcgm_diag import DcgmDiag
@@ -33,14 +33,14 @@ def _diag(run: Run, level: int, seconds: float) -> Callable[[float], str]:
 def judged(text: str, code: int) -> str:
     """What is wrong, by what dcgmi printed; empty if all that ran has passed. Raises `CouldNotRun`."""
     diag = DcgmDiag()
-    signs = _read(diag, text)
+    signs = read_answer(diag, text)
     if diag.failures:
         return "; ".join(dict.fromkeys(_reason(sign) for sign in diag.failures))[:900]
     unable = [sign for sign in signs if sign.kind in {COULD_NOT_RUN, UNREACHABLE}]
     if unable:
         raise CouldNotRun(unable[0].text or unable[0].kind)
     passed, skipped, failed = (diag.results.get(status, 0) for status in (PASS, SKIP, FAIL))
-    hardware = passed - _software_passed(text)
+    hardware = passed - diag.software_passed  # tests of the software alone prove nothing about a GPU
     if hardware <= 0:
         why = f"{skipped} tests were skipped" if skipped else "it printed no result of a test of the hardware"
         raise CouldNotRun(f"{why}: {' '.join(text.split())[:SAID]}" if not skipped else why)
@@ -49,32 +49,7 @@ def judged(text: str, code: int) -> str:
     return ""
 
 
-def _read(diag: DcgmDiag, text: str) -> list[Sign]:
-    value = document_in(text)
-    if value is not None:
-        return list(diag.value(1, value))
-    found = [sign for number, line in enumerate(text.splitlines(), 1) for sign in diag.read(number, line)]
-    return [*found, *diag.end()]
-
-
 def _reason(sign: Sign) -> str:
     device = sign.fields.get("device")
     where = "" if device is None else f" on GPU {device}"
     return f"{sign.kind}{where} ({sign.text})"
-
-
-def _software_passed(text: str) -> int:
-    """Tests of the software alone prove nothing about a GPU."""
-    value = document_in(text)
-    body = (value.get("DCGM Diagnostic") or value.get("DCGM GPU Diagnostic")) if isinstance(value, dict) else None
-    if not isinstance(body, dict):
-        return 0
-    software = DcgmDiag()
-    groups = body.get("test_categories")
-    kept = (
-        [group for group in groups if isinstance(group, dict) and group.get("category") == "Deployment"]
-        if isinstance(groups, list)
-        else []
-    )
-    list(software.value(1, {"DCGM Diagnostic": {"test_categories": kept}}))
-    return software.results.get(PASS, 0)

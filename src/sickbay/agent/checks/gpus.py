@@ -10,7 +10,6 @@ from typing import Any
 
 from sickbay.agent.checks import CouldNotRun, Exercise, Result
 from sickbay.agent.checks.apart import ExerciseOutcome, apart, judged, outcome, start, together
-from sickbay.agent.checks.child import Child, finish_all
 from sickbay.agent.checks.nccl_tests import all_reduce_perf
 from sickbay.agent.nvml.pci import nvidia_gpus
 from sickbay.agent.nvml.watched import CannotRead, Nvml, NvmlHung
@@ -20,6 +19,7 @@ from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Severity
 from sickbay.model.gpu import GpuReading
 from sickbay.signs.gpu_state import signs_among
+from sickbay.wire.commands import Child, finish_all
 
 GIB = 1 << 30
 UNSEEN = 2 * GIB  # memory in use that no process accounts for: somebody outside this container has the GPU

@@ -1,4 +1,4 @@
-"""Who we are among the ranks that somebody started side by side: srun, torchrun, mpirun, or a person by flags."""
+"""Rank and world size, from who started us beside others: srun, torchrun, mpirun, or a person by flags."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How ranks on many machines come together: rank 0 waits at an address, hears from all, and tells all what to do.
+"""Rendezvous of ranks on many machines: rank 0 waits at an address, hears from all, and tells all what to do.
 
 Its connections stay open, so that at the end every rank says what it found. A rank that says nothing is the one that
 broke the others: its neighbours only noticed.

@@ -2,8 +2,7 @@
 
 import re
 
-from sickbay.agent.checks.apart import ExerciseOutcome
-from sickbay.agent.checks.child import run_tool
+from sickbay.agent.checks.apart import ExerciseOutcome, run_tool
 from sickbay.agent.checks.network import TOOLS, find
 from sickbay.model.checkup import Verdict
 

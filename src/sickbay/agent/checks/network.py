@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sickbay.agent.checks import Exercise, Result
-from sickbay.agent.checks.apart import ExerciseOutcome, together
-from sickbay.agent.checks.child import Child, run_tool
+from sickbay.agent.checks.apart import ExerciseOutcome, run_tool, start_child, together
 from sickbay.model.checkup import Verdict
 
 TOOLS = ("/opt/amazon/efa/bin", "/usr/bin", "/usr/local/bin")
@@ -94,7 +93,7 @@ def _efa(card: NetworkCard, path: str, until: float, places: Sequence[str]) -> E
 
 def _pingpong(argv: Sequence[str], until: float) -> ExerciseOutcome:
     """A server and a client of one tool. The server is there first; a client that finds nobody tries again."""
-    server = Child(argv)
+    server = start_child(argv)
     said = ""
     try:
         for _ in range(TRIES):

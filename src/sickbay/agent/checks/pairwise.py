@@ -1,4 +1,4 @@
-"""Which node spoils a collective of many: two rounds of pairs.
+"""Pairwise bisection of a collective: which node spoils it, in two rounds of pairs.
 
 Round one pairs all. Nodes of a pair that passes are good: it takes two good ones to pass. Round two pairs each of the
 others with a good one; who fails again is bad. Where nobody passed, nobody can vouch for another, and nobody is blamed.

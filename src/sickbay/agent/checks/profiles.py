@@ -1,16 +1,15 @@
-"""Which tests a check consists of: after a fault those that would meet it again, or a named set.
+"""Test selection: which tests a check consists of, after a fault those that would meet it again, or a named set.
 
 The table is profiles.csv. A `component` row says what must be proved after a fault of that component; a `set` row says
 which tests belong to a named set, and up to which level. Tests of level 1 always run: they take moments.
 """
 
-import csv
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import NamedTuple
 
-from sickbay.knowledge.shipped import shipped
+from sickbay.knowledge.csv_table import TableRow, read_table, shipped
 
 EVERYTHING = "*"
 
@@ -49,10 +48,6 @@ def wanted(profile: str) -> Wanted:
     )
 
 
-def profiles() -> tuple[str, ...]:
-    return tuple(_table())
-
-
 def _component_of(code: str) -> str:
     from sickbay.knowledge.load import load_tables
 
@@ -64,12 +59,15 @@ def _component_of(code: str) -> str:
 
 @cache
 def _table() -> dict[str, Wanted]:
-    text = shipped("profiles.csv", "sickbay.agent.checks", "")
     table: dict[str, Wanted] = {}
-    for row in csv.DictReader(text.splitlines(), strict=True):
+
+    def add(row: TableRow) -> None:
         if row["kind"] == "set":
             before = table.get(row["profile"], Wanted(frozenset()))
-            table[row["profile"]] = before._replace(tests=(*before.tests, (row["chooses"], int(row["level"]))))
+            table[row["profile"]] = before._replace(tests=(*before.tests, (row["chooses"], row.whole("level"))))
         else:
             table[row["profile"]] = Wanted(frozenset(row["chooses"].split()))
+
+    name = "profiles.csv"
+    read_table(name, ("kind", "profile", "chooses", "level"), add, shipped(name, "sickbay.agent.checks", ""))
     return table

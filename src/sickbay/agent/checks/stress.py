@@ -1,4 +1,4 @@
-"""The host's processors and memory. Every result is known beforehand, so a core that computes wrong is named.
+"""CPU and memory burn-in of the host. Every result is known beforehand, so a core that computes wrong is named.
 
 Runs in a child process (`apart`), which forks one worker for each core.
 """
@@ -14,6 +14,7 @@ import zlib
 from typing import Any, Final
 
 from sickbay.agent.checks import CouldNotRun, Result
+from sickbay.wire.commands import die_with
 
 BLOCK: Final = bytes(range(256)) * 1024
 NUMBER: Final = (1 << 2203) - 1  # a Mersenne prime: long multiplication, with every bit set
@@ -83,9 +84,7 @@ def _worker(core: int, seconds: float, reading: int, writing: int, wants: dict[s
         return pid
     code = 1
     try:
-        from sickbay.agent.checks.apart import dies_with_its_parent
-
-        dies_with_its_parent()
+        die_with(os.getppid())()
         os.close(reading)
         os.sched_setaffinity(0, {core})
         until, rounds, wrong = time.monotonic() + seconds, 0, ""

@@ -188,13 +188,3 @@ def _error(lib: ctypes.CDLL, call: str, code: int) -> Exception:
     if code in SICK:
         return Sick(f"{SICK[code]} ({name} from {call})")
     return CouldNotRun(f"{call}: {name}" + (f", {HINTS[code]}" if code in HINTS else ""))
-
-
-def device_count() -> int:
-    lib = _library()
-    number = ctypes.c_int()
-    for name, args in (("cuInit", (0,)), ("cuDeviceGetCount", (ctypes.byref(number),))):
-        code = getattr(lib, name)(*args)
-        if code:
-            raise _error(lib, name, code)
-    return number.value

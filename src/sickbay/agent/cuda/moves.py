@@ -1,4 +1,4 @@
-"""How fast data move: between host and GPU, within a GPU, and from one GPU to others. GB/s are 10⁹ bytes per second."""
+"""Bandwidth between host and GPU, within a GPU, and from one GPU to others. GB/s are 10⁹ bytes per second."""
 
 from contextlib import ExitStack
 from typing import Any, Final

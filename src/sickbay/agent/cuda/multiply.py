@@ -1,4 +1,4 @@
-"""Two ways to multiply matrices, in PTX: plain units and tensor cores. C[n][n] = A[n][K] · B[n][K]ᵀ, of bf16."""
+"""Matrix multiplication (GEMM) in PTX: plain units and tensor cores. C[n][n] = A[n][K] · B[n][K]ᵀ, of bf16."""
 
 K = 4096  # the length of the dot products, a constant so that offsets are immediate
 TILE_FMA, TILE_MMA = 64, 128  # rows and columns of the product that one block computes

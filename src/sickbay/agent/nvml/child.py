@@ -1,4 +1,4 @@
-"""The child: loads NVML, answers, and pushes the events that NVML tells by itself.
+"""NVML worker process: loads NVML, answers, and pushes the events that NVML tells by itself.
 
 Three threads, because any call of NVML may never return: one listens to the agent and calls nothing, one answers, one
 waits for events. When the agent ends, for whatever reason, stdin ends, and with it this process.

@@ -1,4 +1,4 @@
-"""A process at the other end of two pipes, read with a deadline and ended without ever waiting for it in vain."""
+"""Piped subprocess with deadlines: read with a deadline and ended without ever waiting for it in vain."""
 
 import os
 import select

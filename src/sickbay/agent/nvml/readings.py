@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sickbay.agent.nvml.links import links_of
-from sickbay.model.gpu import GpuProcess, GpuReading
+from sickbay.model.gpu import GpuProcess, GpuReading, slowdowns
 from sickbay.signs.plausible import plausible
 from sickbay.signs.recovery_action import action_of
 
@@ -22,12 +22,6 @@ SM, MEMORY = 1, 2
 LIMITS = {"shutdown_at": 0, "slowdown_at": 1, "memory_limit_at": 2}  # nvmlTemperatureThresholds_t
 MEMORY_TEMP, RECOVERY_ACTION = 82, 230  # field ids
 
-# nvmlClocksEventReasons: the names are those of GpuReading.slowed_by.
-REASONS = (
-    (0x001, "gpu_idle"), (0x002, "applications_clocks"), (0x004, "sw_power_cap"), (0x008, "hw_slowdown"),
-    (0x010, "sync_boost"), (0x020, "sw_thermal_slowdown"), (0x040, "hw_thermal_slowdown"), (0x080, "hw_power_brake"),
-    (0x100, "display_clocks"),
-)  # fmt: skip
 FABRIC_STATES = ("N/A", "Not Started", "In Progress", "Completed")
 # Sensors that may fail on their own, by the call that reads them.
 SENSORS = {
@@ -233,7 +227,7 @@ def _speed(card: NvmlDevice) -> dict[str, Any]:
     reasons = reasons if reasons is not None else card.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     use = card.ask("nvmlDeviceGetUtilizationRates")
     return {
-        "slowed_by": None if reasons is None else tuple(name for bit, name in REASONS if reasons & bit),
+        "slowed_by": None if reasons is None else slowdowns(reasons),
         "sm_clock": card.ask("nvmlDeviceGetClockInfo", SM),
         "memory_clock": card.ask("nvmlDeviceGetClockInfo", MEMORY),
         "utilization": use and use.gpu,

@@ -1,4 +1,4 @@
-"""Why the GPUs could not be read.
+"""Exceptions of a reader of GPUs: why they could not be read.
 
 CannotRead
 ├── NoDriver

@@ -1,4 +1,4 @@
-"""The agent's end of NVML: asks the child with a deadline, ends one that hangs, and begins anew, ever more rarely."""
+"""Supervisor of the NVML child: asks with a deadline, ends one that hangs, restarts it with exponential back-off."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the agent and its NVML child say to one another: one JSON object a line, each way."""
+"""Protocol between the agent and its NVML child: one JSON object a line, each way."""
 
 from enum import StrEnum
 

@@ -6,7 +6,7 @@ What DCGM does not say is unknown, and that it does not answer says nothing abou
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from sickbay.agent.dcgmi import Listener, Run, document_in, fetch, run_dcgmi
+from sickbay.agent.dcgmi import Listener, Run, document_in, fetch, read_answer, run_dcgmi
 from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.remembered import Remembered
@@ -123,7 +123,7 @@ class Dcgm:
             self._run(POLICY, self._seconds)
             self._set = True
         yield from self._fresh(self._health())
-        wanted = ",".join(str(number) for number in sorted({field.id for field in fields()}))
+        wanted = ",".join(str(number) for number in sorted({field.id for field in fields() if field.id}))
         shown = readings_from_dmon(self._ask(("dmon", "-e", wanted, "-c", "1")))
         readings = {str(gpu): reading for gpu, (reading, _) in shown.items()}
         yield from self._changed(readings)
@@ -144,15 +144,10 @@ class Dcgm:
 
     def _health(self) -> list[Sign]:
         text = self._ask(HEALTH)
-        reader = DcgmHealth()
-        value = document_in(text)
-        if value is not None:
-            return list(reader.value(1, value))
-        # DCGM before it knew `-j` for this.
-        if "Overall Health" not in text:
+        # As text: of a DCGM that did not know `-j` for this yet.
+        if document_in(text) is None and "Overall Health" not in text:
             raise DcgmUnanswered(f"dcgmi health says something else than its report: {' '.join(text.split())[:200]}")
-        found = [sign for number, line in enumerate(text.splitlines(), 1) for sign in reader.read(number, line)]
-        return [*found, *reader.end()]
+        return read_answer(DcgmHealth(), text)
 
     def _fresh(self, found: Iterable[Sign]) -> Iterator[Sign]:
         """What holds now and did not before; what is over may be news again."""

@@ -1,4 +1,4 @@
-"""Summing up: what repeats is told at once and then as a number, and what two sources tell of one event is one.
+"""Deduplication: what repeats is told at once and then as a number, and what two sources tell of one event is one.
 
 One of these is shared by all sources of a node that count by themselves: kernel ring, journal, NVML, text files that
 are trusted. Its memory is bounded.

@@ -31,6 +31,7 @@ from sickbay.model.sign import Fields, Sign
 from sickbay.signs.gpu_changes import GpuPast, weigh
 from sickbay.signs.gpu_state import held, missing, signs_among
 from sickbay.signs.plausible import plausible
+from sickbay.wire.files import replace_file
 
 GRACE = 300.0  # seconds: just after a boot or an upgrade the driver may not be there yet, and no GPU is broken
 EVERY = 30.0  # seconds: a full reading of an H200 takes up to 3 ms of a core, eight of them a thousandth in all
@@ -265,7 +266,7 @@ class Gpus:
             return
         self._known, self._devices = known, _addresses(known)
         with suppress(OSError):  # a full disk: then the next run learns it again
-            _write(self._file, known)
+            replace_file(self._file, msgspec.json.encode(known), durable=False)
 
     def _observed(self, sign: Sign) -> Observed:
         return Observed(node=self._node, kind=sign.kind, fields=sign.fields, text=sign.text, count=sign.count)
@@ -333,9 +334,3 @@ def _read(path: Path) -> GpuMemory:
         return msgspec.json.decode(path.read_bytes(), type=GpuMemory)
     except (OSError, msgspec.MsgspecError):
         return GpuMemory()
-
-
-def _write(path: Path, known: GpuMemory) -> None:
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(msgspec.json.encode(known))
-    beside.replace(path)

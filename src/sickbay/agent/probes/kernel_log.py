@@ -31,6 +31,7 @@ TAKES = 0.5  # seconds that one look reads; what is behind waits for the next
 AGAIN = 5.0  # seconds after which a source that failed is tried again
 
 Watched = tuple[Path, int]  # and which of its changes
+DeviceAt = Callable[[str], int | None]  # the GPU at a PCI address
 
 
 class LogLine(NamedTuple):
@@ -156,6 +157,16 @@ def understood(text: str, bare: bool) -> tuple[Sign | None, Peeled]:
     return heard(text, bare=bare)
 
 
+def item_of(sign: Sign, line: LogLine, node: NodeId, device_at: DeviceAt, *, last_words: bool = False) -> Item:
+    fields = dict(sign.fields)
+    device = device_at(str(fields["pci"])) if "pci" in fields else None
+    if device is not None and sign.kind != "sxid":
+        fields["device"] = device
+    text = line.text.strip()[:TEXT]
+    news = Observed(node=node, kind=sign.kind, fields=fields, text=text, count=sign.count, last_words=last_words)
+    return say(news, line.mono, line.source, line.seq)
+
+
 class KernelLog:
     """A probe over all sources. `device_at` finds the device at a PCI address.
 
@@ -167,7 +178,7 @@ class KernelLog:
         self,
         sources: Sequence[LineSource],
         node: NodeId,
-        device_at: Callable[[str], int | None],
+        device_at: DeviceAt,
         sums: Deduplicator | None = None,
     ) -> None:
         self._sources = tuple(sources)
@@ -264,7 +275,7 @@ class KernelLog:
         if isinstance(said, Observed):
             yield say(said, now)
         elif said is not None:
-            item = self._item(sign, said)
+            item = item_of(sign, said, self._node, self._device_at)
             if not said.proven:
                 self._hearsay.add(item, now, said.by or source.name, said.undated)
             elif said.told:
@@ -284,15 +295,6 @@ class KernelLog:
             )
             yield say(Observed(node=self._node, kind="probe.failed", text=text[:500]), now)
         self._blind = blind
-
-    def _item(self, sign: Sign, line: LogLine) -> Item:
-        kind, fields = sign.kind, dict(sign.fields)
-        device = self._device_at(str(fields["pci"])) if "pci" in fields else None
-        if device is not None and kind != "sxid":
-            fields["device"] = device
-        text = line.text.strip()[:TEXT]
-        news = Observed(node=self._node, kind=kind, fields=fields, text=text, count=sign.count)
-        return say(news, line.mono, line.source, line.seq)
 
     def _failed(self, source: LineSource, error: OSError, now: float) -> Iterator[Item]:
         why = str(error)

@@ -2,13 +2,13 @@
 
 import ctypes
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from sickbay.model.sign import Sign
+from sickbay.wire.commands import run_bounded
 
 NARROW = ("0x0200", "0x0207", "0x0108")  # PCI classes whose lanes are compared: Ethernet, InfiniBand, NVMe
 NVSWITCH = "0x0680"
@@ -213,12 +213,9 @@ def stat_of(path: Path | str) -> tuple[str, str, str] | None:
 def service_state(name: str) -> str:
     """As systemctl says it; empty where it cannot be asked."""
     try:
-        done = subprocess.run(  # noqa: S603 - fixed words
-            ["systemctl", "is-active", name], capture_output=True, text=True, timeout=ASKS, check=False  # noqa: S607 - where the system has it
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+        return run_bounded(["systemctl", "is-active", name], ASKS).out.strip()
+    except OSError:
         return ""
-    return done.stdout.strip()
 
 
 class _Timex(ctypes.Structure):

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from sickbay.model.noun import Noun
+from sickbay.wire.files import replace_file
 
 Counts = dict[str, int]  # counter → the last number that could be believed
 
@@ -35,10 +36,9 @@ class Remembered:
         written = msgspec.json.encode(self.counts)
         if not self._boot or written == self._written:
             return
-        beside = self._file.with_name(f"{self._file.name}.new")
         with suppress(OSError):  # a full disk: then the next run tells more again
-            beside.write_bytes(msgspec.json.encode(_Kept(boot=self._boot, at=now, counts=self.counts)))
-            beside.replace(self._file)
+            kept = _Kept(boot=self._boot, at=now, counts=self.counts)
+            replace_file(self._file, msgspec.json.encode(kept), durable=False)
             self._written = written
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.complaints import complain
 from sickbay.clusters.local.files import BOOT_MARK, LocalSeat, Paths
+from sickbay.wire.commands import die_with
 
 AGENT_MARK = "SICKBAY_AGENT_RUN"  # in the environment of an agent and all that it starts
 AGENT = "sickbay.clusters.local.node"
@@ -56,7 +57,7 @@ class AgentProcess:
                 [*given, *own],
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                preexec_fn=processes.die_with(os.getpid()),  # noqa: PLW1509 - the supervisor has no threads
+                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 - the supervisor has no threads
             )
         except (OSError, subprocess.SubprocessError) as error:
             # A node without an agent is a node whose agent is silent: the controller sees to that.

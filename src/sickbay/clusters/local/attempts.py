@@ -1,4 +1,4 @@
-"""Attempts of jobs as the controller's side keeps them: one file for each, written before anything is ordered.
+"""Write-ahead records of attempts, on the controller's side: one file for each, written before anything is ordered.
 
     <root>/attempts/<job>.<attempt>.json
 

@@ -1,4 +1,4 @@
-"""How a boot begins: take the seat's lock, make sure that the seat still means this boot, then be its supervisor."""
+"""Entry point of a boot: takes the seat's lock, makes sure that the seat means this boot, becomes its supervisor."""
 
 import argparse
 import fcntl

@@ -1,4 +1,4 @@
-"""Breaking the local cluster's virtual hardware on purpose."""
+"""Fault injection into the local cluster's virtual hardware."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""What a supervisor has to say to people goes to its log, one line each."""
+"""Logging of a supervisor: what it has to say to people, one line each."""
 
 import os
 import time

@@ -159,10 +159,7 @@ def _on(defect: VirtualDefect, device: int | None) -> VirtualDefect:
 
 @cache
 def _advised() -> dict[int, Remedy]:
-    # Only whoever injects reads it: no supervisor pays for it. The loader of tables needs the brain, which adapters
-    # may not know, and of each row this is two columns.
-    import csv
-    from importlib.resources import files
+    # Only whoever injects reads it, and of each row two columns: no supervisor pays for it.
+    from sickbay.knowledge.csv_table import read_table
 
-    table = files("sickbay.knowledge").joinpath("data/xid.csv").read_text(encoding="utf-8")
-    return {int(row["xid"]): Remedy(row["remedy"]) for row in csv.DictReader(table.splitlines())}
+    return dict(read_table("xid.csv", ("xid", "remedy"), lambda row: (row.whole("xid"), row.word("remedy", Remedy))))

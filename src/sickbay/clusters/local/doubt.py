@@ -1,4 +1,4 @@
-"""Trouble with the files, in the words of the ports."""
+"""Error translation: trouble with the files in the words of the ports."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

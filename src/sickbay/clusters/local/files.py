@@ -29,7 +29,6 @@ them are found when the machine is to end, whatever process group they have move
 """
 
 import os
-import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -40,6 +39,7 @@ from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
 from sickbay.model.job import LogRule, RankState
 from sickbay.model.noun import Noun
+from sickbay.wire.files import replace_file
 
 BOOT_MARK = "SICKBAY_BOOT"  # in the environment of every process of a boot
 BEAT = 1.0  # seconds between two beats of a supervisor
@@ -271,29 +271,7 @@ def read(path: Path, kind: type[Thing]) -> Thing | None:
 
 def write(path: Path, thing: object, *, durable: bool = True) -> None:
     """Replace the file as a whole. `durable`: it outlives a power cut, not only the death of a process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(thing))
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        Path(aside).rename(path)
-        if durable:
-            _sync(path.parent)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
-
-
-def _sync(directory: Path) -> None:
-    """The name is on the disk as well as the content."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    replace_file(path, msgspec.json.encode(thing), durable=durable)
 
 
 def wake(fifo: Path) -> bool:

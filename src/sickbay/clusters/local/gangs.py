@@ -1,4 +1,4 @@
-"""Starts and stops of attempts: written down first, then ordered from each node."""
+"""Gang scheduling: starts and stops of attempts, written down first, then ordered from each node."""
 
 import time
 from collections.abc import Mapping

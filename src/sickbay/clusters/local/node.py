@@ -25,8 +25,7 @@ from sickbay.clusters.local.devices import Hardware, device_at
 from sickbay.clusters.local.files import BOOT_MARK, ClusterFile, LocalSeat, Paths, read
 from sickbay.clusters.local.node_commands import LocalOrders
 from sickbay.clusters.local.rank_watch import RankWatch
-from sickbay.clusters.local.virtual_checks import virtual_tests
-from sickbay.clusters.local.virtual_devices import VirtualDevices
+from sickbay.clusters.local.virtual_devices import VirtualDevices, virtual_tests
 from sickbay.model.errors import BadInput
 
 

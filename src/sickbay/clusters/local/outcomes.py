@@ -1,4 +1,4 @@
-"""What has become of an attempt, from what its nodes say. No I/O: what is read is given."""
+"""Outcome of an attempt, a pure function of what its nodes say: no I/O, what is read is given."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

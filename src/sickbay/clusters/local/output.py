@@ -1,4 +1,4 @@
-"""What a rank writes: captured into files that are rotated, and read again by its byte offset.
+"""Log capture with rotation: what a rank writes, and read again by its byte offset.
 
     <run dir>/output                the newest part
     <run dir>/output.<offset>       older parts, each named by the offset of its first byte

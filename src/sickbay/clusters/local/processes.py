@@ -4,28 +4,14 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC = Path("/proc")
 _LINUX = sys.platform.startswith("linux")
 _LIBC = ctypes.CDLL(None) if _LINUX else None  # loaded before any fork: a child between fork and exec may not
-
-
-def die_with(parent: int) -> Callable[[], None]:
-    """For a child between fork and exec: the kernel kills it when `parent`, its parent, is gone."""
-
-    def arm() -> None:
-        if _LIBC is None:
-            return
-        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it died before we could ask
-            os._exit(128 + signal.SIGKILL)
-
-    return arm
 
 
 def adopt_orphans() -> None:

@@ -1,4 +1,4 @@
-"""What is forgotten, so that the room's directory does not grow for ever."""
+"""Retention: what is forgotten, so that the room's directory does not grow for ever."""
 
 import shutil
 import time

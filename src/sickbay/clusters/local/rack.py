@@ -19,6 +19,7 @@ from sickbay.clusters.local.locks import held, holder
 from sickbay.clusters.local.processes import find, kill
 from sickbay.model.errors import BadInput, Gone, Unknown
 from sickbay.model.fault import Remedy
+from sickbay.wire.files import replace_file
 
 SUPERVISOR = "sickbay.clusters.local.supervisor"
 POLITE = 8.0  # seconds: a supervisor gives its ranks five of them
@@ -146,15 +147,7 @@ class Rack:
 
     def token(self, name: str, secret: str) -> None:
         """The credential of the agent on a seat."""
-        path = self.paths(name).token
-        aside = path.with_name(".token.new")
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(handle, secret.encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        aside.rename(path)
+        replace_file(self.paths(name).token, secret.encode())
 
     # --- power
     def alive(self, name: str) -> bool:
@@ -189,11 +182,6 @@ class Rack:
                 self.save(following)
             self.spawn_held(following)
             return True
-
-    def spawn(self, name: str) -> None:
-        """Start the seat's present boot, unless it runs."""
-        with self.held(name) as seat:
-            self.spawn_held(seat)
 
     def spawn_held(self, seat: LocalSeat) -> None:
         """Start the supervisor of a seat that the caller holds. Twice is once."""

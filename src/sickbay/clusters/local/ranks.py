@@ -21,6 +21,7 @@ from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, Start
 from sickbay.clusters.local.output import Capture
 from sickbay.model.fleet import JobId
 from sickbay.model.job import RankState
+from sickbay.wire.commands import die_with
 
 # <job>.<attempt>.<rank>.<boot>, in the environment of everything that a rank starts; with the boot, because another
 # cluster on this machine may well have a job of the same name.
@@ -200,7 +201,7 @@ class NodeRanks:
             cwd=order.cwd or self.run_dir(noun),
             env=self._environment(order, noun, plan),
             start_new_session=True,
-            preexec_fn=processes.die_with(os.getpid()),  # noqa: PLW1509 - the supervisor has no threads
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 - the supervisor has no threads
         )
 
     def _environment(self, order: StartRanks, noun: Rank, plan: RankPlan) -> Mapping[str, str]:

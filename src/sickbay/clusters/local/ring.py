@@ -1,4 +1,4 @@
-"""Changes in the order in which they were found: what a cursor is a place in."""
+"""Ring buffer of changes, in the order in which they were found: what a cursor is a place in."""
 
 import secrets
 from collections import deque

@@ -1,4 +1,4 @@
-"""The local cluster's own time: what `as_of` and `visible_from` are readings of."""
+"""Monotonic clock of the local cluster that survives restarts: what `as_of` and `visible_from` are readings of."""
 
 import threading
 import time

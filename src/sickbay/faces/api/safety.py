@@ -92,7 +92,7 @@ def brakes(ask: ApiRequest) -> list[TrippedBrake]:
 
 def _scopes(brake: TrippedBrake) -> tuple[str, str]:
     """A pool or a domain is written with its cluster or without."""
-    kind, _, name = brake.scope.partition(":")
+    kind, name = brake.covers
     return brake.scope, f"{kind}:{pool_word(name)}"
 
 

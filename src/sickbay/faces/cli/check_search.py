@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
-from sickbay.agent.checks.child import Child, ChildEnd, finish_all
+from sickbay.agent.checks.apart import start_child
 from sickbay.agent.checks.pairwise import Pair, PairTried, PairwiseVerdict, Round, rounds
 from sickbay.faces.cli.columns import Column, columns, count, say
 from sickbay.faces.cli.show import clean, print_json
 from sickbay.model.errors import BadInput
+from sickbay.wire.commands import Child, ChildEnd, finish_all
 
 TEMPLATE: Final = "ssh {host}"
 AT_ONCE: Final = 64  # pairs: twice as many connections from here
@@ -42,7 +43,7 @@ class Reach:
     rest: Callable[[], None] = lambda: time.sleep(LOOK_EVERY)  # between two looks; raises when told to end
 
     def start(self, host: str, *words: str) -> Child:
-        return Child([*(part.replace("{host}", host) for part in self.template), "sickbay", *words])
+        return start_child([*(part.replace("{host}", host) for part in self.template), "sickbay", *words])
 
     def ranks(self, pair: Pair) -> Iterator[Child]:
         """One after the other, so that whoever starts them can end the first if the second cannot be started."""

@@ -3,12 +3,12 @@
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sickbay.model.errors import BadInput
+from sickbay.wire.files import replace_file
 
 FILE = "credentials.json"
 
@@ -60,7 +60,7 @@ def _change(change: Callable[[dict[str, str]], dict[str, str]]) -> None:
                 before = {}  # nobody can use what is in it, and a new token must have its place
             after = change(before)
             if after != before or not path.exists():
-                _write(path, after)
+                replace_file(path, json.dumps(after, indent=2).encode())
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}: set XDG_CONFIG_HOME elsewhere") from None
 
@@ -75,17 +75,3 @@ def _alone(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _write(path: Path, known: dict[str, str]) -> None:
-    """The whole file or the one before; mkstemp makes it readable for its owner only from the first moment on."""
-    descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=".credentials-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            json.dump(known, out, indent=2)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(new).replace(path)
-    except BaseException:
-        Path(new).unlink(missing_ok=True)
-        raise

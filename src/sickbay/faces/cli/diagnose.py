@@ -1,7 +1,7 @@
 """sickbay diagnose FILE|-: what is wrong in whatever people paste. No server is asked."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ TO_DO = {
 }
 UNDER = 12  # consequences that are named under one cause
 SHOWN = 160  # characters of the line that proves it
-LONG = 8 * 1024 * 1024  # from here on a terminal is told how far it is
 
 
 @click.command("diagnose")
@@ -49,18 +48,16 @@ def diagnose(path: str, each: bool, knowledge: str | None, as_json: bool) -> Non
     srun -N2 nvidia-smi -q 2>&1 | sickbay diagnose -
     """
     from sickbay.knowledge.load import load_tables
-    from sickbay.signs.readers.input import open_input
-    from sickbay.signs.readers.stream import TextStream
-    from sickbay.signs.symptoms import name_all
+    from sickbay.signs.readers import diagnose as text
 
     tables = load_tables(Path(knowledge) if knowledge else None)
-    stream = TextStream(tables.diagnosis)
-    with open_input(path, lambda words: click.echo(words, err=True)) as chunks:
-        found = name_all(stream.read(_told(chunks, stream)), tables, each=each)
+    found = text.diagnose(path, tables, each=each, notice=lambda words: click.echo(words, err=True), progress=_progress)
+    if sys.stderr.isatty():
+        click.echo("\x1b[K", err=True, nl=False)
     if as_json:
-        print_json([as_row(symptom) for symptom in found])
+        print_json([as_row(symptom) for symptom in found.symptoms])
     else:
-        _print(found, stream.lines, list(stream.formats))
+        _print(found.symptoms, found.lines, found.read_as)
 
 
 def as_row(symptom: "Symptom") -> dict[str, Any]:
@@ -84,20 +81,10 @@ def as_row(symptom: "Symptom") -> dict[str, Any]:
     }
 
 
-def _told(chunks: Iterable[bytes], stream: Any) -> Iterator[bytes]:
-    """The same chunks; a long text says on a terminal how far it has been read."""
-    if not sys.stderr.isatty():
-        yield from chunks
-        return
-    seen = said = 0
-    for chunk in chunks:
-        seen += len(chunk)
-        if seen - said >= LONG:
-            said = seen
-            click.echo(f"\r{seen / 1e6:,.0f} MB, {stream.lines:,} lines …", err=True, nl=False)
-        yield chunk
-    if said:
-        click.echo("\r\x1b[K", err=True, nl=False)
+def _progress(seen: int, lines: int) -> None:
+    """How far a long text has been read, on a terminal; what comes next writes over it."""
+    if sys.stderr.isatty():
+        click.echo(f"\x1b[K{seen / 1e6:,.0f} MB, {lines:,} lines …\r", err=True, nl=False)
 
 
 # --- for people

@@ -133,7 +133,7 @@ def _simulated(
 
 
 def _duration(text: str | None) -> timedelta | None:
-    from sickbay.policy.durations import parse_duration
+    from sickbay.model.durations import parse_duration
 
     try:
         return parse_duration(text) if text is not None else None

@@ -98,7 +98,7 @@ def reasoned(given: str, example: str) -> str:
 
 def seconds(option: str, text: str | None, *, plain: bool = False) -> float | None:
     """`plain`: a bare number means seconds. Raises BadInput."""
-    from sickbay.policy.durations import parse_duration
+    from sickbay.model.durations import parse_duration
 
     if text is None:
         return None

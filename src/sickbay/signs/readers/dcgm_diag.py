@@ -8,21 +8,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from sickbay.knowledge.dcgm import (
-    COULD_NOT_RUN,
-    NO_VERDICT,
-    UNREACHABLE,
-    DcgmReading,
-    cells,
-    known_test,
-    messages,
-    ruler,
-)
+from sickbay.knowledge.dcgm import COULD_NOT_RUN, NO_VERDICT, UNREACHABLE, known_test, messages
 from sickbay.model.sign import Sign
-from sickbay.signs.readers.dcgm_trial import FAIL, TEXT, WARN, DcgmTest, dicts, trial_in_json, verdict
+from sickbay.signs.readers import Document, proven
+from sickbay.signs.readers.boxes import Entry, TwoColumns, cells, ruler
+from sickbay.signs.readers.dcgm_trial import FAIL, PASS, TEXT, WARN, DcgmTest, dicts, trial_in_json, verdict
 
 WIDTH = 45  # characters after which DCGM breaks a message, in the middle of a word if need be
-CHUNKS = 400  # rows of one message that are kept
 TESTS = 500  # of one text; DCGM has some thirty
 
 
@@ -30,9 +22,9 @@ _STATUS = re.compile(r"(pass|fail|warn|skip|not run)\w*\b\s*(?:-\s*(.*)|(\(.*))?
 _ENTITY = re.compile(r"([A-Za-z][\w ]{0,20}?) ?(\d{1,4}):\s*(pass|fail|warn|skip|not run)", re.IGNORECASE | re.ASCII)
 _SECTION = re.compile(r"[|+]-{3,}  (\w[\w /]{0,40}?)  -+", re.ASCII)
 _LABEL = re.compile(r"(warning|error|info)s?\b[:\s-]*(?:gpu ?(\d{1,3}))?", re.IGNORECASE | re.ASCII)
-LEFT = (
-    27  # characters of the left column: a row of such a width with a test's name is DCGM's, though no head came before
-)
+# Characters of the left column: a row of such a width with a test's name is DCGM's, though no head came before.
+LEFT = 27
+SOFTWARE = "Deployment"  # the category of tests that prove nothing about a GPU
 _NOT_TESTS = frozenset({"metadata", ""})
 
 # The whole line is DCGM's, or it is not read: people write about connection errors, too.
@@ -54,161 +46,121 @@ _REFUSED = re.compile(
 )
 
 
-class DcgmDiag:
+class DcgmDiag(Document):
     """`results` counts tests by their verdict, `failures` are the signs of those that failed: of all texts so far."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
-        "| Diagnostic ",
-        "|-----  ",
-        "+-----  ",
-        "| Warning",
-        "| Error ",
-        "| Fail",
-        "establish a connection to the specified host",
-        "connect to host engine",
-        "Host engine connection",
-        "Failed to start DCGM",
-        "connecting to nv-hostengine",
-        "Unable to complete diagnostic",
-        "Diagnostic could not be run",
-        "Diagnostic can only be",
-        "MIG configuration is incompatible",
-        "A diag instance is already running",
-        "Requested tests were not found",
-    )
+        "| Diagnostic ", "|-----  ", "+-----  ", "| Warning", "| Error ", "| Fail",
+        "establish a connection to the specified host", "connect to host engine", "Host engine connection",
+        "Failed to start DCGM", "connecting to nv-hostengine", "Unable to complete diagnostic",
+        "Diagnostic could not be run", "Diagnostic can only be", "MIG configuration is incompatible",
+        "A diag instance is already running", "Requested tests were not found",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        super().__init__()
         self._open = False  # inside a table
         self._doubtful = False  # its head was seen, and the next line decides
         self._skipped = False  # inside a section that has no tests
+        self._entries = TwoColumns()
         self._test: DcgmTest | None = None
-        self._label: tuple[str, int | None] | None = None  # of the message that is being read
-        self._chunks: list[str] = []
         self._away = False  # that DCGM does not answer has been told, and nothing else came since
-        self._owns = False
         self.results: dict[str, int] = {}
+        self.software_passed = 0  # of these, as far as the text tells them apart
         self.failures: list[Sign] = []
-
-    @property
-    def owns(self) -> bool:
-        return self._owns
 
     def read(self, number: int, line: str) -> Iterable[Sign]:
         first = line.lstrip()[:1]
         if first in {"|", "+"}:
             return self._row(number, line)
-        self._owns = False
-        found = self._close() if self._open or self._doubtful else []
+        found = self.end()
         if first and first in "EFeAuRUG":
-            found = [*found, *self._sentence(number, line.strip())]
-        elif first:
+            return [*found, *self._sentence(number, line.strip())]
+        if first:
             self._away = False
         return found
 
     def value(self, number: int, value: Any) -> Iterable[Sign]:
-        if not isinstance(value, dict):
-            return []
         for key in ("DCGM Diagnostic", "DCGM GPU Diagnostic"):
-            body = value.get(key)
-            if isinstance(body, dict):
+            if isinstance(value, dict) and isinstance(body := value.get(key), dict):
                 return list(self._json(number, body))
         return []
 
-    def end(self) -> Iterable[Sign]:
-        self._owns = False
-        return self._close()
+    def end(self) -> list[Sign]:
+        self._open = self._doubtful = self._skipped = self.owns = False
+        return self._over()
 
     # The table
 
-    def _row(self, number: int, line: str) -> Iterable[Sign]:
+    def _row(self, number: int, line: str) -> list[Sign]:
         text = line.strip()
-        section = _SECTION.match(text)
-        if section is not None:
-            self._open, self._doubtful, self._owns = True, False, True
+        if section := _SECTION.match(text):
+            self._open, self._doubtful, self.owns = True, False, True
             self._skipped = section[1].strip().lower() in _NOT_TESTS
             return self._over()
         if ruler(line):
-            self._open = self._open or self._doubtful
+            self._open = self.owns = self._open or self._doubtful
             self._doubtful = False
-            self._owns = self._open
             return self._over() if self._open and "=" not in text else []
         row = cells(line)
         if row is None or len(row) < 2:
-            self._owns = False
-            return self._close()
+            return self.end()
         left, right = row[0].strip(), "|".join(row[1:])
         if left == "Diagnostic" and right.strip() == "Result":
-            found = self._close()
-            self._doubtful = self._owns = True
+            found = self.end()
+            self._doubtful = self.owns = True
             return found
-        if not self._open and len(row[0]) == LEFT and known_test(left) and _STATUS.fullmatch(right.strip()):
-            self._open = True
-        self._owns = self._open
         self._doubtful = False
-        if not self._open:
+        if len(row[0]) == LEFT and known_test(left) and _STATUS.fullmatch(right.strip()):
+            self._open = True
+        self.owns = self._open
+        if not self._open or self._skipped:
             return []
-        return [] if self._skipped else self._cell(number, left, right)
+        return self._meaning(self._entries.row(number, left, right))
 
-    def _cell(self, number: int, left: str, right: str) -> Iterable[Sign]:
-        text = right.strip()
-        if not left:
-            self._below(text, right)
+    def _meaning(self, entry: Entry | None) -> list[Sign]:
+        """An entry is a test with its result, or a message about the test above."""
+        if entry is None:
             return []
-        if label := _LABEL.fullmatch(left):
-            self._said()
-            found = self._about_all(number) if label[1].lower() == "error" else []
-            gpu = int(label[2]) if label[2] else None
-            self._label, self._chunks = (label[1].lower(), gpu), [right]
+        number, first = entry.right[0]
+        chunks = [text for _, text in entry.right]
+        if label := _LABEL.fullmatch(entry.left):
+            # An error that stands under no failed test: DCGM says it of the whole section.
+            alone = label[1].lower() == "error" and (self._test is None or self._test.status != FAIL)
+            found = self._begin(DcgmTest(number, "software", FAIL, "")) if alone else []
+            if label[1].lower() != "info":
+                self._message(chunks, int(label[2]) if label[2] else None)
             return found
-        if status := _STATUS.fullmatch(text):
-            found = self._over()
-            self._test = DcgmTest(number, left, verdict(status[1]), (status[2] or status[3] or "").strip())
-            return found
-        return []
-
-    def _below(self, text: str, right: str) -> None:
-        """A row that goes on with the one above: more of a message, or a result of the test for other GPUs."""
-        test = self._test
-        if self._label is not None:
-            if len(self._chunks) < CHUNKS:
-                self._chunks.append(right)
-        elif test is None:
-            return
-        elif entity := _ENTITY.match(text):
-            if entity[1].strip().lower() == "gpu":
-                test.result(int(entity[2]), entity[3].lower())
-        elif status := _STATUS.fullmatch(text):
-            test.more(verdict(status[1]), (status[2] or status[3] or "").strip())
-        elif text and test.status in {FAIL, WARN}:
-            self._label, self._chunks = ("warning", None), [right]
-
-    def _about_all(self, number: int) -> list[Sign]:
-        """An error that stands under no failed test: DCGM says it of the whole section."""
-        if self._test is not None and self._test.status == FAIL:
+        status = _STATUS.fullmatch(first.strip())
+        if status is None:
             return []
-        found = self._over()
-        self._test = DcgmTest(number, "software", FAIL, "")
+        test = DcgmTest(number, entry.left, verdict(status[1]), (status[2] or status[3] or "").strip())
+        found = self._begin(test)
+        for place, chunk in enumerate(chunks[1:], 1):
+            text = chunk.strip()
+            if entity := _ENTITY.match(text):
+                if entity[1].strip().lower() == "gpu":
+                    test.result(int(entity[2]), entity[3].lower())
+            elif status := _STATUS.fullmatch(text):
+                test.more(verdict(status[1]), (status[2] or status[3] or "").strip())
+            elif text and test.status in {FAIL, WARN}:
+                self._message(chunks[place:], None)
+                break
         return found
 
-    def _said(self) -> None:
-        """The message that was being read is over."""
-        test = self._test
-        if self._label is not None and test is not None and self._label[0] != "info" and test.status in {FAIL, WARN}:
-            test.message(_joined(self._chunks), self._label[1])
-        self._label, self._chunks = None, []
+    def _message(self, chunks: list[str], gpu: int | None) -> None:
+        if self._test is not None and self._test.status in {FAIL, WARN}:
+            self._test.message(_joined(chunks), gpu)
+
+    def _begin(self, test: DcgmTest) -> list[Sign]:
+        before, self._test = self._test, test
+        return [] if before is None else self._judged(before)
 
     def _over(self) -> list[Sign]:
         """The test that was being read is over."""
-        self._said()
+        found = self._meaning(self._entries.over())
         test, self._test = self._test, None
-        if test is None:
-            return []
-        return self._judged(test)
-
-    def _close(self) -> list[Sign]:
-        found = self._over()
-        self._open = self._doubtful = self._skipped = False
-        return found
+        return found if test is None else [*found, *self._judged(test)]
 
     def _judged(self, test: DcgmTest) -> list[Sign]:
         self.results[test.status] = self.results.get(test.status, 0) + 1
@@ -225,11 +177,10 @@ class DcgmDiag:
         if _AWAY.fullmatch(line) or (_REFUSED.match(line) and "Host engine connection invalid" in line):
             if not self._away:  # one trouble, told in two lines
                 yield Sign(kind=UNREACHABLE, text=line[:TEXT], line=number)
-            self._away = self._owns = True
+            self._away = self.owns = True
         elif _REFUSED.match(line):
-            self._owns = True
-            told = messages(line) or [DcgmReading(kind=COULD_NOT_RUN)]
-            yield from (Sign(kind=one.kind, fields=one.fields, text=line[:TEXT], line=number) for one in told)
+            self.owns = True
+            yield from _refusal(number, line)
         else:
             self._away = False
 
@@ -239,11 +190,17 @@ class DcgmDiag:
         for key in ("runtime_error", "Runtime Error", "error"):
             text = body.get(key)
             if isinstance(text, str) and text.strip():
-                told = messages(text) or [DcgmReading(kind=COULD_NOT_RUN)]
-                yield from (Sign(kind=one.kind, fields=one.fields, text=text[:TEXT], line=number) for one in told)
-        tests = [test for group in dicts(body.get("test_categories")) for test in dicts(group.get("tests"))]
-        for entry in tests[:TESTS]:
-            yield from self._judged(trial_in_json(number, entry))
+                yield from _refusal(number, text)
+        groups = dicts(body.get("test_categories"))
+        tests = [(group.get("category"), test) for group in groups for test in dicts(group.get("tests"))]
+        for category, entry in tests[:TESTS]:
+            test = trial_in_json(number, entry)
+            self.software_passed += category == SOFTWARE and test.status == PASS
+            yield from self._judged(test)
+
+
+def _refusal(number: int, text: str) -> Iterable[Sign]:
+    return proven(messages(text) or [Sign(kind=COULD_NOT_RUN)], number, text, TEXT)
 
 
 def _joined(chunks: Iterable[str]) -> str:

@@ -6,25 +6,18 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from sickbay.knowledge.dcgm import (
-    XID,
-    Field,
-    cells,
-    fields,
-    messages,
-    policies,
-    ruler,
-    said,
-    squeezed,
-    systems,
-    told_as,
-)
+from sickbay.knowledge.dcgm import XID, Field, fields, messages, policies, said, squeezed, systems, told_as
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.gpu_state import signs_of
+from sickbay.signs.readers import Document, proven
+from sickbay.signs.readers.boxes import Entry, TwoColumns, cells, ruler
 from sickbay.signs.readers.exporter import put, whole
 
+Entity = tuple[str, int | None]  # what a report speaks of, and its number
+
 TEXT = 500
+LINE = 4000
 ROWS = 200  # of one message
 DEPTH = 12  # of a JSON document
 FAILURE, WARNING = "failure", "warning"
@@ -46,66 +39,99 @@ _HOST_ENGINE = re.compile(
 _OF_A_GPU = frozenset({"gpu.lost", "gpu.fallen_off_bus", "gpu.reset_required"})
 
 
-class DcgmHealth:
+class DcgmHealth(Document):
     """A report names entities, their systems, and an incident each; a healthy one gives nothing."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
-        "Health Monitor Report",
-        "| Overall Health",
-        "Overall Health: ",
-        "Timestamp: ",
-        "#Entity",
-        "# Entity",
-        "# GPU",
-        "violated policy manager",
-        "[/builds/dcgm",
-        "/dcgm/dcgm/",
-    )
+        "Health Monitor Report", "| Overall Health", "Overall Health: ", "Timestamp: ", "#Entity", "# Entity", "# GPU",
+        "violated policy manager", "[/builds/dcgm", "/dcgm/dcgm/",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._report = _Report()
+        super().__init__()
+        self._open = False  # inside the table of a report
+        self._entries = TwoColumns()
+        self._entity: Entity = ("gpu", None)
         self._stamped = 0  # lines since a violation's time
         self._columns: list[Field | None] | None = None
-        self._owns = False
-
-    @property
-    def owns(self) -> bool:
-        return self._owns
 
     def read(self, number: int, line: str) -> Iterable[Sign]:
-        first = line.lstrip()[:1]
-        if first in {"|", "+"}:
+        if line.lstrip()[:1] in {"|", "+"}:
             self._columns, self._stamped = None, 0
-            found = list(self._report.row(number, line))
-            self._owns = self._report.open
+            found = list(self._row(number, line))
+            self.owns = self._open
             return found
-        closed = list(self._report.close())
-        if len(line) > 4000:
-            self._columns, self._stamped, self._owns = None, 0, False
+        closed = list(self._close())
+        self.owns = False
+        if len(line) > LINE:
+            self._columns, self._stamped = None, 0
             return closed
-        found = [*closed, *self._violation(number, line.strip()), *self._dmon(number, line)]
-        if logged := _HOST_ENGINE.fullmatch(line.strip()):
-            self._owns = True
-            found.extend(_logged(number, line.strip(), logged[1]))
+        text = line.strip()
+        found = [*closed, *self._violation(number, text), *self._dmon(number, line)]
+        if logged := _HOST_ENGINE.fullmatch(text):
+            self.owns = True
+            of_gpus = [told for told in messages(logged[1]) if told.kind in _OF_A_GPU]
+            found += proven(of_gpus, number, text, TEXT)
         return found
 
     def value(self, number: int, value: Any) -> Iterable[Sign]:
-        if not isinstance(value, dict) or "body" not in value:
-            return []
-        head = value.get("header")
+        head = value.get("header") if isinstance(value, dict) else None
         if not (isinstance(head, list) and "Health Monitor Report" in head):
             return []
-        return list(_walked(number, value["body"], None, 0))
+        return list(_walked(number, value.get("body"), None, 0))
 
     def end(self) -> Iterable[Sign]:
-        self._owns = False
+        self.owns = False
         self._stamped, self._columns = 0, None
-        return list(self._report.close())
+        return list(self._close())
+
+    # The table of a report
+
+    def _row(self, number: int, line: str) -> Iterable[Sign]:
+        if ruler(line):
+            return ()
+        row = cells(line)
+        if row is None:
+            return self._close()
+        left, right = row[0].strip(), "|".join(row[1:]).strip()
+        if not self._open:
+            self._open = left == "Health Monitor Report" or bool(_OVERALL.match(left) or _OVERALL.match(right))
+            return ()
+        return self._meaning(self._entries.row(number, left, right))
+
+    def _close(self) -> Iterator[Sign]:
+        yield from self._meaning(self._entries.over())
+        self._open, self._entity = False, ("gpu", None)
+
+    def _meaning(self, entry: Entry | None) -> Iterator[Sign]:
+        """An entry names an entity or a watched system; what is wrong with the system stands beside and below it."""
+        if entry is None:
+            return
+        name = entry.left.removeprefix("->").strip()
+        self._entity = _entity_in(name, self._entity) or self._entity
+        (number, verdict), *below = entry.right
+        system, told = name.rstrip(":").lower(), [verdict]
+        for line, text in below:
+            inline = _INLINE.fullmatch(text)
+            if inline and inline[1].lower() in systems():
+                yield from self._incident(number, system, told)
+                number, system, told = line, inline[1].lower(), [f"{inline[2]} - {inline[3]}"]
+            else:
+                told.append(text)
+        yield from self._incident(number, system, told)
+
+    def _incident(self, number: int, system: str, told: list[str]) -> Iterator[Sign]:
+        """`Failure - why`, or the verdict alone and the reason below it."""
+        verdict = told[0].lower().split(" ")[0].strip(":-")
+        if system in systems() and verdict in {FAILURE, WARNING}:
+            text = " ".join([told[0][len(verdict) :].lstrip(" -"), *told[1:ROWS]]).strip()
+            yield from incident(number, self._entity, system, verdict, text)
+
+    # What stands in single lines
 
     def _violation(self, number: int, line: str) -> Iterator[Sign]:
-        self._owns = False
         if line.startswith("Timestamp: ") and _STAMP.fullmatch(line):
-            self._stamped, self._owns = 3, True
+            self._stamped, self.owns = 3, True
             return
         if not self._stamped:
             return
@@ -115,144 +141,74 @@ class DcgmHealth:
             if any(said(words, text) for words in known.words):
                 told = told_as(known.code, text)
                 if told is not None:
-                    yield Sign(kind=told.kind, fields=told.fields, text=line[:TEXT], line=number)
-                self._owns = True
+                    yield from proven([told], number, line, TEXT)
+                self.owns = True
                 return
 
     def _dmon(self, number: int, line: str) -> Iterator[Sign]:
         if line.lstrip().startswith("#"):
             self._columns = _columns(line.strip())
-            self._owns = self._owns or self._columns is not None
+            self.owns = self.owns or self._columns is not None
             return
         if self._columns is None:
             return
         row = _MEASURED.fullmatch(line)
         if row is None:
-            self._owns = line.split()[:1] == ["ID"]
-            if line.strip() and not self._owns:
+            self.owns = line.split()[:1] == ["ID"]
+            if line.strip() and not self.owns:
                 self._columns = None
             return
-        self._owns = True
+        self.owns = True
         yield from _row(number, int(row[1]), row[2].split(), self._columns, line)
 
 
-class _Report:
-    """One table of `dcgmi health -c`."""
-
-    def __init__(self) -> None:
-        self.open = False
-        self._entity: tuple[str, int | None] = ("gpu", None)
-        self._system = ""
-        self._verdict = ""
-        self._chunks: list[str] = []
-        self._line = 0
-
-    def row(self, number: int, line: str) -> Iterator[Sign]:
-        if ruler(line):
-            return
-        row = cells(line)
-        if row is None:
-            yield from self.close()
-            return
-        left, right = row[0].strip(), "|".join(row[1:]).strip()
-        if not self.open:
-            self.open = left == "Health Monitor Report" or bool(_OVERALL.match(left) or _OVERALL.match(right))
-            return
-        if not left:
-            yield from self._below(number, right)
-            return
-        yield from self._over()
-        name = left.removeprefix("->").strip()
-        if entity := _ENTITY.fullmatch(name):
-            self._entity = (entity[1].lower(), int(entity[2]) if entity[2] else None)
-        elif name.isascii() and name.isdigit() and len(name) < 5:
-            self._entity = (self._entity[0], int(name))
-        elif name.rstrip(":").lower() in systems():
-            self._begin(number, name.rstrip(":").lower(), right)
-
-    def close(self) -> Iterator[Sign]:
-        yield from self._over()
-        self.open, self._entity = False, ("gpu", None)
-
-    def _begin(self, number: int, system: str, verdict: str) -> None:
-        word = verdict.lower().split(" ")[0].strip(":-") if verdict else ""
-        self._system, self._line, self._chunks = system, number, []
-        self._verdict = word if word in {FAILURE, WARNING} else ""
-        if self._verdict and len(verdict) > len(word):
-            self._chunks.append(verdict[len(word) :].lstrip(" -"))
-
-    def _below(self, number: int, text: str) -> Iterator[Sign]:
-        inline = _INLINE.fullmatch(text)
-        if inline is not None and inline[1].lower() in systems():
-            yield from self._over()
-            self._begin(number, inline[1].lower(), f"{inline[2]} - {inline[3]}")
-        elif self._system and len(self._chunks) < ROWS:
-            self._chunks.append(text)
-
-    def _over(self) -> Iterator[Sign]:
-        if self._system and self._verdict:
-            yield from incident(self._line, self._entity, self._system, self._verdict, " ".join(self._chunks))
-        self._system = self._verdict = ""
-        self._chunks = []
-
-
-def incident(number: int, entity: tuple[str, int | None], system: str, verdict: str, text: str) -> Iterator[Sign]:
+def incident(number: int, entity: Entity, system: str, verdict: str, text: str) -> Iterator[Sign]:
     """What one incident of one system means. Its sentence says it; the system's own meaning is the last resort."""
     where: Fields = {}
     if entity[1] is not None and entity[0] in {"gpu", "switch", "nvswitch"}:
         where = {"device" if entity[0] == "gpu" else "switch": entity[1]}
     evidence = f"{entity[0]} {'' if entity[1] is None else entity[1]} {system}: {verdict}: {text}"[:TEXT]
-    found = messages(text)
-    kinds = set[tuple[str, object]]()
+    failure, warning = systems()[system]
+    found = messages(text) or [Sign(kind=failure if verdict == FAILURE else warning)]
+    once: dict[tuple[str, object], Sign] = {}
     for told in found:
-        key = (told.kind, told.fields.get("number"))
-        if key not in kinds:
-            kinds.add(key)
-            yield Sign(kind=told.kind, fields={**told.fields, **where}, text=evidence, line=number)
-    if not found:
-        failure, warning = systems()[system]
-        yield Sign(kind=failure if verdict == FAILURE else warning, fields=where, text=evidence, line=number)
+        once.setdefault((told.kind, told.fields.get("number")), told)
+    for told in once.values():
+        yield replace(told, fields={**told.fields, **where}, text=evidence, line=number)
 
 
-def _logged(number: int, line: str, message: str) -> Iterator[Sign]:
-    for told in messages(message):
-        if told.kind in _OF_A_GPU:
-            yield Sign(kind=told.kind, fields=told.fields, text=line[:TEXT], line=number)
+def _entity_in(name: str, above: Entity | None) -> Entity | None:
+    """`GPU ID: 3`, or its number alone under a heading."""
+    if found := _ENTITY.fullmatch(name):
+        return found[1].lower(), int(found[2]) if found[2] else None
+    if above is not None and name.isascii() and name.isdigit() and len(name) < 5:
+        return above[0], int(name)
+    return None
 
 
-def _walked(number: int, node: Any, entity: tuple[str, int | None] | None, depth: int) -> Iterator[Sign]:
+def _walked(number: int, node: Any, entity: Entity | None, depth: int) -> Iterator[Sign]:
     if not isinstance(node, dict) or depth > DEPTH:
         return
     for key, child in list(node.items())[:1000]:
         name = str(key).strip().rstrip(":")
-        here = entity
         if name.lower() in systems() and entity is not None and isinstance(child, dict):
             verdict = str(child.get("value", "")).lower()
             if verdict in {FAILURE, WARNING}:
                 yield from incident(number, entity, name.lower(), verdict, " ".join(_strings(child.get("overflow"))))
-            continue
-        if found := _ENTITY.fullmatch(name):
-            here = (found[1].lower(), int(found[2]) if found[2] else None)
-        elif entity is not None and name.isascii() and name.isdigit() and len(name) < 5:
-            here = (entity[0], int(name))
-        yield from _walked(number, child, here, depth + 1)
+        else:
+            yield from _walked(number, child, _entity_in(name, entity) or entity, depth + 1)
 
 
 def _strings(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list):
-        return [text for item in value[:ROWS] for text in _strings(item if isinstance(item, str) else None)]
-    return []
+    return [text for text in (value if isinstance(value, list) else [value])[:ROWS] if isinstance(text, str)]
 
 
-def _row(number: int, gpu: int, values: list[str], columns: list[Field | None], line: str) -> Iterator[Sign]:
+def _row(number: int, gpu: int, values: list[str], columns: list[Field | None], line: str) -> Iterable[Sign]:
     """One line of dmon. Its Xid is the last one there was, whenever that may have been; 0: none."""
     reading, xid = _measured(gpu, values, columns)
-    if xid:
-        yield Sign(kind=XID, fields={"number": xid, "device": gpu}, text=line.strip()[:TEXT], line=number)
-    for sign in signs_of(reading):
-        yield replace(sign, text=line.strip()[:TEXT], line=number)
+    last = [Sign(kind=XID, fields={"number": xid, "device": gpu})] if xid else []
+    shown = [replace(sign, text="") for sign in signs_of(reading)]
+    return proven([*last, *shown], number, line, TEXT)
 
 
 def _measured(gpu: int, values: list[str], columns: list[Field | None]) -> tuple[GpuReading, int]:
@@ -282,6 +238,6 @@ def readings_from_dmon(text: str) -> dict[int, tuple[GpuReading, int]]:
     for line in text.splitlines():
         if line.lstrip().startswith("#"):
             columns = _columns(line.strip()) or columns
-        elif columns is not None and len(line) < 4000 and (row := _MEASURED.fullmatch(line)):
+        elif columns is not None and len(line) < LINE and (row := _MEASURED.fullmatch(line)):
             found[int(row[1])] = _measured(int(row[1]), row[2].split(), columns)
     return found

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sickbay.knowledge.dcgm import NO_VERDICT, NOTHING, DcgmReading, code_of_test, messages
-from sickbay.model.sign import Sign
+from msgspec.structs import replace
+
+from sickbay.knowledge.dcgm import NO_VERDICT, NOTHING, code_of_test, messages
+from sickbay.model.sign import Fields, Sign
 
 TEXT = 500
 SETTINGS = frozenset({"dcgm.config", "gpu.persistence_off"})  # a warning of these is no news about a node's health
@@ -25,7 +27,7 @@ class DcgmTest:
         self.failed = set[int]()
         self.warned = set[int]()
         self._results(status, rest)
-        self.told: list[DcgmReading] = []
+        self.told: list[Sign] = []
         self.unknown: list[tuple[int | None, str]] = []  # messages that no table knows
         self.text = f"{name}: {status.capitalize()}{f' - {rest}' if rest else ''}"
 
@@ -52,10 +54,8 @@ class DcgmTest:
     def message(self, text: str, gpu: int | None, number: int | None = None, category: int | None = None) -> None:
         found = messages(text, number, category)
         for told in found:
-            fields = dict(told.fields)
-            if gpu is not None:
-                fields.setdefault("device", gpu)
-            self.told.append(DcgmReading(kind=told.kind, fields=fields))
+            where: Fields = {} if gpu is None else {"device": gpu}
+            self.told.append(replace(told, fields={**where, **told.fields}))
         if not found:
             self.unknown.append((gpu, text))
         if len(self.text) < TEXT:

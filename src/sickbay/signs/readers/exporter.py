@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
-from sickbay.knowledge.dcgm import XID, Field, fields
-from sickbay.model.gpu import GpuReading, Link
+from sickbay.knowledge.dcgm import LINK, XID, Field, fields
+from sickbay.model.gpu import GpuReading, Link, slowdowns
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.gpu_state import shown_in, signs_of
+from sickbay.signs.readers import Document
 
 TEXT = 500
 GPUS = 4096  # of one page: more are no page of one cluster
@@ -26,21 +27,9 @@ BLANK_FLOAT = 140737488355328.0
 MIB = 1 << 20
 ALL_LINKS = -1  # the sum of a GPU's links
 
-REASONS = (
-    (0x1, "gpu_idle"), (0x2, "applications_clocks"), (0x4, "sw_power_cap"), (0x8, "hw_slowdown"), (0x10, "sync_boost"),
-    (0x20, "sw_thermal_slowdown"), (0x40, "hw_thermal_slowdown"), (0x80, "hw_power_brake"), (0x100, "display_clocks"),
-)  # fmt: skip
-NVLINK = {
-    "CRC_FLIT_ERROR_COUNT": "crc_errors",
-    "CRC_DATA_ERROR_COUNT": "crc_errors",
-    "REPLAY_ERROR_COUNT": "replays",
-    "RECOVERY_ERROR_COUNT": "recoveries",
-    "ECC_DATA_ERROR_COUNT": "ecc_errors",
-}
-
 _SAMPLE = re.compile(r"(DCGM_(?:FI|EXP)_[A-Z0-9_]{1,80})(?:\{(.*)\})?\s+([-+.\w]{1,40})(?:\s+-?\d{1,20})?", re.ASCII)
 _PAIR = re.compile(r'\s*([A-Za-z_]\w{0,80})="((?:[^"\\]|\\.){0,1000})"\s*(?:,|$)', re.ASCII)
-_LINK = re.compile(r"DCGM_FI_DEV_NVLINK_([A-Z_]+?_COUNT)_(?:L(\d{1,2})|TOTAL)", re.ASCII)
+_LINK = re.compile(r"(DCGM_FI_DEV_NVLINK_[A-Z_]+?_COUNT)_(?:L(\d{1,2})|TOTAL)", re.ASCII)
 
 
 class Seen(NamedTuple):
@@ -75,14 +64,14 @@ class ExporterPage:
             if len(self._known) >= GPUS:
                 return True
             self._known[gpu] = _identity(labels)
-        field = _named().get(name)
+        link = _LINK.fullmatch(name)
+        field = _named().get(link[1] if link else name)
         if name == "DCGM_EXP_XID_ERRORS_COUNT" or (field is not None and field.kind == XID):
             self._xid(gpu, labels, text, number, line)
-        elif field is not None and field.reading:
-            if put(self._known[gpu], field, text):
-                self._lines[gpu, field.reading] = (number, line)
-        elif link := _LINK.fullmatch(name):
-            self._link(gpu, link, text, (number, line))
+        elif link and field is not None:
+            self._link(gpu, field.reading, ALL_LINKS if link[2] is None else int(link[2]), text, (number, line))
+        elif field is not None and field.kind != LINK and put(self._known[gpu], field, text):
+            self._lines[gpu, field.reading] = (number, line)
         return True
 
     def _xid(self, gpu: str, labels: dict[str, str], text: str, number: int, line: str) -> None:
@@ -97,12 +86,12 @@ class ExporterPage:
         if len(self.xids) < XIDS:
             self.xids[seen] = (1 if latched else value, _where(self._known[gpu], seen.mig), number, line)
 
-    def _link(self, gpu: str, link: re.Match[str], text: str, where: tuple[int, str]) -> None:
-        name, value = NVLINK.get(link[1]), whole(text)
-        if name is None or value is None or not 0 <= value < BLANK:
+    def _link(self, gpu: str, counter: str, link: int, text: str, where: tuple[int, str]) -> None:
+        value = whole(text)
+        if value is None or not 0 <= value < BLANK:
             return
-        counters = self._links.setdefault(gpu, {}).setdefault(ALL_LINKS if link[2] is None else int(link[2]), {})
-        counters[name] = counters.get(name, 0) + value
+        counters = self._links.setdefault(gpu, {}).setdefault(link, {})
+        counters[counter] = counters.get(counter, 0) + value
         if value:
             self._lines[gpu, "links"] = where
 
@@ -123,37 +112,30 @@ class ExporterPage:
         return next((self._lines[gpu, name] for name in names if (gpu, name) in self._lines), (0, ""))
 
 
-class Exporter:
+class Exporter(Document):
     """Reads a page wherever it stands; it ends with the first line that is neither a sample nor a comment."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = ("DCGM_FI_", "DCGM_EXP_", "# HELP DCGM_", "# TYPE DCGM_")
 
     def __init__(self) -> None:
+        super().__init__()
         self._page: ExporterPage | None = None
-        self._owns = False
-
-    @property
-    def owns(self) -> bool:
-        return self._owns
 
     def read(self, number: int, line: str) -> Iterable[Sign]:
         text = line.strip()
         if text.startswith("DCGM_"):
             page = self._page or ExporterPage()
-            self._owns = page.feed(number, text)
-            if self._owns:
+            self.owns = page.feed(number, text)
+            if self.owns:
                 self._page = page
             return ()
-        self._owns = text.startswith(("# HELP DCGM_", "# TYPE DCGM_"))
-        if self._owns or self._page is None or not text or text.startswith("#"):
+        self.owns = text.startswith(("# HELP DCGM_", "# TYPE DCGM_"))
+        if self.owns or self._page is None or not text or text.startswith("#"):
             return ()
         return self.end()
 
-    def value(self, number: int, value: Any) -> Iterable[Sign]:  # noqa: ARG002 - a Document
-        return ()
-
     def end(self) -> Iterable[Sign]:
-        page, self._page, self._owns = self._page, None, False
+        page, self._page, self.owns = self._page, None, False
         return () if page is None else list(_signs(page))
 
 
@@ -212,7 +194,7 @@ def _value(kind: str, text: str) -> Any:
         case "mebibytes":
             return int(number) * MIB
         case "reasons":
-            return tuple(name for bit, name in REASONS if int(number) & bit)
+            return slowdowns(int(number))
         case _:
             return number
 

@@ -6,11 +6,12 @@ Its switches' errors are SXids, as the kernel log has them; everything else that
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from sickbay.knowledge.dcgm import said, squeezed, table
-from sickbay.model.noun import Noun
+from sickbay.knowledge.csv_table import read_table
+from sickbay.knowledge.dcgm import DcgmMessage, said, squeezed, words_in
 from sickbay.model.sign import Fields, Sign
+from sickbay.signs.readers import Document
 
 TEXT = 500
 LONGEST = 4096
@@ -40,21 +41,13 @@ _UUID = re.compile(r"\b(GPU-[0-9a-fA-F-]{8,40})\b", re.ASCII)
 _LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL", "WARNING", "WARN"})
 
 
-class _Rule(Noun):
-    words: tuple[tuple[str, ...], ...]
-    code: str
-
-
 @cache
-def _rules() -> tuple[_Rule, ...]:
-    rules = []
-    for row in table("fabric_manager.csv"):
-        words = (tuple(filter(None, map(squeezed, text.split("*")))) for text in row["words"].split("|"))
-        rules.append(_Rule(words=tuple(filter(None, words)), code=row["code"]))
-    return tuple(rules)
+def rules() -> list[DcgmMessage]:
+    columns = ("code", "words", "source")
+    return read_table("fabric_manager.csv", columns, lambda row: DcgmMessage(code=row["code"], words=words_in(row)))
 
 
-class FabricManager:
+class FabricManager(Document):
     """Line by line. What repeats is told again: whoever collects signs counts them."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -68,24 +61,20 @@ class FabricManager:
     )
 
     def __init__(self) -> None:
-        self._owns = False
+        super().__init__()
         self._explained = False  # a cause was named: that the service then ended is no news
 
-    @property
-    def owns(self) -> bool:
-        return self._owns
-
     def read(self, number: int, line: str) -> Iterable[Sign]:
-        self._owns = False
+        self.owns = False
         if len(line) > LONGEST or not any(word in line for word in self.ANCHORS):
             return ()
         text = line.strip()
         if own := _OWN.fullmatch(text):
             # The month's name is the fabric manager's; a date in figures is everybody's.
-            self._owns = not text[1].isdigit() or "NVSwitch" in own[2] or "abric" in own[2]
-            return self._message(number, text, own[2]) if self._owns and own[1] in _LEVELS else ()
+            self.owns = not text[1].isdigit() or "NVSwitch" in own[2] or "abric" in own[2]
+            return self._message(number, text, own[2]) if self.owns and own[1] in _LEVELS else ()
         if program := _JOURNAL.match(text):
-            self._owns = True
+            self.owns = True
             inner = _OWN.fullmatch(program[2])
             if inner and inner[1] not in _LEVELS:
                 return ()
@@ -94,11 +83,8 @@ class FabricManager:
             return self._service(number, text, systemd[1] or systemd[2] or "")
         return ()
 
-    def value(self, number: int, value: Any) -> Iterable[Sign]:  # noqa: ARG002 - a Document
-        return ()
-
     def end(self) -> Iterable[Sign]:
-        self._owns = False
+        self.owns = False
         return ()
 
     def _message(self, number: int, line: str, message: str) -> Iterator[Sign]:
@@ -110,7 +96,7 @@ class FabricManager:
             yield Sign(kind="sxid", fields=fields, text=line[:TEXT], line=number)
             return
         squeezed_text = squeezed(message)
-        for rule in _rules():
+        for rule in rules():
             if any(said(words, squeezed_text) for words in rule.words):
                 if rule.code == DOWN and self._explained:
                     return
@@ -124,7 +110,7 @@ class FabricManager:
     def _service(self, number: int, line: str, message: str) -> Iterator[Sign]:
         if "fabricmanager" not in message and "fabric manager" not in message.lower():
             return
-        self._owns = True
+        self.owns = True
         if message.startswith(("Started", "Starting", "Stopped", "Stopping")):
             if message.startswith("Starting"):
                 self._explained = False

@@ -2,19 +2,20 @@
 
 import bz2
 import codecs
+import gzip
 import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sickbay.model.errors import BadInput
 
 BLOCK = 256 * 1024
-PIECE = 2048  # a packed piece may become ten thousand times as much
-DAMAGE = (EOFError, zlib.error, OSError, lzma.LZMAError, ValueError)
+DAMAGE = (zlib.error, OSError, lzma.LZMAError, ValueError)
 LONGEST = 64 * 1024  # of one line; the rest of a longer one is data
 SOFT = b"\x0b\n"  # stands for a carriage return alone: a line's end that editors do not count
 Notice = Callable[[str], None]
@@ -55,22 +56,13 @@ def _opened(path: str) -> BinaryIO:
 
 def blocks_of(file: BinaryIO, name: str, tell: Notice) -> Iterator[bytes]:
     """Text in UTF-8, without NULs; refuses what is no text at all."""
-    first = _first(file, name)
-    blocks = _text(_unpacked(first, file, name, tell))
+    whole: Any = file  # of a file of bytes the first can be seen without taking them
+    blocks = _text(_unpacked(file if isinstance(file, BufferedReader) else BufferedReader(whole), name, tell))
     head = next(blocks, b"")
     _refuse_binary(head, name)
     yield head.replace(b"\0", b"")
     for block in blocks:
         yield block.replace(b"\0", b"") if b"\0" in block else block
-
-
-def _first(file: BinaryIO, name: str) -> bytes:
-    try:
-        return file.read(BLOCK)
-    except OSError as error:
-        raise BadInput(
-            f"{name}: cannot be read ({error.strerror}); give the path of a text file, or - for standard input"
-        ) from None
 
 
 def _refuse_binary(head: bytes, name: str) -> None:
@@ -85,95 +77,48 @@ def _refuse_binary(head: bytes, name: str) -> None:
         raise BadInput(f"{name}: binary data, no text; give a log or the output of a tool")
 
 
-# --- packing
+# --- packing: members one behind the other, as `cat a.gz b.gz` makes them, are read as one
 
 
-def _unpacked(first: bytes, file: BinaryIO, name: str, tell: Notice) -> Iterator[bytes]:
-    new = _unpacker(first, name)
-    if new is None:
-        yield first
-        while block := file.read(BLOCK):
-            yield block
-        return
+def _unpacked(file: BufferedReader, name: str, tell: Notice) -> Iterator[bytes]:
     try:
-        yield from _inflated(first, file, new)
+        packed = next((open_ for magic, open_ in _PACKED.items() if file.peek().startswith(magic)), None)
+    except OSError as error:
+        raise BadInput(
+            f"{name}: cannot be read ({error.strerror}); give the path of a text file, or - for standard input"
+        ) from None
+    source = file if packed is None else packed(file, name)
+    try:
+        while block := source.read1(BLOCK):
+            yield block
     except EOFError:
         tell(f"{name}: the archive is torn; what came before the tear was read")
     except DAMAGE as error:
+        if packed is None:
+            raise
         tell(f"{name}: the archive is damaged ({error}); what came before was read")
 
 
-def _unpacker(first: bytes, name: str) -> Callable[[], Any] | None:
-    if first.startswith(b"\x1f\x8b"):
-        return lambda: zlib.decompressobj(wbits=31)
-    if first.startswith(b"BZh"):
-        return bz2.BZ2Decompressor
-    if first.startswith(b"\xfd7zXZ\0"):
-        return lzma.LZMADecompressor
-    if first.startswith(b"\x28\xb5\x2f\xfd"):
-        return _zstd(name)
-    return None
-
-
-def _zstd(name: str) -> Callable[[], Any]:
+def _zstd(file: BufferedReader, name: str) -> Any:
     with suppress(ImportError):
         from compression import zstd  # type: ignore[import-not-found]  # Python 3.14 and later
 
-        return zstd.ZstdDecompressor  # type: ignore[no-any-return]
+        return zstd.ZstdFile(file)
     with suppress(ImportError):
         import zstandard  # type: ignore[import-not-found]
 
-        return lambda: zstandard.ZstdDecompressor().decompressobj()
+        return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     raise BadInput(
         f"{name}: packed with zstd, which this Python cannot unpack; write: zstd -dc FILE | sickbay diagnose -"
     )
 
 
-def _inflated(first: bytes, file: BinaryIO, new: Callable[[], Any]) -> Iterator[bytes]:
-    """Members one behind the other, as `cat a.gz b.gz` makes them; zeros behind the last are padding."""
-    unpacker, packed, ready = new(), first, bytearray()
-    try:
-        while packed:
-            for at in range(0, len(packed), PIECE):
-                piece = packed[at : at + PIECE]
-                while piece:
-                    ready += unpacker.decompress(piece)
-                    piece = unpacker.unused_data.lstrip(b"\0") if unpacker.eof else b""
-                    if unpacker.eof:
-                        unpacker = new() if piece else _Padding(new)
-                if len(ready) >= BLOCK:
-                    yield bytes(ready)
-                    ready.clear()
-            packed = file.read(BLOCK)
-        if not unpacker.eof:
-            raise EOFError
-    except DAMAGE:
-        yield bytes(ready)
-        raise
-    yield bytes(ready)
-
-
-class _Padding:
-    """Between members: waits for the next one."""
-
-    def __init__(self, new: Callable[[], Any]) -> None:
-        self._new = new
-        self._inner: Any = None
-        self.unused_data = b""
-
-    @property
-    def eof(self) -> bool:
-        return self._inner is None or bool(self._inner.eof)
-
-    def decompress(self, piece: bytes) -> bytes:
-        if self._inner is None:
-            piece = piece.lstrip(b"\0")
-            if not piece:
-                return b""
-            self._inner = self._new()
-        out: bytes = self._inner.decompress(piece)
-        self.unused_data = self._inner.unused_data
-        return out
+_PACKED: dict[bytes, Callable[[BufferedReader, str], Any]] = {
+    b"\x1f\x8b": lambda file, _: gzip.GzipFile(fileobj=file),
+    b"BZh": lambda file, _: bz2.BZ2File(file),
+    b"\xfd7zXZ\0": lambda file, _: lzma.LZMAFile(file),  # noqa: SIM115 - it ends with the file under it
+    b"\x28\xb5\x2f\xfd": _zstd,
+}
 
 
 # --- encoding and lines

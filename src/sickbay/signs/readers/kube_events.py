@@ -1,45 +1,36 @@
-"""kubectl get events, kubectl describe, Kubernetes objects as YAML or JSON, and what Slurm says."""
+"""kubectl get events, kubectl describe, Kubernetes objects as YAML or JSON, and what Slurm says.
+
+YAML is read line by line, not by its library: a paste may begin and end anywhere.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from sickbay.model.sign import Fields, Sign
-from sickbay.signs.readers.kube_tables import (
-    BAD_NAME,
-    CONDITIONS,
-    GOOD_NAME,
-    GPU_IN_WORDS,
-    HARDWARE,
-    IN_WORDS,
-    MESSAGES,
-    NORMAL,
-    POD_CONDITIONS,
-    REASONS,
-    SLURM_LINES,
-    SLURM_REASONS,
-    TAINTS,
-)  # fmt: skip
+from msgspec.structs import replace
 
-KEPT = 400
-UNSCHEDULABLE, ACCELERATOR, OTHER = "kube.unschedulable", "kube.accelerator_not_ready", "kube.node_condition"
-KILLED, CRASHED = 137, (134, 135, 139)
-# One of these is in every line of SLURM_LINES.
-SLURM_WORDS = (
-    "slurm",
-    "srun: ",
-    "sbatch: ",
-    "salloc: ",
-    "ode",
-    "gres/gpu",
-    "rolog",
-    "atch",
-    "illing",
-    "oom_kill",
-    "oom-kill",
-    "*** ",
-)
+from sickbay.model.sign import Fields, Sign
+from sickbay.signs.readers import KEPT, Document, proven
+from sickbay.signs.readers.words import code_of, names, wordings
+
+WORDS = "cluster_words.csv"
+OTHER = "kube.node_condition"
+# Codes that leave open what it was: the message may tell. And those of devices, whose message may name an Xid.
+VAGUE = frozenset({"", "kube.unschedulable", "kube.back_off", "kube.admission_failed", "kube.sandbox_failed"})
+OF_DEVICES = frozenset({"kube.accelerator_not_ready", "kube.device_unhealthy"})
+KILLED = 137
 MOST_ITEMS = 100_000
+
+# One of these is in every line of Slurm's that means something; the first are for a search without regard to case.
+SLURM_ANCHORS = (
+    "oom_kill event", "oom-kill event", ": out of memory", "memory limit", "cancelled ", "stepd terminated",
+    "node failure on", "aborting, node", "on failed node", "missing from batch node", "due to failure of node",
+    "not responding", "setting down", "to down", "set down", "is down", "slurmctld", "gres/gpu count", "prolog",
+)  # fmt: skip
+SLURM_WORDS = (
+    "slurm", "srun: ", "sbatch: ", "salloc: ", "ode", "gres/gpu", "rolog", "atch", "illing", "oom_kill", "oom-kill",
+    "*** ",
+)  # fmt: skip
 
 _EVENTS_HEAD = re.compile(
     r"^(?:NAMESPACE\s+)?LAST ?SEEN\s.*\bREASON\b.*\b(?:OBJECT|MESSAGE)\b|^\s+(?:FirstSeen\s.*)?Type\s+Reason\s+Age\s"
@@ -71,6 +62,7 @@ _STATE = re.compile(
 _YAML_BEGINS = re.compile(r"^(?:- )?apiVersion: ?[\w./]{1,80}$")
 _YAML_LINE = re.compile(r"^(?P<indent>\s*)(?P<dash>- )?(?P<key>[\w./~\"'-]{1,253}):(?: (?P<value>.*)|$)")
 _YAML_MORE = re.compile(r"^(?:\s+\S|- |---|\s*$)")
+_OF_PODS = frozenset({"Evicted", "OOMKilled", "Preempting"})
 _WANTED = frozenset({"reason", "message", "type", "status", "count", "exitCode", "kind", "key", "note"})
 
 _SINFO_HEAD = re.compile(r"^REASON\s+USER\s+TIMESTAMP\s+NODELIST")
@@ -85,9 +77,21 @@ _PLUGIN = re.compile(
     r"|'(?:nvidia\.com/\S{1,80})' device marked unhealthy: (?P<lost>[\w-]{1,80})"
     r"|marking device (?P<other>GPU-[0-9a-f-]{1,60}) as unhealthy"
 )
+# A condition that no table has is told by its name.
+_GOOD_NAME = re.compile(r"(?:Ready|Healthy|Available|Succeeded|OK)$")
+_BAD_NAME = re.compile(
+    r"(?:Problem|Error|Errors|Failure|Failed|Unhealthy|Fault|Pressure|Deadlock|Corruption|Mismatch|Missing|Degraded|Watch)$"
+)
+_XID = re.compile(
+    r"\bXid(?: \(PCI:(?P<pci>[0-9a-fA-F:.]{7,16})\))?[:=]? ?(?P<xid>\d{1,3})\b|\bErrorCode:(?P<code>\d{1,3})\b",
+    re.IGNORECASE,
+)
+_GPU = re.compile(
+    r"\bPCI:(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)|\bGPU:(?P<device>\d{1,3})\b|(?P<uuid>GPU-[0-9a-f]{8}-[0-9a-f-]{27})"
+)
 
 
-class KubeEvents:
+class KubeEvents(Document):
     """It begins anew with every section; a section ends with the first line that cannot be part of it."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -100,39 +104,32 @@ class KubeEvents:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._owns = False
+        super().__init__()
         self._section = ""  # events | conditions | taints | state | yaml | sinfo
         self._node = ""
         self._item: dict[str, str] = {}
         self._begun = 0
         self._state: dict[str, str] = {}
 
-    @property
-    def owns(self) -> bool:
-        return self._owns
-
-    def read(self, number: int, line: str) -> Iterator[Sign]:
-        self._owns = False
+    def read(self, number: int, line: str) -> Iterable[Sign]:
+        self.owns = False
+        closed: list[Sign] = []
         if self._section == "yaml":
             if _YAML_MORE.match(line) or _YAML_LINE.match(line):
-                self._owns = True
-                yield from self._yaml(number, line)
-                return
-            yield from self._close()
+                self.owns = True
+                return self._yaml(number, line)
+            closed = list(self.end())
         if not line.strip():
             self._section = ""
-            return
-        if self._heads(number, line):
-            self._owns = True
-            if self._section == "taints":
-                yield from self._taint(number, line)
-            return
-        signs = list(self._row(number, line))
-        self._owns = self._owns or bool(signs)
-        yield from signs
+            return closed
+        begins = self._heads(number, line)
+        found = list(proven(_taint(line) if begins == "taints" else () if begins else self._row(line), number, line))
+        self.owns = self.owns or bool(begins or found)
+        return [*closed, *found]
 
-    def _heads(self, number: int, line: str) -> bool:
-        """Whether a section begins here."""
+    def _heads(self, number: int, line: str) -> str:
+        """The section that begins here."""
+        head = _HEAD.match(line)
         if _EVENTS_HEAD.match(line):
             self._section = "events"
         elif _CONDITION_HEAD.match(line):
@@ -141,247 +138,214 @@ class KubeEvents:
             self._section = "sinfo"
         elif _YAML_BEGINS.match(line):
             self._section, self._item, self._begun = "yaml", {}, number
-        elif (head := _HEAD.match(line)) and head["key"] in {"Taints", "Conditions", "Events"}:
+        elif head and head["key"] in {"Taints", "Conditions", "Events"}:
             self._section = head["key"].lower()
         else:
-            return False
-        return True
+            return ""
+        return self._section
 
-    def _row(self, number: int, line: str) -> Iterator[Sign]:
-        if self._section == "events" and (event := _EVENT.search(line)):
-            self._owns = True
-            yield from _event(number, line, event["type"], event["reason"], event["rest"])
-        elif self._section == "conditions" and (row := _CONDITION.match(line)):
-            self._owns = True
-            yield from self._condition(number, line, row)
-        elif self._section == "taints" and line[:1].isspace():
-            self._owns = True
-            yield from self._taint(number, line)
-        elif self._section == "sinfo" and (row := _SINFO.match(line)):
-            self._owns = True
-            yield from _slurm_reason(number, line, row["reason"], row["node"])
-        else:
-            if not (line[:1].isspace() and self._section in {"events", "conditions"}):
-                self._section = "" if self._section != "state" else "state"
-            yield from self._alone(number, line)
+    def _row(self, line: str) -> Iterable[Sign]:
+        section = self._section
+        self.owns = True
+        if section == "events" and (row := _EVENT.search(line)):
+            return _event(row["type"], row["reason"], row["rest"])
+        if section == "conditions" and (row := _CONDITION.match(line)):
+            return _condition(row)
+        if section == "taints" and line[:1].isspace():
+            return _taint(line)
+        if section == "sinfo" and (row := _SINFO.match(line)):
+            return _slurm_reason(row["reason"], row["node"])
+        self.owns = False
+        if section != "state" and not (line[:1].isspace() and section in {"events", "conditions"}):
+            self._section = ""
+        return self._alone(line)
 
-    def _alone(self, number: int, line: str) -> Iterator[Sign]:
+    def _alone(self, line: str) -> Iterable[Sign]:
         """Lines that say enough by themselves."""
-        if "Warning" in line and (event := _ALONE.match(line)) and event["reason"] in REASONS:
-            yield from _event(number, line, "Warning", event["reason"], event["rest"])
-        elif (" False" in line or " True" in line) and (row := _ALONE_CONDITION.match(line)):
-            yield from self._condition(number, line, row)
-        elif "nhealthy" in line and (plugin := _PLUGIN.search(line)):
-            yield _plugin(number, line, plugin)
-        elif state := _STATE.match(line):
-            yield from self._container(number, line, state["key"], state["value"].strip())
-        elif "NodeName=" in line and (node := _NODE.match(line)):
-            self._node = node["node"]
-        elif "Reason=" in line and self._node and (reason := _REASON.match(line)):
-            yield from _slurm_reason(number, line, reason["reason"], self._node)
-            self._node = ""
-        elif (
-            (head := _HEAD.match(line))
-            and head["key"] == "Reason"
-            and head["value"] in {"Evicted", "OOMKilled", "Preempting"}
-        ):
-            yield Sign(kind=REASONS[head["value"]], text=line.strip()[:KEPT], line=number)
-        else:
-            yield from _slurm(number, line)
+        if "Warning" in line and (row := _ALONE.match(line)) and row["reason"] in names("event"):
+            return _event("Warning", row["reason"], row["rest"])
+        if (" False" in line or " True" in line) and (row := _ALONE_CONDITION.match(line)):
+            return _condition(row)
+        if "nhealthy" in line and (row := _PLUGIN.search(line)):
+            return _plugin(row)
+        if row := _STATE.match(line):
+            return self._container(line, row["key"], row["value"].strip())
+        if "NodeName=" in line and (row := _NODE.match(line)):
+            self._node = row["node"]
+            return ()
+        if "Reason=" in line and self._node and (row := _REASON.match(line)):
+            node, self._node = self._node, ""
+            return _slurm_reason(row["reason"], node)
+        if (row := _HEAD.match(line)) and row["key"] == "Reason" and row["value"] in _OF_PODS:
+            return (Sign(kind=code_of("event", row["value"])),)
+        return _slurm(line)
 
-    def _condition(self, number: int, line: str, row: re.Match[str]) -> Iterator[Sign]:
-        rest = _DATES.sub("", row["rest"], count=1)
-        reason, _, message = rest.partition(" ")
-        yield from _judged(number, line, row["type"], row["status"], reason, message)
-
-    def _taint(self, number: int, line: str) -> Iterator[Sign]:
-        for pattern, code in TAINTS:
-            if pattern.search(line):
-                yield Sign(kind=code, text=line.strip()[:KEPT], line=number)
-                return
-
-    def _container(self, number: int, line: str, key: str, value: str) -> Iterator[Sign]:
+    def _container(self, line: str, key: str, value: str) -> Iterable[Sign]:
         """kubectl describe pod: `Last State: Terminated`, then its reason and its exit code."""
         if key in {"Last State", "State"}:
             self._section, self._state = ("state", {}) if value == "Terminated" else ("", {})
-            return
+            return ()
         if self._section != "state":
-            return
-        self._owns = True
+            return ()
+        self.owns = True
         self._state[key] = value
-        if key == "Exit Code":
-            yield from _ended(number, line, self._state.get("Reason", ""), value)
-            self._section = ""
+        if key != "Exit Code":
+            return ()
+        self._section = ""
+        return _ended(line, self._state.get("Reason", ""), value)
 
     # --- objects
 
-    def _yaml(self, number: int, line: str) -> Iterator[Sign]:
+    def _yaml(self, number: int, line: str) -> Iterable[Sign]:
         row = _YAML_LINE.match(line)
         if row is None:
-            return
+            return ()
+        closed: Iterable[Sign] = ()
         key = row["key"].strip("\"'")
         if row["dash"] or key in {"terminated", "apiVersion", "lastState", "state"}:
-            yield from self._close_item()
+            closed = self._close_item()
             self._begun = number
-        if key in _WANTED and len(self._item) < len(_WANTED) and key not in self._item:
+        if key in _WANTED and key not in self._item:
             self._item[key] = (row["value"] or "").strip().strip("\"'")
             if key in {"reason", "type"}:
                 self._item.setdefault("text", line.strip())
+        return closed
 
-    def _close_item(self) -> Iterator[Sign]:
+    def _close_item(self) -> Iterable[Sign]:
         item, self._item = self._item, {}
-        if item:
-            yield from _object(self._begun, item)
-
-    def _close(self) -> Iterator[Sign]:
-        self._section = ""
-        yield from self._close_item()
+        return list(_object(self._begun, item))
 
     def value(self, number: int, value: Any) -> Iterator[Sign]:
-        self._owns = False
-        items = value.get("items") if isinstance(value, dict) else None
-        for item in (items if isinstance(items, list) else [value])[:MOST_ITEMS]:
-            if not isinstance(item, dict) or not isinstance(
-                item.get("kind", value.get("kind") if isinstance(value, dict) else None), str
-            ):
+        self.owns = False
+        if not isinstance(value, dict):
+            return
+        listed = value.get("items")
+        for item in (listed if isinstance(listed, list) else [value])[:MOST_ITEMS]:
+            if not isinstance(item, dict) or not isinstance(item.get("kind", value.get("kind")), str):
                 continue
-            if "apiVersion" not in item and "involvedObject" not in item and items is None:
-                continue
-            self._owns = True
-            yield from _kubernetes(number, item)
+            if isinstance(listed, list) or "apiVersion" in item or "involvedObject" in item:
+                self.owns = True
+                yield from _kubernetes(number, item)
 
     def end(self) -> Iterable[Sign]:
-        return list(self._close())
+        self._section = ""
+        return self._close_item()
 
 
 # --- one thing each
 
 
-def _event(number: int, line: str, kind: str, reason: str, rest: str) -> Iterator[Sign]:
-    if kind != "Warning" and reason not in NORMAL:
+def _event(kind: str, reason: str, rest: str) -> Iterator[Sign]:
+    known = names("event").get(reason)
+    if kind != "Warning" and (known is None or kind not in known.when):
         return
-    times = _TIMES.search(rest)
-    count = int(times[1]) if times else 1
-    fields: Fields = {}
-    named = _OBJECT.search(rest)
-    if named is not None:
-        fields[named["kind"]] = named["name"]
-    yield from _said(number, line, reason, rest, REASONS.get(reason, ""), fields, count)
+    times, named = _TIMES.search(rest), _OBJECT.search(rest)
+    fields: Fields = {named["kind"]: named["name"]} if named else {}
+    yield from _said(reason, rest, known.code if known else "", fields, int(times[1]) if times else 1)
 
 
-def _judged(number: int, line: str, kind: str, status: str, reason: str, message: str) -> Iterator[Sign]:
+def _condition(row: re.Match[str]) -> Iterator[Sign]:
+    reason, _, message = _DATES.sub("", row["rest"], count=1).partition(" ")
+    return _judged(row["type"], row["status"], reason, message)
+
+
+def _judged(kind: str, status: str, reason: str, message: str) -> Iterator[Sign]:
     """A condition of a node."""
-    if kind in POD_CONDITIONS:
-        return
-    bad, code = CONDITIONS.get(kind, ("", OTHER))
-    if not bad:
-        bad = "False" if GOOD_NAME.search(kind) else "True" if BAD_NAME.search(kind) else ""
-    if not bad or status not in bad or (kind == "Ready" and not reason):
+    known = names("condition").get(kind)
+    code = known.code if known else OTHER
+    bad = (
+        known.when if known else ("False",) if _GOOD_NAME.search(kind) else ("True",) if _BAD_NAME.search(kind) else ()
+    )
+    if status not in bad or (kind == "Ready" and not reason):
         return
     if kind == "Ready" and status == "Unknown":
         code = "kube.node_unreachable"
-    number_of_kind = "sxid" if "SXID" in kind else "xid"
-    yield from _said(number, line, reason, message, code, {}, 1, number_of_kind)
+    yield from _said(reason, message, code, {}, numbered="sxid" if "SXID" in kind else "xid")
 
 
 def _said(
-    number: int, line: str, reason: str, message: str, code: str, fields: Fields, count: int, numbered: str = "xid"
+    reason: str, message: str, code: str, fields: Fields, count: int = 1, numbered: str = "xid"
 ) -> Iterator[Sign]:
     """What reason and message name themselves counts more than the code of their kind."""
-    text = line.strip()[:KEPT]
-    place = {
-        key: value.lower() if isinstance(value, str) and key == "pci" else value
-        for key, value in _first(GPU_IN_WORDS, message).items()
-    }
-    for pattern, kind in HARDWARE:
+    fields, plain = {**fields, **_gpu_in(message)}, fields
+    for pattern, kind in wordings(WORDS, "hardware"):
         if found := pattern.fullmatch(reason):
-            number_of = {"number": int(found[kind])} if kind in {"xid", "sxid"} else {}
-            yield Sign(kind=kind, fields={**fields, **place, **number_of}, text=text, line=number, count=count)
+            number: Fields = {name: int(text) for name, text in found.groupdict().items()}
+            yield Sign(kind=kind, fields={**fields, **number}, count=count)
             return
-    gpus = code in {ACCELERATOR, "kube.device_unhealthy"} or "xid" in reason.lower()
-    if gpus and (found := IN_WORDS.search(message)):
-        said = {"number": int(found["xid"] or found["code"])}
-        yield Sign(kind=numbered, fields={**fields, **place, **said}, text=text, line=number, count=count)
+    if (code in OF_DEVICES or "xid" in reason.lower()) and (xid := _XID.search(message)):
+        yield Sign(kind=numbered, fields={**fields, "number": int(xid["xid"] or xid["code"])}, count=count)
         return
-    for pattern, kind in MESSAGES:
-        if code in {
-            "",
-            UNSCHEDULABLE,
-            "kube.back_off",
-            "kube.admission_failed",
-            "kube.sandbox_failed",
-        } and pattern.search(message):
-            yield Sign(kind=kind, fields=fields, text=text, line=number, count=count)
-            return
+    if code in VAGUE:
+        for pattern, kind in wordings(WORDS, "message"):
+            if pattern.search(message):
+                yield Sign(kind=kind, fields=plain, count=count)
+                return
     if code:
-        yield Sign(kind=code, fields={**fields, **place}, text=text, line=number, count=count)
+        yield Sign(kind=code, fields=fields, count=count)
 
 
-def _first(pattern: re.Pattern[str], text: str) -> Fields:
+def _gpu_in(text: str) -> Fields:
     found: Fields = {}
-    for match in pattern.finditer(text[:2000]):
-        for key, value in match.groupdict().items():
-            if value and key not in found:
-                found[key] = int(value) if key == "device" else value
+    for match in _GPU.finditer(text[:2000]):
+        key, value = match.lastgroup or "", match[match.lastgroup or 0]
+        found.setdefault(key, int(value) if key == "device" else value.lower() if key == "pci" else value)
     return found
 
 
-def _ended(number: int, line: str, reason: str, code: str) -> Iterator[Sign]:
+def _taint(line: str) -> Iterable[Sign]:
+    code = next((taint.code for key, taint in names("taint").items() if key in line), "")
+    return (Sign(kind=code),) if code else ()
+
+
+def _ended(line: str, reason: str, code: str) -> Iterator[Sign]:
     if not code.isdigit() or len(code) > 3 or (int(code) == 0 and reason != "OOMKilled"):
         return
-    kind = (
-        "os.oom_kill"
-        if reason == "OOMKilled"
-        else "kube.container_killed"
-        if int(code) == KILLED
-        else "kube.container_failed"
-    )
+    kind = "kube.container_killed" if int(code) == KILLED else "kube.container_failed"
+    kind = code_of("event", reason) if reason == "OOMKilled" else kind
     text = f"Reason: {reason}, {line.strip()}" if reason else line.strip()
-    yield Sign(kind=kind, fields={"exit": int(code)}, text=text[:KEPT], line=number)
+    yield Sign(kind=kind, fields={"exit": int(code)}, text=text[:KEPT])
 
 
-def _plugin(number: int, line: str, found: re.Match[str]) -> Sign:
-    text = line.strip()[:KEPT]
+def _plugin(found: re.Match[str]) -> Iterable[Sign]:
     uuid = found["uuid"] or found["lost"] or found["other"]
     fields: Fields = {"uuid": uuid} if uuid else {}
     if found["xid"]:
-        return Sign(kind="xid", fields={**fields, "number": int(found["xid"])}, text=text, line=number)
-    return Sign(kind="kube.device_unhealthy", fields=fields, text=text, line=number)
+        return (Sign(kind="xid", fields={**fields, "number": int(found["xid"])}),)
+    return (Sign(kind="kube.device_unhealthy", fields=fields),)
 
 
-def _slurm(number: int, line: str) -> Iterator[Sign]:
-    if not any(word in line for word in SLURM_WORDS):
-        return
-    for pattern, code in SLURM_LINES:
-        if found := pattern.match(line):
-            node = found.groupdict().get("node")
-            yield Sign(kind=code, fields={"node": node} if node else {}, text=line.strip()[:KEPT], line=number)
-            return
+def _slurm(line: str) -> Iterable[Sign]:
+    if any(word in line for word in SLURM_WORDS):
+        for pattern, code in wordings(WORDS, "slurm line"):
+            if found := pattern.match(line):
+                node = found.groupdict().get("node")
+                return (Sign(kind=code, fields={"node": node} if node else {}),)
+    return ()
 
 
-def _slurm_reason(number: int, line: str, reason: str, node: str) -> Iterator[Sign]:
+def _slurm_reason(reason: str, node: str) -> Iterable[Sign]:
     if reason.strip().lower() in {"none", "(null)", ""}:
-        return
-    text, fields = line.strip()[:KEPT], Fields(node=node)
-    if xid := IN_WORDS.search(reason):
-        yield Sign(kind="xid", fields={**fields, "number": int(xid["xid"] or xid["code"])}, text=text, line=number)
-        return
-    code = next((code for pattern, code in SLURM_REASONS if pattern.search(reason)), "slurm.node_drained")
-    yield Sign(kind=code, fields=fields, text=text, line=number)
+        return ()
+    if xid := _XID.search(reason):
+        return (Sign(kind="xid", fields={"node": node, "number": int(xid["xid"] or xid["code"])}),)
+    code = next(
+        (code for pattern, code in wordings(WORDS, "drain reason") if pattern.search(reason)), "slurm.node_drained"
+    )
+    return (Sign(kind=code, fields={"node": node}),)
 
 
 def _object(number: int, item: dict[str, str]) -> Iterator[Sign]:
-    """A flat mapping out of YAML: an event, a condition, an ended container or a taint, told by its keys."""
-    text = item.get("text", "")
-    said = f"{item.get('reason', '')}: {item.get('message', item.get('note', ''))}".strip(": ") or text
+    """A flat mapping out of YAML or JSON: an event, a condition or an ended container, told by its keys."""
+    reason, message = item.get("reason", ""), item.get("message", item.get("note", ""))
+    said = f"{reason}: {message}".strip(": ") or item.get("text", "")
     if "exitCode" in item:
-        yield from _ended(number, f"exit code {item['exitCode']}", item.get("reason", ""), item["exitCode"])
+        yield from proven(_ended(f"exit code {item['exitCode']}", reason, item["exitCode"]), number, said)
     elif item.get("type") in {"Normal", "Warning"} and "reason" in item:
-        count = item.get("count", "1")
-        for sign in _event(number, said, item["type"], item["reason"], item.get("message", item.get("note", ""))):
-            yield Sign(kind=sign.kind, fields=sign.fields, text=sign.text, line=number, count=_whole(count))
+        for sign in proven(_event(item["type"], reason, message), number, said):
+            yield replace(sign, count=_whole(item.get("count", "1")))
     elif item.get("status") in {"True", "False", "Unknown"} and "type" in item:
-        yield from _judged(number, said, item["type"], item["status"], item.get("reason", ""), item.get("message", ""))
+        yield from proven(_judged(item["type"], item["status"], reason, item.get("message", "")), number, said)
 
 
 def _whole(text: str) -> int:
@@ -389,30 +353,32 @@ def _whole(text: str) -> int:
 
 
 def _kubernetes(number: int, item: dict[str, Any]) -> Iterator[Sign]:
-    flat = {key: str(value) for key, value in item.items() if key in _WANTED and isinstance(value, str | int)}
     if "involvedObject" in item or "regarding" in item:
-        yield from _object(number, flat)
+        yield from _object(number, _flat(item))
         return
-    status, spec = item.get("status"), item.get("spec")
-    if not isinstance(status, dict):
-        return
-    if item.get("kind") == "Node":
+    status, spec = _map(item.get("status")), _map(item.get("spec"))
+    if item.get("kind") == "Node" and status:
         for condition in _maps(status.get("conditions")):
-            yield from _object(number, {key: str(value) for key, value in condition.items()})
-        for taint in _maps(spec.get("taints") if isinstance(spec, dict) else None):
+            yield from _object(number, _flat(condition))
+        for taint in _maps(spec.get("taints")):
             key = str(taint.get("key", ""))
-            yield from (Sign(kind=code, text=key, line=number) for pattern, code in TAINTS if pattern.search(key))
+            yield from proven(_taint(key), number, key)
     for container in _maps(status.get("containerStatuses")):
         for state in ("lastState", "state"):
-            ended = container.get(state)
-            ended = ended.get("terminated") if isinstance(ended, dict) else None
-            if isinstance(ended, dict):
-                code, reason = str(ended.get("exitCode", "")), str(ended.get("reason", ""))
-                yield from _ended(number, f"exit code {code}", reason, code)
-    if item.get("kind") == "Pod" and status.get("reason") in {"Evicted", "Preempting"}:
-        yield Sign(
-            kind=REASONS[str(status["reason"])], text=str(status.get("message", status["reason"]))[:KEPT], line=number
-        )
+            ended = _flat(_map(_map(container.get(state)).get("terminated")))
+            if ended:
+                yield from _object(number, {"exitCode": "", **ended})
+    reason = str(status.get("reason"))
+    if item.get("kind") == "Pod" and reason in {"Evicted", "Preempting"}:
+        yield Sign(kind=code_of("event", reason), text=str(status.get("message", reason))[:KEPT], line=number)
+
+
+def _flat(value: dict[str, Any]) -> dict[str, str]:
+    return {key: str(each) for key, each in value.items() if key in _WANTED and isinstance(each, str | int)}
+
+
+def _map(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _maps(value: Any) -> Iterator[dict[str, Any]]:

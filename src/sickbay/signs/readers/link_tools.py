@@ -5,9 +5,10 @@ A port's lines are read to their end before anything is told, as whether it is I
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sickbay.model.sign import Fields, Sign
+from sickbay.signs.readers import Document
 
 LONGEST = 512
 FAR = 40  # lines that one port's entry may have
@@ -24,13 +25,13 @@ _GPU = re.compile(r"\s*gpuId (?P<gpu>\d{1,4}):\s*$", re.ASCII)
 _LINKS = re.compile(r"\s*(?P<links>[UDX_](?: [UDX_]){0,63})\s*$", re.ASCII)
 
 
-class LinkTools:
+class LinkTools(Document):
     """One sign for every port that is down, and one for every GPU with NVLinks that are."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = ("CA '", "hca_id:", "Infiniband device '", "Link Status  |")
 
     def __init__(self) -> None:
-        self._owns = False
+        super().__init__()
         self._name = ""
         self._port = 0
         self._down: tuple[int, str] | None = None
@@ -39,12 +40,8 @@ class LinkTools:
         self._nvlinks = 0  # lines that a table of NVLinks may still have
         self._gpu = ""
 
-    @property
-    def owns(self) -> bool:
-        return self._owns
-
     def read(self, number: int, line: str) -> Iterable[Sign]:
-        self._owns = False
+        self.owns = False
         if len(line) > LONGEST:
             return ()
         if self._nvlinks or "ink Status" in line:
@@ -53,13 +50,9 @@ class LinkTools:
             return list(self._adapter(number, line))
         return ()
 
-    def value(self, number: int, value: Any) -> Iterable[Sign]:
-        del number, value
-        return ()
-
     def end(self) -> Iterable[Sign]:
         found = list(self._told())
-        self._name, self._nvlinks, self._owns = "", 0, False
+        self._name, self._nvlinks, self.owns = "", 0, False
         return found
 
     # --- adapters
@@ -68,7 +61,7 @@ class LinkTools:
         status = _STATUS.match(line)
         if (found := _ADAPTER.match(line)) or status:
             yield from self._told()
-            self._owns, self._left = True, FAR
+            self.owns, self._left = True, FAR
             self._name = status["name"] if status else (found["ca"] or found["hca"] if found else "")
             self._port = int(status["port"]) if status else 0
             return
@@ -79,7 +72,7 @@ class LinkTools:
             yield from self._told()
             self._name = ""
             return
-        self._owns = True
+        self.owns = True
         if found := _PORT.match(line):
             yield from self._told()
             self._port, self._left = int(found["port"]), FAR
@@ -102,22 +95,22 @@ class LinkTools:
 
     def _nvlink(self, number: int, line: str) -> Iterable[Sign]:
         if _NVLINKS.search(line):
-            self._owns, self._nvlinks, self._gpu = True, FAR, ""
+            self.owns, self._nvlinks, self._gpu = True, FAR, ""
             return ()
         if not self._nvlinks:
             return ()
         self._nvlinks -= 1
         if line.lstrip().startswith(("Key:", "NvSwitches:")):
-            self._owns, self._nvlinks = True, 0
+            self.owns, self._nvlinks = True, 0
             return ()
         if found := _GPU.match(line):
-            self._owns, self._gpu, self._nvlinks = True, found["gpu"], FAR
+            self.owns, self._gpu, self._nvlinks = True, found["gpu"], FAR
             return ()
         found = _LINKS.match(line) if self._gpu else None
         if not found:
-            self._owns = not line.strip() or line.strip(" +-") in {"", "GPUs:"}
+            self.owns = not line.strip() or line.strip(" +-") in {"", "GPUs:"}
             return ()
-        self._owns = True
+        self.owns = True
         down = found["links"].count("D")
         gpu, self._gpu = self._gpu, ""
         if not down:

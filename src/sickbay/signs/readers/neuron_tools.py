@@ -2,25 +2,17 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
-from sickbay.model.sign import Fields, Sign
+from sickbay.knowledge.csv_table import read_table
+from sickbay.model.sign import Sign
+from sickbay.signs.readers import Document
+from sickbay.signs.readers.words import count_names, counted
 
 LINE = 4000
 DEVICES = 512
 
-# Hardware counters, as the driver's sysfs, neuron-monitor and its exporter name them.
-COUNTERS = {
-    "mem_ecc_uncorrected": ("neuron.hbm_uncorrected", "uncorrected memory errors"),
-    "mem_ecc_repairable_uncorrected": ("neuron.hbm_repairable", "uncorrected memory errors that can be mapped out"),
-    "sram_ecc_uncorrected": ("neuron.sram_uncorrected", "uncorrected errors in on-chip memory"),
-}
-# How many devices an instance has (aws-neuron-sdk, instance pages).
-BUILT = {
-    "inf1.xlarge": 1, "inf1.2xlarge": 1, "inf1.6xlarge": 4, "inf1.24xlarge": 16, "inf2.xlarge": 1, "inf2.8xlarge": 1,
-    "inf2.24xlarge": 6, "inf2.48xlarge": 12, "trn1.2xlarge": 1, "trn1.32xlarge": 16, "trn1n.32xlarge": 16,
-    "trn2.3xlarge": 1, "trn2.48xlarge": 16, "trn2u.48xlarge": 16,
-}  # fmt: skip
 MOST = 0.25  # a container sees a half or less of a machine; a machine that lost devices sees nearly all
 
 _HEAD = re.compile(r"\|\s*NEURON\s*\|\s*NEURON\s*\|", re.ASCII)
@@ -36,7 +28,7 @@ _LABEL = re.compile(r'(event_type|neuron_device_index)="([^"]{0,60})"', re.ASCII
 _NONE = ("No neuron devices found", "No neuron device found", "No Neuron devices found", "No Neuron device found")
 
 
-class NeuronTools:
+class NeuronTools(Document):
     """A table is judged when it is over, everything else where it stands."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -45,7 +37,7 @@ class NeuronTools:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.owns = False
+        super().__init__()
         self._instance = ""
         self._devices: dict[int, int] = {}
         self._began = 0
@@ -86,26 +78,30 @@ class NeuronTools:
             self._began, self.owns = number, True
         elif found := _LINE.fullmatch(text):
             self.owns = True
-            return _counted(found[2], int(found[3]), int(found[1]) if found[1] else None, number)
+            return tuple(_counted(found[2], int(found[3]), int(found[1]) if found[1] else None, number))
         elif found := _METRIC.fullmatch(text):
             self.owns = True
             labels = dict(_LABEL.findall(found[1]))
             index = labels.get("neuron_device_index", "")
             device = int(index) if index.isdecimal() and len(index) < 4 else None
-            return _counted(labels.get("event_type", ""), int(found[2]), device, number)
+            return tuple(_counted(labels.get("event_type", ""), int(found[2]), device, number))
         elif text.removeprefix("neuron-ls: ").startswith(_NONE):
             self.owns = True
             return (Sign(kind="neuron.none_found", text=text[:200], line=number),)
         return ()
 
 
-def _counted(name: str, count: int, device: int | None, line: int) -> tuple[Sign, ...]:
-    if name not in COUNTERS or count <= 0:
-        return ()
-    kind, words = COUNTERS[name]
-    fields: Fields = {} if device is None else {"device": device}
+@cache
+def _built() -> dict[str, int]:
+    """How many devices an instance has."""
+    columns = ("instance", "devices", "source")
+    return dict(read_table("neuron_instances.csv", columns, lambda row: (row.given("instance"), row.whole("devices"))))
+
+
+def _counted(name: str, count: int, device: int | None, line: int) -> Iterator[Sign]:
+    """Hardware counters, as the driver's sysfs, neuron-monitor and its exporter name them."""
     who = "a Neuron device" if device is None else f"Neuron device {device}"
-    return (Sign(kind=kind, fields=fields, text=f"{who}: {count} {words}", line=line, count=count),)
+    return counted("neuron", name, count, who, {} if device is None else {"device": device}, line)
 
 
 def _listed(devices: list[Any], line: int) -> dict[int, int]:
@@ -118,7 +114,7 @@ def _missing(devices: Mapping[int, int], instance: str, line: int) -> tuple[Sign
     """Devices that are not in a list of nearly all."""
     if not devices:
         return ()
-    built = BUILT.get(instance, max(devices, default=-1) + 1)
+    built = _built().get(instance, max(devices, default=-1) + 1)
     gone = [number for number in range(min(built, DEVICES)) if number not in devices]
     if not gone or len(gone) > built * MOST:
         return ()
@@ -132,7 +128,7 @@ def _monitored(report: Mapping[str, Any], line: int) -> Iterator[Sign]:
     for one in hardware[:DEVICES] if isinstance(hardware, list) else ():
         if isinstance(one, Mapping):
             device = one.get("neuron_device_index")
-            for name in COUNTERS:
+            for name in count_names("neuron"):
                 count = one.get(name)
                 if isinstance(count, int):
                     yield from _counted(name, count, device if isinstance(device, int) else None, line)

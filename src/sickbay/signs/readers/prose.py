@@ -1,4 +1,4 @@
-"""Lines that only talk about errors: source code, documentation, a person's prose.
+"""Prose, documentation and source code: lines that only talk about errors.
 
 Errors are printed at the beginning of a line, or behind a stamp, a level or a name; who talks about them quotes them,
 passes them to functions, comments on them, or has a sentence before them.

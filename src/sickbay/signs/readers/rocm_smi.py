@@ -1,14 +1,16 @@
 """What AMD's tools print: `rocm-smi` (tables, `--showrasinfo`, retired pages, JSON), `amd-smi` (text, box, JSON)."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sickbay.model.sign import Fields, Sign
+from sickbay.signs.readers import Document
+from sickbay.signs.readers.words import count_names, counted
 
 LINE = 1000
 CARDS = 512
-CORRECTED = 1000  # ours, as for NVIDIA's cards: a sound one shows few
+DEPTH = 4  # of JSON
 
 _CARD = re.compile(r"(?:GPU|card)\[?(\d{1,3})\]?", re.ASCII)
 _OPENING = re.compile(r"\s*GPU: (\d{1,3})\s*", re.ASCII)
@@ -28,22 +30,19 @@ _ROCM_LINE = re.compile(r"\s*$|\s{2}|\t|[=_*-]{4}|GPU[ \[]|\d{1,3}\s|Device|Node
 _COMPLAINT = re.compile(r"ERROR:\s*(?:\d{1,4}\s+)?GPU\[(\d{1,3})\]", re.ASCII)
 _SILENT = re.compile(r"(\d{1,3})\s+N/A\s+N/A\s.{0,80}\bunknown\b", re.ASCII)
 _HELD_BY_HEAT = ("prochot", "socket_thermal", "vr_thermal", "hbm_thermal")
+# `ue: 3` and the like behind a card's number; where amd-smi writes the same.
+_COUNTED = re.compile(r"(ue|ce|XGMI Error count): (\d{1,18})(?!\S)", re.ASCII)
+_COUNTS = {"ue": "memory_lost", "ce": "corrected", "XGMI Error count": "xgmi"}
+_VALUES = {
+    ("ecc", "total_uncorrectable_count"): "whole_lost", ("ecc", "uncorrectable_count"): "whole_lost",
+    ("ecc", "total_correctable_count"): "corrected", ("ecc", "correctable_count"): "corrected",
+    ("ecc", "total_deferred_count"): "deferred",
+}  # fmt: skip
 _EVENTS = {
     "vmfault": "amd.page_fault", "thermal_throttle": "amd.throttled", "gpu_pre_reset": "amd.gpu_reset",
     "ring_hang": "amd.ring_timeout",
 }  # fmt: skip
 _PAGES = {"pending": "pending", "p": "pending", "unreservable": "stuck", "f": "stuck", "un_res": "stuck"}
-# What a count means, from how many on, and in which words.
-_MEANING: tuple[tuple[str, int, str, str], ...] = (
-    ("memory_lost", 1, "amd.ecc_uncorrected", "uncorrectable memory errors"),
-    ("unit_lost", 1, "amd.ras_uncorrected", "uncorrectable errors in a unit of the chip"),
-    ("deferred", 1, "amd.ecc_deferred", "deferred memory errors"),
-    ("corrected", CORRECTED, "amd.ecc_corrected", "corrected errors"),
-    ("pending", 1, "amd.bad_pages_pending", "bad pages wait to be retired"),
-    ("stuck", 1, "amd.bad_pages_pending", "bad pages cannot be retired while in use"),
-    ("xgmi", 1, "amd.xgmi_error", "XGMI errors since the last look"),
-    ("heat", 1, "amd.throttled", "clocks held down by heat"),
-)
 
 
 class RocmGpu:
@@ -69,15 +68,13 @@ class RocmGpu:
         fields: Fields = {"device": self.index} if self.index is not None else {}
         fields |= {"pci": self.pci.lower()} if self.pci else {}
         who = f"AMD GPU {self.pci if self.index is None else self.index}"
-        for name, least, kind, words in _MEANING:
-            if (count := counts.get(name, 0)) >= least:
-                text = f"{who}: {count} {words}" if name != "heat" else f"{who}: {words}"
-                yield Sign(kind=kind, fields=fields, text=text, line=self.lines[name], count=count)
+        for name in count_names("amd"):
+            yield from counted("amd", name, counts.get(name, 0), who, fields, self.lines.get(name, 0))
         for kind, line in self.events:
             yield Sign(kind=kind, fields=fields, text=f"{who}: told by amd-smi", line=line)
 
 
-class RocmSmi:
+class RocmSmi(Document):
     """Judged when a text is over: a total and its parts must not be told twice."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -87,7 +84,7 @@ class RocmSmi:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.owns = False
+        super().__init__()
         self._clear()
 
     def _clear(self) -> None:
@@ -120,14 +117,17 @@ class RocmSmi:
         """A JSON text of either tool."""
         cards = _json_cards(value)
         for index, card in cards:
-            self._card(str(index), index)
-            _from_json(self._cards[str(index)], card, number)
+            kept = self._card(str(index), index)
+            for path, leaf in _leaves(card, ()):
+                _keep(kept, path, leaf, number)
         return self.end() if cards else ()
 
-    def _card(self, key: str, index: int | None, pci: str = "") -> None:
-        if key not in self._cards and len(self._cards) < CARDS:
-            self._cards[key] = RocmGpu(index, pci)
-        self._now = self._cards.get(key, self._now)
+    def _card(self, key: str, index: int | None, pci: str = "") -> RocmGpu:
+        card = self._cards.get(key) or RocmGpu(index, pci)
+        if len(self._cards) < CARDS:  # of more than any machine has nothing is kept
+            self._cards[key] = card
+        self._now = card
+        return card
 
     def _begins(self, number: int, text: str) -> bool:
         if "ROCm System Management Interface" in text or "ROCm SMI Log" in text:
@@ -157,31 +157,25 @@ class RocmSmi:
         )
 
     def _rocm(self, number: int, line: str) -> bool:
-        text = line
-        if "End of ROCm SMI Log" in text:
+        if "End of ROCm SMI Log" in line:
             return False
+        text = line
         if found := _COMPLAINT.match(text):
             self._blamed.add(int(found[1]))
         elif "low-power state" in text:
             self._asleep = True
         elif (found := _SILENT.match(text)) and int(found[1]) in self._blamed and not self._asleep:
-            self._card(found[1], int(found[1]))
-            if self._now is not None:
-                self._now.events.append(("amd.lost", number))
+            card = self._card(found[1], int(found[1]))
+            card.events.append(("amd.lost", number))
         if found := _ROCM_CARD.match(text):
-            self._card(found[1], int(found[1]))
-            said = found[2].strip()
-            for words, name in (("ue: ", "memory_lost"), ("ce: ", "corrected"), ("XGMI Error count: ", "xgmi")):
-                count = said.removeprefix(words).split(" ")[0]
-                if said.startswith(words) and self._now is not None and count.isdecimal() and len(count) < 19:
-                    self._now.add(name, int(count), number)
-            text = said
-        if self._now is None:
-            return bool(_ROCM_LINE.match(text))
-        if found := _RAS.fullmatch(text):
+            text = found[2].strip()
+            card = self._card(found[1], int(found[1]))
+            if counted := _COUNTED.match(text):
+                card.add(_COUNTS[counted[1]], int(counted[2]), number)
+        if self._now is not None and (found := _RAS.fullmatch(text)):
             self._now.add("corrected", int(found[2]), number)
             self._now.add("memory_lost" if found[1] == "UMC" else "unit_lost", int(found[3]), number)
-        elif found := _PAGE.fullmatch(text):
+        elif self._now is not None and (found := _PAGE.fullmatch(text)):
             self._now.add(_PAGES.get(found[1].lower(), "retired"), 1, number)
         return bool(_ROCM_LINE.match(line))
 
@@ -207,43 +201,55 @@ class RocmSmi:
 
     def _box(self, number: int, text: str) -> bool:
         if found := _BOX.match(text):
-            self._card(found[1], None, found[1])
-            if self._now is not None:
-                self._now.add("memory_lost", int(found[2]), number)
+            self._card(found[1], None, found[1]).add("memory_lost", int(found[2]), number)
         return text.strip()[:1] in {"|", "+"}
 
     def _monitor(self, number: int, text: str) -> bool:
         words = text.split()
         if not words or not words[0].isdecimal() or len(words[0]) > 3:
             return False
-        self._card(words[0], int(words[0]))
+        card = self._card(words[0], int(words[0]))
         for column, name in (("DOUBLE_ECC", "memory_lost"), ("SINGLE_ECC", "corrected")):
             begin, end = self._columns.get(column, (0, 0))
-            cell = text[begin:end].strip()
-            if self._now is not None and cell.isdecimal() and len(cell) < 19:
-                self._now.add(name, int(cell), number)
+            card.add(name, _count(text[begin:end]), number)
         return True
 
 
-def _keep(card: RocmGpu, path: list[str], value: Any, line: int) -> None:
-    """One value of `amd-smi`, in text or JSON: paths are the same."""
+def _count(value: Any) -> int:
+    said = str(value).strip()
+    return int(said) if said.isdecimal() and len(said) < 19 else 0
+
+
+def _keep(card: RocmGpu, path: Sequence[str], value: Any, line: int) -> None:
+    """One value of either tool, in text or JSON: paths are the same."""
     key, part = path[-1], path[0]
     said = str(value).strip().lower()
-    count = int(said) if said.isdecimal() and len(said) < 19 else 0
-    if part == "ecc" and key in {"total_uncorrectable_count", "uncorrectable_count"}:
-        card.add("whole_lost", count, line)
-    elif part == "ecc" and key in {"total_correctable_count", "correctable_count"}:
-        card.add("corrected", count, line)
-    elif part == "ecc" and key == "total_deferred_count":
-        card.add("deferred", count, line)
+    if name := _VALUES.get((part, key)):
+        card.add(name, _count(said), line)
     elif part == "ecc_blocks" and key == "uncorrectable_count":
-        card.add("memory_lost" if path[1] == "umc" else "unit_lost", count, line)
+        card.add("memory_lost" if path[1] == "umc" else "unit_lost", _count(said), line)
     elif part == "throttle" and key.startswith(_HELD_BY_HEAT) and key.endswith(("_status", "_active")):
         card.add("heat", int(said == "active"), line)
-    elif part in {"pending", "un_res"} and key == "page_address":
-        card.add(_PAGES[part], 1, line)
+    elif (part in {"pending", "un_res"} and key == "page_address") or (
+        key.startswith("retired page ") and said in _PAGES
+    ):
+        card.add(_PAGES[part if key == "page_address" else said], 1, line)
+    elif key.startswith("xgmi error count"):
+        card.add("xgmi", _count(said), line)
     elif key == "event" and said in _EVENTS and len(card.events) < CARDS:
         card.events.append((_EVENTS[said], line))
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Paths of names in JSON, and what stands there. A number with its unit is one value."""
+    if isinstance(value, Mapping) and not {"value", "unit"} & value.keys() and len(path) < DEPTH:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, str(key).lower()))
+    elif isinstance(value, list) and len(path) < DEPTH:
+        for inner in value[:1000]:
+            yield from _leaves(inner, path)
+    elif path:
+        yield path, value
 
 
 def _json_cards(value: Any) -> list[tuple[int, Mapping[str, Any]]]:
@@ -259,24 +265,3 @@ def _json_cards(value: Any) -> list[tuple[int, Mapping[str, Any]]]:
         for card in cards[:CARDS]
         if isinstance(card, Mapping) and isinstance(card.get("gpu"), int) and known & card.keys()
     ]
-
-
-def _from_json(card: RocmGpu, said: Mapping[str, Any], line: int) -> None:
-    for name, value in said.items():
-        if str(name).startswith("XGMI Error count") and str(value).isdecimal():
-            card.add("xgmi", int(str(value)[:18]), line)
-        elif str(name).startswith("Retired page ") and str(value) in {"Pending", "Unreservable"}:
-            card.add(_PAGES[str(value).lower()], 1, line)
-        elif isinstance(value, list):
-            for page in value[:1000]:
-                if isinstance(page, Mapping):
-                    _keep(card, [str(name), "page_address"], page.get("page_address"), line)
-        elif isinstance(value, Mapping):
-            for key, inner in value.items():
-                if isinstance(inner, Mapping) and not {"value", "unit"} & inner.keys():
-                    for last, leaf in inner.items():
-                        _keep(card, [str(name), str(key).lower(), str(last)], leaf, line)
-                else:
-                    _keep(card, [str(name), str(key)], inner, line)
-        else:
-            _keep(card, [str(name)], value, line)

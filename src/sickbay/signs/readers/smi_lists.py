@@ -9,8 +9,7 @@ from collections import Counter
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Sign
 from sickbay.signs.gpu_state import signs_of
-from sickbay.signs.smi import GPUS, Sheet, judged, number
-from sickbay.signs.smi_fields import FIELDS
+from sickbay.signs.smi import GPUS, Sheet, fields, judged, number
 
 COLUMNS = 80
 
@@ -114,7 +113,7 @@ class Csv:
         if not names and "--query-" in line and (asked := _ASKED.search(line)):
             # `noheader`: the command says what the columns are.
             names = [name.replace("_", " ") for name in asked[1].split(",")]
-            names = names if len(names) > 1 and any(name in FIELDS for name in names) else []
+            names = names if len(names) > 1 and any(name in fields() for name in names) else []
         if names:
             self._names = names
             return True
@@ -137,7 +136,7 @@ def _named(cells: list[str]) -> list[str]:
     """The names of the columns, if this is such a line: all look like names, and enough of them are known."""
     found = [_NAME.fullmatch(cell) for cell in cells]
     names = [one[1].replace("_", " ") for one in found if one]
-    known = [name for name in names if name in FIELDS]
+    known = [name for name in names if name in fields()]
     return names if len(names) == len(cells) and (len(known) > 1 or any("." in name for name in known)) else []
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Sign
-from sickbay.signs.smi import Gathered, Sheet, number, readings_of
+from sickbay.signs.smi import Gathered, Sheet, readings_in
 
 LOG = "NVSMI LOG=="
 BEFORE = 80
@@ -25,15 +25,10 @@ _LEVELS = {
     "link width": 3, "bank remap availability histogram": 2, "health": 2, "bridge chip": 2,
     "aggregate uncorrectable sram sources": 2,
 }  # fmt: skip
-_PROCESS = {
-    "processes/process id": "pid",
-    "processes/name": "name",
-    "processes/used gpu memory": "memory",
-}
 
 
 class SmiQuery(Gathered):
-    """The judge speaks when the text is over: only then is it known how many GPUs it shows."""
+    """Headings by their indentation, where there is any; values under them."""
 
     # Beginnings, and within the text what brings a reader back who skips lines without any of these.
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -136,21 +131,13 @@ class SmiQuery(Gathered):
         above = [name for _, name in self._stack]
         path = "/".join([*above, key])
         sheet = self.sheets[-1]
-        if path in _PROCESS:
-            sheet.process(_PROCESS[path], value)
-        elif path == "processes" or (self._flat and key == "processes"):
+        if path == "processes" or (self._flat and key == "processes"):
             sheet.no_process()
         elif not sheet.put(path, value, number_) and self._flat:
             # Behind a part that is over, where no indentation says so.
             shorter = ("/".join([*above[:depth], key]) for depth in reversed(range(len(above))))
             any(sheet.put(other, value, number_) for other in shorter)
         return True
-
-    def _top(self, key: str, value: str) -> None:
-        if key == "attached gpus" and (count := number(value)) is not None:
-            self.attached = int(count)
-        elif key == "driver version":
-            self.driver = value.strip()[:40]
 
     def _heading(self, indent: int, name: str) -> None:
         name = "remapped rows" if name == "row remapper" else name
@@ -164,11 +151,4 @@ class SmiQuery(Gathered):
 
 
 def readings_from_query(text: str) -> list[GpuReading]:
-    """What the long text says of each GPU; of several texts the first that has one."""
-    reader = SmiQuery()
-    for number_, line in enumerate(text.splitlines(), 1):
-        reader.read(number_, line)
-        if reader.over:
-            break
-    reader.end()
-    return readings_of(*reader.over) if reader.over else []
+    return readings_in(text, SmiQuery())

@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from msgspec.structs import replace
 
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Fields, Sign
 from sickbay.signs.gpu_state import signs_of
+from sickbay.signs.readers import Document, proven
 from sickbay.signs.readers.smi_lists import Csv, Dmon, Links, Topology, mig_signs
+from sickbay.signs.readers.words import wordings
 from sickbay.signs.smi import GPUS, Sheet, judged, number
 
 LINE = 8000  # no line of these texts is longer; a query for all columns is the longest
@@ -21,16 +25,12 @@ _BUS = re.compile(r"\s*([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s
 _STATE = re.compile(r"\s*(ERR!|N/A|\d{1,3}\s?%)\s+(ERR!|N/A|-?\d{1,3}C)\s+(\S{2,4})\s+(\S{1,9})\s*/\s*(\S{1,9})\s*")
 _MIG = re.compile(r"\s*(\d{1,3})\s+(\d{1,3})\s+\d{1,3}\s+\d{1,3}\s*", re.ASCII)
 
-# What stands in a line of its own where the box should be. The first that begins the line counts.
-_WORDS: tuple[tuple[str, str], ...] = (
-    ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver", "driver.failed"),
-    ("NVIDIA-SMI couldn't find libnvidia-ml.so", "driver.nvml_refused"),
-    ("Failed to initialize NVML: Driver/library version mismatch", "driver.mismatch"),
-    ("Failed to initialize NVML: Driver Not Loaded", "driver.failed"),
-    ("Failed to initialize NVML: GPU is lost", "gpu.lost"),
-    ("Failed to initialize NVML: ", "driver.nvml_refused"),
-    ("No devices were found", "gpu.none_found"),
-)
+# Lines that stand where the box should be, what other programs say when the management library answers them with an
+# error (pynvml, Slurm, container runtimes), and cells of CSV that mean the same under every column.
+WORDS = "smi_words.csv"
+REFUSED = "Failed to initialize NVML: "
+NONE_FOUND = "gpu.none_found"
+KEPT = 200
 _HANDLE = re.compile(
     r"Unable to (?:determine|detect) the device handle for gpu\s?(?:(\d{1,3}): )?"
     r"([0-9a-f]{3,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])?:?\s?(.{0,200})",
@@ -44,36 +44,12 @@ _DRESSED = re.compile(
 # `nvdebugdump -l`: the call that failed, then the GPU.
 _CALL = re.compile(r"Error: nvml(\w{1,60})\(\): (.{3,80})", re.ASCII)
 _DETAILS = re.compile(r"FAILED to get details on GPU \((0x[0-9a-f]{1,3})\): (.{3,80})", re.ASCII)
-_INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu ([0-9a-f:.]{7,20})", re.IGNORECASE | re.ASCII)
-# What other programs say when the management library answers them with an error: pynvml, Slurm, container runtimes.
-_TOLD: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), kind)
-    for pattern, kind in (
-        (r"NVMLError_GpuIsLost: GPU is lost|NVML: [^:]{0,80}(?:: )?GPU is lost|nvml error: gpu is lost", "gpu.lost"),
-        (r"NVMLError_ResetRequired: |NVML: [^:]{0,80}(?:: )?GPU requires reset", "gpu.reset_required"),
-        (r"(?:NVMLError_LibRmVersionMismatch|nvml error): driver/library version mismatch", "driver.mismatch"),
-        (r"(?:NVMLError_DriverNotLoaded|nvml error): driver not loaded", "driver.failed"),
-    )
-)
 # Most lines of most texts are none of ours: what could begin one of these texts, by its first word or by any.
 _MAYBE = re.compile(r"[\s>]*+(?:\||GPU|#|\x1b|[a-z][\w.]{1,60}+(?: \[[^\]]{1,8}\])?(?:, |$))", re.ASCII)
 _ANYWHERE = (
-    "nvml",
-    "nvidia-smi",
-    "device handle",
-    "inforom",
-    "no devices were",
-    "requires reset",
-    "gpu is lost]",
-    "unknown error]",
-    "failed to get details",
-)
-# Cells of CSV that mean the same under every column: a row without its header says this much.
-_CELLS = {
-    "[GPU requires reset]": "gpu.reset_required",
-    "[GPU is lost]": "gpu.lost",
-    "[Unknown Error]": "gpu.sensor_failed",
-}
+    "nvml", "nvidia-smi", "device handle", "inforom", "no devices were", "requires reset", "gpu is lost]",
+    "unknown error]", "failed to get details",
+)  # fmt: skip
 _COMMENT = ("#", "//", "*", "raise ", "except ", "- ", "assert")
 # A program's name before it, as a journal has it. A quotation mark or a backtick there: somebody speaks about it.
 _SAID_BY = re.compile(
@@ -174,7 +150,7 @@ class Box:
         return (*judged(sheets), *signs)
 
 
-class SmiTable:
+class SmiTable(Document):
     """All that `nvidia-smi` prints but the long text and the XML."""
 
     ANCHORS: ClassVar[tuple[str, ...]] = (
@@ -189,7 +165,7 @@ class SmiTable:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.owns = False
+        super().__init__()
         self._parts = (Box(), Links(), Topology(), Csv(), Dmon())
         self._reading: Box | Links | Topology | Csv | Dmon | None = None
         self._lost_at = -9
@@ -212,22 +188,18 @@ class SmiTable:
         alone = self._alone(number, line)
         if alone is not None:
             self.owns = True
-            return (*said, *alone)
+            return (*said, *proven(alone, number, line))
         self._reading = next((part for part in self._parts if part is not now and part.take(number, line)), None)
         if self._reading is None and now is not None and now.take(number, line):
             self._reading = now  # the next of its kind
         self.owns = self._reading is not None
         return said
 
-    def value(self, number: int, value: Any) -> Iterable[Sign]:
-        del number, value
-        return ()
-
     def end(self) -> tuple[Sign, ...]:
         now, self._reading = self._reading, None
         return now.over() if now is not None else ()
 
-    def _alone(self, line_number: int, line: str) -> tuple[Sign, ...] | None:
+    def _alone(self, number: int, line: str) -> Iterable[Sign] | None:
         """A line that stands for itself; None if it is none of them."""
         text = line.strip().lstrip("> ").replace("’", "'")
         if dressed := _DRESSED.fullmatch(text):
@@ -236,53 +208,51 @@ class SmiTable:
             by = _SAID_BY.match(text)
             text = text[by.end() :] if by else ""
         if found := _HANDLE.match(text):
-            self._lost_at = line_number
-            return _handle(line_number, text, found[1], found[2], found[3])
-        if found := _INFOROM.match(text):
-            fields: Fields = {"pci": found[1].lower()}
-            return (Sign(kind="gpu.inforom_corrupt", fields=fields, text=text[:200], line=line_number),)
-        for words, kind in _WORDS:
-            if text.startswith(words):
-                if kind == "gpu.none_found" and (text.strip(". ") != words or line_number - self._lost_at < 3):
+            self._lost_at = number
+            return _handle(text, found[1], found[2], found[3])
+        for pattern, kind in wordings(WORDS, "line"):
+            if found := pattern.match(text):
+                if kind == NONE_FOUND and (text.strip(". ") != found[0] or number - self._lost_at < 3):
                     return ()  # told already by the line above
-                return (Sign(kind=kind, text=text[:200], line=line_number),)
-        if "]" in line and (row := _row(line_number, line)):
-            return row
-        return self._dump(line_number, line.strip()) or _told(line_number, line.strip())
+                fields: Fields = {name: value.lower() for name, value in found.groupdict().items()}
+                return (Sign(kind=kind, fields=fields, text=text[:KEPT]),)
+        return _row(line) or self._dump(number, line.strip()) or _by_program(line.strip())
 
-    def _dump(self, line_number: int, text: str) -> tuple[Sign, ...]:
+    def _dump(self, number: int, text: str) -> Iterable[Sign]:
         if call := _CALL.fullmatch(text):
-            for words, kind in _WORDS:
-                if words.startswith("Failed to initialize NVML: ") and words[27:] and call[2].startswith(words[27:]):
-                    return (Sign(kind=kind, text=text, line=line_number),)
+            said = f"{REFUSED}{call[2]}"
+            kind, words = next(
+                (kind, found[0]) for pattern, kind in wordings(WORDS, "line") if (found := pattern.match(said))
+            )
+            if words != REFUSED:
+                return (Sign(kind=kind, text=text),)
             if not call[1].startswith("DeviceGetHandle"):
                 return ()
-            self._lost_at = line_number
-            return _handle(line_number, text, None, None, call[2])
-        if (details := _DETAILS.fullmatch(text)) and line_number - self._lost_at > 2:
-            return _handle(line_number, text, str(int(details[1], 16)), None, details[2])
+            self._lost_at = number
+            return _handle(text, None, None, call[2])
+        if (details := _DETAILS.fullmatch(text)) and number - self._lost_at > 2:
+            return _handle(text, str(int(details[1], 16)), None, details[2])
         return ()
 
 
-def _row(line: int, text: str) -> tuple[Sign, ...]:
+def _row(text: str) -> Iterable[Sign]:
     """A row of CSV without its header: it does not say which column, but it says this."""
-    cells = [cell.strip() for cell in text.split(", ", 80)]
-    kind = next((kind for cell, kind in _CELLS.items() if cell in cells), None)
-    if kind is None or len(cells) < 2:
-        return ()
-    fields: Fields = {"device": int(cells[0])} if re.fullmatch(r"\d{1,3}", cells[0], re.ASCII) else {}
-    return (Sign(kind=kind, fields=fields, text=text.strip()[:200], line=line),)
+    cells = [cell.strip() for cell in text.split(", ", 80)] if "]" in text else []
+    kinds = (kind for pattern, kind in wordings(WORDS, "cell") if any(map(pattern.fullmatch, cells)))
+    kind = next(kinds, "") if len(cells) > 1 else ""
+    fields: Fields = {"device": int(cells[0])} if kind and re.fullmatch(r"\d{1,3}", cells[0], re.ASCII) else {}
+    return (Sign(kind=kind, fields=fields, text=text.strip()[:KEPT]),) if kind else ()
 
 
-def _told(line: int, text: str) -> tuple[Sign, ...] | None:
+def _by_program(text: str) -> Iterable[Sign] | None:
     if "nvml" not in text.lower() or "`" in text or text.startswith(_COMMENT):
         return None
-    kind = next((kind for pattern, kind in _TOLD if pattern.search(text)), None)
-    return None if kind is None else (Sign(kind=kind, text=text[:200], line=line),)
+    kind = next((kind for pattern, kind in wordings(WORDS, "program") if pattern.search(text)), "")
+    return (Sign(kind=kind, text=text[:KEPT]),) if kind else None
 
 
-def _handle(line: int, text: str, index: str | None, pci: str | None, why: str) -> tuple[Sign, ...]:
+def _handle(text: str, index: str | None, pci: str | None, why: str) -> Iterable[Sign]:
     if "permission" in why.lower():
         return ()  # says something about who asked
     one = GpuReading(index=int(index) if index else None, pci=(pci or "").lower(), lost=why or "no handle")
-    return tuple(Sign(kind=sign.kind, fields=sign.fields, text=text[:200], line=line) for sign in signs_of(one))
+    return [replace(sign, text=text[:KEPT]) for sign in signs_of(one)]

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from sickbay.model.gpu import GpuReading
 from sickbay.model.sign import Sign
-from sickbay.signs.smi import PCI, Gathered, number, readings_of
+from sickbay.signs.smi import PCI, Gathered, readings_in
 
 ROOT = "nvidia_smi_log"
 DEPTH = 12
@@ -28,15 +28,10 @@ _PARTS = frozenset(
         "power_readings", "gpu_power_readings", "clocks", "fabric", "processes",
     }
 )  # fmt: skip
-_PROCESS = {
-    "processes/process info/pid": "pid",
-    "processes/process info/process name": "name",
-    "processes/process info/used memory": "memory",
-}
 
 
 class SmiXml(Gathered):
-    """The judge speaks when the text is over."""
+    """Values by the path of tags that are open."""
 
     # Beginnings, and within the text what brings a reader back who skips lines without any of these.
     ANCHORS: ClassVar[tuple[str, ...]] = (*_BEGINS, f"</{ROOT}", "<fb_memory_usage>", *(f"<{name}>" for name in _PARTS))
@@ -100,22 +95,11 @@ class SmiXml(Gathered):
 
     def _put(self, line: int, text: str) -> None:
         path = "/".join(self._path)
-        if self._gpu and path in _PROCESS:
-            self.sheets[-1].process(_PROCESS[path], text)
-        elif self._gpu:
+        if self._gpu:
             self.sheets[-1].put(path, text, line)
-        elif path == "attached gpus" and (count := number(text)) is not None:
-            self.attached = int(count)
-        elif path == "driver version":
-            self.driver = text[:40]
+        else:
+            self._top(path, text)
 
 
 def readings_from_xml(text: str) -> list[GpuReading]:
-    """What the XML says of each GPU; of several texts the first that has one."""
-    reader = SmiXml()
-    for number_, line in enumerate(text.splitlines(), 1):
-        reader.read(number_, line)
-        if reader.over:
-            break
-    reader.end()
-    return readings_of(*reader.over) if reader.over else []
+    return readings_in(text, SmiXml())

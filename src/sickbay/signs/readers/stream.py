@@ -21,7 +21,7 @@ from sickbay.signs.kernel import KernelReader
 from sickbay.signs.readers import Document
 from sickbay.signs.readers.input import LONGEST, SOFT
 from sickbay.signs.readers.json_text import JsonText, Line
-from sickbay.signs.readers.kube_tables import SLURM_ANCHORS
+from sickbay.signs.readers.kube_events import SLURM_ANCHORS
 from sickbay.signs.readers.sieve import Sieve, Worth
 from sickbay.signs.readers.training import TrainingReader
 from sickbay.signs.readers.unwrap import Unwrapper

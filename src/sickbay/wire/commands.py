@@ -1,17 +1,24 @@
-"""A process of its own for what may hang, killed with all that it started when its time is over."""
+"""Bounded subprocesses: a deadline, a limit of output, and a kill of the whole process group.
+
+What may hang (a driver's tool on a dying GPU, a site's own command) holds nobody up, not even where the kernel does not
+let it go.
+"""
 
 import contextlib
+import ctypes
 import os
-import resource
 import signal
 import subprocess
-import tempfile
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 TO_DIE = 3.0  # seconds in which a killed process ends, unless the kernel holds it
-MOST = 1 << 20  # bytes of output that are read
+MOST = 4 << 20  # bytes of output that are read: the last ones
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None  # before any fork: after it nothing is loaded
 
 # Processes that did not end when they were killed: kept, so that they are reaped should a device ever let go of them.
 _stuck: list[subprocess.Popen[bytes]] = []
@@ -34,22 +41,24 @@ class ChildEnd(NamedTuple):
 class Child:
     """Its output goes to files without names: nobody must read along, and a dead child leaves nothing."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, merged: bool = False) -> None:
+        """`merged`: both streams are `out`, in the order in which they came. Raises OSError."""
+        import tempfile  # here: an agent that only watches starts no command
+
         for one in [one for one in _stuck if one.poll() is not None]:
             _stuck.remove(one)
         self._began = time.monotonic()
         self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by finish
         self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command, no shell
-                argv, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, env=dict(env) if env else None,
-                cwd=cwd, start_new_session=True,
+            self._process = subprocess.Popen(  # noqa: S603 - words of ours or of the operator, no shell
+                argv, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT if merged else self._err,
+                env=dict(env) if env else None, start_new_session=True,
             )  # fmt: skip
         except BaseException:
             self._out.close()
             self._err.close()
             raise
-        _let_loose(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -59,22 +68,26 @@ class Child:
         return self._process.poll() is not None
 
     def so_far(self) -> str:
-        return os.pread(self._out.fileno(), MOST, 0).decode(errors="replace")
+        return _end_of(self._out)
 
-    def finish(self, until: float) -> ChildEnd:
-        """Waits until then, kills what is left, and reads what it said. Whatever interrupts this kills it too."""
+    def finish(self, until: float, *, spare: bool = False) -> ChildEnd:
+        """Waits until then, kills what is left, and reads what it said. Whatever interrupts this kills it too.
+
+        `spare`: what it started and left behind lives on, if it ended in time.
+        """
         code: int | None = None
+        stuck = False
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(max(0.0, until - time.monotonic()))
         finally:
-            stuck = self.kill()
+            if code is None or not spare:
+                stuck = self.kill()
         try:
-            out, err = self.so_far(), os.pread(self._err.fileno(), MOST, 0).decode(errors="replace")
+            return ChildEnd(code, self.so_far(), _end_of(self._err), time.monotonic() - self._began, stuck)
         finally:
             self._out.close()
             self._err.close()
-        return ChildEnd(code, out, err, time.monotonic() - self._began, stuck)
 
     def kill(self) -> bool:
         """Its whole group: also what outlived it. Returns whether it is still there."""
@@ -88,13 +101,9 @@ class Child:
         return False
 
 
-def _let_loose(pid: int) -> None:
-    """The agent's own limit of memory is not that of a check, which goes first where memory is short."""
-    with contextlib.suppress(OSError, ValueError):
-        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123
-        score.write("500")
+def run_bounded(argv: Sequence[str], seconds: float, *, merged: bool = False, spare: bool = False) -> ChildEnd:
+    """Runs a command to its end or its deadline. Raises OSError where it cannot be started."""
+    return Child(argv, merged=merged).finish(time.monotonic() + seconds, spare=spare)
 
 
 def finish_all(children: Sequence[Child], until: float) -> list[ChildEnd]:
@@ -108,5 +117,19 @@ def finish_all(children: Sequence[Child], until: float) -> list[ChildEnd]:
     return ended
 
 
-def run_tool(argv: Sequence[str], until: float, env: Mapping[str, str] | None = None) -> ChildEnd:
-    return Child(argv, env).finish(until)
+def die_with(parent: int) -> Callable[[], None]:
+    """For a child: the kernel kills it when `parent`, its parent, is gone. Also between fork and exec."""
+
+    def arm() -> None:
+        if _LIBC is None:
+            return
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # it died before we could ask
+            os._exit(128 + signal.SIGKILL)
+
+    return arm
+
+
+def _end_of(file: IO[bytes]) -> str:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), MOST, max(0, size - MOST)).decode(errors="replace")

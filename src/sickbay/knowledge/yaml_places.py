@@ -1,22 +1,23 @@
-"""YAML text → plain data of the policy's shape, with the place of every value.
+"""The one YAML reader: text → plain data of a noun's shape, with the place (file, line, column) of every value.
 
 YAML is read by the 1.2 core rules: `on` is a word, not a boolean, and 22:00 is a text, not 1320. Anchors and tags are
-refused: a policy is read by people, and an alias inside an alias is how a small file becomes a large one.
+refused: these files are read by people, and an alias inside an alias is how a small file becomes a large one.
 """
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 from msgspec import inspect as mi
 
+from sickbay.model.durations import HOW, parse_duration
 from sickbay.model.errors import BadInput
-from sickbay.policy.durations import HOW, parse_duration
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 LARGEST = 1_000_000  # characters; the longest policy we know of has 20,000
 _TAG = "tag:yaml.org,2002:"
 
@@ -30,10 +31,10 @@ class YamlPlace(NamedTuple):
         return f"{self.where}:{self.line}:{self.column}"
 
 
-Places = dict[Path, YamlPlace]
+Places = dict[KeyPath, YamlPlace]
 
 
-def show_path(path: Path) -> str:
+def show_path(path: KeyPath) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "the file"
 
 
@@ -43,7 +44,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            problem = "anchors (&) and aliases (*) are not used in policies"
+            problem = "anchors (&) and aliases (*) are not used here"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
@@ -60,19 +61,45 @@ _HINTS = {
     "cannot start any token": "indent with spaces, not tabs; quote text that begins with a special character",
     "mapping values are not allowed": "check the indentation, and quote text that contains ': '",
     "could not find expected ':'": "write 'key: value'",
-    "another document": "keep one policy in one file, without a second '---'",
+    "another document": "keep one document in one file, without a second '---'",
     "anchors": "write the value out; quote text that begins with & or *, such as '*'",
     "expected alphabetic or numeric": "quote text that begins with & or *, such as '*'",
     "expected <block end>": "line up the keys that belong together",
 }
 
 
-def compose(text: str, where: str) -> tuple[yaml.MappingNode, YamlPlace]:
-    """The file's mapping and its place. Raises BadInput."""
-    if len(text) > LARGEST:
-        raise BadInput(f"{where}:1: more than {LARGEST} characters: this is not a policy file")
+def read_text(path: Path, where: str, instead: str) -> str:
+    """The file's text. Raises BadInput; `instead`: what to give where there is no such file."""
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise BadInput(f"{where}: no such file: {instead}") from None
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadInput(f"{where}: cannot be read ({said}): give a .yaml file") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{where}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x}): save the file as UTF-8") from None
+
+
+def compose_mapping(text: str, where: str) -> yaml.MappingNode:
+    """The file's mapping. Raises BadInput, also where there is nothing in it."""
+    node = compose(text, where)
+    if node is None:
+        raise BadInput(f"{where}:1: the file is empty: write 'extends: default' and what you want to change")
+    if not isinstance(node, yaml.MappingNode):
+        raise BadInput(f"{_place(node, where)}: expected 'key: value' lines at the top, got {_shown(node)}")
+    return node
+
+
+def compose(text: str, where: str) -> yaml.Node | None:
+    """None: there is nothing in it. Raises BadInput."""
+    if len(text) > LARGEST:
+        raise BadInput(f"{where}:1: more than {LARGEST} characters: this is none of our files")
+    try:
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = YamlPlace(where, mark.line + 1, mark.column + 1) if mark else YamlPlace(where, 1, 1)
@@ -89,12 +116,8 @@ def compose(text: str, where: str) -> tuple[yaml.MappingNode, YamlPlace]:
         character = error.character if isinstance(error.character, int) else ord(error.character)
         raise BadInput(f"{place}: the character U+{character:04X} is not allowed: remove it") from None
     except RecursionError:
-        raise BadInput(f"{where}:1: nested too deeply: a policy has at most six levels") from None
-    if node is None:
-        raise BadInput(f"{where}:1: the file is empty: write 'extends: default' and what you want to change")
-    if not isinstance(node, yaml.MappingNode):
-        raise BadInput(f"{_place(node, where)}: expected 'key: value' lines at the top, got {_shown(node)}")
-    return node, _place(node, where)
+        raise BadInput(f"{where}:1: nested too deeply: six levels are enough") from None
+    return node
 
 
 class YamlReader:
@@ -104,11 +127,11 @@ class YamlReader:
         self.where = where
         self.places: Places = {}
 
-    def fail(self, node: yaml.Node, path: Path, text: str) -> BadInput:
+    def fail(self, node: yaml.Node, path: KeyPath, text: str) -> BadInput:
         at = f"{show_path(path)}: " if path else ""
         return BadInput(f"{_place(node, self.where)}: {at}{text}")
 
-    def read(self, node: yaml.Node, kind: mi.Type, path: Path) -> Any:
+    def read(self, node: yaml.Node, kind: mi.Type, path: KeyPath) -> Any:
         self.places.setdefault(path, _place(node, self.where))
         match kind:
             case mi.StructType():
@@ -129,7 +152,20 @@ class YamlReader:
             case _:
                 return self._scalar(node, kind, path)
 
-    def _pairs(self, node: yaml.Node, path: Path) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    def plain(self, node: yaml.Node, path: KeyPath = ()) -> Any:
+        """Without a shape: mappings, lists, and scalars as the core rules have them."""
+        self.places.setdefault(path, _place(node, self.where))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.plain(item, (*path, n)) for n, item in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            pairs = self._pairs(node, path)
+            return {key: self.plain(value, (*path, key)) for key, (_, value) in pairs.items()}
+        kind = _PLAIN.get(node.tag.removeprefix(_TAG))
+        if kind is None:
+            raise self.fail(node, path, f"tags such as {node.tag} are not used here: write the plain value")
+        return None if isinstance(kind, mi.NoneType) else self._scalar(node, kind, path)
+
+    def _pairs(self, node: yaml.Node, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         if not isinstance(node, yaml.MappingNode):
             raise self.fail(node, path, f"expected 'key: value' lines, got {_shown(node)}")
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
@@ -142,7 +178,7 @@ class YamlReader:
             pairs[key.value] = (key, value)
         return pairs
 
-    def _struct(self, node: yaml.Node, kind: mi.StructType, path: Path) -> dict[str, Any]:
+    def _struct(self, node: yaml.Node, kind: mi.StructType, path: KeyPath) -> dict[str, Any]:
         fields = {field.encode_name: field for field in kind.fields}
         pairs, data = self._pairs(node, path), {}
         for name, (key, value) in pairs.items():
@@ -155,7 +191,7 @@ class YamlReader:
                 raise self.fail(node, path, f"{name!r} is missing: add '{name}: …'")
         return data
 
-    def _union(self, node: yaml.Node, kind: mi.UnionType, path: Path) -> Any:
+    def _union(self, node: yaml.Node, kind: mi.UnionType, path: KeyPath) -> Any:
         kinds = {type(one): one for one in kind.types}
         if mi.NoneType in kinds and isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null":
             return None
@@ -164,12 +200,12 @@ class YamlReader:
         rest = [one for one in fitting or kind.types if not isinstance(one, mi.NoneType)]
         return self.read(node, rest[0], path)
 
-    def _scalar(self, node: yaml.Node, kind: mi.Type, path: Path) -> Any:
+    def _scalar(self, node: yaml.Node, kind: mi.Type, path: KeyPath) -> Any:
         if not isinstance(node, yaml.ScalarNode):
             raise self.fail(node, path, f"expected {_wanted(kind)}, got {_shown(node)}")
         tag, text = node.tag.removeprefix(_TAG), node.value
-        if tag not in _CORE:
-            raise self.fail(node, path, f"tags such as {node.tag} are not used in policies: write the plain value")
+        if tag not in _PLAIN:
+            raise self.fail(node, path, f"tags such as {node.tag} are not used here: write the plain value")
         match kind:
             case mi.BoolType() if tag == "bool":
                 return text.lower() == "true"
@@ -193,7 +229,13 @@ class YamlReader:
                 raise self.fail(node, path, f"expected {_wanted(kind)}, got {_shown(node)}")
 
 
-_CORE = frozenset({"str", "int", "float", "bool", "null"})
+_PLAIN = {
+    "str": mi.StrType(),
+    "int": mi.IntType(),
+    "float": mi.FloatType(),
+    "bool": mi.BoolType(),
+    "null": mi.NoneType(),
+}
 
 
 def _place(node: yaml.Node, where: str) -> YamlPlace:
@@ -260,7 +302,7 @@ def converted(data: Any, kind: Any, places: Places) -> Any:
     except msgspec.ValidationError as error:
         said = _AT.match(str(error))
         parts = re.findall(r"\.(\w+)|\[(\d+)\]", said["path"] or "") if said else []
-        path: Path = tuple(name or int(index) for name, index in parts)
+        path: KeyPath = tuple(name or int(index) for name, index in parts)
         what = said["what"] if said else str(error)
         at = f"{show_path(path)}: " if path else ""
         raise BadInput(f"{nearest(places, path)}: {at}{what.strip().lower()}{_instead(what)}") from None

@@ -1,7 +1,7 @@
 """The engine in a process of its own, which may be killed, while the simulated world lives on in another.
 
-This is the engine's side. `python -m sickbay.sim.remote FD` is a nursery: it has imported everything, and forks a
-process for each life that it is asked for over the connection FD. The other side is `sickbay.sim.apart`.
+This is the engine's side. `python -m tests.support.remote_engine FD` is a nursery: it has imported everything, and
+forks a process for each life that it is asked for over the connection FD. The other side is `apart_simulation`.
 """
 
 import os

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from msgspec import inspect as mi
 
+from sickbay.knowledge.yaml_places import YamlReader, compose, converted
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
-from sickbay.policy.load import shipped_file
-from sickbay.policy.yaml_places import YamlReader, converted
+from sickbay.policy.load import shipped_files
 
 
 class GoldenRow(Noun, forbid_unknown_fields=True):
@@ -24,10 +23,10 @@ class GoldenRow(Noun, forbid_unknown_fields=True):
 
 def load_golden(name: str) -> tuple[GoldenRow, ...]:
     """The golden table of a shipped policy. Raises BadInput."""
-    path = shipped_file(name)
+    path = shipped_files()[name]
     table: Path = path.with_name(f"{path.stem}.golden.yaml")
     reader = YamlReader(table.name)
-    node = yaml.compose(table.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    node = compose(table.read_text(encoding="utf-8"), table.name)
     if node is None:
         raise BadInput(f"{table.name}: the table is empty: write rows")
     kind = tuple[GoldenRow, ...]

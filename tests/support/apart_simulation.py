@@ -1,4 +1,4 @@
-"""The world and its time on this side, engines in processes of their own on the other (`sickbay.sim.remote`)."""
+"""A simulation with its engine in another process (`tests.support.remote_engine`); the world and its time are here."""
 
 import os
 import signal
@@ -8,8 +8,11 @@ import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
+from pathlib import Path
 from random import Random
 from typing import Any
+
+from tests.support.remote_engine import BROKEN, EngineBirth
 
 from sickbay.adapters.stores.sql import open_store
 from sickbay.engine.execute import Effects
@@ -18,7 +21,6 @@ from sickbay.model.facts import AnyNews, Fact
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.policy import Policy
 from sickbay.sim.host import AGAIN, RESTART, ROUNDS, SimHost
-from sickbay.sim.remote import BROKEN, EngineBirth
 from sickbay.sim.simulation import Plan, Simulation
 
 PROPERTIES: Mapping[str, tuple[str, ...]] = {
@@ -26,6 +28,7 @@ PROPERTIES: Mapping[str, tuple[str, ...]] = {
     "machines": ("capabilities", "blind"),
     "checks": ("capabilities",),
 }
+REPOSITORY = Path(__file__).parents[2]
 LOST = (EOFError, ConnectionError)
 
 
@@ -36,8 +39,8 @@ class Nursery:
         ours, theirs = socket.socketpair()
         self._control = Connection(ours.detach())
         with theirs:
-            command = [sys.executable, "-m", "sickbay.sim.remote", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # noqa: S603 - our own module
+            command = [sys.executable, "-m", "tests.support.remote_engine", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=REPOSITORY)
 
     def bear(self, life: EngineBirth) -> "Born":
         pairs = [socket.socketpair() for _ in range(1 if life.stepped else 2)]

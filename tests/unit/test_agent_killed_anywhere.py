@@ -382,6 +382,36 @@ def test_a_sum_that_was_told_while_the_disk_was_full_is_not_told_again_though_th
     assert controller.events == 9
 
 
+def test_room_for_a_full_disk_is_taken_again_before_anything_more_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(Disk):
+        def call(self, name: str, real: Callable[..., int], *args: object) -> int:
+            if name == "posix_fallocate" or (name == "open" and isinstance(args[1], int) and args[1] & os.O_EXCL):
+                raise OSError(errno.ENOSPC, "full")
+            return real(*args)
+
+    agent, controller = Agent(tmp_path), Controller()
+
+    def fault(at: float) -> None:
+        append(tmp_path / "kmsg", XID_79, 3)
+        agent.run.look(at)
+        agent.run.look(at + 2.0)
+
+    with monkeypatch.context() as patch:
+        Full(patch)
+        fault(10.0)  # into the reserve
+        controller.take(agent.run.box)
+    agent.run.keep()  # there is room, and nothing to tell
+    with monkeypatch.context() as patch:
+        Full(patch)
+        fault(100.0)
+        controller.take(agent.run.box, acknowledge=False)
+        append(tmp_path / "kmsg", XID_79, 3)
+        agent.end(controller)
+    assert controller.events == 9
+
+
 # --- killed in a call
 
 

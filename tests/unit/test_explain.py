@@ -258,7 +258,7 @@ def test_lines_of_several_subjects_come_once_and_in_every_subjects_own_order() -
 
 
 def test_an_empty_store_says_so() -> None:
-    with pytest.raises(BadInput, match="this store is empty"):
+    with pytest.raises(BadInput, match="there is none at all"):
         explain(MemoryStore(), "train")
     assert Archive(MemoryStore()).as_of is None
 

@@ -25,7 +25,6 @@ DISPLAY = {
 # Where a name is taken apart: once for each kind of name, in the noun that has it.
 NAMES = {
     ("model/fleet.py", "self.id.split('/', 1)"),  # Node.name
-    ("model/fleet.py", "self.scope.partition(':')"),  # Brake.covers
     ("model/intent.py", "self.owner.partition(':')"),  # Intent.done_for
 }
 READERS = {

@@ -111,6 +111,7 @@ class Outbox:
     def keep(self, places: Mapping[str, Noun | None]) -> None:
         """How far was read, where nothing was found: kept unless the disk lacks something that was found before."""
         with self._more:
+            self._spool.keep_reserve()  # also while nothing is told: the disk may be full again before that
             if self._unsaved:
                 self._save()
             if self._places is None or self._unsaved:

@@ -80,7 +80,7 @@ class Spool:
         self._segments: list[_Segment] = []
         self._handle: int | None = None
         self.trouble = ""  # why the last append failed
-        self._keep_reserve()
+        self.keep_reserve()
 
     def append(self, lines: Sequence[bytes], first: int, last: int, mark: PlacesMark | None = None) -> bool:
         """These items, whole or not at all. False: the disk does not take them now."""
@@ -88,7 +88,7 @@ class Spool:
             if self._handle is None or self._segments[-1].size >= self._segments[-1].most:
                 self._begin(first)
             self._write(_framed(lines, mark))
-            self._keep_reserve()
+            self.keep_reserve()
         except OSError as error:
             self.trouble = error.strerror or str(error)
             if not self._use_reserve(_framed(lines, mark), first):
@@ -102,7 +102,8 @@ class Spool:
         self._end()
         self._new(self._path(SUFFIX), first)
 
-    def _keep_reserve(self) -> None:
+    def keep_reserve(self) -> None:
+        """Takes the reserve where it is not taken and there is room."""
         if self._reserve is None or self._has_reserve:
             return
         with suppress(OSError):

@@ -12,7 +12,7 @@ from sickbay.engine.transitions import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import EarlyAgent
-from sickbay.model.fleet import Brake, Node
+from sickbay.model.fleet import Brake, Node, read_scope
 from sickbay.model.intent import Notify
 from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import WaitMark
@@ -44,7 +44,7 @@ def plan_brake(draft: Draft, subject: str) -> None:
 
 
 def _brake_rule(draft: Draft, brake: Brake) -> BrakeRule:
-    kind, _ = brake.covers
+    kind, _ = read_scope(brake.scope)
     for rule in draft.rules.policy.brakes:
         if rule.scope == kind and fnmatchcase(brake.signature, rule.signature):
             return rule

@@ -1,6 +1,6 @@
 """A read-only view of a store: rows by the words of the model, never written."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import TypeVar, overload
@@ -118,8 +118,8 @@ class Archive:
         """The row key that a person means: node, job or incident, with or without its cluster. Raises BadInput."""
         kind, _, rest = name.partition(":")
         if kind in SUBJECTS and rest:
-            return self._only(name, [key for key in self._named(rest) if key.startswith(f"{kind}:")], rest)
-        return self._only(name, self._named(name), name)
+            return self._only(name, [key for key in self._named(rest) if key.startswith(f"{kind}:")])
+        return self._only(name, self._named(name))
 
     def _named(self, name: str) -> list[str]:
         exact = [f"{kind}:{name}" for kind in SUBJECTS]
@@ -131,17 +131,27 @@ class Archive:
         jobs = [job for key in self._keys("job") if (job := self._row(Job, key)) is not None and job.spec.name == name]
         return [f"job:{job.id}" for job in sorted(jobs, key=lambda job: job.submitted_at)[-1:]]
 
-    def _only(self, asked: str, found: list[str], name: str) -> str:
+    def _only(self, asked: str, found: list[str]) -> str:
         if len(found) == 1:
             return found[0]
         if found:
             raise BadInput(f"{asked!r} is more than one: write {' or '.join(found)}")
         known = [key.partition(":")[2] for kind in SUBJECTS for key in self._keys(kind)]
-        short = [one.rpartition("/")[2] for one in known]
-        close = get_close_matches(name, dict.fromkeys([*short, *known]), n=3, cutoff=0.5)
-        some = ", ".join(close or short[:3])
-        hint = f"did you mean {some}?" if close else f"there are {some} …" if some else "this store is empty"
-        raise NoSuchSubject(f"there is no node, job or incident {asked!r}: {hint}")
+        raise NoSuchSubject(unknown_name("node, job or incident", asked, known))
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """The line about a name that nothing has, with the nearest ones that there are."""
+    short = list(dict.fromkeys(one.rpartition("/")[2] for one in known))
+    bare = name.rpartition("/")[2].rpartition(":")[2]  # without a cluster, and without the kind of row in front
+    close = get_close_matches(bare, short, n=3, cutoff=0.5)
+    if close:
+        hint = f"did you mean {', '.join(close)}?"
+    elif short:
+        hint = f"there are {', '.join(short[:3])}{' …' if len(short) > 3 else ''}"
+    else:
+        hint = "there is none at all"
+    return f"there is no {what} {name!r}: {hint}"
 
 
 @overload

@@ -271,6 +271,12 @@ class FormerSeat(Noun):
     holder: Incarnation | None = None
 
 
+def read_scope(scope: str) -> tuple[str, str]:
+    """A brake's scope: its kind (cluster, pool or domain), and which of that kind."""
+    kind, _, name = scope.partition(":")
+    return kind, name
+
+
 class Brake(Noun):
     """One per (scope, signature). While tripped, nothing new is quarantined or repaired for that signature."""
 
@@ -283,12 +289,6 @@ class Brake(Noun):
     reset_at: float | None = None  # evidence older than this must be confirmed by a check
     told: tuple[str, ...] = ()
     parts: int = 0  # as it is stored: rows that hold `seen` where there are many
-
-    @property
-    def covers(self) -> tuple[str, str]:
-        """The kind of its scope, and which of that kind."""
-        kind, _, name = self.scope.partition(":")
-        return kind, name
 
 
 class ConfirmPace(Noun):

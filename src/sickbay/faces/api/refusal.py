@@ -1,8 +1,8 @@
 """HTTP errors: why a request is refused, a status and one line that says what to do."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
+from sickbay.faces.archive import unknown_name
 from sickbay.model.errors import (
     BadInput,
     EffectError,
@@ -53,13 +53,4 @@ def refused(error: Exception) -> ApiRefusal | None:
 
 def missing(what: str, name: str, known: Iterable[str]) -> ApiRefusal:
     """404, with what was probably meant."""
-    names = list(dict.fromkeys(known))
-    short = {one.rpartition("/")[2]: one for one in names}
-    close = get_close_matches(name.rpartition("/")[2], short, n=3, cutoff=0.5)
-    if close:
-        hint = f"did you mean {', '.join(close)}?"
-    elif names:
-        hint = f"there are {', '.join(list(short)[:3])}{' …' if len(short) > 3 else ''}"
-    else:
-        hint = "there is none at all"
-    return ApiRefusal(404, f"there is no {what} {name!r}: {hint}")
+    return ApiRefusal(404, unknown_name(what, name, known))

@@ -11,7 +11,6 @@ from sickbay.ports.breakable import Breakage
 
 DAYS = 86_400.0
 
-NAME_IN_WORDS = "letters, digits, _ . - (at most 63, a letter or digit first)"
 Name = Annotated[
     str, Meta(pattern=f"^{NAME}$", description="letters, digits, _ . - (at most 63, a letter or digit first)")
 ]

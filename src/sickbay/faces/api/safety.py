@@ -8,7 +8,7 @@ from sickbay.faces.api.examples import BRAKE, WITHHELD
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive, iso
-from sickbay.model.fleet import Withhold, pool_word
+from sickbay.model.fleet import Brake, Withhold, pool_word, read_scope
 
 
 def withheld_answer(row: Withhold) -> Withheld:
@@ -90,15 +90,15 @@ def brakes(ask: ApiRequest) -> list[TrippedBrake]:
     return tripped(ask.archive)
 
 
-def _scopes(brake: TrippedBrake) -> tuple[str, str]:
+def _scopes(brake: Brake) -> tuple[str, str]:
     """A pool or a domain is written with its cluster or without."""
-    kind, name = brake.covers
+    kind, name = read_scope(brake.scope)
     return brake.scope, f"{kind}:{pool_word(name)}"
 
 
 def reset(ask: ApiRequest, body: requests.BrakeReset) -> list[TrippedBrake]:
     """All that are tripped and fit: a storm trips the brakes of its cluster and of its pool."""
-    on = tripped(ask.archive)
+    on = [brake for brake in ask.archive.brakes() if brake.tripped_at is not None]
     fits = [b for b in on if body.scope in {"", *_scopes(b)} and body.signature in {"", b.signature}]
     if not fits and not ask.repeated:
         said = " ".join(word for word in (body.scope, body.signature) if word)

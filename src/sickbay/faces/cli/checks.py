@@ -156,9 +156,7 @@ def _print(results: list[dict[str, Any]]) -> None:
             field("level", right=True),
             field("verdict"),
             Column("tests", lambda one: len(one["tests"]), right=True),
-            Column(
-                "took", lambda one: span(sum(t["seconds"] for t in one["tests"])) if one["tests"] else "", right=True
-            ),
+            Column("took", _took, right=True),
             Column("because", _why, cut=True),
         ],
         results,

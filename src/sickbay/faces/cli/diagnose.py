@@ -61,24 +61,9 @@ def diagnose(path: str, each: bool, knowledge: str | None, as_json: bool) -> Non
 
 
 def as_row(symptom: "Symptom") -> dict[str, Any]:
-    return {
-        "line": symptom.line,
-        "text": symptom.text,
-        "code": symptom.code,
-        "class": symptom.monitor,
-        "component": symptom.component,
-        "severity": symptom.severity,
-        "remedy": symptom.remedy,
-        "because": symptom.because,
-        "device": symptom.device,
-        "where": symptom.where,
-        "scope": symptom.scope,
-        "count": symptom.count,
-        "last_line": symptom.last_line,
-        "follows": symptom.follows,
-        "needs": symptom.needs,
-        "restart": symptom.restart,
-    }
+    """Its own fields, but for the place of its cause in this list, which only the printing needs."""
+    names = {name: "class" if name == "monitor" else name for name in symptom.__struct_fields__ if name != "root"}
+    return {shown: getattr(symptom, name) for name, shown in names.items()}
 
 
 def _progress(seen: int, lines: int) -> None:

@@ -1,7 +1,7 @@
 """sickbay explain NODE|JOB|INCIDENT."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ import click
 
 from sickbay.faces.cli.incidents import print_incident
 from sickbay.faces.cli.jobs import print_job
-from sickbay.faces.cli.names import complete_anything
+from sickbay.faces.cli.names import complete_anything, seconds
 from sickbay.faces.cli.nodes import print_node
 from sickbay.faces.cli.show import (
     as_json,
@@ -120,25 +120,16 @@ def _simulated(
     scenario = scenario_of(sim)
     if policy is not None:
         scenario = replace(scenario, policy=policy)
-    length = _duration(at)
+    length = seconds("--at", at)
     simulation = stage(scenario, seed)
     try:
         if length is None:
             perform(simulation, scenario, seed)
         else:
-            simulation.run(length.total_seconds())
+            simulation.run(length)
     except Broken as error:
         click.echo(f"it broke here: {error}", err=True)  # and what led to it is what one wants to read
     return simulation.store, EPOCH, {digest(simulation.policy): simulation.policy}
-
-
-def _duration(text: str | None) -> timedelta | None:
-    from sickbay.model.durations import parse_duration
-
-    try:
-        return parse_duration(text) if text is not None else None
-    except ValueError as error:
-        raise BadInput(f"--at: {error}") from None
 
 
 # --- in words

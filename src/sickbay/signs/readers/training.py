@@ -126,21 +126,21 @@ class TrainingReader:
 
     def _raised(self, number: int, line: str) -> str:
         """At the end of a traceback with places in it, which those in documentation leave out."""
-        near = number - self._place <= NEAR
-        if not near and 'File "' not in line and "Error: " not in line and "Traceback (" not in line:
+        if 'File "' in line and (_PLACE.match(line) or _PLACE.match(message_of(line))):
+            self._place = number
+            return ""
+        if not self._trace and "Error" not in line and "Exception" not in line and TRACEBACK not in line:
             return ""
         said = message_of(line)
-        if _PLACE.match(said):
-            self._place = number
-        elif said.startswith(TRACEBACK):
+        if said.startswith(TRACEBACK):
             self._trace = True
         elif said and not said[0].isspace():
             named = _NAMED if self._trace else EXCEPTION
             self._trace = False
-            if near and named.match(said):
+            if number - self._place <= NEAR and named.match(said):
                 self._place = -NEAR - 1
                 return RAISED
-            if (found := _QUALIFIED.match(said)) and not talks(said, 0, found.end()):
+            if "Error: " in said and (found := _QUALIFIED.match(said)) and not talks(said, 0, found.end()):
                 return RAISED
         return ""
 

@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# One more than CI has cores: tests on real processes wait more than they compute.
-WORKERS ?= 3
+# More than there are cores: tests on real processes wait more than they compute. Those of the fast tier compute.
+WORKERS ?= 6
+FAST_WORKERS ?= 3
 # Some images set it; then every worker would compile every test anew, which takes longer than the fast tier's tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up demo test test-fast test-thorough lint bench gpu-test soak soak-agent soak-sim docs pictures clean
+.PHONY: help up demo test test-fast test-thorough mutate lint bench gpu-test soak soak-agent soak-sim docs pictures clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -29,10 +30,13 @@ test: $(READY)  ## all tests
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
 test-fast: $(READY)  ## the fast tier, under 60 seconds on two idle cores
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not slow"
+	@$(BIN)/pytest -n $(FAST_WORKERS) --dist worksteal -q -m "not slow"
 
 test-thorough: $(READY)  ## all tests, and the deaths at every single point (some minutes more)
 	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
+
+mutate: $(READY)  ## would a test notice? changes decisions one by one: make mutate ARGS='brain/admit.py'
+	@$(BIN)/python .ci/mutate.py $(ARGS)
 
 lint: $(READY)  ## style, types, layers
 	@$(BIN)/ruff check .
@@ -63,4 +67,4 @@ pictures: $(READY)  ## draw the pictures of the documents anew, from a real run
 	@$(BIN)/python docs/picture.py
 
 clean:  ## remove what the other targets made
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants

@@ -1,20 +1,28 @@
 """The PostgreSQL rig: a real server in a temporary directory, one for each worker; each test has its own schema."""
 
 import os
+import resource
 import shutil
 import tempfile
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import settings
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
+from tests.support.thorough import examples
 
 _numbers = count(1)
+
+# How long one example takes is a matter of what else the machine does.
+settings.register_profile("sickbay", deadline=None, max_examples=examples(100))
+settings.load_profile("sickbay")
 
 
 class PostgresRig(Protocol):
@@ -73,56 +81,46 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     engine.dispose()
 
 
-# What the fast tier (make test-fast) leaves out besides tests that are marked one by one: whatever starts processes by
-# the dozen, databases, or thousands of runs.
-SLOW_PLACES = (
-    "chaos/",
-    "docs/",
-    "local/",
-    "contract/test_local_cluster.py",
-    "contract/test_openapi_fuzz.py",
-    "contract/test_postgres_store.py",
-    "contract/test_stores_agree.py",
-    "scenario/test_crash_everywhere.py",
-    "scenario/test_seeded_runs.py",
-    "unit/test_agent_node.py",
-    "unit/test_agent_troubles.py",
-    "unit/test_api_acts.py",
-    "unit/test_api_wire.py",
-    "unit/test_bench_smoke.py",
-    "unit/test_check_search.py",
-    "unit/test_checks_host.py",
-    "unit/test_cli_submit.py",
-    "unit/test_dcgm_check.py",
-    "unit/test_dcgm_probe.py",
-    "unit/test_fuzz_readers.py",
-    "unit/test_local_ranks.py",
-    "unit/test_local_room.py",
-    "unit/test_nvml_probe.py",
-    "unit/test_local_supervisor.py",
-)
+# A file that says this is left out of the fast tier (make test-fast): what starts processes by the dozen, databases,
+# or thousands of runs.
+SLOW_FILE = "\npytestmark = pytest.mark.slow\n"
+QUICK = 1.0  # s of processor time that a test of the fast tier may take: a busy machine does not change it much
 
 
-def _is_slow_place(path: Path) -> bool:
-    return path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW_PLACES)
+def _is_fast_tier(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "not slow")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The fast tier does not even import what it leaves out, unless it is asked for by name."""
+    if not _is_fast_tier(config) or collection_path.suffix != ".py":
+        return None
     named = {Path(argument.split("::")[0]).resolve() for argument in config.args}
-    left_out = config.option.markexpr == "not slow" and collection_path not in named
-    return True if left_out and collection_path.is_file() and _is_slow_place(collection_path) else None
+    return True if collection_path not in named and SLOW_FILE in collection_path.read_text() else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Besides slow places: of a scenario with many cases the fast tier takes one."""
+    """Of a scenario with many cases the fast tier takes one."""
     taken = set()
     for item in items:
         name, case, _ = item.nodeid.partition("[")
-        if _is_slow_place(item.path):
-            item.add_marker(pytest.mark.slow)
-        elif case and "/scenario/" in name and item.get_closest_marker("slow") is None:
+        if case and "/scenario/" in name and item.get_closest_marker("slow") is None:
             if name in taken:
                 item.add_marker(pytest.mark.slow)
             taken.add(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A test that takes long belongs to the slow tier, and the fast one says so."""
+    before = _processor_time()
+    yield
+    took = _processor_time() - before
+    if took > QUICK and _is_fast_tier(item.config):
+        pytest.fail(f"took {took:.1f} s of processor time: make it quicker, or mark it pytest.mark.slow", pytrace=False)
+
+
+def _processor_time() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

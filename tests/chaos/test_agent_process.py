@@ -14,13 +14,16 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.support.agent_rig import XID_79, FrontDoor, NodeRig, node_rig, until
+from tests.support.agent_rig import XID_79, FrontDoor, NodeRig, node_rig
+from tests.support.waiting import until
 
 from sickbay.clusters.local.files import Rank, VirtualDefect
 from sickbay.model.facts import Checked, Hung, Looked, Observed, Outcome, ResetDone, Stepped
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Incarnation, JobId
 from sickbay.model.protocol import RunCheck, RunLook, RunReset
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -115,7 +118,6 @@ def test_a_controller_in_trouble_is_asked_again(rig: NodeRig, door: FrontDoor, s
     until(lambda: xids(door))
 
 
-@pytest.mark.slow
 def test_a_wrong_token_is_said_once_and_tried_again(rig: NodeRig, door: FrontDoor) -> None:
     right = rig.paths.token.read_text()
     rig.paths.token.write_text("wrong")
@@ -195,9 +197,6 @@ def test_what_was_not_said_before_a_reboot_is_said_under_the_boot_that_saw_it(ri
 
 
 # --- death
-
-
-@pytest.mark.slow
 def test_killed_at_any_moment_it_loses_nothing_and_doubles_nothing(rig: NodeRig, door: FrontDoor) -> None:
     dice = random.Random(4)
     written = 0
@@ -222,7 +221,6 @@ def test_killed_at_any_moment_it_loses_nothing_and_doubles_nothing(rig: NodeRig,
     until(lambda: not rig.spool)
 
 
-@pytest.mark.slow
 def test_what_was_spooled_is_said_though_the_log_is_not_read_again(rig: NodeRig, door: FrontDoor) -> None:
     door.shut()
     agent = rig.start()
@@ -246,7 +244,6 @@ def test_an_agent_that_is_told_to_end_says_its_last_words_first(rig: NodeRig, do
     assert rig.complaints == ""
 
 
-@pytest.mark.slow
 def test_two_agents_never_speak_for_one_node(rig: NodeRig, door: FrontDoor) -> None:
     first = rig.start()
     until(lambda: door.reports)
@@ -391,9 +388,6 @@ def test_a_long_check_does_not_keep_anything_else_from_being_said(rig: NodeRig, 
 
 
 # --- ranks
-
-
-@pytest.mark.slow
 def test_steps_arrive_and_a_stall_is_a_hang(rig: NodeRig, door: FrontDoor) -> None:
     rig.start()
     until(lambda: door.reports)
@@ -408,7 +402,6 @@ def test_steps_arrive_and_a_stall_is_a_hang(rig: NodeRig, door: FrontDoor) -> No
     assert "no step after 7 for 1.5 s" in hung.because
 
 
-@pytest.mark.slow
 def test_an_agent_that_was_stopped_itself_calls_nobody_hung(rig: NodeRig, door: FrontDoor) -> None:
     agent = rig.start()
     until(lambda: door.reports)
@@ -484,9 +477,6 @@ def test_a_rank_that_is_stopped_gets_no_signal_for_later(rig: NodeRig, door: Fro
 
 
 # --- cost
-
-
-@pytest.mark.slow
 def test_an_idle_agent_costs_next_to_nothing(tmp_path: Path) -> None:
     import psutil
 

@@ -4,7 +4,6 @@ The world survives in this process. A life ends in the middle of a commit, after
 two things it was asked for, or wherever a signal happens to find it; the next one opens the same file and goes on.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from shutil import rmtree
 
 import pytest
 from tests.support.apart_simulation import ApartSimulation, Nursery
+from tests.support.thorough import THOROUGH
 
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
@@ -23,13 +23,15 @@ from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan
 
+pytestmark = pytest.mark.slow
+
 # Everything is quick here: what is between two acts is of no interest.
 QUICK = Timings(
     pulse=10.0, boot_takes=20.0, start_takes=3.0, stop_takes=1.0, check_takes=(5.0, 8.0, 10.0, 10.0), notice=8.0
 )
 ACTS = frozenset({"cordon", "uncordon", "reboot", "reset_gpu", "replace", "fenced", "drain", "start", "end"})
 SLICES = 6
-STRIDE = 1 if os.environ.get("SICKBAY_THOROUGH") else 3  # make test-thorough dies at every single point
+STRIDE = 1 if THOROUGH else 3  # of the points at which it dies
 HOUR = 3600.0
 
 Deeds = Counter[tuple[str, str]]
@@ -97,7 +99,6 @@ def test_nothing_is_done_twice_when_nobody_dies(undisturbed: tuple[Deeds, int]) 
     assert points > 300  # half of them in the middle of a commit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", range(SLICES))
 def test_killed_at_any_commit_or_effect_the_next_life_goes_on(
     nursery: Nursery, undisturbed: tuple[Deeds, int], quick_disk: Path, part: int
@@ -110,7 +111,6 @@ def test_killed_at_any_commit_or_effect_the_next_life_goes_on(
             assert deeds(sim) == done, f"killed at point {point}"
 
 
-@pytest.mark.slow
 def test_killed_right_after_it_acknowledged_anything_the_next_life_goes_on(
     nursery: Nursery, undisturbed: tuple[Deeds, int], quick_disk: Path
 ) -> None:

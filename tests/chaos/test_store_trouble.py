@@ -27,6 +27,8 @@ from sickbay.sim.job_behaviour import Programme
 from sickbay.sim.simulation import Plan, Simulation
 from sickbay.testing.store_nouns import fact
 
+pytestmark = pytest.mark.slow
+
 JOB = JobId("train")
 HOUR = 3600.0
 ONCE = frozenset({"cordon", "uncordon", "reboot", "start", "check.start"})
@@ -195,7 +197,6 @@ def test_a_row_that_cannot_be_read_is_set_aside_and_its_fact_stays_in_the_log(st
     again.close()
 
 
-@pytest.mark.slow
 def test_a_postgresql_server_that_is_restarted_in_the_middle_is_waited_for(postgres_rig: Server) -> None:
     store = opened(postgres_rig.get_uri())
     sim = under_repair(store)

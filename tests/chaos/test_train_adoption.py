@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.thorough import THOROUGH
 
 from sickbay import train
 from sickbay.train import foreign, saves
 
+pytestmark = pytest.mark.slow
+
 CALLS = ("open", "close", "fsync", "fstat", "stat", "lstat", "scandir", "listdir", "link", "mkdir", "unlink", "rename")
-THOROUGH = bool(os.environ.get("SICKBAY_THOROUGH"))  # every call
 FILES = {f"{at}/rank-{rank}.bin": b"%d of %%d" % rank * 500 for rank in (0, 1) for at in ("state", "state/deep")}
 
 
@@ -84,7 +86,6 @@ def saved_by(rank: train.Checkpoints, step: int) -> set[str]:
     return set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT, errno.ENOSPC, errno.ESTALE], ids=errno.errorcode.get)
 def test_whichever_call_fails_the_step_is_whole_or_told(
     number: int, quick_disk: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,7 +94,6 @@ def test_whichever_call_fails_the_step_is_whole_or_told(
     assert committed_in_spite_of(number, CALLS, range(1 + number % every, 10_000, every), quick_disk, monkeypatch) > 20
 
 
-@pytest.mark.slow
 def test_whichever_sync_fails_nothing_is_committed_that_is_perhaps_not_on_the_disk(
     quick_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from sickbay import train
 
+pytestmark = pytest.mark.slow
+
 FILLS = """
 import resource, sys
 from sickbay import train

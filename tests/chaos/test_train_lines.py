@@ -1,17 +1,18 @@
 """kill -9 and SIGSTOP between any two lines of `sickbay.train`, in real processes."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from tests.support.thorough import THOROUGH
+
+pytestmark = pytest.mark.slow
 
 LIVES = Path(__file__).parents[1] / "support/train_lives.py"
 WORLD = Path(__file__).parents[1] / "support/train_world.py"
-THOROUGH = bool(os.environ.get("SICKBAY_THOROUGH"))  # make test-thorough: at every line
 
 
 def scene(name: str, disk: Path, *numbers: int, script: Path = LIVES) -> dict[str, int]:
@@ -23,28 +24,22 @@ def scene(name: str, disk: Path, *numbers: int, script: Path = LIVES) -> dict[st
     return told
 
 
-@pytest.mark.parametrize(("name", "every"), [("killed", 41), ("adopted_killed", 97)])
-def test_a_death_at_many_lines_of_a_save_loses_nothing_that_was_committed(
-    name: str, every: int, quick_disk: Path
-) -> None:
-    assert scene(name, quick_disk, every, 1)["deaths"] > 1640 // every
+def test_a_death_at_many_lines_of_an_adoption_loses_nothing_that_was_committed(quick_disk: Path) -> None:
+    assert scene("adopted_killed", quick_disk, 97, 1)["deaths"] > 1640 // 97
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 2] if THOROUGH else [1])
 def test_a_death_at_every_line_of_a_save_loses_nothing_that_was_committed(first: int, quick_disk: Path) -> None:
     every = 2 if THOROUGH else 11
     assert scene("killed", quick_disk, every, first)["deaths"] > 2000 // every
 
 
-@pytest.mark.slow
 def test_adopting_stands_still_at_any_line_and_cannot_reach_the_lineage_of_those_who_began_meanwhile(
     quick_disk: Path,
 ) -> None:
     assert scene("adopted_frozen", quick_disk, 4 if THOROUGH else 60, 1)["stops"] > 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 7] if THOROUGH else [1])
 def test_what_stood_still_at_any_line_cannot_reach_the_lineage_of_those_who_began_meanwhile(
     first: int, quick_disk: Path
@@ -53,18 +48,15 @@ def test_what_stood_still_at_any_line_cannot_reach_the_lineage_of_those_who_bega
     assert scene("frozen", quick_disk, every, first)["stops"] > 3000 // every
 
 
-@pytest.mark.slow
 def test_one_that_stood_still_at_any_line_of_its_beginning_goes_on_from_what_is_there_then(quick_disk: Path) -> None:
     assert scene("begun_over", quick_disk, 3 if THOROUGH else 20, 1)["began"] > 20
 
 
-@pytest.mark.slow
 def test_what_an_attempt_began_from_is_never_removed_by_one_that_was_about_to(quick_disk: Path) -> None:
     told = scene("both_frozen", quick_disk, 300, 20261116)
     assert told["from_old"] > 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["calm", "stale", "errors", "nolinks", "remounted", "adopted"])
 def test_three_attempts_interleaved_at_every_call_never_fall_behind_what_was_committed(
     kind: str, quick_disk: Path
@@ -74,13 +66,11 @@ def test_three_attempts_interleaved_at_every_call_never_fall_behind_what_was_com
     assert told["resumed"] > runs, told
 
 
-@pytest.mark.slow
 def test_a_death_at_any_line_loses_neither_what_is_near_nor_what_was_uploaded(quick_disk: Path) -> None:
     told = scene("near_killed", quick_disk, 7 if THOROUGH else 29, 1)
     assert told["resumed_near"] > told["deaths"] // 3
 
 
-@pytest.mark.slow
 def test_what_stood_still_at_any_line_takes_nothing_near_from_those_who_began_meanwhile(quick_disk: Path) -> None:
     every = 12 if THOROUGH else 110
     assert scene("near_frozen", quick_disk, every, 1)["stops"] > 5000 // every

@@ -11,6 +11,8 @@ from shutil import rmtree
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("numpy")
 
 RANKS, STEPS, EVERY = 2, 60, 7

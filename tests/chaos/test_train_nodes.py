@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.thorough import THOROUGH
+
+pytestmark = pytest.mark.slow
 
 NODES = Path(__file__).parents[1] / "support/train_nodes.py"
 ROOT = Path(__file__).parents[2]
-SEEDS = 40 if os.environ.get("SICKBAY_THOROUGH") else 3  # make test-thorough
+SEEDS = 40 if THOROUGH else 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1000])
 def test_whatever_happens_to_ranks_and_nodes_the_newest_whole_step_is_found(first: int, quick_disk: Path) -> None:
     directory = quick_disk / f"nodes-{os.getpid()}-{first}"

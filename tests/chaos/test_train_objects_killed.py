@@ -3,7 +3,6 @@
 Whichever it was: the next attempt goes on from something whole, and nothing stays in the bucket that no manifest names.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,11 +14,14 @@ from shutil import rmtree
 
 import pytest
 from tests.support.object_rigs import ENVIRONMENT, Asked, Cut, S3Rig, Service, running_service
+from tests.support.thorough import THOROUGH
 
 from sickbay.train import disk, layout
 from sickbay.train.far import key_of
 
-EVERY = 1 if os.environ.get("SICKBAY_THOROUGH") else 9  # make test-thorough dies at every single request
+pytestmark = pytest.mark.slow
+
+EVERY = 1 if THOROUGH else 9  # of the requests at which it dies
 LIFE = """
 import sys
 from sickbay import train
@@ -85,7 +87,6 @@ def named(where: Path) -> list[str]:
     return sorted(f"pre/{key_of(one.place, one.run, name)}" for one in found for name in one.files)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("after", "near_is_lost"), [(False, True), (True, False)], ids=["before, and its node is lost", "after"]
 )

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pytest
 from tests.support.peer_rig import DOWN, NAME, PLACE, SECRET, UP, Gate, Proxy, arriving, fetch, guests, put
+from tests.support.waiting import until
 
 from sickbay.train import disk, peer_shelf
 from sickbay.train.layout import step_path
 from sickbay.train.peers import Peer, Server
 
-from tests.support.peer_rig import source_of, until, visible  # isort: skip
+from tests.support.peer_rig import source_of, visible  # isort: skip
+
+pytestmark = pytest.mark.slow
 
 IDLE = 1.0
 SIZE = 40_000_000  # more than all buffers between two processes hold
@@ -90,7 +93,6 @@ def words_of(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=30)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 @pytest.mark.parametrize("act", ["put", "open"])
 def test_a_client_that_is_lost_half_way_leaves_nothing_and_keeps_no_place(
@@ -114,7 +116,6 @@ def test_a_client_that_is_lost_half_way_leaves_nothing_and_keeps_no_place(
         assert words_of(client).split(" [")[0] == ("" if how is signal.SIGKILL else "OSError")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 @pytest.mark.parametrize("act", ["put", "open"])
 def test_a_server_that_is_lost_half_way_is_an_error_in_time(
@@ -153,7 +154,6 @@ def fetch_or_none(address: str) -> disk.Sum | None:
         return None
 
 
-@pytest.mark.slow
 # Down come 48 bytes of greeting, a word of 50 that it may be sent, and the last one.
 @pytest.mark.parametrize(("way", "after"), [(UP, 1000), (UP, SIZE - 100_000), (UP, SIZE), (DOWN, 100)])
 def test_a_server_that_is_killed_anywhere_has_all_of_a_file_or_none(
@@ -179,7 +179,6 @@ def test_a_server_that_is_killed_anywhere_has_all_of_a_file_or_none(
         assert fetch(Peer(server.address, SECRET)) == total
 
 
-@pytest.mark.slow
 def test_a_server_that_is_frozen_before_it_says_a_word_is_an_error_in_time(ranks: Ranks, root: Path) -> None:
     process, address = ranks.serve(root)
     process.send_signal(signal.SIGSTOP)
@@ -189,7 +188,6 @@ def test_a_server_that_is_frozen_before_it_says_a_word_is_an_error_in_time(ranks
     assert IDLE * 0.9 < time.monotonic() - began < IDLE + 4
 
 
-@pytest.mark.slow
 def test_a_disk_that_fails_half_way_is_told_as_that_and_not_as_a_connection_that_was_lost(
     ranks: Ranks, root: Path, tmp_path: Path
 ) -> None:

@@ -4,15 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from sickbay import train
 from sickbay.train.shard import restore
+
+pytestmark = pytest.mark.slow
 
 PATIENCE = 60.0
 TRAIN = """
@@ -72,20 +74,10 @@ def said(process: subprocess.Popen[str]) -> list[str]:
     return process.communicate(timeout=PATIENCE)[0].splitlines()
 
 
-def eventually(fact: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not fact():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def committed(directory: Path, attempt: int) -> list[int]:
     return sorted(int(path.parent.name[5:]) for path in directory.glob(f"attempt-{attempt}/step-*/manifest.json"))
 
 
-@pytest.mark.slow
 def test_four_ranks_resume_from_the_same_checkpoint_each_with_its_own_shard(ranks: Ranks, tmp_path: Path) -> None:
     assert [said(rank)[-1] for rank in ranks.gang(4, 1, steps=5)] == ["done 5"] * 4
     late_first = [ranks.start(rank, 4, 2, steps=7) for rank in (3, 2, 1, 0)]  # rank 0 comes last
@@ -100,7 +92,7 @@ def test_four_ranks_resume_from_the_same_checkpoint_each_with_its_own_shard(rank
 
 def test_a_rank_that_dies_takes_no_committed_step_with_it(ranks: Ranks, tmp_path: Path) -> None:
     gang = ranks.gang(3, 1, steps=10_000)
-    assert eventually(lambda: committed(tmp_path, 1)[-1:] >= [5])
+    assert until(lambda: committed(tmp_path, 1)[-1:] >= [5])
     gang[2].kill()
     gang[2].wait(PATIENCE)
     for rank in gang[:2]:
@@ -115,7 +107,7 @@ def test_a_rank_frozen_before_the_restart_and_thawed_after_it_touches_nothing_of
     frozen: int, ranks: Ranks, tmp_path: Path
 ) -> None:
     old = ranks.gang(2, 1, steps=10_000)
-    assert eventually(lambda: committed(tmp_path, 1)[-1:] >= [3])
+    assert until(lambda: committed(tmp_path, 1)[-1:] >= [3])
     old[frozen].send_signal(signal.SIGSTOP)
     old[1 - frozen].kill()
     old[1 - frozen].wait(PATIENCE)
@@ -145,7 +137,6 @@ def test_without_saying_which_a_shard_of_another_world_size_is_refused(ranks: Ra
             alone.load(rank=3)
 
 
-@pytest.mark.slow
 def test_of_many_that_begin_the_same_attempt_at_once_exactly_one_wins(ranks: Ranks, tmp_path: Path) -> None:
     told = [said(rival)[0] for rival in [ranks.start(0, 1, 1, steps=1) for _ in range(8)]]
     assert sorted(line.split()[0] for line in told) == ["AlreadyBegun"] * 7 + ["begun"]
@@ -153,7 +144,6 @@ def test_of_many_that_begin_the_same_attempt_at_once_exactly_one_wins(ranks: Ran
     assert committed(tmp_path, 1) == [1]
 
 
-@pytest.mark.slow
 def test_of_many_without_a_number_each_has_its_own(ranks: Ranks, tmp_path: Path) -> None:
     code = "import sys; from sickbay import train; print(train.Checkpoints(sys.argv[1], rank=0, world_size=1).attempt)"
     clean = {name: value for name, value in os.environ.items() if name != "SICKBAY_ATTEMPT"}

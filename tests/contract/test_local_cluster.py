@@ -26,6 +26,8 @@ from sickbay.model.job import EndReason
 from sickbay.ports.cluster import Deltas, Lost
 from sickbay.testing.cluster_contract import ClusterContract
 
+pytestmark = pytest.mark.slow
+
 JOB = JobId("train")
 
 
@@ -37,7 +39,6 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRig]:
     rig.close()
 
 
-@pytest.mark.slow
 class TestLocalCluster(ClusterContract):
     """On real processes."""
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
@@ -14,6 +15,8 @@ from tests.support.api_ward import TOKENS, Clinic
 
 from sickbay.faces.api.openapi import document
 from sickbay.faces.api.routes import ROUTES
+
+pytestmark = pytest.mark.slow
 
 SCHEMA = schemathesis.openapi.from_dict(document(ROUTES)).exclude(path="/v1/events")  # a stream has no end
 

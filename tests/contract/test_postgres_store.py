@@ -14,6 +14,8 @@ from sickbay.testing.store_facts import N, eventually
 from sickbay.testing.store_nouns import command, fact, node, writes
 from sickbay.testing.store_rows import A
 
+pytestmark = pytest.mark.slow
+
 
 def opened(url: str) -> SqlStore:
     store = open_store(url)

@@ -19,6 +19,8 @@ from sickbay.model.rows import AnyRow, Unit, WaitMark, key_of, tag_of
 from sickbay.ports.store import Pulse, Store
 from sickbay.testing.store_nouns import NOON, fact, incident, node, pulse
 
+pytestmark = pytest.mark.slow
+
 CLOCK = "clock:ingest"
 NAMES = ("a", "b", "c")
 SUBJECTS = [f"node:c/{name}" for name in NAMES] + [f"incident:{name}" for name in NAMES]

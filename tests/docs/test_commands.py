@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.manual import ROOT, Reader, in_blocks, reading
 
+pytestmark = pytest.mark.slow
+
 DOCS = ROOT / "docs"
 # Needs no cluster that runs.
 ALONE = re.compile(r"sickbay (demo|policy|sim|diagnose|knowledge|agent|check --level|explain .*--sim)\b")
@@ -85,7 +87,6 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield reader
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_commands_of_a_page_run_in_their_order(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     commands = [line for block in in_blocks(page) for line in block]
@@ -105,7 +106,6 @@ def test_the_commands_of_a_page_run_in_their_order(page: Path, tmp_path: Path, r
         reader.follow(command)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", RUNBOOKS, ids=lambda page: page.name)
 def test_what_a_runbook_tells_to_do_can_be_done(page: Path, ward: Reader) -> None:
     """A page begins with looking; each block after that is one way out of the same scene."""

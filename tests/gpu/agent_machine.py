@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 from tests.gpu.record import anonymous
-from tests.support.agent_rig import TOKEN, FrontDoor, until
+from tests.support.agent_rig import TOKEN, FrontDoor
+from tests.support.waiting import until
 
 from sickbay.agent.runtime import machine_boot
 from sickbay.model.facts import Observed

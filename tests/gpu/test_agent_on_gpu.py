@@ -37,7 +37,8 @@ from tests.gpu.agent_machine import (
     xid,
 )
 from tests.gpu.overhead import compare
-from tests.support.agent_rig import TOKEN, until
+from tests.support.agent_rig import TOKEN
+from tests.support.waiting import until
 
 from sickbay.agent.places import Places
 from sickbay.agent.probes.kmsg import KmsgPlace

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.gpu.agent_machine import BAD, FOREIGN, RING, Machine, Ring, own_address, recorded, write
-from tests.support.agent_rig import until
+from tests.support.waiting import until
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.facts import Observed

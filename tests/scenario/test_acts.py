@@ -264,7 +264,7 @@ def test_a_pause_holds_a_drain_that_was_written_down_before_it(ward: OpenWard) -
 
 def test_a_pause_holds_an_incidents_stop_of_a_job_that_was_written_down_before_it(ward: OpenWard) -> None:
     w = ward()
-    job = w.training(steps=100_000)
+    job = w.running(steps=100_000)
     node = min(w.job(job).claim)
     stop = Channel(w.sim.hands.sites["sim"].cluster, "stop", down)
     w.says(node, 79)
@@ -282,7 +282,7 @@ def test_a_pause_holds_an_incidents_stop_of_a_job_that_was_written_down_before_i
 
 def test_a_persons_stop_of_a_job_is_not_held_by_a_pause(ward: OpenWard) -> None:
     w = ward()
-    job = w.training(steps=100_000)
+    job = w.running(steps=100_000)
     w.says(min(w.job(job).claim), 79)
     w.order("pause", "")
     w.order("stop", job)
@@ -697,6 +697,7 @@ def test_a_release_is_asked_for_again_and_again_and_a_person_is_reminded_at_anot
     w.reaches(node, Phase.RELEASED, 300)
 
 
+@pytest.mark.slow
 def test_a_release_that_the_cluster_refuses_is_asked_for_again_at_a_pace(ward: OpenWard) -> None:
     w = ward()
     node = w.nodes[0]
@@ -749,7 +750,7 @@ def test_a_held_node_is_emptied_before_it_is_checked_or_repaired(
         assert w.world.other_scheduler_starts_work(node)
         w.run(15)
     else:
-        w.training(steps=100_000, nodes=1, on=(node,))
+        w.running(steps=100_000, nodes=1, on=(node,))
     if how == "cordon":
         w.order("cordon", node)
     else:
@@ -880,7 +881,7 @@ def test_a_pause_and_a_limit_hold_a_persons_order_and_the_answer_says_so(ward: O
 
 def test_a_persons_order_outside_a_window_leaves_the_node_in_service_until_it_opens(ward: OpenWard) -> None:
     w = ward(nodes=4, policy=policy_with(windows=(Window(start="03:00"),)))
-    job = w.training(steps=100_000, nodes=1)
+    job = w.running(steps=100_000, nodes=1)
     node = min(w.job(job).claim)
     w.order("reboot", node)
     w.run(HOUR)

@@ -134,7 +134,7 @@ def test_who_reboots_in_a_gate_is_checked_again_though_the_clock_is_set_back(war
 
 def test_a_stop_that_was_not_sent_goes_with_the_incident_that_called_for_it(ward: OpenWard) -> None:
     w = ward()
-    job = w.training(nodes=2, steps=100_000, precheck=0)
+    job = w.running(nodes=2, steps=100_000, precheck=0)
     node = min(w.job(job).claim)
     stop = Channel(w.sim.hands.sites["sim"].cluster, "stop", lambda _: Transient("no connection"))
     w.says(node, 79)

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.support.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, warm_and_cold
+from tests.support.wards import HOUR, MINUTE, Ward, cluster_without, warm_and_cold
 
 from sickbay.model.errors import Gone
 from sickbay.model.facts import JobVanished
@@ -14,20 +14,20 @@ from sickbay.ports.cluster import Accepted
 THEIR_CHOICE = cluster_without(Capability.PLACE, Capability.RESET_GPU)  # the cluster chooses nodes and runs jobs again
 
 
-def is_not_repaired_under(h: Hall, job: JobId) -> None:
+def is_not_repaired_under(h: Ward, job: JobId) -> None:
     """A fault of its node stops it before the repair: an invariant breaks otherwise."""
     h.until(lambda: bool(h.world.running(job)), HOUR)
     ((_, nodes),) = h.world.running(job)
-    h.strike(nodes[0], "xid.79", Remedy.REBOOT, kills_ranks=False)
-    h.until(lambda: bool(h.happened("reboot")), HOUR)
+    h.sick(nodes[0], "xid.79", Remedy.REBOOT, kills_ranks=False)
+    h.until(lambda: bool(h.events("reboot")), HOUR)
 
 
 @warm_and_cold
 def test_a_job_that_was_stopped_and_that_its_owner_runs_again_is_known_to_run(cold: bool) -> None:
-    h = Hall(nodes=3, cluster=THEIR_CHOICE, cold=cold)
+    h = Ward(nodes=3, cluster=THEIR_CHOICE, cold=cold)
     job = h.training(steps=10**6)
     h.order("stop", job)
-    h.reaches(job, JobState.STOPPED, most=HOUR)
+    h.job_reaches(job, JobState.STOPPED, most=HOUR)
     h.world.owner_resumes(job)
     h.until(lambda: h.job(job).state is JobState.RUNNING, 5 * MINUTE)
     assert h.job(job).attempt == 2
@@ -36,7 +36,7 @@ def test_a_job_that_was_stopped_and_that_its_owner_runs_again_is_known_to_run(co
 
 
 def test_a_stop_that_crosses_the_next_attempt_stops_that_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    h = Hall(nodes=3, cluster=THEIR_CHOICE)
+    h = Ward(nodes=3, cluster=THEIR_CHOICE)
     job = h.training(steps=10**6)
     cluster = h.sim.hands.sites["sim"].cluster
     stops = cluster.stop
@@ -58,7 +58,7 @@ def test_a_stop_that_crosses_the_next_attempt_stops_that_too(monkeypatch: pytest
 
 
 def test_a_rerun_that_is_refused_since_its_owner_was_faster_is_waited_for() -> None:
-    h = Hall(nodes=3, cluster=replace(THEIR_CHOICE, lag=40.0))
+    h = Ward(nodes=3, cluster=replace(THEIR_CHOICE, lag=40.0))
     job = h.training(steps=10**6)
     h.world.preempt(job)
     h.until(lambda: h.job(job).state is JobState.QUEUED and h.job(job).deadline is not None, HOUR)
@@ -72,12 +72,12 @@ def test_a_rerun_that_is_refused_since_its_owner_was_faster_is_waited_for() -> N
     h.until(lambda: left() < 7, HOUR)
     h.world.owner_resumes(job)
     h.until(lambda: h.job(job).attempt == 2, HOUR)
-    assert not h.told("job_failed")
+    assert not h.notices("job_failed")
     is_not_repaired_under(h, job)
 
 
 def test_a_job_that_is_deleted_in_the_read_of_its_last_word_is_known_to_be_gone() -> None:
-    h = Hall(nodes=3, cluster=THEIR_CHOICE)
+    h = Ward(nodes=3, cluster=THEIR_CHOICE)
     job = h.submitted_elsewhere(steps=10**6)
     found, view, now = h.true_job(job), h.world.ground.views["sim"], h.sim.scheduler.now
     last = found.last
@@ -90,7 +90,7 @@ def test_a_job_that_is_deleted_in_the_read_of_its_last_word_is_known_to_be_gone(
 
 @warm_and_cold
 def test_a_job_that_is_deleted_while_it_waits_to_be_run_again_is_made_anew(cold: bool) -> None:
-    h = Hall(nodes=3, cluster=THEIR_CHOICE, cold=cold)
+    h = Ward(nodes=3, cluster=THEIR_CHOICE, cold=cold)
     job = h.training(steps=10**6, nodes=3)
     h.world.operator_cordons(h.nodes[2])
     h.world.preempt(job)

@@ -22,7 +22,7 @@ ALL_AT_ONCE = (Limit(out_percent=100, repairing_percent=100),)
 def test_an_attempt_that_very_many_incidents_want_to_end_lets_the_engine_rest(ward: OpenWard) -> None:
     policy = policy_with(limits=ALL_AT_ONCE, brakes=(BrakeRule(nodes=50),))
     w = ward(nodes=26, policy=policy, cluster=cluster_without("fence"))
-    job = w.training(nodes=26, precheck=0, steps=10**6)
+    job = w.running(nodes=26, precheck=0, steps=10**6)
     for node in w.nodes[:24]:
         w.world.lose_node(node)
     w.until(lambda: w.state(job) == "STOPPING", HOUR)
@@ -166,7 +166,7 @@ def test_a_suspect_whose_node_is_deleted_and_registers_anew_is_a_suspect_still(w
 
 def test_a_fault_is_not_lost_because_some_job_of_its_cluster_cannot_be_read(ward: OpenWard) -> None:
     w = ward(nodes=12, forgiving=True, strict=False)  # the law plans every row, this one too
-    job = w.training(nodes=2, steps=10**6, precheck=0)
+    job = w.running(nodes=2, steps=10**6, precheck=0)
     far, damaged = w.nodes[-1], w.sim.hosts[0].store.damaged
     damaged.add(f"job:{job}")
     w.sim.hosts[0].crash()

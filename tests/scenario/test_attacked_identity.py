@@ -96,7 +96,7 @@ def test_a_node_that_served_for_long_without_a_name_is_checked_when_it_is_idle(w
     new = w.world.add_nodes("sim", 1, names=lambda _: "new-0000")[0]
     w.world.lose_agent(new)
     w.run(HOUR)
-    job = w.training(on=(new,), nodes=1, precheck=0, steps=1500)
+    job = w.running(on=(new,), nodes=1, precheck=0, steps=1500)
     w.world.restore_agent(new)
     w.run(300)
     assert w.state(job) == "RUNNING"
@@ -172,7 +172,7 @@ def test_a_reboot_that_its_cluster_has_missed_makes_no_newcomer_of_a_node_that_r
         quick.setattr(w.world.ground, "show", lambda _: None)
         w.world.operator_reboots(w.nodes[0])
         w.run(1800)
-    job = w.training(nodes=3, precheck=0, steps=100_000)
+    job = w.running(nodes=3, precheck=0, steps=100_000)
     w.world.operator_registers_anew(w.nodes[0])
     w.run(300)
     assert (w.state(job), w.job(job).attempt) == ("RUNNING", 1)

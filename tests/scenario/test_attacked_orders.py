@@ -2,7 +2,7 @@
 
 import pytest
 from tests.scenario.test_acts import Channel
-from tests.support.wards import DAY, HOUR, OpenWard, Ward, cluster_without, policy_with
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.model.errors import Transient, Unknown
 from sickbay.model.fault import Remedy
@@ -171,7 +171,7 @@ def test_a_node_that_a_person_holds_is_held_again_when_its_machine_registers_ane
     w.order("uncordon", node)
     w.reaches(node, Phase.DISMISSED, HOUR)
     w.world.operator_returns(node, 20.0, same_machine=True)  # he has let it go: it is not held a third time
-    w.run(DAY)
+    w.run(6 * HOUR)
     assert w.node(node).claimable
 
 
@@ -185,7 +185,7 @@ def test_a_sick_node_that_a_person_has_cordoned_is_held_again_and_not_repaired(w
     w.world.operator_returns(node, 20.0, same_machine=True)
     w.until(lambda: len(w.sim.incidents(node, intake=True)) == 2, HOUR)
     w.reaches(node, Phase.HELD, HOUR)
-    w.run(DAY)
+    w.run(6 * HOUR)
     assert w.phase(node) == Phase.HELD
     assert w.rungs(node) == []
 

@@ -39,7 +39,7 @@ def test_a_repair_that_a_person_orders_of_a_node_held_by_his_cordon_is_done(ward
 
 def test_a_drain_of_a_node_that_is_held_moves_its_work_off_and_leaves_it_held(ward: OpenWard) -> None:
     w = ward(nodes=4)
-    job = w.training(nodes=2, steps=10**6)
+    job = w.running(nodes=2, steps=10**6)
     node = min(w.job(job).claim)
     w.order("cordon", node)
     w.reaches(node, Phase.HELD, HOUR)
@@ -112,7 +112,7 @@ def test_an_order_for_what_is_not_there_is_refused_in_a_line(ward: OpenWard) -> 
 
 def test_a_fault_on_a_node_that_a_person_holds_interrupts_its_job_and_is_told(ward: OpenWard) -> None:
     w = ward(nodes=4)
-    job = w.training(nodes=2, steps=10**6)
+    job = w.running(nodes=2, steps=10**6)
     node = min(w.job(job).claim)
     w.order("cordon", node)
     w.reaches(node, Phase.HELD, HOUR)

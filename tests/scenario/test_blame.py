@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.support.jobs_vocabulary import DAY, HOUR, Hall, cluster_without, warm_and_cold
+from tests.support.wards import DAY, HOUR, Ward, cluster_without, warm_and_cold
 
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import Interruption, JobState
@@ -16,22 +16,22 @@ def policy_with(**changes: Any) -> Policy:
     return replace(load_policy("default"), **changes)
 
 
-def lost(h: Hall, job: JobId) -> Interruption:
+def lost(h: Ward, job: JobId) -> Interruption:
     return h.job(job).interruptions[-1]
 
 
-def its_node(h: Hall, job: JobId) -> NodeId:
+def its_node(h: Ward, job: JobId) -> NodeId:
     return min(h.job(job).claim)
 
 
-def withheld(how: str, cold: bool = False) -> Hall:
+def withheld(how: str, cold: bool = False) -> Ward:
     """A fleet in which nothing is done about Xid 79."""
     changes: dict[str, Any] = {}
     if how in {"observe", "recommend"}:
         changes["faults"] = (FaultRule(match=Match(fault="xid.79"), mode=Mode(how)),)
     if how == "budget":
         changes["limits"] = (Limit(out_percent=0, out_at_least=0, repairing_percent=0, repairing_at_least=0),)
-    h = Hall(nodes=10, policy=policy_with(**changes), cold=cold)
+    h = Ward(nodes=10, policy=policy_with(**changes), cold=cold)
     if how == "pause":
         h.order("pause", "")
     if how == "exclude":
@@ -52,7 +52,7 @@ def test_a_fault_that_is_not_acted_upon_is_still_the_jobs_blame(how: str, cold: 
     h = withheld(how, cold)
     job = h.training(nodes=1, steps=600)
     node = its_node(h, job)
-    h.strike(node)
+    h.sick(node)
     h.until(lambda: bool(h.job(job).interruptions), HOUR)
     h.until(lambda: h.job(job).state in {JobState.QUEUED, JobState.GATING, JobState.RUNNING}, HOUR)
     (incident,) = h.sim.incidents(node)
@@ -67,7 +67,7 @@ def test_four_sick_nodes_under_a_pause_spend_no_restart() -> None:
     job = h.training(nodes=1, steps=3000)
     for number in range(1, 5):
         h.until(lambda: h.trains(job), HOUR)
-        h.strike(its_node(h, job))
+        h.sick(its_node(h, job))
         h.until(lambda number=number: len(h.job(job).interruptions) == number, HOUR)  # type: ignore[misc]
     done = h.ends(job)
     assert (done.attempt, done.restarts) == (5, ())
@@ -107,13 +107,13 @@ def test_a_second_gpu_of_the_same_node_is_blamed_by_who_holds_it() -> None:
     (mine,) = h.job(job).claim[node]
     h.world.write_line(node, "xid.79", device=mine + 1)
     h.run(10)
-    h.strike(node, "xid.79", device=mine)
+    h.sick(node, "xid.79", device=mine)
     done = h.ends(job)
     assert done.restarts == ()
 
 
 def test_an_excluded_fault_from_before_the_attempt_is_no_excuse_for_the_program() -> None:
-    h = Hall(nodes=1)
+    h = Ward(nodes=1)
     node = h.nodes[0]
     h.order("exclude", "", node=node, fault="xid.79")
     h.world.write_line(node, "xid.79")
@@ -127,7 +127,7 @@ def test_an_excluded_fault_from_before_the_attempt_is_no_excuse_for_the_program(
 
 
 def test_a_watched_fault_from_before_the_attempt_is_no_excuse_for_the_program() -> None:
-    h = Hall(nodes=1)
+    h = Ward(nodes=1)
     node = h.nodes[0]
     h.world.write_line(node, "xid.31")
     h.run(60)
@@ -141,13 +141,13 @@ def test_a_watched_fault_from_before_the_attempt_is_no_excuse_for_the_program() 
 # --- learned late
 
 
-def late(gpus_per_node: int = 0, device: int = 0, **plan: Any) -> tuple[Hall, JobId, NodeId]:
+def late(gpus_per_node: int = 0, device: int = 0, **plan: Any) -> tuple[Ward, JobId, NodeId]:
     """The agent dies, then the GPU, then the rank: nobody knows why, and a restart is spent."""
-    h = Hall(nodes=1, **plan)
+    h = Ward(nodes=1, **plan)
     job = h.training(nodes=1, gpus_per_node=gpus_per_node, steps=600)
     node = its_node(h, job)
     h.world.lose_agent(node)
-    h.strike(node, "xid.79", device=device, kills_ranks=False)
+    h.sick(node, "xid.79", device=device, kills_ranks=False)
     h.run(3)
     h.world.crash(job)
     h.until(lambda: h.job(job).state is JobState.QUEUED, HOUR)
@@ -176,7 +176,7 @@ def test_a_late_fault_of_another_gpu_gives_nothing_back() -> None:
 
 
 def test_a_fault_after_the_end_gives_nothing_back() -> None:
-    h = Hall(nodes=1)
+    h = Ward(nodes=1)
     job = h.training(nodes=1, steps=600)
     node = its_node(h, job)
     h.order("pause", "")
@@ -193,11 +193,11 @@ def test_a_fault_after_the_end_gives_nothing_back() -> None:
 
 
 def test_a_job_that_waits_for_a_withheld_node_says_so() -> None:
-    h = Hall(nodes=2)
+    h = Ward(nodes=2)
     h.order("pause", "", reason="network work")
     job = h.training(nodes=2, steps=600)
     node = its_node(h, job)
-    h.strike(node)
+    h.sick(node)
     h.until(lambda: h.job(job).state is JobState.QUEUED, HOUR)
     h.run(60)
     because = h.job(job).wait.because

@@ -24,7 +24,7 @@ def storm(w: Ward, *numbers: int) -> None:
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_a_storm_is_held_and_a_human_told_once(ward: OpenWard, cold: bool) -> None:
     w = ward(nodes=20, policy=ROOMY, cold=cold)
-    job = w.training(nodes=4)
+    job = w.running(nodes=4)
     storm(w, 10, 11, 12, 13, 14)
     storm(w, 0, 1, 2, 3)
     w.run(60)
@@ -60,7 +60,7 @@ def test_what_is_being_verified_is_released_under_a_brake(ward: OpenWard) -> Non
 
 def test_a_job_that_lost_its_own_node_restarts_elsewhere_under_a_brake(ward: OpenWard) -> None:
     w = ward(nodes=20, policy=ROOMY)
-    job = w.training()
+    job = w.running()
     storm(w, 10, 11, 12, 13)
     w.world.crash(job, tail="NCCL error: remote process exited")
     w.until(lambda: w.job(job).state is JobState.COMPLETE)

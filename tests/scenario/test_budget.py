@@ -27,7 +27,7 @@ def test_small_pools_are_repaired_one_node_at_a_time(ward: OpenWard, size: int, 
 
 def test_a_deferred_quarantine_keeps_new_work_off_and_leaves_living_work_alone(ward: OpenWard) -> None:
     w = ward(nodes=3)
-    first = w.training("first", nodes=1, on=(w.nodes[0],), steps=6000)
+    first = w.running("first", nodes=1, on=(w.nodes[0],), steps=6000)
     w.sick(w.nodes[1], "xid.79")
     w.run(30)
     w.says(w.nodes[0], 48)  # a line only: its job lives

@@ -214,7 +214,7 @@ def test_a_job_that_is_known_to_have_vanished_is_not_looked_for_in_list_after_li
     """Else a cluster that is read in slices is never read on, and its clock stands still."""
     cluster = cluster_without("fence", "reboot", "replace", slice_size=1, read_takes=20.0)
     w = ward(nodes=12, limits=False, cluster=cluster)
-    jobs = [w.training(name, nodes=1, steps=10**6) for name in ("one", "two", "three")]
+    jobs = [w.running(name, nodes=1, steps=10**6) for name in ("one", "two", "three")]
     for job in jobs:
         w.world.lose_node(next(iter(w.job(job).claim)), zombie=True)
     for job in jobs:
@@ -336,7 +336,7 @@ def test_what_is_set_aside_is_tried_again_though_nobody_is_heard(
     ward: OpenWard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = ward(nodes=4, forgiving=True)
-    job = w.training(steps=10**6)
+    job = w.running(steps=10**6)
     w.world.go_deaf(4 * HOUR)
     monkeypatch.setattr(plan_jobs, "resume", refuses)
     w.order("stop", job)
@@ -431,7 +431,7 @@ def test_an_older_read_of_a_node_changes_nothing(ward: OpenWard) -> None:
 
 def test_an_older_read_of_a_job_changes_nothing(ward: OpenWard) -> None:
     w = ward(nodes=2, strict=False)
-    job = w.training()
+    job = w.running()
     deputy = Deputy(w)
     deputy.serve(60)
     before = w.job(job)
@@ -443,7 +443,7 @@ def test_an_older_read_of_a_job_changes_nothing(ward: OpenWard) -> None:
 def test_a_rank_that_is_gone_is_not_brought_back_by_a_read_that_lags(ward: OpenWard) -> None:
     """The node's new boot is the proof; the cluster's list of ranks may take a while to follow."""
     w = ward(nodes=2, strict=False)
-    job = w.training()
+    job = w.running()
     deputy = Deputy(w)
     deputy.serve(60)
     seat = w.node(w.nodes[0])

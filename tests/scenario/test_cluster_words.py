@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.support.jobs_vocabulary import HOUR, MINUTE, Hall, cluster_without, policy_of, warm_and_cold
-from tests.support.wards import OpenWard, Ward, policy_with
+from tests.support.wards import HOUR, MINUTE, OpenWard, Ward, cluster_without, policy_of, policy_with, warm_and_cold
 
 from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Checked, Fact, Observed, Ordered, Wrote
@@ -19,7 +18,7 @@ from sickbay.sim.context import ClusterRules, Timings
 from sickbay.sim.simulation import CLUSTER
 
 
-def facts(hall: Hall | Ward) -> list[Fact]:
+def facts(hall: Ward) -> list[Fact]:
     """All that was ever learned."""
     found: list[Fact] = []
     while page := list(hall.sim.store.facts(after=found[-1].seq if found else 0, limit=1000)):
@@ -27,7 +26,7 @@ def facts(hall: Hall | Ward) -> list[Fact]:
     return found
 
 
-def relist(hall: Hall | Ward) -> None:
+def relist(hall: Ward) -> None:
     """The stream is lost: what is there is listed again."""
     hall.run(20)
     hall.world.ground.views[CLUSTER].cut()
@@ -105,7 +104,7 @@ def test_what_a_list_says_again_is_no_second_fact(ward: OpenWard) -> None:
 
 @warm_and_cold
 def test_an_adopted_job_that_was_purged_while_nobody_read_is_stopped(cold: bool) -> None:
-    hall = Hall(nodes=3, cold=cold)
+    hall = Ward(nodes=3, cold=cold)
     job = hall.submitted_elsewhere(steps=10**6)
     hall.run(MINUTE)
     hall.world.forget_job(job)
@@ -116,10 +115,10 @@ def test_an_adopted_job_that_was_purged_while_nobody_read_is_stopped(cold: bool)
 
 @warm_and_cold
 def test_an_owned_job_that_was_purged_is_diagnosed_and_started_again(cold: bool) -> None:
-    hall = Hall(nodes=3, cold=cold, policy=policy_of(on_no_fault="restart"))
+    hall = Ward(nodes=3, cold=cold, policy=policy_of(on_no_fault="restart"))
     job = hall.training(steps=1000)
     hall.world.forget_job(job)
-    hall.reaches(job, JobState.DIAGNOSING, JobState.QUEUED, JobState.GATING, most=HOUR)
+    hall.job_reaches(job, JobState.DIAGNOSING, JobState.QUEUED, JobState.GATING, most=HOUR)
     assert hall.job(job).interruptions[-1].cause
     done = hall.ends(job)
     assert [attempt for attempt, _ in hall.starts(job)] == [1, 2]
@@ -128,7 +127,7 @@ def test_an_owned_job_that_was_purged_is_diagnosed_and_started_again(cold: bool)
 
 
 def test_a_cluster_that_says_that_a_job_is_gone_is_believed_at_once() -> None:
-    hall = Hall(nodes=3)
+    hall = Ward(nodes=3)
     job = hall.submitted_elsewhere(steps=10**6)
     hall.run(MINUTE)
     hall.world.forget_job(job, told=True)
@@ -136,7 +135,7 @@ def test_a_cluster_that_says_that_a_job_is_gone_is_believed_at_once() -> None:
 
 
 def test_a_job_that_one_list_did_not_have_is_not_gone() -> None:
-    hall = Hall(nodes=3)
+    hall = Ward(nodes=3)
     job = hall.submitted_elsewhere(steps=10**5)
     hall.run(MINUTE)
     hall.world.ground.views[CLUSTER].hide_once(job)
@@ -147,7 +146,7 @@ def test_a_job_that_one_list_did_not_have_is_not_gone() -> None:
 
 
 def test_a_list_in_which_nothing_changed_brings_no_facts() -> None:
-    hall = Hall(nodes=4)
+    hall = Ward(nodes=4)
     hall.submitted_elsewhere(steps=10**6)
     hall.training(steps=10**6)
     hall.run(MINUTE)
@@ -159,10 +158,10 @@ def test_a_list_in_which_nothing_changed_brings_no_facts() -> None:
 
 
 def test_a_job_that_waits_for_its_nodes_has_not_vanished() -> None:
-    hall = Hall(nodes=2, cluster=cluster_without(Capability.PLACE))
+    hall = Ward(nodes=2, cluster=cluster_without(Capability.PLACE))
     hall.training("first", steps=int(3 * HOUR))
     second = hall.submit("second", steps=100)
-    hall.reaches(second, JobState.GATING)
+    hall.job_reaches(second, JobState.GATING)
     for _ in range(5):
         relist(hall)
     assert hall.job(second).state is JobState.GATING
@@ -170,11 +169,11 @@ def test_a_job_that_waits_for_its_nodes_has_not_vanished() -> None:
 
 
 def test_a_cluster_that_has_forgotten_a_job_proves_nothing_about_a_node_that_nobody_reaches() -> None:
-    hall = Hall(nodes=4, cluster=cluster_without(Capability.FENCE, Capability.REBOOT, Capability.REPLACE))
+    hall = Ward(nodes=4, cluster=cluster_without(Capability.FENCE, Capability.REBOOT, Capability.REPLACE))
     job = hall.training(steps=10**5)
     lost = hall.starts(job)[0][1][0]
     hall.world.lose_node(lost, zombie=True)
-    hall.reaches(job, JobState.STOPPING, most=HOUR)
+    hall.job_reaches(job, JobState.STOPPING, most=HOUR)
     hall.world.forget_job(job)
     hall.run(HOUR)
     assert hall.job(job).state is JobState.STOPPING
@@ -183,7 +182,7 @@ def test_a_cluster_that_has_forgotten_a_job_proves_nothing_about_a_node_that_nob
 
 def test_a_job_that_is_purged_just_when_a_node_is_cut_off_waits_for_its_ranks_there() -> None:
     """The cluster takes a while to miss a node: until then it looks as if its purge had ended everything."""
-    hall = Hall(nodes=4, policy=policy_of(on_no_fault="restart"))
+    hall = Ward(nodes=4, policy=policy_of(on_no_fault="restart"))
     job = hall.training(nodes=2, steps=10**5)
     kept, cut = hall.starts(job)[0][1]
     hall.world.partition(cut)
@@ -196,7 +195,7 @@ def test_a_job_that_is_purged_just_when_a_node_is_cut_off_waits_for_its_ranks_th
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 def test_a_cluster_that_has_forgotten_a_job_proves_nothing_about_a_node_that_it_cannot_reach(shared: bool) -> None:
     """Its agent is heard, so it is not lost; but the cluster could not end what runs there."""
-    hall = Hall(nodes=4, policy=policy_of(on_no_fault="restart"))
+    hall = Ward(nodes=4, policy=policy_of(on_no_fault="restart"))
     job = hall.training(steps=10**5, gpus_per_node=2)
     away = hall.starts(job)[0][1][0]
     if shared:
@@ -208,17 +207,17 @@ def test_a_cluster_that_has_forgotten_a_job_proves_nothing_about_a_node_that_it_
         hall.run(HOUR)
         assert hall.job(job).state is JobState.STOPPING
         assert len(hall.starts(job)) == 1, "a fence would end the other job, which its own node still trains"
-        assert hall.told("job_stuck")
+        assert hall.notices("job_stuck")
     else:
         hall.until(lambda: len(hall.starts(job)) == 2, HOUR)
-        assert hall.happened("fenced", away)
+        assert hall.events("fenced", away)
 
 
 def test_a_cluster_is_not_listed_for_as_long_as_a_job_that_it_has_forgotten_is_open() -> None:
-    hall = Hall(nodes=4, cluster=cluster_without(Capability.FENCE, Capability.REBOOT, Capability.REPLACE))
+    hall = Ward(nodes=4, cluster=cluster_without(Capability.FENCE, Capability.REBOOT, Capability.REPLACE))
     job = hall.training(steps=10**5)
     hall.world.lose_node(hall.starts(job)[0][1][0], zombie=True)
-    hall.reaches(job, JobState.STOPPING, most=HOUR)
+    hall.job_reaches(job, JobState.STOPPING, most=HOUR)
     lists = []
     cluster = hall.sim.hands.sites[CLUSTER].cluster
     whole = cluster.snapshot
@@ -312,10 +311,10 @@ OOM = "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"
 
 @warm_and_cold
 def test_a_tail_that_comes_after_the_end_is_what_the_diagnosis_reads(cold: bool) -> None:
-    hall = Hall(nodes=3, cold=cold, policy=EXAMINED)
+    hall = Ward(nodes=3, cold=cold, policy=EXAMINED)
     job = hall.training(steps=2000, does={"tail_late": 20.0})
     hall.world.crash(job, tail=OOM)
-    hall.reaches(job, JobState.DIAGNOSING)
+    hall.job_reaches(job, JobState.DIAGNOSING)
     end = hall.job(job).end
     assert end is not None
     assert end.tail == ""
@@ -324,18 +323,18 @@ def test_a_tail_that_comes_after_the_end_is_what_the_diagnosis_reads(cold: bool)
 
 
 def test_a_tail_that_an_agent_tells_is_as_good() -> None:
-    hall = Hall(nodes=3, policy=EXAMINED)
+    hall = Ward(nodes=3, policy=EXAMINED)
     job = hall.training(steps=2000, does={"tail_late": 1e9})
     node = hall.starts(job)[0][1][0]
     hall.world.crash(job, tail="nobody reads this")
-    hall.reaches(job, JobState.DIAGNOSING)
+    hall.job_reaches(job, JobState.DIAGNOSING)
     hall.world.agents.say(hall.world.seat(node), Wrote(job=job, attempt=1, text=OOM, node=node), "wrote")
     done = hall.ends(job, JobState.FAILED)
     assert "out of memory" in done.diagnosis
 
 
 def test_a_tail_fills_only_an_empty_one_of_its_own_attempt() -> None:
-    hall = Hall(nodes=3)
+    hall = Ward(nodes=3)
     job = hall.training(steps=10**5)
     node = hall.starts(job)[0][1][0]
     hall.world.crash(job, tail=OOM)

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 from msgspec.structs import replace
-from tests.support.jobs_vocabulary import Hall
-from tests.support.wards import DAY, HOUR, OpenWard, policy_with
+from tests.support.wards import DAY, HOUR, OpenWard, Ward, policy_with
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.archive import Archive
@@ -109,6 +108,7 @@ def plans_for(storm: Storm, faults: int, brakes: bool) -> int:
     return store.plans["incident"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("storm", "brakes"),
     [(_all_sick, False), (_all_lost, False), (_excluded, False), (_all_sick, True), (_three_repeat_themselves, True)],
@@ -188,9 +188,9 @@ def notices(sim: Simulation) -> list[Intent]:
     return [v.row for v in rows if isinstance(v.row, Intent) and v.row.lane.endswith("/Notify")]
 
 
-def failing_job(policy: Policy | None = None, *, hangs: bool, out_for: float) -> Hall:
+def failing_job(policy: Policy | None = None, *, hangs: bool, out_for: float) -> Ward:
     """A job that fails, of which somebody is to be told, while the notifier is away."""
-    hall = Hall(nodes=4, policy=policy)
+    hall = Ward(nodes=4, policy=policy)
     job = hall.training("train", nodes=2, steps=100_000)
     now = hall.sim.scheduler.now
     hall.sim.mischief.outage("notifier", now, now + out_for, hangs=hangs)
@@ -222,7 +222,7 @@ def test_a_notice_that_is_given_up_is_told_in_the_story(hangs: bool) -> None:
 
 
 def test_a_notice_that_is_refused_is_told_in_the_story() -> None:
-    hall = Hall(nodes=4)
+    hall = Ward(nodes=4)
     job = hall.training("train", nodes=2, steps=100_000)
     now = hall.sim.scheduler.now
     hall.sim.mischief.outage("notifier", now, now + 5 * MINUTE)

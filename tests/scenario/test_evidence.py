@@ -314,7 +314,7 @@ def test_no_check_disturbs_what_runs(ward: OpenWard, work: str) -> None:
     w = ward(nodes=8, policy=ROOMY, rules=Timings(work_lasts=3 * HOUR))
     node = w.nodes[7]
     if work == "job":
-        job = w.training(nodes=1, on=(node,), steps=10**6)
+        job = w.running(nodes=1, on=(node,), steps=10**6)
     else:
         assert w.world.other_scheduler_starts_work(node)
         w.run(10)

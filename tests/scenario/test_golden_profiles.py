@@ -15,7 +15,7 @@ from collections import deque
 
 import pytest
 from tests.support.golden import GoldenRow, load_golden
-from tests.support.jobs_vocabulary import DAY, MINUTE, Hall
+from tests.support.wards import DAY, MINUTE, Ward
 
 from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Checked
@@ -40,8 +40,8 @@ class Play:
 
     def __init__(self, name: str, row: GoldenRow, *, cold: bool) -> None:
         self.row = row
-        self.hall = Hall(nodes=3, policy=load_policy(name), cold=cold)
-        self.node: NodeId = self.hall.nodes[0]
+        self.w = Ward(nodes=3, policy=load_policy(name), cold=cold)
+        self.node: NodeId = self.w.nodes[0]
         self.job = JobId("train")
         self.answers: deque[str] = deque()
         self.read = 0
@@ -49,10 +49,10 @@ class Play:
 
     def perform(self) -> None:
         evidence = deque(self.row.evidence)
-        gated = any(e.on is Trigger.BEFORE_START for e in self.hall.sim.policy.examine)
+        gated = any(e.on is Trigger.BEFORE_START for e in self.w.sim.policy.examine)
         if evidence[0].startswith("check.") and gated:
             self._collect(evidence)
-        self.hall.submit(self.job, steps=10**7)
+        self.w.submit(self.job, steps=10**7)
         self._rest()
         while evidence or self.answers:
             if self.answers:
@@ -64,9 +64,9 @@ class Play:
     def _befalls(self, evidence: deque[str]) -> None:
         what = evidence.popleft() if not evidence[0].startswith("check.") else ""
         self._collect(evidence)
-        world = self.hall.world
+        world = self.w.world
         if "under one job" in self.row.when:
-            self.node = min(self.hall.job(self.job).claim)
+            self.node = min(self.w.job(self.job).claim)
         match what.split("."):
             case [""]:
                 self._somebody_checks()
@@ -85,58 +85,58 @@ class Play:
         """A person's own check of the node, with the answer that is due."""
         self.asked += 1
         verdict = Verdict.FAIL if self.answers.popleft() == "check.failed" else Verdict.PASS
-        seat = self.hall.world.seat(self.node)
+        seat = self.w.world.seat(self.node)
         news = Checked(check=f"by-hand-{self.asked}", node=self.node, verdict=verdict, incarnation=seat.incarnation)
-        self.hall.world.agents.say(seat, news, f"by-hand-{self.asked}:{self.node}")
+        self.w.world.agents.say(seat, news, f"by-hand-{self.asked}:{self.node}")
 
     def _rest(self) -> None:
         """Until nothing moves by itself; meanwhile the checks of the node answer what they must."""
-        began = self.hall.sim.scheduler.now
+        began = self.w.sim.scheduler.now
 
         def resting() -> bool:
             self._answer()
-            if self.hall.sim.scheduler.now - began < MINUTE or not self.hall.known(self.job):
+            if self.w.sim.scheduler.now - began < MINUTE or not self.w.known(self.job):
                 return False
-            job = self.hall.job(self.job)
-            still = all(not i.open or i.phase in RESTING for i in self.hall.incidents())
+            job = self.w.job(self.job)
+            still = all(not i.open or i.phase in RESTING for i in self.w.incidents())
             settled = job.state is JobState.QUEUED and job.wait is not None and "claimed" in job.wait.because
-            return still and (not job.open or self.hall.trains(self.job) or settled)
+            return still and (not job.open or self.w.trains(self.job) or settled)
 
-        self.hall.until(resting, 2 * DAY)
-        self.hall.run(MINUTE)
+        self.w.until(resting, 2 * DAY)
+        self.w.run(MINUTE)
 
     def _answer(self) -> None:
-        events = self.hall.world.chronicle.events
+        events = self.w.world.chronicle.events
         for event in events[self.read :]:
             if event.subject == self.node and event.what in {"check.pass", "check.fail"} and self.answers:
                 due = self.answers.popleft()
-                assert due.startswith(event.what), f"{due} was due, {event.what} happened\n{self.hall.why()}"
+                assert due.startswith(event.what), f"{due} was due, {event.what} happened\n{self.w.why()}"
         self.read = len(events)
-        seat = self.hall.world.seat(self.node)
+        seat = self.w.world.seat(self.node)
         seat.defects = [FLAW] if self.answers and self.answers[0] == "check.failed" else []
 
     # --- what came of it
     def acts(self) -> tuple[str, ...]:
         """What happened to nodes for the sake of incidents, in order."""
-        incidents = {incident.id for incident in self.hall.incidents()}
+        incidents = {incident.id for incident in self.w.incidents()}
         done = []
-        for event in self.hall.world.chronicle.events:
+        for event in self.w.world.chronicle.events:
             owner = event.detail.removeprefix("sickbay:").split(".")[0]
             if owner in incidents and event.what in {*ACTS, *REPAIRS}:
                 done.append(ACTS.get(event.what, f"repair.{event.what}"))
         return tuple(done)
 
     def told(self) -> bool:
-        return any(notice.event in MUST_ACT for notice in self.hall.told())
+        return any(notice.event in MUST_ACT for notice in self.w.notices())
 
     def fate(self) -> str:
-        job = self.hall.job(self.job)
+        job = self.w.job(self.job)
         if job.state is JobState.FAILED:
             return "fails"
         if job.state is JobState.QUEUED:
             return "waits"
-        assert job.state is JobState.RUNNING, self.hall.why()
-        moved = {line.event for line in self.hall.sim.store.story(f"job:{self.job}")} & {"requeue", "unclaim"}
+        assert job.state is JobState.RUNNING, self.w.why()
+        moved = {line.event for line in self.w.sim.store.story(f"job:{self.job}")} & {"requeue", "unclaim"}
         return "restarts" if moved else "untouched"
 
 
@@ -146,7 +146,7 @@ def test_the_policy_does_what_its_table_says_when(name: str, row: GoldenRow, col
     play = Play(name, row, cold=cold)
     play.perform()
     found = (play.acts(), play.told(), play.fate())
-    assert found == (row.acts, row.told, row.job), play.hall.why()
+    assert found == (row.acts, row.told, row.job), play.w.why()
 
 
 def test_every_shipped_policy_has_a_table() -> None:

@@ -81,7 +81,7 @@ def test_an_agent_is_heard_whatever_its_cluster_can_tell_of_the_node(ward: OpenW
 
 def test_the_agents_first_word_ends_no_job_that_runs_there(ward: OpenWard, cluster: ClusterRules) -> None:
     w = ward(cluster=cluster)
-    job = w.training(nodes=2, steps=100_000)
+    job = w.running(nodes=2, steps=100_000)
     for node in w.nodes:
         w.world.lose_agent(node)
     w.run(HOUR)
@@ -113,7 +113,7 @@ def test_a_replacement_is_seen_and_proven_whatever_the_cluster_can_tell(ward: Op
 
 def test_a_reboot_that_the_cluster_cannot_tell_is_learned_from_the_agent(ward: OpenWard) -> None:
     w = ward(cluster=telling())
-    job = w.training(nodes=4, steps=100_000)
+    job = w.running(nodes=4, steps=100_000)
     before = w.node(w.nodes[0]).incarnation
     w.world.operator_reboots(w.nodes[0])
     w.until(lambda: bool(w.job(job).interruptions), HOUR)
@@ -153,7 +153,7 @@ def test_a_sign_of_life_from_some_boots_ago_is_history(ward: OpenWard, boots: in
     for _ in range(boots):
         w.world.operator_reboots(w.nodes[0])
         w.run(900)
-    job = w.training(nodes=2, steps=100_000)
+    job = w.running(nodes=2, steps=100_000)
     Reception(w.sim.store, w.sim.clock).receive(report(w.nodes[0], old))
     w.sim.hosts[0].wake()
     w.run(300)
@@ -179,7 +179,7 @@ def test_a_node_that_registers_anew_under_the_same_boot_is_neither_rebooted_nor_
     ward: OpenWard, cluster: ClusterRules
 ) -> None:
     w = ward(cluster=cluster)
-    job = w.training(nodes=4, steps=100_000)
+    job = w.running(nodes=4, steps=100_000)
     seat = w.world.seat(w.nodes[0])
     seat.incarnation = seat.shown = replace(seat.incarnation, uid="uid-anew")
     w.world.ground.show(seat)
@@ -361,7 +361,7 @@ def test_a_seat_that_was_gone_and_is_back_knows_its_ended_boots(
     w.run(60)
     Reception(w.sim.store, w.sim.clock).receive(report(node, olds[0]))
     w.rests()
-    job = w.training(nodes=2, steps=100_000)
+    job = w.running(nodes=2, steps=100_000)
     for old in olds:
         said = [xid(node)] if word == "fault" else []
         Reception(w.sim.store, w.sim.clock).receive(report(node, old, *said))
@@ -574,7 +574,7 @@ def test_the_gate_of_several_nodes_is_meant_for_their_present_incarnations(ward:
         start(check, nodes, level=level)
 
     w.world.examinations.check = noted  # type: ignore[method-assign]
-    w.training(nodes=2, precheck=2)
+    w.running(nodes=2, precheck=2)
     assert asked == [{node: w.world.seat(node).incarnation for node in w.nodes}]
 
 

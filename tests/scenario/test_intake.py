@@ -41,6 +41,7 @@ def test_a_newcomer_is_checked_before_it_counts(ward: OpenWard, cold: bool) -> N
     assert w.told() == []
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_came_with_work_keeps_it_and_is_checked_when_that_has_left(ward: OpenWard) -> None:
     w = ward()
     node = joins(w, "newcomer", unmanaged=1)

@@ -143,6 +143,7 @@ def test_a_week_of_a_fleet_keeps_training() -> None:
     assert set(came_to.incidents_by_phase) <= {"RELEASED", "DISMISSED", "REPLACED"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2, 4])  # warm, cold, two engines
 def test_a_random_run_is_the_same_each_time(seed: int) -> None:
     assert random_run(seed).world.chronicle.events == random_run(seed).world.chronicle.events

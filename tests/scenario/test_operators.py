@@ -152,7 +152,7 @@ def test_uncordon_and_dismiss_end_it_and_take_our_cordon_back(ward: OpenWard, ph
 
 def test_a_cordon_by_hand_is_held_and_given_back_by_hand(ward: OpenWard) -> None:
     w = ward()
-    job = w.training(steps=600)
+    job = w.running(steps=600)
     node = w.nodes[0]
     w.order("cordon", node)
     w.rests()
@@ -211,7 +211,7 @@ def test_what_makes_no_sense_changes_nothing(ward: OpenWard, phase: Phase, verb:
 @pytest.mark.parametrize("verb", ["reset", "reboot", "replace"])
 def test_a_repair_by_hand_takes_the_same_path_with_proof(ward: OpenWard, verb: str, now: bool) -> None:
     w = ward()
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.order(verb, node, now=now)
     w.run(60)

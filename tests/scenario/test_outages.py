@@ -62,7 +62,7 @@ def test_no_rung_is_climbed_and_no_deadline_runs_out(ward: OpenWard, phase: Phas
 @pytest.mark.parametrize("outage", OUTAGES)
 def test_a_job_trains_through_it(ward: OpenWard, outage: str) -> None:
     w = ward()
-    job = w.training(steps=9000)
+    job = w.running(steps=9000)
     OUTAGES[outage](w)
     w.rests()
     assert w.job(job).state is JobState.COMPLETE
@@ -74,7 +74,7 @@ def test_a_job_trains_through_it(ward: OpenWard, outage: str) -> None:
 @pytest.mark.parametrize("outage", ["both", "our process"])
 def test_what_breaks_during_an_outage_is_treated_afterwards(ward: OpenWard, outage: str) -> None:
     w = ward()
-    job = w.training(steps=9000)
+    job = w.running(steps=9000)
     node = w.nodes[0]
     OUTAGES[outage](w)
     w.run(600)

@@ -115,7 +115,7 @@ def test_a_node_that_moves_in_mid_repair_takes_its_repair_along(ward: OpenWard) 
 
 def test_a_node_that_moved_under_a_job_is_not_repaired_before_the_job_is_off(ward: OpenWard) -> None:
     w = ward()
-    job = w.training(nodes=2, steps=1_000_000)
+    job = w.running(nodes=2, steps=1_000_000)
     victim = next(iter(w.job(job).claim))
     move(w, victim, "infer")
     w.sick(victim, "xid.79", Remedy.REBOOT, kills_ranks=False)
@@ -127,7 +127,7 @@ def test_a_node_that_moved_under_a_job_is_not_repaired_before_the_job_is_off(war
 def test_a_node_of_another_pool_is_not_claimed_twice(ward: OpenWard) -> None:
     """The first job keeps its node when that moves; a job of the new pool does not get the same devices."""
     w = ward(nodes=2)
-    first = w.training("first", nodes=1, steps=1_000_000)
+    first = w.running("first", nodes=1, steps=1_000_000)
     (node,) = w.job(first).claim
     move(w, node, "infer")
     second = JobId("second")
@@ -225,7 +225,7 @@ def errands(w: Ward) -> list[str]:
 
 def test_a_job_whose_nodes_are_in_very_many_pools_is_stopped_and_they_are_free(ward: OpenWard) -> None:
     w = ward(nodes=MANY)
-    job = w.training(nodes=MANY, steps=10**6)
+    job = w.running(nodes=MANY, steps=10**6)
     racks(w)
     waits = [w.sim.submit(f"next-{n}", LONG, nodes=1, pool=pool_of(CLUSTER, f"rack-{n:03}")) for n in (0, MANY - 1)]
     w.run(60)

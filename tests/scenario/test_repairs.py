@@ -30,7 +30,7 @@ def test_a_node_climbs_the_ladder_until_it_is_cured(
     ward: OpenWard, code: str, cure: Remedy, rungs: list[str], cold: bool
 ) -> None:
     w = ward(cold=cold)
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.sick(node, code, cure)
     w.rests()
@@ -46,7 +46,7 @@ def test_a_node_climbs_the_ladder_until_it_is_cured(
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_a_node_that_nothing_cures_is_held_and_its_job_completes_elsewhere(ward: OpenWard, cold: bool) -> None:
     w = ward(cold=cold, cluster=cluster_without("replace"))
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.sick(node, "xid.79", None)
     w.rests()
@@ -63,7 +63,7 @@ def test_a_node_that_nothing_cures_is_held_and_its_job_completes_elsewhere(ward:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rough_world_changes_the_way_but_not_the_end(ward: OpenWard, seed: int) -> None:
     w = ward(seed=seed, odds=Odds.rough(), nodes=5)
-    job = w.training()
+    job = w.running()
     node = min(w.job(job).claim)
     w.sick(node, "xid.79", Remedy.REBOOT)
     w.rests()
@@ -76,7 +76,7 @@ def test_a_rough_world_changes_the_way_but_not_the_end(ward: OpenWard, seed: int
 
 def test_a_second_fault_joins_the_open_incident_and_raises_its_remedy(ward: OpenWard) -> None:
     w = ward()
-    w.training()
+    w.running()
     node = w.nodes[0]
     w.sick(node, "xid.48", Remedy.REBOOT)
     w.reaches(node, Phase.QUARANTINED)
@@ -133,7 +133,7 @@ def test_a_fault_of_an_older_boot_is_history_only(ward: OpenWard) -> None:
 
 def test_two_sick_nodes_of_one_job_are_repaired_one_interruption_later(ward: OpenWard) -> None:
     w = ward(nodes=20)
-    job = w.training(nodes=4)
+    job = w.running(nodes=4)
     first, second = w.nodes[0], w.nodes[1]
     w.sick(first)
     w.sick(second)
@@ -148,7 +148,7 @@ def test_two_sick_nodes_of_one_job_are_repaired_one_interruption_later(ward: Ope
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_a_reset_of_one_untied_gpu_interrupts_only_its_holder(ward: OpenWard, cold: bool) -> None:
     w = ward(nodes=1, linked=False, cold=cold)
-    jobs = [w.training(f"j{n}", nodes=1, gpus_per_node=2, steps=4000) for n in range(3)]
+    jobs = [w.running(f"j{n}", nodes=1, gpus_per_node=2, steps=4000) for n in range(3)]
     node = w.nodes[0]
     sick = next(job for job in jobs if 0 in w.job(job).claim[node])
     w.sick(node, "xid.48", Remedy.RESET_GPU)
@@ -165,7 +165,7 @@ def test_a_second_sick_gpu_of_the_node_interrupts_its_own_holder_and_is_reset_wi
     ward: OpenWard, cold: bool
 ) -> None:
     w = ward(nodes=1, linked=False, cold=cold)
-    jobs = [w.training(f"j{n}", nodes=1, gpus_per_node=2, steps=4000) for n in range(3)]
+    jobs = [w.running(f"j{n}", nodes=1, gpus_per_node=2, steps=4000) for n in range(3)]
     node = w.nodes[0]
     for device in (0, 2):
         w.sick(node, "xid.48", Remedy.RESET_GPU, device=device, kills_ranks=False)
@@ -179,7 +179,7 @@ def test_a_second_sick_gpu_of_the_node_interrupts_its_own_holder_and_is_reset_wi
 
 def test_a_further_fault_of_the_whole_node_interrupts_whoever_runs_there(ward: OpenWard) -> None:
     w = ward(nodes=1, linked=False, policy=policy_with(pace=replace(policy_with().pace, bystanders="wait")))
-    jobs = [w.training(f"j{n}", nodes=1, gpus_per_node=2, steps=4000) for n in range(3)]
+    jobs = [w.running(f"j{n}", nodes=1, gpus_per_node=2, steps=4000) for n in range(3)]
     node = w.nodes[0]
     w.sick(node, "xid.48", Remedy.RESET_GPU, kills_ranks=False)
     w.until(lambda: bool(w.incidents(node)), 60)
@@ -193,7 +193,7 @@ def test_a_further_fault_of_the_whole_node_interrupts_whoever_runs_there(ward: O
 def test_a_reboot_for_one_gpu_needs_the_whole_node(ward: OpenWard, bystanders: Literal["wait", "stop"]) -> None:
     policy = policy_with(pace=replace(policy_with().pace, bystanders=bystanders))
     w = ward(nodes=1, linked=False, policy=policy)
-    jobs = [w.training(f"j{n}", nodes=1, gpus_per_node=2, steps=600) for n in range(3)]
+    jobs = [w.running(f"j{n}", nodes=1, gpus_per_node=2, steps=600) for n in range(3)]
     node = w.nodes[0]
     sick = next(job for job in jobs if 0 in w.job(job).claim[node])
     w.sick(node, "xid.79", Remedy.REBOOT)
@@ -293,7 +293,7 @@ def test_one_programs_bug_is_never_blamed_on_the_gpu(ward: OpenWard) -> None:
 
 def test_a_sighting_says_under_which_job_it_was(ward: OpenWard) -> None:
     w = ward()
-    job = w.training()
+    job = w.running()
     node = next(iter(w.job(job).claim))
     w.says(node, 31)
     w.until(lambda: bool(w.node(node).recent))

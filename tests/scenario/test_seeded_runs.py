@@ -4,11 +4,15 @@
 """
 
 import pytest
+from tests.support.thorough import THOROUGH
 
 from sickbay.sim.hardness import Trouble
 from sickbay.sim.random_runs import random_run
 
+pytestmark = pytest.mark.slow
+
 CHUNK = 5
+RUNS = 130 if THOROUGH else 50
 
 
 def _chunk(first: int) -> None:
@@ -24,13 +28,11 @@ def test_whatever_the_weather_every_invariant_holds(first: int) -> None:
     _chunk(first)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(10, 130, CHUNK))
+@pytest.mark.parametrize("first", range(10, RUNS, CHUNK))
 def test_in_many_more_runs_every_invariant_holds(first: int) -> None:
     _chunk(first)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 4])
 def test_with_sixty_jobs_on_one_node_every_invariant_holds(seed: int) -> None:
     sim = random_run(seed, hard={Trouble.MANY_JOBS}, surely=True)

@@ -19,7 +19,7 @@ def repairs(w: Ward, node: NodeId) -> list[str]:
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_an_agent_that_is_lost_is_restarted_and_its_job_left_alone(ward: OpenWard, cold: bool) -> None:
     w = ward(cold=cold)
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.world.lose_agent(node)
     w.reaches(node, Phase.WATCHED, 300)
@@ -37,7 +37,7 @@ def test_an_agent_that_is_lost_is_restarted_and_its_job_left_alone(ward: OpenWar
 
 def test_an_agent_that_stays_lost_is_told_once_and_its_job_still_left_alone(ward: OpenWard) -> None:
     w = ward(cluster=cluster_without("restart_service"))
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.world.lose_agent(node)
     w.until(lambda: w.job(job).state is JobState.COMPLETE)
@@ -52,7 +52,7 @@ def test_an_agent_that_stays_lost_is_told_once_and_its_job_still_left_alone(ward
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_a_lost_node_is_rebooted_and_its_job_goes_on_elsewhere(ward: OpenWard, cold: bool) -> None:
     w = ward(cold=cold)
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.world.lose_node(node)
     w.rests()
@@ -75,7 +75,7 @@ def test_a_lost_node_that_no_reboot_brings_back_is_replaced(ward: OpenWard) -> N
 
 def test_zombie_ranks_are_fenced_before_the_next_attempt(ward: OpenWard) -> None:
     w = ward()
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.world.lose_node(node, zombie=True)
     w.rests()
@@ -102,7 +102,7 @@ def test_an_agent_that_comes_and_goes_is_told_once_and_not_restarted_for_ever(wa
 
 def test_a_partition_is_told_and_nothing_is_repaired(ward: OpenWard) -> None:
     w = ward()
-    job = w.training()
+    job = w.running()
     node = w.nodes[3]
     w.world.partition(node)
     w.until(lambda: w.job(job).state is JobState.COMPLETE)
@@ -155,7 +155,7 @@ def test_an_announced_end_from_which_nobody_returns_is_a_lost_node(ward: OpenWar
 
 def test_an_agent_that_restarts_by_itself_is_no_news(ward: OpenWard) -> None:
     w = ward()
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.world.lose_agent(node)
     w.run(10)
@@ -261,7 +261,7 @@ def test_a_fault_in_the_first_report_of_a_new_boot_is_not_missed(ward: OpenWard)
 
 def test_silence_of_our_own_ear_is_no_verdict(ward: OpenWard) -> None:
     w = ward()
-    job = w.training(steps=10_000)
+    job = w.running(steps=10_000)
     w.world.go_deaf(2 * HOUR)
     w.run(2 * HOUR + 120)
     assert w.incidents() == []

@@ -181,7 +181,7 @@ def test_nothing_that_can_check_a_cordoned_node_means_held_not_released(ward: Op
 
 def test_a_replacement_job_does_not_land_on_the_same_bad_host(ward: OpenWard) -> None:
     w = ward(nodes=3)
-    job = w.training()
+    job = w.running()
     node = min(w.job(job).claim)
     w.sick(node, "xid.79", None)
     w.until(lambda: w.job(job).attempt == 2 and w.job(job).state is JobState.RUNNING)

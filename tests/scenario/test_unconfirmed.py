@@ -24,7 +24,7 @@ def hears(ward: Ward, node: NodeId, number: int, *, count: int = 1, kind: str = 
 
 def test_it_opens_no_incident_stops_no_job_and_stands_in_the_nodes_story(ward: OpenWard) -> None:
     w = ward(nodes=4)
-    job = w.training()
+    job = w.running()
     node = next(iter(w.job(job).claim))
     for number in (79, 48, 154, 95):
         hears(w, node, number, count=1000)

@@ -20,7 +20,7 @@ XID_79 = Match(fault="xid.79")
 @pytest.mark.parametrize(("mode", "notices"), [(Mode.OBSERVE, 0), (Mode.RECOMMEND, 1)])
 def test_observe_tells_nobody_and_recommend_tells_once(ward: OpenWard, mode: Mode, notices: int, cold: bool) -> None:
     w = ward(policy=policy_with(faults=(FaultRule(match=XID_79, mode=mode),)), cold=cold)
-    job = w.training(steps=600)
+    job = w.running(steps=600)
     node = w.nodes[0]
     w.says(node, 79)
     w.run(HOUR)
@@ -34,7 +34,7 @@ def test_observe_tells_nobody_and_recommend_tells_once(ward: OpenWard, mode: Mod
 
 def test_a_closed_window_withholds_the_repair_only(ward: OpenWard) -> None:
     w = ward(policy=policy_with(windows=(Window(start="02:00"),)))
-    job = w.training()
+    job = w.running()
     node = w.nodes[0]
     w.sick(node)
     w.run(HOUR)
@@ -84,7 +84,7 @@ def test_an_excluded_fault_does_not_keep_its_seat_from_being_claimed(ward: OpenW
     w.run(60)
     assert w.phase(node) == "SUSPECT"
     assert w.node(node).claimable
-    job = w.training(nodes=1, steps=300)
+    job = w.running(nodes=1, steps=300)
     w.until(lambda: w.job(job).state is JobState.COMPLETE)
     w.run(7200)
     assert w.phase(node) != "SUSPECT", "the exclusion has ended"
@@ -130,14 +130,14 @@ def test_a_pause_stops_neither_proof_nor_release(ward: OpenWard, phase: Phase) -
 def test_a_pause_stops_no_job_from_starting(ward: OpenWard) -> None:
     w = ward()
     w.order("pause", "")
-    job = w.training(steps=300)
+    job = w.running(steps=300)
     w.until(lambda: w.job(job).state is JobState.COMPLETE, HOUR)
 
 
 def test_a_pause_leaves_the_job_of_a_sick_node_alone(ward: OpenWard) -> None:
     w = ward()
     w.order("pause", "")
-    job = w.training(steps=600)
+    job = w.running(steps=600)
     w.says(w.nodes[0], 79)
     w.until(lambda: w.job(job).state is JobState.COMPLETE, HOUR)
     assert w.job(job).interruptions == ()
@@ -173,7 +173,7 @@ def test_a_fault_that_heals_while_it_is_withheld_is_not_repaired_afterwards(ward
 @pytest.mark.slow
 def test_a_stop_that_is_withheld_for_long_is_told_and_reminded_of(ward: OpenWard) -> None:
     w = ward(nodes=4)
-    job = w.training(nodes=2, steps=10**6)
+    job = w.running(nodes=2, steps=10**6)
     node = next(iter(w.job(job).claim))
     now = w.sim.scheduler.now
     w.sim.mischief.outage(f"writes:{CLUSTER}", now, now + 90.0)

@@ -42,16 +42,6 @@ XID_79 = "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU h
 XID_63 = "NVRM: Xid (PCI:0000:2a:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping"
 
 
-def until(condition: Callable[[], Any], within: float = 10.0, what: str = "") -> Any:
-    """Waits for a condition; its value once it holds."""
-    end = time.monotonic() + within
-    while not (found := condition()):
-        if time.monotonic() > end:
-            raise AssertionError(what or f"did not come true within {within} s: {condition}")
-        time.sleep(0.005)
-    return found
-
-
 class RealClock:
     def wall(self) -> float:
         return time.time()

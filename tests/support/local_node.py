@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import uuid4
 
 from msgspec.structs import replace
+from tests.support.waiting import until
 
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.devices import Hardware
@@ -40,14 +39,6 @@ SUPERVISOR = "sickbay.clusters.local.supervisor"
 Thing = TypeVar("Thing")
 
 
-def eventually(what: Callable[[], Thing], patience: float = PATIENCE) -> Thing:
-    deadline = time.monotonic() + patience
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
-    return found
-
-
 def living(boot_id: str) -> dict[int, str]:
     return processes.find(marks=(f"{BOOT_MARK}={boot_id}",))
 
@@ -68,7 +59,7 @@ class LocalNode:
     def __enter__(self) -> Self:
         if not self.started:
             self.power_on()
-        eventually(lambda: self.status.ready)
+        until(lambda: self.status.ready)
         return self
 
     def __exit__(
@@ -155,11 +146,11 @@ class LocalNode:
     def obey(self, ask: AnyAsk, name: str = "") -> None:
         """Order it, and wait until it is done."""
         name = self.order(ask, name)
-        eventually(lambda: self.carried_out(name))
+        until(lambda: self.carried_out(name))
 
     def next_beat(self) -> None:
         beat = self.status.mono
-        eventually(lambda: self.status.mono > beat, patience=5.0)
+        until(lambda: self.status.mono > beat, within=5.0)
 
     def starting(self, *command: str, job: str = "j", ranks: int = 1, devices: int = 1, **more: object) -> StartRanks:
         """Ranks 0…n, `devices` each, in order."""
@@ -173,7 +164,7 @@ class LocalNode:
 
     def run(self, *command: str, job: str = "j", ranks: int = 1, devices: int = 1, **more: object) -> None:
         self.order(self.starting(*command, job=job, ranks=ranks, devices=devices, **more))
-        eventually(lambda: len(self.ranks(job)) == ranks)
+        until(lambda: len(self.ranks(job)) == ranks)
 
     def sh(self, script: str, *, job: str = "j", ranks: int = 1, devices: int = 1, **more: object) -> None:
         self.run("sh", "-c", script, job=job, ranks=ranks, devices=devices, **more)
@@ -189,7 +180,7 @@ class LocalNode:
 
     def gone(self, job: str = "j", rank: int = 0) -> Rank:
         """The rank, once it is gone."""
-        eventually(lambda: self.rank(job, rank).state is RankState.GONE)
+        until(lambda: self.rank(job, rank).state is RankState.GONE)
         return self.rank(job, rank)
 
     def run_dir(self, job: str = "j", rank: int = 0) -> Path:
@@ -200,4 +191,4 @@ class LocalNode:
         return path.read_text() if path.exists() else ""
 
     def says(self, word: str, job: str = "j", rank: int = 0) -> None:
-        eventually(lambda: word in self.output(job, rank))
+        until(lambda: word in self.output(job, rank))

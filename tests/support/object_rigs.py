@@ -9,11 +9,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qs
+
+import pytest
 
 from sickbay.train import objects
 
@@ -193,9 +196,13 @@ def _error(start: Callable[..., Any], status: int, code: str) -> list[bytes]:
 
 @contextmanager
 def running_service() -> Iterator[Service]:
-    service = Service()
-    yield service
-    service.stop()
+    """Clients read the description of AWS (megabytes of JSON) once, and not each of them anew."""
+    sessions: Any = import_module("botocore.session")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "create_loader", cache(sessions.create_loader))
+        service = Service()
+        yield service
+        service.stop()
 
 
 ENVIRONMENT = {

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -118,13 +117,6 @@ def visible(root: Path) -> list[str]:
 
 def arriving(root: Path) -> list[Path]:
     return list((root / ".incoming").glob("*"))
-
-
-def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.005)
 
 
 def guests(server: Server) -> int:

@@ -3,25 +3,32 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Brake, DrainHow, JobId, Ledger, Node, NodeId, pool_of
 from sickbay.model.incident import Incident, Phase
-from sickbay.model.job import Job, JobState
+from sickbay.model.intent import Notify
+from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.policy import Policy, Window
 from sickbay.policy.load import load_policy
+from sickbay.sim.chronicle import TrueEvent
 from sickbay.sim.context import ClusterRules, Timings
 from sickbay.sim.hardware import SimDefect
-from sickbay.sim.job_behaviour import Programme
+from sickbay.sim.job_behaviour import Programme, SimJob
 from sickbay.sim.simulation import CLUSTER, POOL, Plan, Simulation
 
+MINUTE = 60.0
 HOUR = 3600.0
 DAY = 24 * HOUR
+STAGES = ("detected", "stopped", "diagnosed", "placed", "gated", "started", "first_step")
+
+warm_and_cold = pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 
 
 class Ward:
-    """One simulated cluster."""
+    """One simulated cluster. What is true is read from the world's chronicle, what is believed from the rows."""
 
     def __init__(self, *, seed: int = 0, policy: Policy | None = None, **plan: Any) -> None:
         self.sim = Simulation(Plan(**plan), seed=seed, policy=policy)
@@ -31,15 +38,52 @@ class Ward:
         self.run = self.sim.run
 
     # --- given
-    def training(self, name: str = "train", *, steps: int = 3000, **spec: Any) -> JobId:
-        """A job that runs."""
+    def submit(
+        self, name: str = "train", *, steps: int = 3000, does: dict[str, Any] | None = None, **spec: Any
+    ) -> JobId:
         spec.setdefault("nodes", 2)
-        job = self.sim.submit(name, Programme(steps=steps, checkpoint_every=100), **spec)
+        return self.sim.submit(name, _programme(steps, does), **spec)
+
+    def running(self, name: str = "train", **more: Any) -> JobId:
+        """A job that runs, and may not have taken a step yet."""
+        job = self.submit(name, **more)
         self.until(lambda: self.state(job) == JobState.RUNNING, HOUR)
+        return job
+
+    def training(self, name: str = "train", **more: Any) -> JobId:
+        """A job that has taken its first step."""
+        job = self.submit(name, **more)
+        self.until(lambda: self.trains(job), HOUR)
+        return job
+
+    def submitted_elsewhere(
+        self,
+        name: str = "theirs",
+        *,
+        steps: int = 3000,
+        does: dict[str, Any] | None = None,
+        native_delay: float | None = None,
+        native_after_stop: bool = False,
+        **spec: Any,
+    ) -> JobId:
+        """A job of somebody who does not know us; it trains."""
+        spec.setdefault("nodes", 2)
+        job = JobId(name)
+        full = JobSpec(name=name, cluster=CLUSTER, pool=POOL, **spec)
+        self.world.submit_to_cluster(
+            job, full, _programme(steps, does), native_delay=native_delay, native_after_stop=native_after_stop
+        )
+        self.until(lambda: self.trains(job), HOUR)
         return job
 
     def sick(self, node: NodeId, code: str = "xid.79", cured_by: Remedy | None = Remedy.REBOOT, **more: Any) -> None:
         self.world.strike(node, SimDefect(code=code, cured_by=cured_by, **more))
+
+    def spoil(self, node: NodeId, cured_by: Remedy | None = Remedy.REBOOT, found_at: int = 1) -> SimDefect:
+        """Something that nobody notices before a check does."""
+        defect = SimDefect(code="xid.79", cured_by=cured_by, kills_ranks=False, silent=True, found_at=found_at)
+        self.world.strike(node, defect)
+        return defect
 
     def says(self, node: NodeId, number: int, **fields: str | int) -> None:
         """The kernel of a node writes an Xid line, with nothing behind it."""
@@ -55,6 +99,15 @@ class Ward:
         self.until(lambda: self.phase(node) == phase, most)
         return self.incident(node)
 
+    def job_reaches(self, job: JobId, *states: JobState, most: float = DAY) -> Job:
+        self.until(lambda: self.known(job) and self.job(job).state in states, most)
+        return self.job(job)
+
+    def ends(self, job: JobId, state: JobState = JobState.COMPLETE, most: float = 3 * DAY) -> Job:
+        self.until(lambda: self.known(job) and not self.job(job).open, most)
+        assert self.job(job).state is state, self.why()
+        return self.job(job)
+
     def rests(self, most: float = 3 * DAY) -> None:
         """Time passes until nothing moves by itself any more; then everything that holds at rest is asserted."""
         self.run(60)  # what has just happened is noticed
@@ -62,7 +115,35 @@ class Ward:
         self.run(60)
         self.sim.invariants.at_rest()
 
-    # --- then
+    # --- then: what is true
+    def true_job(self, job: JobId) -> SimJob:
+        return self.world.workload.jobs[job]
+
+    def trains(self, job: JobId) -> bool:
+        found = self.world.workload.jobs.get(job)
+        last = found.last if found else None
+        return last is not None and last.training_since is not None and last.halted_at is None and self.known(job)
+
+    def starts(self, job: JobId) -> list[tuple[int, tuple[NodeId, ...]]]:
+        """Attempts that truly began, in order, and where."""
+        found = [e for e in self.world.chronicle.of("start") if e.subject.startswith(f"{job}#")]
+        return [(int(e.subject.split("#")[1]), tuple(NodeId(node) for node in e.detail.split(","))) for e in found]
+
+    def events(self, what: str, subject: str | None = None) -> list[TrueEvent]:
+        return self.world.chronicle.of(what, subject)
+
+    def happened(self, what: str, node: str | None = None) -> list[str]:
+        """What truly was: details of the chronicle's events."""
+        return [e.detail for e in self.events(what, node)]
+
+    def sent(self, act: str) -> list[str]:
+        """The fates and answers of all calls of this kind."""
+        return [told.answer for told in self.world.chronicle.told if told.act == act]
+
+    def passed_checks(self, node: str) -> list[float]:
+        return [e.at for e in self.events("check.pass", node)]
+
+    # --- then: what is believed
     def incidents(self, node: NodeId | None = None) -> list[Incident]:
         return self.sim.incidents(node)
 
@@ -81,6 +162,9 @@ class Ward:
 
     def node(self, node: NodeId) -> Node:
         return self.sim.node(node)
+
+    def known(self, job: JobId) -> bool:
+        return self.sim.store.load([f"job:{job}"])[f"job:{job}"].row is not None
 
     def job(self, job: JobId) -> Job:
         return self.sim.job(job)
@@ -103,24 +187,45 @@ class Ward:
     def rungs(self, node: NodeId) -> list[str]:
         return [str(t.rung) for t in self.incident(node).tries]
 
-    def happened(self, what: str, node: str | None = None) -> list[str]:
-        """What truly was: details of the chronicle's events."""
-        events = self.world.chronicle.events
-        return [e.detail for e in events if e.what == what and node in {None, e.subject}]
+    def notices(self, event: str | None = None) -> list[Notify]:
+        """What a human was told."""
+        return [notice for _, notice in self.world.notices if event in {None, notice.event}]
 
     def told(self, event: str | None = None) -> list[str]:
-        """What a human was told."""
-        return [n.text for _, n in self.world.notices if event in {None, n.event}]
+        return [notice.text for notice in self.notices(event)]
 
     def story(self, node: NodeId) -> str:
         return "\n".join(line.text for line in self.sim.store.story(f"node:{node}"))
 
+    def because(self, job: JobId) -> str:
+        """Why nothing happens."""
+        wait = self.job(job).wait
+        assert wait is not None, self.why()
+        return wait.because
+
     def why(self) -> str:
-        """For a failing assertion: what is open, and what it waits for."""
+        """For a failing assertion: what is open, what it waits for, and how that came."""
         lines = [f"seed {self.sim.seed}, t={self.sim.scheduler.now:.0f}"]
-        lines += [f"{i.id} {i.node} {i.fault.code} {i.phase}: {i.wait}" for i in self.sim.incidents(intake=True)]
-        lines += [f"{j.id} {j.state}: {j.wait}" for j in self.sim.jobs()]
+        for incident in self.sim.incidents(intake=True):
+            lines.append(f"{incident.id} {incident.node}: {incident.phase} {incident.fault.code} {incident.wait}")
+            lines += self._story(f"incident:{incident.id}")
+        for job in self.sim.jobs():
+            lines.append(f"{job.id}: {job.state} {job.wait}")
+            lines += self._story(f"job:{job.id}")
         return "\n".join(lines)
+
+    def _story(self, subject: str) -> list[str]:
+        return [f"  {line.at:%d %H:%M:%S} {line.text}" for line in self.sim.store.story(subject)]
+
+
+def _programme(steps: int, does: dict[str, Any] | None) -> Programme:
+    return Programme(**{"steps": steps, "checkpoint_every": 100, **(does or {})})
+
+
+def in_order(interruption: Interruption) -> bool:
+    """Stages stand in the order of their names, and none is before the one that it follows."""
+    names, moments = list(interruption.stages), list(interruption.stages.values())
+    return names == [stage for stage in STAGES if stage in names] and moments == sorted(moments)
 
 
 OpenWard = Callable[..., Ward]
@@ -129,6 +234,12 @@ OpenWard = Callable[..., Ward]
 def policy_with(**changes: Any) -> Policy:
     """The default policy but for some of its keys."""
     return replace(load_policy("default"), **changes)
+
+
+def policy_of(name: str = "default", **resume: Any) -> Policy:
+    """A shipped policy with some of its `resume` changed."""
+    policy = load_policy(name)
+    return replace(policy, resume=replace(policy.resume, **resume))
 
 
 def cluster_without(*lacking: str, **more: Any) -> ClusterRules:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.support.agent_rig import until
+from tests.support.waiting import until
 from tests.unit.test_agent_outbox import full_disk
 
 from sickbay.agent.command_journal import CommandJournal, JournaledCommand

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.agent_rig import until
+from tests.support.waiting import until
 
 from sickbay.agent.outbox import say
 from sickbay.agent.probes.counters import Counters, number_in

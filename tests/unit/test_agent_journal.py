@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.agent_rig import XID_63, XID_79, until
+from tests.support.agent_rig import XID_63, XID_79
+from tests.support.waiting import until
 
 from sickbay.agent.node import spooled
 from sickbay.agent.outbox import Outbox

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.agent_rig import XID_63, XID_79
+from tests.support.thorough import examples
 
 from sickbay.agent import places as places_module
 from sickbay.agent import spool as spool_module
@@ -172,7 +173,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(1, 9)), max_size=40))
 def test_whatever_is_done_in_whatever_order_a_count_is_a_count(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.agent_rig import XID_63, XID_79, until
+from tests.support.agent_rig import XID_63, XID_79
+from tests.support.thorough import examples
+from tests.support.waiting import until
 
 from sickbay.agent.command_journal import CommandJournal
 from sickbay.agent.commands import Commands
@@ -189,7 +191,7 @@ def test_when_no_source_can_be_read_nobody_has_looked(device: Path) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_record_whatever_breaks_the_reader(record: bytes) -> None:
     kmsg = Kmsg(NODE, KmsgPlace(boot_id=BOOT))
     for line in kmsg._record(record, 1.0):

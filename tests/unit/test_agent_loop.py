@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.agent_rig import until
+from tests.support.waiting import until
 
 from sickbay.agent.command_journal import CommandJournal
 from sickbay.agent.commands import Commands

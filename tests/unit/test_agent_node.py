@@ -20,7 +20,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
-from tests.support.agent_rig import TOKEN, XID_63, XID_79, FrontDoor, until
+from tests.support.agent_rig import TOKEN, XID_63, XID_79, FrontDoor
+from tests.support.waiting import until
 
 from sickbay.agent.bundle import KEEP, BundleParts, _listed, collect
 from sickbay.agent.checks import Exercise
@@ -57,6 +58,8 @@ from sickbay.model.protocol import (
     RunReboot,
     RunReset,
 )
+
+pytestmark = pytest.mark.slow
 
 NODE = NodeId("c/n1")
 ME = Incarnation(uid="i-1", instance_id="i-1", boot_id="b")
@@ -169,7 +172,6 @@ def test_a_reset_that_fails_is_no_reset(ward: Ward, text: str, says: str) -> Non
         ward.carry[RunReset](RunReset(key="k"), LATER)
 
 
-@pytest.mark.slow
 def test_a_reset_that_takes_too_long_is_answered_for_and_never_killed_in_the_middle(
     ward: Ward, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -588,7 +590,6 @@ def test_a_drill_goes_the_whole_way_though_what_else_stands_in_the_log_does_not_
         assert f"kernel: {XID_79}" in (tmp_path / "messages").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("next_boot", "result"), [("boot-2", "done"), ("boot-1", "unknown")])
 def test_a_reboot_goes_the_whole_way_to_the_next_boot(
     tmp_path: Path, door: FrontDoor, next_boot: str, result: str
@@ -620,7 +621,6 @@ def test_a_reboot_goes_the_whole_way_to_the_next_boot(
     assert not door.news(Outcome)
 
 
-@pytest.mark.slow
 def test_two_agents_of_one_node_do_not_run_at_once(tmp_path: Path, door: FrontDoor) -> None:
     with running(tmp_path, door):
         until(lambda: door.reports, 20)

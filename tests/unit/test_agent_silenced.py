@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.agent_rig import until
+from tests.support.thorough import examples
+from tests.support.waiting import until
 from tests.support.wild_controller import Facing, facing, http, well
 
 from sickbay.agent import limits
@@ -272,7 +273,7 @@ def test_any_answer_is_a_reply_within_its_limits_or_nonsense(found: object) -> N
 
 
 @given(found=st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_bytes_are_a_reply_or_nonsense(found: bytes) -> None:
     with suppress(Nonsense):
         assert read_reply(found).ack is not None

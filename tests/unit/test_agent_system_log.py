@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.agent_rig import XID_63, XID_79
+from tests.support.thorough import examples
 
 from sickbay.agent.commands import Refuse
 from sickbay.agent.drill import Drills
@@ -209,7 +210,7 @@ def test_its_items_never_become_last_words(tmp_path: Path) -> None:
     log.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.text(max_size=60), max_size=10))
 def test_no_text_breaks_it(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     path = tmp_path_factory.mktemp("logs") / "messages"

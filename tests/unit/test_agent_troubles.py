@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.agent_rig import XID_63, XID_79, FrontDoor, until
+from tests.support.agent_rig import XID_63, XID_79, FrontDoor
+from tests.support.waiting import until
 from tests.unit.test_agent_node import dated, numbers, running
 
 from sickbay.agent.checks import Exercise, examine
@@ -41,6 +42,8 @@ from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import Item
 from sickbay.signs.classify import classify
+
+pytestmark = pytest.mark.slow
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -138,7 +141,6 @@ TROUBLES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TROUBLES)
 def test_a_trouble_is_one_line_and_unknown_and_the_rest_works(tmp_path: Path, door: FrontDoor, name: str) -> None:
     trouble = TROUBLES[name]
@@ -374,7 +376,6 @@ def test_a_full_disk_loses_no_fault_while_the_agent_lives(tmp_path: Path) -> Non
     box.close()
 
 
-@pytest.mark.slow
 def test_an_agent_whose_state_cannot_be_written_any_more_reports_what_it_sees(tmp_path: Path, door: FrontDoor) -> None:
     with running(tmp_path, door) as process:
         until(lambda: door.reports, 20)

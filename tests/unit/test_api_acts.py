@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.agent_rig import until
 from tests.support.api_ward import NODE, QUIET, Clinic, clinic
+from tests.support.waiting import until
 
 from sickbay.faces import answers
 from sickbay.model.protocol import AnyOrder, Command, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -244,7 +246,6 @@ def test_verbs_for_held_incidents_are_refused_for_others(healthy: Clinic) -> Non
     )
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_away_is_503_and_the_order_is_done_when_it_is_back(calls: Clinic) -> None:
     calls.ward.asleep = True
     response = calls.operator.post("/v1/nodes/sim/train-0007/cordon", {"reason": "while you sleep"})

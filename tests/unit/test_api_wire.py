@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,12 +12,15 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tests.support.api_ward import NODE, TOKENS, Caller, Clinic, Ward, clinic, ward
+from tests.support.waiting import until
 
 from sickbay.hosts.changes import KEPT
 from sickbay.hosts.server import served
 from sickbay.model.facts import Ordered
 from sickbay.model.fleet import JobId
 from sickbay.model.rows import Unit
+
+pytestmark = pytest.mark.slow
 
 MIB = 1024 * 1024
 
@@ -26,15 +29,6 @@ MIB = 1024 * 1024
 def calls() -> Iterator[Clinic]:
     with clinic(after=1800.0) as made:
         yield made
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 # --- bodies

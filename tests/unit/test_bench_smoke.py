@@ -18,6 +18,8 @@ from bench.scanner import FAULTY, HARMLESS, beside, log
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import AgentState, Ledger, Node
 
+pytestmark = pytest.mark.slow
+
 ON_REAL_PROCESSES = ("resumes", "lines", "reports", "agent", "checkpoint_sizes")
 POSITIVE = re.compile(r"(?=[\d.,]*[1-9])\d[\d,]*(\.\d+)?(e[+-]\d+)?")
 
@@ -30,7 +32,6 @@ def test_a_tiny_run_of_each_figure_gives_a_line_for_all_that_it_promises(name: s
     assert all(line.value for line in figure.lines)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_REAL_PROCESSES)
 def test_figures_on_real_processes_come_out_and_are_positive(name: str) -> None:
     figure = BENCHES[name](TINY)
@@ -42,7 +43,6 @@ def test_figures_on_real_processes_come_out_and_are_positive(name: str) -> None:
         assert promised <= {line.what for line in figure.lines}
 
 
-@pytest.mark.slow
 def test_a_successor_takes_over_or_the_figure_says_why_it_was_skipped() -> None:
     figure = BENCHES["takeover"](TINY)
     assert [line.what for line in figure.lines] == ["skipped"] or any("commits" in line.what for line in figure.lines)

@@ -25,6 +25,8 @@ from sickbay.faces.cli.check_search import PairTrial, judge
 from sickbay.faces.cli.main import main
 from sickbay.wire.commands import ChildEnd
 
+pytestmark = pytest.mark.slow
+
 BIN = Path(sys.executable).parent
 JOB = "sickbay.agent.checks.collective:nodes"
 
@@ -325,7 +327,6 @@ def search(names: Sequence[str], template: str, *more: str) -> tuple[int, dict[s
     return result.exit_code, json.loads(result.stdout), result.stderr
 
 
-@pytest.mark.slow
 def test_all_good_is_exit_0(template: Callable[..., str]) -> None:
     code, found, told = search(hosts(4), template(), "--within", "20")
     assert (code, found["bad"], found["suspects"], found["unknown"]) == (0, [], [], [])
@@ -335,7 +336,6 @@ def test_all_good_is_exit_0(template: Callable[..., str]) -> None:
     assert found["rounds"][0]["pairs"][0]["figures"]["busbw_gbps"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["dies", "slow", "lies"])
 def test_the_bad_one_is_named_and_no_other(template: Callable[..., str], how: str) -> None:
     names = hosts(4)
@@ -347,7 +347,6 @@ def test_the_bad_one_is_named_and_no_other(template: Callable[..., str], how: st
     assert found["because"].startswith(f"{names[2]} failed with two partners")
 
 
-@pytest.mark.slow
 def test_two_bad_of_seven(template: Callable[..., str]) -> None:
     names = hosts(7)
     code, found, _ = search(names, template(lies=[names[1], names[5]]), "--within", "20")
@@ -356,7 +355,6 @@ def test_two_bad_of_seven(template: Callable[..., str]) -> None:
     assert "of the sum is" in found["why"][names[1]]
 
 
-@pytest.mark.slow
 def test_where_no_pair_passes_nobody_is_blamed(template: Callable[..., str]) -> None:
     names = hosts(2)
     code, found, _ = search(names, template(dies=names))
@@ -364,7 +362,6 @@ def test_where_no_pair_passes_nobody_is_blamed(template: Callable[..., str]) -> 
     assert found["because"].startswith("cannot tell: no pair passed")
 
 
-@pytest.mark.slow
 def test_an_unreachable_host_is_no_failed_collective(template: Callable[..., str]) -> None:
     names = hosts(3)
     code, found, told = search(names, template(away=[names[0]]), "--within", "20")
@@ -374,7 +371,6 @@ def test_an_unreachable_host_is_no_failed_collective(template: Callable[..., str
     assert f"{names[0]} cannot be reached: the command ended with 255: Connection timed out" in told
 
 
-@pytest.mark.slow
 def test_names_that_mean_nothing_to_the_hosts_blame_nobody(template: Callable[..., str]) -> None:
     names = ["a.invalid", "b.invalid"]
     began = time.monotonic()
@@ -385,7 +381,6 @@ def test_names_that_mean_nothing_to_the_hosts_blame_nobody(template: Callable[..
     assert time.monotonic() - began < 25  # nobody waits for who cannot come
 
 
-@pytest.mark.slow
 def test_people_get_a_table(template: Callable[..., str]) -> None:
     names = hosts(3)
     result = sickbay("--search", ",".join(f"h{one}={one}" for one in names), "--with", template(away=["h" + names[0]]))
@@ -395,7 +390,6 @@ def test_people_get_a_table(template: Callable[..., str]) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "how"), [(signal.SIGINT, "mute"), (signal.SIGTERM, "mute"), (signal.SIGINT, "deaf")]
 )

@@ -4,11 +4,11 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.waiting import until
 
 from sickbay.agent.checks import COMPONENTS, CouldNotRun, Exercise, Result, examine, select
 from sickbay.agent.checks.apart import JOBS, ExerciseOutcome, apart, outcome, perform, run_tool, together
@@ -19,15 +19,6 @@ from sickbay.wire import commands
 from sickbay.wire.commands import Child
 
 LATER = 1e12
-
-
-def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def gone(pid: int) -> bool:

@@ -15,6 +15,8 @@ from sickbay.agent.checks.apart import apart
 from sickbay.agent.checks.node import host_tests, node_tests
 from sickbay.agent.checks.stress import CHAOS, POWER, chaos, dram, power
 
+pytestmark = pytest.mark.slow
+
 
 def run(job: str, **wishes: Any) -> tuple[str, str, dict[str, float]]:
     (found,) = apart([(job, wishes)], time.monotonic() + 60)

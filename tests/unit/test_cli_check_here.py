@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.waiting import until
 
 from sickbay.agent.checks import Exercise
 from sickbay.faces.cli.check_here import chosen
@@ -92,15 +92,6 @@ def test_whoever_names_tests_gets_them_whatever_their_level() -> None:
     assert all(not test.contains for test in some)
     with pytest.raises(BadInput):
         chosen(tests, 1, "", ["gpu*"])
-
-
-def until(true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

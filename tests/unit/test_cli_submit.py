@@ -18,6 +18,8 @@ from sickbay.faces.cli.stages import ProgressLine
 from sickbay.faces.cli.submit import log_rule_of
 from sickbay.model.errors import BadInput
 
+pytestmark = pytest.mark.slow
+
 JOB = "/v1/jobs/train-1a2b3"
 STREAM = Answer(b": hello\n\n", media="text/event-stream")
 

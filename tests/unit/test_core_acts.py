@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.test_decide import BOOT, NEXT, NOW, OURS, PAST, POLICY, SEAT, fault, incident, intent, node, said, sight
+from tests.support.tables import BOOT, NEXT, NOW, OURS, PAST, POLICY, SEAT, fault, incident, intent, node, said, sight
 
 from sickbay.brain.decide import decide
 from sickbay.brain.decision import Change, Move, Stay

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.unit import test_decide as tables
+from tests.support import tables
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.brain.admit import AdmissionInput, AdmissionStage, admit, press, threshold

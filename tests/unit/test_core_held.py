@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.scenario.test_acts import Channel
-from tests.support.jobs_vocabulary import Hall
+from tests.support import tables
 from tests.support.wards import HOUR, OpenWard, Ward, cluster_without
-from tests.unit import test_decide as tables
 from tests.unit import test_resume as jobs
 from tests.unit.test_core_mends import READING, Bench
 
@@ -261,10 +260,10 @@ def test_a_tail_that_comes_when_the_job_is_over_is_kept() -> None:
 
 def test_a_native_restart_that_is_at_once_spends_nothing_for_a_sick_node_that_a_pause_keeps_in_service() -> None:
     """Quick enough to be seen before we have judged the end: then the restart itself must ask whose fault it is."""
-    hall = Hall(nodes=4, cluster=ClusterRules(id=CLUSTER, capabilities=CLUSTER_CAN - {Capability.PLACE}))
+    hall = Ward(nodes=4, cluster=ClusterRules(id=CLUSTER, capabilities=CLUSTER_CAN - {Capability.PLACE}))
     hall.order("pause", "")
     job = hall.submitted_elsewhere(nodes=1, steps=10**6, native_delay=0.5)
-    hall.strike(hall.starts(job)[0][1][0])
+    hall.sick(hall.starts(job)[0][1][0])
     hall.until(lambda: len(hall.starts(job)) >= 4, HOUR)
     assert hall.job(job).restarts == ()
 

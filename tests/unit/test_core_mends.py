@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection
-from tests.unit import test_decide as tables
+from tests.support import tables
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store

@@ -14,6 +14,8 @@ from sickbay.agent.checks.dcgm import dcgm_tests, judged
 from sickbay.agent.dcgmi import Ran, Run, run_dcgmi
 from sickbay.model.checkup import Verdict
 
+pytestmark = pytest.mark.slow
+
 
 def program(folder: Path, text: str, code: int = 0, before: str = "") -> partial[Ran]:
     (folder / "said").write_text(text)

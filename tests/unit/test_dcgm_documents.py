@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.thorough import examples
 
 from sickbay.knowledge import dcgm
 from sickbay.knowledge.load import load_tables
@@ -268,7 +269,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.one_of(PIECES, st.text(max_size=120), PIECES.map(lambda line: line[: len(line) // 2])), max_size=40))
 def test_no_lines_make_a_reader_fail(lines: list[str]) -> None:
     for reader in READERS:
@@ -291,7 +292,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(VALUES)
 def test_no_json_makes_a_reader_fail(value: object) -> None:
     for key in ("DCGM Diagnostic", "DCGM GPU Diagnostic", "body"):

@@ -25,6 +25,8 @@ from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import Item
 from sickbay.signs.readers.exporter import page_of
 
+pytestmark = pytest.mark.slow
+
 NODE = NodeId("c/n1")
 QUIET = "#Entity   XIDER  EDVTL\nID\nGPU 0     0      0\nGPU 1     0      0\n"
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.pattern_words import literals
+from tests.support.thorough import examples
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
@@ -136,7 +137,7 @@ def test_what_merely_talks_about_faults_gives_nothing(text: str) -> None:
     assert kinds(text) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(
         st.one_of(

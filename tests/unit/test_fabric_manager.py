@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.thorough import examples
 from tests.unit.test_dcgm_documents import read, sample
 
 from sickbay.knowledge.load import load_tables
@@ -113,7 +114,7 @@ WORDS = st.text(max_size=80)
 LINES = st.one_of(WORDS, WORDS.map(lambda text: STAMP + text), WORDS.map(lambda text: f"x nv-fabricmanager[1]: {text}"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(LINES, max_size=20))
 def test_no_line_makes_it_fail(lines: list[str]) -> None:
     read(FabricManager(), lines)

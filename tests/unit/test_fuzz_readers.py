@@ -41,6 +41,8 @@ from sickbay.signs.readers.stream import READERS, TextStream, documents, read_st
 from sickbay.signs.registers import decode, registers
 from sickbay.signs.scanner import lines_of_interest
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TEXTS = (".txt", ".log", ".xml", ".json", ".csv")
 PATIENT = settings(
@@ -372,7 +374,6 @@ HOPES = ("NVRM: Xid (PCI:0000:b9:00): 74, pid=", "nvidia-nvswitch3: SXid (PCI:00
          "GPU[0]  : ", "Warning  FailedScheduling ", "[rank0]:")  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hope", HOPES)
 def test_time_is_in_proportion_to_the_length(hope: str) -> None:
     """CPU time, with a wide margin: what backtracks takes minutes."""
@@ -391,7 +392,6 @@ def test_time_is_in_proportion_to_the_length(hope: str) -> None:
             assert took < 1.0, (name, text[:60], text[len(hope) : len(hope) + 20], took)
 
 
-@pytest.mark.slow
 def test_many_lines_take_time_in_proportion_to_their_number() -> None:
     text = [line for line in lines() if len(line) < 400]
     took = []
@@ -402,7 +402,6 @@ def test_many_lines_take_time_in_proportion_to_their_number() -> None:
     assert took[1] < 4 * 3 * took[0] + 1.0, took
 
 
-@pytest.mark.slow
 def test_every_torn_document_of_the_corpus_takes_bounded_time() -> None:
     for text in corpus():
         some = text.splitlines()

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.agent_rig import XID_63, XID_79, until
+from tests.support.agent_rig import XID_63, XID_79
+from tests.support.thorough import examples
+from tests.support.waiting import until
 from tests.unit.test_agent_journal import Journald, journald
 from tests.unit.test_agent_killed_anywhere import ME, NODE, Controller, append, dated
 from tests.unit.test_agent_kmsg import Ring
@@ -404,7 +406,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(1, 9)), max_size=40), copies=st.booleans())
 def test_whatever_is_done_in_whatever_order_faults_are_counted_and_hearsay_is_told(
     steps: list[tuple[str, int]], copies: bool, tmp_path_factory: pytest.TempPathFactory

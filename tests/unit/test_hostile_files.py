@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.agent_rig import until
+from tests.support.waiting import until
 from tests.unit.test_agent_ranks import SEAT, Room, rank
 
 from sickbay.agent.deadline import BoundedCalls
@@ -222,9 +222,9 @@ def test_a_run_directory_that_hangs_is_told_and_counts_against_no_rank(room: Roo
 def test_a_rank_that_writes_millions_of_empty_lines_does_not_keep_the_agent_from_everything_else(room: Room) -> None:
     room.ranks(rank(log_rules=(LogRule(name="step", pattern="step", starts_within=5.0),)))
     (room.run() / "output").write_bytes(b"\n" * 250_000 + b"step\n")
-    began = time.monotonic()
+    began = time.process_time()
     assert room.hangs(10.0) == []  # what is not read yet is no silence
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
     now = 10.0
     (watched,) = room.watch._watched.values()
     while watched.output is not None and watched.output.behind:

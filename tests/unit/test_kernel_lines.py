@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.support.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS, numbers
+from tests.support.thorough import examples
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
@@ -59,7 +60,7 @@ def test_a_recorded_log_asks_for_nothing_more_than_a_new_start_of_the_job() -> N
     assert remedies == {"restart_job", "none"}
 
 
-@settings(PATIENT, max_examples=400)
+@settings(PATIENT, max_examples=examples(400))
 @given(
     st.sampled_from(PREFIXES), st.sampled_from([*numbers(), 0, 999]), st.sampled_from(ADDRESSES), st.sampled_from(ENDS)
 )

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.thorough import examples
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.sign import Sign
@@ -277,7 +278,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=80), st.sampled_from(PIECES)), max_size=20))
 def test_no_text_makes_it_raise(lines: list[str]) -> None:
     reader = KubeEvents()

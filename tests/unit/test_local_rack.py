@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from msgspec.structs import replace
+from tests.support.waiting import until
 
 from sickbay.clusters.local import rack as room_module
 from sickbay.clusters.local.cluster import LocalCluster
@@ -27,12 +28,7 @@ from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.errors import BadInput, Gone
 from sickbay.model.fault import Remedy
 
-
-def eventually(condition: Callable[[], bool], within: float = 15.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
+pytestmark = pytest.mark.slow
 
 
 def of(boot_id: str) -> set[int]:
@@ -58,7 +54,7 @@ def supervisor(room: Rack, name: str) -> int:
 def up(room: Rack) -> None:
     room.power_on()
     looker = Looker(room.root)
-    eventually(lambda: all(looker.look(name).ready for name in room.names()))
+    until(lambda: all(looker.look(name).ready for name in room.names()))
 
 
 def _runs_once(boot_id: str) -> bool:
@@ -134,11 +130,11 @@ class TestPower:
         up(room)
         for name in room.names():
             boot = room.seat(name).boot_id
-            eventually(partial(_runs_once, boot))
+            until(partial(_runs_once, boot))
 
     def test_a_spawn_beside_a_living_supervisor_starts_nothing(self, room: Rack) -> None:
         up(room)
-        eventually(lambda: len(of(room.seat("node-0").boot_id)) == 2)
+        until(lambda: len(of(room.seat("node-0").boot_id)) == 2)
         before = of(room.seat("node-0").boot_id)
         with room.held("node-0") as seat:
             room.spawn_held(seat)
@@ -148,7 +144,7 @@ class TestPower:
         code = f"from sickbay.clusters.local.rack import Rack; Rack({str(room.root)!r}).power_on()"
         subprocess.run([sys.executable, "-c", code], check=True)
         looker = Looker(room.root)
-        eventually(lambda: all(looker.look(name).ready for name in room.names()))
+        until(lambda: all(looker.look(name).ready for name in room.names()))
         pid = supervisor(room, "node-0")
         assert os.getsid(pid) == pid
         assert Path(f"/proc/{pid}/cwd").resolve() == Path("/")
@@ -159,7 +155,7 @@ class TestPower:
         os.kill(pid, signal.SIGSTOP)
         assert room.alive("node-0")  # it does nothing, but it lives
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not room.alive("node-0"))
+        until(lambda: not room.alive("node-0"))
         status = read(room.paths("node-0").status, Status)
         write(room.paths("node-0").status, Status(boot_id=status.boot_id, instance_id="i", pid=os.getpid(), mono=0.0))
         assert not room.alive("node-0")

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.local_node import LocalNode, eventually, living
+from tests.support.local_node import LocalNode, living
+from tests.support.waiting import until
 
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.files import Rank
 from sickbay.clusters.local.output import end_of_output, read_output
 from sickbay.model.job import LogRule, RankState
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -164,7 +167,7 @@ def test_a_stop_reaches_its_own_attempt_only(node: LocalNode) -> None:
 
 def test_a_start_that_comes_after_its_stop_starts_nothing(node: LocalNode, tmp_path: Path) -> None:
     stop = node.stop()
-    eventually(lambda: node.carried_out(stop))
+    until(lambda: node.carried_out(stop))
     node.sh(f"touch {tmp_path}/ran; exec sleep 1000")
     rank = node.gone()
     assert (rank.stopped, rank.exit_code, rank.why) == (True, None, "it was stopped before it began")
@@ -181,7 +184,7 @@ def test_children_that_outlive_a_rank_are_ended_with_it(node: LocalNode) -> None
 def test_children_that_left_the_process_group_are_found_by_their_mark(node: LocalNode) -> None:
     node.sh("setsid sleep 1000 & echo up; wait")
     node.says("up")
-    eventually(lambda: len(marked(node.rank())) >= 2)
+    until(lambda: len(marked(node.rank())) >= 2)
     os.kill(node.rank().pid, signal.SIGKILL)
     assert node.gone().exit_code == -9
     assert not marked(node.rank())
@@ -204,15 +207,15 @@ def test_a_child_that_throws_its_marks_away_does_not_hold_the_rank_and_ends_with
         assert node.gone().exit_code == 4
         assert node.gone().tail == "last\n"
         known = {node.status.agent_pid}
-        hidden = eventually(lambda: set(node.children()) - known).pop()
+        hidden = until(lambda: set(node.children()) - known).pop()
         assert alive(hidden)
-    eventually(lambda: not alive(hidden))
+    until(lambda: not alive(hidden))
 
 
 def test_orphans_that_end_while_the_rank_lives_do_not_stay_as_zombies(node: LocalNode) -> None:
     node.sh("for i in 1 2 3 4 5; do (true &) ; done; echo up; exec sleep 1000")
     node.says("up")
-    eventually(lambda: set(node.children()) == {node.status.agent_pid, node.rank().pid})
+    until(lambda: set(node.children()) == {node.status.agent_pid, node.rank().pid})
 
 
 def test_a_hundred_thousand_lines_arrive_whole(node: LocalNode) -> None:
@@ -238,7 +241,6 @@ def test_a_rank_that_floods_its_output_keeps_its_last_words_and_no_more_than_its
     assert read_output(node.run_dir(), -11) == ("last words\n", 100_000_011)
 
 
-@pytest.mark.slow
 def test_a_rank_that_floods_its_output_starves_nobody(node: LocalNode) -> None:
     node.run("yes", "a" * 63, ranks=2)
     for i in range(5):
@@ -252,7 +254,6 @@ def test_a_rank_that_floods_its_output_starves_nobody(node: LocalNode) -> None:
     assert [node.gone(rank=rank).stopped for rank in (0, 1)] == [True, True]
 
 
-@pytest.mark.slow
 def test_fifty_ranks_cost_no_file_handle(node: LocalNode) -> None:
     def handles() -> int:
         return len(list(Path(f"/proc/{node.supervisor.pid}/fd").iterdir()))
@@ -267,4 +268,4 @@ def test_fifty_ranks_cost_no_file_handle(node: LocalNode) -> None:
         for rank in range(4):
             node.gone(f"j{i}", rank)
         node.gone(f"k{i}")
-    eventually(lambda: handles() <= before + 2)  # one or two may be open for a moment, then or now
+    until(lambda: handles() <= before + 2)  # one or two may be open for a moment, then or now

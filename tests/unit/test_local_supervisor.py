@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.support.local_node import LocalNode, eventually, living
+from tests.support.local_node import LocalNode, living
+from tests.support.waiting import until
 
 from sickbay.clusters.local.defects import bus, named
 from sickbay.clusters.local.files import Break, Rank, RestartAgent, Status, VirtualDefect, read, write
@@ -20,6 +21,8 @@ from sickbay.clusters.local.supervisor import KEEP_GONE, KEEP_TAILS, _worth_keep
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.job import RankState
+
+pytestmark = pytest.mark.slow
 
 OFF_THE_BUS = "79, pid="
 FOREVER = "exec sleep 1000"
@@ -42,7 +45,7 @@ def test_a_machine_does_not_boot_in_no_time(tmp_path: Path) -> None:
     node = LocalNode(tmp_path, boot_takes=0.5)
     began = time.monotonic()
     node.power_on()
-    eventually(lambda: node.status.pid)
+    until(lambda: node.status.pid)
     assert not node.status.ready
     assert node.status.agent_pid == 0
     with node:
@@ -75,7 +78,6 @@ def test_a_seat_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert "does not exist" in node.log()
 
 
-@pytest.mark.slow
 def test_two_supervisors_never_hold_one_seat(node: LocalNode) -> None:
     assert node.power_on().wait(20) == 5
     assert "still runs" in node.log()
@@ -88,7 +90,7 @@ def test_waits_for_the_one_before_it_to_die(tmp_path: Path) -> None:
     holder = os.open(node.paths.alive, os.O_RDWR | os.O_CREAT)
     fcntl.lockf(holder, fcntl.LOCK_EX)
     node.power_on()
-    eventually(lambda: Path(f"/proc/{node.supervisor.pid}/fd").exists())
+    until(lambda: Path(f"/proc/{node.supervisor.pid}/fd").exists())
     assert not node.status.ready
     os.close(holder)
     with node:
@@ -109,7 +111,7 @@ def test_ranks_and_agent_die_with_their_supervisor(node: LocalNode, group: bool)
     node.sh(FOREVER, ranks=2)
     assert len(living(node.boot_id)) == 4
     node.lose(group=group)
-    eventually(lambda: not living(node.boot_id))
+    until(lambda: not living(node.boot_id))
 
 
 def test_the_next_boot_knows_that_the_ranks_of_the_last_are_gone(node: LocalNode) -> None:
@@ -120,7 +122,7 @@ def test_the_next_boot_knows_that_the_ranks_of_the_last_are_gone(node: LocalNode
     node.lose()
     node.next_boot()
     node.power_on()
-    eventually(lambda: node.status.boot_id == node.boot_id and node.status.ready)
+    until(lambda: node.status.boot_id == node.boot_id and node.status.ready)
     for rank in node.ranks():
         assert (rank.state, rank.exit_code, rank.why) == (RankState.GONE, None, "the node's boot ended")
         assert rank.boot_id == before[rank.rank].boot_id != node.boot_id
@@ -128,7 +130,6 @@ def test_the_next_boot_knows_that_the_ranks_of_the_last_are_gone(node: LocalNode
     assert node.rank("done").exit_code == 3
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_nothing_behind_and_starts_nothing_twice(node: LocalNode, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     starts.mkdir()
@@ -136,14 +137,14 @@ def test_a_kill_at_any_moment_leaves_nothing_behind_and_starts_nothing_twice(nod
         job = f"j{turn}"
         node.order(node.starting("sh", "-c", f"mkdir {starts}/{job}.$RANK || exit 9; {FOREVER}", job=job, ranks=2))
         began = time.monotonic()
-        eventually(lambda began=began, turn=turn: time.monotonic() - began >= turn * 0.002)  # type: ignore[misc]
+        until(lambda began=began, turn=turn: time.monotonic() - began >= turn * 0.002)  # type: ignore[misc]
         old = node.boot_id
         node.lose()
-        eventually(lambda old=old: not living(old))  # type: ignore[misc]
+        until(lambda old=old: not living(old))  # type: ignore[misc]
         node.next_boot()
         node.power_on()
-        eventually(lambda: node.status.boot_id == node.boot_id and node.status.ready)
-    eventually(lambda: not list(node.paths.orders.iterdir()))
+        until(lambda: node.status.boot_id == node.boot_id and node.status.ready)
+    until(lambda: not list(node.paths.orders.iterdir()))
     assert all(rank.state is RankState.GONE and rank.exit_code is None for rank in node.status.ranks)
     assert set(living(node.boot_id)) == {node.supervisor.pid, node.status.agent_pid}
     assert len(list(node.paths.seat.glob(".status.json.*"))) <= 1  # the one that is being written
@@ -155,7 +156,7 @@ def test_boots_even_if_what_the_last_boot_said_is_torn(tmp_path: Path) -> None:
     torn = node.paths.seat / ".status.json.abcdef"
     torn.write_text("{")
     node.power_on()
-    eventually(lambda: node.paths.status.stat().st_size)
+    until(lambda: node.paths.status.stat().st_size)
     with node:
         assert node.status.ready
         assert not torn.exists()
@@ -178,13 +179,12 @@ def test_asked_twice_it_shuts_down_at_once(node: LocalNode) -> None:
     node.sh("trap '' TERM; echo up; while :; do sleep 0.02; done")
     node.says("up")
     node.supervisor.terminate()
-    eventually(lambda: not node.status.ready)
+    until(lambda: not node.status.ready)
     node.supervisor.terminate()
     assert node.supervisor.wait(3) == 0
     assert node.rank().exit_code == -9
 
 
-@pytest.mark.slow
 def test_a_shutdown_does_not_wait_for_ever(node: LocalNode) -> None:
     node.sh("trap '' TERM; echo up; while :; do sleep 0.02; done")
     node.says("up")
@@ -196,7 +196,7 @@ def test_a_shutdown_does_not_wait_for_ever(node: LocalNode) -> None:
 def test_a_shutdown_while_it_boots_is_obeyed(tmp_path: Path) -> None:
     node = LocalNode(tmp_path, boot_takes=1000)
     node.power_on()
-    eventually(lambda: node.status.pid)
+    until(lambda: node.status.pid)
     node.supervisor.terminate()
     assert node.supervisor.wait(20) == 0
     assert not node.status.ready
@@ -231,7 +231,7 @@ def test_orders_are_carried_out_in_the_order_of_their_names(tmp_path: Path) -> N
     for i in reversed(range(20)):
         write(node.paths.orders / f"{i:04d}.json", Break(boot_id=node.boot_id, lines=(f"line {i}",)))
     with node:
-        eventually(lambda: node.carried_out("0019"))
+        until(lambda: node.carried_out("0019"))
         assert [line[15:] for line in node.kmsg.splitlines()[1:]] == [f"line {i}" for i in range(20)]
 
 
@@ -244,13 +244,13 @@ def test_an_order_that_nobody_understands_hinders_no_other(node: LocalNode) -> N
     for text in ("", "{", '{"ask": "dance", "boot_id": "b"}', '{"ask": "start", "boot_id": 7}'):
         (node.paths.orders / f"0{len(text)}.json").write_text(text)
     node.sh(FOREVER)
-    eventually(lambda: not list(node.paths.orders.iterdir()))
+    until(lambda: not list(node.paths.orders.iterdir()))
     assert node.log().count("cannot be understood") == 4
 
 
 def test_an_order_is_found_even_if_nobody_rings(node: LocalNode) -> None:
     write(node.paths.orders / "1.json", node.starting("sleep", "1000"))
-    eventually(node.ranks, patience=5.0)
+    until(node.ranks, within=5.0)
 
 
 def test_the_controller_is_woken_by_changes_only(tmp_path: Path) -> None:
@@ -277,13 +277,13 @@ def test_a_status_that_cannot_be_written_keeps_the_order_and_not_its_effect_twic
     kept = node.paths.status.rename(tmp_path / "kept")
     (node.paths.status / "x").mkdir(parents=True)
     name = node.order(node.starting("sh", "-c", f"echo started >> {tmp_path}/starts; {FOREVER}"))
-    eventually((tmp_path / "starts").exists)
-    eventually(lambda: "cannot be written" in node.log())
+    until((tmp_path / "starts").exists)
+    until(lambda: "cannot be written" in node.log())
     assert not node.carried_out(name)
     assert read(kept, Status).ready
     (node.paths.status / "x").rmdir()
     node.paths.status.rmdir()
-    eventually(lambda: node.carried_out(name))
+    until(lambda: node.carried_out(name))
     assert node.rank().state is RankState.RUNNING
     assert (tmp_path / "starts").read_text() == "started\n"
 
@@ -293,11 +293,11 @@ def test_an_order_that_the_disk_refuses_is_tried_again(node: LocalNode, tmp_path
     devices.rename(tmp_path / "kept")
     devices.mkdir()
     name = node.order(Break(boot_id=node.boot_id, defect=named("gpu_off_bus", 0)))
-    eventually(lambda: "is tried again" in node.log())
+    until(lambda: "is tried again" in node.log())
     assert not node.carried_out(name)
     devices.rmdir()
     (tmp_path / "kept").rename(devices)
-    eventually(lambda: node.carried_out(name))
+    until(lambda: node.carried_out(name))
     assert [defect.name for defect in node.hardware.defects()] == ["gpu_off_bus"]
     assert node.kmsg.count(OFF_THE_BUS) == 1
 
@@ -308,13 +308,13 @@ def test_a_full_disk_does_not_end_the_node(node: LocalNode, tmp_path: Path) -> N
     unlimited = resource.prlimit(node.supervisor.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     beat = node.status.mono
     name = node.order(node.starting("mkdir", str(tmp_path / "ran"), job="other"))
-    eventually((tmp_path / "ran").exists)
+    until((tmp_path / "ran").exists)
     began = time.monotonic()
-    eventually(lambda: time.monotonic() > began + 1.5)  # at least one beat that cannot be written
+    until(lambda: time.monotonic() > began + 1.5)  # at least one beat that cannot be written
     assert node.status.mono < beat + 1.0
     assert (node.carried_out(name), node.supervisor.poll()) == (False, None)
     resource.prlimit(node.supervisor.pid, resource.RLIMIT_FSIZE, unlimited)
-    eventually(lambda: node.carried_out(name))
+    until(lambda: node.carried_out(name))
     node.says("bytes of output were lost here: File too large")
     assert node.gone("other").exit_code == 0
     assert node.rank().state is RankState.RUNNING
@@ -327,19 +327,19 @@ def test_a_full_disk_does_not_end_the_node(node: LocalNode, tmp_path: Path) -> N
 
 def test_a_dead_agent_is_seen_and_not_started_again_unasked(node: LocalNode) -> None:
     os.kill(node.status.agent_pid, signal.SIGKILL)
-    eventually(lambda: node.status.agent_pid == 0)
+    until(lambda: node.status.agent_pid == 0)
     beat = node.status.mono
-    eventually(lambda: node.status.mono > beat + 1.0)
+    until(lambda: node.status.mono > beat + 1.0)
     assert (node.status.agent_pid, node.status.ready) == (0, True)
     node.order(RestartAgent(boot_id=node.boot_id))
-    eventually(lambda: node.status.agent_pid in living(node.boot_id))
+    until(lambda: node.status.agent_pid in living(node.boot_id))
 
 
 def test_two_agents_never_speak_for_one_node(tmp_path: Path) -> None:
     with LocalNode(tmp_path, agent="sh -c 'setsid sleep 1000 & exec sleep 1001'") as node:
-        old = eventually(lambda: found if len(found := living(node.boot_id)) == 3 else {})
+        old = until(lambda: found if len(found := living(node.boot_id)) == 3 else {})
         node.obey(RestartAgent(boot_id=node.boot_id))
-        new = eventually(lambda: found if len(found := living(node.boot_id)) == 3 else {})
+        new = until(lambda: found if len(found := living(node.boot_id)) == 3 else {})
         assert set(old) & set(new) == {node.supervisor.pid}
 
 
@@ -430,7 +430,7 @@ def test_what_nothing_cures_comes_back_in_the_next_boot(node: LocalNode) -> None
     node.hardware.cure(Remedy.REPLACE)
     node.next_boot()
     node.power_on()
-    eventually(lambda: node.status.boot_id == node.boot_id and node.status.ready)
+    until(lambda: node.status.boot_id == node.boot_id and node.status.ready)
     node.sh(FOREVER)
     assert node.gone().exit_code == -9
     assert OFF_THE_BUS in node.kmsg
@@ -441,7 +441,7 @@ def test_lines_alone_break_nothing(node: LocalNode) -> None:
     name = node.order(
         Break(boot_id=node.boot_id, lines=("NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",))
     )
-    eventually(lambda: node.carried_out(name))
+    until(lambda: node.carried_out(name))
     assert "Xid (PCI:0000:18:00): 79, GPU" in node.kmsg
     assert node.rank().state is RankState.RUNNING
     assert node.hardware.defects() == ()
@@ -466,21 +466,20 @@ def test_old_tails_are_left_to_the_output_files() -> None:
     assert [bool(rank.tail) for rank in kept] == [False] * 6 + [True] * 4
 
 
-@pytest.mark.slow
 def test_an_idle_node_costs_next_to_nothing(node: LocalNode) -> None:
     def spent() -> float:
         fields = Path(f"/proc/{node.supervisor.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     before, began = spent(), time.monotonic()
-    eventually(lambda: time.monotonic() - began > 10)
+    until(lambda: time.monotonic() - began > 10)
     assert (spent() - before) / (time.monotonic() - began) < 0.004
 
 
 def test_many_at_once_are_told_apart(node: LocalNode) -> None:
     for i in range(10):
         node.order(node.starting("sh", "-c", f"echo {i}; exit {i}", job=f"j{i}", ranks=2))
-    eventually(lambda: len(node.status.ranks) == 20)
+    until(lambda: len(node.status.ranks) == 20)
     for i in range(10):
         ends = [node.gone(f"j{i}", rank) for rank in (0, 1)]
         assert [(end.exit_code, end.tail) for end in ends] == [(i, f"{i}\n")] * 2

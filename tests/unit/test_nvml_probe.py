@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.waiting import until
 
 from sickbay.agent.nvml.pci import address, nvidia_gpus
 from sickbay.agent.nvml.watched import CannotRead, Mismatch, NoDriver, Nvml, NvmlHung, NvmlTimeouts, Slow
@@ -32,6 +33,8 @@ from sickbay.model.protocol import Item
 from sickbay.signs.classify import classify
 from sickbay.signs.kernel import parse_line
 from sickbay.signs.readers.smi_xml import readings_from_xml
+
+pytestmark = pytest.mark.slow
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 H200 = FIXTURES / "h200"
@@ -85,13 +88,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made = Machine(tmp_path, monkeypatch)
     yield made
     made.close()
-
-
-def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
 
 
 def gone(pid: int) -> bool:
@@ -264,7 +260,6 @@ def test_a_child_that_crashes_is_told_with_the_device_and_started_anew(machine: 
     until(lambda: _reads(nvml))
 
 
-@pytest.mark.slow
 def test_a_child_that_cannot_be_killed_is_left_alone_and_never_doubled(machine: Machine) -> None:
     wished: list[int] = []
     heeded: list[int] = []

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.agent_rig import until
+from tests.support.waiting import until
 from tests.support.wards import Ward
 from tests.unit.test_agent_kmsg import Ring
 from tests.unit.test_nvml_probe import Machine

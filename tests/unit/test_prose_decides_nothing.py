@@ -82,6 +82,7 @@ def test_it_sees_each_way_to_read_a_reason(line: str) -> None:
     assert list(reads(ast.parse(line)))
 
 
+@pytest.mark.slow
 def test_no_reason_is_read_back() -> None:
     found = {
         (str(path.relative_to(SRC)), ast.unparse(node))

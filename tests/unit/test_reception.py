@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.support.agent_rig import until
+from tests.support.waiting import until
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.engine.reception import Reception

@@ -5,6 +5,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 IMPORT = re.compile(r"^from (sickbay[\w.]*) import ([\w, ]+)", re.MULTILINE)
 
@@ -42,6 +44,7 @@ def defined_in(module: str) -> set[str]:
     return names | {path.stem for path in Path(spec.origin).parent.iterdir()}
 
 
+@pytest.mark.slow
 def test_what_a_script_in_a_string_imports_exists() -> None:
     found = imported_in_strings()
     missing = [row for row in sorted(found) if row[2] not in defined_in(row[1])]

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 PATIENCE = 20.0
 
@@ -29,15 +29,6 @@ def script(tmp_path: Path, code: str, **more: str) -> dict[str, Any]:
     )  # fmt: skip
     told: dict[str, Any] = json.loads((tmp_path / "heartbeat.json").read_bytes())
     return told
-
-
-def eventually(fact: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not fact():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_it_says_how_far_the_rank_is(tmp_path: Path) -> None:
@@ -190,7 +181,7 @@ def test_a_reader_never_sees_half_a_heartbeat_and_sees_every_step_of_a_slow_call
         for step in range(1, 30):
             rank.stdin.write(f"{step}\n")
             rank.stdin.flush()
-            assert eventually(lambda: path.exists() and json.loads(path.read_bytes())["step"] == step)  # noqa: B023
+            assert until(lambda: path.exists() and json.loads(path.read_bytes())["step"] == step)  # noqa: B023
         rank.stdin.write("".join(f"{step}\n" for step in range(30, 3000)))
         rank.stdin.close()
         while rank.poll() is None:
@@ -243,7 +234,7 @@ def test_a_hung_rank_shows_its_stacks_on_the_signal_that_it_names_and_lives_on(t
         number = int((tmp_path / "stacks.signal").read_text(encoding="ascii"))
         process.send_signal(number)
         stacks = tmp_path / "stacks.txt"
-        assert eventually(lambda: "stuck_in_a_collective" in stacks.read_text(encoding="utf-8"))
+        assert until(lambda: "stuck_in_a_collective" in stacks.read_text(encoding="utf-8"))
         assert process.poll() is None
 
 

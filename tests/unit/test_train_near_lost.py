@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.near_gang import Gang
-from tests.support.peer_rig import until
+from tests.support.waiting import until
 
 from sickbay import train
 from sickbay.train import uploads

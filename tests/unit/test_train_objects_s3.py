@@ -21,6 +21,8 @@ from sickbay.train import disk, objects
 from sickbay.train.choosing import COMES_BACK
 from sickbay.train.errors import CheckpointError, SourceDamaged
 
+pytestmark = pytest.mark.slow
+
 MB = 1024 * 1024
 KEY = "step-1/rank-0.shard"
 ONE, MANY = b"one part", hashlib.shake_128(b"many").digest(4 * MB + 99)
@@ -86,7 +88,6 @@ PASSING: list[Any] = [
 ]
 
 
-@pytest.mark.slow
 @BOTH
 def test_what_passes_is_outlived(rig: S3Rig, content: bytes) -> None:
     store = rig.connect()

@@ -21,9 +21,9 @@ from tests.support.peer_rig import (
     guests,
     put,
     source_of,
-    until,
     visible,
 )
+from tests.support.waiting import until
 
 from sickbay.train import disk, peer_server
 from sickbay.train.layout import CheckpointName, RankPart, create_part, part_path, read_part, step_path

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.peer_rig import DOWN, NAME, PLACE, SECRET, UP, Gate, Proxy, Rule, arriving, fetch, guests, put
+from tests.support.waiting import until
 
 from sickbay.train import disk, peer_channel, peer_server
 from sickbay.train.layout import step_path
@@ -24,7 +25,7 @@ from sickbay.train.peer_channel import CHALLENGE, MAGIC
 from sickbay.train.peer_server import STRANGERS
 from sickbay.train.peers import Peer, Server
 
-from tests.support.peer_rig import source_of, until, visible  # isort: skip
+from tests.support.peer_rig import source_of, visible  # isort: skip
 
 SIZE = 300_000
 HELLO = len(MAGIC) + CHALLENGE
@@ -508,6 +509,7 @@ def test_who_scans_ports_costs_one_line(
     assert "more before" in caplog.records[1].getMessage()
 
 
+@pytest.mark.slow
 def test_all_places_taken_by_ranks_are_no_places_of_strangers(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.states import copied, file_of, restored, same, scramble, there_and_back
+from tests.support.thorough import examples
 
 from sickbay.train import snapshot
 from sickbay.train.shard import MAGIC, NotAShard
@@ -263,7 +264,7 @@ def test_a_shard_that_ends_anywhere_else_is_refused() -> None:
     check_refused(whole + b"x", "its header does not name all that is in it")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_a_shard_with_wrong_bytes_is_refused_or_is_another_state(data: st.DataObject) -> None:
     whole = bytearray(file_of(snapshot.take(EXAMPLE)))
@@ -290,7 +291,7 @@ nodes = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)  # it may import torch
+@settings(max_examples=examples(500), deadline=None)  # it may import torch
 @given(nodes, st.lists(st.integers(-1, 1 << 66) | st.integers(0, 8) | junk, max_size=3) | junk, st.binary(max_size=16))
 def test_a_header_that_somebody_made_up_is_refused_or_is_a_state(tree: object, sizes: object, octets: bytes) -> None:
     with suppress(NotAShard):

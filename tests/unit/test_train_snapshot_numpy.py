@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.states import file_of, restored, same, there_and_back
+from tests.support.thorough import examples
 from tests.unit.test_train_snapshot import buffers, check_refused, check_saves_in_a_row, keys, plain, shard_with, trees
 
 from sickbay import train
@@ -106,7 +107,7 @@ number_keys = scalars.filter(is_key) | st.sampled_from(SCALARS)
 states = trees(plain | buffers | arrays | views | scalars | st.sampled_from(SCALARS), keys | number_keys)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(states, states, st.integers())
 def test_a_state_with_arrays_comes_back_as_it_was_whatever_happens_before_it_is_written(
     state: Any, other: Any, seed: int

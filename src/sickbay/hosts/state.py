@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
 from sickbay.clusters.local.locks import holder
+from sickbay.clusters.local.processes import is_alive
 from sickbay.clusters.local.rack import Rack
 from sickbay.model.errors import BadInput
 
@@ -122,5 +123,13 @@ def _end_controller(state: Path, pid: int) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if serving(state) != pid:
+                _await_exit(pid)
                 return
             time.sleep(0.05)
+
+
+def _await_exit(pid: int) -> None:
+    """Its lock is free a moment before it is gone. Waited for, never killed: its number may be another's by now."""
+    until = time.monotonic() + 5.0
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.01)

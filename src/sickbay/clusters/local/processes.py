@@ -52,6 +52,18 @@ def find(groups: Iterable[int] = (), marks: Iterable[str] = ()) -> dict[int, str
     return _find_in_proc(wanted, words) if _LINUX else _find_with_psutil(wanted, words)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number exists and has not ended: a zombie has."""
+    if not _LINUX:
+        import psutil
+
+        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 1)[0] not in {b"Z", b"X"}
+    except (OSError, IndexError):
+        return False
+
+
 def _find_in_proc(groups: dict[int, str], words: dict[bytes, str]) -> dict[int, str]:
     # Read directly: psutil costs more to import than all scans of a supervisor's life.
     found: dict[int, str] = {}

@@ -401,7 +401,7 @@ class Soak:
     def _trouble(self, log: Log) -> None:
         while not self._over.is_set():
             log.write(log.dice.choice((0, 1, 1, 5, 50, 300)))
-            if log.dice.random() < 0.03:  # each ten seconds: of a place 20 rotations old an agent knows nothing any more
+            if log.dice.random() < 0.03:  # each ten seconds: a place 20 rotations back is not looked for
                 log.rotate()
             self._over.wait(log.dice.uniform(0.02, 0.6))
 

@@ -170,6 +170,7 @@ def test_what_was_answered_for_while_it_waited_is_not_begun_any_more(tmp_path: P
     assert desk.done == [CHECK]
 
 
+@pytest.mark.slow
 def test_thousands_at_once_have_few_threads_and_the_rest_is_refused(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.may_end.clear()

@@ -15,6 +15,8 @@ from sickbay import train
 from sickbay.train import choosing, far, layout, objects, uploads
 from sickbay.train.pruning import prune
 
+pytestmark = pytest.mark.slow
+
 SIZE = 50_000
 
 

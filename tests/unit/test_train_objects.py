@@ -20,6 +20,8 @@ from sickbay.train import disk, objects
 from sickbay.train.errors import CheckpointError, SourceDamaged
 from sickbay.train.objects import ahead, payload
 
+pytestmark = pytest.mark.slow
+
 MB = 1024 * 1024
 KEY = "attempt-2/step-50/rank-0.shard"
 SIZES = (0, 1, 300_000, 3 * MB + 7)

@@ -53,6 +53,18 @@ class LogRule(Noun):
     recurs_within: float | None = None  # seconds from one match to the next
 
 
+class Continuation(Noun):
+    """Resumption from an earlier job: whose checkpoints a job goes on from, and from which of them."""
+
+    of: JobId | None = None  # a job that is over
+    before: tuple[str, ...] = ()  # that one and those before it, the newest first, with attempts: "<job>/<attempts>"
+    step: int | None = None  # exactly this one is loaded when it begins; None: the newest
+    anew: bool = False  # it begins at step 0, beside what is there
+    anyones: bool = False  # it goes on from what is there, whichever job saved it
+    last_step: int | None = None  # how far `of` has been
+    home: JobId | None = None  # where no directory is named: the job in whose own one the checkpoints are
+
+
 class JobSpec(Noun):
     name: str
     cluster: str
@@ -72,6 +84,7 @@ class JobSpec(Noun):
     stall_after: float | None = None  # seconds without a heartbeat, after the first one; None: from policy, 0: never
     start_within: float | None = None  # seconds until its first heartbeat; None: from policy, 0: never too late
     log_rules: tuple[LogRule, ...] = ()
+    continues: Continuation | None = None
 
     @property
     def least(self) -> int:
@@ -150,6 +163,8 @@ class Job(Noun):
     gates: int = 0
     step: int | None = None
     resumed_from: int | None = None
+    resumed_of: str = ""  # the job that saved what it resumed from; empty: this one, or none
+    continued_by: JobId | None = None  # a later job that goes on from its checkpoints
     saved: int | None = None  # the newest step that is saved, of any attempt
     saved_at: datetime | None = None  # None: when is not known
     save_failed: str = ""  # what was not saved last, and why, until a save succeeds
@@ -177,6 +192,12 @@ class Job(Noun):
     @property
     def open(self) -> bool:
         return not self.state.terminal
+
+    @property
+    def directory(self) -> str:
+        """Where its checkpoints are, the same for two jobs that share it, however they write it."""
+        home = self.spec.continues.home if self.spec.continues is not None else None
+        return plain_path(self.spec.checkpoint) if self.spec.checkpoint else f"~{home or self.id}"
 
     @property
     def vanished(self) -> bool:
@@ -217,6 +238,17 @@ class Job(Noun):
     def pool(self) -> str:
         """The pool that it asks for. Its nodes may be in another: ask them."""
         return pool_of(self.spec.cluster, self.spec.pool)
+
+
+def plain_path(path: str) -> str:
+    """An absolute path without what says nothing. Links cannot be followed here: rank 0 sees where they lead."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in {"", "."}:
+            parts.append(part)
+    return "/" + "/".join(parts)
 
 
 JOB_LIFE: StateMachine[JobState, Job] = StateMachine(

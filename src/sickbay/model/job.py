@@ -53,6 +53,18 @@ class LogRule(Noun):
     recurs_within: float | None = None  # seconds from one match to the next
 
 
+class Continuation(Noun):
+    """Resumption from an earlier job: whose checkpoints a job goes on from, and from which of them."""
+
+    of: JobId | None = None  # a job that is over
+    before: tuple[str, ...] = ()  # that one and those before it, the newest first, with attempts: "<job>/<attempts>"
+    step: int | None = None  # exactly this one is loaded when it begins; None: the newest
+    anew: bool = False  # it begins at step 0, beside what is there
+    anyones: bool = False  # it goes on from what is there, whichever job saved it
+    last_step: int | None = None  # how far `of` has been
+    home: JobId | None = None  # where no directory is named: the job in whose own one the checkpoints are
+
+
 class JobSpec(Noun):
     name: str
     cluster: str
@@ -75,6 +87,7 @@ class JobSpec(Noun):
     priority: int = 0  # higher ones first, where the queue is ours
     time_limit: float | None = None  # seconds that its attempts may run, together; None: as long as they like
     grow: bool = False  # one that runs on fewer nodes than it asked for is restarted as soon as there are more
+    continues: Continuation | None = None
 
     @property
     def least(self) -> int:
@@ -159,6 +172,8 @@ class Job(Noun):
     gates: int = 0
     step: int | None = None
     resumed_from: int | None = None
+    resumed_of: str = ""  # the job that saved what it resumed from; empty: this one, or none
+    continued_by: JobId | None = None  # a later job that goes on from its checkpoints
     saved: int | None = None  # the newest step that is saved, of any attempt
     saved_at: datetime | None = None  # None: when is not known
     save_failed: str = ""  # what was not saved last, and why, until a save succeeds
@@ -199,6 +214,12 @@ class Job(Noun):
         return None if limit is None or self.runs_since is None else self.runs_since + max(0.0, limit - self.ran)
 
     @property
+    def directory(self) -> str:
+        """Where its checkpoints are, the same for two jobs that share it, however they write it."""
+        home = self.spec.continues.home if self.spec.continues is not None else None
+        return plain_path(self.spec.checkpoint) if self.spec.checkpoint else f"~{home or self.id}"
+
+    @property
     def vanished(self) -> bool:
         """Its attempt was there and has ended, and its cluster has it no more: no read will say more of it."""
         return not self.adopted and not self.made and self.end is not None
@@ -237,6 +258,17 @@ class Job(Noun):
     def pool(self) -> str:
         """The pool that it asks for. Its nodes may be in another: ask them."""
         return pool_of(self.spec.cluster, self.spec.pool)
+
+
+def plain_path(path: str) -> str:
+    """An absolute path without what says nothing. Links cannot be followed here: rank 0 sees where they lead."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in {"", "."}:
+            parts.append(part)
+    return "/" + "/".join(parts)
 
 
 JOB_LIFE: StateMachine[JobState, Job] = StateMachine(

@@ -130,7 +130,7 @@ def _without_end(s: JobInput, policy: Policy) -> JobDecision:
 def _stacks(s: JobInput, policy: Policy, calls: tuple[Call, ...]) -> JobDecision | None:
     """What a hung job was doing can be asked only while it still does it. None: nothing more to ask."""
     job, intent = s.job, s.intent
-    if any(call.node for call in calls) or Capability.LOOK not in s.can:
+    if any(call.node or call.wished for call in calls) or Capability.LOOK not in s.can:
         return None
     if intent is None or not isinstance(intent.act, Look):
         nodes = tuple(sorted(node for node, state in job.ranks.items() if state is RankState.RUNNING))

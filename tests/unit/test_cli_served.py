@@ -27,7 +27,7 @@ def ward() -> Iterator[Clinic]:
 def reached(ward: Clinic, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
     monkeypatch.setenv("SICKBAY_URL", ward.url)
-    monkeypatch.setenv("SICKBAY_TOKEN", TOKENS["operator"])
+    monkeypatch.setenv("SICKBAY_TOKEN", TOKENS["admin"])
 
 
 def sickbay(*args: str) -> Result:

@@ -15,7 +15,7 @@ from sickbay.model.intent import Intent
 from sickbay.model.job import Interruption, Job
 from sickbay.model.parts import stored, whole
 from sickbay.model.policy import Policy
-from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
+from sickbay.model.rows import AUDIT, AnyRow, AuditEntry, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
 from sickbay.model.tables import Tables
 from sickbay.ports.store import Store
 
@@ -335,9 +335,10 @@ class Draft:
             self.expect[key] = self._view.get(key).version
         self.writes[key] = None
 
-    def tell(self, text: str, *subjects: str, event: str = "") -> None:
+    def tell(self, text: str, *subjects: str, event: str = "", audit: AuditEntry | None = None) -> None:
         self.changes += 1
-        self.story.append(Line(subjects=subjects, at=self.now, text=text, event=event))
+        told = (*subjects, AUDIT) if audit is not None else subjects
+        self.story.append(Line(subjects=told, at=self.now, text=text, event=event, audit=audit))
 
     # --- the words of the model
     def node(self, node: NodeId) -> Node | None:

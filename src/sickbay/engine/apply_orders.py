@@ -49,9 +49,7 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             draft.tell(text, event="refused", audit=entry_of(news, "not known"))
 
 
-def administered(
-    draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked | TokensUsed | ControllerStarted
-) -> None:
+def administered(draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked | TokensUsed | ControllerStarted) -> None:
     """Tokens come and go as facts: any replica can ask for one, and the story says who did; so do controllers."""
     match news:
         case TokenIssued():

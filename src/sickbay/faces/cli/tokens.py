@@ -1,5 +1,6 @@
 """sickbay token create | list | revoke."""
 
+from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
@@ -74,7 +75,7 @@ def list_tokens(as_json: bool) -> None:
         field("name"),
         field("role"),
         field("node"),
-        Column("given by", itemgetter("by")),
+        Column("given by", itemgetter("by"), cut=True),
         Column("since", lambda token: ago(token["issued_at"]), right=True),
         Column("expires", _expires),
         Column("last used", lambda token: ago(token.get("used_at")) or "never", right=True),
@@ -86,7 +87,8 @@ def list_tokens(as_json: bool) -> None:
 def _expires(token: dict[str, Any]) -> str:
     if token.get("expired"):
         return "expired"
-    return clock(token.get("expires_at")) or "never"
+    at = token.get("expires_at")
+    return f"{datetime.fromisoformat(at):%Y-%m-%d %H:%M}" if at else "never"
 
 
 @token.command("revoke")

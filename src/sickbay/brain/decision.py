@@ -64,6 +64,7 @@ class JobChanges(TypedDict, total=False):
     made: bool
     began_at: datetime | None
     began: float
+    started_at: datetime | None
     end: End | None
     calls: tuple[Call, ...]
     avoid: tuple[NodeId, ...]

@@ -385,6 +385,11 @@ class Draft:
         found = self._jobs(self._view.jobs(jobs_near(node), readable=readable).on(node.id))
         return [job for job in found if node.id in job.claim]
 
+    def jobs_in(self, cluster: str, directory: str) -> list[Job]:
+        """Open jobs of a cluster whose checkpoints are in a directory."""
+        found = self._jobs(self._view.jobs(f"open-job:{cluster}", readable=True).sharing[directory])
+        return [job for job in found if job.spec.cluster == cluster and job.directory == directory]
+
     def interrupted_on(self, node: Node) -> list[Job]:
         """Jobs that lost an attempt on a node, in order."""
         found = self._jobs(self._view.jobs(jobs_near(node), readable=True).interrupted_on(node.id))

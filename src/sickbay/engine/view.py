@@ -12,7 +12,7 @@ from sickbay.model.errors import UnreadableRow
 from sickbay.model.fleet import Capability, Freed, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident, Room
 from sickbay.model.intent import Intent
-from sickbay.model.job import Interruption, Job
+from sickbay.model.job import Attempt, Interruption, Job
 from sickbay.model.parts import stored, whole
 from sickbay.model.policy import Policy
 from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
@@ -340,6 +340,10 @@ class Draft:
         self.story.append(Line(subjects=subjects, at=self.now, text=text, event=event))
 
     # --- the words of the model
+    def attempt(self, job: Job, number: int | None = None) -> Attempt | None:
+        """The record of its present attempt, or of another. It changes with its job's row only, which is expected."""
+        return self.peek(Attempt, f"attempt:{job.id}/{job.attempt if number is None else number}")
+
     def node(self, node: NodeId) -> Node | None:
         return self.read(Node, f"node:{node}")
 

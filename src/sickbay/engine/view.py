@@ -13,7 +13,7 @@ from sickbay.model.errors import UnreadableRow
 from sickbay.model.fleet import Capability, Freed, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident, Room
 from sickbay.model.intent import Intent
-from sickbay.model.job import Interruption, Job
+from sickbay.model.job import Attempt, Interruption, Job
 from sickbay.model.parts import stored, whole
 from sickbay.model.policy import Policy
 from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
@@ -346,6 +346,10 @@ class Draft:
         self.counts[what] += 1
 
     # --- the words of the model
+    def attempt(self, job: Job, number: int | None = None) -> Attempt | None:
+        """The record of its present attempt, or of another. It changes with its job's row only, which is expected."""
+        return self.peek(Attempt, f"attempt:{job.id}/{job.attempt if number is None else number}")
+
     def node(self, node: NodeId) -> Node | None:
         return self.read(Node, f"node:{node}")
 
@@ -386,6 +390,11 @@ class Draft:
         """Jobs that claim a node, in order. `readable`: to learn what is said of it; an act needs to know them all."""
         found = self._jobs(self._view.jobs(jobs_near(node), readable=readable).on(node.id))
         return [job for job in found if node.id in job.claim]
+
+    def jobs_in(self, cluster: str, directory: str) -> list[Job]:
+        """Open jobs of a cluster whose checkpoints are in a directory."""
+        found = self._jobs(self._view.jobs(f"open-job:{cluster}", readable=True).sharing[directory])
+        return [job for job in found if job.spec.cluster == cluster and job.directory == directory]
 
     def interrupted_on(self, node: Node) -> list[Job]:
         """Jobs that lost an attempt on a node, in order."""

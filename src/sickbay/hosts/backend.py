@@ -72,9 +72,9 @@ class Backend:
         self.learned()
         return ident
 
-    def submit(self, spec: JobSpec, key: str) -> Job:
-        job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
-        self._tell(f"submit/{key}", Submitted(job=job, spec=spec))
+    def submit(self, spec: JobSpec, key: str, reason: str = "") -> Job:
+        job = job_named(spec.name, key)
+        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, reason=reason))
         self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
         found = self._job(job)
         if found is None:
@@ -164,6 +164,11 @@ class Backend:
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.wall(), UTC)
+
+
+def job_named(name: str, key: str) -> JobId:
+    """The id of the job that is submitted under a key, the same each time."""
+    return JobId(f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
 
 
 def hash_of(secret: str) -> str:

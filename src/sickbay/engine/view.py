@@ -1,6 +1,7 @@
 """Rows as a round sees them, and a draft of what one unit changes."""
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -251,6 +252,7 @@ class Draft:
         self.writes: dict[str, AnyRow | None] = {}
         self.waits: dict[str, WaitMark | None] = {}
         self.story: list[Line] = []
+        self.counts: Counter[str] = Counter()
         self.changes = 0
 
     def read(self, kind: type[RowType], key: str, *, watch: bool = True) -> RowType | None:
@@ -338,6 +340,10 @@ class Draft:
     def tell(self, text: str, *subjects: str, event: str = "") -> None:
         self.changes += 1
         self.story.append(Line(subjects=subjects, at=self.now, text=text, event=event))
+
+    def count(self, what: str) -> None:
+        """Raise a counter of the controller's metrics, if and when this unit is committed."""
+        self.counts[what] += 1
 
     # --- the words of the model
     def attempt(self, job: Job, number: int | None = None) -> Attempt | None:
@@ -441,7 +447,8 @@ class Draft:
 
     def unit(self) -> Unit:
         changed = {key: row for key, row in self.writes.items() if row is None or row != self._view.get(key).row}
-        return Unit(writes=changed, expect=self.expect, waits=self.waits, story=tuple(self.story))
+        story = tuple(self.story)
+        return Unit(writes=changed, expect=self.expect, waits=self.waits, story=story, counts=dict(self.counts))
 
     def body(self, unit: Unit) -> Unit:
         """The unit as it is stored: wide rows in parts."""

@@ -230,6 +230,7 @@ class Unit(Noun):
     expect: dict[str, int] = {}
     waits: dict[str, WaitMark | None] = {}
     story: tuple[Line, ...] = ()
+    counts: dict[str, int] = {}  # what goes up with it in the controller's metrics; no store keeps it
     durable: bool = True  # fsynced; what follows from stored facts alone need not be: it is planned anew
 
     def actions(self, tags: Mapping[str, str]) -> int:

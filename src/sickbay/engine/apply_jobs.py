@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.blame import learned_late
 from sickbay.brain.decision import JobChanges, Tell
+from sickbay.brain.endings import recorded
 from sickbay.brain.submission import cannot_continue, continued, going_on, in_use, refusal
 from sickbay.engine.door import slim
 from sickbay.engine.errands import make_room
@@ -111,6 +112,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     theirs = job.adopted or Capability.PLACE not in draft.can(job.spec.cluster)
     if theirs and ranks.keys() - job.claim.keys() and job.state in HAS_NODES:
         after = _allocated(draft, fact, after)
+    if after.end != job.end:
+        _record_end(draft, after)
     if after != job:
         draft.put(after)
 
@@ -173,6 +176,7 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
         claim=dict.fromkeys(news.ranks, ()),
         began_at=fact.at,
         began=draft.reading(spec.cluster),
+        started_at=fact.at,
         ranks=dict(news.ranks),
         ranks_as_of=news.as_of,
         **kept,
@@ -367,7 +371,16 @@ def wrote(draft: Draft, news: Wrote) -> None:
 def _fill_tail(draft: Draft, job: Job, tail: str) -> None:
     """What an attempt wrote last may come later than its end, once; a diagnosis that is still under way uses it."""
     if tail and job.end is not None and not job.end.tail:
-        draft.put(replace(job, end=_judged(draft, job.end, tail)))
+        after = replace(job, end=_judged(draft, job.end, tail))
+        draft.put(after)
+        _record_end(draft, after)
+
+
+def _record_end(draft: Draft, job: Job) -> None:
+    """How it ended may be known only after the step that ended it."""
+    known = draft.attempt(job)
+    if known is not None:
+        draft.put(recorded(known, job, draft.now))
 
 
 def _judged(draft: Draft, end: End, tail: str = "") -> End:

@@ -3,11 +3,13 @@
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+from sickbay.engine.figures import LoopFigures
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
+from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import (
@@ -57,6 +59,8 @@ class Backend:
         self.breakable = breakable
         self.metrics = metrics
         self.changes = changes
+        self.census = Census()  # for metrics; who runs the engine feeds it, and says what its loop does
+        self.loop = LoopFigures()
         self._clock = clock
         self._wake = wake
         self._ingest = Ingest(store, clock)
@@ -100,6 +104,11 @@ class Backend:
     def _read_up_to(self) -> int:
         row = self.store.load([CURSOR])[CURSOR].row
         return row.at if isinstance(row, Cursor) else 0
+
+    def lag(self) -> timedelta:
+        """How old the oldest fact is that is stored and has not been learned; nothing: none waits."""
+        waiting = self.store.facts(after=self._read_up_to(), limit=1)
+        return max(timedelta(), self.now() - waiting[0].at) if waiting else timedelta()
 
     # --- agents
     def receive(self, report: Report) -> Reply:

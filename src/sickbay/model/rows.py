@@ -30,7 +30,7 @@ from sickbay.model.fleet import (
 )
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
-from sickbay.model.job import Job
+from sickbay.model.job import Attempt, Job
 from sickbay.model.noun import Noun
 
 AnyRow = (
@@ -60,6 +60,7 @@ AnyRow = (
     | Errand
     | Part
     | Roster
+    | Attempt
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -85,6 +86,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "errand": Errand,
     "part": Part,
     "roster": Roster,
+    "attempt": Attempt,
 }
 
 # They were told by their names alone before they were nouns of their own, and keep the keys that they had then.
@@ -147,6 +149,8 @@ def key_of(row: AnyRow) -> str:
             return f"part:{row.of}/{row.number}"
         case Roster():
             return f"roster:{row.job}/{row.attempt}/{row.number}"
+        case Attempt():
+            return f"attempt:{row.job}/{row.number}"
         case Aside():
             return f"aside:{row.subject}"
         case Standstill():
@@ -237,6 +241,7 @@ class Unit(Noun):
     expect: dict[str, int] = {}
     waits: dict[str, WaitMark | None] = {}
     story: tuple[Line, ...] = ()
+    counts: dict[str, int] = {}  # what goes up with it in the controller's metrics; no store keeps it
     durable: bool = True  # fsynced; what follows from stored facts alone need not be: it is planned anew
 
     def actions(self, tags: Mapping[str, str]) -> int:

@@ -155,7 +155,7 @@ def fleet(**other: Any) -> dict[str, Any]:
         "nodes": [node("n-0000", job="train-1a2b3"), node("n-0001", state="OUT", incident="i12")],
         "jobs": [job()], "incidents": [incident()],
         "budgets": [{"pool": "gpu", "size": 2, "out": 1, "may_be_out": 1, "repairing": 1, "may_be_repairing": 1,
-                     "held": 0}],
+                     "held": 0, "used_by": []}],
         "brakes": [], "withheld": [], "as_of": AT,
     }  # fmt: skip
     return made | other

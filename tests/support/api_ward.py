@@ -34,7 +34,13 @@ from sickbay.sim.simulation import Simulation
 from sickbay.sim.timeline import StrikeDevice
 
 NODE = NodeId("sim/train-0000")
-TOKENS = {"viewer": "secret-of-vera", "operator": "secret-of-otto", "agent": "secret-of-agent-0"}
+TOKENS = {
+    "viewer": "secret-of-vera",
+    "submitter": "secret-of-susi",
+    "operator": "secret-of-otto",
+    "admin": "secret-of-ada",
+    "agent": "secret-of-agent-0",
+}
 
 
 class HeardStore(MemoryStore):
@@ -200,12 +206,14 @@ class Clinic:
         self.ward = ward
         self.url = url
         self.viewer = Caller(url, TOKENS["viewer"])
+        self.submitter = Caller(url, TOKENS["submitter"])
         self.operator = Caller(url, TOKENS["operator"])
+        self.admin = Caller(url, TOKENS["admin"])
         self.agent = Caller(url, TOKENS["agent"])
         self.nobody = Caller(url)
 
     def close(self) -> None:
-        for caller in (self.viewer, self.operator, self.agent, self.nobody):
+        for caller in (self.viewer, self.submitter, self.operator, self.admin, self.agent, self.nobody):
             caller.http.close()
 
 

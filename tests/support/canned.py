@@ -122,8 +122,9 @@ def node(name: str = "n0", **other: Any) -> dict[str, Any]:
 
 def job(ident: str = "train-1a2b3", **other: Any) -> dict[str, Any]:
     made = {
-        "id": ident, "name": "train", "state": "RUNNING", "attempt": 1, "restarts": 0,
-        "nodes": ["local/n0", "local/n1"], "step": 40, "resumed_from": None, "saved": None, "saved_at": None,
+        "id": ident, "name": "train", "state": "RUNNING", "attempt": 1, "restarts": 0, "owner": "ann",
+        "nodes": ["local/n0", "local/n1"], "step": 40, "resumed_from": None, "resumed_of": None,
+        "saved": None, "saved_at": None, "continues": None, "continued_by": None,
         "save_failed": "", "doing": "", "diagnosis": "", "interruptions": [], "because": "",
     }  # fmt: skip
     return made | other
@@ -154,7 +155,7 @@ def fleet(**other: Any) -> dict[str, Any]:
         "nodes": [node("n-0000", job="train-1a2b3"), node("n-0001", state="OUT", incident="i12")],
         "jobs": [job()], "incidents": [incident()],
         "budgets": [{"pool": "gpu", "size": 2, "out": 1, "may_be_out": 1, "repairing": 1, "may_be_repairing": 1,
-                     "held": 0}],
+                     "held": 0, "used_by": []}],
         "brakes": [], "withheld": [], "as_of": AT,
     }  # fmt: skip
     return made | other

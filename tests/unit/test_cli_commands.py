@@ -14,7 +14,7 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.canned import AT, Canned, fleet, incident, interruption, job, node, serving
+from tests.support.canned import AT, Answer, Canned, fleet, incident, interruption, job, node, serving
 
 from sickbay.faces.api.routes import ROUTES
 from sickbay.faces.cli.columns import columns, field
@@ -204,6 +204,21 @@ def test_what_goes_into_a_pipe_or_a_file_is_never_cut(server: Canned, command: s
     assert "this is its end" in shown
     assert "…" not in shown
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("args", [("nodes",), ("nodes", "--json"), ("explain", "n0"), ("jobs",)])
+def test_a_controller_in_trouble_says_so_beside_every_answer(server: Canned, args: tuple[str, ...]) -> None:
+    full = (("Sickbay-Trouble", "the store: database or disk is full"),)
+    for path, found in (("nodes", [node()]), ("jobs", [job()]), ("explain", EXPLAINED)):
+        server.says(f"GET /v1/{path}", Answer(found, headers=full))
+    result = done(*args)
+    assert result.stderr.count("warning: the controller is in trouble: the store: database or disk is full") == 1
+    assert "trouble" not in result.stdout
+
+
+def test_top_shows_that_the_controller_is_in_trouble(server: Canned) -> None:
+    server.says("GET /v1/fleet", fleet(trouble="the store: database or disk is full"))
+    assert "the controller is in trouble: the store: database or disk is full" in done("top").stdout
 
 
 def test_filters_are_asked_of_the_server(server: Canned) -> None:

@@ -306,6 +306,7 @@ class FleetAnswer(Noun):
     budgets: list[PoolBudget]
     brakes: list[TrippedBrake]
     withheld: list[Withheld]
+    trouble: Annotated[str, Meta(description="why the controller decides little or nothing now; empty: all is well")]
     as_of: Time | None
 
 

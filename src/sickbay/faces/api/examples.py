@@ -151,6 +151,7 @@ FLEET: dict[str, Any] = {
     "budgets": [BUDGET],
     "brakes": [BRAKE],
     "withheld": [WITHHELD],
+    "trouble": "",
     "as_of": "2026-01-01T00:10:20.000Z",
 }
 

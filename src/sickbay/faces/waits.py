@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from sickbay.brain.incident_input import REMINDED
+from sickbay.brain.submission import expects_heartbeats
 from sickbay.faces.answers import Waiting
 from sickbay.faces.archive import Archive
 from sickbay.model.clock import INGEST, WatchedClock
@@ -166,8 +167,39 @@ def job_waits(archive: Archive, job: Job) -> Waiting | None:
         then=then,
         changed_by=changed,
         budget=archive.budget(job.pool),
-        notes=_notes(archive, job.spec.cluster, intent if under_way else None),
+        notes=(*_unwatched(archive, job), *_notes(archive, job.spec.cluster, intent if under_way else None)),
     )
+
+
+def _hang_limits(archive: Archive, job: Job) -> tuple[str, ...]:
+    """What would make it count as hung: nothing is said that is not watched."""
+    spec, rule = job.spec, archive.policy.resume if archive.policy is not None else None
+    stall, start = (rule.stall_after.total_seconds(), rule.start_within.total_seconds()) if rule else (None, None)
+    said: list[str] = []
+    if job.stepped_in == job.attempt and job.attempt:
+        limit = spec.stall_after if spec.stall_after is not None else stall
+        if limit != 0:
+            said.append(f"no step after {job.step} comes{_within(limit)}")
+    elif expects_heartbeats(job) or job.opened_in == job.attempt:
+        limit = spec.start_within if spec.start_within is not None else start
+        if limit != 0:
+            said.append(f"no first heartbeat comes{_within(limit)} of its start")
+    on = (watched.name for watched in spec.log_rules if job.rules_off.get(watched.name) != job.attempt)
+    return (*said, *(f"its log rule {name} is broken" for name in on))
+
+
+def _within(limit: float | None) -> str:
+    return f" within {limit:g} s" if limit else " in time"
+
+
+def _unwatched(archive: Archive, job: Job) -> tuple[str, ...]:
+    if job.state is not JobState.RUNNING:
+        return ()
+    off = sorted(name for name, attempt in job.rules_off.items() if attempt == job.attempt)
+    notes = [f"its log rule {name} is switched off: what it would have found is not found" for name in off]
+    if not _hang_limits(archive, job):
+        notes.append("a hang would not be noticed: it sends no heartbeats, and was submitted without --start-within")
+    return tuple(notes)
 
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -187,7 +219,7 @@ def _by_state(archive: Archive, job: Job) -> tuple[tuple[str, ...], str]:
         case JobState.QUEUED:
             return _wanted_nodes(archive, job), "a person is told that it still waits"
         case JobState.RUNNING:
-            return ("it ends", "a fault is found under it", "it makes no progress"), ""
+            return ("it ends", "a fault is found under it", *_hang_limits(archive, job)), ""
         case JobState.STOPPING:
             left = [node for node, state in job.ranks.items() if state is RankState.RUNNING]
             return (f"its ranks on {_list(left)} are proven gone",), "it is tried again"

@@ -18,6 +18,7 @@ REASON = 300  # characters of each
 MOST = 2**63  # of a number that is told
 KNOWN = (
     "step", "resumed_from", "resumed_of", "skipped", "loss", "fenced", "saved", "save_failed", "listens", "answered",
+    "directory",
 )  # fmt: skip
 
 
@@ -39,6 +40,16 @@ class Beat:
     since: float = 0.0  # monotonic moment when this step was first seen
     work: HeartbeatWork | None = None
     body: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def opened(self) -> bool:
+        """The script has shown that it uses sickbay.train, or writes the file by itself."""
+        return self.stamp is not None
+
+    @property
+    def saves(self) -> bool:
+        """It lives, also without a heartbeat: a script may use checkpoints only."""
+        return _whole(self.body.get("saved")) is not None
 
     def read(self, now: float) -> bool:
         """Whether there is progress: a new step, or work that is further than it was. Half a file is read next time."""
@@ -144,5 +155,7 @@ def _checkpointed(job: JobId, attempt: int, beat: Beat) -> Checkpointed:
         done=work.done,
         of=work.of,
         listens=beat.body.get("listens") is True,
+        opened=beat.opened,
+        directory=where[:REASON] if isinstance(where := beat.body.get("directory"), str) else "",
         answered=answered[:REASON] if isinstance(answered := beat.body.get("answered"), str) else "",
     )

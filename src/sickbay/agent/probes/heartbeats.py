@@ -18,7 +18,7 @@ REASON = 300  # characters of each
 MOST = 2**63  # of a number that is told
 KNOWN = (
     "step", "resumed_from", "resumed_of", "skipped", "loss", "fenced", "saved", "save_failed", "listens", "answered",
-    "directory",
+    "directory", "opened",
 )  # fmt: skip
 
 
@@ -43,8 +43,8 @@ class Beat:
 
     @property
     def opened(self) -> bool:
-        """The script has shown that it uses sickbay.train, or writes the file by itself."""
-        return self.stamp is not None
+        """The script has opened its checkpoints with sickbay.train."""
+        return self.body.get("opened") is True
 
     @property
     def saves(self) -> bool:
@@ -64,6 +64,7 @@ class Beat:
         self.stamp = stamp
         if not isinstance(body, dict):
             return False
+        opened = self.opened
         self.body = {name: body[name] for name in KNOWN if name in body}  # what else there is may be large
         before, self.work = self.work, _work(body)
         step = _whole(body.get("step"))
@@ -71,7 +72,7 @@ class Beat:
             self.step, self.since = step, now
             return True
         if self.work is None:
-            return before is not None  # it has come to its end
+            return before is not None or (self.opened and not opened)  # it has come to its end, or begins only now
         return before is None or before.what != self.work.what or before.done < self.work.done
 
 

@@ -146,7 +146,7 @@ def test_a_rank_that_stalls_is_called_hung_and_again_only_after_as_long_again(ro
 
 
 def test_a_first_heartbeat_that_does_not_come_is_a_hang_where_a_job_promises_one(room: Room) -> None:
-    asked = {"stall_after": 5.0, "start_within": 60.0, "expects_heartbeats": True}
+    asked: dict[str, Any] = {"stall_after": 5.0, "start_within": 60.0, "expects_heartbeats": True}
     room.ranks(rank(0, **asked), rank(1, stall_after=5.0))
     assert room.hangs(100.0) == []
     assert room.hangs(160.0) == []

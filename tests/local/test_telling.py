@@ -82,7 +82,7 @@ def test_a_job_that_never_promised_heartbeats_is_left_alone_and_explain_promises
     job = lab.submit("sleep", "3600", nodes=1)
     lab.until(lambda: lab.job(job)["state"] == "RUNNING", 60)
     waits = explained(lab, job)["waits_for"]
-    assert waits["changed_by"] == ["it ends", "a fault is found under it"]
+    assert waits["changed_by"] == ["it ends", "a fault is found under it", "you stop it for good"]
     assert any("a hang would not be noticed" in note for note in waits["notes"])
     lab.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)
     stopped = lab.ends(job, "STOPPED")

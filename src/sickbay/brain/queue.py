@@ -20,7 +20,7 @@ Piles = Mapping[Pile, int]
 Turn = tuple[bool, int, float, str]  # in the queue
 
 
-class Ticket(Noun):
+class QueueTicket(Noun):
     """A job in the queue of its pool."""
 
     job: JobId
@@ -36,7 +36,7 @@ class Ticket(Noun):
     on: tuple[NodeId, ...] = ()  # named nodes
 
 
-class Verdict(Noun):
+class QueueTurn(Noun):
     """What the queue lets a job do now."""
 
     job: JobId
@@ -69,17 +69,17 @@ class Claimable:
     begins: float | None = None  # seconds until the head can begin at the latest; None: not known
     barred: dict[Pile, int] = field(default_factory=dict)  # used nodes that are drained for the head: the first of each
 
-    def against(self, ticket: Ticket) -> list[Reserve]:
+    def against(self, ticket: QueueTicket) -> list[Reserve]:
         """What a job must leave. One that is over before the head could begin is not in its way."""
         return self.reserves if self.head is None or self.in_time(ticket) else [*self.reserves, self.head]
 
-    def in_time(self, ticket: Ticket) -> bool:
+    def in_time(self, ticket: QueueTicket) -> bool:
         return self.begins is not None and ticket.lasts is not None and ticket.lasts <= self.begins
 
-    def barred_from(self, ticket: Ticket) -> Mapping[Pile, int]:
+    def barred_from(self, ticket: QueueTicket) -> Mapping[Pile, int]:
         return {} if self.in_time(ticket) else self.barred
 
-    def room(self, ticket: Ticket) -> int:
+    def room(self, ticket: QueueTicket) -> int:
         """How many nodes a job may take: those that nobody in front could use, then of the others what is too many."""
         barred, against = self.barred_from(ticket), self.against(ticket)
         plain = shared = 0
@@ -126,12 +126,12 @@ def lasts(job: Job) -> float | None:
 
 
 def walk(
-    tickets: Iterable[Ticket],
+    tickets: Iterable[QueueTicket],
     free: Claimable,
     releases: Sequence[tuple[float, int]],
     seats: int,
     named: Mapping[NodeId, Pile],
-) -> Iterator[Verdict]:
+) -> Iterator[QueueTurn]:
     """One after the other, in turn: whoever can begin does, and leaves the others what is left.
 
     `releases`: in so many seconds so many nodes are free, by the limits of who has them. `seats`: of the pool that are
@@ -148,18 +148,20 @@ def walk(
         reserve = Reserve(ticket.job, ticket.wanted, ticket.heard, take)
         if begins or ticket.keeps:
             free.reserves.append(reserve)
-            yield Verdict(
+            yield QueueTurn(
                 job=ticket.job, begins=begins, room=take, kept=0 if begins else take, behind=_who(free, ticket)
             )
         elif free.head is None and ticket.need <= seats - _too_small(free.piles, ticket.wanted):
             _reserve(free, ticket, room, releases)
-            yield Verdict(job=ticket.job, begins=False, room=take, head=True, kept=free.head.nodes if free.head else 0)
+            yield QueueTurn(
+                job=ticket.job, begins=False, room=take, head=True, kept=free.head.nodes if free.head else 0
+            )
         else:
             hopeless = ticket.need > seats - _too_small(free.piles, ticket.wanted)
-            yield Verdict(job=ticket.job, begins=False, room=take, hopeless=hopeless, behind=_who(free, ticket))
+            yield QueueTurn(job=ticket.job, begins=False, room=take, hopeless=hopeless, behind=_who(free, ticket))
 
 
-def _who(free: Claimable, ticket: Ticket) -> JobId | None:
+def _who(free: Claimable, ticket: QueueTicket) -> JobId | None:
     others = (each.job for each in free.against(ticket) if each.nodes and each.job != ticket.job)
     return next(others, None)
 
@@ -168,7 +170,7 @@ def _too_small(piles: Piles, wanted: int) -> int:
     return sum(count for (_, devices, _, _), count in piles.items() if devices < wanted)
 
 
-def _named(ticket: Ticket, free: Claimable, named: Mapping[NodeId, Pile]) -> Verdict:
+def _named(ticket: QueueTicket, free: Claimable, named: Mapping[NodeId, Pile]) -> QueueTurn:
     """All of its nodes or none. Nobody behind it is given one of them."""
     mine = {node: named[node] for node in ticket.on if node in named and node not in free.names}
     ready = ticket.waits and ticket.mine + sum(
@@ -185,7 +187,7 @@ def _named(ticket: Ticket, free: Claimable, named: Mapping[NodeId, Pile]) -> Ver
         free.piles[pile] -= 1
     free.names.update(ticket.on)
     begins = ready and behind is None and not drained and not taken
-    return Verdict(job=ticket.job, begins=begins, behind=behind, room=len(ticket.on))
+    return QueueTurn(job=ticket.job, begins=begins, behind=behind, room=len(ticket.on))
 
 
 def _takes(free: Claimable, reserve: Reserve, kept: int, piles: Iterable[Pile]) -> bool:
@@ -195,7 +197,7 @@ def _takes(free: Claimable, reserve: Reserve, kept: int, piles: Iterable[Pile]) 
     return theirs > 0 and left - theirs < min(kept, left)
 
 
-def _reserve(free: Claimable, ticket: Ticket, room: int, releases: Sequence[tuple[float, int]]) -> None:
+def _reserve(free: Claimable, ticket: QueueTicket, room: int, releases: Sequence[tuple[float, int]]) -> None:
     """The reservation of the first that cannot be placed: the nodes that are free first."""
     there, free.begins = room, None
     for seconds, nodes in releases:

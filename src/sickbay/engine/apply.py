@@ -18,6 +18,7 @@ from sickbay.model.facts import (
     Booted,
     Checked,
     Checkpointed,
+    ControllerStarted,
     Fact,
     Garbled,
     Hung,
@@ -32,10 +33,12 @@ from sickbay.model.facts import (
     Outcome,
     PolicyInForce,
     ResetDone,
+    RuleOff,
     Stepped,
     Submitted,
     TokenIssued,
     TokenRevoked,
+    TokensUsed,
     Wrote,
 )
 from sickbay.model.fleet import InForce, Node, NodeId
@@ -84,8 +87,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_jobs.checkpointed(draft, fact, news)
         case Wrote():
             learn_jobs.wrote(draft, news)
-        case Hung():
-            learn_jobs.hung(draft, fact, news)
+        case Hung() | RuleOff():
+            learn_jobs.watched(draft, fact, news)
         case Submitted():
             learn_jobs.submitted(draft, fact, news)
         case Looked():
@@ -97,8 +100,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             _outcome(draft, news)
         case Ordered():
             learn_orders.ordered(draft, fact, news)
-        case TokenIssued() | TokenRevoked():
-            learn_orders.credential(draft, fact, news)
+        case TokenIssued() | TokenRevoked() | TokensUsed() | ControllerStarted():
+            learn_orders.administered(draft, fact, news)
         case PolicyInForce():
             draft.put(InForce(policy=news.policy, knowledge=news.knowledge))
             patrol.begin_walk(draft)

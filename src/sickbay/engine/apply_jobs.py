@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.blame import learned_late
 from sickbay.brain.decision import JobChanges, Tell
+from sickbay.brain.endings import recorded
 from sickbay.brain.submission import cannot_continue, continued, going_on, in_use, refusal
 from sickbay.engine.door import slim
 from sickbay.engine.errands import make_room
@@ -22,11 +23,22 @@ from sickbay.engine.transitions import (
 )
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import Checkpointed, Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
+from sickbay.model.facts import (
+    Checkpointed,
+    Fact,
+    Hung,
+    JobSeen,
+    JobVanished,
+    Looked,
+    RuleOff,
+    Stepped,
+    Submitted,
+    Wrote,
+)
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify, StartJob
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState, RankState, Work
-from sickbay.model.rows import key_of
+from sickbay.model.rows import AuditEntry, key_of
 from sickbay.signs.training_log import judge
 
 KEEP_RESTARTS = 1000  # a native controller may restart its job every second
@@ -41,8 +53,12 @@ def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if draft.job(news.job) is not None:
         return
     wrong = refusal(news.spec, draft.rules.can) or _in_use(draft, news)
-    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at)
-    draft.tell(f"QUEUED: submitted as {job.spec.name}{going_on(job.spec)}", key_of(job), event="submitted")
+    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at, owner=news.by)
+    verb = f"restart {of}" if (of := continued(news.spec)) is not None else "submit"
+    refused = f"refused: {wrong}" if wrong else ""
+    audit = AuditEntry(by=news.by, verb=verb, target=job.id, reason="; ".join(filter(None, (news.reason, refused))))
+    text = f"QUEUED: submitted as {job.spec.name}{going_on(job.spec)}"
+    draft.tell(text, key_of(job), event="submitted", audit=audit if news.by else None)
     if wrong:
         job = step_job(draft, job, "fail", wrong, {"diagnosis": wrong})
         notice = Notify(event="job_failed", subject=key_of(job), text=f"{job.spec.name}: {wrong}")
@@ -107,6 +123,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     theirs = job.adopted or Capability.PLACE not in draft.can(job.spec.cluster)
     if theirs and ranks.keys() - job.claim.keys() and job.state in HAS_NODES:
         after = _allocated(draft, fact, after)
+    if after.end != job.end:
+        _record_end(draft, after)
     if after != job:
         draft.put(after)
 
@@ -154,7 +172,11 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
     spec = news.spec or (before.spec if before is not None else None)  # one of ours has the spec that it was made with
     if spec is None:
         return
-    kept = {name: getattr(before, name) for name in ("interruptions", "restarts", "acts", "told")} if before else {}
+    kept = (
+        {name: getattr(before, name) for name in ("owner", "interruptions", "restarts", "acts", "told")}
+        if before
+        else {}
+    )
     job = Job(
         id=news.job,
         spec=spec,
@@ -165,6 +187,7 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
         claim=dict.fromkeys(news.ranks, ()),
         began_at=fact.at,
         began=draft.reading(spec.cluster),
+        started_at=fact.at,
         ranks=dict(news.ranks),
         ranks_as_of=news.as_of,
         **kept,
@@ -268,6 +291,7 @@ def stepped(draft: Draft, fact: Fact, news: Stepped) -> None:
     job = draft.job(news.job)
     if job is None or news.attempt != job.attempt or not _runs_there(job, news.node):
         return
+    job = replace(job, stepped_in=job.attempt)
     if job.state.terminal:  # its last steps may be told after its cluster has told its end
         if news.step > (job.step or 0):
             draft.put(_resumed(draft, replace(job, step=news.step), news))
@@ -310,6 +334,10 @@ def checkpointed(draft: Draft, fact: Fact, news: Checkpointed) -> None:
     after = job
     if news.saved is not None and (news.saved != job.saved or not _saved_since(job, job.began_at)):
         after = replace(after, saved=news.saved, saved_at=fact.at)
+    if news.opened:
+        after = replace(after, opened_in=job.attempt)
+    if news.directory:
+        after = replace(after, checkpoints_in=news.directory)
     if not job.state.terminal:  # else these are its last words
         after = replace(after, work=_work(draft, job, news), listens=news.listens)
         if news.answered and news.answered != job.answered:
@@ -359,7 +387,16 @@ def wrote(draft: Draft, news: Wrote) -> None:
 def _fill_tail(draft: Draft, job: Job, tail: str) -> None:
     """What an attempt wrote last may come later than its end, once; a diagnosis that is still under way uses it."""
     if tail and job.end is not None and not job.end.tail:
-        draft.put(replace(job, end=_judged(draft, job.end, tail)))
+        after = replace(job, end=_judged(draft, job.end, tail))
+        draft.put(after)
+        _record_end(draft, after)
+
+
+def _record_end(draft: Draft, job: Job) -> None:
+    """How it ended may be known only after the step that ended it."""
+    known = draft.attempt(job)
+    if known is not None:
+        draft.put(recorded(known, job, draft.now))
 
 
 def _judged(draft: Draft, end: End, tail: str = "") -> End:
@@ -379,17 +416,46 @@ def looked(draft: Draft, news: Looked) -> None:
         draft.tell(text, f"job:{job}", event="stacks")
 
 
-def hung(draft: Draft, fact: Fact, news: Hung) -> None:
+def watched(draft: Draft, fact: Fact, news: Hung | RuleOff) -> None:
+    """What whoever looks for hangs has found, or cannot look for any more."""
+    if isinstance(news, Hung):
+        _hung(draft, fact, news)
+    else:
+        _rule_off(draft, news)
+
+
+def _hung(draft: Draft, fact: Fact, news: Hung) -> None:
     job = draft.job(news.job)
     if job is None or job.state is not JobState.RUNNING or news.attempt != job.attempt:
         return
     if not _runs_there(job, news.node):
         return
+    if news.unbegun and job.stepped_in == job.attempt:
+        return  # another rank tells its steps: perhaps only that one ever does
     if _advances(draft, job):
         return  # others of it wait for that; it is called hung again, if it then still is
     call = Call(because=f"hung: {news.because}", dated=fact.at)
     if all(known.node or known.incident for known in job.calls):  # nobody need say it twice
         draft.put(job.called(call))
+
+
+def _rule_off(draft: Draft, news: RuleOff) -> None:
+    """A log rule does not watch its job any more: whoever relies on it hears of that, once for each rule."""
+    job = draft.job(news.job)
+    if job is None or not job.open or news.attempt != job.attempt or not _runs_there(job, news.node):
+        return
+    known = news.rule in {rule.name for rule in job.spec.log_rules}
+    if not known or job.rules_off.get(news.rule) == job.attempt:
+        return
+    job = replace(job, rules_off={**job.rules_off, news.rule: job.attempt})
+    draft.put(job)
+    where = f" on {news.node}" if news.node else ""
+    text = (
+        f"log rule {news.rule!r} is switched off{where}: {news.because}; a hang that it would have found is not found"
+    )
+    draft.tell(text, key_of(job), event="rule_off")
+    notice = Notify(event="log_rule_off", subject=key_of(job), text=f"{job.spec.name}: {text}")
+    told_of(draft, job, Tell(notice, f"log_rule_off:{news.rule}"))
 
 
 def _advances(draft: Draft, job: Job) -> bool:

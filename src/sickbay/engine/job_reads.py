@@ -9,7 +9,7 @@ from sickbay.brain.decision import Need, ReadFirst
 from sickbay.brain.gate import checked_by_agents
 from sickbay.brain.job_input import JobInput, OutOfReach, PoolRoom, Seat, TheirChoice
 from sickbay.brain.place import free_devices, is_to_be_avoided
-from sickbay.brain.queue import Verdict
+from sickbay.brain.queue import QueueTurn
 from sickbay.engine.line import allowed, line_of
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Freed, Node, NodeId
@@ -109,9 +109,9 @@ class _Free:
         self._line = line_of(draft, job.pool, job, len(self.own))
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> QueueTurn:
         """What the queue says. One that too many stand in front of is not looked at."""
-        return self._line.of(self._job) or Verdict(job=self._job.id, begins=False)
+        return self._line.of(self._job) or QueueTurn(job=self._job.id, begins=False)
 
     def unchecked(self) -> int:
         """How many more it could have if it asked for no check before it starts."""

@@ -6,7 +6,7 @@ from heapq import merge
 from itertools import islice
 
 from sickbay.brain.gate import checked_by_agents
-from sickbay.brain.queue import LOOKED_AT, Claimable, Ticket, Verdict, fits, lasts, needed, turn_of, walk
+from sickbay.brain.queue import LOOKED_AT, Claimable, QueueTicket, QueueTurn, fits, lasts, needed, turn_of, walk
 from sickbay.engine.indexes import FreeNodes, grows, queues, waits
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import Aside, Freed, Ledger, Node, NodeId
@@ -19,18 +19,18 @@ ENDS = 1000  # of running jobs that are counted on, to tell when the head of the
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PoolQueue:
     """What the queue says to those who are looked at, and how to choose nodes within it."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[QueueTurn, ...]
     free: Claimable
-    tickets: tuple[Ticket, ...]
+    tickets: tuple[QueueTicket, ...]
 
-    def of(self, job: Job) -> Verdict | None:
+    def of(self, job: Job) -> QueueTurn | None:
         return next((verdict for verdict in self.verdicts if verdict.job == job.id), None)
 
 
-def line_of(draft: Draft, pool: str, until: Job | None = None, mine: int = 0) -> Line:
+def line_of(draft: Draft, pool: str, until: Job | None = None, mine: int = 0) -> PoolQueue:
     """The queue as it was before this unit; `until`: with that job as it is now, and up to it."""
     index = draft.free(pool)
     tickets = list(_tickets(draft, pool, index, until, mine))
@@ -38,10 +38,10 @@ def line_of(draft: Draft, pool: str, until: Job | None = None, mine: int = 0) ->
     named = {node: pile for node in names if (pile := index.pile(node)) is not None}
     free = Claimable(piles=index.piles())
     releases = _releases(draft, pool, index) if len(tickets) > 1 else []
-    return Line(tuple(walk(tickets, free, releases, expected(draft, pool), named)), free, tuple(tickets))
+    return PoolQueue(tuple(walk(tickets, free, releases, expected(draft, pool), named)), free, tuple(tickets))
 
 
-def _tickets(draft: Draft, pool: str, index: FreeNodes, until: Job | None, mine: int) -> Iterator[Ticket]:
+def _tickets(draft: Draft, pool: str, index: FreeNodes, until: Job | None, mine: int) -> Iterator[QueueTicket]:
     """In turn, as many as are looked at; then those that would grow, which take what nobody waits for."""
     jobs = draft.open_jobs(pool)
     growing = until is not None and grows(until)
@@ -67,10 +67,10 @@ def _tickets(draft: Draft, pool: str, index: FreeNodes, until: Job | None, mine:
             yield ticket_of(draft, job, index.mine[key])
 
 
-def ticket_of(draft: Draft, job: Job, mine: int) -> Ticket:
+def ticket_of(draft: Draft, job: Job, mine: int) -> QueueTicket:
     policy = draft.rules.policy
     spares = PlaceBy.SPARE in policy.resume.place or not job.interruptions or _left_for_good(draft, job)
-    return Ticket(
+    return QueueTicket(
         job=job.id,
         wanted=job.spec.gpus_per_node,
         heard=checked_by_agents(job, policy, draft.can(job.spec.cluster)),
@@ -114,7 +114,7 @@ def coming(ledger: Ledger) -> int:
     return ledger.seats - ledger.held - max(0, ledger.out - ledger.ours)
 
 
-def allowed(line: Line, index: FreeNodes, job: Job) -> Iterator[NodeId]:
+def allowed(line: PoolQueue, index: FreeNodes, job: Job) -> Iterator[NodeId]:
     """Free nodes that a job may take, in order, those first that nobody in front of it could use."""
     free = line.free
     ticket = next(ticket for ticket in line.tickets if ticket.job == job.id)

@@ -1,7 +1,7 @@
 """The event log in plain words: lines of several subjects in one order, each with what it is (seen, decided, done)."""
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -31,17 +31,20 @@ class StoryAnswer(Noun):
 def weave(stories: Mapping[str, Sequence[Line]]) -> list[Line]:
     """All lines once, in the order of their times; each subject's own order is kept, also within one moment."""
     left = {subject: deque(lines) for subject, lines in stories.items() if lines}
+    unseen = {subject: Counter(lines) for subject, lines in left.items()}  # so that long stories are not searched
     heads = [(lines[0].at, subject) for subject, lines in left.items()]
     heapq.heapify(heads)
     woven: list[Line] = []
 
     def take(line: Line) -> None:
-        mine = [left[subject] for subject in line.subjects if subject in left and line in left[subject]]
+        named = [subject for subject in dict.fromkeys(line.subjects) if subject in left and unseen[subject][line]]
+        mine = [left[subject] for subject in named]
         for lines in mine:
             while lines[0] != line:  # what came before it under another of its subjects comes first
                 take(lines[0])
-        for lines in mine:
-            lines.popleft()
+        for subject in named:
+            left[subject].popleft()
+            unseen[subject][line] -= 1
         woven.append(line)
 
     while heads:
@@ -90,7 +93,23 @@ _SEEN = {
     "StartJob": "all its ranks are seen",
     "RerunJob": "it runs again",
 }
-_NOT = {IntentState.REJECTED.value: "was refused", IntentState.EXPIRED.value: "was given up"}
+_CALLED = {
+    "Quarantine": "our cordon",
+    "Drain": "the drain",
+    "Repair": "the repair",
+    "Verify": "the check",
+    "Release": "taking our cordon back",
+    "Look": "the look",
+    "Fence": "the fence",
+    "StopJob": "the stop",
+    "StartJob": "the start",
+    "RerunJob": "the restart by its controller",
+    "AskToSave": "the request to save",
+}
+_NOT = {
+    IntentState.REJECTED.value: "was refused",
+    IntentState.EXPIRED.value: "did not show within its time, and was given up",
+}
 
 
 def tell(lines: Sequence[Line]) -> list[StoryAnswer]:
@@ -114,7 +133,7 @@ def _plain(line: Line, head: str, rest: str) -> str:
         act = _ACTS[head] if kind_of(line.subjects[0]) == "job" else _ACTS[head].replace("its nodes", "the node")
         return f"{act}: {rest}"
     if line.event == "effect" and head in _SEEN:
-        return _SEEN[head] if rest == IntentState.SEEN else f"{head} {_NOT.get(rest, rest)}"
+        return _SEEN[head] if rest == IntentState.SEEN else f"{_CALLED.get(head, head)} {_NOT.get(rest, rest)}"
     return line.text
 
 

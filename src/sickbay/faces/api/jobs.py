@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from sickbay.brain.submission import not_our_queue, refusal, too_large
-from sickbay.faces.answers import JobAnswer
+from sickbay.faces.answers import JobAnswer, OneJob
 from sickbay.faces.api import requests
-from sickbay.faces.api.examples import JOB
+from sickbay.faces.api.examples import JOB, ONE_JOB
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
-from sickbay.faces.explain import job_answer
+from sickbay.faces.explain import job_answer, one_job
 from sickbay.model.fleet import Capability, Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
 
@@ -36,12 +36,13 @@ def found(ask: ApiRequest, ident: str) -> Job:
     return max(named, key=lambda one: one.submitted_at)
 
 
-def one(ask: ApiRequest) -> JobAnswer:
-    return job_answer(found(ask, ask.path["id"]))
+def one(ask: ApiRequest) -> OneJob:
+    return one_job(ask.archive, found(ask, ask.path["id"]))
 
 
 def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
     job = found(ask, ask.path["id"])
+    ask.may_touch(job, "stop it")
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
     ask.order("stop", job.id, body.reason, now=body.now)
@@ -52,7 +53,7 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
     spec = _spec(ask, body)
     key = ask.key
-    while (job := ask.backend.submit(spec, key=key)).spec != spec:
+    while (job := ask.backend.submit(spec, key=key, by=ask.by)).spec != spec:
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
@@ -147,7 +148,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/jobs", submit, "Submit a job",
-        role="operator", status=201, answer_example=JOB,
+        role="submitter", status=201, answer_example=JOB,
         ask_example={
             "name": "llama", "nodes": 2, "command": ["python", "train.py"], "checkpoint": "/shared/llama",
             "log_rules": [{"name": "steps", "pattern": "^step \\d+", "recurs_within": 300}],
@@ -155,11 +156,11 @@ ROUTES = (
     ),
     Route(
         "GET", "/v1/jobs/{id}", one, "One job",
-        path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        path_example={"id": "llama-3f2a1"}, answer_example=ONE_JOB,
     ),
     Route(
-        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again",
-        role="operator", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again. A submitter: their own",
+        role="submitter", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

@@ -25,7 +25,8 @@ def refused(w: Ward, job: JobId) -> str:
     assert w.events("start") == []
     w.run(10)
     assert [notice.text for notice in w.notices("job_failed")] == [f"{job}: {done.diagnosis}"]
-    assert story(w, job)[-2:] == [f"FAILED: {done.diagnosis}", f"told: {job}: {done.diagnosis}"]
+    told = [f"is being told through log: {job}: {done.diagnosis}", "told through log"]
+    assert story(w, job)[-3:] == [f"FAILED: {done.diagnosis}", *told]
     return done.diagnosis
 
 

@@ -170,6 +170,7 @@ class Controller:
                 if time.monotonic() >= look:
                     look = time.monotonic() + LOOK
                     self._note("effects", self._engine.trouble)
+                    self._note("notices", self._engine.undelivered)
                     self._note_unheard()
                 if time.monotonic() >= tidy:
                     tidy = time.monotonic() + TIDY

@@ -31,6 +31,7 @@ from sickbay.model.fleet import (
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Job
+from sickbay.model.notice import NoticeChannel
 from sickbay.model.noun import Noun
 
 AnyRow = (
@@ -60,6 +61,7 @@ AnyRow = (
     | Errand
     | Part
     | Roster
+    | NoticeChannel
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -85,6 +87,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "errand": Errand,
     "part": Part,
     "roster": Roster,
+    "channel": NoticeChannel,
 }
 
 # They were told by their names alone before they were nouns of their own, and keep the keys that they had then.
@@ -150,6 +153,8 @@ def key_of(row: AnyRow) -> str:
             return f"aside:{row.subject}"
         case Standstill():
             return f"standstill:{row.source}"
+        case NoticeChannel():
+            return f"channel:{row.name}"
 
 
 def kind_of(key: str) -> str:

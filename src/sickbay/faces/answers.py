@@ -97,6 +97,9 @@ class JobAnswer(Noun):
     nodes: list[str]
     step: int | None
     resumed_from: int | None
+    resumed_of: Annotated[str | None, Meta(description="the job that saved what it resumed from; null: this one")]
+    continues: Annotated[str | None, Meta(description="the ended job from whose checkpoints it goes on")]
+    continued_by: Annotated[str | None, Meta(description="the later job that goes on from its checkpoints")]
     saved: Annotated[int | None, Meta(description="the newest step that is saved")]
     saved_at: Time | None
     save_failed: Annotated[str, Meta(description="what was not saved last, and why; empty once a save has succeeded")]

@@ -3,11 +3,13 @@
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+from sickbay.engine.figures import LoopFigures
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
+from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import AnyNews, Observed, Ordered, Submitted, TokenIssued, TokenRevoked
@@ -48,6 +50,8 @@ class Backend:
         self.breakable = breakable
         self.metrics = metrics
         self.changes = changes
+        self.census = Census()  # for metrics; who runs the engine feeds it, and says what its loop does
+        self.loop = LoopFigures()
         self._clock = clock
         self._wake = wake
         self._ingest = Ingest(store, clock)
@@ -68,9 +72,9 @@ class Backend:
         self.learned()
         return ident
 
-    def submit(self, spec: JobSpec, key: str) -> Job:
-        job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
-        self._tell(f"submit/{key}", Submitted(job=job, spec=spec))
+    def submit(self, spec: JobSpec, key: str, reason: str = "") -> Job:
+        job = job_named(spec.name, key)
+        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, reason=reason))
         self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
         found = self._job(job)
         if found is None:
@@ -91,6 +95,11 @@ class Backend:
     def _read_up_to(self) -> int:
         row = self.store.load([CURSOR])[CURSOR].row
         return row.at if isinstance(row, Cursor) else 0
+
+    def lag(self) -> timedelta:
+        """How old the oldest fact is that is stored and has not been learned; nothing: none waits."""
+        waiting = self.store.facts(after=self._read_up_to(), limit=1)
+        return max(timedelta(), self.now() - waiting[0].at) if waiting else timedelta()
 
     # --- agents
     def receive(self, report: Report) -> Reply:
@@ -155,6 +164,11 @@ class Backend:
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.wall(), UTC)
+
+
+def job_named(name: str, key: str) -> JobId:
+    """The id of the job that is submitted under a key, the same each time."""
+    return JobId(f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
 
 
 def hash_of(secret: str) -> str:

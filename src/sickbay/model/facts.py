@@ -115,6 +115,7 @@ class Stepped(News, tag="stepped"):
     attempt: int
     step: int
     resumed_from: int | None = None
+    resumed_of: str = ""  # the job that saved it, if that was another one
     skipped: tuple[str, ...] = ()  # newer checkpoints that could not be used, each with its reason
     loss: float | None = None
     fenced: bool = False  # the script says (`heartbeat(…, fenced=True)`) that no older attempt can commit any more
@@ -221,6 +222,7 @@ class Ordered(News, tag="ordered"):
 class Submitted(News, tag="submitted"):
     job: JobId
     spec: JobSpec
+    reason: str = ""  # why an earlier job is continued
 
 
 class TokenIssued(News, tag="token_issued"):

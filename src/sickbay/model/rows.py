@@ -30,7 +30,7 @@ from sickbay.model.fleet import (
 )
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
-from sickbay.model.job import Job
+from sickbay.model.job import Attempt, Job
 from sickbay.model.notice import NoticeChannel
 from sickbay.model.noun import Noun
 
@@ -61,6 +61,7 @@ AnyRow = (
     | Errand
     | Part
     | Roster
+    | Attempt
     | NoticeChannel
 )
 
@@ -87,6 +88,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "errand": Errand,
     "part": Part,
     "roster": Roster,
+    "attempt": Attempt,
     "channel": NoticeChannel,
 }
 
@@ -149,6 +151,8 @@ def key_of(row: AnyRow) -> str:
             return f"part:{row.of}/{row.number}"
         case Roster():
             return f"roster:{row.job}/{row.attempt}/{row.number}"
+        case Attempt():
+            return f"attempt:{row.job}/{row.number}"
         case Aside():
             return f"aside:{row.subject}"
         case Standstill():
@@ -231,6 +235,7 @@ class Unit(Noun):
     expect: dict[str, int] = {}
     waits: dict[str, WaitMark | None] = {}
     story: tuple[Line, ...] = ()
+    counts: dict[str, int] = {}  # what goes up with it in the controller's metrics; no store keeps it
     durable: bool = True  # fsynced; what follows from stored facts alone need not be: it is planned anew
 
     def actions(self, tags: Mapping[str, str]) -> int:

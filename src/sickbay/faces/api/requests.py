@@ -98,6 +98,13 @@ class Submit(RequestBody):
     stall_after: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
     start_within: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
     log_rules: Annotated[tuple[Rule, ...], Meta(max_length=20)] = ()
+    priority: Annotated[int, Meta(ge=-100, le=100, description="higher ones run first")] = 0
+    time_limit: (
+        Annotated[float, Meta(gt=0, le=366 * DAYS, description="that its attempts may run, together")] | None
+    ) = None
+    grow: Annotated[bool, Meta(description="restarted on more nodes once there are more, where it runs on fewer")] = (
+        False
+    )
 
 
 class OfSeries(RequestBody):

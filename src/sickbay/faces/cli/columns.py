@@ -1,4 +1,7 @@
-"""The table printer, and cards: columns that line up within the terminal's width, one object as a few short lines."""
+"""The table printer, and cards: columns that line up within the terminal's width, one object as a few short lines.
+
+Nothing is cut where nobody has a width: what goes into a pipe or a file is whole.
+"""
 
 import shutil
 import sys
@@ -12,7 +15,7 @@ import click
 from sickbay.faces.cli.show import STATES, clean, print_json, span
 
 LEAST = 12  # a column that is cut keeps so many characters
-NARROW, WIDEST = 60, 160
+NARROW = 60
 
 PAINT = {
     **STATES,
@@ -37,18 +40,20 @@ def field(name: str, *, right: bool = False, cut: bool = False) -> Column:
     return Column(name, lambda row: row[name] if row[name] is not None else "", right, cut)
 
 
-def width() -> int:
-    return max(NARROW, min(WIDEST, shutil.get_terminal_size((80, 24)).columns))
+def width() -> int | None:
+    """Of the terminal; None: the output is none, and is as wide as what is in it."""
+    return max(NARROW, shutil.get_terminal_size((80, 24)).columns) if sys.stdout.isatty() else None
 
 
 def columns(head: Sequence[Column], rows: Iterable[Any], indent: str = "") -> None:
     """One line for each. Names are never cut, because people copy them."""
     whole = [tuple("–" if (cell := column.of(row)) is None else clean(str(cell)) for column in head) for row in rows]
     sizes = [max([len(column.name), *(len(row[n]) for row in whole)]) for n, column in enumerate(head)]
+    wide = width()
     for n, column in enumerate(head):
-        if column.cut:
-            rest = sum(sizes) - sizes[n] + 2 * (len(head) - 1)
-            sizes[n] = max(LEAST, min(sizes[n], width() - rest))
+        if column.cut and wide is not None:
+            rest = sum(sizes) - sizes[n] + 2 * (len(head) - 1) + len(indent)
+            sizes[n] = max(LEAST, min(sizes[n], wide - rest))
     click.echo(indent + click.style(_line(head, sizes, [column.name for column in head]), dim=True))
     for row in whole:
         click.echo(indent + _line(head, sizes, row))

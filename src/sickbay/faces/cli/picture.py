@@ -21,6 +21,8 @@ from sickbay.faces.story import StoryAnswer, short
 
 Fleet = dict[str, Any]
 WIDE = 120
+NARROWEST = 80  # where no terminal says how wide it is
+FIGURES = 70  # columns of all that stands beside a row's names and its reason
 CELL = 6  # columns of one node in the grid
 LETTERS = {
     "READY": "■", "UNKNOWN": "?", "SUSPECT": "!", "OUT": "✚", "LOST": "✖", "HELD": "H", "INTAKE": "+",
@@ -71,6 +73,13 @@ def plain(fleet: Fleet, width: int, *, head: str) -> Group:
         _panel("jobs", _jobs(jobs, len(jobs))),
         _panel("open incidents", _incidents(incidents, len(incidents), headed=True)),
     )
+
+
+def wide_enough(fleet: Fleet) -> int:
+    """Columns in which no line of `plain` is cut, for output that is no terminal."""
+    jobs = [len(job["id"]) + len(clean(why(job))) + FIGURES for job in fleet["jobs"]]
+    incidents = [sum(len(one[key]) for key in ("id", "node", "because")) + FIGURES for one in fleet["incidents"]]
+    return max([NARROWEST, len(_budget(fleet)) + 2, *jobs, *incidents])
 
 
 def _panel(title: str, inside: RenderableType) -> Panel:

@@ -166,7 +166,7 @@ def list_exclusions(as_json: bool) -> None:
     head = [
         field("id"),
         Column("what", _what),
-        Column("until", lambda one: clock(one["until"]) or "taken back"),
+        Column("until", lambda one: clock(one["until"]) or "removed by a person"),
         field("by"),
         field("because", cut=True),
     ]

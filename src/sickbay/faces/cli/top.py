@@ -48,10 +48,10 @@ def top(once: bool) -> None:
 def _print(client: "Client") -> None:
     from rich.console import Console
 
-    from sickbay.faces.cli.picture import plain
+    from sickbay.faces.cli.picture import plain, wide_enough
 
     fleet = client.get("/v1/fleet")
-    console = Console(width=width(), highlight=False)
+    console = Console(width=width() or wide_enough(fleet), highlight=False)
     console.print(plain(fleet, console.width, head=_head(client)))
 
 

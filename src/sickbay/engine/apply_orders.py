@@ -10,6 +10,7 @@ from sickbay.brain.admit import released
 from sickbay.brain.orders import NODE_VERBS, wished
 from sickbay.engine import checkups
 from sickbay.engine.apply_faults import open_incident
+from sickbay.engine.notices import post_test
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
@@ -42,6 +43,10 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             node = draft.node(NodeId(news.target))
             if node is not None:
                 _audit(draft, news, key_of(node))
+        case "notify_test":
+            _audit(draft, news)
+            text = f"a test by {news.by}: nothing is wrong"
+            post_test(draft, text, news.args["channels"].split(","), key=f"test.{news.args['id']}")
         case "check":
             checkups.ordered(draft, fact, news)
         case _:

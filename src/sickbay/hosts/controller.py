@@ -91,6 +91,7 @@ class Controller:
             fleet.breakable,
             fleet.metrics,
             leads=lambda: self.leads,
+            notifiers=tuple(fleet.hands.notifiers),
         )
         setup = Setup(holder=holder or replica_name(), lease_ttl=LEASE)
         waking = Waking(executor, self._awake.set)

@@ -75,7 +75,15 @@ class Service:
         try:
             self._furnish()
             mail = Wakeup()
-            fleet = local_fleet(self.rack.root, self._store, policy, mail.ring, wish.knowledge)
+            fleet = local_fleet(
+                self.rack.root,
+                self._store,
+                policy,
+                mail.ring,
+                wish.knowledge,
+                notifiers_of(notifiers.notifiers, notifiers.links),
+                notifiers.traits,
+            )
             self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
             controller = self._controller

@@ -31,6 +31,7 @@ from sickbay.model.policy import (
 HELD = "held"  # the event that says: this waits for a person
 ANYTHING = Match()
 MOST_INTERRUPTIONS = 200
+MOST_CHANNELS = 8  # of a rule: each is a row of its own in the unit that tells
 # Pauses of nothing are allowed: they mean "do not wait".
 _MAY_BE_ZERO = frozenset({"settle", "native_grace", "stall_after", "start_within", "save_within", "keep_place"})
 _CLOCK = re.compile(r"^(?:[01]\d|2[0-3]):[0-5]\d$|^24:00$")
@@ -266,6 +267,10 @@ def _tellings(policy: Policy) -> Iterator[Refusal]:
         for name, names in (("events", rule.events), ("to", rule.to)):
             if not names or not all(names):
                 yield Refusal(("notify", n, name), "is empty: name at least one, or remove the rule")
+        if len(rule.to) + len(rule.next) > MOST_CHANNELS:
+            yield Refusal(
+                ("notify", n, "to"), f"names more than {MOST_CHANNELS} channels: one list or room reaches many"
+            )
         if not all(rule.next) or set(rule.next) & set(rule.to):
             yield Refusal(
                 ("notify", n, "next"), "names channels that are not in 'to', each told if the one before is not"

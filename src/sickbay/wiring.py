@@ -83,11 +83,11 @@ def local_fleet(
     posted: Callable[[], None],
     knowledge: Path | None = None,
     notifiers: Mapping[str, Notifier] | None = None,
-    channels: Mapping[str, ChannelTraits] | None = None,
+    traits: Mapping[str, ChannelTraits] | None = None,
 ) -> WiredFleet:
     """The local cluster under `root`; `posted` hears when a command waits for an agent; `knowledge`: own rows.
 
-    `notifiers`: by their names, with what each may take in `channels`; None: the log alone.
+    `notifiers`: by their names, with what each may take in `traits`; None: the log alone.
     """
     from sickbay.adapters.checks.agents import AgentChecks
     from sickbay.adapters.machines.agents import AgentMachines
@@ -109,7 +109,7 @@ def local_fleet(
         policy_digest=digest(policy),
         can={cluster.id: site.capabilities},
         blind={cluster.id: site.blind},
-        channels=channels or {},
+        channels=traits or {},
     )
     return WiredFleet(
         hands=hands,

@@ -34,7 +34,13 @@ from sickbay.sim.simulation import Simulation
 from sickbay.sim.timeline import StrikeDevice
 
 NODE = NodeId("sim/train-0000")
-TOKENS = {"viewer": "secret-of-vera", "operator": "secret-of-otto", "agent": "secret-of-agent-0"}
+TOKENS = {
+    "viewer": "secret-of-vera",
+    "submitter": "secret-of-susi",
+    "operator": "secret-of-otto",
+    "admin": "secret-of-ada",
+    "agent": "secret-of-agent-0",
+}
 
 
 class HeardStore(MemoryStore):
@@ -120,7 +126,8 @@ class Ward:
         )
         self.desk.census.follow(kept)
         kept.census = self.desk.census
-        self.app = app(self.desk, leads=lambda: True, mail=self.mail)
+        self.trouble = ""
+        self.app = app(self.desk, leads=lambda: True, mail=self.mail, trouble=lambda: self.trouble)
         self._thread = threading.Thread(target=self._drive, name="engine of the ward")
         self._lock = threading.Lock()
         self._thread.start()
@@ -200,12 +207,14 @@ class Clinic:
         self.ward = ward
         self.url = url
         self.viewer = Caller(url, TOKENS["viewer"])
+        self.submitter = Caller(url, TOKENS["submitter"])
         self.operator = Caller(url, TOKENS["operator"])
+        self.admin = Caller(url, TOKENS["admin"])
         self.agent = Caller(url, TOKENS["agent"])
         self.nobody = Caller(url)
 
     def close(self) -> None:
-        for caller in (self.viewer, self.operator, self.agent, self.nobody):
+        for caller in (self.viewer, self.submitter, self.operator, self.admin, self.agent, self.nobody):
             caller.http.close()
 
 

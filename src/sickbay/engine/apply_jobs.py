@@ -26,7 +26,7 @@ from sickbay.model.facts import Checkpointed, Fact, Hung, JobSeen, JobVanished, 
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify, StartJob
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState, RankState, Work
-from sickbay.model.rows import key_of
+from sickbay.model.rows import AuditEntry, key_of
 from sickbay.signs.training_log import judge
 
 KEEP_RESTARTS = 1000  # a native controller may restart its job every second
@@ -41,8 +41,12 @@ def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if draft.job(news.job) is not None:
         return
     wrong = refusal(news.spec, draft.rules.can) or _in_use(draft, news)
-    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at)
-    draft.tell(f"QUEUED: submitted as {job.spec.name}{going_on(job.spec)}", key_of(job), event="submitted")
+    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at, owner=news.by)
+    verb = f"restart {of}" if (of := continued(news.spec)) is not None else "submit"
+    refused = f"refused: {wrong}" if wrong else ""
+    audit = AuditEntry(by=news.by, verb=verb, target=job.id, reason="; ".join(filter(None, (news.reason, refused))))
+    text = f"QUEUED: submitted as {job.spec.name}{going_on(job.spec)}"
+    draft.tell(text, key_of(job), event="submitted", audit=audit if news.by else None)
     if wrong:
         job = step_job(draft, job, "fail", wrong, {"diagnosis": wrong})
         notice = Notify(event="job_failed", subject=key_of(job), text=f"{job.spec.name}: {wrong}")
@@ -156,7 +160,11 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
     spec = news.spec or (before.spec if before is not None else None)  # one of ours has the spec that it was made with
     if spec is None:
         return
-    kept = {name: getattr(before, name) for name in ("interruptions", "restarts", "acts", "told")} if before else {}
+    kept = (
+        {name: getattr(before, name) for name in ("owner", "interruptions", "restarts", "acts", "told")}
+        if before
+        else {}
+    )
     job = Job(
         id=news.job,
         spec=spec,

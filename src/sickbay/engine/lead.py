@@ -337,7 +337,8 @@ class Engine:
             self._rules.tables.digest,
         ):
             return
-        news = PolicyInForce(policy=self._rules.policy_digest, knowledge=self._rules.tables.digest)
+        rules = self._rules
+        news = PolicyInForce(policy=rules.policy_digest, knowledge=rules.tables.digest, name=rules.policy.name)
         number = self._view.get(IN_FORCE).version
         self._ingest.tell(f"policy/{news.policy}/{news.knowledge}/{number}", news)
 

@@ -17,7 +17,7 @@ from sickbay.model.job import Attempt, Interruption, Job
 from sickbay.model.notice import ChannelTraits
 from sickbay.model.parts import stored, whole
 from sickbay.model.policy import Policy
-from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
+from sickbay.model.rows import AUDIT, AnyRow, AuditEntry, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
 from sickbay.model.tables import Tables
 from sickbay.ports.store import Store
 
@@ -339,9 +339,10 @@ class Draft:
             self.expect[key] = self._view.get(key).version
         self.writes[key] = None
 
-    def tell(self, text: str, *subjects: str, event: str = "") -> None:
+    def tell(self, text: str, *subjects: str, event: str = "", audit: AuditEntry | None = None) -> None:
         self.changes += 1
-        self.story.append(Line(subjects=subjects, at=self.now, text=text, event=event))
+        told = (*subjects, AUDIT) if audit is not None else subjects
+        self.story.append(Line(subjects=told, at=self.now, text=text, event=event, audit=audit))
 
     def count(self, what: str) -> None:
         """Raise a counter of the controller's metrics, if and when this unit is committed."""

@@ -93,6 +93,7 @@ class InterruptionAnswer(Noun):
 class JobAnswer(Noun):
     id: str
     name: str
+    owner: Annotated[str, Meta(description="whose token submitted it; empty: nobody whom Sickbay knows")]
     state: JobState
     attempt: int
     restarts: int
@@ -166,6 +167,16 @@ class ChangedRow(Noun):
     gone: bool
 
 
+class SeatOut(Noun):
+    """One seat that uses up what its pool may lack."""
+
+    node: str
+    incident: str | None
+    since: Time | None
+    because: str
+    command: Annotated[str, Meta(description="what brings it back, where a person must decide; else empty")]
+
+
 class PoolBudget(Noun):
     """What a pool may lack. The limits are null where the policy in force is not known here."""
 
@@ -176,6 +187,7 @@ class PoolBudget(Noun):
     repairing: int
     may_be_repairing: int | None
     held: int
+    used_by: Annotated[list[SeatOut], Meta(description="the seats that are out, by name; of many the first eight")]
 
 
 class Estimate(Noun):
@@ -186,32 +198,72 @@ class Estimate(Noun):
     stands_since: Annotated[Time | None, Meta(description="its source is not heard: the deadline comes no nearer")]
 
 
+class WayOut(Noun):
+    """What would change a wait, and the command that does it; empty where no command does."""
+
+    what: str
+    command: str
+
+
+class WaitedOn(Noun):
+    """Who keeps a job waiting: a node with its incident, another job; and what that one waits for itself."""
+
+    about: Annotated[str, Meta(description="an incident's or a job's id")]
+    node: str
+    state: str
+    because: str
+    since: Time | None
+    until: Estimate | None
+    then: str
+    ways_out: tuple[WayOut, ...]
+
+
 class Waiting(Noun, omit_defaults=False):
     """Why nothing happens now, and what would make something happen."""
 
     because: str
+    since: Annotated[Time | None, Meta(description="when it entered its present state")] = None
     until: Estimate | None = None
     then: Annotated[str, Meta(description="what happens at that time")] = ""
-    would: Annotated[str, Meta(description="the act that is withheld")] = ""
+    would: Annotated[str, Meta(description="all that would be done if nothing held it back")] = ""
     changed_by: tuple[str, ...] = ()
+    ways_out: Annotated[tuple[WayOut, ...], Meta(description="the same, with the command to paste for each")] = ()
+    behind: Annotated[tuple[WaitedOn, ...], Meta(description="whom a job waits for, with their own waits")] = ()
     budget: PoolBudget | None = None
     notes: Annotated[tuple[str, ...], Meta(description="what else keeps it: a silent source, a call in doubt")] = ()
 
 
+class EarlierStory(Noun):
+    """What the story leaves out: it begins with the last chapter unless more is asked for (`all`, `since`)."""
+
+    lines: Annotated[int, Meta(description="of its own story; those of older incidents come with them")]
+    incidents: int
+    since: Annotated[Time | None, Meta(description="when the oldest of them was told")]
+
+
 class ExplainedNode(NodeAnswer, tag_field="kind", tag="node"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
 
 class ExplainedJob(JobAnswer, tag_field="kind", tag="job"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
 
 class ExplainedIncident(IncidentAnswer, tag_field="kind", tag="incident"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
@@ -256,6 +308,7 @@ class FleetAnswer(Noun):
     budgets: list[PoolBudget]
     brakes: list[TrippedBrake]
     withheld: list[Withheld]
+    trouble: Annotated[str, Meta(description="why the controller decides little or nothing now; empty: all is well")]
     as_of: Time | None
 
 
@@ -271,11 +324,16 @@ class TokenShown(Noun):
     node: str | None
     by: str
     issued_at: Time
+    expires_at: Time | None
+    expired: bool
+    used_at: Annotated[Time | None, Meta(description="its last use, up to an hour ago; null: never used")]
 
 
 class TokenMade(Noun):
     name: str
     role: str
+    node: str | None
+    expires_at: Time | None
     token: Annotated[str, Meta(description="the secret; it is shown here once and stored nowhere")]
 
 
@@ -316,6 +374,10 @@ class Notice(Noun):
 
 class Audited(Noun):
     at: Time
+    by: Annotated[str, Meta(description="the name of whose token it was; empty in lines of older versions")]
+    verb: str
+    target: str
+    reason: str
     text: str
     about: Annotated[list[str], Meta(description="what it was done to: node:…, incident:…, job:…")]
 

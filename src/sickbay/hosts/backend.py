@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from sickbay.engine.figures import LoopFigures
@@ -12,7 +12,16 @@ from sickbay.engine.view import moment
 from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
 from sickbay.model.errors import BadInput
-from sickbay.model.facts import AnyNews, Observed, Ordered, Submitted, TokenIssued, TokenRevoked
+from sickbay.model.facts import (
+    AnyNews,
+    ControllerStarted,
+    Observed,
+    Ordered,
+    Submitted,
+    TokenIssued,
+    TokenRevoked,
+    TokensUsed,
+)
 from sickbay.model.fleet import Capability, Cursor, JobId, Node, NodeId, Token
 from sickbay.model.job import Job, JobSpec
 from sickbay.model.notice import LOG
@@ -26,7 +35,7 @@ from sickbay.ports.cluster import Cluster, Log
 from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
-ROLES = ("viewer", "operator", "agent")
+ROLES = ("viewer", "submitter", "operator", "admin", "agent")
 LEARNED_WITHIN = 10.0  # seconds that a person waits until what was asked is known to the engine
 
 
@@ -75,9 +84,9 @@ class Backend:
         self.learned()
         return ident
 
-    def submit(self, spec: JobSpec, key: str, reason: str = "") -> Job:
+    def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "") -> Job:
         job = job_named(spec.name, key)
-        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, reason=reason))
+        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, by=by, reason=reason))
         self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
         found = self._job(job)
         if found is None:
@@ -140,19 +149,47 @@ class Backend:
         return found[0] if found else None
 
     # --- credentials
-    def issue(self, name: str, role: str, by: str, node: NodeId | None = None, secret: str = "") -> str:
-        """A new token; its secret is told here once and stored nowhere."""
+    def issue(
+        self,
+        name: str,
+        role: str,
+        by: str,
+        node: NodeId | None = None,
+        secret: str = "",
+        *,
+        seconds: float | None = None,
+        anew: bool = False,
+        reason: str = "",
+    ) -> str:
+        """A new token; its secret is told here once and stored nowhere. `anew`: any other of its name is revoked."""
         if role not in ROLES:
             raise BadInput(f"there is no role {role!r}: write {', '.join(ROLES)}")
         secret = secret or secrets.token_urlsafe(24)
         digest = hash_of(secret)
-        self._tell(f"token/{digest}", TokenIssued(hash=digest, name=name, role=role, by=by, node=node))
-        self.changes.wait(lambda: self.who(secret) is not None, LEARNED_WITHIN)
+        news = TokenIssued(
+            hash=digest, name=name, role=role, by=by, node=node, seconds=seconds, anew=anew, reason=reason
+        )
+        # Each time another fact: one that was revoked since and is issued again is no second delivery of the first.
+        self._tell(f"token/{digest}/{secrets.token_hex(8)}", news)
+        self.changes.wait(lambda: self._holds(secret, role), LEARNED_WITHIN)
         return secret
 
-    def revoke(self, name: str, by: str) -> None:
-        self._tell(f"revoke/{name}/{secrets.token_hex(8)}", TokenRevoked(name=name, by=by))
+    def _holds(self, secret: str, role: str) -> bool:
+        token = self.who(secret)
+        return token is not None and token.role == role
+
+    def revoke(self, name: str, by: str, reason: str = "") -> None:
+        self._tell(f"revoke/{name}/{secrets.token_hex(8)}", TokenRevoked(name=name, by=by, reason=reason))
         self.learned()
+
+    def used(self, hashes: Sequence[str]) -> None:
+        """These tokens were used lately. Nobody waits for it."""
+        self._ingest.tell(f"used/{secrets.token_hex(8)}", TokensUsed(hashes=tuple(hashes)))
+
+    def started(self, by: str, policy: str, source: str, knowledge: str) -> None:
+        """Somebody has started this controller."""
+        news = ControllerStarted(by=by, policy=policy, name=self.policy.name, source=source, knowledge=knowledge)
+        self._tell(f"started/{secrets.token_hex(8)}", news)
 
     def who(self, secret: str) -> Token | None:
         row = self.store.load([key := f"token:{hash_of(secret)}"])[key].row

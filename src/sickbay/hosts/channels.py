@@ -25,7 +25,7 @@ class NotifierFile:
     """What a site has configured. Nothing: the log alone."""
 
     notifiers: Mapping[str, NotifierSettings] = field(default_factory=dict)
-    links: NoticeLinks = NoticeLinks()
+    links: NoticeLinks = field(default_factory=NoticeLinks)
 
     @property
     def names(self) -> tuple[str, ...]:

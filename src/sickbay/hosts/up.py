@@ -20,6 +20,7 @@ from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.clusters.local.rack import Rack
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
+from sickbay.hosts.channels import NotifierFile
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.server import refuse_taken, served
@@ -27,7 +28,9 @@ from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
-from sickbay.wiring import local_fleet, open_store
+from sickbay.policy.load import refuse_unconfigured
+from sickbay.wire.files import replace_file
+from sickbay.wiring import local_fleet, notifiers_of, open_store
 
 CLUSTER, POOL = "local", "default"
 NODES, GPUS = 4, 2
@@ -46,6 +49,7 @@ class UpOptions(NamedTuple):
     cert: str | None = None
     key: str | None = None
     knowledge: Path | None = None  # the operator's own rows over the shipped tables
+    notifiers: NotifierFile = NotifierFile()
 
 
 class Api(Protocol):
@@ -62,6 +66,7 @@ class Service:
     def __init__(self, wish: UpOptions, policy: Policy, api: Api) -> None:
         self.state = wish.state
         self._wish = wish
+        refuse_unconfigured(policy, wish.notifiers.names)
         refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
         make_private(wish.state)
         self._alone = lock_alone(wish.state)
@@ -81,8 +86,8 @@ class Service:
                 policy,
                 mail.ring,
                 wish.knowledge,
-                notifiers_of(notifiers.notifiers, notifiers.links),
-                notifiers.traits,
+                notifiers_of(wish.notifiers.notifiers, wish.notifiers.links),
+                wish.notifiers.traits,
             )
             self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
@@ -116,7 +121,7 @@ class Service:
         # Who was here before is started before anybody looks: a node that was switched off is not one that fails.
         started = self._wake_known()
         self._controller.start(self._canary)
-        self.token = self._credential("operator", "operator", self.state / "operator.token")
+        self.token = self._credential("operator", "admin", self.state / "operator.token")
         for seat in self.rack.names():
             node = NodeId(f"{CLUSTER}/{seat}")
             self._credential(f"agent of {node}", "agent", self.rack.paths(seat).token, node)
@@ -140,15 +145,17 @@ class Service:
         return started
 
     def _credential(self, name: str, role: str, file: Path, node: NodeId | None = None) -> str:
-        """The secret in the file, known to the store: made once, found again after a restart."""
+        """The secret in the file, if the store knows it for what it is. A lost or revoked one is replaced by another:
+        a secret that was revoked never opens anything again, and nobody is locked out of his own machine.
+        """
         secret = file.read_text().strip() if file.exists() else ""
-        if not secret:
+        known = self.backend.who(secret) if secret else None
+        if known is not None and known.role == role and not known.over(self.backend.now()):
+            return secret
+        if known is None:
             secret = secrets.token_urlsafe(24)
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w") as out:
-                out.write(secret)
-        if self.backend.who(secret) is None:
-            self.backend.issue(name, role, "sickbay up", node, secret)
+            replace_file(file, secret.encode())
+        self.backend.issue(name, role, "sickbay up", node, secret, anew=True, reason="for this machine's own use")
         return secret
 
     def _canary(self) -> bool:

@@ -184,6 +184,7 @@ class Job(Noun):
     id: JobId
     spec: JobSpec
     submitted_at: datetime
+    owner: str = ""  # whose token submitted it; empty: nobody's whom we know (adopted, or from before owners)
     adopted: bool = False  # others submitted it; a native controller may restart it first
     made: bool = False  # its cluster has an object for it, which can be run again where it has RERUN
     state: JobState = JobState.QUEUED

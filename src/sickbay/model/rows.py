@@ -104,6 +104,7 @@ SCHEDULE = "checkup:schedule"
 IN_FORCE = "inforce:"
 CURSOR = "cursor:"
 AGES = "ages:"
+AUDIT = "operator:"  # the subject of the audit log
 
 TO_SEND = "planned:"  # tags, before the lane: intents that may be sent now
 BACKING_OFF = "later:"  # and those that may not be sent before some time
@@ -219,6 +220,15 @@ class WaitMark(Noun):
 DUE_NOW = WaitMark(until=Deadline(clock="ingest", at=-1.0), urgency=0)
 
 
+class AuditEntry(Noun):
+    """Who did what, and why: beside the words of a line, which nothing reads back."""
+
+    by: str
+    verb: str
+    target: str = ""
+    reason: str = ""
+
+
 class Line(Noun):
     """One line of the story, kept for `explain`."""
 
@@ -226,6 +236,7 @@ class Line(Noun):
     at: datetime
     text: str
     event: str = ""
+    audit: AuditEntry | None = None  # of a person's act; then it is told under AUDIT too
 
 
 class Unit(Noun):

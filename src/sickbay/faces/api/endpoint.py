@@ -19,12 +19,14 @@ from sickbay.faces.api.credentials import Credentials, admit, secret_of
 from sickbay.faces.api.events import EventStream
 from sickbay.faces.api.refusal import ApiRefusal, refused
 from sickbay.faces.api.route import AGENTS, PEOPLE, ApiRequest, AppState, PlainAnswer, Route, on_thread
+from sickbay.model.errors import StoreError
 from sickbay.model.fleet import Token
 
 log = logging.getLogger("sickbay.api")
 
 KEYS = 2000  # answered Idempotency-Keys that are remembered
 _KEY = re.compile(r"[\x21-\x7e]{1,128}")
+TROUBLE_MOST = 300  # characters of a header's line
 HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -84,7 +86,16 @@ class Endpoint:
         elif isinstance(answer, PlainAnswer):
             await send_whole(send, route.status, _headers(answer.media), answer.text.encode(), incoming)
         else:
-            await send_whole(send, route.status, _headers("application/json"), msgspec.json.encode(answer), incoming)
+            headed = [*_headers("application/json"), *self._trouble(route)]
+            await send_whole(send, route.status, headed, msgspec.json.encode(answer), incoming)
+
+    def _trouble(self, route: Route) -> list[tuple[bytes, bytes]]:
+        """With each answer to a person, and only to one with a token, why nothing goes on here: a list looks well
+        while the disk of the state is full and nothing is decided any more.
+        """
+        trouble = self._room.trouble() if route.role not in {"", "agent"} and self._room.trouble is not None else ""
+        line = " ".join(trouble.split())[:TROUBLE_MOST]
+        return [(b"sickbay-trouble", line.encode("ascii", "replace"))] if line else []
 
     def _route(self, method: str) -> Route:
         route = self._routes.get("GET" if method == "HEAD" else method)
@@ -124,7 +135,16 @@ class Endpoint:
         token = self._credentials.remembered(secret)
         if token is None:
             token = await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._credentials.who, secret)
-        return admit(token, route.role)
+        admitted = admit(token, route.role, self._room.backend.now())
+        if due := self._credentials.note_use(admitted):
+            await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._tell_uses, due)
+        return admitted
+
+    def _tell_uses(self, due: tuple[str, ...]) -> None:
+        try:
+            self._room.backend.used(due)
+        except StoreError as error:  # nobody is kept out because a disk is full
+            log.warning("last uses of tokens were not noted: %s", error)
 
 
 def _query(route: Route, scope: Scope) -> Any:

@@ -42,6 +42,7 @@ def one(ask: ApiRequest) -> JobAnswer:
 
 def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
     job = found(ask, ask.path["id"])
+    ask.may_touch(job, "stop it")
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
     ask.order("stop", job.id, body.reason, now=body.now)
@@ -52,7 +53,7 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
     spec = _spec(ask, body)
     key = ask.key
-    while (job := ask.backend.submit(spec, key=key)).spec != spec:
+    while (job := ask.backend.submit(spec, key=key, by=ask.by)).spec != spec:
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
@@ -147,7 +148,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/jobs", submit, "Submit a job",
-        role="operator", status=201, answer_example=JOB,
+        role="submitter", status=201, answer_example=JOB,
         ask_example={
             "name": "llama", "nodes": 2, "command": ["python", "train.py"], "checkpoint": "/shared/llama",
             "log_rules": [{"name": "steps", "pattern": "^step \\d+", "recurs_within": 300}],
@@ -158,8 +159,8 @@ ROUTES = (
         path_example={"id": "llama-3f2a1"}, answer_example=JOB,
     ),
     Route(
-        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again",
-        role="operator", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again. A submitter: their own",
+        role="submitter", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

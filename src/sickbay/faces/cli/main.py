@@ -60,6 +60,7 @@ COMMANDS = {
     "notify": CommandPlace("notify", "Try the channels through which people are told.", SAFETY),
     "notices": CommandPlace("notify", "What people were told, and what came of it.", SAFETY),
     "token": CommandPlace("tokens", "Who may ask, and who may act.", SAFETY),
+    "audit": CommandPlace("audit", "Who did what, when and why.", SAFETY),
     "sim": CommandPlace("sim", "Run a scenario on the real engine in virtual time.", TRY),
     "policy": CommandPlace("policy", "Show, check and compare policies.", TRY),
     "knowledge": CommandPlace("knowledge", "What a fault means, and who says so.", TRY),

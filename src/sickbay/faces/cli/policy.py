@@ -1,12 +1,14 @@
 """sickbay policy show | lint | diff."""
 
+from pathlib import Path
+
 import click
 
 from sickbay.faces.cli.show import as_json, leave, print_json
 from sickbay.model.fleet import Capability
 from sickbay.policy.diff import diff, effective, in_words, to_yaml
 from sickbay.policy.lint import lint
-from sickbay.policy.load import digest, load_policy, shipped
+from sickbay.policy.load import digest, load_policy, named_notifiers, shipped
 
 
 @click.group("policy", epilog=f"Shipped policies: {', '.join(shipped())}.")
@@ -37,16 +39,33 @@ def show(name: str, as_json: bool) -> None:
     multiple=True,
     help=f"What the cluster can do; repeat it. Without it this is not judged. One of {', '.join(Capability)}.",
 )
+@click.option(
+    "--notifiers", metavar="FILE", type=click.Path(path_type=Path),
+    help="The file of notifiers that it is to be used with: a channel that is not in it makes it unusable.",
+)  # fmt: skip
 @as_json
-def lint_command(name: str, strict: bool, can: tuple[str, ...], as_json: bool) -> None:
-    """Say what in a policy is doubtful. Exit 0 fine, 1 warnings with --strict, 2 not usable."""
-    loaded = load_policy(name)
+def lint_command(name: str, strict: bool, can: tuple[str, ...], notifiers: Path | None, as_json: bool) -> None:
+    """Say what in a policy is doubtful. Exit 0 fine, 1 warnings with --strict, 2 not usable.
+
+    \b
+    sickbay policy lint ./ours.yaml --notifiers ./notifiers.yaml
+    """
+    if notifiers is not None:
+        from sickbay.hosts.channels import read_notifiers
+
+        loaded = load_policy(name, read_notifiers(notifiers).names)
+    else:
+        loaded = load_policy(name)
+    needs = list(named_notifiers(loaded))
     warnings = lint(loaded, frozenset(map(Capability, can)) if can else None)
     if as_json:
-        print_json({"policy": loaded.name, "digest": digest(loaded), "warnings": warnings})
+        print_json({"policy": loaded.name, "digest": digest(loaded), "warnings": warnings, "notifiers": needs})
     else:
         for line in warnings:
             click.echo(f"warning: {line}")
+        if needs and notifiers is None:
+            there = "are these notifiers" if len(needs) > 1 else "is this notifier"
+            click.echo(f"needs: a controller refuses it unless there {there}: {', '.join(needs)} (--notifiers FILE)")
         click.echo(f"{loaded.name}: {len(warnings) or 'no'} warning{'' if len(warnings) == 1 else 's'}")
     if warnings and strict:
         leave(1)

@@ -444,8 +444,9 @@ class Engine:
         """Channels that took no notice when they were last asked, in one line; empty while all do."""
         rows = [self._view.get(f"channel:{name}").row for name in self._hands.notifiers]
         failing = [row for row in rows if isinstance(row, NoticeChannel) and row.failing]
-        said = "; ".join(f"{row.name} takes no notices: {row.failing}" for row in failing)
-        return f"{said} (see 'sickbay notices --failed'; 'sickbay notify test' tries it)" if said else ""
+        said = "; ".join(f"{row.name} takes no notices ({row.failing[:100]})" for row in failing[:2])
+        more = f"; and {len(failing) - 2} more channels" if len(failing) > 2 else ""
+        return f"{said}{more}: see 'sickbay notices --failed'; try it with 'sickbay notify test'" if said else ""
 
     def _outlasts(self, intent: Intent) -> bool:
         """Whether our lease outlasts the call."""

@@ -195,8 +195,8 @@ def ended(draft: Draft, intent: Intent) -> None:
         draft.tell(f"told through {notice.to}", notice.subject, event="told")
         return
     why = intent.answer or "no answer"
-    text = f"nobody was told through {notice.to} ({why}): {notice.text}"
-    draft.tell(text, *dict.fromkeys((notice.subject, "operator:")), event="notice_lost")
+    draft.tell(f"nobody was told through {notice.to}: {why}", notice.subject, event="notice_lost")
+    draft.tell(f"nobody was told through {notice.to} ({why}): {notice.text}", "operator:", event="notice_lost")
     if not notice.passed_on:
         _pass_on(draft, intent, notice, "")
 

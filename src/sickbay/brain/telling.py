@@ -14,18 +14,18 @@ _NOBODY = NotifyRule()
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class NoticeRoute:
     to: tuple[str, ...]
     next: tuple[str, ...]
     next_after: timedelta
 
 
-def route(policy: Policy, event: str, severity: NoticeSeverity, pool: str) -> Route:
+def route(policy: Policy, event: str, severity: NoticeSeverity, pool: str) -> NoticeRoute:
     """The first rule that fits; where none does, and after the last channel of any, it is the log."""
     rule = next((rule for rule in policy.notify if rule.fits(event, severity, pool)), _NOBODY)
     to = tuple(dict.fromkeys(rule.to))
     later = tuple(name for name in dict.fromkeys((*rule.next, LOG)) if name not in to)
-    return Route(to, () if to == (LOG,) else later, rule.next_after)
+    return NoticeRoute(to, () if to == (LOG,) else later, rule.next_after)
 
 
 def charged(

@@ -42,6 +42,7 @@ EVENTS: dict[str, NoticeKind] = {
     "release_failed": _ERROR,
     "set_aside": _ERROR,
     "save_failed": _WARNING,
+    "log_rule_off": _WARNING,
     "job_waits": _WARNING,
     "agent_lost": _WARNING,
     "agent_unknown": _WARNING,

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from sickbay.model.fleet import JobId, Node
-from sickbay.model.job import Continuation, Job, JobSpec, LogRule
+from sickbay.model.fleet import Capability, JobId, Node
+from sickbay.model.job import PRIORITIES, Continuation, Job, JobSpec, LogRule
 from sickbay.model.parts import GANG_MOST
 from sickbay.model.policy import Policy
 
@@ -23,6 +23,14 @@ def refusal(spec: JobSpec, clusters: Collection[str]) -> str:
     The one validation of a submission: the API asks before it stores one, the engine before it takes one up.
     """
     return next(_wrong(spec, clusters), "")
+
+
+def not_our_queue(spec: JobSpec, can: Collection[Capability]) -> str:
+    """What it asks of a queue that is its cluster's own; empty: nothing."""
+    asked = [name for name, given in (("priority", spec.priority), ("grow", spec.grow)) if given]
+    if not asked or Capability.PLACE in can:
+        return ""
+    return f"{asked[0]}: {spec.cluster} has a queue of its own, which Sickbay does not order: leave it out"
 
 
 def too_large(spec: JobSpec, pool: Sequence[Node]) -> str:
@@ -157,6 +165,12 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
         yield f"stall_after is {spec.stall_after:g} s: write 0 for never"
     if spec.start_within is not None and spec.start_within < 0:
         yield f"start_within is {spec.start_within:g} s: write 0 for whenever it likes"
+    if spec.priority not in PRIORITIES:
+        yield f"priority is {spec.priority}: write {PRIORITIES[0]} to {PRIORITIES[-1]}; higher ones run first"
+    if spec.time_limit is not None and not 0 < spec.time_limit < float("inf"):
+        yield f"time_limit is {spec.time_limit:g} s: write more than 0, or leave it out for none"
+    if spec.grow and spec.least >= spec.most:
+        yield "grow: it always has all its nodes: write min_nodes, on how few it may restart, or leave grow out"
     yield from _wrong_paths_and_variables(spec)
     if len({rule.name for rule in spec.log_rules}) < len(spec.log_rules):
         yield "log_rules: two rules have the same name: give each its own"

@@ -84,6 +84,9 @@ class JobSpec(Noun):
     stall_after: float | None = None  # seconds without a heartbeat, after the first one; None: from policy, 0: never
     start_within: float | None = None  # seconds until its first heartbeat; None: from policy, 0: never too late
     log_rules: tuple[LogRule, ...] = ()
+    priority: int = 0  # higher ones first, where the queue is ours
+    time_limit: float | None = None  # seconds that its attempts may run, together; None: as long as they like
+    grow: bool = False  # one that runs on fewer nodes than it asked for is restarted as soon as there are more
     continues: Continuation | None = None
 
     @property
@@ -94,6 +97,8 @@ class JobSpec(Noun):
     def most(self) -> int:
         return len(self.on) or self.nodes
 
+
+PRIORITIES = range(-100, 101)  # that a job may have
 
 KEEP_CALLS = 20  # that an attempt names
 
@@ -108,6 +113,7 @@ class Call(Noun):
     booted: bool = False  # the node has booted anew
     dated: datetime | None = None
     before: str = ""  # what waits until the attempt has saved, such as "n3 is drained"; empty: it ends at once
+    wished: bool = False  # for the job's own good: it costs no restart
 
 
 class Work(Noun):
@@ -151,6 +157,9 @@ class Job(Noun):
     claim: dict[NodeId, tuple[int, ...]] = {}  # nodes and devices promised to the open attempt
     began_at: datetime | None = None  # when the attempt was claimed
     began: float = 0.0  # the same, as a reading of its cluster's clock
+    runs_since: float | None = None  # reading of its cluster's clock when the attempt was seen to run
+    ran: float = 0.0  # seconds that the attempts before it ran, together
+    place_until: Deadline | None = None  # interrupted, its place is kept until then: nodes that nobody else may claim
     ranks: dict[NodeId, RankState] = {}  # as last seen
     ranks_as_of: float = 0.0
     # A list of its cluster did not have it: one more, and it has vanished; of one that is over: that it has.
@@ -192,6 +201,17 @@ class Job(Noun):
     @property
     def open(self) -> bool:
         return not self.state.terminal
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether nodes are reserved for it. What it still claims is its own by that."""
+        return self.place_until is not None and self.open and not (self.state is JobState.GATING and self.claim)
+
+    @property
+    def over_at(self) -> float | None:
+        """The reading of its cluster's clock at which its time limit is over; None: it has none, or it does not run."""
+        limit = self.spec.time_limit
+        return None if limit is None or self.runs_since is None else self.runs_since + max(0.0, limit - self.ran)
 
     @property
     def directory(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec import structs
 from msgspec.structs import replace
 
-from sickbay.brain.submission import refusal, too_large
+from sickbay.brain.submission import not_our_queue, refusal, too_large
 from sickbay.faces.answers import JobAnswer
 from sickbay.faces.api import requests
 from sickbay.faces.api.continuing import taken_up
@@ -16,7 +16,7 @@ from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.explain import job_answer
 from sickbay.hosts.backend import job_named
-from sickbay.model.fleet import Node, pool_word
+from sickbay.model.fleet import Capability, Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
 
 
@@ -92,10 +92,17 @@ def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
         stall_after=asked.stall_after,
         start_within=asked.start_within,
         log_rules=tuple(LogRule(**structs.asdict(rule)) for rule in asked.log_rules),
+        priority=asked.priority,
+        time_limit=asked.time_limit,
+        grow=asked.grow,
     )
-    if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, nodes):
+    if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, nodes) or not_our_queue(spec, _can(ask, spec)):
         raise ApiRefusal(400, wrong)
     return spec
+
+
+def _can(ask: ApiRequest, spec: JobSpec) -> frozenset[Capability]:
+    return ask.backend.clusters[spec.cluster].capabilities
 
 
 def _where(ask: ApiRequest, asked: requests.Submit) -> Sequence[Node]:

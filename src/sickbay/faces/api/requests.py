@@ -100,6 +100,13 @@ class Submit(RequestBody):
     log_rules: Annotated[tuple[Rule, ...], Meta(max_length=20)] = ()
     anew: Annotated[bool, Meta(description="begin at step 0, beside what is in the checkpoint directory")] = False
     adopt: Annotated[bool, Meta(description="go on from what is there, whichever job saved it")] = False
+    priority: Annotated[int, Meta(ge=-100, le=100, description="higher ones run first")] = 0
+    time_limit: (
+        Annotated[float, Meta(gt=0, le=366 * DAYS, description="that its attempts may run, together")] | None
+    ) = None
+    grow: Annotated[bool, Meta(description="restarted on more nodes once there are more, where it runs on fewer")] = (
+        False
+    )
 
 
 class Restart(RequestBody):

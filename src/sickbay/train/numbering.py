@@ -9,6 +9,7 @@ A directory belongs to the job whose attempt began last. Another one begins only
 """
 
 import hashlib
+import logging
 import re
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sickbay.train.errors import CheckpointError, NotOurs
 from sickbay.train.layout import attempts, fenced, jobs_path, read_fence, run_path
 from sickbay.train.run import Run
 
+log = logging.getLogger("sickbay.train")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}\Z")
 TRIES = 100  # names for one record: each is spent by a death between two calls, on a disk without hard links
 
@@ -65,8 +67,11 @@ def _reach(run: Run) -> list[int]:
 
 def owner_of(directory: Path, attempt: int) -> str:
     """The job of an attempt. Empty: nobody knows, as it was begun by hand, or by an older version."""
-    with disk.undamaged(run_path(directory, attempt)):
+    try:
         fence = read_fence(directory, attempt)
+    except disk.Damaged as damage:  # it is a fence by being there; its lineage is in another file
+        log.warning("which job began attempt %d is not known: %s %s", attempt, run_path(directory, attempt), damage)
+        return ""
     return fence.job if fence is not None else ""
 
 

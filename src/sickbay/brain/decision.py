@@ -64,6 +64,7 @@ class JobChanges(TypedDict, total=False):
     made: bool
     began_at: datetime | None
     began: float
+    started_at: datetime | None
     runs_since: float | None
     ran: float
     place_until: Deadline | None

@@ -12,11 +12,11 @@ from sickbay.engine import checkups
 from sickbay.engine.apply_faults import open_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
+from sickbay.model.facts import ControllerStarted, Fact, Ordered, TokenIssued, TokenRevoked, TokensUsed
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
 from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Verb, enqueue
 from sickbay.model.job import Job
-from sickbay.model.rows import WITHHOLDING, key_of
+from sickbay.model.rows import AUDIT, IN_FORCE, WITHHOLDING, AuditEntry, key_of
 
 KEEP_PAUSES = 20
 WITHHELD = 200_000  # bytes of all exclusions: every admission reads them
@@ -45,24 +45,93 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
         case "check":
             checkups.ordered(draft, fact, news)
         case _:
-            draft.tell(f"{news.by} asked for {news.verb!r}, which is not known", "operator:", event="refused")
+            text = f"{news.by} asked for {news.verb!r}, which is not known"
+            draft.tell(text, event="refused", audit=entry_of(news, "not known"))
 
 
-def credential(draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked) -> None:
-    """Tokens come and go as facts: any replica can ask for one, and the story says who did."""
-    if isinstance(news, TokenIssued):
-        row = Token(hash=news.hash, name=news.name, role=news.role, by=news.by, issued_at=fact.at, node=news.node)
-        draft.put(row)
-        draft.tell(f"{news.by}: token {news.name!r} for the role {news.role}", "operator:", event="order")
+def administered(draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked | TokensUsed | ControllerStarted) -> None:
+    """Tokens come and go as facts: any replica can ask for one, and the story says who did; so do controllers."""
+    match news:
+        case TokenIssued():
+            _issue(draft, fact, news)
+        case TokenRevoked():
+            _revoke(draft, news)
+        case TokensUsed():
+            for digest in news.hashes:
+                row = draft.read(Token, f"token:{digest}", watch=False)
+                if row is not None and (row.used_at is None or row.used_at < fact.at):
+                    draft.put(replace(row, used_at=fact.at))
+        case ControllerStarted():
+            _started(draft, news)
+
+
+def _issue(draft: Draft, fact: Fact, news: TokenIssued) -> None:
+    others = [row for row in _tokens_named(draft, news.name) if row.hash != news.hash]
+    audit = AuditEntry(by=news.by, verb="token create", target=news.name, reason=news.reason)
+    if others and not news.anew:
+        draft.tell(f"{news.by}: token {news.name!r}: not possible: there is one", event="refused", audit=audit)
         return
-    for row in draft.find(Token, f"token:{news.name}"):
+    for row in others:
         draft.drop(key_of(row))
-        draft.tell(f"{news.by}: token {news.name!r} revoked", "operator:", event="order")
+    until = None if news.seconds is None else fact.at + timedelta(seconds=news.seconds)
+    draft.put(
+        Token(
+            hash=news.hash, name=news.name, role=news.role, by=news.by, issued_at=fact.at, node=news.node,
+            expires_at=until,
+        )
+    )  # fmt: skip
+    draft.tell(f"{news.by}: token {news.name!r} for the role {news.role}", event="order", audit=audit)
+
+
+def _revoke(draft: Draft, news: TokenRevoked) -> None:
+    mine = _tokens_named(draft, news.name)
+    audit = AuditEntry(by=news.by, verb="token revoke", target=news.name, reason=news.reason)
+    if any(row.governs for row in mine) and not _governed_without(draft, news.name):
+        text = f"{news.by}: token {news.name!r}: not revoked: it is the last admin's"
+        draft.tell(text, event="refused", audit=audit)
+        return
+    for row in mine:
+        draft.drop(key_of(row))
+        draft.tell(f"{news.by}: token {news.name!r} revoked", event="order", audit=audit)
+
+
+def _tokens_named(draft: Draft, name: str) -> list[Token]:
+    """With those of this very unit: the index does not know them yet."""
+    found = {key_of(row): row for row in draft.find(Token, f"token:{name}")}
+    ours = {key: row for key, row in draft.writes.items() if isinstance(row, Token) and row.name == name}
+    return list({**found, **ours}.values())
+
+
+def _governed_without(draft: Draft, name: str) -> bool:
+    """Whether somebody else's token lets its owner give out others, for good."""
+    ours = (row for row in draft.writes.values() if isinstance(row, Token))
+    if any(row.governs and row.name != name for row in ours):
+        return True
+    after = ""
+    while page := draft.keys("token", after=after):
+        rows = (draft.peek(Token, key) for key in page if draft.readable(key))
+        if any(row is not None and row.governs and row.name != name for row in rows):
+            return True
+        after = page[-1]
+    return False
+
+
+def _started(draft: Draft, news: ControllerStarted) -> None:
+    source = f" from {news.source}" if news.source not in {"", news.name} else ""
+    text = f"{news.by}: started a controller with policy {news.name}{source} ({news.policy})"
+    audit = AuditEntry(by=news.by, verb="start", target=news.name, reason=f"policy {news.policy}{source}")
+    draft.tell(text, IN_FORCE, event="started", audit=audit)
+
+
+def entry_of(news: Ordered, refused: str = "") -> AuditEntry:
+    verb = f"{news.verb} now" if news.now else news.verb
+    reason = f"{news.reason} (refused: {refused})" if refused else news.reason
+    return AuditEntry(by=news.by, verb=verb, target=news.target, reason=reason)
 
 
 def _audit(draft: Draft, news: Ordered, *subjects: str) -> None:
     now = " now" if news.now else ""
-    draft.tell(f"{news.by}: {news.verb}{now}: {news.reason}", *subjects, "operator:", event="order")
+    draft.tell(f"{news.by}: {news.verb}{now}: {news.reason}", *subjects, event="order", audit=entry_of(news))
 
 
 def _stop(draft: Draft, news: Ordered) -> None:
@@ -104,7 +173,8 @@ def _queue(draft: Draft, news: Ordered, incident: Incident) -> None:
 
 
 def _refuse(draft: Draft, news: Ordered, why: str, *subjects: str) -> None:
-    draft.tell(f"{news.by}: {news.verb}: not possible: {why}", *subjects, "operator:", event="answer")
+    text = f"{news.by}: {news.verb}: not possible: {why}"
+    draft.tell(text, *subjects, event="answer", audit=entry_of(news, why))
 
 
 def _treat(draft: Draft, fact: Fact, news: Ordered) -> None:
@@ -147,7 +217,7 @@ def _withhold(draft: Draft, fact: Fact, news: Ordered) -> None:
         alive = tuple(r for r in alive if r not in pauses[:-KEEP_PAUSES])
     elif len(encode(alive)) > WITHHELD:
         text = f"{news.by}: exclude: {len(alive)} exclusions are in force and there is no room for more: remove some"
-        draft.tell(text, WITHHOLDING, "operator:", event="refused")
+        draft.tell(text, WITHHOLDING, event="refused", audit=entry_of(news, "no room for more"))
         return
     draft.put(_withholding((*alive, row), {**before.orders, row.id: fact.id}))
     _audit(draft, news, WITHHOLDING)
@@ -174,7 +244,7 @@ def _reset_brake(draft: Draft, news: Ordered) -> None:
         _audit(draft, news, key_of(brake))
     if len(wanted) > RESET_AT_ONCE:
         text = f"{len(wanted) - RESET_AT_ONCE} more brakes are on: reset them again"
-        draft.tell(text, "operator:", event="refused")
+        draft.tell(text, AUDIT, event="refused")
     if not wanted:
         what = f"no brake {news.target!r} is on" if news.target else "no brake is on"
-        draft.tell(f"{news.by}: brake_reset: {what}", "operator:", event="refused")
+        draft.tell(f"{news.by}: brake_reset: {what}", event="refused", audit=entry_of(news, what))

@@ -91,6 +91,7 @@ class InterruptionAnswer(Noun):
 class JobAnswer(Noun):
     id: str
     name: str
+    owner: Annotated[str, Meta(description="whose token submitted it; empty: nobody whom Sickbay knows")]
     state: JobState
     attempt: int
     restarts: int
@@ -269,11 +270,16 @@ class TokenShown(Noun):
     node: str | None
     by: str
     issued_at: Time
+    expires_at: Time | None
+    expired: bool
+    used_at: Annotated[Time | None, Meta(description="its last use, up to an hour ago; null: never used")]
 
 
 class TokenMade(Noun):
     name: str
     role: str
+    node: str | None
+    expires_at: Time | None
     token: Annotated[str, Meta(description="the secret; it is shown here once and stored nowhere")]
 
 
@@ -294,6 +300,10 @@ class Notice(Noun):
 
 class Audited(Noun):
     at: Time
+    by: Annotated[str, Meta(description="the name of whose token it was; empty in lines of older versions")]
+    verb: str
+    target: str
+    reason: str
     text: str
     about: Annotated[list[str], Meta(description="what it was done to: node:…, incident:…, job:…")]
 

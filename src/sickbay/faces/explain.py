@@ -198,6 +198,7 @@ def job_answer(job: Job) -> JobAnswer:
     return JobAnswer(
         id=job.id,
         name=job.spec.name,
+        owner=job.owner,
         state=job.state,
         attempt=job.attempt,
         restarts=len(job.restarts),

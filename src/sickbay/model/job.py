@@ -125,12 +125,46 @@ class Work(Noun):
     moved: float = 0.0  # reading of ingest when it had last advanced
 
 
+class RankEnd(Noun):
+    """The first rank of an attempt that ended badly."""
+
+    rank: int
+    node: NodeId
+    exit_code: int | None = None  # negative: the signal that ended it; None: nobody knows
+    why: str = ""  # where its node knows more: "GPU 0 fell off the bus"
+    at: datetime | None = None
+
+
 class End(Noun):
     reason: EndReason
     at: datetime
+    first: RankEnd | None = None  # where the cluster can tell ranks apart
     exit_codes: dict[str, int] = {}  # node → first non-zero exit code there, of ranks that we did not stop
     tail: str = ""  # may come later than the rest, once
     findings: tuple[Diagnosis, ...] = ()  # what the tail says, by our table: judged when it comes
+
+
+NAMES = 8  # of nodes that an attempt's record has itself; more are in its rosters
+KEEP_ATTEMPTS = 60  # records of one job, the newest
+
+
+class Attempt(Noun):
+    """Record of an attempt that is over: when and where it ran, and how it ended. Written with its job's row."""
+
+    job: JobId
+    number: int
+    at: datetime  # when this was written
+    began_at: datetime | None = None  # its nodes were claimed
+    started_at: datetime | None = None  # all its ranks were seen
+    ended_at: datetime | None = None
+    nodes: int = 0
+    names: tuple[NodeId, ...] = ()  # the first of them
+    rosters: int = 0  # rows with all their names, where there are more: `roster:<job>/<attempt>/<number>`
+    reason: EndReason | None = None  # None: it was stopped, or nobody said how it ended
+    exit_codes: dict[str, int] = {}  # of some nodes, where the cluster cannot tell ranks apart
+    first: RankEnd | None = None
+    because: str = ""  # why it is over, as is known by now
+    lines: str = ""  # the last that its first failing rank wrote
 
 
 class Interruption(Noun):
@@ -150,6 +184,7 @@ class Job(Noun):
     id: JobId
     spec: JobSpec
     submitted_at: datetime
+    owner: str = ""  # whose token submitted it; empty: nobody's whom we know (adopted, or from before owners)
     adopted: bool = False  # others submitted it; a native controller may restart it first
     made: bool = False  # its cluster has an object for it, which can be run again where it has RERUN
     state: JobState = JobState.QUEUED
@@ -157,6 +192,7 @@ class Job(Noun):
     claim: dict[NodeId, tuple[int, ...]] = {}  # nodes and devices promised to the open attempt
     began_at: datetime | None = None  # when the attempt was claimed
     began: float = 0.0  # the same, as a reading of its cluster's clock
+    started_at: datetime | None = None  # when all its ranks were seen
     runs_since: float | None = None  # reading of its cluster's clock when the attempt was seen to run
     ran: float = 0.0  # seconds that the attempts before it ran, together
     place_until: Deadline | None = None  # interrupted, its place is kept until then: nodes that nobody else may claim

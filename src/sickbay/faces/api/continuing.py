@@ -33,6 +33,13 @@ def taken_up(ask: ApiRequest, spec: JobSpec, *, anew: bool, anyones: bool) -> Jo
     if spec.checkpoint and (mates := mates_of(ask, _unnamed(ask, spec))):
         if wrong := in_use(_unnamed(ask, spec), mates):
             raise ApiRefusal(409, wrong)
+        theirs = next((one for one in mates[:1] if one.owner not in {"", ask.by}), None)
+        if theirs is not None and not (anew or anyones):
+            raise ApiRefusal(
+                409,
+                f"{spec.checkpoint} holds the checkpoints of {theirs.id}, which belongs to {theirs.owner}: --adopt goes"
+                " on from them, --anew begins beside them; or give another --checkpoint",
+            )
         of = next((one.id for one in mates if not one.adopted), None)
         return replace(spec, continues=Continuation(of=of, before=followed(mates), anew=anew, anyones=anyones))
     return replace(spec, continues=Continuation(anew=anew, anyones=anyones)) if anew or anyones else spec

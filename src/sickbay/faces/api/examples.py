@@ -22,6 +22,7 @@ NODE: dict[str, Any] = {
 JOB: dict[str, Any] = {
     "id": "llama-3f2a1",
     "name": "llama",
+    "owner": "bob",
     "state": "RUNNING",
     "attempt": 2,
     "restarts": 0,

@@ -45,6 +45,7 @@ def one(ask: ApiRequest) -> JobAnswer:
 
 def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
     job = found(ask, ask.path["id"])
+    ask.may_touch(job, "stop it")
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
     ask.order("stop", job.id, body.reason, now=body.now)
@@ -64,7 +65,7 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
 
 def submitted(ask: ApiRequest, spec: JobSpec, reason: str = "") -> JobAnswer:
     key = ask.key
-    while (job := ask.backend.submit(spec, key=key, reason=reason)).spec != spec:
+    while (job := ask.backend.submit(spec, key=key, by=ask.by, reason=reason)).spec != spec:
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
@@ -159,7 +160,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/jobs", submit, "Submit a job",
-        role="operator", status=201, answer_example=JOB,
+        role="submitter", status=201, answer_example=JOB,
         ask_example={
             "name": "llama", "nodes": 2, "command": ["python", "train.py"], "checkpoint": "/shared/llama",
             "log_rules": [{"name": "steps", "pattern": "^step \\d+", "recurs_within": 300}],
@@ -170,8 +171,8 @@ ROUTES = (
         path_example={"id": "llama-3f2a1"}, answer_example=JOB,
     ),
     Route(
-        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again",
-        role="operator", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again. A submitter: their own",
+        role="submitter", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

@@ -21,6 +21,7 @@ from sickbay.model.job import Continuation, Job, JobSpec
 def restart(ask: ApiRequest, body: requests.Restart) -> JobAnswer:
     """The same request under the same key is answered by the same job."""
     before = found(ask, ask.path["id"])
+    ask.may_touch(before, "restart it")
     if ask.key_given and (known := _made_before(ask, before)) is not None:
         return job_answer(known)
     spec = _spec(before, body)
@@ -54,7 +55,7 @@ def _spec(before: Job, body: requests.Restart) -> JobSpec:
     spec = replace(spec, continues=goes_on, command=body.command or spec.command)
     if body.nodes is not None:
         least = body.min_nodes or min(spec.min_nodes, body.nodes)
-        return replace(spec, nodes=body.nodes, on=(), min_nodes=least)
+        return replace(spec, nodes=body.nodes, on=(), min_nodes=least, grow=spec.grow and 0 < least < body.nodes)
     return spec if body.min_nodes is None else replace(spec, min_nodes=body.min_nodes)
 
 
@@ -69,8 +70,8 @@ def _nodes_for(ask: ApiRequest, spec: JobSpec) -> Sequence[Node]:
 
 ROUTES = (
     Route(
-        "POST", "/v1/jobs/{id}/restart", restart, "Continue an ended job from its checkpoints, as a new job",
-        role="operator", status=201, path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        "POST", "/v1/jobs/{id}/restart", restart, "Continue an ended job from its checkpoints, as a new job. A submitter: their own",
+        role="submitter", status=201, path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"step": 100, "nodes": 3, "reason": "the learning rate was wrong"},
     ),
 )  # fmt: skip

@@ -18,6 +18,7 @@ COLUMNS = (
     field("state"),
     field("attempt", right=True),
     Column("step", itemgetter("step"), right=True),
+    Column("owner", lambda job: job.get("owner", "")),
     Column("nodes", lambda job: some(job["nodes"], 2)),
     Column("because", why, cut=True),
 )
@@ -65,6 +66,7 @@ def print_job(job: dict[str, Any]) -> None:
         [
             ("because", why(job)),
             ("diagnosis", job["diagnosis"] if job["diagnosis"] != why(job) and job["state"] != "COMPLETE" else ""),
+            ("owner", job.get("owner", "")),
             ("attempt", job["attempt"] or "none yet"),
             ("restarts", job["restarts"] or ""),
             ("nodes", ", ".join(short_node(name) for name in job["nodes"])),

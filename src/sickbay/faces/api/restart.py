@@ -70,7 +70,8 @@ def _nodes_for(ask: ApiRequest, spec: JobSpec) -> Sequence[Node]:
 
 ROUTES = (
     Route(
-        "POST", "/v1/jobs/{id}/restart", restart, "Continue an ended job from its checkpoints, as a new job. A submitter: their own",
+        "POST", "/v1/jobs/{id}/restart", restart,
+        "Continue an ended job from its checkpoints, as a new job. A submitter: their own",
         role="submitter", status=201,
         path_example={"id": "llama-3f2a1"}, answer_example=JOB,
         ask_example={"step": 100, "nodes": 3, "reason": "the learning rate was wrong"},

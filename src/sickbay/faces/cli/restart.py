@@ -35,9 +35,10 @@ def restart(job: str, command: tuple[str, ...], step: int | None, wait: bool, as
     if options["anew"] and step is not None:
         raise BadInput("--from and --anew contradict each other: write one of them")
     client = connect()
-    body = {**options, "step": step, "command": list(command) or None}
+    said = {name: value or None for name, value in options.items()}
+    body = {**said, "step": step, "command": list(command) or None}
     made = client.post(f"/v1/jobs/{segment(job)}/restart", body)
     if wait:
         stay(client, made, as_json=as_json)
     else:
-        answer(made, as_json=as_json)
+        answer(made, anew=options["anew"], as_json=as_json)

@@ -71,10 +71,10 @@ def submit(command: tuple[str, ...], wait: bool, as_json: bool, **options: Any) 
         stay(client, job, as_json=as_json)
         return
     size = options["on"].count(",") + 1 if options["on"] else options["nodes"]
-    answer(job, count(size, "node"), as_json=as_json)
+    answer(job, count(size, "node"), anew=options["anew"], as_json=as_json)
 
 
-def answer(job: dict[str, Any], size: str = "", *, as_json: bool) -> None:
+def answer(job: dict[str, Any], size: str = "", *, anew: bool, as_json: bool) -> None:
     """What became of it, and where it takes up."""
     if as_json:
         print_json(job)
@@ -83,7 +83,8 @@ def answer(job: dict[str, Any], size: str = "", *, as_json: bool) -> None:
     why = f": {job['because']}" if job["state"] == "FAILED" else ""
     click.echo(f"{job['id']} submitted: {where}{job['state']}{clean(why)}")
     if job["continues"]:
-        click.echo(f"  goes on from {job['continues']}; what it resumes at is said when it begins")
+        begins = "begins anew, beside what is saved of" if anew else "goes on from the checkpoints of"
+        click.echo(f"  {begins} {job['continues']}")
     hint(f"its output: sickbay logs {job['id']} --follow", f"its story: sickbay explain {job['id']}")
 
 
@@ -122,6 +123,8 @@ def request(
     log_rule: tuple[str, ...],
     time_limit: str | None,
     grow: bool,
+    anew: bool,
+    adopt: bool,
     **same: Any,
 ) -> dict[str, Any]:
     """The body of POST /v1/jobs; the server knows the defaults of what is None."""
@@ -147,6 +150,8 @@ def request(
         "start_within": _limit("--start-within", start_within),
         "time_limit": seconds("--time-limit", time_limit, plain=True),
         "grow": grow or None,
+        "anew": anew or None,
+        "adopt": adopt or None,
         "log_rules": [log_rule_of(text) for text in log_rule] or None,
     }
 

@@ -12,7 +12,7 @@ from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import IntentState
-from sickbay.model.job import JobState
+from sickbay.model.job import EndReason, JobState
 from sickbay.model.noun import Noun
 
 NodeState = Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
@@ -88,6 +88,29 @@ class InterruptionAnswer(Noun):
     training_again_after: Seconds | None
 
 
+class RankEndAnswer(Noun):
+    rank: int
+    node: str
+    exit_code: Annotated[int | None, Meta(description="negative: the number of the signal that ended it")]
+    signal: Annotated[str | None, Meta(description="such as SIGKILL, also where a shell told it as 137")]
+    why: Annotated[str, Meta(description="where its node knows more")]
+    at: Time | None
+
+
+class AttemptAnswer(Noun):
+    number: int
+    began_at: Annotated[Time | None, Meta(description="its nodes were claimed")]
+    started_at: Annotated[Time | None, Meta(description="all its ranks were seen")]
+    ended_at: Annotated[Time | None, Meta(description="null: it is the present one")]
+    nodes: Annotated[int, Meta(description="how many")]
+    names: Annotated[list[str], Meta(description="of its nodes, a thousand at most")]
+    reason: Annotated[EndReason | None, Meta(description="null: it runs, was stopped, or nobody said how it ended")]
+    first_failed: Annotated[RankEndAnswer | None, Meta(description="the rank that ended badly first, if it is known")]
+    exit_codes: Annotated[dict[str, int], Meta(description="by node, where ranks are not told apart")]
+    because: str
+    last_lines: Annotated[list[str], Meta(description="that the failing rank wrote; its log has all")]
+
+
 class JobAnswer(Noun):
     id: str
     name: str
@@ -105,9 +128,22 @@ class JobAnswer(Noun):
     saved_at: Time | None
     save_failed: Annotated[str, Meta(description="what was not saved last, and why; empty once a save has succeeded")]
     doing: Annotated[str, Meta(description="a long piece of work besides its steps, and how far it is")]
-    diagnosis: str
+    checkpoint: Annotated[str, Meta(description="the directory of its checkpoints, as far as it is known here")]
+    submitted_at: Time
+    ended_at: Time | None
+    diagnosis: Annotated[str, Meta(description="why it ended; of one that completed, was stopped or runs: empty")]
     interruptions: list[InterruptionAnswer]
     because: str
+
+
+class OneJob(JobAnswer):
+    """A job by itself."""
+
+    command: list[str]
+    cwd: str
+    env: Annotated[list[str], Meta(description="names of the variables that were given with it: values are not shown")]
+    env_files: list[str]
+    attempts: Annotated[list[AttemptAnswer], Meta(description="the newest 60, oldest first, with the present one")]
 
 
 class FaultSeen(Noun):
@@ -165,6 +201,16 @@ class ChangedRow(Noun):
     gone: bool
 
 
+class SeatOut(Noun):
+    """One seat that uses up what its pool may lack."""
+
+    node: str
+    incident: str | None
+    since: Time | None
+    because: str
+    command: Annotated[str, Meta(description="what brings it back, where a person must decide; else empty")]
+
+
 class PoolBudget(Noun):
     """What a pool may lack. The limits are null where the policy in force is not known here."""
 
@@ -175,6 +221,7 @@ class PoolBudget(Noun):
     repairing: int
     may_be_repairing: int | None
     held: int
+    used_by: Annotated[list[SeatOut], Meta(description="the seats that are out, by name; of many the first eight")]
 
 
 class Estimate(Noun):
@@ -185,32 +232,72 @@ class Estimate(Noun):
     stands_since: Annotated[Time | None, Meta(description="its source is not heard: the deadline comes no nearer")]
 
 
+class WayOut(Noun):
+    """What would change a wait, and the command that does it; empty where no command does."""
+
+    what: str
+    command: str
+
+
+class WaitedOn(Noun):
+    """Who keeps a job waiting: a node with its incident, another job; and what that one waits for itself."""
+
+    about: Annotated[str, Meta(description="an incident's or a job's id")]
+    node: str
+    state: str
+    because: str
+    since: Time | None
+    until: Estimate | None
+    then: str
+    ways_out: tuple[WayOut, ...]
+
+
 class Waiting(Noun, omit_defaults=False):
     """Why nothing happens now, and what would make something happen."""
 
     because: str
+    since: Annotated[Time | None, Meta(description="when it entered its present state")] = None
     until: Estimate | None = None
     then: Annotated[str, Meta(description="what happens at that time")] = ""
-    would: Annotated[str, Meta(description="the act that is withheld")] = ""
+    would: Annotated[str, Meta(description="all that would be done if nothing held it back")] = ""
     changed_by: tuple[str, ...] = ()
+    ways_out: Annotated[tuple[WayOut, ...], Meta(description="the same, with the command to paste for each")] = ()
+    behind: Annotated[tuple[WaitedOn, ...], Meta(description="whom a job waits for, with their own waits")] = ()
     budget: PoolBudget | None = None
     notes: Annotated[tuple[str, ...], Meta(description="what else keeps it: a silent source, a call in doubt")] = ()
 
 
+class EarlierStory(Noun):
+    """What the story leaves out: it begins with the last chapter unless more is asked for (`all`, `since`)."""
+
+    lines: Annotated[int, Meta(description="of its own story; those of older incidents come with them")]
+    incidents: int
+    since: Annotated[Time | None, Meta(description="when the oldest of them was told")]
+
+
 class ExplainedNode(NodeAnswer, tag_field="kind", tag="node"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
 
-class ExplainedJob(JobAnswer, tag_field="kind", tag="job"):
+class ExplainedJob(OneJob, tag_field="kind", tag="job"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
 
 class ExplainedIncident(IncidentAnswer, tag_field="kind", tag="incident"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
@@ -255,6 +342,7 @@ class FleetAnswer(Noun):
     budgets: list[PoolBudget]
     brakes: list[TrippedBrake]
     withheld: list[Withheld]
+    trouble: Annotated[str, Meta(description="why the controller decides little or nothing now; empty: all is well")]
     as_of: Time | None
 
 

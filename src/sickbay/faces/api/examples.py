@@ -36,6 +36,9 @@ JOB: dict[str, Any] = {
     "saved_at": "2026-01-01T00:12:00.000Z",
     "save_failed": "",
     "doing": "saving attempt-2/step-120: 412 of 990 GB",
+    "checkpoint": "/shared/llama",
+    "submitted_at": "2026-01-01T00:00:00.000Z",
+    "ended_at": None,
     "diagnosis": "",
     "interruptions": [
         {
@@ -55,6 +58,49 @@ JOB: dict[str, Any] = {
         }
     ],
     "because": "",
+}
+
+ONE_JOB: dict[str, Any] = {
+    **JOB,
+    "command": ["python", "train.py"],
+    "cwd": "/shared/code",
+    "env": ["PATH"],
+    "env_files": ["/home/ann/llama.env"],
+    "attempts": [
+        {
+            "number": 1,
+            "began_at": "2026-01-01T00:00:01.000Z",
+            "started_at": "2026-01-01T00:00:04.000Z",
+            "ended_at": "2026-01-01T00:10:00.400Z",
+            "nodes": 2,
+            "names": ["lab/train-0000", "lab/train-0001"],
+            "reason": "failed",
+            "first_failed": {
+                "rank": 0,
+                "node": "lab/train-0000",
+                "exit_code": -9,
+                "signal": "SIGKILL",
+                "why": "GPU 0 fell off the bus",
+                "at": "2026-01-01T00:10:00.400Z",
+            },
+            "exit_codes": {},
+            "because": "xid.79 on lab/train-0000",
+            "last_lines": ["step 100 loss 2.31"],
+        },
+        {
+            "number": 2,
+            "began_at": "2026-01-01T00:10:00.460Z",
+            "started_at": "2026-01-01T00:10:00.700Z",
+            "ended_at": None,
+            "nodes": 2,
+            "names": ["lab/train-0001", "lab/train-0002"],
+            "reason": None,
+            "first_failed": None,
+            "exit_codes": {},
+            "because": "",
+            "last_lines": [],
+        },
+    ],
 }
 
 INCIDENT: dict[str, Any] = {
@@ -91,13 +137,25 @@ TOLD: dict[str, Any] = {
 EXPLAINED: dict[str, Any] = {
     "kind": "node",
     **NODE,
+    "now": "lab/train-0000 is OUT: i12 is REPAIRING: lab/train-0000 is out of service for xid.79, and it is rebooted.",
     "story": [TOLD],
+    "chapter": "incident i12",
+    "earlier": {"lines": 3, "incidents": 1, "since": "2025-12-24T08:00:00.000Z"},
     "waits_for": {
         "because": "waiting for a new boot",
+        "since": "2026-01-01T00:10:00.000Z",
         "until": {"about": "2026-01-01T00:25:00.000Z", "clock": "lab", "stands_since": None},
         "then": "it is given up, and the next step is decided",
         "would": "",
-        "changed_by": ["it is seen under a new boot"],
+        "changed_by": ["it is seen under a new boot", "you stop it here: the node stays out until a person decides"],
+        "ways_out": [
+            {"what": "it is seen under a new boot", "command": ""},
+            {
+                "what": "you stop it here: the node stays out until a person decides",
+                "command": 'sickbay hold i12 --reason "WHY"',
+            },
+        ],
+        "behind": [],
         "budget": None,
         "notes": [],
     },
@@ -112,6 +170,7 @@ BUDGET: dict[str, Any] = {
     "repairing": 1,
     "may_be_repairing": 1,
     "held": 0,
+    "used_by": [],
 }
 
 BRAKE: dict[str, Any] = {
@@ -138,6 +197,7 @@ FLEET: dict[str, Any] = {
     "budgets": [BUDGET],
     "brakes": [BRAKE],
     "withheld": [WITHHELD],
+    "trouble": "",
     "as_of": "2026-01-01T00:10:20.000Z",
 }
 

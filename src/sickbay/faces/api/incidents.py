@@ -9,6 +9,7 @@ from sickbay.faces.api.examples import EXPLAINED, INCIDENT
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
+from sickbay.faces.chapters import span_of
 from sickbay.faces.explain import explain, incident_answer
 from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.incident import Incident, IncidentKind, Phase
@@ -75,9 +76,10 @@ def _fits(incident: Incident, verb: str) -> None:
         )
 
 
-def explained(ask: ApiRequest, query: requests.NameGiven) -> ExplainAnswer:
+def explained(ask: ApiRequest, query: requests.Explained) -> ExplainAnswer:
     try:
-        return explain(ask.reads(), query.name, ask.backend.policies)
+        span = span_of(query.since, ask.backend.now(), everything=query.all)
+        return explain(ask.reads(), query.name, ask.backend.policies, span)
     except BadInput as error:
         raise ApiRefusal(404 if isinstance(error, NoSuchSubject) else 400, str(error)) from None
 
@@ -101,7 +103,7 @@ ROUTES = (
         for verb, about in VERBS.items()
     ),
     Route(
-        "GET", "/v1/explain", explained, "Why a node, a job or an incident is as it is, its story, what it waits for",
-        query_example={"name": "train-0000"}, answer_example=EXPLAINED,
+        "GET", "/v1/explain", explained, "Why a node, a job or an incident is as it is, what it waits for, its story",
+        query_example={"name": "train-0000", "since": "2h"}, answer_example=EXPLAINED,
     ),
 )  # fmt: skip

@@ -7,14 +7,14 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from sickbay.brain.submission import not_our_queue, refusal, too_large
-from sickbay.faces.answers import JobAnswer
+from sickbay.faces.answers import JobAnswer, OneJob
 from sickbay.faces.api import requests
 from sickbay.faces.api.continuing import taken_up
-from sickbay.faces.api.examples import JOB
+from sickbay.faces.api.examples import JOB, ONE_JOB
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
-from sickbay.faces.explain import job_answer
+from sickbay.faces.explain import job_answer, one_job
 from sickbay.hosts.backend import job_named
 from sickbay.model.fleet import Capability, Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
@@ -39,8 +39,8 @@ def found(ask: ApiRequest, ident: str) -> Job:
     return max(named, key=lambda one: one.submitted_at)
 
 
-def one(ask: ApiRequest) -> JobAnswer:
-    return job_answer(found(ask, ask.path["id"]))
+def one(ask: ApiRequest) -> OneJob:
+    return one_job(ask.archive, found(ask, ask.path["id"]))
 
 
 def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
@@ -168,7 +168,7 @@ ROUTES = (
     ),
     Route(
         "GET", "/v1/jobs/{id}", one, "One job",
-        path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        path_example={"id": "llama-3f2a1"}, answer_example=ONE_JOB,
     ),
     Route(
         "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again. A submitter: their own",

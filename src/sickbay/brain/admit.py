@@ -4,19 +4,19 @@ Asked for Quarantine, Drain, Repair and an incident's call that a job stop, when
 sent; never for Verify, Release or StartJob. A check that nobody asked for begins only where `spares_one`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from itertools import islice
 
 from msgspec.structs import replace
 
 from sickbay.brain.correlate import rule_for
 from sickbay.model.cordon import cordon_of
-from sickbay.model.fault import SILENCE, signature
-from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding, pool_fits
+from sickbay.model.durations import format_duration
+from sickbay.model.fault import SILENCE, Remedy, signature
+from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, WithheldBy, Withhold, Withholding, pool_fits
 from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
 
@@ -62,29 +62,29 @@ class Deferred:
     excused: bool = False  # excluded: the seat may be claimed all the same
     room: Room | None = None  # of the pool's limit: whoever is deferred for want of it stands in a queue
     ends: tuple[str, ...] = ()  # what would end it, for people
+    then: str = ""  # what happens when it ends by itself, for people
+    off_at: float | None = None  # reading of ingest at which a brake goes off, if it sees nothing more
 
 
 def admit(
     asked: AdmissionStage, incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy
 ) -> Deferred | None:
     """None: admitted."""
-    rows = [
-        row
-        for row in _rows(incident, node, fleet, policy)
-        if row.acts is WithheldActs.ALL or asked is AdmissionStage.REPAIR
-    ]
+    rows = [row for row in _rows(incident, node, fleet, policy) if _speaks_of(row.acts, asked)]
     if rows:
         # One exclusion frees the seat, whatever else withholds. When the first of them ends it is judged afresh.
         until = min((row.until for row in rows if row.until is not None), default=None)
         tell = "withheld" if rows[0].tell else ""
         excused = any(row.excuse for row in rows)
-        ends = _taken_back(row for row in rows if row in fleet.withholding.rows)
-        return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True, ends=ends)
+        ends, then = _ends(rows, incident, node), _then(rows, until)
+        return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True, ends=ends, then=then)
     if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not AdmissionStage.RESTART_SERVICE:
-        for _, brake in fleet.brakes:
+        for rule, brake in fleet.brakes:
             if brake.tripped_at is not None:
                 because = f"{brake.signature} on many nodes of {brake.scope}: the brake is on"
-                return Deferred(because, doubts=True, ends=_goes_off(brake))
+                then = "the brake goes off by itself, and a check confirms or clears it"
+                off_at, ends = goes_off_at(brake, rule), _goes_off(brake, rule)
+                return Deferred(because, doubts=True, ends=ends, then=then, off_at=off_at)
         needed = confirmation(incident, node, fleet, policy) if asked is AdmissionStage.QUARANTINE else None
         if needed is not None:
             return Deferred("it was withheld: a check must confirm or clear it", confirm=needed)
@@ -109,18 +109,75 @@ def admit(
     return None
 
 
-def _taken_back(rows: Iterable[Withhold]) -> tuple[str, ...]:
-    """What ends a pause or an exclusion; without one it is the policy that withholds."""
-    some = list(islice(rows, ENDS_NAMED))
-    ends = [f"an operator takes back {row.id} ({row.because[:ENDS_WORDS]})" for row in some]
-    ends += [f"{row.id} ends at {row.until:%Y-%m-%d %H:%M:%SZ}" for row in some if row.until is not None]
-    return tuple(ends) or ("the policy is changed, or its window opens",)
+def _speaks_of(acts: WithheldActs, asked: AdmissionStage) -> bool:
+    match acts:
+        case WithheldActs.ALL:
+            return True
+        case WithheldActs.WORK:
+            return asked in {AdmissionStage.CALL, AdmissionStage.DRAIN, AdmissionStage.REPAIR}
+        case WithheldActs.REPAIR:
+            return asked is AdmissionStage.REPAIR
 
 
-def _goes_off(brake: Brake) -> tuple[str, ...]:
+COMMANDS = {Remedy.RESET_GPU: "reset", Remedy.REBOOT: "reboot", Remedy.REPLACE: "replace"}  # of repairs
+WHY = '--reason "WHY"'  # of every command that a person pastes
+
+
+def _ends(rows: list[Withhold], incident: Incident, node: Node) -> tuple[str, ...]:
+    """What ends each of the rows that withhold, with the command to paste where a person can."""
+    ends = [end for row in rows[:ENDS_NAMED] for end in _end_of(row, incident, node)]
+    return tuple(dict.fromkeys(ends))
+
+
+def _end_of(row: Withhold, incident: Incident, node: Node) -> Iterator[str]:
+    repair = COMMANDS.get(incident.remedy)
+    match row.source:
+        case WithheldBy.MODE:
+            yield "the policy is changed to mode act for it"
+            if repair is not None:
+                yield f"a person orders it: sickbay {repair} {node.id} {WHY}"
+        case WithheldBy.WINDOW:
+            yield f"the window opens at {row.until:%Y-%m-%d %H:%MZ}"
+            if repair is not None:
+                yield f"a person orders it without waiting: sickbay {repair} {node.id} --now {WHY}"
+        case WithheldBy.POLICY:
+            yield f"the policy is changed: its row {row.id} withholds this"
+        case WithheldBy.PERSON:
+            back = f"sickbay unpause {WHY}" if row.pauses else f"sickbay exclude remove {row.id} {WHY}"
+            yield f"a person takes back {row.id} ({row.because[:ENDS_WORDS]}): {back}"
+            if row.until is not None:
+                yield f"{row.id} ends at {row.until:%Y-%m-%d %H:%M:%SZ}"
+
+
+def _then(rows: list[Withhold], until: datetime | None) -> str:
+    first = next((row for row in rows if row.until == until), None) if until is not None else None
+    match first.source if first is not None else None:
+        case None:
+            return ""
+        case WithheldBy.WINDOW:
+            return "the window opens, and it goes on"
+        case _:
+            return f"{first.id if first else ''} ends, and it is judged afresh"
+
+
+def goes_off_at(brake: Brake, rule: BrakeRule) -> float | None:
+    """The reading at which it goes off by itself, if nobody else shows it. None: it is not on, or cannot be told."""
+    if brake.tripped_at is None:
+        return None
+    if brake.below_since is not None:
+        return brake.below_since + rule.quiet.total_seconds()
+    half = (brake.most + 1) // 2  # so many within `within` keep it on
+    newest = sorted(brake.seen.values(), reverse=True)
+    if not 0 < half <= len(newest):
+        return None
+    return newest[half - 1] + rule.within.total_seconds() + rule.quiet.total_seconds()
+
+
+def _goes_off(brake: Brake, rule: BrakeRule) -> tuple[str, ...]:
+    few, within, quiet = (brake.most + 1) // 2, format_duration(rule.within), format_duration(rule.quiet)
     return (
-        f"an operator resets the brake on {brake.signature} in {brake.scope}",
-        "fewer nodes show it for long enough: the brake then goes off by itself",
+        f"a person takes the brake off: sickbay brake reset {brake.signature} {WHY}",
+        f"fewer than {few} nodes have shown {brake.signature} within {within}, and so for {quiet}",
     )
 
 
@@ -168,25 +225,30 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
         mode = rule_for(incident.fault, node, policy).mode
         if mode is not Mode.ACT:
             because = f"the policy says {mode} for {incident.fault.code}"
-            yield Withhold(id="mode", because=because, by="policy", tell=mode is Mode.RECOMMEND)
-    for row in (*fleet.withholding.rows, *policy.withhold):
+            tell = mode is Mode.RECOMMEND
+            yield Withhold(id="mode", because=because, by="policy", tell=tell, source=WithheldBy.MODE)
+    ruled = (replace(row, source=WithheldBy.POLICY) for row in policy.withhold)
+    for row in (*fleet.withholding.rows, *ruled):
         alive = row.until is None or fleet.now < row.until
         if alive and fits(row, incident, node):
             yield row
     if policy.windows and not incident.now:
         opens = next_opening(policy.windows, node.pool, fleet.now)
         if opens is not None:
-            # A person's wish alone is no illness: the node serves, and is taken out when it may be repaired.
+            # A person's wish alone is no illness: the node serves, and is taken out when it may be repaired. One that
+            # he has cordoned takes no new work, and what runs there may go on until then.
             serves = _only_wished(incident)
-            acts, because = WithheldActs.ALL if serves else WithheldActs.REPAIR, "repairs wait for the window"
+            wish = incident.kind is IncidentKind.OPERATOR and incident.fault.is_wish and incident.remedy.disrupts
+            acts = WithheldActs.ALL if serves else WithheldActs.WORK if wish else WithheldActs.REPAIR
+            because = f"repairs wait for the window, which opens at {opens:%Y-%m-%d %H:%MZ}"
             row = Withhold(id="window", because=because, by="policy", acts=acts, until=opens, tell=False)
-            yield replace(row, excuse=serves)
+            yield replace(row, excuse=serves, source=WithheldBy.WINDOW)
 
 
 def _only_wished(incident: Incident) -> bool:
     """A repair that a person asked for of a node that has shown nothing and is still in service."""
     wish = incident.kind is IncidentKind.OPERATOR and incident.fault.is_wish
-    return wish and incident.remedy.disrupts and incident.phase is Phase.SUSPECT
+    return wish and incident.remedy.disrupts and incident.phase is Phase.SUSPECT and not incident.cordoned
 
 
 def fits(row: Withhold, incident: Incident, node: Node) -> bool:

@@ -301,7 +301,17 @@ class ConfirmPace(Noun):
 
 class WithheldActs(StrEnum):
     ALL = "all"  # Quarantine, Drain, Repair and an incident's StopJob
+    WORK = "work"  # all but Quarantine: what runs there may go on
     REPAIR = "repair"
+
+
+class WithheldBy(StrEnum):
+    """What kind of rule withholds: it says what would end that."""
+
+    PERSON = "person"  # his pause or exclusion
+    POLICY = "policy"  # a row of the policy
+    MODE = "mode"  # of the policy's rule for the fault
+    WINDOW = "window"  # a closed one
 
 
 class Withhold(Noun):
@@ -317,6 +327,7 @@ class Withhold(Noun):
     tell: bool = True
     until: datetime | None = None
     excuse: bool = False  # an excluded fault does not keep its seat from being claimed
+    source: WithheldBy = WithheldBy.PERSON
 
     @property
     def pauses(self) -> bool:

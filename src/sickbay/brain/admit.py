@@ -4,22 +4,23 @@ Asked for Quarantine, Drain, Repair and an incident's call that a job stop, when
 sent; never for Verify, Release or StartJob. A check that nobody asked for begins only where `spares_one`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from msgspec.structs import replace
 
 from sickbay.brain.correlate import rule_for
 from sickbay.model.cordon import cordon_of
-from sickbay.model.durations import format_duration
-from sickbay.model.fault import SILENCE, Remedy, signature
-from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, WithheldBy, Withhold, Withholding, pool_fits
+from sickbay.model.fault import SILENCE, signature
+from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Withholding, pool_fits
 from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
 
+WINDOW = "window"  # a row that stands for a closed one
 ENDS_NAMED, ENDS_WORDS = 8, 200  # rows that withhold, and characters of each one's reason, that a wait names
 
 
@@ -76,14 +77,15 @@ def admit(
         until = min((row.until for row in rows if row.until is not None), default=None)
         tell = "withheld" if rows[0].tell else ""
         excused = any(row.excuse for row in rows)
-        ends, then = _ends(rows, incident, node), _then(rows, until)
+        ends = _taken_back(row for row in rows if row in fleet.withholding.rows)
+        then = "the window opens, and it goes on" if rows[0].id == WINDOW else ""
         return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True, ends=ends, then=then)
     if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not AdmissionStage.RESTART_SERVICE:
         for rule, brake in fleet.brakes:
             if brake.tripped_at is not None:
                 because = f"{brake.signature} on many nodes of {brake.scope}: the brake is on"
                 then = "the brake goes off by itself, and a check confirms or clears it"
-                off_at, ends = goes_off_at(brake, rule), _goes_off(brake, rule)
+                off_at, ends = goes_off_at(brake, rule), _goes_off(brake)
                 return Deferred(because, doubts=True, ends=ends, then=then, off_at=off_at)
         needed = confirmation(incident, node, fleet, policy) if asked is AdmissionStage.QUARANTINE else None
         if needed is not None:
@@ -119,45 +121,12 @@ def _speaks_of(acts: WithheldActs, asked: AdmissionStage) -> bool:
             return asked is AdmissionStage.REPAIR
 
 
-COMMANDS = {Remedy.RESET_GPU: "reset", Remedy.REBOOT: "reboot", Remedy.REPLACE: "replace"}  # of repairs
-WHY = '--reason "WHY"'  # of every command that a person pastes
-
-
-def _ends(rows: list[Withhold], incident: Incident, node: Node) -> tuple[str, ...]:
-    """What ends each of the rows that withhold, with the command to paste where a person can."""
-    ends = [end for row in rows[:ENDS_NAMED] for end in _end_of(row, incident, node)]
-    return tuple(dict.fromkeys(ends))
-
-
-def _end_of(row: Withhold, incident: Incident, node: Node) -> Iterator[str]:
-    repair = COMMANDS.get(incident.remedy)
-    match row.source:
-        case WithheldBy.MODE:
-            yield "the policy is changed to mode act for it"
-            if repair is not None:
-                yield f"a person orders it: sickbay {repair} {node.id} {WHY}"
-        case WithheldBy.WINDOW:
-            yield f"the window opens at {row.until:%Y-%m-%d %H:%MZ}"
-            if repair is not None:
-                yield f"a person orders it without waiting: sickbay {repair} {node.id} --now {WHY}"
-        case WithheldBy.POLICY:
-            yield f"the policy is changed: its row {row.id} withholds this"
-        case WithheldBy.PERSON:
-            back = f"sickbay unpause {WHY}" if row.pauses else f"sickbay exclude remove {row.id} {WHY}"
-            yield f"a person takes back {row.id} ({row.because[:ENDS_WORDS]}): {back}"
-            if row.until is not None:
-                yield f"{row.id} ends at {row.until:%Y-%m-%d %H:%M:%SZ}"
-
-
-def _then(rows: list[Withhold], until: datetime | None) -> str:
-    first = next((row for row in rows if row.until == until), None) if until is not None else None
-    match first.source if first is not None else None:
-        case None:
-            return ""
-        case WithheldBy.WINDOW:
-            return "the window opens, and it goes on"
-        case _:
-            return f"{first.id if first else ''} ends, and it is judged afresh"
+def _taken_back(rows: Iterable[Withhold]) -> tuple[str, ...]:
+    """What ends a pause or an exclusion; without one it is the policy that withholds."""
+    some = list(islice(rows, ENDS_NAMED))
+    ends = [f"an operator takes back {row.id} ({row.because[:ENDS_WORDS]})" for row in some]
+    ends += [f"{row.id} ends at {row.until:%Y-%m-%d %H:%M:%SZ}" for row in some if row.until is not None]
+    return tuple(ends) or ("the policy is changed, or its window opens",)
 
 
 def goes_off_at(brake: Brake, rule: BrakeRule) -> float | None:
@@ -173,11 +142,10 @@ def goes_off_at(brake: Brake, rule: BrakeRule) -> float | None:
     return newest[half - 1] + rule.within.total_seconds() + rule.quiet.total_seconds()
 
 
-def _goes_off(brake: Brake, rule: BrakeRule) -> tuple[str, ...]:
-    few, within, quiet = (brake.most + 1) // 2, format_duration(rule.within), format_duration(rule.quiet)
+def _goes_off(brake: Brake) -> tuple[str, ...]:
     return (
-        f"a person takes the brake off: sickbay brake reset {brake.signature} {WHY}",
-        f"fewer than {few} nodes have shown {brake.signature} within {within}, and so for {quiet}",
+        f"an operator resets the brake on {brake.signature} in {brake.scope}",
+        "fewer nodes show it for long enough: the brake then goes off by itself",
     )
 
 
@@ -225,10 +193,8 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
         mode = rule_for(incident.fault, node, policy).mode
         if mode is not Mode.ACT:
             because = f"the policy says {mode} for {incident.fault.code}"
-            tell = mode is Mode.RECOMMEND
-            yield Withhold(id="mode", because=because, by="policy", tell=tell, source=WithheldBy.MODE)
-    ruled = (replace(row, source=WithheldBy.POLICY) for row in policy.withhold)
-    for row in (*fleet.withholding.rows, *ruled):
+            yield Withhold(id="mode", because=because, by="policy", tell=mode is Mode.RECOMMEND)
+    for row in (*fleet.withholding.rows, *policy.withhold):
         alive = row.until is None or fleet.now < row.until
         if alive and fits(row, incident, node):
             yield row
@@ -241,8 +207,8 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
             wish = incident.kind is IncidentKind.OPERATOR and incident.fault.is_wish and incident.remedy.disrupts
             acts = WithheldActs.ALL if serves else WithheldActs.WORK if wish else WithheldActs.REPAIR
             because = f"repairs wait for the window, which opens at {opens:%Y-%m-%d %H:%MZ}"
-            row = Withhold(id="window", because=because, by="policy", acts=acts, until=opens, tell=False)
-            yield replace(row, excuse=serves, source=WithheldBy.WINDOW)
+            row = Withhold(id=WINDOW, because=because, by="policy", acts=acts, until=opens, tell=False)
+            yield replace(row, excuse=serves)
 
 
 def _only_wished(incident: Incident) -> bool:

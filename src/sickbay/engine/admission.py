@@ -120,8 +120,6 @@ def deferred(
         draft.put(incident)
     until = _by_wall(draft, refused)
     would = asked.value
-    if asked is AdmissionStage.QUARANTINE and incident.remedy.disrupts:
-        would += f", then {incident.remedy}"
     shown_as = f"would have: {would}" if refused.withheld else ""
     wait = Wait(
         because=refused.because,

@@ -305,15 +305,6 @@ class WithheldActs(StrEnum):
     REPAIR = "repair"
 
 
-class WithheldBy(StrEnum):
-    """What kind of rule withholds: it says what would end that."""
-
-    PERSON = "person"  # his pause or exclusion
-    POLICY = "policy"  # a row of the policy
-    MODE = "mode"  # of the policy's rule for the fault
-    WINDOW = "window"  # a closed one
-
-
 class Withhold(Noun):
     """One row of what is withheld. `fault`, `pool` and `node` are globs, the last two with or without the cluster."""
 
@@ -327,7 +318,6 @@ class Withhold(Noun):
     tell: bool = True
     until: datetime | None = None
     excuse: bool = False  # an excluded fault does not keep its seat from being claimed
-    source: WithheldBy = WithheldBy.PERSON
 
     @property
     def pauses(self) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from sickbay.brain.submission import refusal, too_large
-from sickbay.faces.answers import JobAnswer
+from sickbay.faces.answers import JobAnswer, OrderedJob
 from sickbay.faces.api import requests
-from sickbay.faces.api.examples import JOB
+from sickbay.faces.api.examples import JOB, ORDER
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
@@ -40,12 +40,12 @@ def one(ask: ApiRequest) -> JobAnswer:
     return job_answer(found(ask, ask.path["id"]))
 
 
-def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
+def stop(ask: ApiRequest, body: requests.NodeAct) -> OrderedJob:
     job = found(ask, ask.path["id"])
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
-    ask.order("stop", job.id, body.reason, now=body.now)
-    return job_answer(ask.fresh().job(job.id) or job)
+    fate = ask.fate(ask.order("stop", job.id, body.reason, now=body.now))
+    return OrderedJob(**structs.asdict(job_answer(ask.fresh().job(job.id) or job)), order=fate)
 
 
 def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
@@ -152,7 +152,8 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again",
-        role="operator", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        role="operator", path_example={"id": "llama-3f2a1"},
+        answer_example={**JOB, "order": {**ORDER, "verb": "stop", "target": "llama-3f2a1", "job": "llama-3f2a1"}},
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

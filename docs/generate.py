@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from sickbay.faces.api.families import FAMILIES
 from sickbay.faces.api.openapi import REFUSALS, document
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
@@ -38,6 +39,23 @@ EVENTS = """\
 The stream begins with `reset` (read everything now), or, where the header `Last-Event-ID` (or the parameter) names the
 last event of an earlier connection, with what was missed since. `changed` names a row that is different now, `told` is
 a line of the story, `reset` says that some events are forgotten: read everything again. A comment comes every 15 s.
+"""
+
+METRICS = """\
+# Metrics
+
+Everything that `GET /metrics` tells of itself; [how to scrape and to watch it](../metrics.md). Counters begin at zero
+with each process, as `rate` and `increase` expect. What only the leader tells is about the fleet: a sum over replicas
+counts nothing twice.
+
+| metric | type | labels | told by | meaning |
+|---|---|---|---|---|
+"""
+
+MEASURED = """\
+
+Beside these, the newest value of each series that an agent has measured: `gpu.0.temperature` of a node is told as
+`sickbay_gpu_temperature{node="…",gpu="0"}`, `cpu.busy` as `sickbay_cpu_busy{node="…"}`; at most 1,024 series of a node.
 """
 
 
@@ -133,7 +151,21 @@ def _walk(command: click.Command, path: tuple[str, ...]) -> Iterable[tuple[tuple
                 yield from _walk(inner, (*path, name))
 
 
-PAGES = {"reference/lives.md": lives, "reference/cli.md": commands, "reference/api.md": api}
+def metrics() -> str:
+    text = NOTE + METRICS
+    for family in FAMILIES.values():
+        who = "every controller" if family.everywhere else "the leader"
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        text += f"| `{family.name}` | {family.kind} | {labels} | {who} | {family.help} |\n"
+    return text + MEASURED
+
+
+PAGES = {
+    "reference/lives.md": lives,
+    "reference/cli.md": commands,
+    "reference/api.md": api,
+    "reference/metrics.md": metrics,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

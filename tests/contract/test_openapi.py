@@ -75,6 +75,11 @@ def translated(value: Any, calls: Clinic) -> Any:
     return [translated(inner, calls) for inner in value] if isinstance(value, list) else value
 
 
+def _asks(route: Route) -> str:
+    """A submitter may touch jobs of its own only, and those of the ward are nobody's."""
+    return "operator" if route.role == "submitter" else route.role
+
+
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.media == "application/json"], ids=named)
 def test_every_example_is_accepted_by_its_route_and_answered_as_promised(calls: Clinic, route: Route) -> None:
     if route.path == "/v1/agent/poll":
@@ -87,7 +92,7 @@ def test_every_example_is_accepted_by_its_route_and_answered_as_promised(calls: 
         calls.url + path,
         params=translated(dict(route.query_example), calls),
         json=translated(route.ask_example, calls) if route.body is not None else None,
-        headers={"Authorization": f"Bearer {TOKENS[route.role]}"} if route.role else {},
+        headers={"Authorization": f"Bearer {TOKENS[_asks(route)]}"} if route.role else {},
         timeout=30.0,
     )
     told = operation(route)["responses"]

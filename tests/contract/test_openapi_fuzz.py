@@ -17,6 +17,7 @@ from sickbay.faces.api.openapi import document
 from sickbay.faces.api.routes import ROUTES
 
 pytestmark = pytest.mark.slow
+pytest_plugins = ("schemathesis.pytest.plugin",)  # no other file needs it, so it is not loaded for all (pyproject.toml)
 
 SCHEMA = schemathesis.openapi.from_dict(document(ROUTES)).exclude(path="/v1/events")  # a stream has no end
 

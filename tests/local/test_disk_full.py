@@ -118,7 +118,7 @@ def test_a_store_without_room_decides_nothing_and_goes_on_when_there_is_room(war
     assert rig.job(job)["state"] == "RUNNING"
     # People can look, and are told why they cannot act.
     assert len(rig.nodes()) == 3
-    asked = types(rig, "submit", "--name", "late", "--nodes", "1", "--", "true", *[LARGE] * 4)
+    asked = types(rig, "submit", "--name", "late", "--nodes", "1", "--", "true", *[LARGE] * 3)
     assert (asked.returncode, asked.stdout, len(asked.stderr.splitlines())) == (3, "", 1), asked
     # The job does not know of it.
     before = steps(rig, job)

@@ -35,9 +35,9 @@ def test_down_says_what_ended_and_a_second_time_that_nothing_ran(tmp_path: Path)
 
 def test_a_newcomer_is_told_of_by_its_nodes_name_and_not_by_its_incidents(tmp_path: Path) -> None:
     with reading(tmp_path / "home") as reader:
-        reader.run("sickbay up --detach --nodes 1 --port 0")  # who is there at first is nobody's newcomer
+        reader.follow("sickbay up --detach --nodes 1")  # who is there at first is nobody's newcomer
         reader.run("sickbay down")
-        reader.run("sickbay up --detach --nodes 2 --port 0")
+        reader.follow("sickbay up --detach --nodes 2")
         told = tmp_path / "home" / "state" / "up.log"  # what it would have shown on a terminal
         reader.until(lambda: "fit for work" in told.read_text())
         said = told.read_text()

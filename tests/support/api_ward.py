@@ -16,6 +16,7 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.api.app import app
 from sickbay.faces.api.route import ApiRequest
 from sickbay.hosts.backend import Backend
+from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.server import served
 from sickbay.hosts.wakeup import Wakeup
@@ -33,7 +34,13 @@ from sickbay.sim.simulation import Simulation
 from sickbay.sim.timeline import StrikeDevice
 
 NODE = NodeId("sim/train-0000")
-TOKENS = {"viewer": "secret-of-vera", "operator": "secret-of-otto", "agent": "secret-of-agent-0"}
+TOKENS = {
+    "viewer": "secret-of-vera",
+    "submitter": "secret-of-susi",
+    "operator": "secret-of-otto",
+    "admin": "secret-of-ada",
+    "agent": "secret-of-agent-0",
+}
 
 
 class HeardStore(MemoryStore):
@@ -43,12 +50,15 @@ class HeardStore(MemoryStore):
         super().__init__(limits=True, now=self._virtual)
         self.virtual: Callable[[], float] = lambda: 0.0
         self._changes = changes
+        self.census: Census | None = None
 
     def _virtual(self) -> float:
         return self.virtual()
 
     def commit(self, unit: Unit, epoch: int) -> int:
         version = super().commit(unit, epoch)
+        if self.census is not None:
+            self.census.committed(unit)
         self._changes.committed(unit)
         return version
 
@@ -114,6 +124,8 @@ class Ward:
             self.tinker,
             RingMetrics(Path(self._files.name)),
         )
+        self.desk.census.follow(kept)
+        kept.census = self.desk.census
         self.app = app(self.desk, leads=lambda: True, mail=self.mail)
         self._thread = threading.Thread(target=self._drive, name="engine of the ward")
         self._lock = threading.Lock()
@@ -194,12 +206,14 @@ class Clinic:
         self.ward = ward
         self.url = url
         self.viewer = Caller(url, TOKENS["viewer"])
+        self.submitter = Caller(url, TOKENS["submitter"])
         self.operator = Caller(url, TOKENS["operator"])
+        self.admin = Caller(url, TOKENS["admin"])
         self.agent = Caller(url, TOKENS["agent"])
         self.nobody = Caller(url)
 
     def close(self) -> None:
-        for caller in (self.viewer, self.operator, self.agent, self.nobody):
+        for caller in (self.viewer, self.submitter, self.operator, self.admin, self.agent, self.nobody):
             caller.http.close()
 
 

@@ -9,7 +9,7 @@ from sickbay.agent.commands import DEADLINES
 from sickbay.agent.watchdog import Watchdog
 from sickbay.model.protocol import RunReset
 
-UNIT = Path(__file__).parents[2] / "packaging/systemd/sickbay-agent.service"
+UNIT = Path(__file__).parents[2] / "deploy/systemd/sickbay-agent.service"
 
 
 def service() -> dict[str, str]:

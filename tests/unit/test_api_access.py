@@ -1,17 +1,26 @@
 """Who may do what: every route of the table with every kind of caller."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import httpx
 import pytest
 from tests.support.api_ward import TOKENS, Caller, Clinic, clinic
 
+from sickbay.faces.api import tokens
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
+from sickbay.model.fleet import NodeId
 
 CLOSED = [route for route in ROUTES if route.role]
 OPEN = [route for route in ROUTES if not route.role]
-MAY = {"viewer": {"viewer"}, "operator": {"viewer", "operator"}, "agent": {"agent"}}
+MAY = {
+    "viewer": {"viewer"},
+    "submitter": {"viewer", "submitter"},
+    "operator": {"viewer", "submitter", "operator"},
+    "admin": {"viewer", "submitter", "operator", "admin"},
+    "agent": {"agent"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +91,11 @@ def test_the_word_bearer_may_be_written_in_any_case(calls: Clinic) -> None:
 
 
 def test_a_revoked_token_opens_nothing_from_then_on(calls: Clinic) -> None:
-    made = calls.operator.post("/v1/tokens", {"name": "guest", "role": "viewer"})
+    made = calls.admin.post("/v1/tokens", {"name": "guest", "role": "viewer"})
     assert made.status_code == 201
     guest = Caller(calls.url, made.json()["token"])
     assert guest.get("/v1/nodes").status_code == 200
-    gone = calls.operator.http.delete("/v1/tokens/guest")
+    gone = calls.admin.http.delete("/v1/tokens/guest")
     assert gone.json() == {"name": "guest", "revoked": True}
     assert guest.get("/v1/nodes").status_code == 401
     guest.http.close()
@@ -102,9 +111,10 @@ def test_a_token_that_was_revoked_elsewhere_is_not_remembered(calls: Clinic) -> 
 
 
 def test_tokens_are_listed_without_anything_that_opens_a_door(calls: Clinic) -> None:
-    shown = calls.operator.get("/v1/tokens")
+    shown = calls.admin.get("/v1/tokens")
     assert {"agent", "operator", "viewer"} <= {token["name"] for token in shown.json()}
-    assert all(set(token) == {"name", "role", "node", "by", "issued_at"} for token in shown.json())
+    keys = {"name", "role", "node", "by", "issued_at", "expires_at", "expired", "used_at"}
+    assert all(set(token) == keys for token in shown.json())
     for secret in TOKENS.values():
         assert secret not in shown.text
 
@@ -118,32 +128,137 @@ def test_tokens_are_listed_without_anything_that_opens_a_door(calls: Clinic) -> 
         ({"name": "a\n", "role": "viewer"}, 400, "name"),
         ({"name": "a" * 64, "role": "viewer"}, 400, "name"),
         ({"name": "a", "role": "agent"}, 400, "<cluster>/<name>"),
-        ({"name": "a", "role": "agent", "node": "train-0001"}, 400, "<cluster>/<name>"),
+        ({"name": "a", "role": "agent", "node": "train-7001"}, 404, "did you mean"),
+        ({"name": "a", "role": "agent", "node": "lab/train-0001"}, 400, "there is no cluster 'lab'"),
+        ({"name": "a", "role": "viewer", "seconds": 1}, 400, "seconds"),
         ({"name": "a", "role": "viewer", "node": "sim/train-0001"}, 400, "agents only"),
         ({"role": "viewer"}, 400, "'name' is missing"),
     ],
 )
 def test_a_token_that_makes_no_sense_is_not_made(calls: Clinic, asked: dict[str, str], status: int, says: str) -> None:
-    response = calls.operator.post("/v1/tokens", asked)
+    response = calls.admin.post("/v1/tokens", asked)
     assert response.status_code == status
     assert says in response.json()["error"]
 
 
-def test_the_last_operator_cannot_lock_everybody_out(calls: Clinic) -> None:
-    response = calls.operator.http.delete("/v1/tokens/operator")
+def test_the_last_admin_cannot_lock_everybody_out(calls: Clinic) -> None:
+    for_a_day = calls.admin.post("/v1/tokens", {"name": "deputy", "role": "admin", "seconds": 86_400})
+    assert for_a_day.status_code == 201  # but not for good
+    response = calls.admin.http.delete("/v1/tokens/admin")
     assert response.status_code == 409
-    assert calls.operator.get("/v1/tokens").status_code == 200
+    assert calls.admin.get("/v1/tokens").status_code == 200
 
 
 def test_a_token_that_is_not_there_cannot_be_revoked(calls: Clinic) -> None:
-    response = calls.operator.http.delete("/v1/tokens/viewre")
+    response = calls.admin.http.delete("/v1/tokens/viewre")
     assert response.status_code == 404
     assert "did you mean viewer?" in response.json()["error"]
 
 
 def test_every_token_that_was_made_or_revoked_is_in_the_audit_log(calls: Clinic) -> None:
-    calls.operator.post("/v1/tokens", {"name": "short-lived", "role": "viewer"})
-    calls.operator.http.delete("/v1/tokens/short-lived")
+    calls.admin.post("/v1/tokens", {"name": "short-lived", "role": "viewer"})
+    calls.admin.http.delete("/v1/tokens/short-lived")
     lines = [line["text"] for line in calls.viewer.get("/v1/audit").json()]
-    assert lines[0].startswith("operator: token 'short-lived' revoked")
-    assert lines[1].startswith("operator: token 'short-lived' for the role viewer")
+    assert lines[0].startswith("admin: token 'short-lived' revoked")
+    assert lines[1].startswith("admin: token 'short-lived' for the role viewer")
+
+
+def test_a_missing_token_is_answered_with_tokens_not_with_nodes(calls: Clinic) -> None:
+    response = calls.admin.http.delete("/v1/tokens/bob")
+    assert response.status_code == 404
+    assert "train-0" not in response.json()["error"]
+    assert "admin" in response.json()["error"]
+
+
+def test_a_token_expires_and_says_so(calls: Clinic) -> None:
+    made = calls.admin.post("/v1/tokens", {"name": "passing", "role": "viewer", "seconds": 60}).json()
+    assert made["expires_at"] is not None
+    guest = Caller(calls.url, made["token"])
+    assert guest.get("/v1/nodes").status_code == 200
+    calls.ward.pass_time(61.0)
+    refused = guest.get("/v1/nodes")
+    assert refused.status_code == 401
+    assert "token 'passing' has expired" in refused.json()["error"]
+    (shown,) = [token for token in calls.admin.get("/v1/tokens").json() if token["name"] == "passing"]
+    assert shown["expired"]
+    again = calls.admin.post("/v1/tokens", {"name": "passing", "role": "viewer"})
+    assert again.status_code == 201  # the name of one that is over is free
+    guest.http.close()
+
+
+def test_an_expired_token_is_forgotten_in_the_end(calls: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "FORGET_AFTER", timedelta(minutes=1))
+    calls.admin.post("/v1/tokens", {"name": "run-1", "role": "viewer", "seconds": 60})
+    calls.ward.pass_time(121.0)
+    calls.admin.post("/v1/tokens", {"name": "run-2", "role": "viewer"})
+    assert "run-1" not in {token["name"] for token in calls.admin.get("/v1/tokens").json()}
+
+
+def test_an_agents_token_is_made_for_a_node_by_its_name_alone_and_can_be_revoked(calls: Clinic) -> None:
+    made = calls.admin.post("/v1/tokens", {"name": "agent-1", "role": "agent", "node": "train-0001"})
+    assert made.json()["node"] == "sim/train-0001"
+    calls.ward.desk.issue("agent of sim/train-0002", "agent", by="setup", node=NodeId("sim/train-0002"))
+    gone = calls.admin.http.delete("/v1/tokens/agent%20of%20sim%2Ftrain-0002")
+    assert gone.json() == {"name": "agent of sim/train-0002", "revoked": True}
+
+
+def test_a_token_that_was_revoked_can_be_issued_again(calls: Clinic) -> None:
+    for _ in range(2):
+        assert calls.ward.desk.issue("again", "viewer", by="setup", secret="the same") == "the same"
+        assert calls.ward.desk.who("the same") is not None
+        calls.ward.desk.revoke("again", by="setup")
+        assert calls.ward.desk.who("the same") is None
+
+
+def test_the_last_use_of_a_token_is_shown_and_costs_no_commit_for_each_request(calls: Clinic) -> None:
+    secret = calls.ward.desk.issue("watcher", "viewer", by="setup")
+    watcher = Caller(calls.url, secret)
+    last = calls.ward.sim.store.facts(after=0, limit=100_000)[-1].seq
+    for _ in range(50):
+        watcher.get("/healthz")
+        watcher.get("/v1/brakes")
+    assert len(calls.ward.sim.store.facts(after=last)) <= 1
+    (shown,) = [token for token in calls.admin.get("/v1/tokens").json() if token["name"] == "watcher"]
+    assert shown["used_at"] is not None
+    watcher.http.close()
+
+
+def job_of(caller: Caller, name: str) -> str:
+    made = caller.post("/v1/jobs", {"name": name, "nodes": 1, "command": ["train"]})
+    assert made.status_code == 201, made.text
+    assert made.json()["owner"] in {"submitter", "operator"}
+    return str(made.json()["id"])
+
+
+def test_a_submitter_runs_jobs_of_its_own_and_touches_no_others(calls: Clinic) -> None:
+    mine, theirs = job_of(calls.submitter, "mine"), job_of(calls.operator, "theirs")
+    assert calls.submitter.get(f"/v1/jobs/{mine}/logs").status_code == 200
+    for job in (theirs, "llama"):  # of llama nobody knows whose it is
+        assert calls.submitter.get(f"/v1/jobs/{job}").status_code == 200
+        for refused in (
+            calls.submitter.post(f"/v1/jobs/{job}/stop", {"reason": "I want its nodes"}),
+            calls.submitter.get(f"/v1/jobs/{job}/logs"),
+        ):
+            assert refused.status_code == 403
+            assert "only its owner, or an operator" in refused.json()["error"]
+    assert calls.viewer.get(f"/v1/jobs/{mine}/logs").status_code == 403
+    assert calls.submitter.post(f"/v1/jobs/{mine}/stop", {"reason": "done"}).status_code == 200
+    assert calls.operator.post(f"/v1/jobs/{theirs}/stop", {"reason": "done"}).status_code == 200
+
+
+def test_the_audit_log_says_who_did_what_to_what_and_why(calls: Clinic) -> None:
+    job = job_of(calls.submitter, "audited")
+    calls.submitter.post(f"/v1/jobs/{job}/stop", {"reason": "a typo"})
+    calls.operator.post("/v1/nodes/sim/train-0007/inject", {"xid": 79, "reason": "a lesson"})
+    acts = calls.viewer.get("/v1/audit").json()
+    assert [(act["by"], act["verb"], act["target"], act["reason"]) for act in acts[:3]] == [
+        ("operator", "inject", "sim/train-0007", "a lesson"),
+        ("submitter", "stop", job, "a typo"),
+        ("submitter", "submit", job, ""),
+    ]
+    assert {act["by"] for act in calls.viewer.get("/v1/audit", by="submitter").json()} == {"submitter"}
+    about = calls.viewer.get("/v1/audit", target="train-0007").json()
+    assert [act["verb"] for act in about][:1] == ["inject"]
+    assert calls.viewer.get("/v1/audit", target="nothing").json() == []
+    calls.ward.pass_time(600.0)
+    assert calls.viewer.get("/v1/audit", since=60).json() == []

@@ -10,6 +10,7 @@ from tests.support.api_ward import NODE, QUIET, Clinic, clinic
 from tests.support.waiting import until
 
 from sickbay.faces import answers
+from sickbay.model.facts import TokensUsed
 from sickbay.model.protocol import AnyOrder, Command, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
 
@@ -228,7 +229,8 @@ def test_what_makes_no_sense_changes_nothing(lasting: Clinic, path: str, body: A
     response = lasting.operator.post(path, body)
     assert response.status_code == status, response.text
     assert says in response.json()["error"]
-    assert not lasting.ward.sim.store.facts(after=before)
+    after = lasting.ward.sim.store.facts(after=before)
+    assert not [fact for fact in after if not isinstance(fact.news, TokensUsed)]
 
 
 def test_verbs_for_held_incidents_are_refused_for_others(healthy: Clinic) -> None:

@@ -65,14 +65,14 @@ def test_a_node_is_found_with_its_cluster_and_without(calls: Clinic) -> None:
     ],
 )
 def test_what_is_not_there_is_404_with_a_line_that_helps(calls: Clinic, path: str, says: str) -> None:
-    response = calls.viewer.http.get(path)
+    response = calls.operator.http.get(path)
     assert response.status_code == 404
     assert says in response.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["/v1/nodes/-/a%00b", "/v1/jobs/%00", "/v1/explain?name=a%00", "/v1/nodes?pool=%00"])
 def test_a_nul_in_a_name_is_bad_input(calls: Clinic, path: str) -> None:
-    response = calls.viewer.http.get(path)
+    response = calls.operator.http.get(path)
     assert response.status_code == 400
     assert "NUL" in response.json()["error"]
 
@@ -160,7 +160,7 @@ def test_the_index_names_every_route(calls: Clinic) -> None:
     ],
 )
 def test_a_query_that_makes_no_sense_is_400_with_a_line_that_names_it(calls: Clinic, path: str, says: str) -> None:
-    response = calls.viewer.http.get(path)
+    response = calls.operator.http.get(path)
     assert response.status_code == 400, response.text
     assert says in response.json()["error"]
     assert "\n" not in response.json()["error"]

@@ -228,18 +228,18 @@ def test_a_log_is_read_in_pieces_and_followed_to_its_end(calls: Clinic) -> None:
     cluster.over = False
     rank = (JobId("llama"), 2, 0)
     cluster.written[rank] = "step 1\nstep 2\n"
-    first = calls.viewer.get("/v1/jobs/llama/logs", limit=7).json()
+    first = calls.operator.get("/v1/jobs/llama/logs", limit=7).json()
     assert first == {"rank": 0, "attempt": 2, "text": "step 1\n", "next": "at 7", "over": False}
-    rest = calls.viewer.get("/v1/jobs/llama/logs", after=first["next"]).json()
+    rest = calls.operator.get("/v1/jobs/llama/logs", after=first["next"]).json()
     assert (rest["text"], rest["next"]) == ("step 2\n", "at 14")
-    assert calls.viewer.get("/v1/jobs/llama/logs", last=7).json()["text"] == "step 2\n"
+    assert calls.operator.get("/v1/jobs/llama/logs", last=7).json()["text"] == "step 2\n"
     with ThreadPoolExecutor() as pool:
-        held = pool.submit(calls.viewer.get, "/v1/jobs/llama/logs", after=rest["next"], wait=20)
+        held = pool.submit(calls.operator.get, "/v1/jobs/llama/logs", after=rest["next"], wait=20)
         cluster.written[rank] += "step 3 <b>not HTML</b>\n"
         assert held.result(timeout=5.0).json()["text"] == "step 3 <b>not HTML</b>\n"
     cluster.over = True
     begun = time.monotonic()
-    ended = calls.viewer.get("/v1/jobs/llama/logs", after="at 37", wait=20).json()
+    ended = calls.operator.get("/v1/jobs/llama/logs", after="at 37", wait=20).json()
     assert (ended["text"], ended["over"]) == ("", True)
     assert time.monotonic() - begun < 5.0
 
@@ -253,12 +253,12 @@ def test_a_log_is_read_in_pieces_and_followed_to_its_end(calls: Clinic) -> None:
     ],
 )
 def test_a_log_that_is_not_there_is_404(calls: Clinic, query: dict[str, int], says: str) -> None:
-    response = calls.viewer.get("/v1/jobs/llama/logs", **query)
+    response = calls.operator.get("/v1/jobs/llama/logs", **query)
     assert (response.status_code, response.json()["error"]) == (404, says)
 
 
 def test_a_rank_that_has_not_begun_has_an_empty_log_that_is_not_over(calls: Clinic) -> None:
-    answer = calls.viewer.get("/v1/jobs/qwen/logs").json()
+    answer = calls.operator.get("/v1/jobs/qwen/logs").json()
     assert answer == {"rank": 0, "attempt": 1, "text": "", "next": "", "over": False}
 
 

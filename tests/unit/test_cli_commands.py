@@ -62,7 +62,11 @@ LISTS: list[tuple[tuple[str, ...], str, list[dict[str, Any]], str]] = [
      [{"id": "exclude-7", "fault": "xid.94", "pool": "*", "node": "*", "until": AT, "by": "ann", "because": "b " * 90}],
      "exclude-7"),
     (("token", "list"), "GET /v1/tokens",
-     [{"name": "ann", "role": "operator", "node": None, "by": "setup", "issued_at": AT}], "ann"),
+     [{"name": "ann", "role": "operator", "node": None, "by": "setup", "issued_at": AT, "expires_at": AT,
+       "expired": True, "used_at": None}], "ann"),
+    (("audit",), "GET /v1/audit",
+     [{"at": AT, "by": "ann", "verb": "cordon", "target": "local/n1", "reason": "r " * 90, "text": "x", "about": []}],
+     "local/n1"),
 ]  # fmt: skip
 lists = pytest.mark.parametrize(
     ("args", "route", "rows", "shows"), LISTS, ids=lambda x: "-".join(x[:2]) if isinstance(x, tuple) else ""

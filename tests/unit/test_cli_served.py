@@ -27,7 +27,7 @@ def ward() -> Iterator[Clinic]:
 def reached(ward: Clinic, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
     monkeypatch.setenv("SICKBAY_URL", ward.url)
-    monkeypatch.setenv("SICKBAY_TOKEN", TOKENS["operator"])
+    monkeypatch.setenv("SICKBAY_TOKEN", TOKENS["admin"])
 
 
 def sickbay(*args: str) -> Result:
@@ -116,7 +116,7 @@ def test_an_operators_words_have_their_effect(ward: Clinic) -> None:
     assert found("node", "train-0006")["incident"] is not None
     done("uncordon", "train-0006", "--reason", "in place")
     done("pause", "--reason", "works", "--for", "1h")
-    assert "pause by operator: works" in done("top")
+    assert "pause by admin: works" in done("top")
     done("unpause", "--reason", "done")
     made = found("exclude", "add", "--fault", "xid.94", "--reason", "known")
     assert made["id"] in done("exclude", "list")

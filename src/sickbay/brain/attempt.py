@@ -1,6 +1,7 @@
 """A job whose attempt runs, or must end: RUNNING until something ends it, STOPPING until every rank is surely gone."""
 
 from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay, Tell
+from sickbay.brain.endings import ending_of
 from sickbay.brain.job_input import JobInput, listing
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import Capability, Node, NodeId
@@ -23,9 +24,9 @@ def running(s: JobInput, policy: Policy) -> JobDecision:
             case EndReason.CANCELLED_BY_OTHER:
                 return Move("stopped", "cancelled by its owner", {"claim": {}})
             case _ if any(state is RankState.RUNNING for state in job.ranks.values()):
-                return Move("stop", f"one part of it ended: {job.end.reason}", own)
+                return Move("stop", ending_of(job.end), own)
             case _:
-                return Move("ended", f"it ended: {job.end.reason}", own)
+                return Move("ended", ending_of(job.end), own)
     if job.cancelled and not any(state is RankState.RUNNING for state in job.ranks.values()):
         return Move("stopped", "cancelled by its owner", {"claim": {}})
     if (job.stop_asked or job.calls) and (decision := _saves_first(s, policy)) is not None:

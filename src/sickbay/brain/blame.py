@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from sickbay.brain.decision import Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay
+from sickbay.brain.endings import SHELL, SIGNALS, ending_of, signal_of
 from sickbay.brain.gate import give_up
 from sickbay.brain.job_input import AVOIDED, JobInput, listing
 from sickbay.model.checkup import Verdict
@@ -15,20 +16,6 @@ from sickbay.model.policy import OnNoFault, Policy, Trigger, WhichNodes
 from sickbay.model.tables import CONSEQUENCE, RAISED, Diagnosis
 
 FOLLOWS = {0, 6, 15}  # a rank that aborts or is asked to end mostly follows another's trouble
-SHELL = 128  # a shell tells the signal that ended its child as an exit code above this
-
-# Names and numbers on Linux: signal(7).
-SIGNALS = {
-    1: ("SIGHUP", "its terminal or its launcher went away"),
-    2: ("SIGINT", "somebody interrupted it"),
-    4: ("SIGILL", "it was built for another processor, or its memory is damaged"),
-    6: ("SIGABRT", "it gave up by itself, as libraries do that find their state damaged"),
-    7: ("SIGBUS", "memory that it used is not there, such as a full /dev/shm"),
-    8: ("SIGFPE", "it divided by zero"),
-    9: ("SIGKILL", "the kernel for lack of memory, or a person"),
-    11: ("SIGSEGV", "it touched memory that is not its own"),
-    15: ("SIGTERM", "somebody asked it to end"),
-}
 
 
 def diagnosing(s: JobInput, policy: Policy) -> JobDecision:
@@ -85,7 +72,7 @@ def _verdict(s: JobInput, policy: Policy, dark: tuple[NodeId, ...]) -> JobDecisi
     reading = s.readings.get(s.cluster, 0.0)
     spent = tuple(at for at in job.restarts if at > reading - rule.window.total_seconds())
     lost = sum(1 for i in job.interruptions if i.at > reading - rule.window.total_seconds())
-    because = job.calls[0].because if job.calls else (f"it ended: {job.end.reason}" if job.end else "it ended")
+    because = job.calls[0].because if job.calls else (ending_of(job.end) if job.end else "it ended")
     if failed:
         because = f"{listing(failed)} failed its check"
     elif unplaced:
@@ -124,15 +111,24 @@ def _no_fault(job: Job, policy: Policy, because: str) -> tuple[str, str]:
     codes = set(job.end.exit_codes.values()) if job.end else set()
     told = codes | {SHELL + signal_of(code) for code in codes if code < 0}  # a policy counts as a shell does
     if rule.exit_codes and codes and not told & set(rule.exit_codes):
-        return f"exit code {min(codes)} is not one that is restarted", because
+        return f"{because}; exit code {min(codes)} is not one that is restarted", because
     if rule.on_no_fault is OnNoFault.FAIL:
         return f"{because}, and no node is to blame", because
     found = diagnosis_of(job.end) if job.end else None
     if found is not None:
-        why = f"{found.because}: {found.line}"
+        why = _why(found, job.end, because) if job.end else found.because
         stop = rule.on_no_fault is OnNoFault.DIAGNOSE and not found.restart
         return (why if stop else ""), why
     return "", f"{because}, no node is to blame and its log does not say why"
+
+
+def _why(found: Diagnosis, end: End, because: str) -> str:
+    """What its log or its signal means, and which rank on which node ended so."""
+    if found.line:
+        return f"{found.because}: {found.line} ({because})" if end.exit_codes else f"{found.because}: {found.line}"
+    number = signal_of(end.first.exit_code) if end.first is not None and end.first.exit_code else 0
+    same = number and SIGNALS[number][0].lower() == found.name
+    return f"{because}: {SIGNALS[number][1]}" if same else f"{because}; {found.because}"
 
 
 def diagnosis_of(end: End) -> Diagnosis | None:
@@ -147,17 +143,10 @@ def diagnosis_of(end: End) -> Diagnosis | None:
     return struck or said or _by_signal(codes)  # peers wait for the rank that was killed, and say so
 
 
-def signal_of(code: int) -> int:
-    """The signal that an exit code tells of: -9 and 137 are both 9. 0: none."""
-    number = -code if code < 0 else code - SHELL
-    return number if number in SIGNALS else 0
-
-
 def _by_signal(exit_codes: Collection[int]) -> Diagnosis | None:
     """What others did to it (SIGTERM, the least telling) counts only where no rank says more."""
     found = sorted({signal_of(code) for code in exit_codes} - {0}, key=lambda number: (number == 15, number))
     if not found:
         return None
     name, why = SIGNALS[found[0]]
-    line = f"exit by signal {found[0]}"
-    return Diagnosis(name=name.lower(), line=line, because=f"killed by {name}: {why}", restart=True)
+    return Diagnosis(name=name.lower(), line="", because=f"killed by {name}: {why}", restart=True)

@@ -67,6 +67,11 @@ class JobChanges(TypedDict, total=False):
     made: bool
     began_at: datetime | None
     began: float
+    started_at: datetime | None
+    runs_since: float | None
+    ran: float
+    place_until: Deadline | None
+    stop_asked: str
     end: End | None
     calls: tuple[Call, ...]
     avoid: tuple[NodeId, ...]

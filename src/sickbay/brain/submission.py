@@ -1,13 +1,13 @@
 """Validation of a submitted job: what makes no sense is refused in one line that says what to write."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from sickbay.model.fleet import Node
-from sickbay.model.job import Job, JobSpec, LogRule
+from sickbay.model.fleet import Capability, JobId, Node
+from sickbay.model.job import PRIORITIES, Continuation, Job, JobSpec, LogRule
 from sickbay.model.parts import GANG_MOST
 from sickbay.model.policy import Policy
 
@@ -23,6 +23,14 @@ def refusal(spec: JobSpec, clusters: Collection[str]) -> str:
     The one validation of a submission: the API asks before it stores one, the engine before it takes one up.
     """
     return next(_wrong(spec, clusters), "")
+
+
+def not_our_queue(spec: JobSpec, can: Collection[Capability]) -> str:
+    """What it asks of a queue that is its cluster's own; empty: nothing."""
+    asked = [name for name, given in (("priority", spec.priority), ("grow", spec.grow)) if given]
+    if not asked or Capability.PLACE in can:
+        return ""
+    return f"{asked[0]}: {spec.cluster} has a queue of its own, which Sickbay does not order: leave it out"
 
 
 def too_large(spec: JobSpec, pool: Sequence[Node]) -> str:
@@ -48,10 +56,80 @@ def as_started(job: Job, policy: Policy) -> JobSpec:
     spec = job.spec
     if spec.stall_after is None:
         spec = replace(spec, stall_after=policy.resume.stall_after.total_seconds())
+    last_step = job.step or (spec.continues.last_step if spec.continues is not None else None)
+    if told := {**_continuation(spec), **({"SICKBAY_LAST_STEP": str(last_step)} if last_step else {})}:
+        spec = replace(spec, env={**spec.env, **told})
     if not job.step:
         return spec
     within = policy.resume.start_within.total_seconds() if spec.start_within is None else spec.start_within
-    return replace(spec, env={**spec.env, "SICKBAY_LAST_STEP": str(job.step)}, start_within=within)
+    return replace(spec, start_within=within)
+
+
+# --- jobs that go on from another's checkpoints
+
+FOLLOWED = 16  # jobs before it in its directory that it names: mostly the first of them has begun there
+
+
+def continued(spec: JobSpec) -> JobId | None:
+    """The job from whose checkpoints it goes on."""
+    return spec.continues.of if spec.continues is not None else None
+
+
+def _continuation(spec: JobSpec) -> dict[str, str]:
+    """What rank 0 is told of it."""
+    told = spec.continues or Continuation()
+    known = {
+        "SICKBAY_CONTINUES": ",".join(told.before),
+        "SICKBAY_FROM_STEP": "" if told.step is None else str(told.step),
+        "SICKBAY_BEGIN_ANEW": "1" if told.anew else "",
+        "SICKBAY_ADOPT": "1" if told.anyones else "",
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def followed(jobs: Sequence[Job]) -> tuple[str, ...]:
+    """These jobs and those that they followed in one directory, the newest first, each with its attempts."""
+    own = {job.id: f"{job.id}/{job.attempt}" for job in jobs}
+    more = (name for job in jobs if job.spec.continues is not None for name in job.spec.continues.before)
+    theirs = {JobId(name.rpartition("/")[0]): name for name in more}
+    return tuple({**theirs, **own}[job] for job in (own | theirs))[:FOLLOWED]
+
+
+def going_on(spec: JobSpec) -> str:
+    """How it begins, in words; empty: at its beginning, as every job."""
+    told = spec.continues or Continuation()
+    if told.anew:
+        return ", begins anew"
+    step = f", from step {told.step}" if told.step is not None else ""
+    return f", goes on from {told.of}{step}" if told.of is not None else step
+
+
+def in_use(job: Job, others: Iterable[Job]) -> str:
+    """Why it must not begin: a living job saves into the same directory. Empty: none does."""
+    for other in others:
+        if other.id != job.id and other.open:
+            return (
+                f"{other.id} is {other.state} and saves into {job.spec.checkpoint or 'the same directory'}: stop it"
+                f" first (sickbay stop {other.id}), or give this one another --checkpoint"
+            )
+    return ""
+
+
+def cannot_continue(before: Job, by: Job | None, spec: JobSpec) -> str:
+    """Why a job cannot be continued. `by`: the one that continues it already."""
+    told = spec.continues or Continuation()
+    if before.open:
+        return f"{before.id} is {before.state}, and only what is over is continued: sickbay stop {before.id} first"
+    if by is not None and by.open:
+        return f"{before.id} is continued already, by {by.id}, which is {by.state}: sickbay stop {by.id} first"
+    if by is not None and told.step is None and not told.anew:
+        return (
+            f"{before.id} was continued by {by.id}, which is over, too: sickbay restart {by.id} goes on from there,"
+            " --from STEP from one step"
+        )
+    if before.adopted or not before.spec.command:
+        return f"{before.id} was submitted to {before.spec.cluster} itself: submit it there once more"
+    return ""
 
 
 def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
@@ -87,6 +165,12 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
         yield f"stall_after is {spec.stall_after:g} s: write 0 for never"
     if spec.start_within is not None and spec.start_within < 0:
         yield f"start_within is {spec.start_within:g} s: write 0 for whenever it likes"
+    if spec.priority not in PRIORITIES:
+        yield f"priority is {spec.priority}: write {PRIORITIES[0]} to {PRIORITIES[-1]}; higher ones run first"
+    if spec.time_limit is not None and not 0 < spec.time_limit < float("inf"):
+        yield f"time_limit is {spec.time_limit:g} s: write more than 0, or leave it out for none"
+    if spec.grow and spec.least >= spec.most:
+        yield "grow: it always has all its nodes: write min_nodes, on how few it may restart, or leave grow out"
     yield from _wrong_paths_and_variables(spec)
     if len({rule.name for rule in spec.log_rules}) < len(spec.log_rules):
         yield "log_rules: two rules have the same name: give each its own"

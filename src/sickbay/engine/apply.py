@@ -18,6 +18,7 @@ from sickbay.model.facts import (
     Booted,
     Checked,
     Checkpointed,
+    ControllerStarted,
     Fact,
     Garbled,
     Hung,
@@ -36,6 +37,7 @@ from sickbay.model.facts import (
     Submitted,
     TokenIssued,
     TokenRevoked,
+    TokensUsed,
     Wrote,
 )
 from sickbay.model.fleet import InForce, Node, NodeId
@@ -97,8 +99,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             _outcome(draft, news)
         case Ordered():
             learn_orders.ordered(draft, fact, news)
-        case TokenIssued() | TokenRevoked():
-            learn_orders.credential(draft, fact, news)
+        case TokenIssued() | TokenRevoked() | TokensUsed() | ControllerStarted():
+            learn_orders.administered(draft, fact, news)
         case PolicyInForce():
             draft.put(InForce(policy=news.policy, knowledge=news.knowledge))
             patrol.begin_walk(draft)

@@ -157,6 +157,7 @@ def raise_fault(
         return
     job = next((job.id for job in draft.holders(node, readable=True)), "")
     fault, recent = correlate(judge(found, node, policy), node, policy, reading, job, count)
+    draft.count(f"fault/{fault.code}")
     if recent != node.recent and (fault.remedy is not Remedy.NONE or fault.follows):
         node = replace(node, recent=recent)
         draft.put(node)

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from sickbay.brain.blame import learned_late
 from sickbay.brain.decision import JobChanges, Tell
-from sickbay.brain.submission import refusal
+from sickbay.brain.endings import recorded
+from sickbay.brain.submission import cannot_continue, continued, going_on, in_use, refusal
 from sickbay.engine.door import slim
 from sickbay.engine.errands import make_room
 from sickbay.engine.seats import take_turns
@@ -26,7 +27,7 @@ from sickbay.model.facts import Checkpointed, Fact, Hung, JobSeen, JobVanished, 
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify, StartJob
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState, RankState, Work
-from sickbay.model.rows import key_of
+from sickbay.model.rows import AuditEntry, key_of
 from sickbay.signs.training_log import judge
 
 KEEP_RESTARTS = 1000  # a native controller may restart its job every second
@@ -40,15 +41,42 @@ SKIPPED, SKIPPED_WORDS = 10, 300  # checkpoints that a line names, and character
 def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if draft.job(news.job) is not None:
         return
-    wrong = refusal(news.spec, draft.rules.can)
-    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at)
-    draft.tell(f"QUEUED: submitted as {job.spec.name}", key_of(job), event="submitted")
+    wrong = refusal(news.spec, draft.rules.can) or _in_use(draft, news)
+    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at, owner=news.by)
+    verb = f"restart {of}" if (of := continued(news.spec)) is not None else "submit"
+    refused = f"refused: {wrong}" if wrong else ""
+    audit = AuditEntry(by=news.by, verb=verb, target=job.id, reason="; ".join(filter(None, (news.reason, refused))))
+    text = f"QUEUED: submitted as {job.spec.name}{going_on(job.spec)}"
+    draft.tell(text, key_of(job), event="submitted", audit=audit if news.by else None)
     if wrong:
         job = step_job(draft, job, "fail", wrong, {"diagnosis": wrong})
         notice = Notify(event="job_failed", subject=key_of(job), text=f"{job.spec.name}: {wrong}")
         told_of(draft, job, Tell(notice, "job_failed"))
     else:
         due_now(draft, job)
+        _continued(draft, news)
+
+
+def _in_use(draft: Draft, news: Submitted) -> str:
+    """Why it must not begin beside what lives by now: those who submitted it may have looked a moment too early."""
+    job = Job(id=news.job, spec=news.spec, submitted_at=draft.now)
+    before = draft.job(of) if (of := continued(news.spec)) is not None else None
+    if before is not None and (wrong := cannot_continue(before, _continuing(draft, before), news.spec)):
+        return wrong
+    return in_use(job, draft.jobs_in(job.spec.cluster, job.directory))
+
+
+def _continuing(draft: Draft, before: Job) -> Job | None:
+    return draft.job(before.continued_by) if before.continued_by is not None else None
+
+
+def _continued(draft: Draft, news: Submitted) -> None:
+    """The job that it continues says so, in its row and in its story."""
+    before = draft.job(of) if (of := continued(news.spec)) is not None else None
+    if before is not None:
+        draft.put(replace(before, continued_by=news.job))
+        why = f": {news.reason}" if news.reason else ""
+        draft.tell(f"continued by {news.job}{why}", key_of(before), f"job:{news.job}", event="continued")
 
 
 def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
@@ -84,6 +112,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     theirs = job.adopted or Capability.PLACE not in draft.can(job.spec.cluster)
     if theirs and ranks.keys() - job.claim.keys() and job.state in HAS_NODES:
         after = _allocated(draft, fact, after)
+    if after.end != job.end:
+        _record_end(draft, after)
     if after != job:
         draft.put(after)
 
@@ -131,7 +161,11 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
     spec = news.spec or (before.spec if before is not None else None)  # one of ours has the spec that it was made with
     if spec is None:
         return
-    kept = {name: getattr(before, name) for name in ("interruptions", "restarts", "acts", "told")} if before else {}
+    kept = (
+        {name: getattr(before, name) for name in ("owner", "interruptions", "restarts", "acts", "told")}
+        if before
+        else {}
+    )
     job = Job(
         id=news.job,
         spec=spec,
@@ -142,6 +176,7 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
         claim=dict.fromkeys(news.ranks, ()),
         began_at=fact.at,
         began=draft.reading(spec.cluster),
+        started_at=fact.at,
         ranks=dict(news.ranks),
         ranks_as_of=news.as_of,
         **kept,
@@ -263,10 +298,11 @@ def _resumed(draft: Draft, job: Job, news: Stepped) -> Job:
         first = bool(news.resumed_from) and once not in job.told
         if first and not _saved_since(job, job.began_at) and news.resumed_from != job.saved:
             job = replace(job, saved=news.resumed_from, saved_at=None)  # what is newer is of no use
-        job = replace(job, resumed_from=news.resumed_from)
+        job = replace(job, resumed_from=news.resumed_from, resumed_of=news.resumed_of)
     if once in job.told or not (news.resumed_from or news.skipped):
         return job
-    where = f"resumes at step {news.resumed_from}" if news.resumed_from is not None else "begins anew"
+    of = f" of job {news.resumed_of}" if news.resumed_of else ""
+    where = f"resumes at step {news.resumed_from}{of}" if news.resumed_from is not None else "begins anew"
     skipped = "; ".join(why[:SKIPPED_WORDS] for why in news.skipped[:SKIPPED])
     more = f" and {len(news.skipped) - SKIPPED} more" if len(news.skipped) > SKIPPED else ""
     told = f"; newer checkpoints were skipped: {skipped}{more}" if skipped else ""
@@ -335,7 +371,16 @@ def wrote(draft: Draft, news: Wrote) -> None:
 def _fill_tail(draft: Draft, job: Job, tail: str) -> None:
     """What an attempt wrote last may come later than its end, once; a diagnosis that is still under way uses it."""
     if tail and job.end is not None and not job.end.tail:
-        draft.put(replace(job, end=_judged(draft, job.end, tail)))
+        after = replace(job, end=_judged(draft, job.end, tail))
+        draft.put(after)
+        _record_end(draft, after)
+
+
+def _record_end(draft: Draft, job: Job) -> None:
+    """How it ended may be known only after the step that ended it."""
+    known = draft.attempt(job)
+    if known is not None:
+        draft.put(recorded(known, job, draft.now))
 
 
 def _judged(draft: Draft, end: End, tail: str = "") -> End:

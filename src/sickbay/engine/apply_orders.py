@@ -7,18 +7,19 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.admit import released
+from sickbay.brain.decision import Answer
 from sickbay.brain.orders import NODE_VERBS, begun, wished
 from sickbay.engine import checkups
 from sickbay.engine.apply_faults import open_incident
-from sickbay.engine.order_records import goes_to, note, refuse
+from sickbay.engine.order_records import answer, goes_to, note
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import Fact, Ordered, TokenIssued, TokenRevoked
+from sickbay.model.facts import ControllerStarted, Fact, Ordered, TokenIssued, TokenRevoked, TokensUsed
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
 from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Verb, enqueue
 from sickbay.model.job import Job
 from sickbay.model.order import OrderRecord, OrderVerdict
-from sickbay.model.rows import WITHHOLDING, key_of
+from sickbay.model.rows import AUDIT, IN_FORCE, WITHHOLDING, AuditEntry, key_of
 
 KEEP_PAUSES = 20
 WITHHELD = 200_000  # bytes of all exclusions: every admission reads them
@@ -53,21 +54,89 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             _refuse(draft, ident, news, "there is no such order")
 
 
-def credential(draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked) -> None:
-    """Tokens come and go as facts: any replica can ask for one, and the story says who did."""
-    if isinstance(news, TokenIssued):
-        row = Token(hash=news.hash, name=news.name, role=news.role, by=news.by, issued_at=fact.at, node=news.node)
-        draft.put(row)
-        draft.tell(f"{news.by}: token {news.name!r} for the role {news.role}", "operator:", event="order")
+def administered(draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked | TokensUsed | ControllerStarted) -> None:
+    """Tokens come and go as facts: any replica can ask for one, and the story says who did; so do controllers."""
+    match news:
+        case TokenIssued():
+            _issue(draft, fact, news)
+        case TokenRevoked():
+            _revoke(draft, news)
+        case TokensUsed():
+            for digest in news.hashes:
+                row = draft.read(Token, f"token:{digest}", watch=False)
+                if row is not None and (row.used_at is None or row.used_at < fact.at):
+                    draft.put(replace(row, used_at=fact.at))
+        case ControllerStarted():
+            _started(draft, news)
+
+
+def _issue(draft: Draft, fact: Fact, news: TokenIssued) -> None:
+    others = [row for row in _tokens_named(draft, news.name) if row.hash != news.hash]
+    audit = AuditEntry(by=news.by, verb="token create", target=news.name, reason=news.reason)
+    if others and not news.anew:
+        draft.tell(f"{news.by}: token {news.name!r}: not possible: there is one", event="refused", audit=audit)
         return
-    for row in draft.find(Token, f"token:{news.name}"):
+    for row in others:
         draft.drop(key_of(row))
-        draft.tell(f"{news.by}: token {news.name!r} revoked", "operator:", event="order")
+    until = None if news.seconds is None else fact.at + timedelta(seconds=news.seconds)
+    draft.put(
+        Token(
+            hash=news.hash, name=news.name, role=news.role, by=news.by, issued_at=fact.at, node=news.node,
+            expires_at=until,
+        )
+    )  # fmt: skip
+    draft.tell(f"{news.by}: token {news.name!r} for the role {news.role}", event="order", audit=audit)
+
+
+def _revoke(draft: Draft, news: TokenRevoked) -> None:
+    mine = _tokens_named(draft, news.name)
+    audit = AuditEntry(by=news.by, verb="token revoke", target=news.name, reason=news.reason)
+    if any(row.governs for row in mine) and not _governed_without(draft, news.name):
+        text = f"{news.by}: token {news.name!r}: not revoked: it is the last admin's"
+        draft.tell(text, event="refused", audit=audit)
+        return
+    for row in mine:
+        draft.drop(key_of(row))
+        draft.tell(f"{news.by}: token {news.name!r} revoked", event="order", audit=audit)
+
+
+def _tokens_named(draft: Draft, name: str) -> list[Token]:
+    """With those of this very unit: the index does not know them yet."""
+    found = {key_of(row): row for row in draft.find(Token, f"token:{name}")}
+    ours = {key: row for key, row in draft.writes.items() if isinstance(row, Token) and row.name == name}
+    return list({**found, **ours}.values())
+
+
+def _governed_without(draft: Draft, name: str) -> bool:
+    """Whether somebody else's token lets its owner give out others, for good."""
+    ours = (row for row in draft.writes.values() if isinstance(row, Token))
+    if any(row.governs and row.name != name for row in ours):
+        return True
+    after = ""
+    while page := draft.keys("token", after=after):
+        rows = (draft.peek(Token, key) for key in page if draft.readable(key))
+        if any(row is not None and row.governs and row.name != name for row in rows):
+            return True
+        after = page[-1]
+    return False
+
+
+def _started(draft: Draft, news: ControllerStarted) -> None:
+    source = f" from {news.source}" if news.source not in {"", news.name} else ""
+    text = f"{news.by}: started a controller with policy {news.name}{source} ({news.policy})"
+    audit = AuditEntry(by=news.by, verb="start", target=news.name, reason=f"policy {news.policy}{source}")
+    draft.tell(text, IN_FORCE, event="started", audit=audit)
+
+
+def entry_of(news: Ordered, refused: str = "") -> AuditEntry:
+    verb = f"{news.verb} now" if news.now else news.verb
+    reason = f"{news.reason} (refused: {refused})" if refused else news.reason
+    return AuditEntry(by=news.by, verb=verb, target=news.target, reason=reason)
 
 
 def _audit(draft: Draft, news: Ordered, *subjects: str) -> None:
     now = " now" if news.now else ""
-    draft.tell(f"{news.by}: {news.verb}{now}: {news.reason}", *subjects, "operator:", event="order")
+    draft.tell(f"{news.by}: {news.verb}{now}: {news.reason}", *subjects, event="order", audit=entry_of(news))
 
 
 def _end(draft: Draft, ident: str, because: str) -> None:
@@ -121,7 +190,8 @@ def _queue(draft: Draft, ident: str, news: Ordered, incident: Incident) -> None:
 
 
 def _refuse(draft: Draft, ident: str, news: Ordered, why: str, *subjects: str) -> None:
-    refuse(draft, ident, news.by, news.verb, why, *subjects)
+    said = Answer(OrderVerdict.REFUSED, why)
+    answer(draft, ident, news.by, news.verb, said, *subjects, audit=entry_of(news, why))
 
 
 def _treat(draft: Draft, fact: Fact, ident: str, news: Ordered) -> None:
@@ -200,7 +270,7 @@ def _reset_brake(draft: Draft, ident: str, news: Ordered) -> None:
         _end(draft, ident, "it is off; a check confirms or clears each suspect")
     if len(wanted) > RESET_AT_ONCE:
         text = f"{len(wanted) - RESET_AT_ONCE} more brakes are on: reset them again"
-        draft.tell(text, "operator:", event="refused")
+        draft.tell(text, AUDIT, event="refused")
     if not wanted:
         what = f"no brake {news.target!r} is on" if news.target else "no brake is on"
         _refuse(draft, ident, news, what)

@@ -21,7 +21,7 @@ from sickbay.model.facts import Checked, Fact, Ordered
 from sickbay.model.fleet import Node, NodeId, pool_word
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, Notify, Verify, nodes_of
-from sickbay.model.rows import DUE_NOW, WaitMark, key_of
+from sickbay.model.rows import DUE_NOW, AuditEntry, WaitMark, key_of
 
 SLICE = 12  # nodes of one intent: each may bring its incident along and moves its tag, and a unit has 100 actions
 CONSIDERED = 500  # nodes in one unit, most of them not asked for or not idle
@@ -57,12 +57,18 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
     what = f"check {checkup.id} at level {level} of {_scope(news)}"
     if wrong:
         draft.put(replace(checkup, listed=True, closed_at=draft.now))
-        draft.tell(f"{news.by}: {what}: refused: {wrong}", key_of(checkup), "operator:", event="refused")
+        audit = _entry(news, level, f" (refused: {wrong})")
+        draft.tell(f"{news.by}: {what}: refused: {wrong}", key_of(checkup), event="refused", audit=audit)
         return
     draft.put(checkup)
     draft.waits[key_of(checkup)] = DUE_NOW
     subjects = [f"node:{news.target}"] if news.target else []
-    draft.tell(f"{news.by}: {what}: {news.reason}", key_of(checkup), *subjects, "operator:", event="order")
+    audit = _entry(news, level)
+    draft.tell(f"{news.by}: {what}: {news.reason}", key_of(checkup), *subjects, event="order", audit=audit)
+
+
+def _entry(news: Ordered, level: object, more: str = "") -> AuditEntry:
+    return AuditEntry(by=news.by, verb=f"check level {level}", target=_scope(news), reason=f"{news.reason}{more}")
 
 
 def _scope(news: Ordered) -> str:

@@ -78,7 +78,7 @@ def _cut(news: AnyNews) -> AnyNews:
         case Stepped():
             skipped = tuple(_head(why, WORDS) for why in news.skipped[:FIELDS])
             loss = news.loss if news.loss is None or isfinite(news.loss) else None
-            return replace(news, skipped=skipped, loss=loss)
+            return replace(news, skipped=skipped, loss=loss, resumed_of=_head(news.resumed_of, NAME))
         case Checkpointed():
             return replace(
                 news, failed=_head(news.failed, WORDS), busy=_head(news.busy, NAME), answered=news.answered[:NAME]

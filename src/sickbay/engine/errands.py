@@ -148,6 +148,9 @@ def _caused(draft: Draft, job: Job, n: int, errand: Errand) -> Job:
     incidents = lost.incidents if errand.incident is None else (*lost.incidents, errand.incident)
     linked = replace(lost, incidents=incidents)
     if not lost.closed and not lost.incidents:
+        record = draft.attempt(job, lost.attempt)
+        if record is not None:
+            draft.put(replace(record, because=errand.because))
         linked = replace(linked, cause=errand.because, spent=None)
         if lost.spent is not None:  # it was judged already, without knowing
             job = replace(job, diagnosis=errand.because)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from sickbay.engine.aside import stops
+from sickbay.engine.figures import LoopFigures
 from sickbay.engine.view import Draft, View
 from sickbay.model.rows import Unit
 from sickbay.ports.store import Store
@@ -25,12 +26,14 @@ class SharedCommit:
         view: View,
         draft: Callable[[], Draft],
         most: int,
+        figures: LoopFigures,
         committed: Callable[[Unit], None] | None,
     ) -> None:
         self._store = store
         self._view = view
         self._draft = draft
         self._most = most
+        self._figures = figures
         self._committed = committed
         self._units: dict[str, Unit] = {}
         self._bodies: list[Unit] = []  # the same, as they are stored
@@ -85,6 +88,7 @@ class SharedCommit:
         if committed.refused is None:
             self._view.confirm(units, committed.versions)
         else:
+            self._figures.refused += 1
             self._view.forget(refused=True)
         if self._committed is not None:
             for unit in units[:written]:

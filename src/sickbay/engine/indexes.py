@@ -25,13 +25,14 @@ def _attempts(job: Job) -> list[Attempt]:
 
 
 class OpenJobs:
-    """The open jobs of one tag: by the nodes that they claim, by the nodes that they were interrupted on, who waits."""
+    """The open jobs of one tag: by the nodes that they claim, by those they were interrupted on, by their directory."""
 
     def __init__(self) -> None:
         self._claims: defaultdict[NodeId, dict[str, tuple[int, ...]]] = defaultdict(dict)
         self._interrupted: defaultdict[NodeId, set[str]] = defaultdict(set)
         self._lost: dict[str, dict[Attempt, frozenset[NodeId]]] = {}  # nodes of each attempt that a job lost
         self.waiting: defaultdict[str, set[str]] = defaultdict(set)  # by pool
+        self.sharing: defaultdict[str, set[str]] = defaultdict(set)  # by the directory of their checkpoints
 
     def put(self, key: str, before: Job | None, after: Job | None, roster: Rosters) -> list[NodeId]:
         """A job changed; None: it was not open, or is not any more. Returns the nodes whose claims changed."""
@@ -39,9 +40,17 @@ class OpenJobs:
         self._interrupt(key, before, after, roster)
         if before is not None:
             self.waiting[before.pool].discard(key)
+            self._leave(before.directory, key)
         if after is not None and waits(after):
             self.waiting[after.pool].add(key)
+        if after is not None:
+            self.sharing[after.directory].add(key)
         return changed
+
+    def _leave(self, directory: str, key: str) -> None:
+        self.sharing[directory].discard(key)
+        if not self.sharing[directory]:
+            del self.sharing[directory]  # each has a name of its own: they would be as many as there ever were jobs
 
     def _claim(self, key: str, before: Claim, after: Claim) -> list[NodeId]:
         if before is after or before == after:

@@ -15,6 +15,7 @@ from sickbay.engine.aside import FACTS as FACTS_ASIDE
 from sickbay.engine.aside import WORDS, set_aside, stops, take_back
 from sickbay.engine.clocks import Clocks
 from sickbay.engine.execute import Effects, Holders
+from sickbay.engine.figures import LoopFigures
 from sickbay.engine.group import Builds, SharedCommit
 from sickbay.engine.ingest import Ingest, Together, voices
 from sickbay.engine.plan import plan, prefetch
@@ -84,8 +85,9 @@ class Engine:
         self._clock = clock
         self._setup = setup
         self._committed = committed
+        self.figures = LoopFigures()
         self._view = View(store)
-        self._group = SharedCommit(store, self._view, self._draft, setup.group, committed)
+        self._group = SharedCommit(store, self._view, self._draft, setup.group, self.figures, committed)
         self._clocks = Clocks()
         self._deaf = Deaf()
         self._epoch = 0
@@ -119,6 +121,11 @@ class Engine:
         self._store.resign(self._setup.holder)
 
     @property
+    def epoch(self) -> int:
+        """The term of leadership; 0: none."""
+        return self._epoch
+
+    @property
     def leads(self) -> bool:
         return self._epoch > 0 and self._clock.mono() < self._lease_until
 
@@ -128,6 +135,8 @@ class Engine:
         """Learn what is new, plan what is due, send what is planned. Returns how much was done; 0: at rest."""
         if not self.leads and not self.lead():
             return 0
+        began = self._clock.mono()
+        self.figures.rounds += 1
         try:
             done = voices(self._store, self._clock, self._rules.policy.silence.agent.total_seconds())
             self._clocks.newest = self._read_clocks()
@@ -142,6 +151,8 @@ class Engine:
         except StoreError:
             self._view.forget()  # it may have happened: read before anything else
             raise
+        finally:
+            self.figures.seconds += self._clock.mono() - began
         return done
 
     def oldest(self, keep: timedelta = timedelta(days=90)) -> datetime | None:
@@ -187,6 +198,7 @@ class Engine:
             try:
                 version = self._store.commit(draft.body(replace(unit, durable=durable)), self._epoch)
             except Conflict:
+                self.figures.refused += 1
                 self._view.forget(refused=True)
                 continue
             self._view.wrote(unit, version)
@@ -239,6 +251,7 @@ class Engine:
 
     def _learn_page(self, facts: list[Fact]) -> int:
         self._view.fetch(dict.fromkeys(key for fact in facts for key in reads_of(fact.news)))
+        page = facts
         done = self._learn_together(facts)
         facts = facts[done:]
         while facts:
@@ -256,6 +269,7 @@ class Engine:
                 taken = self._learn_carefully(facts)
             facts = facts[taken:]
             done += taken
+        self.figures.learned(page)
         return done
 
     def _learn_together(self, facts: list[Fact]) -> int:
@@ -322,7 +336,8 @@ class Engine:
             self._rules.tables.digest,
         ):
             return
-        news = PolicyInForce(policy=self._rules.policy_digest, knowledge=self._rules.tables.digest)
+        rules = self._rules
+        news = PolicyInForce(policy=rules.policy_digest, knowledge=rules.tables.digest, name=rules.policy.name)
         number = self._view.get(IN_FORCE).version
         self._ingest.tell(f"policy/{news.policy}/{news.knowledge}/{number}", news)
 

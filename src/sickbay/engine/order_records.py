@@ -7,6 +7,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.facts import Fact, Ordered
 from sickbay.model.fleet import IncidentId, JobId
 from sickbay.model.order import OrderRecord, OrderVerdict, order_id
+from sickbay.model.rows import AUDIT, AuditEntry
 
 WORDS = {
     OrderVerdict.DONE: "done",
@@ -39,10 +40,15 @@ def goes_to(draft: Draft, ident: str, *, incident: IncidentId | None = None, job
         draft.put(replace(record, incident=incident or record.incident, job=job or record.job))
 
 
-def answer(draft: Draft, ident: str, by: str, verb: str, said: Answer, *subjects: str) -> None:
-    """Tell whoever ordered it, in the audit log and in the order's own record."""
+def answer(
+    draft: Draft, ident: str, by: str, verb: str, said: Answer, *subjects: str, audit: AuditEntry | None = None
+) -> None:
+    """Tell whoever ordered it, in the audit log and in the order's own record. `audit`: where that has no entry yet."""
     text = f"{by}: {verb}: {WORDS[said.verdict]}: {said.because}"
-    draft.tell(text, *subjects, "operator:", event="answer")
+    if audit is None:
+        draft.tell(text, *subjects, AUDIT, event="answer")
+    else:
+        draft.tell(text, *subjects, event="answer", audit=audit)
     record = _record(draft, ident)
     if record is not None:
         draft.put(replace(record, verdict=said.verdict, because=said.because, rung=said.rung or record.rung))

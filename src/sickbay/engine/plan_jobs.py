@@ -47,6 +47,7 @@ def _take_job(draft: Draft, job: Job, decision: JobDecision) -> tuple[Job, Wait 
                 more |= {"intent": job.intent, "fences": (*job.fences, intent.key)}
             if isinstance(decision.act, StartJob):
                 more |= {"ranks": {}, "ranks_as_of": 0.0, "missing_as_of": None, "end": None, "resumed_from": None}
+                more |= {"started_at": None}
             if event:
                 begun: JobChanges = {"began_at": draft.now, "began": draft.reading(job.spec.cluster)}
                 job = step_job(draft, job, event, because, {**begun, **more})

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.attempt import stuck
 from sickbay.brain.decision import AnyDo, IncidentChanges, JobChanges, Tell
+from sickbay.brain.endings import recorded
 from sickbay.brain.ladder import looks_back
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
@@ -41,7 +42,7 @@ from sickbay.model.intent import (
     Strike,
     Verify,
 )
-from sickbay.model.job import JOB_LIFE, Interruption, Job, JobState
+from sickbay.model.job import JOB_LIFE, KEEP_ATTEMPTS, NAMES, Interruption, Job, JobState
 from sickbay.model.parts import PART
 from sickbay.model.policy import Trigger
 from sickbay.model.rows import DUE_NOW, WaitMark, key_of
@@ -166,6 +167,7 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: JobChanges)
         # Its ranks are gone: what it held is free, or will be when it has been examined.
         claim = _to_examine(draft, job) if state is JobState.DIAGNOSING else {}
         changed = replace(changed, claim=claim, work=None, listens=False)
+    changed = _on_record(draft, job, changed, event, because)
     changed = _interrupted(draft, job, changed, event, because)
     take_turns(draft, job, changed.claim.keys() ^ job.claim.keys())
     if state is JobState.QUEUED:
@@ -184,6 +186,32 @@ def _to_examine(draft: Draft, job: Job) -> dict[NodeId, tuple[int, ...]]:
         return {}
     sick = {call.node for call in job.calls}
     return {node: devices for node, devices in job.claim.items() if node not in sick}
+
+
+def _on_record(draft: Draft, before: Job, after: Job, event: str, because: str) -> Job:
+    """Writes the record of the attempt that this step ends, or of which it says more."""
+    if event in {"started", "appear", "restarted"}:
+        after = replace(after, started_at=draft.now)
+    if event in {"claim", "started", "appear"} or not before.attempt:
+        return after
+    known, key = draft.attempt(before), f"attempt:{before.id}/{before.attempt}"
+    if event == "spared":  # it goes on
+        if known is not None:
+            draft.drop(key)
+        return after
+    # Waiting for nodes and under its gate it is still the attempt before, which has its record.
+    if before.state is JobState.QUEUED or (known is not None and before.state in {JobState.GATING, JobState.RUNNING}):
+        return after
+    ended = replace(before, end=before.end if event == "restarted" else after.end)
+    named = len(before.claim or before.ranks) > NAMES and known is None
+    draft.put(recorded(known, ended, draft.now, because, _write_rosters(draft, before) if named else 0))
+    old = draft.attempt(before, before.attempt - KEEP_ATTEMPTS)
+    if old is not None:
+        draft.drop(key_of(old))
+        left = {lost.attempt for lost in after.interruptions}
+        for number in range(old.rosters if old.number not in left else 0):
+            draft.drop(f"roster:{before.id}/{old.number}/{number}")
+    return after
 
 
 def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str) -> Job:

@@ -1,6 +1,7 @@
 """Rows as a round sees them, and a draft of what one unit changes."""
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,10 +13,10 @@ from sickbay.model.errors import UnreadableRow
 from sickbay.model.fleet import Capability, Freed, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident, Room
 from sickbay.model.intent import Intent
-from sickbay.model.job import Interruption, Job
+from sickbay.model.job import Attempt, Interruption, Job
 from sickbay.model.parts import stored, whole
 from sickbay.model.policy import Policy
-from sickbay.model.rows import AnyRow, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
+from sickbay.model.rows import AUDIT, AnyRow, AuditEntry, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
 from sickbay.model.tables import Tables
 from sickbay.ports.store import Store
 
@@ -251,6 +252,7 @@ class Draft:
         self.writes: dict[str, AnyRow | None] = {}
         self.waits: dict[str, WaitMark | None] = {}
         self.story: list[Line] = []
+        self.counts: Counter[str] = Counter()
         self.changes = 0
 
     def read(self, kind: type[RowType], key: str, *, watch: bool = True) -> RowType | None:
@@ -335,11 +337,20 @@ class Draft:
             self.expect[key] = self._view.get(key).version
         self.writes[key] = None
 
-    def tell(self, text: str, *subjects: str, event: str = "") -> None:
+    def tell(self, text: str, *subjects: str, event: str = "", audit: AuditEntry | None = None) -> None:
         self.changes += 1
-        self.story.append(Line(subjects=subjects, at=self.now, text=text, event=event))
+        told = (*subjects, AUDIT) if audit is not None else subjects
+        self.story.append(Line(subjects=told, at=self.now, text=text, event=event, audit=audit))
+
+    def count(self, what: str) -> None:
+        """Raise a counter of the controller's metrics, if and when this unit is committed."""
+        self.counts[what] += 1
 
     # --- the words of the model
+    def attempt(self, job: Job, number: int | None = None) -> Attempt | None:
+        """The record of its present attempt, or of another. It changes with its job's row only, which is expected."""
+        return self.peek(Attempt, f"attempt:{job.id}/{job.attempt if number is None else number}")
+
     def node(self, node: NodeId) -> Node | None:
         return self.read(Node, f"node:{node}")
 
@@ -380,6 +391,11 @@ class Draft:
         """Jobs that claim a node, in order. `readable`: to learn what is said of it; an act needs to know them all."""
         found = self._jobs(self._view.jobs(jobs_near(node), readable=readable).on(node.id))
         return [job for job in found if node.id in job.claim]
+
+    def jobs_in(self, cluster: str, directory: str) -> list[Job]:
+        """Open jobs of a cluster whose checkpoints are in a directory."""
+        found = self._jobs(self._view.jobs(f"open-job:{cluster}", readable=True).sharing[directory])
+        return [job for job in found if job.spec.cluster == cluster and job.directory == directory]
 
     def interrupted_on(self, node: Node) -> list[Job]:
         """Jobs that lost an attempt on a node, in order."""
@@ -432,7 +448,8 @@ class Draft:
 
     def unit(self) -> Unit:
         changed = {key: row for key, row in self.writes.items() if row is None or row != self._view.get(key).row}
-        return Unit(writes=changed, expect=self.expect, waits=self.waits, story=tuple(self.story))
+        story = tuple(self.story)
+        return Unit(writes=changed, expect=self.expect, waits=self.waits, story=story, counts=dict(self.counts))
 
     def body(self, unit: Unit) -> Unit:
         """The unit as it is stored: wide rows in parts."""

@@ -92,12 +92,16 @@ class InterruptionAnswer(Noun):
 class JobAnswer(Noun):
     id: str
     name: str
+    owner: Annotated[str, Meta(description="whose token submitted it; empty: nobody whom Sickbay knows")]
     state: JobState
     attempt: int
     restarts: int
     nodes: list[str]
     step: int | None
     resumed_from: int | None
+    resumed_of: Annotated[str | None, Meta(description="the job that saved what it resumed from; null: this one")]
+    continues: Annotated[str | None, Meta(description="the ended job from whose checkpoints it goes on")]
+    continued_by: Annotated[str | None, Meta(description="the later job that goes on from its checkpoints")]
     saved: Annotated[int | None, Meta(description="the newest step that is saved")]
     saved_at: Time | None
     save_failed: Annotated[str, Meta(description="what was not saved last, and why; empty once a save has succeeded")]
@@ -297,11 +301,16 @@ class TokenShown(Noun):
     node: str | None
     by: str
     issued_at: Time
+    expires_at: Time | None
+    expired: bool
+    used_at: Annotated[Time | None, Meta(description="its last use, up to an hour ago; null: never used")]
 
 
 class TokenMade(Noun):
     name: str
     role: str
+    node: str | None
+    expires_at: Time | None
     token: Annotated[str, Meta(description="the secret; it is shown here once and stored nowhere")]
 
 
@@ -322,6 +331,10 @@ class Notice(Noun):
 
 class Audited(Noun):
     at: Time
+    by: Annotated[str, Meta(description="the name of whose token it was; empty in lines of older versions")]
+    verb: str
+    target: str
+    reason: str
     text: str
     about: Annotated[list[str], Meta(description="what it was done to: node:…, incident:…, job:…")]
 

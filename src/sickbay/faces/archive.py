@@ -144,10 +144,11 @@ class Archive:
         raise NoSuchSubject(unknown_name("node, job or incident", asked, known))
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(what: str, name: str, known: Iterable[str], *, whole_names: bool = False) -> str:
     """The line about a name that nothing has, with the nearest ones that there are."""
-    short = list(dict.fromkeys(one.rpartition("/")[2] for one in known))
-    bare = name.rpartition("/")[2].rpartition(":")[2]  # without a cluster, and without the kind of row in front
+    short = list(dict.fromkeys(one if whole_names else one.rpartition("/")[2] for one in known))
+    # Without a cluster, and without the kind of row in front.
+    bare = name if whole_names else name.rpartition("/")[2].rpartition(":")[2]
     close = get_close_matches(bare, short, n=3, cutoff=0.5)
     if close:
         hint = f"did you mean {', '.join(close)}?"

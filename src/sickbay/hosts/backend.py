@@ -2,15 +2,26 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
+from sickbay.engine.figures import LoopFigures
 from sickbay.engine.ingest import Ingest, alone
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
+from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
 from sickbay.model.errors import BadInput
-from sickbay.model.facts import AnyNews, Observed, Ordered, Submitted, TokenIssued, TokenRevoked
+from sickbay.model.facts import (
+    AnyNews,
+    ControllerStarted,
+    Observed,
+    Ordered,
+    Submitted,
+    TokenIssued,
+    TokenRevoked,
+    TokensUsed,
+)
 from sickbay.model.fleet import Capability, Cursor, JobId, Node, NodeId, Token
 from sickbay.model.job import Job, JobSpec
 from sickbay.model.parts import whole
@@ -23,7 +34,7 @@ from sickbay.ports.cluster import Cluster, Log
 from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
-ROLES = ("viewer", "operator", "agent")
+ROLES = ("viewer", "submitter", "operator", "admin", "agent")
 LEARNED_WITHIN = 10.0  # seconds that a person waits until what was asked is known to the engine
 
 
@@ -48,6 +59,8 @@ class Backend:
         self.breakable = breakable
         self.metrics = metrics
         self.changes = changes
+        self.census = Census()  # for metrics; who runs the engine feeds it, and says what its loop does
+        self.loop = LoopFigures()
         self._clock = clock
         self._wake = wake
         self._ingest = Ingest(store, clock)
@@ -68,9 +81,9 @@ class Backend:
         self.learned()
         return ident
 
-    def submit(self, spec: JobSpec, key: str) -> Job:
-        job = JobId(f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
-        self._tell(f"submit/{key}", Submitted(job=job, spec=spec))
+    def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "") -> Job:
+        job = job_named(spec.name, key)
+        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, by=by, reason=reason))
         self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
         found = self._job(job)
         if found is None:
@@ -91,6 +104,11 @@ class Backend:
     def _read_up_to(self) -> int:
         row = self.store.load([CURSOR])[CURSOR].row
         return row.at if isinstance(row, Cursor) else 0
+
+    def lag(self) -> timedelta:
+        """How old the oldest fact is that is stored and has not been learned; nothing: none waits."""
+        waiting = self.store.facts(after=self._read_up_to(), limit=1)
+        return max(timedelta(), self.now() - waiting[0].at) if waiting else timedelta()
 
     # --- agents
     def receive(self, report: Report) -> Reply:
@@ -128,19 +146,47 @@ class Backend:
         return found[0] if found else None
 
     # --- credentials
-    def issue(self, name: str, role: str, by: str, node: NodeId | None = None, secret: str = "") -> str:
-        """A new token; its secret is told here once and stored nowhere."""
+    def issue(
+        self,
+        name: str,
+        role: str,
+        by: str,
+        node: NodeId | None = None,
+        secret: str = "",
+        *,
+        seconds: float | None = None,
+        anew: bool = False,
+        reason: str = "",
+    ) -> str:
+        """A new token; its secret is told here once and stored nowhere. `anew`: any other of its name is revoked."""
         if role not in ROLES:
             raise BadInput(f"there is no role {role!r}: write {', '.join(ROLES)}")
         secret = secret or secrets.token_urlsafe(24)
         digest = hash_of(secret)
-        self._tell(f"token/{digest}", TokenIssued(hash=digest, name=name, role=role, by=by, node=node))
-        self.changes.wait(lambda: self.who(secret) is not None, LEARNED_WITHIN)
+        news = TokenIssued(
+            hash=digest, name=name, role=role, by=by, node=node, seconds=seconds, anew=anew, reason=reason
+        )
+        # Each time another fact: one that was revoked since and is issued again is no second delivery of the first.
+        self._tell(f"token/{digest}/{secrets.token_hex(8)}", news)
+        self.changes.wait(lambda: self._holds(secret, role), LEARNED_WITHIN)
         return secret
 
-    def revoke(self, name: str, by: str) -> None:
-        self._tell(f"revoke/{name}/{secrets.token_hex(8)}", TokenRevoked(name=name, by=by))
+    def _holds(self, secret: str, role: str) -> bool:
+        token = self.who(secret)
+        return token is not None and token.role == role
+
+    def revoke(self, name: str, by: str, reason: str = "") -> None:
+        self._tell(f"revoke/{name}/{secrets.token_hex(8)}", TokenRevoked(name=name, by=by, reason=reason))
         self.learned()
+
+    def used(self, hashes: Sequence[str]) -> None:
+        """These tokens were used lately. Nobody waits for it."""
+        self._ingest.tell(f"used/{secrets.token_hex(8)}", TokensUsed(hashes=tuple(hashes)))
+
+    def started(self, by: str, policy: str, source: str, knowledge: str) -> None:
+        """Somebody has started this controller."""
+        news = ControllerStarted(by=by, policy=policy, name=self.policy.name, source=source, knowledge=knowledge)
+        self._tell(f"started/{secrets.token_hex(8)}", news)
 
     def who(self, secret: str) -> Token | None:
         row = self.store.load([key := f"token:{hash_of(secret)}"])[key].row
@@ -155,6 +201,11 @@ class Backend:
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.wall(), UTC)
+
+
+def job_named(name: str, key: str) -> JobId:
+    """The id of the job that is submitted under a key, the same each time."""
+    return JobId(f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
 
 
 def hash_of(secret: str) -> str:

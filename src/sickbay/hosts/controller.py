@@ -18,6 +18,7 @@ from sickbay.hosts.changes import Changes
 from sickbay.model.clock import INGEST
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import Outcome
+from sickbay.model.rows import Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
 from sickbay.ports.store import Store
@@ -93,7 +94,10 @@ class Controller:
         )
         setup = Setup(holder=holder or replica_name(), lease_ttl=LEASE)
         waking = Waking(executor, self._awake.set)
-        self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, changes.committed)
+        self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, self._committed)
+        self.backend.loop = self._engine.figures
+        self._changes = changes
+        self._counted_in = 0  # the term of leadership that the census is of
         self._troubles: dict[str, str] = {}
         silence = policy.silence.agent.total_seconds()
         # The canary's period and the agents' must be the same: both clocks then leave out the same gaps (over twice the
@@ -158,6 +162,16 @@ class Controller:
         if trouble != before:
             log.warning("%s: %s", what, trouble or "well again")
 
+    def _committed(self, unit: Unit) -> None:
+        self.backend.census.committed(unit)
+        self._changes.committed(unit)
+
+    def _count_anew(self) -> None:
+        """Others may have written since we last led."""
+        if self._engine.leads and self._engine.epoch != self._counted_in:
+            self.backend.census.follow(self._store)
+            self._counted_in = self._engine.epoch
+
     def _run_engine(self) -> None:
         renew, look, tidy = 0.0, 0.0, time.monotonic() + TIDY
         while not self._stopping.is_set():
@@ -165,6 +179,7 @@ class Controller:
                 if time.monotonic() >= renew:
                     self._engine.lead()
                     renew = time.monotonic() + LEASE / 4
+                self._count_anew()
                 self._awake.clear()
                 done = self._engine.round()
                 if time.monotonic() >= look:

@@ -27,6 +27,7 @@ from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
+from sickbay.wire.files import replace_file
 from sickbay.wiring import local_fleet, open_store
 
 CLUSTER, POOL = "local", "default"
@@ -108,7 +109,7 @@ class Service:
         # Who was here before is started before anybody looks: a node that was switched off is not one that fails.
         started = self._wake_known()
         self._controller.start(self._canary)
-        self.token = self._credential("operator", "operator", self.state / "operator.token")
+        self.token = self._credential("operator", "admin", self.state / "operator.token")
         for seat in self.rack.names():
             node = NodeId(f"{CLUSTER}/{seat}")
             self._credential(f"agent of {node}", "agent", self.rack.paths(seat).token, node)
@@ -132,15 +133,17 @@ class Service:
         return started
 
     def _credential(self, name: str, role: str, file: Path, node: NodeId | None = None) -> str:
-        """The secret in the file, known to the store: made once, found again after a restart."""
+        """The secret in the file, if the store knows it for what it is. A lost or revoked one is replaced by another:
+        a secret that was revoked never opens anything again, and nobody is locked out of his own machine.
+        """
         secret = file.read_text().strip() if file.exists() else ""
-        if not secret:
+        known = self.backend.who(secret) if secret else None
+        if known is not None and known.role == role and not known.over(self.backend.now()):
+            return secret
+        if known is None:
             secret = secrets.token_urlsafe(24)
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w") as out:
-                out.write(secret)
-        if self.backend.who(secret) is None:
-            self.backend.issue(name, role, "sickbay up", node, secret)
+            replace_file(file, secret.encode())
+        self.backend.issue(name, role, "sickbay up", node, secret, anew=True, reason="for this machine's own use")
         return secret
 
     def _canary(self) -> bool:

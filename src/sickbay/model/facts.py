@@ -115,6 +115,7 @@ class Stepped(News, tag="stepped"):
     attempt: int
     step: int
     resumed_from: int | None = None
+    resumed_of: str = ""  # the job that saved it, if that was another one
     skipped: tuple[str, ...] = ()  # newer checkpoints that could not be used, each with its reason
     loss: float | None = None
     fenced: bool = False  # the script says (`heartbeat(…, fenced=True)`) that no older attempt can commit any more
@@ -220,6 +221,8 @@ class Ordered(News, tag="ordered"):
 class Submitted(News, tag="submitted"):
     job: JobId
     spec: JobSpec
+    by: str = ""  # the name of whose token it was; the job is theirs
+    reason: str = ""  # why an earlier job is continued
 
 
 class TokenIssued(News, tag="token_issued"):
@@ -227,19 +230,40 @@ class TokenIssued(News, tag="token_issued"):
 
     hash: str  # SHA-256 of the secret, in hex
     name: str
-    role: str  # viewer | operator | agent
+    role: str  # viewer | submitter | operator | admin | agent
     by: str
     node: NodeId | None = None  # an agent's: the only node that it may report for
+    seconds: float | None = None  # it expires so long after it was issued
+    anew: bool = False  # it takes the place of every token of its name; else a name that is taken is refused
+    reason: str = ""
 
 
 class TokenRevoked(News, tag="token_revoked"):
     name: str
     by: str
+    reason: str = ""
+
+
+class TokensUsed(News, tag="tokens_used"):
+    """When some tokens were last used: told for many at once, and rarely."""
+
+    hashes: tuple[str, ...]
 
 
 class PolicyInForce(News, tag="policy_in_force"):
     policy: str
     knowledge: str
+    name: str = ""
+
+
+class ControllerStarted(News, tag="controller_started"):
+    """Somebody has started a controller, with these rules."""
+
+    by: str  # the user of the machine
+    policy: str  # its digest
+    name: str
+    source: str = ""  # the file that it was read from, or the shipped name
+    knowledge: str = ""
 
 
 class Garbled(News, tag="garbled"):
@@ -251,7 +275,7 @@ class Garbled(News, tag="garbled"):
 AnyNews = (
     Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
     | Checkpointed | Wrote | Hung | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued
-    | TokenRevoked | PolicyInForce | Garbled
+    | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
 )  # fmt: skip
 
 

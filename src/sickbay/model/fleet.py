@@ -337,10 +337,20 @@ class Token(Noun):
 
     hash: str
     name: str
-    role: str  # viewer | operator | agent
+    role: str  # viewer | submitter | operator | admin | agent
     by: str
     issued_at: datetime
     node: NodeId | None = None
+    expires_at: datetime | None = None  # on the wall; None: never
+    used_at: datetime | None = None  # as far as it was told: up to an hour ago
+
+    def over(self, now: datetime) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+    @property
+    def governs(self) -> bool:
+        """Whether it can give out others, and will be able to for good."""
+        return self.role == "admin" and self.expires_at is None
 
 
 class Aside(Noun):

@@ -53,6 +53,18 @@ class LogRule(Noun):
     recurs_within: float | None = None  # seconds from one match to the next
 
 
+class Continuation(Noun):
+    """Resumption from an earlier job: whose checkpoints a job goes on from, and from which of them."""
+
+    of: JobId | None = None  # a job that is over
+    before: tuple[str, ...] = ()  # that one and those before it, the newest first, with attempts: "<job>/<attempts>"
+    step: int | None = None  # exactly this one is loaded when it begins; None: the newest
+    anew: bool = False  # it begins at step 0, beside what is there
+    anyones: bool = False  # it goes on from what is there, whichever job saved it
+    last_step: int | None = None  # how far `of` has been
+    home: JobId | None = None  # where no directory is named: the job in whose own one the checkpoints are
+
+
 class JobSpec(Noun):
     name: str
     cluster: str
@@ -72,6 +84,10 @@ class JobSpec(Noun):
     stall_after: float | None = None  # seconds without a heartbeat, after the first one; None: from policy, 0: never
     start_within: float | None = None  # seconds until its first heartbeat; None: from policy, 0: never too late
     log_rules: tuple[LogRule, ...] = ()
+    priority: int = 0  # higher ones first, where the queue is ours
+    time_limit: float | None = None  # seconds that its attempts may run, together; None: as long as they like
+    grow: bool = False  # one that runs on fewer nodes than it asked for is restarted as soon as there are more
+    continues: Continuation | None = None
 
     @property
     def least(self) -> int:
@@ -81,6 +97,8 @@ class JobSpec(Noun):
     def most(self) -> int:
         return len(self.on) or self.nodes
 
+
+PRIORITIES = range(-100, 101)  # that a job may have
 
 KEEP_CALLS = 20  # that an attempt names
 
@@ -95,6 +113,7 @@ class Call(Noun):
     booted: bool = False  # the node has booted anew
     dated: datetime | None = None
     before: str = ""  # what waits until the attempt has saved, such as "n3 is drained"; empty: it ends at once
+    wished: bool = False  # for the job's own good: it costs no restart
 
 
 class Work(Noun):
@@ -106,12 +125,46 @@ class Work(Noun):
     moved: float = 0.0  # reading of ingest when it had last advanced
 
 
+class RankEnd(Noun):
+    """The first rank of an attempt that ended badly."""
+
+    rank: int
+    node: NodeId
+    exit_code: int | None = None  # negative: the signal that ended it; None: nobody knows
+    why: str = ""  # where its node knows more: "GPU 0 fell off the bus"
+    at: datetime | None = None
+
+
 class End(Noun):
     reason: EndReason
     at: datetime
+    first: RankEnd | None = None  # where the cluster can tell ranks apart
     exit_codes: dict[str, int] = {}  # node → first non-zero exit code there, of ranks that we did not stop
     tail: str = ""  # may come later than the rest, once
     findings: tuple[Diagnosis, ...] = ()  # what the tail says, by our table: judged when it comes
+
+
+NAMES = 8  # of nodes that an attempt's record has itself; more are in its rosters
+KEEP_ATTEMPTS = 60  # records of one job, the newest
+
+
+class Attempt(Noun):
+    """Record of an attempt that is over: when and where it ran, and how it ended. Written with its job's row."""
+
+    job: JobId
+    number: int
+    at: datetime  # when this was written
+    began_at: datetime | None = None  # its nodes were claimed
+    started_at: datetime | None = None  # all its ranks were seen
+    ended_at: datetime | None = None
+    nodes: int = 0
+    names: tuple[NodeId, ...] = ()  # the first of them
+    rosters: int = 0  # rows with all their names, where there are more: `roster:<job>/<attempt>/<number>`
+    reason: EndReason | None = None  # None: it was stopped, or nobody said how it ended
+    exit_codes: dict[str, int] = {}  # of some nodes, where the cluster cannot tell ranks apart
+    first: RankEnd | None = None
+    because: str = ""  # why it is over, as is known by now
+    lines: str = ""  # the last that its first failing rank wrote
 
 
 class Interruption(Noun):
@@ -131,6 +184,7 @@ class Job(Noun):
     id: JobId
     spec: JobSpec
     submitted_at: datetime
+    owner: str = ""  # whose token submitted it; empty: nobody's whom we know (adopted, or from before owners)
     adopted: bool = False  # others submitted it; a native controller may restart it first
     made: bool = False  # its cluster has an object for it, which can be run again where it has RERUN
     state: JobState = JobState.QUEUED
@@ -138,6 +192,10 @@ class Job(Noun):
     claim: dict[NodeId, tuple[int, ...]] = {}  # nodes and devices promised to the open attempt
     began_at: datetime | None = None  # when the attempt was claimed
     began: float = 0.0  # the same, as a reading of its cluster's clock
+    started_at: datetime | None = None  # when all its ranks were seen
+    runs_since: float | None = None  # reading of its cluster's clock when the attempt was seen to run
+    ran: float = 0.0  # seconds that the attempts before it ran, together
+    place_until: Deadline | None = None  # interrupted, its place is kept until then: nodes that nobody else may claim
     ranks: dict[NodeId, RankState] = {}  # as last seen
     ranks_as_of: float = 0.0
     # A list of its cluster did not have it: one more, and it has vanished; of one that is over: that it has.
@@ -150,6 +208,8 @@ class Job(Noun):
     gates: int = 0
     step: int | None = None
     resumed_from: int | None = None
+    resumed_of: str = ""  # the job that saved what it resumed from; empty: this one, or none
+    continued_by: JobId | None = None  # a later job that goes on from its checkpoints
     saved: int | None = None  # the newest step that is saved, of any attempt
     saved_at: datetime | None = None  # None: when is not known
     save_failed: str = ""  # what was not saved last, and why, until a save succeeds
@@ -177,6 +237,23 @@ class Job(Noun):
     @property
     def open(self) -> bool:
         return not self.state.terminal
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether nodes are reserved for it. What it still claims is its own by that."""
+        return self.place_until is not None and self.open and not (self.state is JobState.GATING and self.claim)
+
+    @property
+    def over_at(self) -> float | None:
+        """The reading of its cluster's clock at which its time limit is over; None: it has none, or it does not run."""
+        limit = self.spec.time_limit
+        return None if limit is None or self.runs_since is None else self.runs_since + max(0.0, limit - self.ran)
+
+    @property
+    def directory(self) -> str:
+        """Where its checkpoints are, the same for two jobs that share it, however they write it."""
+        home = self.spec.continues.home if self.spec.continues is not None else None
+        return plain_path(self.spec.checkpoint) if self.spec.checkpoint else f"~{home or self.id}"
 
     @property
     def vanished(self) -> bool:
@@ -217,6 +294,17 @@ class Job(Noun):
     def pool(self) -> str:
         """The pool that it asks for. Its nodes may be in another: ask them."""
         return pool_of(self.spec.cluster, self.spec.pool)
+
+
+def plain_path(path: str) -> str:
+    """An absolute path without what says nothing. Links cannot be followed here: rank 0 sees where they lead."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in {"", "."}:
+            parts.append(part)
+    return "/" + "/".join(parts)
 
 
 JOB_LIFE: StateMachine[JobState, Job] = StateMachine(

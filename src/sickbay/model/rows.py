@@ -30,7 +30,7 @@ from sickbay.model.fleet import (
 )
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
-from sickbay.model.job import Job
+from sickbay.model.job import Attempt, Job
 from sickbay.model.noun import Noun
 from sickbay.model.order import OrderRecord
 
@@ -62,6 +62,7 @@ AnyRow = (
     | Part
     | Roster
     | OrderRecord
+    | Attempt
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -88,6 +89,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "part": Part,
     "roster": Roster,
     "order": OrderRecord,
+    "attempt": Attempt,
 }
 
 # They were told by their names alone before they were nouns of their own, and keep the keys that they had then.
@@ -102,6 +104,7 @@ SCHEDULE = "checkup:schedule"
 IN_FORCE = "inforce:"
 CURSOR = "cursor:"
 AGES = "ages:"
+AUDIT = "operator:"  # the subject of the audit log
 
 TO_SEND = "planned:"  # tags, before the lane: intents that may be sent now
 BACKING_OFF = "later:"  # and those that may not be sent before some time
@@ -149,6 +152,8 @@ def key_of(row: AnyRow) -> str:
             return f"part:{row.of}/{row.number}"
         case Roster():
             return f"roster:{row.job}/{row.attempt}/{row.number}"
+        case Attempt():
+            return f"attempt:{row.job}/{row.number}"
         case Aside():
             return f"aside:{row.subject}"
         case Standstill():
@@ -215,6 +220,15 @@ class WaitMark(Noun):
 DUE_NOW = WaitMark(until=Deadline(clock="ingest", at=-1.0), urgency=0)
 
 
+class AuditEntry(Noun):
+    """Who did what, and why: beside the words of a line, which nothing reads back."""
+
+    by: str
+    verb: str
+    target: str = ""
+    reason: str = ""
+
+
 class Line(Noun):
     """One line of the story, kept for `explain`."""
 
@@ -222,6 +236,7 @@ class Line(Noun):
     at: datetime
     text: str
     event: str = ""
+    audit: AuditEntry | None = None  # of a person's act; then it is told under AUDIT too
 
 
 class Unit(Noun):
@@ -231,6 +246,7 @@ class Unit(Noun):
     expect: dict[str, int] = {}
     waits: dict[str, WaitMark | None] = {}
     story: tuple[Line, ...] = ()
+    counts: dict[str, int] = {}  # what goes up with it in the controller's metrics; no store keeps it
     durable: bool = True  # fsynced; what follows from stored facts alone need not be: it is planned anew
 
     def actions(self, tags: Mapping[str, str]) -> int:

@@ -30,7 +30,7 @@ HELD = "held"  # the event that says: this waits for a person
 ANYTHING = Match()
 MOST_INTERRUPTIONS = 200
 # Pauses of nothing are allowed: they mean "do not wait".
-_MAY_BE_ZERO = frozenset({"settle", "native_grace", "stall_after", "start_within", "save_within"})
+_MAY_BE_ZERO = frozenset({"settle", "native_grace", "stall_after", "start_within", "save_within", "keep_place"})
 _CLOCK = re.compile(r"^(?:[01]\d|2[0-3]):[0-5]\d$|^24:00$")
 
 

@@ -16,7 +16,7 @@ from sickbay.model.facts import EarlyAgent, Fact, Garbled, Mark
 from sickbay.model.fleet import FormerSeat, KnownMachine, Part, Record, Roster
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
-from sickbay.model.job import Job
+from sickbay.model.job import Attempt, Job
 from sickbay.model.order import OrderRecord
 from sickbay.model.protocol import Command
 from sickbay.model.rows import ITEM_BYTES, UNIT_ACTIONS, UNIT_BYTES, AnyRow, Line, Unit, Versioned, type_of
@@ -163,7 +163,7 @@ def ended_at(row: AnyRow) -> datetime | None:
             return row.closed_at
         case Intent() if row.state.over:
             return row.planned_at
-        case Part() | Roster() | EarlyAgent() | OrderRecord():
+        case Part() | Roster() | Attempt() | EarlyAgent() | OrderRecord():
             return row.at
         case Record():
             return row.told_until
@@ -178,7 +178,7 @@ def owner_of(row: AnyRow) -> str:
     match row:
         case Intent() | Part():
             return row.owner
-        case Roster():
+        case Roster() | Attempt():
             return f"job:{row.job}"
         case OrderRecord() if row.incident is not None:
             return f"incident:{row.incident}"

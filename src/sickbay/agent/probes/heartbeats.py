@@ -16,7 +16,9 @@ WORK_EVERY = 5.0  # and between two words about how far a long piece of work has
 REASONS = 20  # skipped checkpoints that are named
 REASON = 300  # characters of each
 MOST = 2**63  # of a number that is told
-KNOWN = ("step", "resumed_from", "skipped", "loss", "fenced", "saved", "save_failed", "listens", "answered")
+KNOWN = (
+    "step", "resumed_from", "resumed_of", "skipped", "loss", "fenced", "saved", "save_failed", "listens", "answered",
+)  # fmt: skip
 
 
 class HeartbeatWork(NamedTuple):
@@ -114,6 +116,7 @@ def _stepped(job: JobId, attempt: int, step: int, body: dict[str, Any]) -> Stepp
         attempt=attempt,
         step=step,
         resumed_from=resumed,
+        resumed_of=of[:REASON] if isinstance(of := body.get("resumed_of"), str) else "",
         skipped=_reasons(skipped),
         loss=_loss(loss),
         fenced=body.get("fenced") is True,

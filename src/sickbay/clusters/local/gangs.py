@@ -112,7 +112,9 @@ class Gangs:
         return sight
 
     def _checkpoint(self, job: JobId, spec: JobSpec) -> Path:
-        directory = Path(spec.cwd or "/", spec.checkpoint) if spec.checkpoint else self._root / "checkpoints" / job
+        home = spec.continues.home if spec.continues is not None else None
+        own = self._root / "checkpoints" / (home or job)
+        directory = Path(spec.cwd or "/", spec.checkpoint) if spec.checkpoint else own
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

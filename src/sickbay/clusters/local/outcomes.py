@@ -10,7 +10,7 @@ from sickbay.clusters.local.attempts import GangRecord, NodePart, Over
 from sickbay.clusters.local.files import Rank
 from sickbay.clusters.local.seat_state import SeatState
 from sickbay.model.fleet import NodeId
-from sickbay.model.job import End, EndReason, RankState
+from sickbay.model.job import End, EndReason, RankEnd, RankState
 
 TAIL = 16_384
 
@@ -88,12 +88,13 @@ def _end(attempt: GangRecord, evidence: Evidence) -> End | None:
         if rank.exit_code is not None:
             codes.setdefault(str(node), rank.exit_code)
     tail = _any_tail([(node, rank) for _, node, rank in bad]) or _any_tail(ranks)
+    first = _first_end(bad)
     if codes:
-        return End(reason=EndReason.FAILED, at=_moment(bad[0][0]), exit_codes=codes, tail=tail)
+        return End(reason=EndReason.FAILED, at=_moment(bad[0][0]), first=first, exit_codes=codes, tail=tail)
     if lost and not attempt.stop:
-        return End(reason=EndReason.NODE_LOST, at=_moment(evidence.now), tail=tail)
+        return End(reason=EndReason.NODE_LOST, at=_moment(evidence.now), first=first, tail=tail)
     if bad and not attempt.stop:  # nobody knows how it ended, but not that it ended well
-        return End(reason=EndReason.UNKNOWN, at=_moment(bad[0][0]), tail=tail)
+        return End(reason=EndReason.UNKNOWN, at=_moment(bad[0][0]), first=first, tail=tail)
     if attempt.open:
         return None
     last = _moment(max((rank.ended_at or 0.0 for _, rank in ranks), default=0.0) or evidence.now)
@@ -103,6 +104,15 @@ def _end(attempt: GangRecord, evidence: Evidence) -> End | None:
     # An attempt that was stopped did not complete; that we stopped it the engine knows itself.
     reason = EndReason.FAILED if attempt.stop else EndReason.UNKNOWN
     return End(reason=reason, at=last, tail=_any_tail(ranks))
+
+
+def _first_end(bad: list[tuple[float, NodeId, Rank]]) -> RankEnd | None:
+    """The rank that ended badly first; of those whose end is known, if there are any: the others follow a node."""
+    known = [each for each in bad if each[2].exit_code is not None] or bad
+    if not known:
+        return None
+    at, node, rank = known[0]
+    return RankEnd(rank=rank.rank, node=node, exit_code=rank.exit_code, why=rank.why, at=_moment(at))
 
 
 def _known(attempt: GangRecord, evidence: Evidence) -> Iterator[tuple[NodeId, Rank]]:

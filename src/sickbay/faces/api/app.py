@@ -30,9 +30,11 @@ def app(
     `app.state.close()` ends all that is held and all streams, at once and for good.
     """
     news = Wakeup()
-    shared = AppState(backend=backend, mail=mail or Wakeup(), news=news, leads=leads, trouble=trouble)
     credentials, answered = Credentials(backend), AnsweredKeys()
-    by_path = groupby(sorted(ROUTES, key=lambda route: route.path), key=lambda route: route.path)
+    shared = AppState(
+        backend=backend, mail=mail or Wakeup(), news=news, leads=leads, trouble=trouble, uses=credentials.uses
+    )
+    by_path = groupby(sorted(ROUTES, key=lambda route: route.mount), key=lambda route: route.mount)
     mounted = [Mounted(path, Endpoint(shared, list(routes), credentials, answered)) for path, routes in by_path]
     made = Starlette(routes=mounted, exception_handlers={HTTPException: _nothing_there})
     made.router.redirect_slashes = False

@@ -1,7 +1,11 @@
-"""Authentication and authorization: the token behind a secret, remembered for a moment, and what its role may do."""
+"""Authentication and authorization (RBAC): the token behind a secret, remembered for a moment, what its role may do,
+and when it was last used.
+"""
 
 import threading
 import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.hosts.backend import Backend, hash_of
@@ -9,7 +13,10 @@ from sickbay.model.fleet import Token
 
 FOR = 2.0  # seconds; a change of any token row ends it at once
 MOST = 10_000
-RANK = {"viewer": 1, "operator": 2}
+RANK = {role: rank for rank, role in enumerate(("viewer", "submitter", "operator", "admin"), 1)}
+USED_EVERY = timedelta(hours=1)  # what a row says of a token's last use is at most so old, or a little more
+TELL_EVERY = 30.0  # seconds between two facts about uses
+TELL_AT_ONCE = 40  # tokens in one fact: each is a row of its unit
 
 
 class Credentials:
@@ -18,6 +25,9 @@ class Credentials:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Token, float]] = {}
         self._seen = backend.changes.seq
+        self._used: dict[str, datetime] = {}  # by hash: more than the rows say
+        self._told: dict[str, datetime] = {}
+        self._tell_from = 0.0  # on the monotonic clock
 
     def remembered(self, secret: str) -> Token | None:
         """Without asking the store; None: it must be asked."""
@@ -35,6 +45,29 @@ class Credentials:
             if token is not None and self._seen >= before:  # else a change is on its way that this may not show
                 self._known[token.hash] = (token, time.monotonic() + FOR)
         return token
+
+    def note_use(self, token: Token) -> tuple[str, ...]:
+        """It was used now. Which uses are to be told, if it is time for that: a request costs no commit."""
+        now = self._backend.now()
+        with self._lock:
+            if len(self._used) >= MOST:
+                self._used.clear()
+                self._told.clear()
+            self._used[token.hash] = now
+            told = self._told.setdefault(token.hash, token.used_at or token.issued_at)
+            if token.used_at is None:
+                told = self._told[token.hash] = min(told, now - USED_EVERY)
+            if now - told < USED_EVERY or time.monotonic() < self._tell_from:
+                return ()
+            self._tell_from = time.monotonic() + TELL_EVERY
+            due = [one for one, at in self._told.items() if now - at >= USED_EVERY and self._used[one] > at]
+            self._told.update(dict.fromkeys(due[:TELL_AT_ONCE], now))
+            return tuple(due[:TELL_AT_ONCE])
+
+    def uses(self) -> Mapping[str, datetime]:
+        """When each was used last, as far as this process has seen it."""
+        with self._lock:
+            return dict(self._used)
 
     def _drop_changed(self) -> None:
         now = self._backend.changes.seq
@@ -57,10 +90,13 @@ def secret_of(authorization: str) -> str:
     return secret.strip()
 
 
-def admit(token: Token | None, role: str) -> Token:
+def admit(token: Token | None, role: str, now: datetime) -> Token:
     """Raises ApiRefusal: 401 for a token that nobody has, 403 for one that may not do this."""
     if token is None:
-        raise ApiRefusal(401, "this token is not known: ask an operator for one ('sickbay token create')", **_CHALLENGE)
+        raise ApiRefusal(401, "this token is not known: ask an admin for one ('sickbay token create')", **_CHALLENGE)
+    if token.over(now):
+        line = f"token {token.name!r} has expired: ask an admin for another ('sickbay token create')"
+        raise ApiRefusal(401, line, **_CHALLENGE)
     if (role == "agent") != (token.role == "agent"):
         may = "only agents report here" if role == "agent" else "an agent's token can only report for its own node"
         raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}: {may}")

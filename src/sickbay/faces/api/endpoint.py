@@ -19,6 +19,7 @@ from sickbay.faces.api.credentials import Credentials, admit, secret_of
 from sickbay.faces.api.events import EventStream
 from sickbay.faces.api.refusal import ApiRefusal, refused
 from sickbay.faces.api.route import AGENTS, PEOPLE, ApiRequest, AppState, PlainAnswer, Route, on_thread
+from sickbay.model.errors import StoreError
 from sickbay.model.fleet import Token
 
 log = logging.getLogger("sickbay.api")
@@ -124,7 +125,16 @@ class Endpoint:
         token = self._credentials.remembered(secret)
         if token is None:
             token = await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._credentials.who, secret)
-        return admit(token, route.role)
+        admitted = admit(token, route.role, self._room.backend.now())
+        if due := self._credentials.note_use(admitted):
+            await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._tell_uses, due)
+        return admitted
+
+    def _tell_uses(self, due: tuple[str, ...]) -> None:
+        try:
+            self._room.backend.used(due)
+        except StoreError as error:  # nobody is kept out because a disk is full
+            log.warning("last uses of tokens were not noted: %s", error)
 
 
 def _query(route: Route, scope: Scope) -> Any:

@@ -11,6 +11,7 @@ from sickbay.faces.api import requests
 from sickbay.faces.api.route import PEOPLE, ApiRequest, Route, on_thread
 from sickbay.faces.explain import told_lines
 from sickbay.hosts.changes import Changes, FeedItem
+from sickbay.model.fleet import Token
 from sickbay.model.noun import Noun
 
 COMMENT_EVERY = 15.0  # seconds: shows both sides that the other is there
@@ -61,7 +62,8 @@ async def _pieces(ask: ApiRequest, last: str) -> AsyncIterator[bytes]:
 
 def _still(ask: ApiRequest) -> bool:
     key = f"token:{ask.who.hash}" if ask.who is not None else ""
-    return ask.backend.store.load([key])[key].row is not None
+    row = ask.backend.store.load([key])[key].row
+    return isinstance(row, Token) and not row.over(ask.backend.now())
 
 
 def _begin(changes: Changes, last: str) -> int | None:

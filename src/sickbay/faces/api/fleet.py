@@ -1,6 +1,7 @@
 """The dashboard's answer (the fleet at a glance), the policy in force, notices, and the audit log."""
 
 from datetime import timedelta
+from itertools import islice
 
 from sickbay.faces.answers import Audited, FleetAnswer, Notice, PolicyShown
 from sickbay.faces.api import requests
@@ -13,10 +14,13 @@ from sickbay.faces.explain import incident_answer, job_answer, node_answer
 from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.intent import Intent, Notify
 from sickbay.model.job import Job
+from sickbay.model.rows import AUDIT, AuditEntry, Line
 from sickbay.policy.diff import to_yaml
 from sickbay.policy.load import digest
 
 RECENT = timedelta(hours=1)
+AUDIT_LINES = 20_000  # that are looked through
+OLD_ACTS = frozenset({"order"})  # of lines that were written before they said who and why by themselves
 
 
 def fleet(ask: ApiRequest) -> FleetAnswer:
@@ -64,12 +68,32 @@ def notices(ask: ApiRequest, query: requests.Latest) -> list[Notice]:
     ]
 
 
-def audit(ask: ApiRequest, query: requests.Latest) -> list[Audited]:
-    lines = ask.backend.store.story("operator:", query.limit)
-    return [
-        Audited(at=iso(line.at), text=line.text, about=[key for key in line.subjects if key != "operator:"])
+def audit(ask: ApiRequest, query: requests.AuditAsked) -> list[Audited]:
+    """What people did. Beside it the store has what the engine could not do for want of a person."""
+    begin = ask.backend.now() - timedelta(seconds=query.since) if query.since is not None else None
+    lines = ask.backend.store.story(AUDIT, AUDIT_LINES)
+    shown = [
+        line
         for line in reversed(lines)
+        if (line.audit is not None or line.event in OLD_ACTS) and (begin is None or line.at >= begin)
     ]
+    acts = (_audited(line) for line in shown)
+    return list(islice((act for act in acts if query.by in {"", act.by} and _is_about(act, query.target)), query.limit))
+
+
+def _audited(line: Line) -> Audited:
+    entry = line.audit or AuditEntry(by="", verb="")
+    about = [key for key in line.subjects if key != AUDIT]
+    return Audited(
+        at=iso(line.at), by=entry.by, verb=entry.verb, target=entry.target, reason=entry.reason, text=line.text,
+        about=about,
+    )  # fmt: skip
+
+
+def _is_about(act: Audited, target: str) -> bool:
+    """A node with its cluster or without."""
+    names = [act.target, *(key.partition(":")[2] for key in act.about)]
+    return not target or any(target in {name, name.rpartition("/")[2]} for name in names)
 
 
 ROUTES = (
@@ -92,10 +116,13 @@ ROUTES = (
         ],
     ),
     Route(
-        "GET", "/v1/audit", audit, "What operators asked for, newest first",
-        query_example={"limit": "20"},
+        "GET", "/v1/audit", audit, "What people did, newest first: who, when, why",
+        query_example={"limit": "20", "by": "ann"},
         answer_example=[
-            {"at": "2026-01-01T00:10:00.000Z", "text": "ann: cordon: its fan is loud", "about": ["node:lab/train-0000"]}
+            {
+                "at": "2026-01-01T00:10:00.000Z", "by": "ann", "verb": "cordon", "target": "lab/train-0000",
+                "reason": "its fan is loud", "text": "ann: cordon: its fan is loud", "about": ["node:lab/train-0000"],
+            }
         ],
     ),
 )  # fmt: skip

@@ -59,6 +59,7 @@ async def logs(ask: ApiRequest, query: requests.LogAsked) -> LogPiece:
 
 def _piece(ask: ApiRequest, asked: requests.LogAsked) -> LogPiece:
     job = found(ask, ask.path["id"])
+    ask.may_touch(job, "read what it wrote")
     attempt = asked.attempt or job.attempt
     if attempt > job.attempt:
         raise ApiRefusal(404, f"{job.id} has no attempt {attempt}: {_attempts(job)}")
@@ -87,7 +88,8 @@ def _log(ask: ApiRequest, asked: requests.LogAsked, job: Job, attempt: int) -> L
 
 ROUTES = (
     Route(
-        "GET", "/v1/jobs/{id}/logs", logs, "What a rank wrote; with wait, held until there is more",
+        "GET", "/v1/jobs/{id}/logs", logs,
+        "What a rank wrote; with wait, held until there is more. A submitter: of their own jobs", role="submitter",
         query_example={"rank": "0"}, path_example={"id": "llama-3f2a1"},
         answer_example={"rank": 0, "attempt": 2, "text": "step 120\n", "next": "1831", "over": False},
     ),

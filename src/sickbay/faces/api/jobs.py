@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from sickbay.brain.submission import refusal, too_large
+from sickbay.brain.submission import not_our_queue, refusal, too_large
 from sickbay.faces.answers import JobAnswer, OrderedJob
 from sickbay.faces.api import requests
 from sickbay.faces.api.examples import JOB, ORDER
@@ -13,7 +13,7 @@ from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.explain import job_answer
-from sickbay.model.fleet import Node, pool_word
+from sickbay.model.fleet import Capability, Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
 
 
@@ -42,6 +42,7 @@ def one(ask: ApiRequest) -> JobAnswer:
 
 def stop(ask: ApiRequest, body: requests.NodeAct) -> OrderedJob:
     job = found(ask, ask.path["id"])
+    ask.may_touch(job, "stop it")
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
     fate = ask.fate(ask.order("stop", job.id, body.reason, now=body.now))
@@ -52,7 +53,7 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
     spec = _spec(ask, body)
     key = ask.key
-    while (job := ask.backend.submit(spec, key=key)).spec != spec:
+    while (job := ask.backend.submit(spec, key=key, by=ask.by)).spec != spec:
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
@@ -80,10 +81,17 @@ def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
         stall_after=asked.stall_after,
         start_within=asked.start_within,
         log_rules=tuple(LogRule(**structs.asdict(rule)) for rule in asked.log_rules),
+        priority=asked.priority,
+        time_limit=asked.time_limit,
+        grow=asked.grow,
     )
-    if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, nodes):
+    if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, nodes) or not_our_queue(spec, _can(ask, spec)):
         raise ApiRefusal(400, wrong)
     return spec
+
+
+def _can(ask: ApiRequest, spec: JobSpec) -> frozenset[Capability]:
+    return ask.backend.clusters[spec.cluster].capabilities
 
 
 def _where(ask: ApiRequest, asked: requests.Submit) -> Sequence[Node]:
@@ -140,7 +148,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/jobs", submit, "Submit a job",
-        role="operator", status=201, answer_example=JOB,
+        role="submitter", status=201, answer_example=JOB,
         ask_example={
             "name": "llama", "nodes": 2, "command": ["python", "train.py"], "checkpoint": "/shared/llama",
             "log_rules": [{"name": "steps", "pattern": "^step \\d+", "recurs_within": 300}],
@@ -151,8 +159,8 @@ ROUTES = (
         path_example={"id": "llama-3f2a1"}, answer_example=JOB,
     ),
     Route(
-        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again",
-        role="operator", path_example={"id": "llama-3f2a1"},
+        "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again. A submitter: their own",
+        role="submitter", path_example={"id": "llama-3f2a1"},
         answer_example={**JOB, "order": {**ORDER, "verb": "stop", "target": "llama-3f2a1", "job": "llama-3f2a1"}},
         ask_example={"reason": "the learning rate is wrong"},
     ),

@@ -100,7 +100,14 @@ def inject(ask: ApiRequest, body: requests.Inject) -> Injected:
             f"the hardware of cluster {node.cluster} is real and is not broken on purpose: "
             "with log=true its agent writes a line that says so (sickbay inject NODE --xid N --log)",
         )
+    ask.order("inject", node.id, body.reason or _words(breakage))
     return Injected(node=node.id, done=ask.backend.breakable.inject(node.id, breakage))
+
+
+def _words(wanted: Breakage) -> str:
+    """What is broken, for the audit log, where nobody said why."""
+    what = f"xid {wanted.xid}" if wanted.xid is not None else wanted.defect or f"the line {wanted.line!r}"
+    return f"{what} on device {wanted.device}" if not wanted.line else what[:500]
 
 
 def _drill(ask: ApiRequest, node: Node, wanted: Breakage, reason: str) -> Injected:

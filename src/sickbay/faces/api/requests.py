@@ -98,6 +98,13 @@ class Submit(RequestBody):
     stall_after: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
     start_within: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
     log_rules: Annotated[tuple[Rule, ...], Meta(max_length=20)] = ()
+    priority: Annotated[int, Meta(ge=-100, le=100, description="higher ones run first")] = 0
+    time_limit: (
+        Annotated[float, Meta(gt=0, le=366 * DAYS, description="that its attempts may run, together")] | None
+    ) = None
+    grow: Annotated[bool, Meta(description="restarted on more nodes once there are more, where it runs on fewer")] = (
+        False
+    )
 
 
 class OfSeries(RequestBody):
@@ -163,8 +170,21 @@ class Include(RequestBody):
 
 class TokenAsked(RequestBody):
     name: Name
-    role: Literal["viewer", "operator", "agent"]
-    node: Annotated[str, Meta(max_length=200)] = ""
+    role: Literal["viewer", "submitter", "operator", "admin", "agent"]
+    node: Annotated[str, Meta(max_length=200, description="an agent's: <cluster>/<name>, or a known node's name")] = ""
+    seconds: Annotated[float, Meta(ge=60, le=10 * 366 * DAYS, description="it expires after so long")] | None = None
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class TokenRevoke(RequestBody):
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class AuditAsked(RequestBody):
+    limit: Limit = 200
+    since: Annotated[float, Meta(ge=0, le=366 * DAYS, description="only the last so many seconds")] | None = None
+    by: Annotated[str, Meta(max_length=200, description="only what was done with the token of this name")] = ""
+    target: Annotated[str, Meta(max_length=300, description="only about this node, job, incident or token")] = ""
 
 
 class Check(RequestBody):

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, TypeVar, TypeVarTuple, cast, get_type_hints
 from weakref import WeakKeyDictionary
@@ -23,6 +24,7 @@ from sickbay.hosts.backend import Backend
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.facts import Ordered
 from sickbay.model.fleet import Cursor, Token
+from sickbay.model.job import Job
 from sickbay.model.noun import Noun
 from sickbay.model.order import order_id
 from sickbay.model.parts import whole
@@ -48,6 +50,7 @@ class AppState:
     news: Wakeup  # rings after each commit
     leads: Callable[[], bool] | None = None
     trouble: Callable[[], str] | None = None  # why nothing goes on; empty while all is well
+    uses: Callable[[], Mapping[str, datetime]] = dict  # when each token was last used, by its hash
 
 
 class RequestReads:
@@ -103,6 +106,12 @@ class ApiRequest:
     @property
     def by(self) -> str:
         return self.who.name if self.who is not None else "nobody"
+
+    def may_touch(self, job: Job, verb: str) -> None:
+        """A submitter's own jobs, and no others; operators may touch all. Raises ApiRefusal(403)."""
+        if self.who is not None and self.who.role in {"viewer", "submitter"} and job.owner != self.who.name:
+            whose = f"belongs to {job.owner}" if job.owner else "has no owner that is known"
+            raise ApiRefusal(403, f"{job.id} {whose}: only its owner, or an operator, may {verb}")
 
     @cached_property
     def archive(self) -> Archive:
@@ -183,6 +192,7 @@ class Route:
     answer_example: Any = None
     limit: int = MIB  # bytes of the body
     media: str = "application/json"
+    slashes: str = ""  # the parameter of the path, its last one, that may have slashes in it
 
     @cached_property
     def _annotated(self) -> dict[str, Any]:
@@ -210,7 +220,12 @@ class Route:
 
     @property
     def changes(self) -> bool:
-        return self.method not in {"GET", "HEAD"} and self.role == "operator"
+        return self.method not in {"GET", "HEAD"} and self.role not in {"", "agent"}
+
+    @property
+    def mount(self) -> str:
+        """The path as it is routed: what the caller says may have slashes where the route says so."""
+        return self.path.replace(f"{{{self.slashes}}}", f"{{{self.slashes}:path}}") if self.slashes else self.path
 
 
 # --- thread pools: agents and people have threads of their own, so that neither waits for the other

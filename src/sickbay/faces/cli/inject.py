@@ -59,10 +59,11 @@ def inject(
         raise BadInput("--line only writes a line, nothing breaks: leave --device and --cured-by out")
     if log:
         _ask_first(node, xid, reason, sure=yes, breaks=defect is not None or cured_by is not None or device is not None)
-    elif yes or reason:
-        raise BadInput("--yes and --reason belong to --log: add it, or leave them out")
+    elif yes:
+        raise BadInput("--yes belongs to --log: add it, or leave it out")
     body = {"xid": xid, "line": line, "defect": defect, "device": device, "cured_by": cured_by}
-    body |= {"log": True, "reason": reason} if log else {}
+    body |= {"log": True} if log else {}
+    body |= {"reason": reason} if reason else {}
     found = connect().post(f"{node_path(node)}/inject", body)
     show_one(found, _print_done, as_json=as_json)
 

@@ -19,6 +19,7 @@ COLUMNS = (
     field("state"),
     field("attempt", right=True),
     Column("step", itemgetter("step"), right=True),
+    Column("owner", lambda job: job.get("owner", "")),
     Column("nodes", lambda job: some(job["nodes"], 2)),
     Column("because", why, cut=True),
 )
@@ -66,11 +67,14 @@ def print_job(job: dict[str, Any]) -> None:
         [
             ("because", why(job)),
             ("diagnosis", job["diagnosis"] if job["diagnosis"] != why(job) and job["state"] != "COMPLETE" else ""),
+            ("owner", job.get("owner", "")),
             ("attempt", job["attempt"] or "none yet"),
             ("restarts", job["restarts"] or ""),
             ("nodes", ", ".join(short_node(name) for name in job["nodes"])),
             ("step", job["step"]),
-            ("resumed from", f"step {job['resumed_from']}" if job["resumed_from"] is not None else ""),
+            ("continues", job.get("continues")),
+            ("continued by", job.get("continued_by")),
+            ("resumed from", resumed(job)),
             ("saved", saved(job)),
             ("not saved", job.get("save_failed")),
             ("now", job.get("doing")),
@@ -79,6 +83,13 @@ def print_job(job: dict[str, Any]) -> None:
     if job["interruptions"]:
         click.echo(f"  {click.style(count(len(job['interruptions']), 'interruption'), dim=True)}")
         print_interruptions(job["interruptions"])
+
+
+def resumed(job: dict[str, Any]) -> str:
+    """step 40 of job train-1a2b3."""
+    if job["resumed_from"] is None:
+        return ""
+    return f"step {job['resumed_from']}{f' of job {of}' if (of := job.get('resumed_of')) else ''}"
 
 
 def saved(job: dict[str, Any]) -> str:

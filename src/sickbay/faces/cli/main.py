@@ -58,6 +58,7 @@ COMMANDS = {
     "brake": CommandPlace("safety", "Show and reset the brakes.", SAFETY),
     "exclude": CommandPlace("safety", "Leave some faults or nodes alone.", SAFETY),
     "token": CommandPlace("tokens", "Who may ask, and who may act.", SAFETY),
+    "audit": CommandPlace("audit", "Who did what, when and why.", SAFETY),
     "sim": CommandPlace("sim", "Run a scenario on the real engine in virtual time.", TRY),
     "policy": CommandPlace("policy", "Show, check and compare policies.", TRY),
     "knowledge": CommandPlace("knowledge", "What a fault means, and who says so.", TRY),

@@ -43,6 +43,11 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
     "--log-rule", metavar="RULE", multiple=True,
     help="Hung unless a line appears: 'NAME=REGEX;start=5m;every=1m'. Repeat it.",
 )  # fmt: skip
+@click.option("--priority", metavar="N", type=click.IntRange(-100, 100), help="Higher ones run first; else 0.")
+@click.option(
+    "--time-limit", metavar="TIME", help="Stopped when it has run so long, such as 2h; may let it run sooner."
+)
+@click.option("--grow", is_flag=True, help="With --min-nodes: restarted on more as soon as there are more.")
 @click.option("--wait", is_flag=True, help="Stay until it is over: exit 0 COMPLETE, 1 FAILED or STOPPED.")
 @as_json
 @click.argument("command", metavar="-- CMD …", nargs=-1, type=click.UNPROCESSED)
@@ -55,6 +60,7 @@ def submit(command: tuple[str, ...], wait: bool, as_json: bool, **options: Any) 
     \b
     sickbay submit --name first --nodes 2 -- python train.py
     sickbay submit --name big --nodes 4 --min-nodes 3 --checkpoint ckpt --wait -- python train.py --lr 3e-4
+    sickbay submit --name sweep --nodes 1 --priority -10 --time-limit 2h -- python eval.py
     sickbay submit --name run --nodes 2 --log-rule 'loss=loss: [0-9.]+;start=5m;every=1m' -- torchrun train.py
     """
     client = connect()
@@ -98,6 +104,8 @@ def request(
     stall_after: str | None,
     start_within: str | None,
     log_rule: tuple[str, ...],
+    time_limit: str | None,
+    grow: bool,
     **same: Any,
 ) -> dict[str, Any]:
     """The body of POST /v1/jobs; the server knows the defaults of what is None."""
@@ -121,6 +129,8 @@ def request(
         "checkpoint": os.path.normpath(where / checkpoint) if checkpoint else None,
         "stall_after": _limit("--stall-after", stall_after),
         "start_within": _limit("--start-within", start_within),
+        "time_limit": seconds("--time-limit", time_limit, plain=True),
+        "grow": grow or None,
         "log_rules": [log_rule_of(text) for text in log_rule] or None,
     }
 

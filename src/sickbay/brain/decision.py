@@ -108,7 +108,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OrderReply:
     """To whoever ordered it: taken up, put off, done at once, or refused, and why."""
 
     verdict: OrderVerdict
@@ -124,7 +124,7 @@ class Move(Generic[Changes]):
     because: str
     also: Changes = field(default_factory=_none)
     tell: Tell | None = None
-    answer: Answer | None = None
+    answer: OrderReply | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Change(Generic[Changes]):
     tell: Tell | None = None
     call: tuple[JobId, ...] = ()  # attempts that are asked to end
     before: str = ""  # what can wait until they have saved; empty: they end at once
-    answer: Answer | None = None
+    answer: OrderReply | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,13 +82,14 @@ def _done(record: OrderRecord, incident: Incident, node: Node | None, *, busy: b
     match record.verb:
         case Verb.CORDON if cordoned and incident.closing is None:
             runs = "what runs there goes on; " if busy else ""
-            first = f"{incident.phase} goes on first; " if incident.phase is not Phase.HELD else ""
+            treated = incident.phase is not Phase.HELD and incident.remedy.disrupts
+            first = f"its treatment goes on ({incident.phase}); " if treated else ""
             return f"new work is kept off; {first}{runs}{back}"
         case Verb.DRAIN if cordoned and not busy and incident.phase not in BEFORE_EMPTY and incident.closing is None:
             return f"nothing runs there; {back}"
         case Verb.DISMISS | Verb.UNCORDON if not incident.open:
-            others = node is not None and node.others_cordon
-            return f"{incident.id} is {incident.phase}{'; another cordon is still on it' if others else ''}"
+            others = "; another cordon is still on it" if node is not None and node.others_cordon else ""
+            return f"our cordon is gone, {incident.id} is {incident.phase}{others}"
         case Verb.HOLD if incident.phase is Phase.HELD:
             return "it is held until a person decides"
         case Verb.CONFIRM if incident.phase in BACK:

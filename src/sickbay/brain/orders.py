@@ -5,7 +5,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.correlate import absorb
-from sickbay.brain.decision import Answer, Change, Do, IncidentChanges, IncidentDecision, Move, Stay
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, OrderReply, Stay
 from sickbay.brain.incident_input import IncidentInput, away, later, on_its_way, remind
 from sickbay.brain.repair import occupied, stands
 from sickbay.model.clock import INGEST, Deadline
@@ -74,7 +74,7 @@ def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
         case Verb.UNCORDON if _repairs_on(incident):
             back: IncidentChanges = {**rest, "cordoned": False, "kept": False}
             told = f"the cordon is taken back; {incident.remedy} goes on, and the node returns when its check passes"
-            return Change(because, back, answer=Answer(OrderVerdict.DONE, told))
+            return Change(because, back, answer=OrderReply(OrderVerdict.DONE, told))
         case Verb.DISMISS | Verb.UNCORDON:
             return Change(because, {**rest, **_closing(s, "by an operator")}, answer=_taken("our cordon is taken back"))
         case Verb.CANCEL if incident.ordered:  # by a person, whatever the driver says
@@ -87,7 +87,7 @@ def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
             why = f"it is being closed; when that is over: sickbay cordon {incident.node}"
             return Change(because, rest, answer=_refused(why))  # our cordon is on its way off
         case Verb.HOLD if incident.phase is Phase.HELD:
-            return Change(because, {**rest, "kept": True}, answer=Answer(OrderVerdict.DONE, "it is held already"))
+            return Change(because, {**rest, "kept": True}, answer=OrderReply(OrderVerdict.DONE, "it is held already"))
         case Verb.HOLD if incident.phase.out:
             return Move("hold", because, {**rest, "kept": True}, answer=_taken("it is held"))
         case Verb.HOLD if incident.phase is Phase.WATCHED:
@@ -95,7 +95,7 @@ def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
             return Change(because, rest, answer=_refused(why))
         case Verb.HOLD:
             kept: IncidentChanges = {**rest, "needs_human": True, "kept": True}
-            return Change(because, kept, answer=Answer(OrderVerdict.DONE, "a person decides before any repair"))
+            return Change(because, kept, answer=OrderReply(OrderVerdict.DONE, "a person decides before any repair"))
         case Verb.CONFIRM if incident.phase is Phase.HELD:
             event = _way_out(s, "verify")
             proof_next: IncidentChanges = {
@@ -160,7 +160,7 @@ def _wish(
     if incident.closing is not None:
         queued: IncidentChanges = {**rest, "later": (*incident.later, order)}
         told = f"{incident.id} is being closed: it begins when that is over"
-        return Change(because, queued, answer=Answer(OrderVerdict.WAITS, told))
+        return Change(because, queued, answer=OrderReply(OrderVerdict.WAITS, told))
     held = incident.phase is Phase.HELD
     if repair and not held and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
         return Change(because, rest, answer=_refused(_made(incident, order)))
@@ -244,19 +244,19 @@ def _closing(s: IncidentInput, why: str) -> IncidentChanges:
     return {"closing": Phase.DISMISSED, "closing_why": why, **({} if seen_through else {"intent": ""})}
 
 
-def begun(verb: Verb) -> Answer:
+def begun(verb: Verb) -> OrderReply:
     """To the order that an incident begins with."""
     wish = NODE_VERBS[verb]
     return _taken(f"{wish} is next", wish) if wish.disrupts else _taken("our cordon stays until a person takes it back")
 
 
-def _refused(why: str) -> Answer:
-    return Answer(OrderVerdict.REFUSED, why)
+def _refused(why: str) -> OrderReply:
+    return OrderReply(OrderVerdict.REFUSED, why)
 
 
-def _taken(what: str, rung: Remedy | None = None) -> Answer:
+def _taken(what: str, rung: Remedy | None = None) -> OrderReply:
     """Taken up: what comes of it is read off the incident."""
-    return Answer(OrderVerdict.UNDER_WAY, what, rung)
+    return OrderReply(OrderVerdict.UNDER_WAY, what, rung)
 
 
 def _one_above(incident: Incident) -> Remedy:

@@ -7,7 +7,7 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.admit import released
-from sickbay.brain.decision import Answer
+from sickbay.brain.decision import OrderReply
 from sickbay.brain.orders import NODE_VERBS, begun, wished
 from sickbay.engine import checkups
 from sickbay.engine.apply_faults import open_incident
@@ -190,7 +190,7 @@ def _queue(draft: Draft, ident: str, news: Ordered, incident: Incident) -> None:
 
 
 def _refuse(draft: Draft, ident: str, news: Ordered, why: str, *subjects: str) -> None:
-    said = Answer(OrderVerdict.REFUSED, why)
+    said = OrderReply(OrderVerdict.REFUSED, why)
     answer(draft, ident, news.by, news.verb, said, *subjects, audit=entry_of(news, why))
 
 

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from sickbay.brain.decision import Answer
+from sickbay.brain.decision import OrderReply
 from sickbay.engine.view import Draft
 from sickbay.model.facts import Fact, Ordered
 from sickbay.model.fleet import IncidentId, JobId
@@ -41,7 +41,7 @@ def goes_to(draft: Draft, ident: str, *, incident: IncidentId | None = None, job
 
 
 def answer(
-    draft: Draft, ident: str, by: str, verb: str, said: Answer, *subjects: str, audit: AuditEntry | None = None
+    draft: Draft, ident: str, by: str, verb: str, said: OrderReply, *subjects: str, audit: AuditEntry | None = None
 ) -> None:
     """Tell whoever ordered it, in the audit log and in the order's own record. `audit`: where that has no entry yet."""
     text = f"{by}: {verb}: {WORDS[said.verdict]}: {said.because}"
@@ -55,7 +55,7 @@ def answer(
 
 
 def refuse(draft: Draft, ident: str, by: str, verb: str, why: str, *subjects: str) -> None:
-    answer(draft, ident, by, verb, Answer(OrderVerdict.REFUSED, why), *subjects)
+    answer(draft, ident, by, verb, OrderReply(OrderVerdict.REFUSED, why), *subjects)
 
 
 def _record(draft: Draft, ident: str) -> OrderRecord | None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import AdmissionStage, Confirm
 from sickbay.brain.decide import decide
-from sickbay.brain.decision import Answer, Change, Do, IncidentChanges, IncidentDecision, Move, Stay
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, OrderReply, Stay
 from sickbay.brain.doubt import confirm
 from sickbay.brain.incident_input import IncidentInput, attempts_on, has_called
 from sickbay.brain.orders import begun, wished
@@ -173,7 +173,7 @@ def _take(
             return told_of(draft, incident, tell), wait
 
 
-def _answer(draft: Draft, incident: Incident, said: Answer | None) -> None:
+def _answer(draft: Draft, incident: Incident, said: OrderReply | None) -> None:
     """To whoever gave the order that is first in the queue."""
     if said is not None:
         order = incident.orders[0]

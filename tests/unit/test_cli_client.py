@@ -197,7 +197,7 @@ def test_a_token_that_cannot_be_one_is_one_line(monkeypatch: pytest.MonkeyPatch)
         (401, 2, "set SICKBAY_TOKEN"),
         (403, 2, "not allowed with this token: the server's line"),
         (404, 2, "the server's line"),
-        (409, 2, "the server's line"),
+        (409, 1, "the server's line"),
         (413, 2, "the server's line"),
         (500, 3, "cannot do it now: the server's line"),
         (503, 3, "cannot do it now: the server's line"),

@@ -122,10 +122,11 @@ def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
         case _ if order.verb in NODE_VERBS:
             return _wish(s, order, rest, {**decided, "to_verify": False})
         case _:
-            return Change(because, rest, answer=_refused(_only_held(incident)))
+            return Change(because, rest, answer=_refused(only_held(incident)))
 
 
-def _only_held(incident: Incident) -> str:
+def only_held(incident: Incident) -> str:
+    """Why confirm and escalate are refused where nothing is held, and what works instead."""
     instead = f"sickbay hold {incident.id} first" if incident.phase.out else f"sickbay cordon {incident.node} first"
     return f"it is {incident.phase}, and this is for what is HELD: {instead}"
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from msgspec import structs
 
+from sickbay.brain.orders import only_held
 from sickbay.faces.answers import ExplainAnswer, IncidentAnswer, OrderAnswer, OrderedIncident
 from sickbay.faces.api import requests
 from sickbay.faces.api.examples import EXPLAINED, INCIDENT, ORDER
@@ -80,7 +81,7 @@ def _fits(incident: Incident, verb: str) -> None:
     if not incident.open:
         raise ApiRefusal(409, f"{incident.id} is over ({incident.phase}): there is nothing to {verb}")
     if verb in {"confirm", "escalate"} and incident.phase is not Phase.HELD:
-        raise ApiRefusal(409, f"{incident.id} is {incident.phase}: {verb} is for incidents that are HELD")
+        raise ApiRefusal(409, f"{incident.id}: {only_held(incident)}")
     if verb == "hold" and incident.closing is not None:
         raise ApiRefusal(
             409, f"{incident.id} is being closed: it is too late to hold it; cordon {incident.node} instead"

@@ -325,7 +325,7 @@ def test_a_second_controller_on_the_same_state_changes_nothing(clumsy: Clumsy) -
     with clumsy.unchanged():
         line = clumsy.refused(*up("--state", str(clumsy.rig.state)))
         assert f"(process {clumsy.rig.pid})" in line
-        line = clumsy.refused(*up("--state", str(clumsy.rig.state), "--detach"))
+        line = clumsy.refused(*up("--state", str(clumsy.rig.state), "--detach", "--gpus", "1"))
         assert "end it with 'sickbay down'" in line
     assert json.loads((clumsy.rig.state / "controller.json").read_text())["pid"] == clumsy.rig.pid
 

@@ -31,6 +31,10 @@ def test_the_demo_heals_tells_its_story_in_order_and_leaves_nothing_behind(tmp_p
     places = [next(n for n, line in enumerate(lines) if text in line) for text in said]
     assert places == sorted(places)
     assert "COMPLETE" in told.stdout
+    released = next(n for n, line in enumerate(lines) if "RELEASED: proven well" in line)
+    complete = next(n for n, line in enumerate(lines) if "COMPLETE" in line)
+    trains = [line for line in lines[released:complete] if re.search(r"trains: step \d+ of \d+$", line)]
+    assert len(trains) >= 2, "it is silent while the job trains to its end"
     assert "STOPPING" in told.stdout  # before or after the first symptom: the rank dies of it at the same moment
     assert re.search(r"^training again after \d+\.\d s, resumed from step \d+$", told.stdout, re.MULTILINE)
     assert "\x1b[" not in told.stdout

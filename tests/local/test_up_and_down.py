@@ -16,7 +16,11 @@ def test_whoever_serves_elsewhere_says_where_and_a_second_one_says_what_to_do(tm
         (address,) = re.findall(r"serving on (\S+),", first.stdout)
         assert f"export SICKBAY_URL={address}\n" in first.stdout
         assert reader.run(f"SICKBAY_URL={address} sickbay nodes").returncode == 0
-        second = reader.run("sickbay up --detach --port 0")
+        again = reader.run("sickbay up --detach --port 0")  # what it asks for is there
+        assert (again.returncode, again.stderr) == (0, "")
+        assert f"serving on {address} already" in again.stdout
+        assert reader.run("sickbay up --detach").returncode == 0
+        second = reader.run("sickbay up --detach --nodes 2")
         assert second.returncode == 2
         assert len(second.stderr.splitlines()) == 1
         assert "already" in second.stderr

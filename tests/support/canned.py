@@ -24,6 +24,7 @@ class Answer(NamedTuple):
     body: Any
     status: int = 200
     media: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Canned:
@@ -75,6 +76,8 @@ def _handler(canned: Canned) -> type[BaseHTTPRequestHandler]:
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.media)
             self.send_header("Content-Length", str(len(body)))
+            for name, value in answer.headers:
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 
@@ -164,7 +167,7 @@ def fleet(**other: Any) -> dict[str, Any]:
         "nodes": [node("n-0000", job="train-1a2b3"), node("n-0001", state="OUT", incident="i12")],
         "jobs": [job()], "incidents": [incident()],
         "budgets": [{"pool": "gpu", "size": 2, "out": 1, "may_be_out": 1, "repairing": 1, "may_be_repairing": 1,
-                     "held": 0}],
-        "brakes": [], "withheld": [], "as_of": AT,
+                     "held": 0, "used_by": []}],
+        "brakes": [], "withheld": [], "trouble": "", "as_of": AT,
     }  # fmt: skip
     return made | other

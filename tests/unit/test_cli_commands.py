@@ -14,7 +14,7 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.canned import AT, Canned, fleet, incident, interruption, job, node, order, serving
+from tests.support.canned import AT, Answer, Canned, fleet, incident, interruption, job, node, order, serving
 
 from sickbay.faces.api.routes import ROUTES
 from sickbay.faces.cli import orders
@@ -23,7 +23,8 @@ from sickbay.faces.cli.main import COMMANDS, main
 
 SICKBAY = str(Path(sys.executable).with_name("sickbay"))
 EXPLAINED = {
-    "kind": "node", **node(), "waits_for": None, "as_of": AT,
+    "kind": "node", **node(), "waits_for": None, "as_of": AT, "now": "local/n0 is READY: it is idle.",
+    "chapter": "all of it", "earlier": {"lines": 0, "incidents": 0, "since": None},
     "story": [{"at": AT, "what": "seen", "about": "node:local/n0", "text": "it is there", "event": "seen"}],
 }  # fmt: skip
 
@@ -133,7 +134,8 @@ CARDS: list[tuple[tuple[str, ...], str, dict[str, Any], tuple[str, ...]]] = [
      ("RUNNING", "step 0", "training again after 6.0 s", "stopped 1.0 s", "xid.79 on local/n0 (i12)")),
     (("incident", "i12"), "GET /v1/incidents/i12", incident(),
      ("REPAIRING", "xid.79 (gpu, fatal)", "reboot", "NVRM: Xid 79", "SUSPECT", "0.2 s")),
-    (("explain", "n0"), "GET /v1/explain", EXPLAINED, ("node local/n0", "it is there", "nothing: it is fit for work")),
+    (("explain", "n0"), "GET /v1/explain", EXPLAINED,
+     ("node local/n0", "it is there", "local/n0 is READY: it is idle.")),
 ]  # fmt: skip
 
 
@@ -203,6 +205,21 @@ def test_what_goes_into_a_pipe_or_a_file_is_never_cut(server: Canned, command: s
     assert "this is its end" in shown
     assert "…" not in shown
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("args", [("nodes",), ("nodes", "--json"), ("explain", "n0"), ("jobs",)])
+def test_a_controller_in_trouble_says_so_beside_every_answer(server: Canned, args: tuple[str, ...]) -> None:
+    full = (("Sickbay-Trouble", "the store: database or disk is full"),)
+    for path, found in (("nodes", [node()]), ("jobs", [job()]), ("explain", EXPLAINED)):
+        server.says(f"GET /v1/{path}", Answer(found, headers=full))
+    result = done(*args)
+    assert result.stderr.count("warning: the controller is in trouble: the store: database or disk is full") == 1
+    assert "trouble" not in result.stdout
+
+
+def test_top_shows_that_the_controller_is_in_trouble(server: Canned) -> None:
+    server.says("GET /v1/fleet", fleet(trouble="the store: database or disk is full"))
+    assert "the controller is in trouble: the store: database or disk is full" in done("top").stdout
 
 
 def test_filters_are_asked_of_the_server(server: Canned) -> None:

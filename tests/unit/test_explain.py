@@ -53,7 +53,9 @@ def test_a_held_node_waits_for_an_operator_and_says_which_words_help() -> None:
     assert answer["incident"] == incident.id
     waiting = answer["waits_for"]
     assert waiting["because"].startswith("an operator must act")
-    assert f"an operator: confirm, escalate or dismiss {incident.id}" in waiting["changed_by"]
+    commands = [one["command"] for one in waiting["ways_out"]]
+    for verb in ("confirm", "escalate", "dismiss"):
+        assert f'sickbay {verb} {incident.id} --reason "WHY"' in commands
     assert waiting["then"] == "a person is reminded"
     assert waiting["until"]["about"].startswith("2026-01-01T12:")
     assert waiting["budget"]["held"] == 1
@@ -81,10 +83,11 @@ def test_a_withheld_repair_is_told_as_would_have_with_the_opening_of_its_window(
     closed = replace(load_policy("default"), windows=(Window(start="02:00", end="04:00"),))
     sim = after(20, "standard", closed)
     waiting = waits(sim, "train-0000")
-    assert waiting["would"] == "repair"
+    assert waiting["would"] == "reboot it, check it, put it back to work"
     assert waiting["because"] == "repairs wait for the window, which opens at 2026-01-01 02:00Z"
     assert waiting["until"]["about"].startswith("2026-01-01T02:00")
-    assert waiting["changed_by"] == ["the policy is changed, or its window opens"]
+    assert waiting["ways_out"][0]["what"] == "the maintenance window of sim/train opens at 2026-01-01 02:00 UTC"
+    assert waiting["ways_out"][1]["command"] == 'sickbay reboot sim/train-0000 --now --reason "WHY"'
 
 
 def test_a_pause_is_named_with_who_can_take_it_back() -> None:
@@ -92,11 +95,12 @@ def test_a_pause_is_named_with_who_can_take_it_back() -> None:
     standard = NAMED["standard"]
     sim = after(20, replace(standard, timeline=(pause, *standard.timeline)))
     waiting = waits(sim, "train-0000")
-    assert waiting["would"] == "quarantine"
-    taken_back, ends = waiting["changed_by"]
-    assert taken_back.startswith("an operator takes back pause-")
-    assert "pause by operator" in taken_back
-    assert ends.endswith("ends at 2026-01-01 02:01:15Z")
+    cordon = "cordon sim/train-0000, move its jobs off, reboot it, check it, put it back to work"
+    assert waiting["would"] == cordon  # the repair that would follow is named, too
+    taken_back = waiting["ways_out"][0]
+    assert "pause by operator" in taken_back["what"]
+    assert taken_back["what"].endswith("it ends at 2026-01-01 02:01 UTC")
+    assert taken_back["command"] == 'sickbay unpause --reason "WHY"'
 
 
 def test_a_braked_storm_says_that_the_brake_is_on_and_how_it_goes_off() -> None:
@@ -106,7 +110,11 @@ def test_a_braked_storm_says_that_the_brake_is_on_and_how_it_goes_off() -> None:
     for incident in braked:
         answer = told(sim, incident.id)
         assert "the brake is on" in answer["waits_for"]["because"]
-        assert answer["waits_for"]["changed_by"][0] == "an operator resets the brake on xid.119 in pool:sim/train"
+        reset, quiet, vouch = answer["waits_for"]["ways_out"]
+        assert reset["command"] == 'sickbay brake reset xid.119 --scope pool:sim/train --reason "WHY"'
+        assert quiet["what"].startswith("the brake goes off by itself about 2026-01-01 00:5")
+        assert answer["waits_for"]["until"]["about"].startswith("2026-01-01T00:5")  # not the next reminder
+        assert vouch["command"] == f'sickbay dismiss {incident.id} --reason "WHY"'
         assert told(sim, incident.node)["state"] == "SUSPECT"
 
 
@@ -114,7 +122,7 @@ def test_a_node_in_repair_waits_for_proof_and_shows_the_budget_with_its_limits()
     sim = after(12, "standard")
     waiting = waits(sim, "train-0000")
     assert waiting["because"] == "waiting for proof of reboot"
-    assert waiting["changed_by"] == ["reboot of sim/train-0000 is proven: it is seen under a new boot"]
+    assert waiting["changed_by"][0] == "reboot of sim/train-0000 is proven: it is seen under a new boot"
     budget = waiting["budget"]
     assert (budget["out"], budget["may_be_out"], budget["repairing"], budget["may_be_repairing"]) == (1, 1, 1, 1)
 
@@ -268,5 +276,5 @@ def test_what_is_watched_says_what_would_make_it_worse_and_that_it_is_dismissed_
     sim = after(4, Scenario(timeline=(strike,)))
     watched = next(i for i in sim.incidents() if i.phase == "WATCHED")
     waiting = waits(sim, watched.id)
-    assert waiting["changed_by"] == ["xid.31 shows itself again, or something worse does"]
+    assert waiting["changed_by"][0] == "xid.31 shows itself again, or something worse does"
     assert waiting["then"] == "it is dismissed"

@@ -166,6 +166,16 @@ class ChangedRow(Noun):
     gone: bool
 
 
+class SeatOut(Noun):
+    """One seat that uses up what its pool may lack."""
+
+    node: str
+    incident: str | None
+    since: Time | None
+    because: str
+    command: Annotated[str, Meta(description="what brings it back, where a person must decide; else empty")]
+
+
 class PoolBudget(Noun):
     """What a pool may lack. The limits are null where the policy in force is not known here."""
 
@@ -176,6 +186,7 @@ class PoolBudget(Noun):
     repairing: int
     may_be_repairing: int | None
     held: int
+    used_by: Annotated[list[SeatOut], Meta(description="the seats that are out, by name; of many the first eight")]
 
 
 class Estimate(Noun):
@@ -186,14 +197,37 @@ class Estimate(Noun):
     stands_since: Annotated[Time | None, Meta(description="its source is not heard: the deadline comes no nearer")]
 
 
+class WayOut(Noun):
+    """What would change a wait, and the command that does it; empty where no command does."""
+
+    what: str
+    command: str
+
+
+class WaitedOn(Noun):
+    """Who keeps a job waiting: a node with its incident, another job; and what that one waits for itself."""
+
+    about: Annotated[str, Meta(description="an incident's or a job's id")]
+    node: str
+    state: str
+    because: str
+    since: Time | None
+    until: Estimate | None
+    then: str
+    ways_out: tuple[WayOut, ...]
+
+
 class Waiting(Noun, omit_defaults=False):
     """Why nothing happens now, and what would make something happen."""
 
     because: str
+    since: Annotated[Time | None, Meta(description="when it entered its present state")] = None
     until: Estimate | None = None
     then: Annotated[str, Meta(description="what happens at that time")] = ""
-    would: Annotated[str, Meta(description="the act that is withheld")] = ""
+    would: Annotated[str, Meta(description="all that would be done if nothing held it back")] = ""
     changed_by: tuple[str, ...] = ()
+    ways_out: Annotated[tuple[WayOut, ...], Meta(description="the same, with the command to paste for each")] = ()
+    behind: Annotated[tuple[WaitedOn, ...], Meta(description="whom a job waits for, with their own waits")] = ()
     budget: PoolBudget | None = None
     notes: Annotated[tuple[str, ...], Meta(description="what else keeps it: a silent source, a call in doubt")] = ()
 
@@ -228,20 +262,37 @@ class OrderedJob(JobAnswer):
     order: OrderAnswer
 
 
+class EarlierStory(Noun):
+    """What the story leaves out: it begins with the last chapter unless more is asked for (`all`, `since`)."""
+
+    lines: Annotated[int, Meta(description="of its own story; those of older incidents come with them")]
+    incidents: int
+    since: Annotated[Time | None, Meta(description="when the oldest of them was told")]
+
+
 class ExplainedNode(NodeAnswer, tag_field="kind", tag="node"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
 
 class ExplainedJob(JobAnswer, tag_field="kind", tag="job"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
 
 class ExplainedIncident(IncidentAnswer, tag_field="kind", tag="incident"):
+    now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
+    chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
+    earlier: EarlierStory
     waits_for: Waiting | None
     as_of: Time | None
 
@@ -286,6 +337,7 @@ class FleetAnswer(Noun):
     budgets: list[PoolBudget]
     brakes: list[TrippedBrake]
     withheld: list[Withheld]
+    trouble: Annotated[str, Meta(description="why the controller decides little or nothing now; empty: all is well")]
     as_of: Time | None
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
+from itertools import islice
 from typing import TypeVar, overload
 
 from sickbay.brain.admit import limit_for
-from sickbay.faces.answers import Estimate, PoolBudget
+from sickbay.faces.answers import Estimate, PoolBudget, SeatOut
 from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.fleet import Brake, InForce, Ledger, Node, Withholding
@@ -19,6 +20,7 @@ from sickbay.model.policy import Policy
 from sickbay.model.rows import IN_FORCE, TO_SEND, WITHHOLDING, AnyRow, Line
 from sickbay.ports.store import Store
 
+PAGE = 500  # rows that are read together
 SUBJECTS = ("node", "job", "incident")
 Kind = TypeVar("Kind", bound=AnyRow)
 
@@ -27,6 +29,9 @@ class Archive:
     def __init__(self, store: Store, policies: Mapping[str, Policy] | None = None) -> None:
         """`policies` by digest: the one that is in force is looked up among them."""
         self._store = store
+        self._open_jobs: dict[str, list[Job]] = {}
+        self._holders: dict[str, dict[str, list[Job]]] = {}
+        self._out: dict[str, list[Node]] = {}
         in_force = self._row(InForce, IN_FORCE)
         self.policy = (policies or {}).get(in_force.policy) if in_force is not None else None
         found = (self._row(WatchedClock, key) for key in self._keys("clock"))
@@ -63,19 +68,51 @@ class Archive:
     def withholding(self) -> Withholding:
         return self._row(Withholding, WITHHOLDING) or Withholding()
 
+    def _rows(self, kind: type[Kind], keys: Iterable[str]) -> Iterator[Kind]:
+        """Those that are there, read a page at a time."""
+        for page in batched(keys, PAGE):
+            found = whole(self._store.load(page), self._store.load)
+            yield from (row for key in page if isinstance(row := found[key].row, kind))
+
     def brakes(self) -> list[Brake]:
-        return [b for key in self._keys("brake") if (b := self._row(Brake, key)) is not None]
+        return list(self._rows(Brake, self._keys("brake")))
+
+    def tripped(self) -> list[Brake]:
+        return [brake for brake in self.brakes() if brake.tripped_at is not None]
 
     def nodes(self, pool: str = "") -> list[Node]:
         """All, or those of a pool by its qualified name."""
-        rows = (self._row(Node, key) for key in self._keys("node"))
-        return [node for node in rows if node is not None and pool in {"", node.pool}]
+        return [node for node in self._rows(Node, self._keys("node")) if pool in {"", node.pool}]
+
+    def unclaimable(self, pool: str) -> list[Node]:
+        """The nodes of a pool that no job could be given now, whoever has them: read without all the others."""
+        free = set(self._store.find(f"claimable:{pool}"))
+        keys = (key for key in self._keys("node") if key not in free)
+        return [node for node in self._rows(Node, keys) if node.pool == pool]
+
+    def out_of(self, pool: str) -> list[Node]:
+        """The nodes that use up what a pool may lack, in the order of their names; asked for again and again."""
+        if pool not in self._out:
+            self._out[pool] = [node for node in self.unclaimable(pool) if node.out]
+        return self._out[pool]
+
+    def open_incidents(self, pool: str) -> list[Incident]:
+        return list(self._rows(Incident, self._store.find(f"open-incident:{pool}")))
 
     def open_jobs(self, cluster: str) -> list[Job]:
-        return [job for key in self._store.find(f"open-job:{cluster}") if (job := self._row(Job, key)) is not None]
+        if cluster not in self._open_jobs:
+            self._open_jobs[cluster] = list(self._rows(Job, self._store.find(f"open-job:{cluster}")))
+        return self._open_jobs[cluster]
 
     def holders(self, node: Node) -> list[Job]:
-        return [job for job in self.open_jobs(node.cluster) if node.id in job.claim]
+        """Looked up, not searched: a list of a large fleet asks for each of its nodes."""
+        if node.cluster not in self._holders:
+            holders: dict[str, list[Job]] = {}
+            for job in self.open_jobs(node.cluster):
+                for claimed in job.claim:
+                    holders.setdefault(claimed, []).append(job)
+            self._holders[node.cluster] = holders
+        return self._holders[node.cluster].get(node.id, [])
 
     def to_send(self, lane: str) -> int:
         """How many calls wait for a worker of this lane."""
@@ -85,7 +122,7 @@ class Archive:
         return self._store.story(subject)
 
     # --- what follows from them
-    def budget(self, pool: str) -> PoolBudget:
+    def budget(self, pool: str, used_by: Iterable[SeatOut] = ()) -> PoolBudget:
         ledger = self._row(Ledger, f"ledger:{pool}") or Ledger(pool=pool)
         limit = limit_for(pool, self.policy) if self.policy is not None else None
         size = (limit.size if limit is not None else None) or ledger.size
@@ -97,6 +134,7 @@ class Archive:
             repairing=ledger.repairing,
             may_be_repairing=limit.repairing(size) if limit is not None else None,
             held=ledger.held,
+            used_by=list(used_by),
         )
 
     def estimate(self, deadline: Deadline | None) -> Estimate | None:
@@ -132,7 +170,7 @@ class Archive:
 
     def _newest(self, name: str) -> list[str]:
         """Of several jobs of one name people mean the last that was submitted."""
-        jobs = [job for key in self._keys("job") if (job := self._row(Job, key)) is not None and job.spec.name == name]
+        jobs = [job for job in self._rows(Job, self._keys("job")) if job.spec.name == name]
         return [f"job:{job.id}" for job in sorted(jobs, key=lambda job: job.submitted_at)[-1:]]
 
     def _only(self, asked: str, found: list[str]) -> str:
@@ -142,6 +180,12 @@ class Archive:
             raise BadInput(f"{asked!r} is more than one: write {' or '.join(found)}")
         known = [key.partition(":")[2] for kind in SUBJECTS for key in self._keys(kind)]
         raise NoSuchSubject(unknown_name("node, job or incident", asked, known))
+
+
+def batched(keys: Iterable[str], size: int) -> Iterator[list[str]]:
+    left = iter(keys)
+    while page := list(islice(left, size)):
+        yield page
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], *, whole_names: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Why is it as it is: what a node, a job or an incident is, its whole story, and what it waits for.
+"""Why is it as it is: what a node, a job or an incident is now, what it waits for, and the last chapter of its story.
 
 Reads a store and nothing else: the same answer for a controller's store, a file that was kept, and a simulation.
 """
@@ -26,40 +26,56 @@ from sickbay.faces.answers import (
     ToldLine,
 )
 from sickbay.faces.archive import Archive, iso
-from sickbay.faces.story import tell, weave
+from sickbay.faces.chapters import LAST_CHAPTER, StorySpan, incident_story, job_story, node_story
+from sickbay.faces.present import incident_now, job_now, node_now
+from sickbay.faces.story import tell
 from sickbay.faces.waits import doing, incident_waits, job_waits, node_waits, why_not
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Interruption, Job, JobState
 from sickbay.model.policy import Policy
-from sickbay.model.rows import Line, kind_of
+from sickbay.model.rows import Line
 from sickbay.ports.store import Store
 
 
-def explain(store: Store, name: str, policies: Mapping[str, Policy] | None = None) -> ExplainAnswer:
+def explain(
+    store: Store, name: str, policies: Mapping[str, Policy] | None = None, span: StorySpan = LAST_CHAPTER
+) -> ExplainAnswer:
     """Raises BadInput for a name that is unknown, or that means more than one thing."""
     archive = Archive(store, policies)
     key = archive.find(name)
     ident = key.partition(":")[2]
     as_of = iso(archive.as_of)
     if key.startswith("node:") and (node := archive.node(ident)) is not None:
+        answer, telling = node_answer(archive, node), node_story(archive, node, span)
         return ExplainedNode(
-            **structs.asdict(node_answer(archive, node)),
-            story=told_lines(_node_story(archive, node)),
+            **structs.asdict(answer),
+            now=node_now(archive, node, answer.state),
+            story=told_lines(telling.lines),
+            chapter=telling.chapter,
+            earlier=telling.earlier,
             waits_for=node_waits(archive, node),
             as_of=as_of,
         )
     if key.startswith("job:") and (job := archive.job(ident)) is not None:
+        telling = job_story(archive, job, span)
         return ExplainedJob(
             **structs.asdict(job_answer(job)),
-            story=told_lines(_job_story(archive, job)),
+            now=job_now(job),
+            story=told_lines(telling.lines),
+            chapter=telling.chapter,
+            earlier=telling.earlier,
             waits_for=job_waits(archive, job),
             as_of=as_of,
         )
     if (incident := archive.incident(ident)) is not None:
+        telling = incident_story(archive, incident, span)
         return ExplainedIncident(
             **structs.asdict(incident_answer(archive, incident)),
-            story=told_lines(_incident_story(archive, incident)),
+            now=incident_now(incident),
+            story=told_lines(telling.lines),
+            chapter=telling.chapter,
+            earlier=telling.earlier,
             waits_for=incident_waits(archive, incident),
             as_of=as_of,
         )
@@ -73,46 +89,11 @@ def told_lines(lines: Sequence[Line]) -> list[ToldLine]:
     ]
 
 
-# --- stories
-
-
-def _node_story(archive: Archive, node: Node) -> list[Line]:
-    own = archive.story(f"node:{node.id}")
-    incidents = dict.fromkeys(s for line in own for s in line.subjects if kind_of(s) == "incident")
-    return weave({f"node:{node.id}": own, **{key: archive.story(key) for key in incidents}})
-
-
-def _incident_story(archive: Archive, incident: Incident) -> list[Line]:
-    """With what befell its node and the jobs that it interrupted meanwhile."""
-    ends = [archive.job(job) for job in incident.jobs]
-    back = [i.stages["first_step"] for job in ends if job for i in job.interruptions if _of(i, incident)]
-    until = max([incident.closed_at, *back]) if incident.closed_at is not None else None
-
-    def meanwhile(subject: str) -> list[Line]:
-        lines = archive.story(subject)
-        return [x for x in lines if x.at >= incident.opened_at and (until is None or x.at <= until)]
-
-    around = {f"node:{incident.node}", *(f"job:{job}" for job in incident.jobs)}
-    own = {f"incident:{incident.id}": archive.story(f"incident:{incident.id}")}
-    return weave({**own, **{subject: meanwhile(subject) for subject in sorted(around)}})
-
-
-def _of(interruption: Interruption, incident: Incident) -> bool:
-    return incident.id in interruption.incidents and "first_step" in interruption.stages
-
-
-def _job_story(archive: Archive, job: Job) -> list[Line]:
-    incidents = dict.fromkeys(i for interruption in job.interruptions for i in interruption.incidents)
-    incidents |= dict.fromkeys(call.incident for call in job.calls if call.incident)
-    own = {f"job:{job.id}": archive.story(f"job:{job.id}")}
-    return weave({**own, **{f"incident:{i}": archive.story(f"incident:{i}") for i in incidents}})
-
-
 # --- answers
 
 
 def state_of(node: Node, incident: Incident | None) -> NodeState:
-    """READY UNKNOWN SUSPECT OUT LOST HELD INTAKE: the worst that is true of it."""
+    """READY UNKNOWN SUSPECT OUT LOST HELD INTAKE: the worst that is true of it. READY: a job could be given it now."""
     phase = incident.phase if incident is not None and incident.open else None
     if phase is Phase.HELD:
         return "HELD"
@@ -122,11 +103,13 @@ def state_of(node: Node, incident: Incident | None) -> NodeState:
         return "OUT"
     if node.incarnation is None or node.lost:
         return "LOST" if node.lost and node.incarnation is not None else "OUT"
-    if node.others_cordon:
+    if node.cordons:
         return "OUT"
     if phase is Phase.SUSPECT:
         return "SUSPECT"
-    return "UNKNOWN" if node.unknown else "READY"
+    # Not called ready, on its way down, not heard under this boot: nobody could be given it now.
+    fit = node.ready and node.going_down is None and not node.unknown and (node.claimable or node.checking)
+    return "READY" if fit else "UNKNOWN"
 
 
 def node_answer(archive: Archive, node: Node) -> NodeAnswer:
@@ -151,7 +134,7 @@ def node_answer(archive: Archive, node: Node) -> NodeAnswer:
 def _why_node(archive: Archive, node: Node, incident: Incident | None) -> str:
     if incident is not None and incident.open:
         return f"{incident.phase}: {_why_incident(incident)}"
-    return "" if node.claimable else why_not(archive, node)
+    return "" if node.claimable and node.going_down is None else why_not(archive, node)
 
 
 def _why_incident(incident: Incident) -> str:

@@ -1,7 +1,7 @@
 """The event log in plain words: lines of several subjects in one order, each with what it is (seen, decided, done)."""
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -31,17 +31,20 @@ class StoryAnswer(Noun):
 def weave(stories: Mapping[str, Sequence[Line]]) -> list[Line]:
     """All lines once, in the order of their times; each subject's own order is kept, also within one moment."""
     left = {subject: deque(lines) for subject, lines in stories.items() if lines}
+    unseen = {subject: Counter(lines) for subject, lines in left.items()}  # so that long stories are not searched
     heads = [(lines[0].at, subject) for subject, lines in left.items()]
     heapq.heapify(heads)
     woven: list[Line] = []
 
     def take(line: Line) -> None:
-        mine = [left[subject] for subject in line.subjects if subject in left and line in left[subject]]
+        named = [subject for subject in dict.fromkeys(line.subjects) if subject in left and unseen[subject][line]]
+        mine = [left[subject] for subject in named]
         for lines in mine:
             while lines[0] != line:  # what came before it under another of its subjects comes first
                 take(lines[0])
-        for lines in mine:
-            lines.popleft()
+        for subject in named:
+            left[subject].popleft()
+            unseen[subject][line] -= 1
         woven.append(line)
 
     while heads:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from sickbay.brain.incident_input import REMINDED
-from sickbay.faces.answers import Waiting
-from sickbay.faces.archive import Archive
+from sickbay.faces.answers import WaitedOn, Waiting, WayOut
+from sickbay.faces.archive import Archive, iso
+from sickbay.faces.ways_out import MOST_NAMED, brake_ends, by_people, held_back_by, plan_in_words, seats_out, way
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.cordon import named, others_of
 from sickbay.model.fault import RUNGS, Proof
@@ -32,7 +33,7 @@ from sickbay.model.intent import (
 )
 from sickbay.model.job import Job, JobState, RankState, Work
 
-MOST_NAMED = 8
+MOST_BEHIND = 4  # incidents that a waiting job tells of in full
 
 
 def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:
@@ -42,34 +43,50 @@ def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:
     intent = archive.intent(incident.intent)
     under_way = intent is not None and not intent.state.over
     wait = incident.wait or Wait(because="it is about to be decided")
-    changed, then = wait.ends, wait.then
+    then = wait.then or "it is judged afresh"
+    ways, until = _written(wait), archive.estimate(wait.until)
+    node = archive.node(incident.node)
     if incident.phase is Phase.HELD:
-        people = (f"an operator: confirm, escalate or dismiss {incident.id}", "the node leaves the cluster")
-        changed, then = (*changed, *people), REMINDED
-    elif not changed and intent is not None and under_way:
-        changed, then = (_shows(intent),), "it is given up, and the next step is decided"
-    elif not changed and incident.phase is Phase.DRAINING:
-        changed, then = _who_leaves(archive, incident), "it is held for a person"
+        then = REMINDED
+    elif not ways and intent is not None and under_way:
+        ways, then = (way(_shows(intent)),), "it is given up, and the next step is decided"
+    elif not ways and incident.phase is Phase.DRAINING:
+        ways, then = _who_leaves(archive, incident), "it is held for a person"
+    elif held_back := held_back_by(archive, incident, node):
+        ways = held_back  # what was written with the wait says the same, without the names
+        if (off := brake_ends(archive, incident, node)) is not None and (until is None or off.about < until.about):
+            until, then = (
+                off,
+                "the brake goes off by itself if no more nodes show the fault, and each suspect is checked",
+            )
+    ways = (*ways, *by_people(incident))
     return Waiting(
         because=wait.because,
-        until=archive.estimate(wait.until),
-        then=then or "it is judged afresh",
-        would=wait.would.removeprefix("would have: "),
-        changed_by=changed or ("its own next step",),
-        budget=archive.budget(incident.pool),
+        since=iso(incident.stages[-1].entered_at if incident.stages else incident.opened_at),
+        until=until,
+        then=then,
+        would=plan_in_words(incident) if wait.would or wait.room is not None else "",
+        changed_by=tuple(one.what for one in ways) or ("its own next step",),
+        ways_out=ways,
+        budget=archive.budget(incident.pool, seats_out(archive, incident.pool)),
         notes=_notes(archive, incident.cluster, intent if under_way else None),
     )
+
+
+def _written(wait: Wait) -> tuple[WayOut, ...]:
+    return tuple(way(end) for end in wait.ends)
 
 
 def _clock(at: datetime) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _who_leaves(archive: Archive, incident: Incident) -> tuple[str, ...]:
+def _who_leaves(archive: Archive, incident: Incident) -> tuple[WayOut, ...]:
     node = archive.node(incident.node)
     jobs = archive.holders(node) if node is not None else []
-    left = [f"job {job.id} leaves {incident.node}{_asked(job)}" for job in jobs]
-    return (*left, *(["work that Sickbay does not manage leaves"] if node is not None and node.unmanaged else []))
+    left = [way(f"job {job.id} leaves {incident.node}{_asked(job)}", f"stop {job.id}") for job in jobs]
+    others = way(f"work that Sickbay does not manage leaves {incident.node}")
+    return (*left, *([others] if node is not None and node.unmanaged else []))
 
 
 def _asked(job: Job) -> str:
@@ -153,21 +170,43 @@ def job_waits(archive: Archive, job: Job) -> Waiting | None:
         return None
     wait, intent = job.wait, archive.intent(job.intent)
     under_way = intent is not None and not intent.state.over
-    changed: tuple[str, ...]
+    ways: tuple[WayOut, ...]
+    behind: tuple[WaitedOn, ...] = ()
     if intent is not None and under_way:
         asked = isinstance(intent.act, AskToSave)
-        changed, then = (_shows(intent),), "it is stopped" if asked else "it is given up, and the next step is decided"
+        ways, then = (
+            (way(_shows(intent)),),
+            "it is stopped" if asked else "it is given up, and the next step is decided",
+        )
     else:
-        changed, then = _by_state(archive, job)
+        ways, then = _by_state(archive, job)
+        behind = _behind(archive, job) if job.state is JobState.QUEUED and not job.adopted else ()
     busy = f": {doing(job.work)}" if job.work is not None and job.state is JobState.RUNNING else ""
     return Waiting(
         because=f"{wait.because}{busy}" if wait is not None else "it is about to be decided",
+        since=iso(entered(job)),
         until=archive.estimate(wait.until) if wait is not None else None,
         then=then,
-        changed_by=changed,
-        budget=archive.budget(job.pool),
+        changed_by=tuple(one.what for one in ways),
+        ways_out=ways,
+        behind=behind,
+        budget=archive.budget(job.pool, seats_out(archive, job.pool)),
         notes=_notes(archive, job.spec.cluster, intent if under_way else None),
     )
+
+
+def entered(job: Job) -> datetime | None:
+    """When it came into its present state, as far as its row says."""
+    last = job.interruptions[-1].stages if job.interruptions else {}
+    match job.state:
+        case JobState.QUEUED:
+            return max(last.values()) if last else job.submitted_at
+        case JobState.RUNNING | JobState.GATING:
+            return job.began_at
+        case JobState.STOPPING | JobState.DIAGNOSING:
+            return max(last.values()) if last else None
+        case _:
+            return job.closed_at
 
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -180,36 +219,70 @@ def doing(work: Work) -> str:
     return f"{work.what}: {work.done / 1000**size:.{digits}f} of {work.of / 1000**size:.{digits}f} {UNITS[size]}"
 
 
-def _by_state(archive: Archive, job: Job) -> tuple[tuple[str, ...], str]:
+def _by_state(archive: Archive, job: Job) -> tuple[tuple[WayOut, ...], str]:
     match job.state:
         case JobState.QUEUED if job.adopted:
-            return ("its own controller starts it",), "its controller is asked to"
+            return (way("its own controller starts it"),), "its controller is asked to"
         case JobState.QUEUED:
             return _wanted_nodes(archive, job), "a person is told that it still waits"
         case JobState.RUNNING:
-            return ("it ends", "a fault is found under it", "it makes no progress"), ""
+            ends = ("it ends", "a fault is found under it", "it makes no progress")
+            return (*map(way, ends), way("you stop it for good", f"stop {job.id}")), ""
         case JobState.STOPPING:
             left = [node for node, state in job.ranks.items() if state is RankState.RUNNING]
-            return (f"its ranks on {_list(left)} are proven gone",), "it is tried again"
+            return (way(f"its ranks on {_list(left)} are proven gone"),), "it is tried again"
         case _:
-            return ("its own next step",), ""
+            return (way("its own next step"),), ""
 
 
-def _wanted_nodes(archive: Archive, job: Job) -> tuple[str, ...]:
+def _wanted_nodes(archive: Archive, job: Job) -> tuple[WayOut, ...]:
     """Who keeps it waiting: named nodes, or the nodes of its pool that cannot be claimed, each with the reason."""
-    nodes = [node for node in archive.nodes(job.pool) if not job.spec.on or node.id in job.spec.on]
-    taken = {
-        node: other.id for other in archive.open_jobs(job.spec.cluster) if other.id != job.id for node in other.claim
-    }
-    said: list[str] = []
-    for node in nodes:
-        if node.id in taken:
-            said.append(f"job {taken[node.id]} leaves {node.id}")
-        elif not node.claimable:
-            said.append(f"{node.id} can be used again ({why_not(archive, node)})")
+    said: list[WayOut] = []
+    for node, holder in _missed(archive, job):
+        if holder is not None:
+            said.append(way(f"job {holder.id} leaves {node.id}", f"stop {holder.id}"))
+        else:
+            said.append(way(f"{node.id} can be used again ({why_not(archive, node)})"))
     if len(said) > MOST_NAMED:
-        said = [*said[:MOST_NAMED], f"any of {len(said) - MOST_NAMED} more nodes can be used"]
-    return tuple(said) or (f"another node joins pool {job.pool}",)
+        said = [*said[:MOST_NAMED], way(f"any of {len(said) - MOST_NAMED} more nodes can be used")]
+    return tuple(said) or (way(f"another node joins pool {job.pool}"),)
+
+
+def _missed(archive: Archive, job: Job) -> list[tuple[Node, Job | None]]:
+    """The nodes that it may use and cannot: those that another job has, with that job."""
+    missed: list[tuple[Node, Job | None]] = []
+    for node in archive.nodes(job.pool):
+        if job.spec.on and node.id not in job.spec.on:
+            continue
+        other = next((one for one in archive.holders(node) if one.id != job.id), None)
+        if other is not None or not node.claimable:
+            missed.append((node, other))
+    return missed
+
+
+def _behind(archive: Archive, job: Job) -> tuple[WaitedOn, ...]:
+    """What the sick nodes that it lacks wait for themselves: who asks about the job need not ask about them."""
+    found: list[WaitedOn] = []
+    for node, holder in _missed(archive, job):
+        incident = archive.incident(node.incident) if node.incident and holder is None else None
+        waiting = incident_waits(archive, incident) if incident is not None else None
+        if incident is None or waiting is None:
+            continue
+        found.append(
+            WaitedOn(
+                about=incident.id,
+                node=node.id,
+                state=incident.phase,
+                because=waiting.because,
+                since=waiting.since,
+                until=waiting.until,
+                then=waiting.then,
+                ways_out=waiting.ways_out,
+            )
+        )
+        if len(found) == MOST_BEHIND:
+            break
+    return tuple(found)
 
 
 def why_not(archive: Archive, node: Node) -> str:
@@ -224,8 +297,14 @@ def why_not(archive: Archive, node: Node) -> str:
     if node.unknown:
         return "its agent is silent"
     if node.cordons:
-        return f"cordoned by {', '.join(node.cordons)}"
-    return "the cluster does not call it ready" if not node.ready else "nobody speaks for it yet"
+        return f"it is cordoned by {', '.join(named(owner) for owner in node.cordons)}"
+    if node.going_down is not None:
+        return "it has announced that it goes down"
+    if not node.ready:
+        return f"cluster {node.cluster} does not call it ready"
+    if node.checking:
+        return f"a check runs there ({node.checking}): a job is given it when that is over"
+    return "its agent has not been heard since it booted"
 
 
 # --- nodes
@@ -236,26 +315,25 @@ def node_waits(archive: Archive, node: Node) -> Waiting | None:
     incident = archive.incident(node.incident) if node.incident else None
     if incident is not None:
         return incident_waits(archive, incident)
-    if node.claimable:
+    if node.claimable and node.going_down is None:
         return None
-    changed: tuple[str, ...]
+    ways: tuple[WayOut, ...]
+    then, until = "", None
     if node.incarnation is None:
-        changed, then = (f"a newcomer of pool {node.pool} fills the seat",), "a person is told"
+        ways, then = (way(f"a newcomer of pool {node.pool} fills the seat"),), "a person is told"
         until = archive.estimate(node.vacant_until)
     elif node.others_cordon:
         others = [named(owner) for owner in others_of(node.cordons)]
-        changed, then, until = (f"{', '.join(others)} takes its cordon back",), "", None
+        ways = (way(f"{', '.join(others)} takes its cordon back"),)
     else:
-        changed, then, until = (
-            ("its agent is heard", "the cluster calls it ready"),
-            "",
-            archive.estimate(node.going_down),
-        )
+        ways = (way("its agent is heard"), way("the cluster calls it ready"))
+        until = archive.estimate(node.going_down)
     return Waiting(
         because=why_not(archive, node),
         until=until,
         then=then,
-        changed_by=changed,
-        budget=archive.budget(node.pool),
+        changed_by=tuple(one.what for one in ways),
+        ways_out=ways,
+        budget=archive.budget(node.pool, seats_out(archive, node.pool)),
         notes=_notes(archive, node.cluster, None),
     )

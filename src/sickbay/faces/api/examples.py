@@ -107,13 +107,25 @@ TOLD: dict[str, Any] = {
 EXPLAINED: dict[str, Any] = {
     "kind": "node",
     **NODE,
+    "now": "lab/train-0000 is OUT: i12 is REPAIRING: lab/train-0000 is out of service for xid.79, and it is rebooted.",
     "story": [TOLD],
+    "chapter": "incident i12",
+    "earlier": {"lines": 3, "incidents": 1, "since": "2025-12-24T08:00:00.000Z"},
     "waits_for": {
         "because": "waiting for a new boot",
+        "since": "2026-01-01T00:10:00.000Z",
         "until": {"about": "2026-01-01T00:25:00.000Z", "clock": "lab", "stands_since": None},
         "then": "it is given up, and the next step is decided",
         "would": "",
-        "changed_by": ["it is seen under a new boot"],
+        "changed_by": ["it is seen under a new boot", "you stop it here: the node stays out until a person decides"],
+        "ways_out": [
+            {"what": "it is seen under a new boot", "command": ""},
+            {
+                "what": "you stop it here: the node stays out until a person decides",
+                "command": 'sickbay hold i12 --reason "WHY"',
+            },
+        ],
+        "behind": [],
         "budget": None,
         "notes": [],
     },
@@ -128,6 +140,7 @@ BUDGET: dict[str, Any] = {
     "repairing": 1,
     "may_be_repairing": 1,
     "held": 0,
+    "used_by": [],
 }
 
 BRAKE: dict[str, Any] = {
@@ -154,6 +167,7 @@ FLEET: dict[str, Any] = {
     "budgets": [BUDGET],
     "brakes": [BRAKE],
     "withheld": [WITHHELD],
+    "trouble": "",
     "as_of": "2026-01-01T00:10:20.000Z",
 }
 

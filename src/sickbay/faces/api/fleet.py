@@ -38,6 +38,7 @@ def fleet(ask: ApiRequest) -> FleetAnswer:
         budgets=[archive.budget(pool) for pool in pools],
         brakes=tripped(archive),
         withheld=[withheld_answer(row) for row in withheld_now(ask)],
+        trouble=ask.shared.trouble() if ask.shared.trouble is not None else "",
         as_of=iso(archive.as_of),
     )
 

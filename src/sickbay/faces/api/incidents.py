@@ -12,6 +12,7 @@ from sickbay.faces.api.examples import EXPLAINED, INCIDENT, ORDER
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
+from sickbay.faces.chapters import span_of
 from sickbay.faces.explain import explain, incident_answer
 from sickbay.faces.orders import order_answer
 from sickbay.model.errors import BadInput, NoSuchSubject
@@ -88,9 +89,10 @@ def _fits(incident: Incident, verb: str) -> None:
         )
 
 
-def explained(ask: ApiRequest, query: requests.NameGiven) -> ExplainAnswer:
+def explained(ask: ApiRequest, query: requests.Explained) -> ExplainAnswer:
     try:
-        return explain(ask.reads(), query.name, ask.backend.policies)
+        span = span_of(query.since, ask.backend.now(), everything=query.all)
+        return explain(ask.reads(), query.name, ask.backend.policies, span)
     except BadInput as error:
         raise ApiRefusal(404 if isinstance(error, NoSuchSubject) else 400, str(error)) from None
 
@@ -119,7 +121,7 @@ ROUTES = (
         path_example={"id": "order-5f2a1c9d3e"}, answer_example=ORDER,
     ),
     Route(
-        "GET", "/v1/explain", explained, "Why a node, a job or an incident is as it is, its story, what it waits for",
-        query_example={"name": "train-0000"}, answer_example=EXPLAINED,
+        "GET", "/v1/explain", explained, "Why a node, a job or an incident is as it is, what it waits for, its story",
+        query_example={"name": "train-0000", "since": "2h"}, answer_example=EXPLAINED,
     ),
 )  # fmt: skip

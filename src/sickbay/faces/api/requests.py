@@ -128,8 +128,12 @@ class Which(RequestBody):
     limit: Limit = 500
 
 
-class NameGiven(RequestBody):
+class Explained(RequestBody):
+    """Without `all` and `since` the story is its last chapter."""
+
     name: Annotated[str, Meta(min_length=1, max_length=300)]
+    all: bool = False
+    since: Annotated[str, Meta(max_length=40, description="a time (ISO 8601), or how long ago, such as 2h")] = ""
 
 
 class Latest(RequestBody):

@@ -7,7 +7,7 @@ import click
 
 from sickbay.faces.cli.show import leave
 
-STEPS = 150
+STEPS = 120
 
 
 @click.command("demo")
@@ -24,6 +24,7 @@ def demo() -> None:
     from sickbay.policy.load import load_policy
 
     with tempfile.TemporaryDirectory(prefix="sickbay-demo-") as state:
+        click.echo("starting four nodes, each a real process with an agent and two virtual GPUs …")
         service = service_of(UpOptions(state=Path(state), port=0), load_policy("default"))
         try:
             service.start()

@@ -1,5 +1,6 @@
 """sickbay incidents, incident ID, and what a person may decide of one: confirm, hold, dismiss, escalate."""
 
+from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
@@ -66,6 +67,8 @@ def _print_and_hint(incident: dict[str, Any]) -> None:
 
 def print_incident(incident: dict[str, Any]) -> None:
     fault = incident["fault"]
+    as_of = incident.get("as_of")  # of a store that was kept, or a simulation: its own time
+    now = datetime.fromisoformat(as_of) if as_of is not None else None
     card(
         f"incident {incident['id']}",
         incident["phase"],
@@ -74,7 +77,7 @@ def print_incident(incident: dict[str, Any]) -> None:
             ("node", incident["node"]),
             ("fault", f"{fault['code']} ({fault['component']}, {fault['severity']})"),
             ("asks for", incident["remedy"]),
-            ("opened", f"{clock(incident['opened_at'])} ({ago(incident['opened_at'])})"),
+            ("opened", f"{clock(incident['opened_at'])} ({ago(incident['opened_at'], now)})"),
             ("closed", clock(incident["closed_at"])),
             ("took", took(incident["opened_at"], incident["closed_at"])),
             ("jobs", ", ".join(incident["jobs"])),

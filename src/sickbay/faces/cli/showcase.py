@@ -15,7 +15,7 @@ from sickbay.faces.story import tell
 from sickbay.hosts.backend import Backend
 from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
-from sickbay.model.job import Job, JobSpec
+from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.model.rows import Line, kind_of
 from sickbay.ports.breakable import Breakage
 from sickbay.sim.report import incident_seconds, interruption_seconds, training_again
@@ -23,6 +23,7 @@ from sickbay.sim.report import incident_seconds, interruption_seconds, training_
 AS_USUAL = frozenset({"opened", "quarantine", "empty", "verify"})  # what every newcomer goes through
 READY_WITHIN, HEALED_WITHIN = 60.0, 180.0
 WIDTH = 14  # of a name: demo-1a2b3c4d and the like
+SILENT_MOST = 2.0  # seconds; then it says how far things are
 BREAK_AT = 25  # the step: two checkpoints are written by then
 MEANINGS = {
     "detected": "the first symptom",
@@ -44,13 +45,16 @@ class Ticker:
         self._seen = backend.changes.seq
         self._everything = everything
 
-    def print(self) -> None:
+    def print(self) -> bool:
+        """Whether there was anything to tell."""
         news = self._changes.since(self._seen)
         self._seen = self._changes.seq if news is None else news[-1].seq if news else self._seen
         lines = [change.line for change in news or () if change.line is not None]
-        for told in tell([self._welcomed(line) for line in lines if self._everything or not self._small(line)]):
-            if told.about.partition(":")[0] in {"node", "job", "incident", "brake"}:
-                click.echo(story_line(local(told.at), told, WIDTH))
+        told = tell([self._welcomed(line) for line in lines if self._everything or not self._small(line)])
+        shown = [one for one in told if one.about.partition(":")[0] in {"node", "job", "incident", "brake"}]
+        for one in shown:
+            click.echo(story_line(local(one.at), one, WIDTH))
+        return bool(shown)
 
     def _small(self, line: Line) -> bool:
         return line.event in SMALL or (line.event in AS_USUAL and self._intake(line))
@@ -79,6 +83,7 @@ class Showcase:
         self._steps = steps
         self._ticker = Ticker(backend)
         self.job: Job | None = None
+        self._spoke = time.monotonic()
 
     def run(self, *, to_the_end: bool) -> bool:
         """Whether everything healed. `to_the_end`: the job completes, too."""
@@ -86,6 +91,7 @@ class Showcase:
             click.echo("the nodes did not come up in time: 'sickbay nodes' says why", err=True)
             return False
         job = self._backend.submit(self._spec(), f"demo-{time.time_ns()}")
+        self.job = job
         self._say(f"job {job.id} is submitted: 2 nodes, a checkpoint every 10 steps")
         if not self._until(lambda: (self._now(job).step or 0) >= BREAK_AT, READY_WITHIN):
             click.echo("the job did not begin to train: 'sickbay jobs' says why", err=True)
@@ -136,13 +142,28 @@ class Showcase:
     # --- telling it
     def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self._ticker.print()
+        while (now := time.monotonic()) < until:
+            if self._ticker.print():
+                self._spoke = now
+            elif now - self._spoke >= SILENT_MOST:
+                self._spoke = now
+                self._say_step()
             if condition():
                 self._ticker.print()
                 return True
             self._backend.changes.wait(condition, 0.1)
         return False
+
+    def _say_step(self) -> None:
+        """Where nothing happens but training, or somebody waits: how far it is, or what for."""
+        job = self._now(self.job) if self.job is not None else None
+        if job is None:
+            text = "waiting for the nodes: each is checked before it gets work"
+        elif job.state is JobState.RUNNING and job.step is not None:
+            text = f"{job.id} trains: step {job.step} of {self._steps}"
+        else:
+            text = f"{job.id} is {job.state}{f': {job.wait.because}' if job.wait is not None else ''}"
+        click.echo(f"{click.style(local(self._backend.now()), dim=True)}  {text}")
 
     def _say(self, text: str) -> None:
         click.echo(f"{click.style(local(self._backend.now()), dim=True)}  {click.style(text, bold=True)}")

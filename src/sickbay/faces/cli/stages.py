@@ -70,8 +70,12 @@ class ProgressLine:
 
     def show(self, job: dict[str, Any]) -> None:
         self._interruptions(job)
-        self._states(job)
-        self._steps(job)
+        if job["state"] in OVER:  # how it ended is the last word
+            self._steps(job)
+            self._states(job)
+        else:
+            self._states(job)
+            self._steps(job)
 
     def _tell(self, text: str) -> None:
         whole = int(self._clock() - self._begin)

@@ -3,14 +3,17 @@
 import contextlib
 import os
 import select
+import shlex
 import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from sickbay.faces.cli.show import leave
 
@@ -19,10 +22,15 @@ if TYPE_CHECKING:
     from sickbay.model.policy import Policy
 
 DEMO_STEPS = 600
+ACTIVATE = Path(sys.prefix) / "bin" / "activate"  # of a virtual environment, which a new terminal has not
 state_option = click.option(
     "--state", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Where everything is kept (default: $SICKBAY_STATE, else ~/.local/state/sickbay).",
 )  # fmt: skip
+GIVEN = ParameterSource.COMMANDLINE
+REPEATABLE = frozenset(
+    {"detach", "state", "port"}
+)  # asked for again they change nothing: `up --detach` may be repeated
 NEXT = (
     ("top", "the fleet, live"),
     ("nodes", "every node, and why it is as it is"),
@@ -92,6 +100,12 @@ def up(
     rules = load_policy(policy)
     load_tables(knowledge)  # what is wrong in it is said now, and nothing is begun
     if pid := serving(place):  # before anything is touched; of two that start at once the lock lets one go on
+        context = click.get_current_context()
+        plain = all(
+            context.get_parameter_source(name) is not GIVEN for name in context.params if name not in REPEATABLE
+        )
+        if detach and plain and _is_at(place, port if context.get_parameter_source("port") is GIVEN else 0):
+            return
         refuse_second(place, pid)
     if detach:
         _in_the_background(place)
@@ -101,6 +115,18 @@ def up(
         state=place, nodes=nodes, gpus=gpus, host=host, port=port, cert=files[0], key=files[1], knowledge=knowledge
     )
     _serve(wish, rules, demo=demo)
+
+
+def _is_at(state: Path, port: int) -> bool:
+    """Whether what was asked for is there: somebody serves this state, at this port if one was given. Says so."""
+    from sickbay.hosts.state import recorded
+
+    url = recorded(state).url
+    if not url or (port and urlsplit(url).port != port):
+        return False
+    click.echo(f"serving on {url} already, in the background; nothing was started, 'sickbay down' ends it")
+    _elsewhere(url)
+    return True
 
 
 def service_of(wish: "UpOptions", policy: "Policy") -> "Service":
@@ -127,7 +153,7 @@ def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
             showcase = Showcase(service.backend, steps=DEMO_STEPS)
             showcase.run(to_the_end=False)
             job = showcase.job.id if showcase.job is not None else job
-        _next_steps(job)
+        _next_steps(job, service.url)
         ticker = Ticker(service.backend)
         trouble = ""
         while not ended.wait(0.2):
@@ -151,23 +177,35 @@ def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
 
 def _elsewhere(url: str) -> None:
     """Other commands look at the default address: whoever serves elsewhere must tell them."""
-    from sickbay.faces.cli.client import DEFAULT_URL
-
-    if url != DEFAULT_URL and os.environ.get("SICKBAY_URL", "").rstrip("/") != url:
+    if _unusual(url) and os.environ.get("SICKBAY_URL", "").rstrip("/") != url:
         click.echo(f"  not the usual address; for other commands:  export SICKBAY_URL={url}")
 
 
-def _next_steps(job: str) -> None:
-    """What to try. What is about a job is left out where there is none."""
-    ours = Path(shutil.which("python") or "/").parent == Path(sys.executable).parent
-    python = "python" if ours else sys.executable
+def _unusual(url: str) -> bool:
+    from sickbay.faces.cli.client import DEFAULT_URL
+
+    return url != DEFAULT_URL
+
+
+def _next_steps(job: str, url: str) -> None:
+    """What to try, as it can be pasted into a new terminal. What is about a job is left out where there is none."""
+    before = [f". {shlex.quote(str(ACTIVATE))}"] if ACTIVATE.exists() else []
+    before += [f"export SICKBAY_URL={url}"] if _unusual(url) else []
+    found = {name: shutil.which(name) for name in ("sickbay", "python")}
+    here = Path(sys.executable).parent
+    ours = ACTIVATE.exists() or all(Path(path or "/").parent == here for path in found.values())
+    sickbay, python = ("sickbay", "python") if ours else (f"{shlex.quote(sys.executable)} -m sickbay", sys.executable)
     known = [
-        (f"sickbay {line.format(job=job, python=python)}", what) for line, what in NEXT if job or "{job}" not in line
+        (f"{sickbay} {line.format(job=job, python=shlex.quote(python))}", what)
+        for line, what in NEXT
+        if job or "{job}" not in line
     ]
-    width = max(len(line) for line, _ in known if len(line) < 60)
+    width = max(len(line) for line, _ in known if len(line) < 60 or not ours)
     click.echo("\nNow try, in another terminal:")
+    for line in before:
+        click.echo(f"  {line}")
     for line, what in known:
-        click.echo(f"  {line:<{width}}  {click.style(what, dim=True)}")
+        click.echo(f"  {line:<{width}}  {click.style('# ' + what, dim=True)}")
     click.echo()
 
 

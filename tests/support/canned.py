@@ -154,7 +154,7 @@ def incident(ident: str = "i12", **other: Any) -> dict[str, Any]:
 
 
 def order(verb: str, target: str, **other: Any) -> dict[str, Any]:
-    made = {
+    made: dict[str, Any] = {
         "id": "order-1a2b", "verb": verb, "target": target, "by": "ann", "reason": "x", "asked_at": AT,
         "verdict": "under_way", "because": "DRAINING: it drains", "until": None, "then": "", "changed_by": [],
         "incident": "i12", "job": None,

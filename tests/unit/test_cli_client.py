@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.canned import CUT, Answer, Canned, node, serving
+from tests.support.canned import CUT, Answer, Canned, node, order, serving
 
 from sickbay.faces.cli.client import Client, connect, node_path, segment
 from sickbay.faces.cli.credentials import file, forget, lookup, remember
@@ -128,7 +128,7 @@ def test_names_cannot_leave_their_place_in_a_path() -> None:
 
 
 def test_an_act_whose_connection_was_cut_is_sent_once_more_with_the_same_key(server: Canned) -> None:
-    server.says("POST /v1/nodes/-/n0/cordon", CUT, node(state="HELD"))
+    server.says("POST /v1/nodes/-/n0/cordon", CUT, node(state="HELD", order=order("cordon", "local/n0")))
     assert sickbay("cordon", "n0", "--reason", "x").exit_code == 0
     first, second = server.of("POST", "/v1/nodes/-/n0/cordon")
     assert first.headers["idempotency-key"] == second.headers["idempotency-key"] != ""

@@ -128,7 +128,8 @@ def job(ident: str = "train-1a2b3", **other: Any) -> dict[str, Any]:
         "id": ident, "name": "train", "state": "RUNNING", "attempt": 1, "restarts": 0, "owner": "ann",
         "nodes": ["local/n0", "local/n1"], "step": 40, "resumed_from": None, "resumed_of": None,
         "saved": None, "saved_at": None, "continues": None, "continued_by": None,
-        "save_failed": "", "doing": "", "diagnosis": "", "interruptions": [], "because": "",
+        "save_failed": "", "doing": "", "diagnosis": "", "checkpoint": "",
+        "submitted_at": "2026-01-01T00:00:00.000Z", "ended_at": None, "interruptions": [], "because": "",
     }  # fmt: skip
     return made | other
 

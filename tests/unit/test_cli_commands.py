@@ -169,7 +169,7 @@ def test_a_complete_job_needs_no_reason_and_one_without_steps_is_back_when_its_r
 
 
 def test_a_held_nodes_state_is_not_said_twice(server: Canned) -> None:
-    server.says("GET /v1/nodes", [node(state="HELD", because="HELD: an operator must act")])
+    server.says("GET /v1/nodes", [node(state="HELD", because="HELD: a person must decide")])
     assert done("nodes").stdout.count("HELD") == 1
 
 

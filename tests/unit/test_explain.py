@@ -52,7 +52,7 @@ def test_a_held_node_waits_for_an_operator_and_says_which_words_help() -> None:
     assert answer["state"] == "HELD"
     assert answer["incident"] == incident.id
     waiting = answer["waits_for"]
-    assert waiting["because"].startswith("an operator must act")
+    assert waiting["because"].startswith("a person must decide: no repair is left to try: xid.79 asks for ")
     commands = [one["command"] for one in waiting["ways_out"]]
     for verb in ("confirm", "escalate", "dismiss"):
         assert f'sickbay {verb} {incident.id} --reason "WHY"' in commands

@@ -58,11 +58,11 @@ def next_rung(
         made = sum(1 for t in incident.tries[incident.spent :] if t.rung is rung.do)
         allowed = 1 if rung.do in blind else rung.tries
         if made >= allowed:
-            passed.append(f"{rung.do}: tried {made} time{'s' if made > 1 else ''}")
+            passed.append(f"{rung.do} was tried {made} time{'s' if made > 1 else ''}")
             continue
         needs = RUNGS[rung.do].needs
         if needs is not None and needs not in can:
-            passed.append(f"{rung.do}: the cluster cannot do it")
+            passed.append(f"the cluster cannot do {rung.do}")
             continue
         return rung, tuple(passed)
     return None, tuple(passed)

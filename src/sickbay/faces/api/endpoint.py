@@ -106,6 +106,7 @@ class Endpoint:
 
     async def _answer(self, route: Route, scope: Scope, headers: Headers, incoming: Incoming) -> Any:
         who = await self._who(route, headers)
+        scope.setdefault("state", {})["admitted"] = who is not None  # the server keeps such connections the longest
         query = _query(route, scope)
         raw = await incoming.read(route.limit)
         body = _body(route, headers, raw)

@@ -1,17 +1,31 @@
 """sickbay jobs, job ID, stop ID."""
 
+import shlex
 from operator import itemgetter
 from typing import Any
 
 import click
 
 from sickbay.faces.cli.client import connect, segment
-from sickbay.faces.cli.columns import Column, ago, card, count, field, hint, short_node, show_list, show_one, some
+from sickbay.faces.cli.columns import (
+    Column,
+    ago,
+    card,
+    clock,
+    count,
+    field,
+    hint,
+    short_node,
+    show_list,
+    show_one,
+    some,
+)
 from sickbay.faces.cli.names import complete_job, complete_running, reason_option, wait_option
 from sickbay.faces.cli.orders import post_order
 from sickbay.faces.cli.show import as_json
-from sickbay.faces.cli.stages import print_interruptions, why
+from sickbay.faces.cli.stages import print_attempts, print_interruptions, why
 
+COMMAND_MOST = 500  # characters that are shown
 MOST = 5000  # that the server gives at once
 STATES = ("QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED")
 COLUMNS = (
@@ -78,8 +92,16 @@ def print_job(job: dict[str, Any]) -> None:
             ("saved", saved(job)),
             ("not saved", job.get("save_failed")),
             ("now", job.get("doing")),
+            ("checkpoints", job.get("checkpoint")),
+            ("command", shlex.join(job.get("command", ()))[:COMMAND_MOST]),
+            ("in", job.get("cwd")),
+            ("environment", ", ".join([*job.get("env", ()), *job.get("env_files", ())])),
+            ("owner", job.get("owner")),
+            ("submitted", clock(job.get("submitted_at"))),
+            ("ended", clock(job.get("ended_at"))),
         ],
     )
+    print_attempts(job.get("attempts", ()))
     if job["interruptions"]:
         click.echo(f"  {click.style(count(len(job['interruptions']), 'interruption'), dim=True)}")
         print_interruptions(job["interruptions"])

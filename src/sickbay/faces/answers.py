@@ -16,6 +16,7 @@ from sickbay.model.intent import IntentState
 from sickbay.model.job import EndReason, JobState
 from sickbay.model.notice import NoticeSeverity
 from sickbay.model.noun import Noun
+from sickbay.model.order import OrderVerdict
 
 NodeState = Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC, milliseconds")]
@@ -267,6 +268,36 @@ class Waiting(Noun, omit_defaults=False):
     behind: Annotated[tuple[WaitedOn, ...], Meta(description="whom a job waits for, with their own waits")] = ()
     budget: PoolBudget | None = None
     notes: Annotated[tuple[str, ...], Meta(description="what else keeps it: a silent source, a call in doubt")] = ()
+
+
+class OrderAnswer(Noun):
+    """What has become of a person's order, as of now."""
+
+    id: str
+    verb: str
+    target: str
+    by: str
+    reason: str
+    asked_at: Time
+    verdict: Annotated[OrderVerdict, Meta(description="done is never said of an order that waits")]
+    because: str
+    until: Annotated[Time | None, Meta(description="about when this wait ends by itself")]
+    then: Annotated[str, Meta(description="what happens at that time")]
+    changed_by: Annotated[list[str], Meta(description="of one that waits: what would make it go on")]
+    incident: str | None
+    job: str | None
+
+
+class OrderedNode(NodeAnswer):
+    order: OrderAnswer
+
+
+class OrderedIncident(IncidentAnswer):
+    order: OrderAnswer
+
+
+class OrderedJob(JobAnswer):
+    order: OrderAnswer
 
 
 class EarlierStory(Noun):

@@ -33,6 +33,7 @@ from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Attempt, Job
 from sickbay.model.notice import NoticeChannel
 from sickbay.model.noun import Noun
+from sickbay.model.order import OrderRecord
 
 AnyRow = (
     Node
@@ -61,6 +62,7 @@ AnyRow = (
     | Errand
     | Part
     | Roster
+    | OrderRecord
     | Attempt
     | NoticeChannel
 )
@@ -88,6 +90,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "errand": Errand,
     "part": Part,
     "roster": Roster,
+    "order": OrderRecord,
     "attempt": Attempt,
     "channel": NoticeChannel,
 }
@@ -160,6 +163,8 @@ def key_of(row: AnyRow) -> str:
             return f"standstill:{row.source}"
         case NoticeChannel():
             return f"channel:{row.name}"
+        case OrderRecord():
+            return f"order:{row.id}"
 
 
 def kind_of(key: str) -> str:

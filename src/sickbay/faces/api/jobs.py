@@ -7,10 +7,10 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from sickbay.brain.submission import not_our_queue, refusal, too_large
-from sickbay.faces.answers import JobAnswer, OneJob
+from sickbay.faces.answers import JobAnswer, OneJob, OrderedJob
 from sickbay.faces.api import requests
 from sickbay.faces.api.continuing import taken_up
-from sickbay.faces.api.examples import JOB, ONE_JOB
+from sickbay.faces.api.examples import JOB, ONE_JOB, ORDER
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
@@ -43,13 +43,13 @@ def one(ask: ApiRequest) -> OneJob:
     return one_job(ask.archive, found(ask, ask.path["id"]))
 
 
-def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
+def stop(ask: ApiRequest, body: requests.NodeAct) -> OrderedJob:
     job = found(ask, ask.path["id"])
     ask.may_touch(job, "stop it")
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
-    ask.order("stop", job.id, body.reason, now=body.now)
-    return job_answer(ask.fresh().job(job.id) or job)
+    fate = ask.fate(ask.order("stop", job.id, body.reason, now=body.now))
+    return OrderedJob(**structs.asdict(job_answer(ask.fresh().job(job.id) or job)), order=fate)
 
 
 def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
@@ -172,7 +172,8 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again. A submitter: their own",
-        role="submitter", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        role="submitter", path_example={"id": "llama-3f2a1"},
+        answer_example={**JOB, "order": {**ORDER, "verb": "stop", "target": "llama-3f2a1", "job": "llama-3f2a1"}},
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from sickbay import __version__
 from sickbay.model.errors import BadInput, StoreUnavailable, StoreUnknown, UnusableStore
 
 DONE, NO, WRONG_USE, CANNOT_REACH, INTERRUPTED = 0, 1, 2, 3, 130
+CONFLICT = 409  # HTTP's word for an order that the server refuses as things stand
 
 
 HERE, JOBS, NODES, SAFETY, TRY = "On this machine", "Jobs", "Nodes", "Safety and access", "Policy and simulation"
@@ -137,7 +138,7 @@ class Sickbay(click.Group):
             sys.exit(CANNOT_REACH if error.exit_code == CANNOT_REACH else WRONG_USE)
         except (BadInput, UnusableStore) as error:
             _one_line(str(error))
-            sys.exit(WRONG_USE)
+            sys.exit(NO if getattr(error, "status", 0) == CONFLICT else WRONG_USE)
         except (StoreUnavailable, StoreUnknown) as error:
             _one_line(f"cannot reach the store: {error}")
             sys.exit(CANNOT_REACH)

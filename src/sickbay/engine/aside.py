@@ -5,7 +5,7 @@ later and later.
 """
 
 from sickbay.engine.line import look_along
-from sickbay.engine.transitions import post
+from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import LEADER, Deadline
 from sickbay.model.errors import StoreError, UnitRefused

@@ -128,6 +128,18 @@ def refuse_taken(host: str, port: int) -> None:
     _listen(host, port).close()
 
 
+def refuse_unusable(certfile: str | None, keyfile: str | None) -> None:
+    """Raises BadInput for a certificate that nobody could serve with, before anything else is done."""
+    for file in (certfile, keyfile):
+        if file and not Path(file).is_file():
+            raise BadInput(f"there is no file {file}: give the certificate and its key in PEM form")
+    if certfile:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
+        except (ssl.SSLError, OSError) as error:
+            raise BadInput(f"the certificate {certfile} cannot be used: {error}") from None
+
+
 def _make(
     app: Starlette,
     listening: socket.socket,
@@ -179,9 +191,7 @@ def unambiguous(app: ASGIApp) -> ASGIApp:
 
 
 def _load(config: uvicorn.Config, certfile: str | None, keyfile: str | None) -> None:
-    for file in (certfile, keyfile):
-        if file is not None and not Path(file).is_file():
-            raise BadInput(f"there is no file {file}: give the certificate and its key in PEM form")
+    refuse_unusable(certfile, keyfile)
     try:
         config.load()
     except (ssl.SSLError, OSError) as error:

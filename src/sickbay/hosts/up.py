@@ -22,7 +22,7 @@ from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
-from sickbay.hosts.server import refuse_taken, served
+from sickbay.hosts.server import refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
@@ -64,6 +64,7 @@ class Service:
         self.state = wish.state
         self._wish = wish
         refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
+        refuse_unusable(wish.cert, wish.key)
         make_private(wish.state)
         self._alone = lock_alone(wish.state)
         self._logging = _log_to(wish.state / "controller.log")

@@ -128,7 +128,8 @@ def job(ident: str = "train-1a2b3", **other: Any) -> dict[str, Any]:
         "id": ident, "name": "train", "state": "RUNNING", "attempt": 1, "restarts": 0, "owner": "ann",
         "nodes": ["local/n0", "local/n1"], "step": 40, "resumed_from": None, "resumed_of": None,
         "saved": None, "saved_at": None, "continues": None, "continued_by": None,
-        "save_failed": "", "doing": "", "diagnosis": "", "interruptions": [], "because": "",
+        "save_failed": "", "doing": "", "diagnosis": "", "checkpoint": "",
+        "submitted_at": "2026-01-01T00:00:00.000Z", "ended_at": None, "interruptions": [], "because": "",
     }  # fmt: skip
     return made | other
 
@@ -149,6 +150,15 @@ def incident(ident: str = "i12", **other: Any) -> dict[str, Any]:
         "stages": [{"phase": "SUSPECT", "entered_at": AT, "seconds": 0.2, "because": "seen"},
                    {"phase": "REPAIRING", "entered_at": AT, "seconds": None, "because": "reboots"}],
         "tries": [], "jobs": ["train-1a2b3"], "because": "waits for a new boot id",
+    }  # fmt: skip
+    return made | other
+
+
+def order(verb: str, target: str, **other: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "id": "order-1a2b", "verb": verb, "target": target, "by": "ann", "reason": "x", "asked_at": AT,
+        "verdict": "under_way", "because": "DRAINING: it drains", "until": None, "then": "", "changed_by": [],
+        "incident": "i12", "job": None,
     }  # fmt: skip
     return made | other
 

@@ -114,7 +114,9 @@ def _close(draft: Draft, incident: Incident, *, by_hand: bool) -> None:
             hear_again(draft, node)
     repair = last_repair(incident)
     passed = incident.phase is Phase.RELEASED  # without a repair it is no strike, but it may wipe strikes
-    if incident.kind is not IncidentKind.FAULT or not incident.remedy.disrupts or not (repair or passed):
+    # A fault whose repair a person has ordered is the hardware's all the same; his own wish is not.
+    ill = incident.kind is IncidentKind.FAULT or (incident.kind is IncidentKind.OPERATOR and not incident.fault.is_wish)
+    if not ill or not incident.remedy.disrupts or not (repair or passed):
         return
     past = PastIncident(
         incident=incident.id,

@@ -32,6 +32,7 @@ from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Attempt, Job
 from sickbay.model.noun import Noun
+from sickbay.model.order import OrderRecord
 
 AnyRow = (
     Node
@@ -60,6 +61,7 @@ AnyRow = (
     | Errand
     | Part
     | Roster
+    | OrderRecord
     | Attempt
 )
 
@@ -86,6 +88,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "errand": Errand,
     "part": Part,
     "roster": Roster,
+    "order": OrderRecord,
     "attempt": Attempt,
 }
 
@@ -155,6 +158,8 @@ def key_of(row: AnyRow) -> str:
             return f"aside:{row.subject}"
         case Standstill():
             return f"standstill:{row.source}"
+        case OrderRecord():
+            return f"order:{row.id}"
 
 
 def kind_of(key: str) -> str:

@@ -112,7 +112,7 @@ ROUTES = (
         answer_example=[
             {
                 "at": "2026-01-01T00:10:00.000Z", "event": "held", "subject": "incident:i12", "to": "log",
-                "text": "lab/train-0000 is held: replace failed", "state": "SEEN", "answer": "",
+                "text": "lab/train-0000 is held for a person: replace failed", "state": "SEEN", "answer": "",
             }
         ],
     ),

@@ -2,7 +2,10 @@
 
 import click
 
+from sickbay.faces.cli.client import connect
+from sickbay.faces.cli.names import QUICK
 from sickbay.faces.cli.show import as_json, leave, print_json
+from sickbay.model.errors import BadInput
 from sickbay.model.fleet import Capability
 from sickbay.policy.diff import diff, effective, in_words, to_yaml
 from sickbay.policy.lint import lint
@@ -37,11 +40,22 @@ def show(name: str, as_json: bool) -> None:
     multiple=True,
     help=f"What the cluster can do; repeat it. Without it this is not judged. One of {', '.join(Capability)}.",
 )
+@click.option(
+    "--nodes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How large a pool is; without it the running controller is asked, if there is one.",
+)
 @as_json
-def lint_command(name: str, strict: bool, can: tuple[str, ...], as_json: bool) -> None:
-    """Say what in a policy is doubtful. Exit 0 fine, 1 warnings with --strict, 2 not usable."""
+def lint_command(name: str, strict: bool, can: tuple[str, ...], nodes: int | None, as_json: bool) -> None:
+    """Say what in a policy is doubtful. Exit 0 fine, 1 warnings with --strict, 2 not usable.
+
+    \b
+    sickbay policy lint ./mine.yaml --nodes 8
+    """
     loaded = load_policy(name)
-    warnings = lint(loaded, frozenset(map(Capability, can)) if can else None)
+    sizes = {"*": nodes} if nodes is not None else _pools_there()
+    warnings = lint(loaded, frozenset(map(Capability, can)) if can else None, sizes)
     if as_json:
         print_json({"policy": loaded.name, "digest": digest(loaded), "warnings": warnings})
     else:
@@ -50,6 +64,15 @@ def lint_command(name: str, strict: bool, can: tuple[str, ...], as_json: bool) -
         click.echo(f"{loaded.name}: {len(warnings) or 'no'} warning{'' if len(warnings) == 1 else 's'}")
     if warnings and strict:
         leave(1)
+
+
+def _pools_there() -> dict[str, int]:
+    """Sizes of the pools of the running controller; none where none answers at once: a file is judged without one."""
+    try:
+        fleet = connect(QUICK).get("/v1/fleet")
+        return {str(budget["pool"]): int(budget["size"]) for budget in fleet["budgets"]}
+    except (BadInput, click.ClickException, KeyError, TypeError, ValueError):
+        return {}
 
 
 @policy.command("diff")

@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sickbay.hosts.connections import (
     Acceptor,
+    ClientConnection,
     ConnectionTable,
     GuardedHttp,
-    Peer,
     SparingFilter,
     connections_allowed,
 )
@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
         self.started = True
         self._ready()
 
-    def _protocol(self, peer: Peer) -> GuardedHttp:
+    def _protocol(self, peer: ClientConnection) -> GuardedHttp:
         return GuardedHttp(self.config, self.server_state, {}, peer=peer, table=self._table)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -33,7 +33,7 @@ def start(state: Path, **given: str | int | None) -> ChosenPolicy:
     """What a start of the controller does about its choices."""
     before = remembered(state)
     choices = chosen(before, **given)
-    found = policy_of(state, before, choices, given=given.get("policy") is not None)
+    found = policy_of(state, before, choices, ("log",), given=given.get("policy") is not None)
     keep(state, choices, found.policy)
     return found
 

@@ -4,7 +4,7 @@ A restart must not change what is done to the nodes. So the policy is kept twice
 for the day on which its file is gone or broken.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from sickbay.policy.diff import to_yaml
 from sickbay.policy.load import digest, is_file_name, load_policy
 from sickbay.wire.files import replace_file
 
-FILE = "up.json"
+FILE = "choices.json"
 COPY = "policy-in-force.yaml"
 NONE = "none"  # given in the place of a file: go on without one
 
@@ -33,6 +33,7 @@ class UpChoices(Noun):
     cert: str = ""
     key: str = ""
     knowledge: str = ""
+    notifiers: str = ""
 
 
 class ChosenPolicy(NamedTuple):
@@ -57,7 +58,7 @@ def remembered(state: Path) -> UpChoices:
 def chosen(before: UpChoices, **given: str | int | None) -> UpChoices:
     """What was given, and what was chosen before where nothing was."""
     said = {name: value for name, value in given.items() if value is not None}
-    for name in ("cert", "key", "knowledge"):
+    for name in ("cert", "key", "knowledge", "notifiers"):
         if name in said:
             said[name] = "" if said[name] == NONE else str(Path(str(said[name])).absolute())
     if is_file_name(str(said.get("policy", ""))):
@@ -65,20 +66,22 @@ def chosen(before: UpChoices, **given: str | int | None) -> UpChoices:
     return replace(before, **said)
 
 
-def policy_of(state: Path, before: UpChoices, choices: UpChoices, *, given: bool) -> ChosenPolicy:
+def policy_of(
+    state: Path, before: UpChoices, choices: UpChoices, notifiers: Collection[str], *, given: bool
+) -> ChosenPolicy:
     """The policy that is to be in force. One that was given must be good; one that was chosen before goes on as it was
     when its file is gone or broken. Raises BadInput.
     """
     if given or not before.policy_digest:
-        return ChosenPolicy(load_policy(choices.policy))
+        return ChosenPolicy(load_policy(choices.policy, notifiers))
     what = "policy file" if is_file_name(choices.policy) else "policy"
     try:
-        policy = load_policy(choices.policy)
+        policy = load_policy(choices.policy, notifiers)
     except BadInput as error:
         gone = is_file_name(choices.policy) and not Path(choices.policy).exists()
         why = f"{what} {choices.policy} is gone" if gone else f"{what} {choices.policy} cannot be used ({error})"
         return ChosenPolicy(
-            _copy_of(state, why),
+            _copy_of(state, why, notifiers),
             f"{why}: going on with what was in force before ({before.policy_digest}), kept in {state / COPY}; "
             "give another with --policy",
         )
@@ -91,9 +94,9 @@ def policy_of(state: Path, before: UpChoices, choices: UpChoices, *, given: bool
     return ChosenPolicy(policy)
 
 
-def _copy_of(state: Path, why: str) -> Policy:
+def _copy_of(state: Path, why: str, notifiers: Collection[str]) -> Policy:
     try:
-        return load_policy(state / COPY)
+        return load_policy(state / COPY, notifiers)
     except BadInput as error:
         raise BadInput(f"{why}, and so is the copy of what was in force ({error}): say which with --policy") from None
 
@@ -109,7 +112,7 @@ def as_before(choices: UpChoices, given: set[str]) -> str:
     usual = UpChoices()
 
     def said() -> Iterator[str]:
-        for name in ("port", "host", "cert", "key", "policy", "knowledge"):
+        for name in ("port", "host", "cert", "key", "policy", "knowledge", "notifiers"):
             value = getattr(choices, name)
             if name not in given and value != getattr(usual, name):
                 yield f"{name} {value}"

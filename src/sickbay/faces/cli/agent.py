@@ -14,7 +14,7 @@ from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 
 WRONG = 1
-CONTROLLERS_OWN = ("sickbay.db", "controller.lock", "up.json")
+CONTROLLERS_OWN = ("sickbay.db", "controller.lock", "choices.json")
 
 
 @click.command("agent")

@@ -59,6 +59,8 @@ COMMANDS = {
     "unpause": CommandPlace("safety", "End the pause.", SAFETY),
     "brake": CommandPlace("safety", "Show and reset the brakes.", SAFETY),
     "exclude": CommandPlace("safety", "Leave some faults or nodes alone.", SAFETY),
+    "notify": CommandPlace("notify", "Try the channels through which people are told.", SAFETY),
+    "notices": CommandPlace("notify", "What people were told, and what came of it.", SAFETY),
     "token": CommandPlace("tokens", "Who may ask, and who may act.", SAFETY),
     "audit": CommandPlace("audit", "Who did what, when and why.", SAFETY),
     "sim": CommandPlace("sim", "Run a scenario on the real engine in virtual time.", TRY),

@@ -68,6 +68,11 @@ NEXT = (
     metavar="FILE",
     help="Your own meaning of faults, over the shipped one. Default: as before; 'none': without.",
 )
+@click.option(
+    "--notifiers",
+    metavar="FILE|none",
+    help="Through whom people are told (YAML). Once given it stays, until another is, or none.",
+)
 @click.option("--demo", is_flag=True, help="Run a job, break a GPU under it, and tell the story as it happens.")
 @click.option("--detach", is_flag=True, help="Return when it runs; 'sickbay down' ends it.")
 def up(
@@ -80,6 +85,7 @@ def up(
     state: Path | None,
     policy: str | None,
     knowledge: str | None,
+    notifiers: str | None,
     demo: bool,
     detach: bool,
 ) -> None:
@@ -97,6 +103,7 @@ def up(
       sickbay up --policy recommend  say what would be done, and touch no node: the first week
       sickbay down                   end it
     """
+    from sickbay.hosts.channels import read_notifiers
     from sickbay.hosts.choices import as_before, chosen, policy_of, remembered
     from sickbay.hosts.state import default_state, refuse_open_door, refuse_second, serving
     from sickbay.hosts.up import UpOptions
@@ -109,10 +116,13 @@ def up(
     place = (state or default_state()).absolute()
     refuse_agents_state(place)
     given = {"policy": policy, "host": host, "port": port, "cert": cert, "key": key, "knowledge": knowledge}
+    given["notifiers"] = notifiers
     before = remembered(place)
     choices = chosen(before, **given)
     refuse_open_door(choices.host, secured=bool(choices.cert))
-    rules = policy_of(place, before, choices, given=policy is not None)
+    refuse_lost_notifiers(place, choices, given=notifiers is not None)
+    channels = read_notifiers(Path(choices.notifiers) if choices.notifiers else None)
+    rules = policy_of(place, before, choices, channels.names, given=policy is not None)
     own = Path(choices.knowledge) if choices.knowledge else None
     load_tables(own)  # what is wrong in it is said now, and nothing is begun
     if pid := serving(place):  # before anything is touched; of two that start at once the lock lets one go on
@@ -132,6 +142,7 @@ def up(
         cert=choices.cert or None,
         key=choices.key or None,
         knowledge=own,
+        notifiers=channels,
     )
     known = as_before(choices, {name for name, value in given.items() if value is not None})
     remarks = [line for line in (known, rules.remark) if line]
@@ -147,6 +158,14 @@ def refuse_agents_state(state: Path) -> None:
     """SICKBAY_STATE means this for 'up' and another directory for 'agent': in one shell they would share it."""
     if (state / AGENTS_OWN).exists() and not (state / "sickbay.db").exists():
         raise BadInput(f"{state} is the state of an agent, not of a controller: give another with --state DIR")
+
+
+def refuse_lost_notifiers(state: Path, choices: "UpChoices", *, given: bool) -> None:
+    """Nobody would hear of anything, and nobody would notice."""
+    if not given and choices.notifiers and not Path(choices.notifiers).exists():
+        raise BadInput(
+            f"{choices.notifiers}, the notifiers that {state} was served with, is gone: give --notifiers FILE, or none"
+        )
 
 
 def _is_at(state: Path, port: int) -> bool:
@@ -181,7 +200,8 @@ def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: S
     service.start(lambda text: click.echo(f"{text}; the state is in {wish.state}"))
     remember(service.url, service.token)
     service.backend.started(f"{_user()} with sickbay up", digest(policy), choices.policy, choices.knowledge)
-    click.echo(f"serving on {service.url}, {words_of(policy)}")
+    told = f", told by {', '.join(wish.notifiers.names)}" if wish.notifiers.notifiers else ""
+    click.echo(f"serving on {service.url}, {words_of(policy)}{told}")
     for remark in remarks:
         click.echo(remark)
     _elsewhere(service.url)

@@ -107,3 +107,23 @@ def test_a_log_rule_that_is_too_slow_is_told(lab: Sickbay) -> None:
     assert any("log rule steps is switched off" in note for note in waits["notes"])
     assert any("log rule 'steps' is switched off" in line for line in lab.story(job))
     lab.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)
+
+
+# --- what cannot come right by another try
+
+
+def test_a_checkpoint_directory_that_cannot_be_ends_the_job_at_once(lab: Sickbay) -> None:
+    job = lab.train(5, checkpoint="/proc/nope")
+    failed = lab.ends(job, "FAILED", 30)
+    assert "its checkpoint directory /proc/nope cannot be made: No such file or directory" in failed["diagnosis"]
+    assert "another try cannot come right" in failed["diagnosis"]
+    assert len([line for line in lab.story(job) if "no rank starts before" in line]) == 1
+
+
+def test_no_room_is_told_with_the_directory_of_the_checkpoints(lab: Sickbay) -> None:
+    script = "from sickbay.train import Checkpoints; Checkpoints(); raise OSError(28, 'No space left on device')"
+    job = lab.submit(*PY, script, nodes=1)
+    failed = lab.ends(job, "FAILED")
+    assert "there is no room to write" in failed["diagnosis"]
+    assert f"its checkpoints are in {failed['checkpoint']}" in failed["diagnosis"]
+    assert failed["checkpoint"].endswith(job)

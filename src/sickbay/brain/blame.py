@@ -29,7 +29,7 @@ def diagnosing(s: JobInput, policy: Policy) -> JobDecision:
         return give_up(s, policy, job.diagnosis)
     looked = intent is not None and isinstance(intent.act, Look)
     if Capability.LOOK in s.can and nodes and intent is None:
-        because = "its nodes are looked at before it restarts"
+        because = "a sick node must be found before it restarts"
         return Do(Look(nodes=nodes), because, policy.resume.look_deadline, INGEST)
     if intent is not None and looked and not intent.state.over:
         return Stay(Wait(because="looking at its nodes", until=intent.seen_by))

@@ -10,16 +10,15 @@ from sickbay.brain.endings import recorded
 from sickbay.brain.submission import cannot_continue, continued, going_on, in_use, refusal
 from sickbay.engine.door import slim
 from sickbay.engine.errands import make_room
+from sickbay.engine.notices import REPEATED_TELLS, told_of
 from sickbay.engine.seats import take_turns
 from sickbay.engine.transitions import (
-    REPEATED_TELLS,
     charged,
     due_now,
     first_step,
     interrupted,
     let_go,
     step_job,
-    told_of,
 )
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST

@@ -4,7 +4,7 @@ It fails closed and tells open: the subject is not touched, a person is told at 
 later and later.
 """
 
-from sickbay.engine.transitions import post
+from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import LEADER, Deadline
 from sickbay.model.errors import StoreError, UnitRefused

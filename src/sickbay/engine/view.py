@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from sickbay.model.fleet import Capability, Freed, IncidentId, JobId, Ledger, No
 from sickbay.model.incident import Incident, Room
 from sickbay.model.intent import Intent
 from sickbay.model.job import Attempt, Interruption, Job
+from sickbay.model.notice import ChannelTraits
 from sickbay.model.parts import stored, whole
 from sickbay.model.plain_text import plain_text
 from sickbay.model.policy import Policy
@@ -36,6 +37,7 @@ class Rules:
     can: Mapping[str, frozenset[Capability]]
     blind: Mapping[str, frozenset[str]]
     checks_first: frozenset[str] = frozenset()  # clusters whose nodes are checked once that were there before us
+    channels: Mapping[str, ChannelTraits] = field(default_factory=dict)  # of the notifiers that are configured
 
     @property
     def digest(self) -> str:

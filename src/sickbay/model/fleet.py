@@ -301,6 +301,7 @@ class ConfirmPace(Noun):
 
 class WithheldActs(StrEnum):
     ALL = "all"  # Quarantine, Drain, Repair and an incident's StopJob
+    WORK = "work"  # all but Quarantine: what runs there may go on
     REPAIR = "repair"
 
 

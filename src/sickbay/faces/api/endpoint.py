@@ -94,7 +94,7 @@ class Endpoint:
         while the disk of the state is full and nothing is decided any more.
         """
         trouble = self._room.trouble() if route.role not in {"", "agent"} and self._room.trouble is not None else ""
-        line = " ".join(trouble.split())[:TROUBLE_MOST]
+        line = " ".join(trouble.split())[:TROUBLE_MOST].strip().replace("\0", "?")  # a header may not end with a blank
         return [(b"sickbay-trouble", line.encode("ascii", "replace"))] if line else []
 
     def _route(self, method: str) -> Route:

@@ -67,7 +67,8 @@ def _verdict(s: JobInput, policy: Policy, dark: tuple[NodeId, ...]) -> JobDecisi
     failed = tuple(node for node, verdict in checked.items() if verdict is Verdict.FAIL)
     reason = job.end.reason if job.end is not None else None
     unplaced = not job.ranks and Capability.PLACE not in s.can
-    preempted = (reason is EndReason.PREEMPTED or unplaced) and not job.calls  # nobody's fault: it costs nothing
+    wished = bool(job.calls) and all(call.wished for call in job.calls)
+    preempted = wished or ((reason is EndReason.PREEMPTED or unplaced) and not job.calls)  # nobody's fault: it is free
     late = learned_late(job)
     blamed = any(call.node for call in job.calls) or bool(failed or late) or reason is EndReason.NODE_LOST
     reading = s.readings.get(s.cluster, 0.0)

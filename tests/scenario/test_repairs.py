@@ -53,7 +53,7 @@ def test_a_node_that_nothing_cures_is_held_and_its_job_completes_elsewhere(ward:
     held = w.incident(node)
     assert held.phase is Phase.HELD
     assert w.rungs(node) == ["reboot"]
-    assert "ladder's end" in held.stages[-1].because
+    assert "no repair is left to try" in held.stages[-1].because
     assert w.job(job).state is JobState.COMPLETE
     assert len(w.told("held")) == len(w.told()) == 1
     assert w.job(job).attempt == 2

@@ -126,7 +126,8 @@ class Ward:
         )
         self.desk.census.follow(kept)
         kept.census = self.desk.census
-        self.app = app(self.desk, leads=lambda: True, mail=self.mail)
+        self.trouble = ""
+        self.app = app(self.desk, leads=lambda: True, mail=self.mail, trouble=lambda: self.trouble)
         self._thread = threading.Thread(target=self._drive, name="engine of the ward")
         self._lock = threading.Lock()
         self._thread.start()

@@ -24,6 +24,7 @@ class Answer(NamedTuple):
     body: Any
     status: int = 200
     media: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Canned:
@@ -75,6 +76,8 @@ def _handler(canned: Canned) -> type[BaseHTTPRequestHandler]:
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.media)
             self.send_header("Content-Length", str(len(body)))
+            for name, value in answer.headers:
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 
@@ -125,7 +128,8 @@ def job(ident: str = "train-1a2b3", **other: Any) -> dict[str, Any]:
         "id": ident, "name": "train", "state": "RUNNING", "attempt": 1, "restarts": 0, "owner": "ann",
         "nodes": ["local/n0", "local/n1"], "step": 40, "resumed_from": None, "resumed_of": None,
         "saved": None, "saved_at": None, "continues": None, "continued_by": None,
-        "save_failed": "", "doing": "", "diagnosis": "", "interruptions": [], "because": "",
+        "save_failed": "", "doing": "", "diagnosis": "", "checkpoint": "",
+        "submitted_at": "2026-01-01T00:00:00.000Z", "ended_at": None, "interruptions": [], "because": "",
     }  # fmt: skip
     return made | other
 
@@ -150,12 +154,21 @@ def incident(ident: str = "i12", **other: Any) -> dict[str, Any]:
     return made | other
 
 
+def order(verb: str, target: str, **other: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "id": "order-1a2b", "verb": verb, "target": target, "by": "ann", "reason": "x", "asked_at": AT,
+        "verdict": "under_way", "because": "DRAINING: it drains", "until": None, "then": "", "changed_by": [],
+        "incident": "i12", "job": None,
+    }  # fmt: skip
+    return made | other
+
+
 def fleet(**other: Any) -> dict[str, Any]:
     made = {
         "nodes": [node("n-0000", job="train-1a2b3"), node("n-0001", state="OUT", incident="i12")],
         "jobs": [job()], "incidents": [incident()],
         "budgets": [{"pool": "gpu", "size": 2, "out": 1, "may_be_out": 1, "repairing": 1, "may_be_repairing": 1,
                      "held": 0, "used_by": []}],
-        "brakes": [], "withheld": [], "as_of": AT,
+        "brakes": [], "withheld": [], "trouble": "", "as_of": AT,
     }  # fmt: skip
     return made | other

@@ -8,7 +8,7 @@ import pytest
 
 from sickbay.clusters.local.files import LocalSeat, Paths, Rank, Status, write
 from sickbay.clusters.local.rank_watch import RankWatch
-from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
+from sickbay.model.facts import Checkpointed, Hung, RuleOff, Stepped
 from sickbay.model.fleet import JobId
 from sickbay.model.job import LogRule, RankState
 from sickbay.model.protocol import ItemNews
@@ -146,10 +146,38 @@ def test_a_rank_that_stalls_is_called_hung_and_again_only_after_as_long_again(ro
 
 
 def test_a_first_heartbeat_that_does_not_come_is_a_hang_where_a_job_promises_one(room: Room) -> None:
-    room.ranks(rank(0, stall_after=5.0, start_within=60.0), rank(1, stall_after=5.0))
+    asked: dict[str, Any] = {"stall_after": 5.0, "start_within": 60.0, "expects_heartbeats": True}
+    room.ranks(rank(0, **asked), rank(1, stall_after=5.0))
     assert room.hangs(100.0) == []
     assert room.hangs(160.0) == []
-    assert room.hangs(161.0) == ["rank 0 on c/n1: no heartbeat within 60 s of its start"]
+    (said,) = [news for news in room.look(161.0) if isinstance(news, Hung)]
+    assert said.because == "rank 0 on c/n1: no first heartbeat within 60 s of its start"
+    assert said.unbegun
+
+
+def test_a_job_that_promises_no_heartbeat_is_never_late_with_it_until_its_script_opens_its_checkpoints(
+    room: Room,
+) -> None:
+    room.ranks(rank(stall_after=5.0, start_within=60.0))
+    assert room.hangs(0.0) == []
+    assert room.hangs(10_000.0) == []
+    (room.run() / "heartbeat.json").write_text(json.dumps({"pid": 1, "opened": True, "directory": "/ck"}))
+    assert room.look(10_001.0)[0] == Checkpointed(job=JOB, attempt=1, opened=True, directory="/ck")
+    assert room.hangs(10_062.0) == ["rank 0 on c/n1: no first heartbeat within 60 s of its start"]
+
+
+def test_a_script_that_only_saves_is_alive_without_heartbeats(room: Room) -> None:
+    room.ranks(rank(stall_after=5.0, start_within=60.0, expects_heartbeats=True))
+    (room.run() / "heartbeat.json").write_text(json.dumps({"pid": 1, "opened": True, "saved": 40}))
+    room.look(0.0)
+    assert room.hangs(1000.0) == []
+
+
+def test_ranks_beside_one_that_tells_its_steps_need_not_tell_any(room: Room) -> None:
+    room.ranks(*(rank(n, stall_after=500.0, start_within=60.0, expects_heartbeats=True) for n in (0, 1)))
+    room.look(0.0)
+    room.beat(1, rank=0)
+    assert room.hangs(100.0) == []
 
 
 def test_who_is_busy_and_advances_does_not_hang_before_the_first_step_or_after_it(room: Room) -> None:
@@ -175,7 +203,7 @@ def test_who_is_busy_and_advances_does_not_hang_before_the_first_step_or_after_i
 
 
 def test_work_that_goes_back_is_no_progress_and_work_that_is_done_is_over(room: Room) -> None:
-    room.ranks(rank(stall_after=10.0, start_within=30.0))
+    room.ranks(rank(stall_after=10.0, start_within=30.0, expects_heartbeats=True))
     room.busy("verifying a", 5, 9)
     room.look(0.0)
     room.busy("verifying a", 2, 9)
@@ -184,7 +212,7 @@ def test_work_that_goes_back_is_no_progress_and_work_that_is_done_is_over(room: 
     (over,) = room.look(12.0)
     assert over == Checkpointed(job=JOB, attempt=1)
     assert room.hangs(40.0) == []
-    assert room.hangs(43.0) == ["rank 0 on c/n1: no heartbeat within 30 s of its start"]
+    assert room.hangs(43.0) == ["rank 0 on c/n1: no first heartbeat within 30 s of its start"]
 
 
 def test_what_is_saved_and_what_failed_is_told_by_rank_0(room: Room) -> None:
@@ -280,8 +308,9 @@ def test_a_pattern_that_cannot_be_used_is_said_once_and_never_a_hang(room: Room,
     room.ranks(rank(log_rules=(LogRule(name="bad", pattern=pattern, starts_within=1.0),)))
     append(room.run() / "output", 40 * "a" + "!\n")
     (said,) = room.look(0.0)
-    assert isinstance(said, Observed)
-    assert said.text.startswith("log rule 'bad': its pattern")
+    assert isinstance(said, RuleOff)
+    assert (said.job, said.attempt, said.rule) == (JOB, 1, "bad")
+    assert said.because.startswith("its pattern ")
     assert room.look(50.0) == []
     room.watch.close()
 

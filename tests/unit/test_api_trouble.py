@@ -92,3 +92,17 @@ def test_a_report_that_could_not_be_stored_is_not_acknowledged(calls: Clinic, br
     assert "ack" not in response.json()
     breaking.clear()
     assert calls.agent.post("/v1/agent/report", {**who, **times, "items": items}).json()["ack"] == 1
+
+
+def test_every_answer_to_a_person_says_that_the_controller_is_in_trouble(calls: Clinic) -> None:
+    calls.ward.trouble = "the engine: the disk is full"
+    try:
+        for path in ("/v1/nodes", "/v1/jobs", "/v1/incidents"):
+            assert calls.viewer.get(path).headers["sickbay-trouble"] == "the engine: the disk is full"
+        assert calls.viewer.get("/v1/fleet").json()["trouble"] == "the engine: the disk is full"
+        for path in ("/", "/healthz", "/v1/nodes"):  # what it is names files of this machine
+            assert "sickbay-trouble" not in calls.nobody.get(path).headers
+        assert calls.nobody.get("/healthz").json()["status"] == "in trouble"
+    finally:
+        calls.ward.trouble = ""
+    assert "sickbay-trouble" not in calls.viewer.get("/v1/nodes").headers

@@ -203,6 +203,15 @@ def test_steps_are_told_now_and_then_and_each_state_once() -> None:
     ]  # fmt: skip
 
 
+def test_how_a_job_ended_is_the_last_that_is_told() -> None:
+    now, told = [0.0], list[str]()
+    progress = ProgressLine(told.append, lambda: now[0])
+    progress.show(job(step=90))
+    now[0] = 20.0
+    progress.show(job(step=100, state="COMPLETE"))
+    assert [line.partition("  ")[2] for line in told][-2:] == ["  step 100", "COMPLETE, attempt 1"]
+
+
 def test_a_queued_job_tells_each_new_reason() -> None:
     told = list[str]()
     progress = ProgressLine(told.append, lambda: 0.0)

@@ -460,5 +460,5 @@ def test_a_start_says_how_far_the_job_has_been(step: int | None, told: str | Non
     ready = replace(job, spec=as_started(job, load_policy("default")))
     assert Effects(sites={"sim": site}, notifiers={}).perform(start, ready, {}).result == "accepted"
     assert started[0].env.get("SICKBAY_LAST_STEP") == told
-    assert started[0].start_within == (None if told is None else 3600.0)
+    assert (started[0].start_within, started[0].expects_heartbeats) == (3600.0, told is not None)
     assert started[0].env["A"] == "b"

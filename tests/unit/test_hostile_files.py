@@ -99,13 +99,13 @@ def room(tmp_path: Path) -> Room:
 def test_a_heartbeat_that_is_no_plain_file_of_the_ranks_own_is_not_read(
     room: Room, trap: Callable[[Path], None]
 ) -> None:
-    room.ranks(rank(0), rank(1, start_within=5.0))
-    trap(room.run(1) / "heartbeat.json")
+    room.ranks(rank(0), rank(0, attempt=2, start_within=5.0, expects_heartbeats=True))
+    trap(room.run(0, 2) / "heartbeat.json")
     room.beat(7, rank=0)
     assert within(5.0, lambda: room.steps(1.0)) == [7]
-    assert within(5.0, lambda: room.hangs(10.0)) == ["rank 1 on c/n1: no heartbeat within 5 s of its start"]
-    (room.run(1) / "heartbeat.json").rename(room.run(1) / "aside")
-    room.beat(8, rank=1)
+    assert within(5.0, lambda: room.hangs(10.0)) == ["rank 0 on c/n1: no first heartbeat within 5 s of its start"]
+    (room.run(0, 2) / "heartbeat.json").rename(room.run(0, 2) / "aside")
+    room.beat(8, attempt=2)
     assert within(5.0, lambda: room.watch.look(20.0)) is not None
     assert steps_seen(room) == [7, 8]
 

@@ -113,13 +113,13 @@ ALL = frozenset(Capability)
     [
         ((), Remedy.RESET_GPU, ALL, frozenset[str](), Remedy.RESET_GPU, ()),
         ((RESET,), Remedy.RESET_GPU, ALL, frozenset(), Remedy.RESET_GPU, ()),
-        ((RESET,), Remedy.RESET_GPU, ALL, frozenset({"reset_gpu"}), Remedy.REBOOT, ("reset_gpu: tried 1 time",)),
-        ((RESET, RESET), Remedy.RESET_GPU, ALL, frozenset(), Remedy.REBOOT, ("reset_gpu: tried 2 times",)),
+        ((RESET,), Remedy.RESET_GPU, ALL, frozenset({"reset_gpu"}), Remedy.REBOOT, ("reset_gpu was tried 1 time",)),
+        ((RESET, RESET), Remedy.RESET_GPU, ALL, frozenset(), Remedy.REBOOT, ("reset_gpu was tried 2 times",)),
         ((), Remedy.REBOOT, ALL, frozenset(), Remedy.REBOOT, ()),
         ((), Remedy.REBOOT, ALL - {Capability.REBOOT}, frozenset(), Remedy.REPLACE,
-         ("reboot: the cluster cannot do it",)),
+         ("the cluster cannot do reboot",)),
         ((REBOOT,), Remedy.RESET_GPU, ALL - {Capability.REPLACE}, frozenset(), None,
-         ("reboot: tried 1 time", "replace: the cluster cannot do it")),
+         ("reboot was tried 1 time", "the cluster cannot do replace")),
     ],
 )  # fmt: skip
 def test_the_rung_to_try_is_the_first_that_is_left(

@@ -28,7 +28,7 @@ def diagnosing(s: JobInput, policy: Policy) -> JobDecision:
         return give_up(s, policy, job.diagnosis)
     looked = intent is not None and isinstance(intent.act, Look)
     if Capability.LOOK in s.can and nodes and intent is None:
-        because = "its nodes are looked at before it restarts"
+        because = "a sick node must be found before it restarts"
         return Do(Look(nodes=nodes), because, policy.resume.look_deadline, INGEST)
     if intent is not None and looked and not intent.state.over:
         return Stay(Wait(because="looking at its nodes", until=intent.seen_by))
@@ -66,7 +66,8 @@ def _verdict(s: JobInput, policy: Policy, dark: tuple[NodeId, ...]) -> JobDecisi
     failed = tuple(node for node, verdict in checked.items() if verdict is Verdict.FAIL)
     reason = job.end.reason if job.end is not None else None
     unplaced = not job.ranks and Capability.PLACE not in s.can
-    preempted = (reason is EndReason.PREEMPTED or unplaced) and not job.calls  # nobody's fault: it costs nothing
+    wished = bool(job.calls) and all(call.wished for call in job.calls)
+    preempted = wished or ((reason is EndReason.PREEMPTED or unplaced) and not job.calls)  # nobody's fault: it is free
     late = learned_late(job)
     blamed = any(call.node for call in job.calls) or bool(failed or late) or reason is EndReason.NODE_LOST
     reading = s.readings.get(s.cluster, 0.0)

@@ -136,7 +136,7 @@ def _watched(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     if incident.remedy is Remedy.RESTART_JOB and restart:
         return Change(f"{incident.fault.code} asks for a restart of the job", call=restart)
     if s.passed(incident.deadline):
-        return Move("dismiss", f"quiet for {policy.pace.watch_for}")
+        return Move("dismiss", f"it stayed quiet for {policy.pace.watch_for}")
     code = incident.fault.code
     because, ends = (
         f"watching {code}: dismissed if it stays quiet",
@@ -150,7 +150,7 @@ def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisio
     if (steady := _steady_at(s, node, policy)) is not None:
         often = f"the agent has fallen silent {MANY_SILENCES} times within {policy.pace.watch_for}"
         text = f"{node.id}: {often}; it is not restarted any more, and its job is left alone"
-        told = remind(s, policy, "agent_lost", text, f"{often}: a human must find out why")
+        told = remind(s, policy, "agent_lost", text, f"{often}: a person must find out why")
         ends = f"its agent does not fall silent for {policy.pace.watch_for}"
         return Stay(replace(told.wait, until=steady, ends=(ends,), then="")) if isinstance(told, Stay) else told
     if node.agent is AgentState.HEARD:
@@ -181,7 +181,7 @@ def _partitioned(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisi
     if node.ready:
         return Move("dismiss", "the cluster sees the node again")
     text = f"{node.id}: the agent reports, the cluster does not see the node; nothing is repaired"
-    because = "a human must find out why the cluster does not see the node"
+    because = "a person must find out why the cluster does not see the node"
     return remind(s, policy, "partition", text, because, ("the cluster sees the node again",))
 
 
@@ -191,7 +191,7 @@ def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisi
     if incident.fault.code == OPERATOR_CORDON:  # what runs may stay; what has not begun does not begin there
         asked = tuple(job for job in asked if job in s.gating)
     if asked:
-        return Change(f"it runs on what {incident.fault.code} is about", call=asked, before=planned(incident))
+        return Change(f"it runs on the hardware that shows {incident.fault.code}", call=asked, before=planned(incident))
     if cordon_of(incident.id) in node.cordons:
         if incident.cordon_as_of is None:
             return Change("our cordon is seen", {"cordon_as_of": node.as_of})
@@ -232,9 +232,9 @@ def _draining(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     must = (*s.scoped, *s.bystanders) if incident.to_verify else must_leave(s, node, rung)
     anew: IncidentChanges = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
     if incident.deadline is None:  # what was withheld meanwhile ran no deadline
-        return Change("it drains", anew)
+        return Change("its work is moved off", anew)
     if asked := _unwelcome(s):
-        return Change(f"it runs on what {incident.fault.code} is about", call=asked, before=planned(incident))
+        return Change(f"it runs on the hardware that shows {incident.fault.code}", call=asked, before=planned(incident))
     if not must and not node.unmanaged:
         return Move("empty", "nothing runs there any more")
     late = s.passed(incident.deadline)
@@ -283,16 +283,16 @@ def _held(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     sick = incident.remedy.disrupts and not incident.fault.is_wish
     worse = f"worse:{incident.fault.code}"
     if sick and incident.kind is IncidentKind.OPERATOR and worse not in incident.told:
-        text = f"{node.id} is held, and it shows {incident.fault.code}: an operator decides on its repair"
+        text = f"{node.id} is held for a person, and now shows {incident.fault.code}: he decides on its repair, too"
         notice = Notify(event="held", subject=f"incident:{incident.id}", text=text)
-        return Change("a human is told", tell=Tell(notice, worse))
+        return Change("a person is told", tell=Tell(notice, worse))
     why = incident.stages[-1].because if incident.stages else incident.fault.because
-    text = f"{incident.node}: {incident.fault.code} is held: {why}"
-    told = remind(s, policy, "held", text, f"an operator must act: {why}")
+    text = f"{incident.node} is out of service for {incident.fault.code} and is held for a person: {why}"
+    told = remind(s, policy, "held", text, f"a person must decide: {why}")
     if (
         isinstance(told, Stay) and sick and s.uncalled(s.scoped)
     ):  # shown since it is held: nothing trains on a sick node
-        return Change(f"it runs on what {incident.fault.code} is about", call=s.uncalled(s.scoped))
+        return Change(f"it runs on the hardware that shows {incident.fault.code}", call=s.uncalled(s.scoped))
     if isinstance(told, Stay) and not cordoned and s.intent is None:
         cordon = _cordon(s, node, policy)  # held before it was cordoned: asked for once more, then it is a human's
         return Do(cordon.act, cordon.because, cordon.patience, cordon.clock)

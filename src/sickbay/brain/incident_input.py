@@ -111,7 +111,7 @@ def remind(
     if incident.deadline is None or s.passed(incident.deadline):
         also: IncidentChanges = {"deadline": s.within(INGEST, policy.pace.held_reminder)}
         notice = Notify(event=event, subject=f"incident:{incident.id}", text=text)
-        return Change("a human is told", also, Tell(notice, f"{event}:{s.readings.get(INGEST, 0.0):.0f}"))
+        return Change("a person is told", also, Tell(notice, f"{event}:{s.readings.get(INGEST, 0.0):.0f}"))
     return Stay(Wait(because=because, until=incident.deadline, ends=ends, then=REMINDED))
 
 

@@ -20,10 +20,13 @@ CUT_SHORT = 3  # boots under as many checks: by chance one, perhaps two
 def drained(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     incident = s.incident
     if incident.needs_human:
-        return Move("hold", f"a human must decide: {incident.fault.because}", {"needs_human": False})
+        return Move("hold", _left_to_a_person(incident), {"needs_human": False})
     earned = _earned(s, node, policy)
     if earned and earned.needs_human and all(stage.phase is not Phase.HELD for stage in incident.stages):
-        return Move("hold", f"{earned.after} incidents of this hardware within {earned.within} call for a human")
+        return Move(
+            "hold",
+            f"{earned.after} incidents of this hardware within {earned.within}: a person decides on the next repair",
+        )
     waits = on_its_way(s)
     if waits is not None:
         return waits
@@ -38,7 +41,7 @@ def drained(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     if came_back and not incident.ordered and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
         return _check(s, node, policy, "the node is heard again by itself")
     if rung is None:
-        return Move("hold", f"the ladder's end: {because}")
+        return Move("hold", f"no repair is left to try: {because}")
     if must_leave(s, node, rung) or node.unmanaged:
         also: IncidentChanges = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         return Move("drain", f"{rung.do} needs the node empty", also)
@@ -47,6 +50,12 @@ def drained(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     fresh: IncidentChanges = {"proof": None, "healed": None, "relapse": "", "to_verify": False, "cut_short": 0}
     told = because if rung.do is incident.remedy else f"{rung.do} now: {because}"
     return Do(act, told, rung.deadline, clock, "repair", fresh)
+
+
+def _left_to_a_person(incident: Incident) -> str:
+    if incident.fault.is_wish:
+        return f"a person wants it out of service ({incident.fault.because})"
+    return f"the policy leaves the repair of {incident.fault.code} to a person: {incident.fault.because}"
 
 
 def _check(s: IncidentInput, node: Node, policy: Policy, because: str) -> Move[IncidentChanges]:
@@ -93,7 +102,7 @@ def must_leave(s: IncidentInput, node: Node, rung: RungRule | None) -> tuple[Job
 def repairing(s: IncidentInput, node: Node) -> IncidentDecision:
     incident, intent, rung = s.incident, s.intent, s.incident.rung
     if intent is None or not isinstance(intent.act, Repair):
-        return Move("fail", "its intent is gone")
+        return Move("fail", "the record of the repair under way is gone")
     if intent.state is IntentState.SEEN:
         if node.incarnation is None:
             return Move("replaced", "the old instance is gone; its seat is vacant")
@@ -137,13 +146,15 @@ def verifying(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     rule = _proof_wanted(incident, node, policy)
     level = rule.verify
     if incident.needs_human:
-        return Move("hold", "a human wants to decide", {"needs_human": False})
+        return Move("hold", "a person wants to decide himself", {"needs_human": False})
     if incident.relapse:
         return Move("fail", f"it is back: {incident.relapse}", {"relapse": "", "proof": None})
+    if stands(incident, node) and incident.cordoned:
+        return Move("hold", f"proven well; a person has cordoned it, and takes that back: sickbay uncordon {node.id}")
     if stands(incident, node):
         return Change("proven well", {"closing": Phase.RELEASED})
     if not {Capability.CHECK, Capability.CHECK_CORDONED} <= s.can:
-        return Move("hold", "nothing here can check a cordoned node")
+        return Move("hold", "no check can run on a cordoned node here, so nothing proves that it is well")
     by_agent = Capability.CHECK_BY_AGENT in s.can and node.agent is AgentState.NONE
     if by_agent and not node.agent_known and incident.kind is not IncidentKind.INTAKE:
         return Move("hold", "no agent has been heard on this node, and only an agent can check it")

@@ -50,19 +50,25 @@ def as_started(job: Job, policy: Policy) -> JobSpec:
     """What its next attempt is started with: what it leaves open is filled in from the policy.
 
     Once it is known that it reports steps, with how far it has been: a checkpoint directory that knows nothing of it is
-    not the one that it was. And with a limit for its first heartbeat: of a job that has never sent one nobody knows
-    whether it does.
+    not the one that it was. The limit for its first heartbeat counts where one is expected, or its script shows that it
+    uses sickbay.train: of any other job nobody knows whether it ever sends one.
     """
-    spec = job.spec
+    rule = policy.resume
+    spec = replace(job.spec, expects_heartbeats=expects_heartbeats(job))
     if spec.stall_after is None:
-        spec = replace(spec, stall_after=policy.resume.stall_after.total_seconds())
+        spec = replace(spec, stall_after=rule.stall_after.total_seconds())
+    if spec.start_within is None:
+        spec = replace(spec, start_within=rule.start_within.total_seconds())
     last_step = job.step or (spec.continues.last_step if spec.continues is not None else None)
     if told := {**_continuation(spec), **({"SICKBAY_LAST_STEP": str(last_step)} if last_step else {})}:
         spec = replace(spec, env={**spec.env, **told})
-    if not job.step:
-        return spec
-    within = policy.resume.start_within.total_seconds() if spec.start_within is None else spec.start_within
-    return replace(spec, start_within=within)
+    return spec
+
+
+def expects_heartbeats(job: Job) -> bool:
+    """It has told a step before, or whoever submitted it has said by when."""
+    before = job.spec.continues.last_step if job.spec.continues is not None else None
+    return bool(job.spec.stall_after or job.spec.start_within or job.step or before)
 
 
 # --- jobs that go on from another's checkpoints
@@ -110,7 +116,7 @@ def in_use(job: Job, others: Iterable[Job]) -> str:
         if other.id != job.id and other.open:
             return (
                 f"{other.id} is {other.state} and saves into {job.spec.checkpoint or 'the same directory'}: stop it"
-                f" first (sickbay stop {other.id}), or give this one another --checkpoint"
+                f" first (sickbay stop {other.id}), or submit this one with another --checkpoint"
             )
     return ""
 

@@ -33,6 +33,7 @@ from sickbay.model.facts import (
     Outcome,
     PolicyInForce,
     ResetDone,
+    RuleOff,
     Stepped,
     Submitted,
     TokenIssued,
@@ -86,8 +87,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_jobs.checkpointed(draft, fact, news)
         case Wrote():
             learn_jobs.wrote(draft, news)
-        case Hung():
-            learn_jobs.hung(draft, fact, news)
+        case Hung() | RuleOff():
+            learn_jobs.watched(draft, fact, news)
         case Submitted():
             learn_jobs.submitted(draft, fact, news)
         case Looked():

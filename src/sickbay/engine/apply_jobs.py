@@ -11,20 +11,30 @@ from sickbay.brain.submission import cannot_continue, continued, going_on, in_us
 from sickbay.engine.door import slim
 from sickbay.engine.errands import make_room
 from sickbay.engine.lost_store import WHO
+from sickbay.engine.notices import REPEATED_TELLS, told_of
 from sickbay.engine.seats import take_turns
 from sickbay.engine.transitions import (
-    REPEATED_TELLS,
     charged,
     due_now,
     first_step,
     interrupted,
     let_go,
     step_job,
-    told_of,
 )
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import Checkpointed, Fact, Hung, JobSeen, JobVanished, Looked, Stepped, Submitted, Wrote
+from sickbay.model.facts import (
+    Checkpointed,
+    Fact,
+    Hung,
+    JobSeen,
+    JobVanished,
+    Looked,
+    RuleOff,
+    Stepped,
+    Submitted,
+    Wrote,
+)
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.intent import Look, Notify, StartJob
 from sickbay.model.job import JOB_LIFE, Call, End, EndReason, Job, JobState, RankState, Work
@@ -281,6 +291,7 @@ def stepped(draft: Draft, fact: Fact, news: Stepped) -> None:
     job = draft.job(news.job)
     if job is None or news.attempt != job.attempt or not _runs_there(job, news.node):
         return
+    job = replace(job, stepped_in=job.attempt)
     if job.state.terminal:  # its last steps may be told after its cluster has told its end
         if news.step > (job.step or 0):
             draft.put(_resumed(draft, replace(job, step=news.step), news))
@@ -323,6 +334,10 @@ def checkpointed(draft: Draft, fact: Fact, news: Checkpointed) -> None:
     after = job
     if news.saved is not None and (news.saved != job.saved or not _saved_since(job, job.began_at)):
         after = replace(after, saved=news.saved, saved_at=fact.at)
+    if news.opened:
+        after = replace(after, opened_in=job.attempt)
+    if news.directory:
+        after = replace(after, checkpoints_in=news.directory)
     if not job.state.terminal:  # else these are its last words
         after = replace(after, work=_work(draft, job, news), listens=news.listens)
         if news.answered and news.answered != job.answered:
@@ -401,17 +416,46 @@ def looked(draft: Draft, news: Looked) -> None:
         draft.tell(text, f"job:{job}", event="stacks")
 
 
-def hung(draft: Draft, fact: Fact, news: Hung) -> None:
+def watched(draft: Draft, fact: Fact, news: Hung | RuleOff) -> None:
+    """What whoever looks for hangs has found, or cannot look for any more."""
+    if isinstance(news, Hung):
+        _hung(draft, fact, news)
+    else:
+        _rule_off(draft, news)
+
+
+def _hung(draft: Draft, fact: Fact, news: Hung) -> None:
     job = draft.job(news.job)
     if job is None or job.state is not JobState.RUNNING or news.attempt != job.attempt:
         return
     if not _runs_there(job, news.node):
         return
+    if news.unbegun and job.stepped_in == job.attempt:
+        return  # another rank tells its steps: perhaps only that one ever does
     if _advances(draft, job):
         return  # others of it wait for that; it is called hung again, if it then still is
     call = Call(because=f"hung: {news.because}", dated=fact.at)
     if all(known.node or known.incident for known in job.calls):  # nobody need say it twice
         draft.put(job.called(call))
+
+
+def _rule_off(draft: Draft, news: RuleOff) -> None:
+    """A log rule does not watch its job any more: whoever relies on it hears of that, once for each rule."""
+    job = draft.job(news.job)
+    if job is None or not job.open or news.attempt != job.attempt or not _runs_there(job, news.node):
+        return
+    known = news.rule in {rule.name for rule in job.spec.log_rules}
+    if not known or job.rules_off.get(news.rule) == job.attempt:
+        return
+    job = replace(job, rules_off={**job.rules_off, news.rule: job.attempt})
+    draft.put(job)
+    where = f" on {news.node}" if news.node else ""
+    text = (
+        f"log rule {news.rule!r} is switched off{where}: {news.because}; a hang that it would have found is not found"
+    )
+    draft.tell(text, key_of(job), event="rule_off")
+    notice = Notify(event="log_rule_off", subject=key_of(job), text=f"{job.spec.name}: {text}")
+    told_of(draft, job, Tell(notice, f"log_rule_off:{news.rule}"))
 
 
 def _advances(draft: Draft, job: Job) -> bool:

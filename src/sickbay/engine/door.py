@@ -27,6 +27,7 @@ from sickbay.model.facts import (
     Observed,
     Ordered,
     Outcome,
+    RuleOff,
     Stepped,
     Wrote,
 )
@@ -65,6 +66,8 @@ def _cut(news: AnyNews) -> AnyNews:
             return replace(news, because=_head(news.because, WORDS), tests=tests)
         case Hung():
             return replace(news, because=_head(news.because, WORDS))
+        case RuleOff():
+            return replace(news, rule=_head(news.rule, NAME), because=_head(news.because, WORDS))
         case Looked():
             return replace(news, text=_head(news.text, STACKS))
         case Wrote():
@@ -81,7 +84,11 @@ def _cut(news: AnyNews) -> AnyNews:
             return replace(news, skipped=skipped, loss=loss, resumed_of=_head(news.resumed_of, NAME))
         case Checkpointed():
             return replace(
-                news, failed=_head(news.failed, WORDS), busy=_head(news.busy, NAME), answered=news.answered[:NAME]
+                news,
+                failed=_head(news.failed, WORDS),
+                busy=_head(news.busy, NAME),
+                answered=news.answered[:NAME],
+                directory=_head(news.directory, WORDS),
             )
         case Inventory(devices=devices):
             return replace(news, devices=tuple(replace(d, serial=d.serial[:SERIAL]) for d in devices[:DEVICES]))

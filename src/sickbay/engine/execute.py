@@ -66,7 +66,7 @@ class Effects:
         try:
             accepted = self._call(intent, job, holders)
         except Transient as error:
-            return outcome(result=CallResult.TRANSIENT, text=str(error))
+            return outcome(result=CallResult.TRANSIENT, text=str(error), again_after=error.after)
         except Gone as error:
             return outcome(result=CallResult.GONE, text=str(error))
         except Rejected as error:
@@ -74,7 +74,7 @@ class Effects:
         except EffectError as error:
             return outcome(result=CallResult.UNKNOWN, text=str(error))
         result = CallResult.DONE if accepted.done else CallResult.ACCEPTED
-        return outcome(result=result, visible_from=accepted.visible_from)
+        return outcome(result=result, visible_from=accepted.visible_from, text=accepted.said)
 
     def _call(self, intent: Intent, job: Job | None, holders: Holders) -> Accepted:
         act, key, expect = intent.act, intent.key, intent.expect
@@ -132,5 +132,4 @@ class Effects:
         notifier = self.notifiers.get(notice.to)
         if notifier is None:
             raise Rejected(f"no notifier {notice.to!r} is configured")
-        notifier.tell(notice, key=key)
-        return Accepted(done=True)
+        return Accepted(done=True, said=notifier.tell(notice, key=key))

@@ -29,6 +29,7 @@ from sickbay.model.facts import CallResult, Fact, Mark, Outcome, PolicyInForce
 from sickbay.model.fleet import Ages, Aside, Cursor, InForce, Node
 from sickbay.model.intent import Intent, IntentState, StartJob, Strike, Verify, nodes_of
 from sickbay.model.job import Job
+from sickbay.model.notice import NoticeChannel
 from sickbay.model.protocol import command_id
 from sickbay.model.rows import AGES, BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
 from sickbay.ports.clock import Clock
@@ -439,6 +440,15 @@ class Engine:
                 if isinstance(intent, Intent) and intent.sends >= STUBBORN:
                     return f"{intent.lane} does not go through, it is tried again: {intent.answer}"
         return ""
+
+    @property
+    def undelivered(self) -> str:
+        """Channels that took no notice when they were last asked, in one line; empty while all do."""
+        rows = [self._view.get(f"channel:{name}").row for name in self._hands.notifiers]
+        failing = [row for row in rows if isinstance(row, NoticeChannel) and row.failing]
+        said = "; ".join(f"{row.name} takes no notices ({row.failing[:100]})" for row in failing[:2])
+        more = f"; and {len(failing) - 2} more channels" if len(failing) > 2 else ""
+        return f"{said}{more}: see 'sickbay notices --failed'; try it with 'sickbay notify test'" if said else ""
 
     def _outlasts(self, intent: Intent) -> bool:
         """Whether our lease outlasts the call."""

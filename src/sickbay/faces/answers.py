@@ -4,6 +4,7 @@ Handlers return these, and the OpenAPI document is made of them. No field has a 
 there.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -12,8 +13,10 @@ from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import IntentState
-from sickbay.model.job import JobState
+from sickbay.model.job import EndReason, JobState
+from sickbay.model.notice import NoticeSeverity
 from sickbay.model.noun import Noun
+from sickbay.model.order import OrderVerdict
 
 NodeState = Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC, milliseconds")]
@@ -88,6 +91,29 @@ class InterruptionAnswer(Noun):
     training_again_after: Seconds | None
 
 
+class RankEndAnswer(Noun):
+    rank: int
+    node: str
+    exit_code: Annotated[int | None, Meta(description="negative: the number of the signal that ended it")]
+    signal: Annotated[str | None, Meta(description="such as SIGKILL, also where a shell told it as 137")]
+    why: Annotated[str, Meta(description="where its node knows more")]
+    at: Time | None
+
+
+class AttemptAnswer(Noun):
+    number: int
+    began_at: Annotated[Time | None, Meta(description="its nodes were claimed")]
+    started_at: Annotated[Time | None, Meta(description="all its ranks were seen")]
+    ended_at: Annotated[Time | None, Meta(description="null: it is the present one")]
+    nodes: Annotated[int, Meta(description="how many")]
+    names: Annotated[list[str], Meta(description="of its nodes, a thousand at most")]
+    reason: Annotated[EndReason | None, Meta(description="null: it runs, was stopped, or nobody said how it ended")]
+    first_failed: Annotated[RankEndAnswer | None, Meta(description="the rank that ended badly first, if it is known")]
+    exit_codes: Annotated[dict[str, int], Meta(description="by node, where ranks are not told apart")]
+    because: str
+    last_lines: Annotated[list[str], Meta(description="that the failing rank wrote; its log has all")]
+
+
 class JobAnswer(Noun):
     id: str
     name: str
@@ -105,9 +131,22 @@ class JobAnswer(Noun):
     saved_at: Time | None
     save_failed: Annotated[str, Meta(description="what was not saved last, and why; empty once a save has succeeded")]
     doing: Annotated[str, Meta(description="a long piece of work besides its steps, and how far it is")]
-    diagnosis: str
+    checkpoint: Annotated[str, Meta(description="the directory of its checkpoints, as far as it is known here")]
+    submitted_at: Time
+    ended_at: Time | None
+    diagnosis: Annotated[str, Meta(description="why it ended; of one that completed, was stopped or runs: empty")]
     interruptions: list[InterruptionAnswer]
     because: str
+
+
+class OneJob(JobAnswer):
+    """A job by itself."""
+
+    command: list[str]
+    cwd: str
+    env: Annotated[list[str], Meta(description="names of the variables that were given with it: values are not shown")]
+    env_files: list[str]
+    attempts: Annotated[list[AttemptAnswer], Meta(description="the newest 60, oldest first, with the present one")]
 
 
 class FaultSeen(Noun):
@@ -231,6 +270,36 @@ class Waiting(Noun, omit_defaults=False):
     notes: Annotated[tuple[str, ...], Meta(description="what else keeps it: a silent source, a call in doubt")] = ()
 
 
+class OrderAnswer(Noun):
+    """What has become of a person's order, as of now."""
+
+    id: str
+    verb: str
+    target: str
+    by: str
+    reason: str
+    asked_at: Time
+    verdict: Annotated[OrderVerdict, Meta(description="done is never said of an order that waits")]
+    because: str
+    until: Annotated[Time | None, Meta(description="about when this wait ends by itself")]
+    then: Annotated[str, Meta(description="what happens at that time")]
+    changed_by: Annotated[list[str], Meta(description="of one that waits: what would make it go on")]
+    incident: str | None
+    job: str | None
+
+
+class OrderedNode(NodeAnswer):
+    order: OrderAnswer
+
+
+class OrderedIncident(IncidentAnswer):
+    order: OrderAnswer
+
+
+class OrderedJob(JobAnswer):
+    order: OrderAnswer
+
+
 class EarlierStory(Noun):
     """What the story leaves out: it begins with the last chapter unless more is asked for (`all`, `since`)."""
 
@@ -248,7 +317,7 @@ class ExplainedNode(NodeAnswer, tag_field="kind", tag="node"):
     as_of: Time | None
 
 
-class ExplainedJob(JobAnswer, tag_field="kind", tag="job"):
+class ExplainedJob(OneJob, tag_field="kind", tag="job"):
     now: Annotated[str, Meta(description="the present in one sentence")]
     story: list[ToldLine]
     chapter: Annotated[str, Meta(description="what the story tells: the last incident, the last interruption, all")]
@@ -306,6 +375,7 @@ class FleetAnswer(Noun):
     budgets: list[PoolBudget]
     brakes: list[TrippedBrake]
     withheld: list[Withheld]
+    trouble: Annotated[str, Meta(description="why the controller decides little or nothing now; empty: all is well")]
     as_of: Time | None
 
 
@@ -339,14 +409,34 @@ class TokenGone(Noun):
     revoked: bool
 
 
+class NoticeOutcome(StrEnum):
+    OPEN = "open"
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    GIVEN_UP = "given_up"
+    LEFT_OUT = "left_out"
+
+
 class Notice(Noun):
+    key: Annotated[str, Meta(description="its name for ever: the Idempotency-Key of every sending")]
     at: Time
     event: str
+    severity: NoticeSeverity
     subject: str
+    node: Annotated[str, Meta(description="empty where it is about none; so are job, incident and pool")]
+    job: str
+    incident: str
+    pool: str
     text: str
-    to: str
-    state: Annotated[IntentState, Meta(description="SEEN: delivered; REJECTED or EXPIRED: it reached nobody")]
-    answer: Annotated[str, Meta(description="what the notifier said the last time, if it said anything")]
+    to: Annotated[str, Meta(description="the channel")]
+    state: IntentState
+    outcome: Annotated[
+        NoticeOutcome,
+        Meta(description="open: under way; left_out: in a digest, or its incident closed before it could be sent"),
+    ]
+    tries: Annotated[int, Meta(description="how often it was sent")]
+    answer: Annotated[str, Meta(description="what the far side said the last time, if it said anything")]
+    settled_at: Annotated[Time | None, Meta(description="when it was delivered, or given up")]
 
 
 class Audited(Noun):

@@ -6,14 +6,18 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import TypeVar, overload
 
+from msgspec.structs import replace
+
 from sickbay.brain.admit import limit_for
+from sickbay.brain.endings import recorded
 from sickbay.faces.answers import Estimate, PoolBudget, SeatOut
 from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.errors import BadInput, NoSuchSubject
-from sickbay.model.fleet import Brake, InForce, Ledger, Node, Withholding
+from sickbay.model.fleet import Brake, InForce, Ledger, Node, NodeId, Roster, Withholding
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
-from sickbay.model.job import Job
+from sickbay.model.job import KEEP_ATTEMPTS, Attempt, Job
+from sickbay.model.order import OrderRecord
 from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
 from sickbay.model.rows import IN_FORCE, TO_SEND, WITHHOLDING, AnyRow, Line
@@ -58,8 +62,26 @@ class Archive:
     def incident(self, incident: str) -> Incident | None:
         return self._row(Incident, f"incident:{incident}")
 
+    def order(self, order: str) -> OrderRecord | None:
+        return self._row(OrderRecord, f"order:{order}")
+
     def intent(self, key: str) -> Intent | None:
         return self._row(Intent, f"intent:{key}") if key else None
+
+    def attempts(self, job: Job) -> list[Attempt]:
+        """Those on record, oldest first, and the one that is under way."""
+        keys = [f"attempt:{job.id}/{n}" for n in range(max(1, job.attempt - KEEP_ATTEMPTS + 1), job.attempt + 1)]
+        rows = self._store.load(keys)
+        found = [row for key in keys if isinstance(row := rows[key].row, Attempt)]
+        known = any(one.number == job.attempt for one in found)
+        if known or not job.attempt or not job.open or not job.claim:
+            return found
+        return [*found, replace(recorded(None, job, job.submitted_at), ended_at=None, because="")]
+
+    def names_of(self, attempt: Attempt) -> tuple[NodeId, ...]:
+        """Of its nodes, as many as one row has."""
+        roster = self._row(Roster, f"roster:{attempt.job}/{attempt.number}/0") if attempt.rosters else None
+        return roster.nodes if roster is not None else attempt.names
 
     def withholding(self) -> Withholding:
         return self._row(Withholding, WITHHOLDING) or Withholding()

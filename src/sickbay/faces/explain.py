@@ -8,7 +8,9 @@ from datetime import datetime
 
 from msgspec import structs
 
+from sickbay.brain.endings import signal_name
 from sickbay.faces.answers import (
+    AttemptAnswer,
     ExplainAnswer,
     ExplainedIncident,
     ExplainedJob,
@@ -20,7 +22,9 @@ from sickbay.faces.answers import (
     NodeAnswer,
     NodeDevice,
     NodeState,
+    OneJob,
     PhaseEntered,
+    RankEndAnswer,
     RungTried,
     Stages,
     ToldLine,
@@ -32,7 +36,7 @@ from sickbay.faces.story import tell
 from sickbay.faces.waits import doing, incident_waits, job_waits, node_waits, why_not
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
-from sickbay.model.job import Interruption, Job, JobState
+from sickbay.model.job import Attempt, Interruption, Job, JobState, RankEnd
 from sickbay.model.policy import Policy
 from sickbay.model.rows import Line
 from sickbay.ports.store import Store
@@ -60,7 +64,7 @@ def explain(
     if key.startswith("job:") and (job := archive.job(ident)) is not None:
         telling = job_story(archive, job, span)
         return ExplainedJob(
-            **structs.asdict(job_answer(job)),
+            **structs.asdict(one_job(archive, job)),
             now=job_now(job),
             story=told_lines(telling.lines),
             chapter=telling.chapter,
@@ -195,9 +199,54 @@ def job_answer(job: Job) -> JobAnswer:
         saved_at=iso(job.saved_at),
         save_failed=job.save_failed if job.open else "",
         doing=_doing(job),
-        diagnosis=job.diagnosis,
+        checkpoint=job.spec.checkpoint or job.checkpoints_in,
+        submitted_at=iso(job.submitted_at),
+        ended_at=iso(job.closed_at),
+        diagnosis=job.diagnosis if job.state in DIAGNOSED else "",
         interruptions=[_interruption(one) for one in job.interruptions],
         because=_why_job(job),
+    )
+
+
+# A diagnosis is of an end: what an attempt before the one that runs died of is in its own record.
+DIAGNOSED = frozenset({JobState.FAILED, JobState.DIAGNOSING, JobState.QUEUED, JobState.GATING})
+
+
+def one_job(archive: Archive, job: Job) -> OneJob:
+    return OneJob(
+        **structs.asdict(job_answer(job)),
+        command=list(job.spec.command),
+        cwd=job.spec.cwd,
+        env=sorted(job.spec.env),
+        env_files=list(job.spec.env_files),
+        attempts=[_attempt(archive, one) for one in archive.attempts(job)],
+    )
+
+
+def _attempt(archive: Archive, one: Attempt) -> AttemptAnswer:
+    return AttemptAnswer(
+        number=one.number,
+        began_at=iso(one.began_at),
+        started_at=iso(one.started_at),
+        ended_at=iso(one.ended_at),
+        nodes=one.nodes,
+        names=list(archive.names_of(one)),
+        reason=one.reason,
+        first_failed=_rank_end(one.first) if one.first is not None else None,
+        exit_codes=one.exit_codes,
+        because=one.because,
+        last_lines=one.lines.splitlines(),
+    )
+
+
+def _rank_end(first: RankEnd) -> RankEndAnswer:
+    return RankEndAnswer(
+        rank=first.rank,
+        node=first.node,
+        exit_code=first.exit_code,
+        signal=signal_name(first.exit_code) or None,
+        why=first.why,
+        at=iso(first.at),
     )
 
 

@@ -57,11 +57,11 @@ def weave(stories: Mapping[str, Sequence[Line]]) -> list[Line]:
     return woven
 
 
-_DONE = frozenset({"effect", "release", "repaired", "replaced", "complete", "stopped", "filled"})
+_DONE = frozenset({"effect", "told", "release", "repaired", "replaced", "complete", "stopped", "filled"})
 _DECIDED = frozenset(
     {
-        "intent", "call", "deferred", "notify", "watch", "raise", "quarantine", "drain", "empty", "repair", "verify",
-        "fail", "hold", "escalate", "dismiss", "claim", "unclaim", "stop", "requeue",
+        "intent", "call", "deferred", "notify", "notice_lost", "watch", "raise", "quarantine", "drain", "empty",
+        "repair", "verify", "fail", "hold", "escalate", "dismiss", "claim", "unclaim", "stop", "requeue",
     }
 )  # fmt: skip
 
@@ -93,7 +93,23 @@ _SEEN = {
     "StartJob": "all its ranks are seen",
     "RerunJob": "it runs again",
 }
-_NOT = {IntentState.REJECTED.value: "was refused", IntentState.EXPIRED.value: "was given up"}
+_CALLED = {
+    "Quarantine": "our cordon",
+    "Drain": "the drain",
+    "Repair": "the repair",
+    "Verify": "the check",
+    "Release": "taking our cordon back",
+    "Look": "the look",
+    "Fence": "the fence",
+    "StopJob": "the stop",
+    "StartJob": "the start",
+    "RerunJob": "the restart by its controller",
+    "AskToSave": "the request to save",
+}
+_NOT = {
+    IntentState.REJECTED.value: "was refused",
+    IntentState.EXPIRED.value: "did not show within its time, and was given up",
+}
 
 
 def tell(lines: Sequence[Line]) -> list[StoryAnswer]:
@@ -117,7 +133,7 @@ def _plain(line: Line, head: str, rest: str) -> str:
         act = _ACTS[head] if kind_of(line.subjects[0]) == "job" else _ACTS[head].replace("its nodes", "the node")
         return f"{act}: {rest}"
     if line.event == "effect" and head in _SEEN:
-        return _SEEN[head] if rest == IntentState.SEEN else f"{head} {_NOT.get(rest, rest)}"
+        return _SEEN[head] if rest == IntentState.SEEN else f"{_CALLED.get(head, head)} {_NOT.get(rest, rest)}"
     return line.text
 
 

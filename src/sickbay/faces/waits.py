@@ -10,6 +10,7 @@ from datetime import datetime
 from sickbay.brain.incident_input import REMINDED
 from sickbay.faces.answers import WaitedOn, Waiting, WayOut
 from sickbay.faces.archive import Archive, iso
+from sickbay.faces.hangs import hang_limits, unwatched
 from sickbay.faces.ways_out import MOST_NAMED, brake_ends, by_people, held_back_by, plan_in_words, seats_out, way
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.cordon import named, others_of
@@ -191,7 +192,7 @@ def job_waits(archive: Archive, job: Job) -> Waiting | None:
         ways_out=ways,
         behind=behind,
         budget=archive.budget(job.pool, seats_out(archive, job.pool)),
-        notes=_notes(archive, job.spec.cluster, intent if under_way else None),
+        notes=(*unwatched(archive, job), *_notes(archive, job.spec.cluster, intent if under_way else None)),
     )
 
 
@@ -226,7 +227,7 @@ def _by_state(archive: Archive, job: Job) -> tuple[tuple[WayOut, ...], str]:
         case JobState.QUEUED:
             return _wanted_nodes(archive, job), "a person is told that it still waits"
         case JobState.RUNNING:
-            ends = ("it ends", "a fault is found under it", "it makes no progress")
+            ends = ("it ends", "a fault is found under it", *hang_limits(archive, job))
             return (*map(way, ends), way("you stop it for good", f"stop {job.id}")), ""
         case JobState.STOPPING:
             left = [node for node, state in job.ranks.items() if state is RankState.RUNNING]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 import threading
@@ -10,11 +11,21 @@ from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sickbay.hosts.connections import (
+    Acceptor,
+    ConnectionTable,
+    GuardedHttp,
+    Peer,
+    SparingFilter,
+    connections_allowed,
+)
 from sickbay.model.errors import BadInput
 
 STOP_WITHIN = 5  # seconds for what is being answered when it ends
 BACKLOG = 512
+AMBIGUOUS = b'{"error":"Content-Length and Transfer-Encoding contradict each other: send one of them"}'
 
 
 class Served:
@@ -32,11 +43,14 @@ class Served:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, app: Starlette, url: str, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: Starlette, url: str, ready: Callable[[], None], most: int | None = None
+    ) -> None:
         super().__init__(config)
         self.url = url
         self._app = app
         self._ready = ready
+        self._table = ConnectionTable(most or connections_allowed())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -44,8 +58,13 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Without uvicorn's own servers: these would accept without end."""
+        self.servers = [Acceptor(one, self._protocol, self.config.ssl, self._table) for one in sockets or []]  # type: ignore[misc]
+        self.started = True
         self._ready()
+
+    def _protocol(self, peer: Peer) -> GuardedHttp:
+        return GuardedHttp(self.config, self.server_state, {}, peer=peer, table=self._table)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.close()
@@ -75,12 +94,21 @@ def serve(
 
 @contextlib.contextmanager
 def served(
-    app: Starlette, host: str = "127.0.0.1", port: int = 0, certfile: str | None = None, keyfile: str | None = None
+    app: Starlette,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    certfile: str | None = None,
+    keyfile: str | None = None,
+    *,
+    most: int | None = None,
 ) -> Iterator[Served]:
-    """Serves on a thread of its own while the block runs. Raises BadInput."""
+    """Serves on a thread of its own while the block runs. `most` connections, else what the system allows.
+
+    Raises BadInput.
+    """
     up = threading.Event()
     with _listen(host, port) as listening:
-        server = _make(app, listening, host, up.set, certfile, keyfile)
+        server = _make(app, listening, host, up.set, certfile, keyfile, most)
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[listening])), name="sickbay api", daemon=True
         )
@@ -107,9 +135,11 @@ def _make(
     ready: Callable[[], None],
     certfile: str | None,
     keyfile: str | None,
+    most: int | None = None,
 ) -> _Server:
     config = uvicorn.Config(
-        app,
+        unambiguous(app),
+        http="h11",  # the strict one, whatever else is installed: our deadlines are kept by it
         access_log=False,
         log_config=None,
         log_level="warning",
@@ -124,9 +154,28 @@ def _make(
         ssl_keyfile=keyfile,
     )
     _load(config, certfile, keyfile)
+    for name in ("uvicorn.error", "asyncio"):  # strangers decide how often these speak
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, SparingFilter) for one in logger.filters):
+            logger.addFilter(SparingFilter())
     shown = f"[{host}]" if ":" in host else host
     url = f"{'https' if certfile else 'http'}://{shown}:{listening.getsockname()[1]}"
-    return _Server(config, app, url, ready)
+    return _Server(config, app, url, ready, most)
+
+
+def unambiguous(app: ASGIApp) -> ASGIApp:
+    """Request smuggling: what a proxy and we could read as two different requests is refused."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if not {b"content-length", b"transfer-encoding"} <= names:
+            await app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 400, "headers": headers})
+        await send({"type": "http.response.body", "body": AMBIGUOUS})
+
+    return checked
 
 
 def _load(config: uvicorn.Config, certfile: str | None, keyfile: str | None) -> None:

@@ -20,6 +20,7 @@ from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.clusters.local.rack import Rack
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
+from sickbay.hosts.channels import NotifierFile
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.server import refuse_taken, served
@@ -27,8 +28,9 @@ from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
 from sickbay.model.policy import Policy
+from sickbay.policy.load import refuse_unconfigured
 from sickbay.wire.files import replace_file
-from sickbay.wiring import local_fleet, open_store
+from sickbay.wiring import local_fleet, notifiers_of, open_store
 
 CLUSTER, POOL = "local", "default"
 NODES, GPUS = 4, 2
@@ -48,6 +50,7 @@ class UpOptions(NamedTuple):
     cert: str | None = None
     key: str | None = None
     knowledge: Path | None = None  # the operator's own rows over the shipped tables
+    notifiers: NotifierFile = NotifierFile()
 
 
 class Api(Protocol):
@@ -64,6 +67,7 @@ class Service:
     def __init__(self, wish: UpOptions, policy: Policy, api: Api) -> None:
         self.state = wish.state
         self._wish = wish
+        refuse_unconfigured(policy, wish.notifiers.names)
         refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
         make_private(wish.state)
         self._alone = lock_alone(wish.state)
@@ -77,7 +81,15 @@ class Service:
         try:
             self._furnish()
             mail = Wakeup()
-            fleet = local_fleet(self.rack.root, self._store, policy, mail.ring, wish.knowledge)
+            fleet = local_fleet(
+                self.rack.root,
+                self._store,
+                policy,
+                mail.ring,
+                wish.knowledge,
+                notifiers_of(wish.notifiers.notifiers, wish.notifiers.links),
+                wish.notifiers.traits,
+            )
             self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
             controller = self._controller

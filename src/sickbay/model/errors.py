@@ -30,7 +30,11 @@ class EffectError(SickbayError):
 
 
 class Transient(EffectError):  # noqa: N818 - the design's word
-    """Did not take effect."""
+    """Did not take effect. `after`: seconds that the far side asks to be left alone for."""
+
+    def __init__(self, text: str = "", *, after: float = 0.0) -> None:
+        super().__init__(text)
+        self.after = after
 
 
 class Rejected(EffectError):  # noqa: N818 - the design's word

@@ -139,6 +139,8 @@ class Checkpointed(News, tag="checkpointed"):
     of: int = 0
     listens: bool = False
     answered: str = ""
+    opened: bool = False  # its script has shown that it uses sickbay.train
+    directory: str = ""  # where its checkpoints are
     node: NodeId | None = None  # whose agent says so
 
 
@@ -154,6 +156,17 @@ class Wrote(News, tag="wrote"):
 class Hung(News, tag="hung"):
     job: JobId
     attempt: int
+    because: str
+    unbegun: bool = False  # no first heartbeat came, of a rank that may never send one if another does
+    node: NodeId | None = None  # whose agent says so
+
+
+class RuleOff(News, tag="rule_off"):
+    """A log rule of a job is not used any more: its pattern takes too long, or cannot be used."""
+
+    job: JobId
+    attempt: int
+    rule: str
     because: str
     node: NodeId | None = None  # whose agent says so
 
@@ -205,6 +218,7 @@ class Outcome(News, tag="outcome"):
     text: str = ""
     node: NodeId = NodeId("")  # whose agent says so
     visible_from: float = 0.0
+    again_after: float = 0.0  # seconds that a far side which was busy asks for
 
 
 class Ordered(News, tag="ordered"):
@@ -274,7 +288,7 @@ class Garbled(News, tag="garbled"):
 
 AnyNews = (
     Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
-    | Checkpointed | Wrote | Hung | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued
+    | Checkpointed | Wrote | Hung | RuleOff | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued
     | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
 )  # fmt: skip
 

@@ -79,10 +79,12 @@ class JobSpec(Noun):
     command: tuple[str, ...] = ()
     ranks_per_node: int = 1  # processes on each node; a launcher such as torchrun is one
     env: dict[str, str] = {}
+    env_files: tuple[str, ...] = ()  # files with more of it, read on each node when its ranks start: never stored here
     cwd: str = ""
     checkpoint: str = ""  # the directory that its attempts share
     stall_after: float | None = None  # seconds without a heartbeat, after the first one; None: from policy, 0: never
     start_within: float | None = None  # seconds until its first heartbeat; None: from policy, 0: never too late
+    expects_heartbeats: bool = False  # as it is started: it is known to send them, or whoever submitted it wants them
     log_rules: tuple[LogRule, ...] = ()
     priority: int = 0  # higher ones first, where the queue is ours
     time_limit: float | None = None  # seconds that its attempts may run, together; None: as long as they like
@@ -222,6 +224,10 @@ class Job(Noun):
     stop_now: bool = False  # without waiting for a save
     cancelled: bool = False
     held: bool = False  # our stop keeps its own controller off (Capability.HOLDS) until we ask for the next attempt
+    stepped_in: int = 0  # the newest attempt that has told a step
+    opened_in: int = 0  # and the newest whose script has shown that it uses sickbay.train
+    checkpoints_in: str = ""  # the directory that rank 0 names
+    rules_off: dict[str, int] = {}  # log rules that are not used any more, and in which attempt
     fenced: bool = False  # rank 0 said that no older attempt can commit: a restart needs no fence of its nodes
     intent: str = ""
     fences: tuple[str, ...] = ()  # intents that fence nodes out of reach, beside the stop

@@ -16,6 +16,7 @@ from sickbay.model.facts import (
     News,
     Observed,
     ResetDone,
+    RuleOff,
     Stepped,
     Wrote,
 )
@@ -56,7 +57,18 @@ class Measured(News, tag="measured"):
 
 
 ItemNews = (
-    Observed | Inventory | Checked | Looked | ResetDone | Stepped | Checkpointed | Wrote | Hung | Answered | Measured
+    Observed
+    | Inventory
+    | Checked
+    | Looked
+    | ResetDone
+    | Stepped
+    | Checkpointed
+    | Wrote
+    | Hung
+    | RuleOff
+    | Answered
+    | Measured
 )
 
 

@@ -18,6 +18,7 @@ REASON = 300  # characters of each
 MOST = 2**63  # of a number that is told
 KNOWN = (
     "step", "resumed_from", "resumed_of", "skipped", "loss", "fenced", "saved", "save_failed", "listens", "answered",
+    "directory", "opened",
 )  # fmt: skip
 
 
@@ -40,6 +41,16 @@ class Beat:
     work: HeartbeatWork | None = None
     body: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def opened(self) -> bool:
+        """The script has opened its checkpoints with sickbay.train."""
+        return self.body.get("opened") is True
+
+    @property
+    def saves(self) -> bool:
+        """It lives, also without a heartbeat: a script may use checkpoints only."""
+        return _whole(self.body.get("saved")) is not None
+
     def read(self, now: float) -> bool:
         """Whether there is progress: a new step, or work that is further than it was. Half a file is read next time."""
         try:
@@ -53,6 +64,7 @@ class Beat:
         self.stamp = stamp
         if not isinstance(body, dict):
             return False
+        opened = self.opened
         self.body = {name: body[name] for name in KNOWN if name in body}  # what else there is may be large
         before, self.work = self.work, _work(body)
         step = _whole(body.get("step"))
@@ -60,7 +72,7 @@ class Beat:
             self.step, self.since = step, now
             return True
         if self.work is None:
-            return before is not None  # it has come to its end
+            return before is not None or (self.opened and not opened)  # it has come to its end, or begins only now
         return before is None or before.what != self.work.what or before.done < self.work.done
 
 
@@ -144,5 +156,7 @@ def _checkpointed(job: JobId, attempt: int, beat: Beat) -> Checkpointed:
         done=work.done,
         of=work.of,
         listens=beat.body.get("listens") is True,
+        opened=beat.opened,
+        directory=where[:REASON] if isinstance(where := beat.body.get("directory"), str) else "",
         answered=answered[:REASON] if isinstance(answered := beat.body.get("answered"), str) else "",
     )

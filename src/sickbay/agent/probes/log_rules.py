@@ -35,7 +35,7 @@ class RuleWatch:
         try:
             self._pattern = re.compile(rule.pattern)
         except re.error as error:
-            self.trouble = f"log rule {rule.name!r}: its pattern cannot be used: {error}"
+            self.trouble = f"its pattern cannot be used: {error}"
 
     def read(self, lines: Sequence[str], now: float) -> None:
         """Lines that came at one moment; few enough that a pattern which needs long for them takes too long."""
@@ -46,7 +46,7 @@ class RuleWatch:
                 found = any(map(self._pattern.search, lines))
         except TooSlow:
             self._pattern = None
-            self.trouble = f"log rule {self.rule.name!r}: its pattern takes too long and is not used any more"
+            self.trouble = "its pattern takes too long"
             return
         if found:
             self._matched = now
@@ -103,10 +103,6 @@ class OutputWatch:
         for begin in range(0, len(fetched), AT_ONCE):
             for watch in self.rules:
                 watch.read(fetched[begin : begin + AT_ONCE], now)
-
-    @property
-    def troubles(self) -> list[str]:
-        return [why for why in (self.trouble, *(watch.trouble for watch in self.rules)) if why]
 
     @property
     def behind(self) -> bool:

@@ -88,6 +88,8 @@ class GangRecord(Noun):
             cwd=self.spec.cwd,
             stall_after=self.spec.stall_after or 0.0,
             start_within=self.spec.start_within or 0.0,
+            expects_heartbeats=self.spec.expects_heartbeats,
+            env_files=self.spec.env_files,
             log_rules=self.spec.log_rules,
         )
 

@@ -136,6 +136,7 @@ class Rank(Noun):
     tail: str = ""  # the end of its output, once it is gone (at most 16 KiB)
     stall_after: float = 0.0  # for the agent: 0 never
     start_within: float = 0.0  # until its first heartbeat; 0: whenever it likes
+    expects_heartbeats: bool = False  # else only once its script has shown that it uses sickbay.train
     log_rules: tuple[LogRule, ...] = ()
 
 
@@ -175,6 +176,8 @@ class StartRanks(SupervisorOrder, tag="start"):
     cwd: str = ""
     stall_after: float = 0.0
     start_within: float = 0.0
+    expects_heartbeats: bool = False
+    env_files: tuple[str, ...] = ()
     log_rules: tuple[LogRule, ...] = ()
 
 

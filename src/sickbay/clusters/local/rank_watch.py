@@ -9,12 +9,12 @@ from sickbay.agent.outbox import say
 from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.probes.log_rules import OutputWatch
 from sickbay.clusters.local.files import Paths, Rank, Status, read
-from sickbay.model.facts import Hung, Observed
+from sickbay.model.facts import Hung, Observed, RuleOff
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.job import RankState
 from sickbay.model.protocol import Item
 
-Attempt = tuple[JobId, int]
+AttemptKey = tuple[JobId, int]
 ANSWERS_WITHIN = 2.0  # seconds: with all that ranks wrote on a file system that does not answer, nothing is seen
 AGAIN = 300.0  # seconds after which an attempt that keeps breaking a rule of its output is called hung again
 
@@ -26,6 +26,11 @@ class _WatchedRank:
     output: OutputWatch | None
     moved: float  # the monotonic moment from which a stall counts: its last progress, or our own waking up
 
+    @property
+    def unbegun(self) -> bool:
+        """Nothing shows that it is alive: no heartbeat, no work, no save."""
+        return self.beat.step is None and self.beat.work is None and not self.beat.saves
+
     def stalls(self, now: float) -> tuple[str, float]:
         """Why it hangs, and after how long that is said again; empty: it does not."""
         beat, still = self.beat, now - self.moved
@@ -35,8 +40,9 @@ class _WatchedRank:
         elif beat.step is not None:
             why = f"no step after {beat.step} for {limit:g} s"
         else:
-            limit = self.rank.start_within
-            why = f"no heartbeat within {limit:g} s of its start"
+            awaited = self.unbegun and (self.rank.expects_heartbeats or beat.opened)
+            limit = self.rank.start_within if awaited else 0.0
+            why = f"no first heartbeat within {limit:g} s of its start"
         return (why, limit) if limit and still > limit else ("", 0.0)
 
 
@@ -52,9 +58,10 @@ class RankWatch:
         self._me = incarnation
         self._stamp: tuple[int, int] | None = None
         self._watched: dict[tuple[JobId, int, int], _WatchedRank] = {}
-        self._progress: dict[Attempt, AttemptProgress] = {}
-        self._hung: dict[Attempt, float] = {}  # those that were called hung, and from when on they are again
+        self._progress: dict[AttemptKey, AttemptProgress] = {}
+        self._hung: dict[AttemptKey, float] = {}  # those that were called hung, and from when on they are again
         self._complained: set[str] = set()
+        self._off: set[tuple[JobId, int, str]] = set()  # log rules that are not used any more
         self._files = files or BoundedCalls("run directories", ANSWERS_WITHIN)
         self._blind = False
         self._gone: list[_WatchedRank] = []  # have ended, and their last words could not be read yet
@@ -153,7 +160,7 @@ class RankWatch:
 
     def _stands(self, now: float, gone: list[_WatchedRank]) -> list[Item]:
         """How attempts stand with their checkpoints: told by the node that has rank 0, by the lowest rank there."""
-        speak: dict[Attempt, _WatchedRank] = {}
+        speak: dict[AttemptKey, _WatchedRank] = {}
         for watched in sorted((*self._watched.values(), *gone), key=lambda one: one.rank.rank):
             attempt = (watched.rank.job, watched.rank.attempt)
             if watched.rank.rank == 0 or attempt in speak:
@@ -170,24 +177,42 @@ class RankWatch:
         rank, attempt = watched.rank, (watched.rank.job, watched.rank.attempt)
         said: list[Item] = []
         why, again = watched.stalls(now)
+        unbegun = bool(why) and watched.unbegun
+        if unbegun and self._steps_here(attempt):
+            why, unbegun = "", False  # perhaps only that one ever tells
         if watched.output is not None:
             watched.output.read(now)
-            why = why or watched.output.late(now)
-            said.extend(self._complaints(watched.output))
+            late = watched.output.late(now)
+            why, unbegun = why or late, unbegun and not late
+            said.extend(self._complaints(rank, watched.output))
         if why and now >= self._hung.get(attempt, now):
             self._hung[attempt] = now + (again or AGAIN)
             where = f"rank {rank.rank} on {self._node}"
-            said.append(say(Hung(job=rank.job, attempt=rank.attempt, because=f"{where}: {why}"), now))
+            hung = Hung(job=rank.job, attempt=rank.attempt, because=f"{where}: {why}", unbegun=unbegun)
+            said.append(say(hung, now))
         return said
 
-    def _complaints(self, output: OutputWatch) -> list[Item]:
-        new = {*output.troubles} - self._complained
-        self._complained |= new
-        return [say(Observed(node=self._node, kind="agent.rule_unusable", text=text)) for text in sorted(new)]
+    def _steps_here(self, attempt: AttemptKey) -> bool:
+        mine = (one for one in self._watched.values() if (one.rank.job, one.rank.attempt) == attempt)
+        return any(one.beat.step is not None for one in mine)
+
+    def _complaints(self, rank: Rank, output: OutputWatch) -> list[Item]:
+        """Once for each rule of an attempt; of an output that cannot be read as long as its words are the same."""
+        said: list[Item] = []
+        for watch in output.rules:
+            if watch.trouble and (rank.job, rank.attempt, watch.rule.name) not in self._off:
+                self._off.add((rank.job, rank.attempt, watch.rule.name))
+                off = RuleOff(job=rank.job, attempt=rank.attempt, rule=watch.rule.name, because=watch.trouble)
+                said.append(say(off))
+        if output.trouble and output.trouble not in self._complained:
+            self._complained.add(output.trouble)
+            said.append(say(Observed(node=self._node, kind="agent.rule_unusable", text=output.trouble)))
+        return said
 
     def _tidy(self) -> None:
         alive = {(watched.rank.job, watched.rank.attempt) for watched in self._watched.values()}
         self._hung = {attempt: until for attempt, until in self._hung.items() if attempt in alive}
+        self._off = {off for off in self._off if off[:2] in alive}
         self._progress = {attempt: told for attempt, told in self._progress.items() if attempt in alive}
 
     def close(self) -> None:

@@ -170,6 +170,7 @@ class NodeRanks:
             began_at=time.time(),
             stall_after=order.stall_after,
             start_within=order.start_within,
+            expects_heartbeats=order.expects_heartbeats,
             log_rules=order.log_rules,
         )
         if (order.job, order.attempt) in self._stopped:

@@ -26,6 +26,7 @@ log = logging.getLogger("sickbay.api")
 
 KEYS = 2000  # answered Idempotency-Keys that are remembered
 _KEY = re.compile(r"[\x21-\x7e]{1,128}")
+TROUBLE_MOST = 300  # characters of a header's line
 HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -85,7 +86,16 @@ class Endpoint:
         elif isinstance(answer, PlainAnswer):
             await send_whole(send, route.status, _headers(answer.media), answer.text.encode(), incoming)
         else:
-            await send_whole(send, route.status, _headers("application/json"), msgspec.json.encode(answer), incoming)
+            headed = [*_headers("application/json"), *self._trouble(route)]
+            await send_whole(send, route.status, headed, msgspec.json.encode(answer), incoming)
+
+    def _trouble(self, route: Route) -> list[tuple[bytes, bytes]]:
+        """With each answer to a person, and only to one with a token, why nothing goes on here: a list looks well
+        while the disk of the state is full and nothing is decided any more.
+        """
+        trouble = self._room.trouble() if route.role not in {"", "agent"} and self._room.trouble is not None else ""
+        line = " ".join(trouble.split())[:TROUBLE_MOST].strip().replace("\0", "?")  # a header may not end with a blank
+        return [(b"sickbay-trouble", line.encode("ascii", "replace"))] if line else []
 
     def _route(self, method: str) -> Route:
         route = self._routes.get("GET" if method == "HEAD" else method)
@@ -96,6 +106,7 @@ class Endpoint:
 
     async def _answer(self, route: Route, scope: Scope, headers: Headers, incoming: Incoming) -> Any:
         who = await self._who(route, headers)
+        scope.setdefault("state", {})["admitted"] = who is not None  # the server keeps such connections the longest
         query = _query(route, scope)
         raw = await incoming.read(route.limit)
         body = _body(route, headers, raw)

@@ -36,6 +36,9 @@ JOB: dict[str, Any] = {
     "saved_at": "2026-01-01T00:12:00.000Z",
     "save_failed": "",
     "doing": "saving attempt-2/step-120: 412 of 990 GB",
+    "checkpoint": "/shared/llama",
+    "submitted_at": "2026-01-01T00:00:00.000Z",
+    "ended_at": None,
     "diagnosis": "",
     "interruptions": [
         {
@@ -55,6 +58,49 @@ JOB: dict[str, Any] = {
         }
     ],
     "because": "",
+}
+
+ONE_JOB: dict[str, Any] = {
+    **JOB,
+    "command": ["python", "train.py"],
+    "cwd": "/shared/code",
+    "env": ["PATH"],
+    "env_files": ["/home/ann/llama.env"],
+    "attempts": [
+        {
+            "number": 1,
+            "began_at": "2026-01-01T00:00:01.000Z",
+            "started_at": "2026-01-01T00:00:04.000Z",
+            "ended_at": "2026-01-01T00:10:00.400Z",
+            "nodes": 2,
+            "names": ["lab/train-0000", "lab/train-0001"],
+            "reason": "failed",
+            "first_failed": {
+                "rank": 0,
+                "node": "lab/train-0000",
+                "exit_code": -9,
+                "signal": "SIGKILL",
+                "why": "GPU 0 fell off the bus",
+                "at": "2026-01-01T00:10:00.400Z",
+            },
+            "exit_codes": {},
+            "because": "xid.79 on lab/train-0000",
+            "last_lines": ["step 100 loss 2.31"],
+        },
+        {
+            "number": 2,
+            "began_at": "2026-01-01T00:10:00.460Z",
+            "started_at": "2026-01-01T00:10:00.700Z",
+            "ended_at": None,
+            "nodes": 2,
+            "names": ["lab/train-0001", "lab/train-0002"],
+            "reason": None,
+            "first_failed": None,
+            "exit_codes": {},
+            "because": "",
+            "last_lines": [],
+        },
+    ],
 }
 
 INCIDENT: dict[str, Any] = {
@@ -78,6 +124,22 @@ INCIDENT: dict[str, Any] = {
     "tries": [{"rung": "reboot", "result": "started", "at": "2026-01-01T00:10:00.100Z"}],
     "jobs": ["llama-3f2a1"],
     "because": "waiting for a new boot",
+}
+
+ORDER: dict[str, Any] = {
+    "id": "order-5f2a1c9d3e",
+    "verb": "reboot",
+    "target": "lab/train-0000",
+    "by": "ann",
+    "reason": "its fan is loud",
+    "asked_at": "2026-01-01T00:10:00.000Z",
+    "verdict": "under_way",
+    "because": "REPAIRING: waiting for proof of reboot",
+    "until": "2026-01-01T00:25:00.000Z",
+    "then": "it is given up, and the next step is decided",
+    "changed_by": [],
+    "incident": "i12",
+    "job": None,
 }
 
 TOLD: dict[str, Any] = {
@@ -151,6 +213,7 @@ FLEET: dict[str, Any] = {
     "budgets": [BUDGET],
     "brakes": [BRAKE],
     "withheld": [WITHHELD],
+    "trouble": "",
     "as_of": "2026-01-01T00:10:20.000Z",
 }
 

@@ -18,6 +18,7 @@ import click
 
 from sickbay import __version__
 from sickbay.faces.cli.credentials import lookup
+from sickbay.faces.cli.show import clean
 from sickbay.model.errors import BadInput
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -67,6 +68,7 @@ class Client:
             raise BadInput("SICKBAY_TOKEN has characters that no token has: copy it again")
         self._token = token
         self._timeout = timeout
+        self.trouble = ""  # of the controller, as its last answer said
 
     # --- requests
     def get(self, path: str, *, timeout: float | None = None, **query: str | float | None) -> Any:
@@ -110,9 +112,16 @@ class Client:
             try:
                 connection.request(method, target, payload, {**headers, **self._credential()})
                 response = connection.getresponse()
+                self._warn(response.headers.get("Sickbay-Trouble", ""))
                 return response.status, response.read()
             finally:
                 connection.close()
+
+    def _warn(self, trouble: str) -> None:
+        """Once, beside the answer: what is shown may be old, and what is asked for may wait."""
+        if trouble and not self.trouble:
+            click.echo(f"warning: the controller is in trouble: {clean(trouble)}", err=True)
+        self.trouble = trouble
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         if self._secure:

@@ -62,12 +62,12 @@ def picture(
     return whole
 
 
-def plain(fleet: Fleet, width: int, *, head: str) -> Group:
+def plain(fleet: Fleet, width: int, *, head: str, trouble: str = "") -> Group:
     """Everything, one below the other, as long as it is."""
     grid = _grid(fleet, width - 4)
     jobs, incidents = _shown_jobs(fleet), _shown_incidents(fleet)
     return Group(
-        _header(head, "", keys=False),
+        _header(head, trouble, keys=False),
         _panel("nodes", grid.shown(grid.count)),
         _budget(fleet),
         _panel("jobs", _jobs(jobs, len(jobs))),
@@ -79,7 +79,7 @@ def wide_enough(fleet: Fleet) -> int:
     """Columns in which no line of `plain` is cut, for output that is no terminal."""
     jobs = [len(job["id"]) + len(clean(why(job))) + FIGURES for job in fleet["jobs"]]
     incidents = [sum(len(one[key]) for key in ("id", "node", "because")) + FIGURES for one in fleet["incidents"]]
-    return max([NARROWEST, len(_budget(fleet)) + 2, *jobs, *incidents])
+    return max([NARROWEST, len(_budget(fleet)) + 2, len(fleet.get("trouble", "")) + FIGURES, *jobs, *incidents])
 
 
 def _panel(title: str, inside: RenderableType) -> Panel:

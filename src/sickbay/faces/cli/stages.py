@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
+from sickbay.faces.cli.columns import clock, count, short_node, some, took
 from sickbay.faces.cli.show import clean, span
 
 STEP_EVERY = 10.0  # seconds between two lines that tell a step
+SHOWN = 8  # names of nodes in one line
 OVER = frozenset({"COMPLETE", "FAILED", "STOPPED"})
 
 
@@ -56,6 +58,37 @@ def print_interruptions(interruptions: Sequence[dict[str, Any]]) -> None:
             click.echo(f"    {took}")
 
 
+def ended_how(attempt: dict[str, Any]) -> str:
+    """rank 1 on node-0: SIGKILL, in a few words: why is in the interruption, or the job's own reason."""
+    if attempt["ended_at"] is None:
+        return "has not ended"
+    first = attempt["first_failed"]
+    if first is not None:
+        code = f"exit code {first['exit_code']}" if first["exit_code"] is not None else "its end was not seen"
+        said = ", ".join(filter(None, (first["signal"] or code, first["why"])))
+        return f"rank {first['rank']} on {short_node(first['node'])}: {said}"
+    codes = ", ".join(f"exit code {code} on {short_node(node)}" for node, code in attempt["exit_codes"].items())
+    return codes or attempt["reason"] or attempt["because"]
+
+
+def print_attempts(attempts: Sequence[dict[str, Any]]) -> None:
+    """A line for each: when, where, how it ended; and what the last one that failed wrote last."""
+    if not attempts:
+        return
+    click.echo(f"  {click.style(count(len(attempts), 'attempt'), dim=True)}")
+    for one in attempts:
+        times = f"{clock(one['started_at'] or one['began_at']) or 'when is not known'}"
+        if one["ended_at"] is not None:
+            times += f", {took(one['started_at'] or one['began_at'], one['ended_at']) or 'ended'}"
+        where = some(one["names"], SHOWN) if one["nodes"] <= SHOWN else f"{one['nodes']} nodes"
+        click.echo(clean(f"  {one['number']}: {times}, on {where}: {ended_how(one)}"))
+    wrote = next((one for one in reversed(attempts) if one["last_lines"]), None)
+    if wrote is not None:
+        click.echo(click.style(f"  the last lines of attempt {wrote['number']}", dim=True))
+        for line in wrote["last_lines"]:
+            click.echo(f"    {clean(line)}")
+
+
 class ProgressLine:
     """States, interruptions with their stages, and now and then a step, each told once."""
 
@@ -70,8 +103,12 @@ class ProgressLine:
 
     def show(self, job: dict[str, Any]) -> None:
         self._interruptions(job)
-        self._states(job)
-        self._steps(job)
+        if job["state"] in OVER:  # how it ended is the last word
+            self._steps(job)
+            self._states(job)
+        else:
+            self._states(job)
+            self._steps(job)
 
     def _tell(self, text: str) -> None:
         whole = int(self._clock() - self._begin)

@@ -52,11 +52,17 @@ def _print(client: "Client") -> None:
 
     fleet = client.get("/v1/fleet")
     console = Console(width=width() or wide_enough(fleet), highlight=False)
-    console.print(plain(fleet, console.width, head=_head(client)))
+    console.print(plain(fleet, console.width, head=_head(client), trouble=trouble_of(fleet)))
 
 
 def _head(client: "Client") -> str:
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {client.url}"
+
+
+def trouble_of(fleet: dict[str, Any]) -> str:
+    """The controller answers, and decides little or nothing: what is shown may stay as it is."""
+    trouble = fleet.get("trouble", "")
+    return f"the controller is in trouble: {trouble}" if trouble else ""
 
 
 class FleetView:
@@ -94,7 +100,7 @@ class FleetView:
     @property
     def trouble(self) -> str:
         if self._away_since is None:
-            return ""
+            return trouble_of(self.fleet)
         away = span(time.monotonic() - self._away_since)
         return f"{self._client.url} does not answer since {away}; this is what was last known"
 

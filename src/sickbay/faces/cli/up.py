@@ -18,6 +18,8 @@ from click.core import ParameterSource
 from sickbay.faces.cli.show import leave
 
 if TYPE_CHECKING:
+    from sickbay.hosts.channels import NotifierFile
+    from sickbay.hosts.choices import Choices
     from sickbay.hosts.up import Service, UpOptions
     from sickbay.model.policy import Policy
 
@@ -61,6 +63,11 @@ NEXT = (
     type=click.Path(path_type=Path),
     help="Your own meaning of faults, over the shipped one.",
 )
+@click.option(
+    "--notifiers",
+    metavar="FILE|none",
+    help="Through whom people are told (YAML). Once given it stays, until another is, or none.",
+)
 @click.option("--demo", is_flag=True, help="Run a job, break a GPU under it, and tell the story as it happens.")
 @click.option("--detach", is_flag=True, help="Return when it runs; 'sickbay down' ends it.")
 def up(
@@ -73,6 +80,7 @@ def up(
     state: Path | None,
     policy: str,
     knowledge: Path | None,
+    notifiers: str | None,
     demo: bool,
     detach: bool,
 ) -> None:
@@ -88,6 +96,7 @@ def up(
       sickbay up --nodes 8 --detach  in the background
       sickbay down                   end it
     """
+    from sickbay.hosts.choices import Choices
     from sickbay.hosts.state import default_state, refuse_open_door, refuse_second, serving
     from sickbay.hosts.up import UpOptions
     from sickbay.knowledge.load import load_tables
@@ -97,7 +106,8 @@ def up(
         raise click.UsageError("--cert and --key go together: give both files")
     refuse_open_door(host, secured=cert is not None)
     place = (state or default_state()).absolute()
-    rules = load_policy(policy)
+    channels, told_by = _notifiers(place, notifiers)
+    rules = load_policy(policy, channels.names)
     load_tables(knowledge)  # what is wrong in it is said now, and nothing is begun
     if pid := serving(place):  # before anything is touched; of two that start at once the lock lets one go on
         context = click.get_current_context()
@@ -112,9 +122,32 @@ def up(
         return
     files = [str(Path(file).absolute()) if file is not None else None for file in (cert, key)]
     wish = UpOptions(
-        state=place, nodes=nodes, gpus=gpus, host=host, port=port, cert=files[0], key=files[1], knowledge=knowledge
+        state=place,
+        nodes=nodes,
+        gpus=gpus,
+        host=host,
+        port=port,
+        cert=files[0],
+        key=files[1],
+        knowledge=knowledge,
+        notifiers=channels,
     )
-    _serve(wish, rules, demo=demo)
+    _serve(wish, rules, Choices(notifiers=told_by), demo=demo)
+
+
+def _notifiers(state: Path, given: str | None) -> "tuple[NotifierFile, str]":
+    """Those that are given, or else those that this state was served with last; and where they stand."""
+    from sickbay.hosts.channels import read_notifiers
+    from sickbay.hosts.choices import choices
+    from sickbay.model.errors import BadInput
+
+    kept = choices(state).notifiers
+    if given == "none" or (given is None and not kept):
+        return read_notifiers(None), ""
+    path = Path(given).absolute() if given is not None else Path(kept)
+    if given is None and not path.exists():
+        raise BadInput(f"{path}, the notifiers that {state} was served with, is gone: give --notifiers FILE, or none")
+    return read_notifiers(Path(given) if given is not None else path), str(path)
 
 
 def _is_at(state: Path, port: int) -> bool:
@@ -137,15 +170,18 @@ def service_of(wish: "UpOptions", policy: "Policy") -> "Service":
     return Service(wish, policy, app)
 
 
-def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
+def _serve(wish: "UpOptions", policy: "Policy", chosen: "Choices", *, demo: bool) -> None:
     from sickbay.faces.cli.credentials import remember
     from sickbay.faces.cli.showcase import Showcase, Ticker
+    from sickbay.hosts.choices import keep_choices
 
     service = service_of(wish, policy)
     ended = Signals()
     service.start(lambda text: click.echo(f"{text}; the state is in {wish.state}"))
     remember(service.url, service.token)
-    click.echo(f"serving on {service.url}, policy {policy.name}")
+    keep_choices(wish.state, chosen)
+    told = f", told by {', '.join(wish.notifiers.names)}" if wish.notifiers.notifiers else ""
+    click.echo(f"serving on {service.url}, policy {policy.name}{told}")
     _elsewhere(service.url)
     job = ""
     try:

@@ -1,0 +1,37 @@
+"""Hang detection in words: what would make a running job count as hung, and what nobody watches."""
+
+from sickbay.brain.submission import expects_heartbeats
+from sickbay.faces.archive import Archive
+from sickbay.model.job import Job, JobState
+
+
+def hang_limits(archive: Archive, job: Job) -> tuple[str, ...]:
+    """What would make it count as hung: nothing is said that is not watched."""
+    spec, rule = job.spec, archive.policy.resume if archive.policy is not None else None
+    stall, start = (rule.stall_after.total_seconds(), rule.start_within.total_seconds()) if rule else (None, None)
+    said: list[str] = []
+    if job.stepped_in == job.attempt and job.attempt:
+        limit = spec.stall_after if spec.stall_after is not None else stall
+        if limit != 0:
+            said.append(f"no step after {job.step} comes{_within(limit)}")
+    elif expects_heartbeats(job) or job.opened_in == job.attempt:
+        limit = spec.start_within if spec.start_within is not None else start
+        if limit != 0:
+            said.append(f"no first heartbeat comes{_within(limit)} of its start")
+    on = (watched.name for watched in spec.log_rules if job.rules_off.get(watched.name) != job.attempt)
+    return (*said, *(f"its log rule {name} is broken" for name in on))
+
+
+def _within(limit: float | None) -> str:
+    return f" within {limit:g} s" if limit else " in time"
+
+
+def unwatched(archive: Archive, job: Job) -> tuple[str, ...]:
+    """What does not watch it any more; and that nothing would find it hung."""
+    if job.state is not JobState.RUNNING:
+        return ()
+    off = sorted(name for name, attempt in job.rules_off.items() if attempt == job.attempt)
+    notes = [f"its log rule {name} is switched off: what it would have found is not found" for name in off]
+    if not hang_limits(archive, job):
+        notes.append("a hang would not be noticed: it sends no heartbeats, and was submitted without --start-within")
+    return tuple(notes)

@@ -1,0 +1,109 @@
+"""What a user is told of his job: which rank, where, how it ended; hangs, logs, and the environment of a rank."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.up_rig import Sickbay, running
+
+pytestmark = pytest.mark.slow
+
+PY = (sys.executable, "-c")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sickbay]:
+    yield from running(tmp_path_factory.mktemp("telling") / "state", nodes=3)
+
+
+def explained(lab: Sickbay, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = lab.get("/v1/explain", name=job)
+    return found
+
+
+def test_an_exit_code_is_told_with_its_rank_node_and_last_lines(lab: Sickbay) -> None:
+    job = lab.submit(*PY, 'import sys; print("bye"); sys.exit(7)', nodes=1, max_restarts=1)
+    failed = lab.ends(job, "FAILED")
+    assert len(failed["attempts"]) == 2
+    for number, attempt in enumerate(failed["attempts"], 1):
+        (node,) = attempt["names"]
+        assert (attempt["number"], attempt["nodes"], attempt["reason"]) == (number, 1, "failed")
+        first = attempt["first_failed"]
+        assert (first["rank"], first["node"], first["exit_code"], first["signal"]) == (0, node, 7, None)
+        assert attempt["last_lines"] == ["bye"]
+        assert attempt["began_at"] <= attempt["started_at"] <= attempt["ended_at"]
+        assert f"rank 0 on {node} ended with exit code 7" in attempt["because"]
+    assert f"rank 0 on {node} ended with exit code 7" in failed["diagnosis"]
+    assert any("ended with exit code 7" in line for line in lab.story(job))
+    assert explained(lab, job)["attempts"] == failed["attempts"]
+
+
+def test_a_killed_rank_is_named_with_its_node_and_signal_and_a_complete_job_has_no_diagnosis(lab: Sickbay) -> None:
+    job = lab.train(60)
+    nodes = lab.reaches(job, 15)["nodes"]
+    (rank,) = lab.ranks(nodes[1], job)
+    lab.signal(rank.pid, signal.SIGKILL)
+    done = lab.ends(job)
+    first, second = done["attempts"]
+    ended = first["first_failed"]
+    assert (ended["rank"], ended["node"], ended["exit_code"], ended["signal"]) == (rank.rank, nodes[1], -9, "SIGKILL")
+    assert f"rank {rank.rank} on {nodes[1]} was killed by SIGKILL" in done["interruptions"][0]["cause"]
+    assert (second["reason"], second["first_failed"]) == ("completed", None)
+    assert len(second["names"]) == 2
+    assert done["diagnosis"] == ""
+    assert done["command"][1:3] == ["-m", "sickbay.train.sample"]
+    assert done["submitted_at"] < second["ended_at"] <= done["ended_at"]
+    assert done["checkpoint"].endswith(job)
+    assert done["saved"] == 60
+
+
+# --- hangs before the first heartbeat
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import time; time.sleep(600)",  # as at a rendezvous, before anything of ours is imported
+        "import time; from sickbay.train import Checkpoints; Checkpoints().load(); time.sleep(600)",
+    ],
+)
+def test_a_job_that_asks_for_it_is_hung_without_a_first_heartbeat(lab: Sickbay, script: str) -> None:
+    job = lab.submit(*PY, script, nodes=1, start_within=1.5, max_restarts=0)
+    failed = lab.ends(job, "FAILED")
+    (node,) = failed["attempts"][0]["names"]
+    assert (
+        f"hung: rank 0 on {node}: no first heartbeat within 1.5 s of its start" in failed["interruptions"][0]["cause"]
+    )
+
+
+def test_a_job_that_never_promised_heartbeats_is_left_alone_and_explain_promises_nothing(lab: Sickbay) -> None:
+    job = lab.submit("sleep", "3600", nodes=1)
+    lab.until(lambda: lab.job(job)["state"] == "RUNNING", 60)
+    waits = explained(lab, job)["waits_for"]
+    assert waits["changed_by"] == ["it ends", "a fault is found under it", "you stop it for good"]
+    assert any("a hang would not be noticed" in note for note in waits["notes"])
+    lab.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)
+    stopped = lab.ends(job, "STOPPED")
+    assert [one["reason"] for one in stopped["attempts"]] in [["failed"], [None]]
+    assert stopped["attempts"][0]["ended_at"]
+
+
+def test_explain_says_by_when_a_first_heartbeat_is_awaited(lab: Sickbay) -> None:
+    job = lab.submit("sleep", "3600", nodes=1, start_within=900)
+    lab.until(lambda: lab.job(job)["state"] == "RUNNING", 60)
+    assert "no first heartbeat comes within 900 s of its start" in explained(lab, job)["waits_for"]["changed_by"]
+    lab.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)
+
+
+def test_a_log_rule_that_is_too_slow_is_told(lab: Sickbay) -> None:
+    rule = {"name": "steps", "pattern": "(a+)+$", "starts_within": 300}
+    script = f"import time; print({40 * 'a' + '!'!r}, flush=True); time.sleep(600)"
+    job = lab.submit(*PY, script, nodes=1, log_rules=[rule])
+    lab.until(lambda: any(n["event"] == "log_rule_off" for n in lab.notices()), 60, "a person is told")
+    waits = explained(lab, job)["waits_for"]
+    assert "its log rule steps is broken" not in waits["changed_by"]
+    assert any("log rule steps is switched off" in note for note in waits["notes"])
+    assert any("log rule 'steps' is switched off" in line for line in lab.story(job))
+    lab.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)

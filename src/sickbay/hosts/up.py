@@ -27,6 +27,7 @@ from sickbay.hosts.server import refuse_taken, served
 from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
+from sickbay.model.plain_text import plain_text
 from sickbay.model.policy import Policy
 from sickbay.policy.load import refuse_unconfigured
 from sickbay.wire.files import replace_file
@@ -197,10 +198,17 @@ class _LogFile(RotatingFileHandler):
         """A line that the disk does not take is lost: a page about each would only bury what is wrong."""
 
 
+class _PlainLines(logging.Formatter):
+    """People read it with `tail -f`: what a job wrote, and is quoted, must not reach their terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_text(super().format(record))
+
+
 def _log_to(file: Path, most: int) -> logging.Handler:
     """`most`: bytes of all its parts together."""
     handler = _LogFile(file, maxBytes=most // LOG_PARTS, backupCount=LOG_PARTS - 1, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(_PlainLines("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger = logging.getLogger("sickbay")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -218,6 +218,7 @@ class Outcome(News, tag="outcome"):
     text: str = ""
     node: NodeId = NodeId("")  # whose agent says so
     visible_from: float = 0.0
+    hopeless: bool = False  # rejected: another try cannot come right
     again_after: float = 0.0  # seconds that a far side which was busy asks for
 
 

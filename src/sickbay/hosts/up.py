@@ -23,7 +23,7 @@ from sickbay.hosts.changes import Changes
 from sickbay.hosts.channels import NotifierFile
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
-from sickbay.hosts.server import refuse_taken, served
+from sickbay.hosts.server import refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
@@ -70,6 +70,7 @@ class Service:
         self._wish = wish
         refuse_unconfigured(policy, wish.notifiers.names)
         refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
+        refuse_unusable(wish.cert, wish.key)
         make_private(wish.state)
         self._alone = lock_alone(wish.state)
         self._logging = _log_to(wish.state / "controller.log", policy.retention.log_mib << 20)

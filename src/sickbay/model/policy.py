@@ -275,3 +275,13 @@ class Policy(Strict):
     silence: Silence = Silence()
     pace: Pace = Pace()
     retention: Retention = Retention()
+
+    @property
+    def hands_off(self) -> bool:
+        """Whether no fault at all makes it act: it recommends, or only observes."""
+        for rule in self.faults:
+            if rule.mode is Mode.ACT:
+                return False
+            if rule.match == Match():
+                return True
+        return False

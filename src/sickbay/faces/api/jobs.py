@@ -54,6 +54,8 @@ def stop(ask: ApiRequest, body: requests.NodeAct) -> OrderedJob:
 
 def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
+    if body.priority > 0 and ask.who is not None and ask.who.role == "submitter":
+        raise ApiRefusal(403, "only an operator may put a job before those of others: write a priority of 0 or less")
     spec = _spec(ask, body)
     known = ask.fresh().job(job_named(spec.name, ask.key)) if ask.key_given else None
     if known is None:
@@ -63,9 +65,10 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     return submitted(ask, spec)
 
 
-def submitted(ask: ApiRequest, spec: JobSpec, reason: str = "") -> JobAnswer:
+def submitted(ask: ApiRequest, spec: JobSpec, reason: str = "", owner: str = "") -> JobAnswer:
+    """`owner`: whose job it is, where that is not who asks for it."""
     key = ask.key
-    while (job := ask.backend.submit(spec, key=key, by=ask.by, reason=reason)).spec != spec:
+    while (job := ask.backend.submit(spec, key=key, by=ask.by, reason=reason, owner=owner)).spec != spec:
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)

@@ -85,6 +85,8 @@ LINES = [
     ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding ce", "checkpoint_unreadable", False),
     ("sickbay.train.errors.Unreadable: cannot read /ckpt: Input/output error; nobody", "checkpoint_refused", False),
     ("sickbay.train.errors.AlreadyBegun: rank 3 of attempt 2 has begun already in", "checkpoint_place_taken", True),
+    ("sickbay.train.errors.NotOurs: /ckpt holds checkpoints of job a", "checkpoint_not_taken", False),
+    ("sickbay.train.errors.NoSuchStep: job b cannot go on from step 15 in", "checkpoint_not_taken", False),
     ("RuntimeError: Error(s) in loading state_dict for GPT:", "model_mismatch", False),
     ("OSError: [Errno 24] Too many open files", "too_many_files", False),
     ("RuntimeError: can't start new thread", "too_many_threads", False),

@@ -116,7 +116,7 @@ def in_use(job: Job, others: Iterable[Job]) -> str:
         if other.id != job.id and other.open:
             return (
                 f"{other.id} is {other.state} and saves into {job.spec.checkpoint or 'the same directory'}: stop it"
-                f" first (sickbay stop {other.id}), or give this one another --checkpoint"
+                f" first (sickbay stop {other.id}), or submit this one with another --checkpoint"
             )
     return ""
 

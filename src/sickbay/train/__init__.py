@@ -17,7 +17,7 @@ from sickbay.train import stacks as _stacks
 from sickbay.train.asked import should_end, should_save
 from sickbay.train.beats import heartbeat
 from sickbay.train.checkpoints import Checkpoints
-from sickbay.train.errors import AlreadyBegun, CheckpointError, Superseded, Unreadable
+from sickbay.train.errors import AlreadyBegun, CheckpointError, NoSuchStep, NotOurs, Superseded, Unreadable
 from sickbay.train.layout import Skipped
 from sickbay.train.validity import Checkpoint, latest_valid
 
@@ -26,6 +26,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Checkpoints",
+    "NoSuchStep",
+    "NotOurs",
     "Skipped",
     "Superseded",
     "Unreadable",

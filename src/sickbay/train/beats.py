@@ -48,8 +48,8 @@ def ended(directory: str) -> None:
         _told_of.clear()
 
 
-def began(attempt: int, rank: int, resumed_from: int | None, skipped: Sequence[object]) -> None:
-    """What every heartbeat of this process says from now on."""
+def began(attempt: int, rank: int, resumed_from: int | None, skipped: Sequence[object], of: str = "") -> None:
+    """What every heartbeat of this process says from now on. `of`: the other job that saved what it resumed from."""
     told = [str(one) for one in skipped[:MANY]]
     if len(skipped) > MANY:
         told.append(f"… and {len(skipped) - MANY} more")
@@ -57,6 +57,9 @@ def began(attempt: int, rank: int, resumed_from: int | None, skipped: Sequence[o
     with _lock:
         _known.update(attempt=attempt, rank=rank, resumed_from=resumed_from, skipped=told, fenced=True)
         _known.update(directory=_told_of[0] if _told_of else "", opened=True)
+        _known.pop("resumed_of", None)
+        if of:
+            _known.update(resumed_of=of)
         _again({})  # from now on a first heartbeat is awaited
 
 

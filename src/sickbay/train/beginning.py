@@ -33,6 +33,7 @@ from sickbay.train.layout import (
     steps,
 )
 from sickbay.train.near import Near, create_secret, secret_of
+from sickbay.train.numbering import number_of, refuse_strangers
 from sickbay.train.run import Run, launch
 from sickbay.train.sharing import Looking, wait_for
 from sickbay.train.validity import Checkpoint
@@ -58,7 +59,7 @@ def begin(run: Run) -> Begun:
             looking = Looking(run.directory, fence.attempt, 0, run.world_size, run.patience)
             lineage = _lead(run, fence, looking)
         else:
-            looking = Looking(run.directory, run.attempt or 1, run.rank, run.world_size, run.patience)
+            looking = Looking(run.directory, _numbered(run), run.rank, run.world_size, run.patience)
             lineage = _follow(run, looking)
         loaded = looking.loaded if looking.of == lineage.parent else {}  # else of one that was passed over
         manifest = _manifest_of(run.directory, lineage, looking.near)
@@ -131,6 +132,14 @@ def _learn_all(run: Run, looking: Looking) -> None:
 
 
 # --- the others
+
+
+def _numbered(run: Run) -> int:
+    """The number of this attempt, as rank 0 counts: the first time in this directory it has to write it down first."""
+    if number_of(run) is None:
+        refuse_strangers(run)  # rank 0 does not begin then, and would be waited for in vain
+    before = Looking(run.directory, 0, run.rank, run.world_size, run.patience)
+    return wait_for(lambda: number_of(run), before, f"rank 0 did not begin attempt {run.attempt} of job {run.job}")
 
 
 def _follow(run: Run, looking: Looking) -> Lineage:

@@ -84,6 +84,7 @@ class Checkpoints:
         self._resumption = Resumption(run, begun)
         self.attempt: int = lineage.attempt
         self.skipped: tuple[Skipped, ...] = lineage.skipped
+        self._of = lineage.of
         self.at = Committing(run, lineage.attempt, lineage.run)
         self._verified = {lineage.parent} if lineage.parent else set[CheckpointName]()
         self._last: int | None = None
@@ -104,16 +105,19 @@ class Checkpoints:
             self.far,
             resumed=begun.manifest,
             committed=self._committed,
-            drops_older=not begun.lineage.anew,  # a script that began anew on wish may want to go back
+            drops_older=not (begun.lineage.anew or begun.lineage.asked),  # who began so on wish may want to go back
         )
 
     def _tell(self) -> None:
         if beats.tells_of(str(self.directory)):
-            beats.began(self.attempt, self.rank, self.resumed.step if self.resumed else None, self.skipped)
+            resumed = self.resumed.step if self.resumed else None
+            beats.began(self.attempt, self.rank, resumed, self.skipped, self._of)
         if self.rank == 0:
             for one in self.skipped:
                 log.warning("skipped %s", one)
-            log.info("attempt %d %s", self.attempt, f"goes on from {self.resumed}" if self.resumed else "begins anew")
+            of = f" of job {self._of}" if self._of else ""
+            begins = f"goes on from {self.resumed}{of}" if self.resumed else "begins anew"
+            log.info("attempt %d %s", self.attempt, begins)
 
     def load(self, rank: int | None = None) -> Any:
         """What this rank had saved in the checkpoint that this attempt goes on from; None if there is none.

@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sickbay.train import disk
-from sickbay.train.errors import Unreadable
+from sickbay.train.errors import NoSuchStep, Unreadable
 from sickbay.train.fencing import ANEW, confirm_fence
 from sickbay.train.layout import (
     CheckpointName,
@@ -27,12 +28,14 @@ from sickbay.train.layout import (
     step_path,
     steps,
 )
+from sickbay.train.numbering import owner_of, refuse_strangers
 from sickbay.train.run import Run
 from sickbay.train.sharing import Looking
 from sickbay.train.validity import NONE_NEAR, Survey, lineage_of, survey
 
 log = logging.getLogger("sickbay.train")
 READ_AGAIN = (1.0, 4.0, 15.0, 60.0)  # seconds after which what could not be read is tried again, before it is refused
+NAMED = 20  # steps that a refusal names
 CHOICES = 5  # checkpoints that vanish after they were chosen
 COMES_BACK = {
     errno.ENOENT,
@@ -48,24 +51,63 @@ COMES_BACK = {
 def choose(run: Run, fence: RunFile, looking: Looking) -> Lineage:
     """What this attempt goes on from: verified after the fence was there, and still there when it was chosen."""
     for _ in range(CHOICES):
-        found, anew = _choose(run, fence, looking)
+        found, anew, asked = _choose(run, fence, looking)
         parent = found.chosen and CheckpointName(found.chosen.attempt, found.chosen.step)
         there = parent is not None and is_committed(run.directory, parent)
         near = parent is not None and not there and looking.near is not None and parent in looking.near.whole
         if parent is None or there or near:
             break
-    return Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run, anew, near)
+    refuse_strangers(run, fence.attempt)  # one that began meanwhile: its fence came before ours, ours before its word
+    owner = owner_of(run.directory, parent.attempt) if parent is not None else ""
+    of = owner if owner != run.job else ""
+    return Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run, anew, near, asked, of)
 
 
-def _choose(run: Run, fence: RunFile, looking: Looking) -> tuple[Survey, bool]:
-    """What to go on from; and whether that is a lineage that was begun anew on wish."""
+class _Choice(NamedTuple):
+    """What to go on from; whether that lineage was begun anew on wish; and whether a person named this very step."""
+
+    found: Survey
+    anew: bool = False
+    asked: bool = False
+
+
+def _choose(run: Run, fence: RunFile, looking: Looking) -> _Choice:
     confirm_fence(run.directory, fence.attempt)
+    refuse_strangers(run, fence.attempt)
     latest = max((number for number in begun(run.directory) if number < fence.attempt), default=None)
-    was_anew = latest is not None and lineage_of(run.directory, latest).anew
-    if run.anew and not (was_anew and _any_finished(run.directory, latest)):
+    ours = latest is not None and (not run.job or owner_of(run.directory, latest) == run.job)
+    if run.from_step is not None and run.job and not ours:
+        return _exactly(run, fence, looking, run.from_step)
+    lineage = lineage_of(run.directory, latest) if latest is not None else None
+    was_anew = lineage is not None and lineage.anew
+    kept = was_anew and ours and ((lineage and lineage.parent) or _any_finished(run.directory, latest))
+    if run.anew and not kept:
         log.warning("attempt %d begins anew in %s, as was asked for", fence.attempt, run.directory)
-        return Survey(None, ()), True
-    return _chosen(run, fence, looking), was_anew
+        return _Choice(Survey(None, ()), anew=True)
+    return _Choice(_chosen(run, fence, looking), anew=was_anew)
+
+
+def _exactly(run: Run, fence: RunFile, looking: Looking, step: int) -> _Choice:
+    """The step that a person named, the newest one of that number; what is younger is not the lineage any more."""
+    found = _survey(run, fence, looking, step)
+    if found.chosen is None:
+        why = f": {'; '.join(map(str, found.skipped[:3]))}" if found.skipped else ", as there is none"
+        raise NoSuchStep(
+            f"job {run.job} cannot go on from step {step} in {run.directory}{why}; {_there(run, fence, looking)}"
+        )
+    place = CheckpointName(found.chosen.attempt, found.chosen.step)
+    if looking.near is None or place not in looking.near.whole:
+        _put_back(run.directory, place)
+    return _Choice(found, anew=lineage_of(run.directory, place.attempt).anew, asked=True)
+
+
+def _there(run: Run, fence: RunFile, looking: Looking) -> str:
+    """Which steps a person may ask for."""
+    numbers = [number for number in attempts(run.directory) if number < fence.attempt]
+    near = looking.near.whole if looking.near is not None else {}
+    known = sorted({place.step for place in (*_finished(run.directory, numbers), *near)})
+    more = "…, " if len(known) > NAMED else ""
+    return f"there are {more}{', '.join(map(str, known[-NAMED:]))}" if known else "no step is saved there at all"
 
 
 def _any_finished(root: Path, attempt: int | None) -> bool:
@@ -113,19 +155,19 @@ def _chosen(run: Run, fence: RunFile, looking: Looking) -> Survey:
     return found
 
 
-def _survey(run: Run, fence: RunFile, looking: Looking) -> Survey:
+def _survey(run: Run, fence: RunFile, looking: Looking, step: int | None = None) -> Survey:
     """A server that does not answer now may answer in a minute."""
     near: Mapping[CheckpointName, Manifest | str] = looking.near.found if looking.near is not None else NONE_NEAR
     for pause in READ_AGAIN:
         try:
-            return survey(run.directory, fence.attempt, looking.together, near)
+            return survey(run.directory, fence.attempt, looking.together, near, step)
         except Unreadable as why:
             if not isinstance(why.__cause__, OSError) or why.__cause__.errno not in COMES_BACK:
                 raise
             log.warning("%s; tried again in %g s", why, pause)
             time.sleep(pause)
             confirm_fence(run.directory, fence.attempt)
-    return survey(run.directory, fence.attempt, looking.together, near)
+    return survey(run.directory, fence.attempt, looking.together, near, step)
 
 
 def _put_back(root: Path, place: CheckpointName) -> None:

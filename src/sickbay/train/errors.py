@@ -1,6 +1,8 @@
 """What can go wrong with checkpoints.
 
 CheckpointError
+├── NotOurs        another job saves, or saved, where this one would begin
+├── NoSuchStep     the step that a person asked for cannot be gone on from
 ├── AlreadyBegun   another process has taken this attempt's number, or this rank's place in it
 ├── Superseded     a later attempt has begun: nothing that this one saves would ever be read
 ├── SourceDamaged  a file that was to be stored elsewhere is no longer what was written: nothing of it was stored
@@ -19,6 +21,14 @@ class CheckpointError(RuntimeError):
 
 class AlreadyBegun(CheckpointError):  # noqa: N818  # it is a state of the directory, in the words of the design
     """Another process has taken this attempt's number, or this rank's place in it."""
+
+
+class NotOurs(CheckpointError):  # noqa: N818
+    """The directory holds the checkpoints of a job that this one does not continue: weights are never mixed."""
+
+
+class NoSuchStep(CheckpointError):  # noqa: N818
+    """The step that a person wants to go on from is not there, or not whole."""
 
 
 class Superseded(CheckpointError):  # noqa: N818

@@ -10,8 +10,16 @@ from pathlib import Path
 from types import TracebackType
 
 from sickbay.train import disk
-from sickbay.train.errors import RESTARTED_IN_PLACE, AlreadyBegun, Superseded, Unreadable
+from sickbay.train.errors import (
+    RESTARTED_IN_PLACE,
+    AlreadyBegun,
+    CheckpointError,
+    NotOurs,
+    Superseded,
+    Unreadable,
+)
 from sickbay.train.layout import (
+    ATTEMPT,
     CheckpointName,
     RunFile,
     attempt_path,
@@ -25,6 +33,7 @@ from sickbay.train.layout import (
     step_path,
     steps,
 )
+from sickbay.train.numbering import fix_number, number_of, refuse_strangers
 from sickbay.train.run import Run, launch
 
 ANEW = "SICKBAY_BEGIN_ANEW=1 (or anew=True) begins at step 0 beside what is there, and removes none of it"
@@ -33,21 +42,27 @@ ANEW = "SICKBAY_BEGIN_ANEW=1 (or anew=True) begins at step 0 beside what is ther
 def raise_fence(run: Run) -> RunFile:
     """Rank 0 takes a number. Nothing is looked at before, but for whether this is the directory that it was."""
     _same_directory(run)
+    _no_part_of_another(run.directory)
     disk.make(run.directory)
     if not disk.exists(marker_path(run.directory)):
         marker = {"keeps": "checkpoints of sickbay.train", "id": os.urandom(8).hex()}
         disk.create(marker_path(run.directory), marker)
     while True:
         disk.refresh(run.directory)
+        refuse_strangers(run)
+        number = fix_number(run) or _free(run.directory, max(fenced(run.directory), default=0) + 1)
         highest = max(fenced(run.directory), default=0)
-        number = run.attempt or _free(run.directory, highest + 1)
         if number < highest:
             raise _superseded(run.directory, number, highest)
         disk.make(attempt_path(run.directory, number))
-        fence = RunFile(number, os.urandom(8).hex(), run.world_size, launch(), run.tiers.far, bool(run.tiers.near))
+        tiers = (run.tiers.far, bool(run.tiers.near))
+        fence = RunFile(number, os.urandom(8).hex(), run.world_size, launch(), *tiers, run.job)
         if number != highest and create_fence(run.directory, fence):
+            if number_of(run) not in {None, number}:  # on a disk without hard links a lost record came to be there
+                raise CheckpointError(f"{run.directory} has two records of job {run.job}: start once more")
             return fence
         if run.attempt is not None:
+            refuse_strangers(run)  # of a job that began here at this very moment
             end_with_own_code()
             raise AlreadyBegun(
                 f"attempt {number} has already begun in {run.directory}: every run needs a number of its own"
@@ -70,6 +85,16 @@ def _same_directory(run: Run) -> None:
         f"{run.directory} has never held a checkpoint, but this job has been at step {run.last_step}: mount the disk"
         f" that it was on and start again; {ANEW}"
     )
+
+
+def _no_part_of_another(directory: Path) -> None:
+    """A checkpoint's own directory is no place for others: they would be taken for a part of it."""
+    for path in (directory, *directory.parents):
+        if ATTEMPT.match(path.name) and disk.exists(marker_path(path.parent)):
+            raise NotOurs(
+                f"{directory} is a part of the checkpoints in {path.parent}: write that directory (sickbay restart JOB"
+                " --from STEP goes on from one step), or another one"
+            )
 
 
 def confirm_fence(directory: Path, number: int) -> None:

@@ -1,6 +1,7 @@
 """Directory layout and sealed records: where everything is in a checkpoint directory, and who writes it.
 
     SICKBAY                             here checkpoints are kept              the first rank 0 that begins here
+    jobs/<job>.json                     what a job adds to its own attempts    the job's first rank 0, exclusively
     attempt-<n>/RUN                     the fence: n has begun, and who it is  rank 0, exclusively, before anything else
     attempt-<n>/ranks/rank-<r>          rank r has begun                       rank r, exclusively
     attempt-<n>/look-<k>.json           the k-th checkpoint that n considers   rank 0, where all ranks look together
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple
 
 from sickbay.train import disk
 
-_ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)\Z")
+ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)\Z")
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)\Z")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break a line of a log, or its encoding
 FILES = "files"  # the directory that foreign code writes into
@@ -69,6 +70,8 @@ class Lineage(NamedTuple):
     run: str = ""
     anew: bool = False  # its first attempt began at step 0 on wish, beside what was there
     near: bool = False  # the parent was whole on the nodes' own disks, and not yet in the directory
+    asked: bool = False  # a person named the parent: what is younger than it in its attempt stays, off the lineage
+    of: str = ""  # the job that saved the parent, if it was another one
 
 
 class RunFile(NamedTuple):
@@ -80,6 +83,7 @@ class RunFile(NamedTuple):
     launch: str = ""  # what all ranks of one launch can tell of it; empty: nothing
     far: str = ""  # the object store into which its shards go; empty: the directory itself
     near: bool = False  # whether its saves go to the nodes' own disks first
+    job: str = ""  # the job that it is an attempt of, where it knows
 
 
 class Manifest(NamedTuple):
@@ -109,6 +113,10 @@ def lineage_path(root: Path, attempt: int) -> Path:
 
 def marker_path(root: Path) -> Path:
     return root / "SICKBAY"
+
+
+def jobs_path(root: Path) -> Path:
+    return root / "jobs"
 
 
 def run_path(root: Path, attempt: int) -> Path:
@@ -187,7 +195,7 @@ def failed_path(root: Path, place: CheckpointName, rank: int) -> Path:
 
 def attempts(root: Path) -> list[int]:
     """Numbers of all attempts of which there is a trace, rising. A directory that does not exist has none."""
-    return _numbers(root, _ATTEMPT)
+    return _numbers(root, ATTEMPT)
 
 
 def begun(root: Path) -> list[int]:
@@ -235,6 +243,8 @@ def read_lineage(root: Path, attempt: int) -> Lineage | None:
             run=content.get("run", ""),
             anew=content.get("anew", False),
             near=content.get("near", False),
+            asked=content.get("asked", False),
+            of=content.get("of", ""),
         )
     if lineage.attempt != attempt:
         raise disk.Damaged(f"is of attempt {lineage.attempt}")
@@ -253,6 +263,8 @@ def create_lineage(root: Path, lineage: Lineage) -> bool:
         "run": lineage.run,
         "anew": lineage.anew,
         "near": lineage.near,
+        "asked": lineage.asked,
+        "of": lineage.of,
     }
     return disk.create(lineage_path(root, lineage.attempt), content)
 
@@ -263,7 +275,7 @@ def read_fence(root: Path, attempt: int) -> RunFile | None:
         return None
     with _Understanding():
         known = (content["attempt"], content["run"], content["world_size"], content["launch"])
-        return RunFile(*known, content.get("far", ""), content.get("near", False))
+        return RunFile(*known, content.get("far", ""), content.get("near", False), str(content.get("job", "")))
 
 
 def create_fence(root: Path, fence: RunFile) -> bool:

@@ -153,7 +153,19 @@ def _surplus(
         return dead
     numbers = {place.attempt for place in way}
     known = [CheckpointName(number, step) for number in numbers for step in steps(root, number)]
+    spared |= _left_on_wish(root, newest.attempt)
     return sorted({*dead, *(place for place in known if place < newest and place not in spared)})
+
+
+def _left_on_wish(root: Path, attempt: int) -> set[CheckpointName]:
+    """What is younger than a step that a person went back to, in the attempt that had saved it: he may come again."""
+    found: set[CheckpointName] = set()
+    with suppress(CheckpointError):
+        while (parent := (lineage := lineage_of(root, attempt)).parent) is not None:
+            if lineage.asked:
+                found |= {CheckpointName(parent.attempt, n) for n in steps(root, parent.attempt) if n > parent.step}
+            attempt = parent.attempt
+    return found
 
 
 def _dead(root: Path, newest: CheckpointName, begun_from: AbstractSet[CheckpointName]) -> list[CheckpointName]:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from sickbay.train.beats import tells_of
 from sickbay.train.errors import CheckpointError
 from sickbay.train.far import store_of
 from sickbay.train.objects import parse
@@ -46,6 +47,11 @@ class Run(NamedTuple):
     anew: bool = False  # a person wants it to begin at step 0, whatever is there
     last_step: int | None = None  # how far the job has been, as those know who started this attempt
     tiers: Tiers = Tiers()
+    job: str = ""  # that it is an attempt of, where somebody knows
+    counted: bool = False  # whether `attempt` is the job's own count, which its base in the directory is added to
+    before: tuple[tuple[str, int], ...] = ()  # jobs that it continues, the newest first, each with its attempts
+    from_step: int | None = None  # a person wants the job to go on from exactly this one
+    adopt: bool = False  # a person wants it to go on from what is there, whichever job saved it
 
     @classmethod
     def from_environment(
@@ -71,6 +77,11 @@ class Run(NamedTuple):
             anew or os.environ.get("SICKBAY_BEGIN_ANEW", "") not in {"", "0"},
             _number("SICKBAY_LAST_STEP", None, least=0) if _jobs_own(where) else None,
             tiers,
+            os.environ.get("SICKBAY_JOB_ID", ""),
+            attempt is None and bool(os.environ.get("SICKBAY_JOB_ID")) and bool(os.environ.get("SICKBAY_ATTEMPT")),
+            _before(os.environ.get("SICKBAY_CONTINUES", "")),
+            _from_step(where),
+            os.environ.get("SICKBAY_ADOPT", "") not in {"", "0"},
         )
         if run.rank >= run.world_size:
             raise CheckpointError(f"rank {run.rank} of {run.world_size}: ranks go from 0 to {run.world_size - 1}")
@@ -80,6 +91,18 @@ class Run(NamedTuple):
                 " (or attempt=), a number that no earlier run had"
             )
         return run
+
+
+def _from_step(where: str | os.PathLike[str]) -> int | None:
+    """For the directory that the job's heartbeat tells of: a script may keep others beside it."""
+    step = _number("SICKBAY_FROM_STEP", None, least=0)
+    return step if step is not None and tells_of(str(Path(where).absolute())) else None
+
+
+def _before(text: str) -> tuple[tuple[str, int], ...]:
+    """Of "a/5,b/3": two jobs, with their attempts."""
+    named = (one.rpartition("/") for one in text.split(",") if one)
+    return tuple((job, int(count) if count.isdecimal() else 0) for job, _, count in named)
 
 
 def _jobs_own(where: str | os.PathLike[str]) -> bool:

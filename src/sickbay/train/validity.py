@@ -8,7 +8,7 @@ What cannot be read now (EIO, a stale handle, a LINEAGE that is missing) is not 
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,24 +74,32 @@ def survey(
     below: int | None = None,
     look: Look | None = None,
     near: Mapping[CheckpointName, Manifest | str] = NONE_NEAR,
+    step: int | None = None,
 ) -> Survey:
     """The newest whole checkpoint of the attempts (below a number), and what was passed over on the way to it.
 
     `near`: those that are whole on the nodes' own disks, whether or not they were uploaded, and why others are not.
+    `step`: only of this number, on the way of the lineage first, and then wherever it is.
     """
     with disk.readable(root):
         for _ in range(ROUNDS):
             try:
-                return _survey(root, below, look or fault_in, near)
+                ways = candidates(root, below, near) if step is None else _of_step(root, below, near, step)
+                return _survey(root, ways, look or fault_in, near)
             except _Vanished:
                 continue
     raise Unreadable(f"checkpoints in {root} vanish while they are looked at: end what removes them, and start again")
 
 
-def _survey(root: Path, below: int | None, look: Look, near: Mapping[CheckpointName, Manifest | str]) -> Survey:
+def _survey(
+    root: Path,
+    ways: Iterable[tuple[CheckpointName, bool]],
+    look: Look,
+    near: Mapping[CheckpointName, Manifest | str],
+) -> Survey:
     skipped: list[Skipped] = []
     committed = False
-    for place, named in candidates(root, below, near):
+    for place, named in ways:
         manifest, why, finished = _examine(root, place, look, named=named, near=near.get(place))
         committed = committed or finished
         if manifest is None:
@@ -122,6 +130,22 @@ def candidates(
             yield CheckpointName(attempt, step), step == upto
         parent = lineage_of(root, attempt).parent
         attempt, upto = parent or (None, None)
+
+
+def _of_step(
+    root: Path, below: int | None, near: Mapping[CheckpointName, Manifest | str], step: int
+) -> Iterator[tuple[CheckpointName, bool]]:
+    """Checkpoints of one step: on the way back from the highest attempt, then those beside it, the newest first."""
+    seen = set()
+    for place, named in candidates(root, below, near):
+        if place.step == step:
+            seen.add(place)
+            yield place, named
+    numbers = [number for number in attempts(root) if below is None or number < below]
+    beside = {CheckpointName(number, step) for number in numbers if step in steps(root, number)}
+    beside |= {place for place in near if place.step == step and place.attempt in numbers}
+    for place in sorted(beside - seen, reverse=True):
+        yield place, False
 
 
 def _all_have_chosen(root: Path, below: int | None) -> None:

@@ -99,6 +99,8 @@ class Submit(RequestBody):
     stall_after: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
     start_within: Annotated[float, Meta(ge=0, le=366 * DAYS)] | None = None
     log_rules: Annotated[tuple[Rule, ...], Meta(max_length=20)] = ()
+    anew: Annotated[bool, Meta(description="begin at step 0, beside what is in the checkpoint directory")] = False
+    adopt: Annotated[bool, Meta(description="go on from what is there, whichever job saved it")] = False
     priority: Annotated[int, Meta(ge=-100, le=100, description="higher ones run first")] = 0
     time_limit: (
         Annotated[float, Meta(gt=0, le=366 * DAYS, description="that its attempts may run, together")] | None
@@ -106,6 +108,19 @@ class Submit(RequestBody):
     grow: Annotated[bool, Meta(description="restarted on more nodes once there are more, where it runs on fewer")] = (
         False
     )
+
+
+class Restart(RequestBody):
+    """What is not given stays as it was."""
+
+    step: Annotated[int, Meta(ge=0, le=2**62, description="go on from exactly this step; else the newest")] | None = (
+        None
+    )
+    anew: Annotated[bool, Meta(description="begin at step 0, beside what is in the checkpoint directory")] = False
+    nodes: Annotated[int, Meta(ge=1, le=100_000, description="also of a job with named nodes")] | None = None
+    min_nodes: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    command: Annotated[tuple[Annotated[str, Meta(max_length=32_768)], ...], Meta(max_length=1024)] = ()
+    reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class OfSeries(RequestBody):
@@ -143,6 +158,16 @@ class Explained(RequestBody):
 
 class Latest(RequestBody):
     limit: Limit = 200
+
+
+class WhichNotices(RequestBody):
+    which: Literal["open", "failed"] | None = None
+    key: Annotated[str, Meta(max_length=400, description="only the one with this key")] = ""
+    limit: Limit = 200
+
+
+class ChannelsToTry(RequestBody):
+    channels: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=63)], ...], Meta(max_length=20)] = ()
 
 
 class LogAsked(RequestBody):

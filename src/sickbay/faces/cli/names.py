@@ -76,6 +76,7 @@ complete_node = _completer(_node_names)
 complete_nodes = _completer(_last_of_list)
 complete_job = _completer(lambda _: _job_names())
 complete_running = _completer(lambda _: [(name, state) for name, state in _job_names() if state not in OVER])
+complete_over = _completer(lambda _: [(name, state) for name, state in _job_names() if state in OVER])
 complete_incident = _completer(lambda _: _incident_names("all"))
 complete_open_incident = _completer(lambda _: _incident_names("open"))
 complete_anything = _completer(lambda begun: [*_node_names(begun), *_job_names(), *_incident_names("all")])
@@ -87,6 +88,11 @@ reason_option = click.option(
 
 now_option = click.option(
     "--now", is_flag=True, help="Do not wait for a maintenance window or for work to end; proof is never skipped."
+)
+
+
+wait_option = click.option(
+    "--wait", is_flag=True, help="Stay until it is done (exit 0) or refused (exit 1); it goes on if you leave."
 )
 
 
@@ -115,14 +121,14 @@ def act_command(
 ) -> click.Command:
     """The command of a person's act on `subject`: it asks for a reason, and with `now` takes the flag --now.
 
-    `act` is given the verb, the subject, the body that is sent, and whether JSON is wanted.
+    `act` is given the verb, the subject, the body that is sent, whether to stay until its end, whether to print JSON.
     """
 
-    def command(subject: str, reason: str, *, as_json: bool, now: bool = False) -> None:
+    def command(subject: str, reason: str, *, wait: bool, as_json: bool, now: bool = False) -> None:
         body = {"reason": reasoned(reason, example), **({"now": True} if now else {})}
-        act(verb, subject, body, as_json=as_json)
+        act(verb, subject, body, wait=wait, as_json=as_json)
 
-    decorated = json_option(command)
+    decorated = wait_option(json_option(command))
     if now:
         decorated = now_option(decorated)
     return click.command(verb, help=about)(argument(reason_option(decorated)))

@@ -43,6 +43,8 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
     "--log-rule", metavar="RULE", multiple=True,
     help="Hung unless a line appears: 'NAME=REGEX;start=5m;every=1m'. Repeat it.",
 )  # fmt: skip
+@click.option("--anew", is_flag=True, help="Begin at step 0, beside what is in the checkpoint directory.")
+@click.option("--adopt", is_flag=True, help="Go on from what is in that directory, whichever job saved it.")
 @click.option("--priority", metavar="N", type=click.IntRange(-100, 100), help="Higher ones run first; else 0.")
 @click.option(
     "--time-limit", metavar="TIME", help="Stopped when it has run so long, such as 2h; may let it run sooner."
@@ -65,15 +67,30 @@ def submit(command: tuple[str, ...], wait: bool, as_json: bool, **options: Any) 
     """
     client = connect()
     job = client.post("/v1/jobs", request(command, **options))
-    if not wait:
-        if as_json:
-            print_json(job)
-        else:
-            size = options["on"].count(",") + 1 if options["on"] else options["nodes"]
-            click.echo(f"{job['id']} submitted: {count(size, 'node')}, {job['state']}")
-            hint(f"its output: sickbay logs {job['id']} --follow", f"its story: sickbay explain {job['id']}")
+    if wait:
+        stay(client, job, as_json=as_json)
         return
-    say(f"{job['id']} submitted")
+    size = options["on"].count(",") + 1 if options["on"] else options["nodes"]
+    answer(job, count(size, "node"), anew=options["anew"], as_json=as_json)
+
+
+def answer(job: dict[str, Any], size: str = "", *, anew: bool, as_json: bool) -> None:
+    """What became of it, and where it takes up."""
+    if as_json:
+        print_json(job)
+        return
+    where = f"{size}, " if size else ""
+    why = f": {job['because']}" if job["state"] == "FAILED" else ""
+    click.echo(f"{job['id']} submitted: {where}{job['state']}{clean(why)}")
+    if job["continues"]:
+        begins = "begins anew, beside what is saved of" if anew else "goes on from the checkpoints of"
+        click.echo(f"  {begins} {job['continues']}")
+    hint(f"its output: sickbay logs {job['id']} --follow", f"its story: sickbay explain {job['id']}")
+
+
+def stay(client: "Client", job: dict[str, Any], *, as_json: bool) -> None:
+    """Until it is over."""
+    say(f"{job['id']} submitted{f', goes on from {of}' if (of := job['continues']) else ''}")
     try:
         job = until_over(client, job)
     except KeyboardInterrupt:
@@ -106,6 +123,8 @@ def request(
     log_rule: tuple[str, ...],
     time_limit: str | None,
     grow: bool,
+    anew: bool,
+    adopt: bool,
     **same: Any,
 ) -> dict[str, Any]:
     """The body of POST /v1/jobs; the server knows the defaults of what is None."""
@@ -131,6 +150,8 @@ def request(
         "start_within": _limit("--start-within", start_within),
         "time_limit": seconds("--time-limit", time_limit, plain=True),
         "grow": grow or None,
+        "anew": anew or None,
+        "adopt": adopt or None,
         "log_rules": [log_rule_of(text) for text in log_rule] or None,
     }
 

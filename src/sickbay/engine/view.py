@@ -16,6 +16,7 @@ from sickbay.model.intent import Intent
 from sickbay.model.job import Attempt, Interruption, Job
 from sickbay.model.notice import ChannelTraits
 from sickbay.model.parts import stored, whole
+from sickbay.model.plain_text import plain_text
 from sickbay.model.policy import Policy
 from sickbay.model.rows import AUDIT, AnyRow, AuditEntry, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
 from sickbay.model.tables import Tables
@@ -343,7 +344,7 @@ class Draft:
     def tell(self, text: str, *subjects: str, event: str = "", audit: AuditEntry | None = None) -> None:
         self.changes += 1
         told = (*subjects, AUDIT) if audit is not None else subjects
-        self.story.append(Line(subjects=told, at=self.now, text=text, event=event, audit=audit))
+        self.story.append(Line(subjects=told, at=self.now, text=plain_text(text), event=event, audit=audit))
 
     def count(self, what: str) -> None:
         """Raise a counter of the controller's metrics, if and when this unit is committed."""

@@ -21,8 +21,16 @@ CLAIMS = {
     "sickbay inject": ["xid_79", "cured by reboot"],
     "sickbay incidents": ["xid.79"],
     "sickbay top": ["budget", "train"],
-    "sickbay explain node": ["seen first", "QUARANTINED", "REPAIRING", "rebooted", "VERIFYING", "RELEASED"],
-    "sickbay explain train": ["QUEUED", "GATING", "RUNNING", "training again", "first_step"],
+    "sickbay explain node": [
+        "SUSPECT",
+        "cordons the node",
+        "QUARANTINED",
+        "REPAIRING",
+        "rebooted",
+        "VERIFYING",
+        "RELEASED",
+    ],
+    "sickbay explain train": ["DIAGNOSING", "GATING", "RUNNING", "training again", "first_step"],
     "sickbay check": ["pass"],
     "sickbay down": ["4 nodes"],
 }

@@ -24,8 +24,17 @@ def _held(reader: Reader) -> None:
 
 
 def _no_budget(reader: Reader) -> None:
-    reader.follow("sickbay cordon node-0 --reason scene")
-    reader.until(lambda: reader.incident("node-0")["phase"] == "HELD")
+    reader.follow(f"sickbay inject node-0 {LINE}")  # a person's own cordon would not use the budget up
+
+    def held() -> bool:
+        mine = [one for one in reader.ask("incidents --open") if one["node"] == "local/node-0"]
+        for one in mine:
+            reader.run(f"sickbay hold {one['id']} --reason scene")
+        if not mine:  # healed before it was held
+            reader.run(f"sickbay inject node-0 {LINE}")
+        return any(one["phase"] == "HELD" for one in mine)
+
+    reader.until(held)
 
     def deferred() -> bool:
         # Again and again: a machine that the page before has sent to be replaced may change under our hands.

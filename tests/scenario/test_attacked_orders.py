@@ -130,7 +130,10 @@ def test_orders_of_several_people_while_it_closes_are_all_carried_out(ward: Open
     w.until(lambda: len(w.incidents(node)) == 2 and w.phase(node) == Phase.HELD, 2 * HOUR)
     assert w.incident(node).now
     answers = [line.text for line in w.sim.store.story("operator:") if line.event == "answer"]
-    assert answers[-1].endswith("cordon: done")
+    assert "cordon: taken up" in answers[-1]
+    assert w.rungs(node) == ["reboot"], (
+        "a cordon besides does not keep the reboot that was ordered before it from being done"
+    )
 
 
 def test_a_dismissal_takes_our_cordon_back_at_once_though_a_release_before_it_was_refused(ward: OpenWard) -> None:

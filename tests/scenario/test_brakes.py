@@ -142,7 +142,10 @@ def test_resetting_a_brake_that_is_not_on_is_told_and_changes_nothing(ward: Open
     w.order("brake_reset", "")
     w.run(60)
     told = [line.text for line in w.sim.store.story("operator:")]
-    assert told == ["operator: brake_reset: no brake 'xid.79' is on", "operator: brake_reset: no brake is on"]
+    assert told == [
+        "operator: brake_reset: not possible: no brake 'xid.79' is on",
+        "operator: brake_reset: not possible: no brake is on",
+    ]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_two_orders_in_one_batch_are_both_obeyed_in_their_order(ward: OpenWard) 
     assert w.incident(node).remedy is Remedy.REBOOT
     assert w.phases(node)[-1] == "DRAINED"
     assert [line.split(":")[0] for line in answers(w)] == ["ann", "bob"]
-    assert all("done" in line for line in answers(w))
+    assert all("taken up" in line for line in answers(w))
 
 
 @pytest.mark.parametrize(

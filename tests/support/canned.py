@@ -154,6 +154,15 @@ def incident(ident: str = "i12", **other: Any) -> dict[str, Any]:
     return made | other
 
 
+def order(verb: str, target: str, **other: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "id": "order-1a2b", "verb": verb, "target": target, "by": "ann", "reason": "x", "asked_at": AT,
+        "verdict": "under_way", "because": "DRAINING: it drains", "until": None, "then": "", "changed_by": [],
+        "incident": "i12", "job": None,
+    }  # fmt: skip
+    return made | other
+
+
 def fleet(**other: Any) -> dict[str, Any]:
     made = {
         "nodes": [node("n-0000", job="train-1a2b3"), node("n-0001", state="OUT", incident="i12")],

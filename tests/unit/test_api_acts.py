@@ -239,7 +239,7 @@ def test_verbs_for_held_incidents_are_refused_for_others(healthy: Clinic) -> Non
     for verb in ("confirm", "escalate"):
         response = healthy.operator.post(f"/v1/incidents/{incident}/{verb}", {"reason": "x"})
         assert response.status_code == 409
-        assert f"{verb} is for incidents that are HELD" in response.json()["error"]
+        assert "this is for what is HELD: sickbay " in response.json()["error"]
     healthy.ward.pass_time(3600)
     over = healthy.operator.post(f"/v1/incidents/{incident}/hold", {"reason": "x"})
     assert (over.status_code, over.json()["error"]) == (

@@ -14,9 +14,10 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.canned import AT, Answer, Canned, fleet, incident, interruption, job, node, serving
+from tests.support.canned import AT, Answer, Canned, fleet, incident, interruption, job, node, order, serving
 
 from sickbay.faces.api.routes import ROUTES
+from sickbay.faces.cli import orders
 from sickbay.faces.cli.columns import columns, field
 from sickbay.faces.cli.main import COMMANDS, main
 
@@ -239,12 +240,12 @@ def test_filters_are_asked_of_the_server(server: Canned) -> None:
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain", "reset", "reboot", "replace"])
 def test_a_persons_word_about_a_node_goes_with_its_reason(server: Canned, verb: str) -> None:
-    server.says(f"POST /v1/nodes/local/n0/{verb}", node(state="HELD", because="QUARANTINED: x", incident="o7"))
-    assert (
-        done(verb, "local/n0", "--reason", "a loud fan").stdout
-        == f"{verb} of local/n0 is asked for; it is HELD now (QUARANTINED: x)\n"
-    )
-    assert json.loads(done(verb, "local/n0", "--reason", "x", "--json").stdout)["incident"] == "o7"
+    begun = order(verb, "local/n0")
+    server.says(f"POST /v1/nodes/local/n0/{verb}", node(state="OUT", incident="i12", order=begun))
+    said = done(verb, "local/n0", "--reason", "a loud fan").stdout
+    assert said == f"{verb} of local/n0: under way: DRAINING: it drains\n"
+    shown = json.loads(done(verb, "local/n0", "--reason", "x", "--json").stdout)
+    assert (shown["incident"], shown["order"]["verdict"]) == ("i12", "under_way")
     assert server.asked[0].body == {"reason": "a loud fan"}
     missing = sickbay(verb, "local/n0")
     assert missing.exit_code == 2
@@ -253,23 +254,67 @@ def test_a_persons_word_about_a_node_goes_with_its_reason(server: Canned, verb: 
 
 
 def test_now_is_sent_where_it_is_said(server: Canned) -> None:
-    server.says("POST /v1/nodes/-/n0/reboot", node())
+    server.says("POST /v1/nodes/-/n0/reboot", node(order=order("reboot", "local/n0")))
     done("reboot", "n0", "--reason", "x", "--now")
     assert server.asked[0].body == {"reason": "x", "now": True}
     assert sickbay("cordon", "n0", "--reason", "x", "--now").exit_code == 2
 
 
+def test_an_order_that_waits_says_until_when_and_what_would_make_it_go_on(server: Canned) -> None:
+    waits = order(
+        "reboot", "local/n0", verdict="waits", because="SUSPECT: repairs wait for the window", until=AT,
+        then="the window opens, and it goes on", changed_by=["the window opens"],
+    )  # fmt: skip
+    server.says("POST /v1/nodes/-/n0/reboot", node(order=waits))
+    said = done("reboot", "n0", "--reason", "x").stdout
+    assert said.startswith("reboot of local/n0: waits: SUSPECT: repairs wait for the window (until about ")
+    assert "then the window opens, and it goes on" in said
+    assert "  it goes on when the window opens\n" in said
+
+
+@pytest.mark.parametrize("shown", [(), ("--json",)], ids=["plain", "json"])
+def test_a_refused_order_is_one_line_and_exit_code_1(server: Canned, shown: tuple[str, ...]) -> None:
+    no = order("reboot", "local/n0", verdict="refused", because="reboot is under way for i12 already")
+    server.says("POST /v1/nodes/-/n0/reboot", node(order=no))
+    refused = sickbay("reboot", "n0", "--reason", "x", *shown)
+    assert refused.exit_code == 1
+    if shown:
+        assert json.loads(refused.stdout)["order"]["verdict"] == "refused"
+    else:
+        assert refused.stderr == "reboot of local/n0: refused: reboot is under way for i12 already\n"
+        assert refused.stdout == ""
+
+
+@pytest.mark.parametrize(("end", "code"), [("done", 0), ("refused", 1)])
+def test_wait_stays_until_an_order_is_done_or_refused(
+    server: Canned, monkeypatch: pytest.MonkeyPatch, end: str, code: int
+) -> None:
+    monkeypatch.setattr(orders, "AGAIN", 0.0)
+    server.says("POST /v1/nodes/-/n0/reboot", node(order=order("reboot", "local/n0")))
+    server.says("GET /v1/orders/order-1a2b", order("reboot", "local/n0", verdict=end, because="so"))
+    found = sickbay("reboot", "n0", "--reason", "x", "--wait")
+    assert found.exit_code == code
+    assert found.output.splitlines() == [
+        "reboot of local/n0: under way: DRAINING: it drains",
+        f"reboot of local/n0: {end}: so",
+    ]
+
+
 @pytest.mark.parametrize("verb", ["confirm", "hold", "dismiss", "escalate"])
 def test_a_persons_word_about_an_incident_goes_with_its_reason(server: Canned, verb: str) -> None:
-    server.says(f"POST /v1/incidents/i12/{verb}", incident(phase="VERIFYING"))
-    assert "i12 on local/n0 is VERIFYING" in done(verb, "i12", "--reason", "swapped").stdout
+    checked = order(verb, "i12", verdict="done", because="its check passed: i12 is RELEASED")
+    server.says(f"POST /v1/incidents/i12/{verb}", incident(phase="RELEASED", order=checked))
+    assert done(verb, "i12", "--reason", "swapped").stdout == (
+        f"{verb} of i12: done: its check passed: i12 is RELEASED\n"
+    )
     assert server.asked[0].body == {"reason": "swapped"}
     assert "add --reason" in sickbay(verb, "i12").stderr
 
 
 def test_stopping_needs_no_reason_but_keeps_one(server: Canned) -> None:
-    server.says("POST /v1/jobs/train-1a2b3/stop", job(state="STOPPING"))
-    assert "train-1a2b3 is STOPPING" in done("stop", "train-1a2b3").stdout
+    stopped = order("stop", "train-1a2b3", verdict="done", because="it is STOPPED", incident=None, job="train-1a2b3")
+    server.says("POST /v1/jobs/train-1a2b3/stop", job(state="STOPPED", order=stopped))
+    assert done("stop", "train-1a2b3").stdout == "stop of train-1a2b3: done: it is STOPPED\n"
     done("stop", "train-1a2b3", "--reason", "too slow")
     assert [one.body["reason"] for one in server.asked] == ["stopped by its owner", "too slow"]
 

@@ -168,4 +168,5 @@ def test_who_asks_to_hold_a_node_that_is_being_released_is_too_late() -> None:
     decision = decide(s, POLICIES["default"])
     assert isinstance(decision, Change)
     assert decision.also == {"orders": ()}
-    assert "being closed" in decision.answer
+    assert decision.answer is not None
+    assert "being closed" in decision.answer.because

@@ -119,6 +119,20 @@ def test_show_json_is_alone_on_stdout_with_seconds() -> None:
     assert shown["digest"] == digest(load_policy("default"))
 
 
+@pytest.mark.parametrize(("nodes", "warns"), [(1, False), (4, True), (19, True), (20, False)])
+def test_lint_says_where_one_held_node_turns_healing_off(nodes: int, warns: bool) -> None:
+    found = lint(load_policy("default"), ALL, {"*": nodes})
+    assert [line.startswith("limits[0].out_at_least: ") for line in found] == ([True] if warns else [])
+    assert all(f"a pool of {nodes} nodes may lack one node" in line for line in found)
+
+
+def test_lint_judges_each_pool_by_its_own_limit_and_size() -> None:
+    text = BASE + "limits: [{pool: big, out_at_least: 2}, {pool: '*'}]\n"
+    found = lint(parse_policy(text, "p.yaml"), ALL, {"sim/big": 8, "sim/small": 8})
+    assert [line.split(":")[0] for line in found if "out_at_least" in line] == ["limits[1].out_at_least"]
+    assert any("pool sim/small (8 nodes)" in line for line in found)
+
+
 @pytest.mark.parametrize("args", [("show", "nope"), ("lint", "./nope.yaml"), ("diff", "default", "nope")])
 @pytest.mark.parametrize("flag", [(), ("--json",)])
 def test_bad_input_is_one_line_on_stderr_and_exit_2(args: tuple[str, ...], flag: tuple[str, ...]) -> None:

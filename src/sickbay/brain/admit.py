@@ -20,6 +20,7 @@ from sickbay.model.fleet import Brake, Ledger, Node, WithheldActs, Withhold, Wit
 from sickbay.model.incident import Incident, IncidentKind, Phase, Room
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit, Mode, Policy, Window
 
+WINDOW = "window"  # a row that stands for a closed one
 ENDS_NAMED, ENDS_WORDS = 8, 200  # rows that withhold, and characters of each one's reason, that a wait names
 
 
@@ -62,29 +63,30 @@ class Deferred:
     excused: bool = False  # excluded: the seat may be claimed all the same
     room: Room | None = None  # of the pool's limit: whoever is deferred for want of it stands in a queue
     ends: tuple[str, ...] = ()  # what would end it, for people
+    then: str = ""  # what happens when it ends by itself, for people
+    off_at: float | None = None  # reading of ingest at which a brake goes off, if it sees nothing more
 
 
 def admit(
     asked: AdmissionStage, incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy
 ) -> Deferred | None:
     """None: admitted."""
-    rows = [
-        row
-        for row in _rows(incident, node, fleet, policy)
-        if row.acts is WithheldActs.ALL or asked is AdmissionStage.REPAIR
-    ]
+    rows = [row for row in _rows(incident, node, fleet, policy) if _speaks_of(row.acts, asked)]
     if rows:
         # One exclusion frees the seat, whatever else withholds. When the first of them ends it is judged afresh.
         until = min((row.until for row in rows if row.until is not None), default=None)
         tell = "withheld" if rows[0].tell else ""
         excused = any(row.excuse for row in rows)
         ends = _taken_back(row for row in rows if row in fleet.withholding.rows)
-        return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True, ends=ends)
+        then = "the window opens, and it goes on" if rows[0].id == WINDOW else ""
+        return Deferred(rows[0].because, until, tell, withheld=True, excused=excused, doubts=True, ends=ends, then=then)
     if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not AdmissionStage.RESTART_SERVICE:
-        for _, brake in fleet.brakes:
+        for rule, brake in fleet.brakes:
             if brake.tripped_at is not None:
                 because = f"{brake.signature} on many nodes of {brake.scope}: the brake is on"
-                return Deferred(because, doubts=True, ends=_goes_off(brake))
+                then = "the brake goes off by itself, and a check confirms or clears it"
+                off_at, ends = goes_off_at(brake, rule), _goes_off(brake)
+                return Deferred(because, doubts=True, ends=ends, then=then, off_at=off_at)
         needed = confirmation(incident, node, fleet, policy) if asked is AdmissionStage.QUARANTINE else None
         if needed is not None:
             return Deferred("it was withheld: a check must confirm or clear it", confirm=needed)
@@ -109,12 +111,35 @@ def admit(
     return None
 
 
+def _speaks_of(acts: WithheldActs, asked: AdmissionStage) -> bool:
+    match acts:
+        case WithheldActs.ALL:
+            return True
+        case WithheldActs.WORK:
+            return asked in {AdmissionStage.CALL, AdmissionStage.DRAIN, AdmissionStage.REPAIR}
+        case WithheldActs.REPAIR:
+            return asked is AdmissionStage.REPAIR
+
+
 def _taken_back(rows: Iterable[Withhold]) -> tuple[str, ...]:
     """What ends a pause or an exclusion; without one it is the policy that withholds."""
     some = list(islice(rows, ENDS_NAMED))
     ends = [f"an operator takes back {row.id} ({row.because[:ENDS_WORDS]})" for row in some]
     ends += [f"{row.id} ends at {row.until:%Y-%m-%d %H:%M:%SZ}" for row in some if row.until is not None]
     return tuple(ends) or ("the policy is changed, or its window opens",)
+
+
+def goes_off_at(brake: Brake, rule: BrakeRule) -> float | None:
+    """The reading at which it goes off by itself, if nobody else shows it. None: it is not on, or cannot be told."""
+    if brake.tripped_at is None:
+        return None
+    if brake.below_since is not None:
+        return brake.below_since + rule.quiet.total_seconds()
+    half = (brake.most + 1) // 2  # so many within `within` keep it on
+    newest = sorted(brake.seen.values(), reverse=True)
+    if not 0 < half <= len(newest):
+        return None
+    return newest[half - 1] + rule.within.total_seconds() + rule.quiet.total_seconds()
 
 
 def _goes_off(brake: Brake) -> tuple[str, ...]:
@@ -176,17 +201,20 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
     if policy.windows and not incident.now:
         opens = next_opening(policy.windows, node.pool, fleet.now)
         if opens is not None:
-            # A person's wish alone is no illness: the node serves, and is taken out when it may be repaired.
+            # A person's wish alone is no illness: the node serves, and is taken out when it may be repaired. One that
+            # he has cordoned takes no new work, and what runs there may go on until then.
             serves = _only_wished(incident)
-            acts, because = WithheldActs.ALL if serves else WithheldActs.REPAIR, "repairs wait for the window"
-            row = Withhold(id="window", because=because, by="policy", acts=acts, until=opens, tell=False)
+            wish = incident.kind is IncidentKind.OPERATOR and incident.fault.is_wish and incident.remedy.disrupts
+            acts = WithheldActs.ALL if serves else WithheldActs.WORK if wish else WithheldActs.REPAIR
+            because = f"repairs wait for the window, which opens at {opens:%Y-%m-%d %H:%MZ}"
+            row = Withhold(id=WINDOW, because=because, by="policy", acts=acts, until=opens, tell=False)
             yield replace(row, excuse=serves)
 
 
 def _only_wished(incident: Incident) -> bool:
     """A repair that a person asked for of a node that has shown nothing and is still in service."""
     wish = incident.kind is IncidentKind.OPERATOR and incident.fault.is_wish
-    return wish and incident.remedy.disrupts and incident.phase is Phase.SUSPECT
+    return wish and incident.remedy.disrupts and incident.phase is Phase.SUSPECT and not incident.cordoned
 
 
 def fits(row: Withhold, incident: Incident, node: Node) -> bool:

@@ -11,6 +11,7 @@ from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.incident import Doubt, IncidentKind, OperatorRequest, Phase, Proven, Try, Wait
 from sickbay.model.intent import AnyAct, Notify
 from sickbay.model.job import Call, End, Interruption, RankState, Work
+from sickbay.model.order import OrderVerdict
 
 
 class IncidentChanges(TypedDict, total=False):
@@ -29,6 +30,7 @@ class IncidentChanges(TypedDict, total=False):
     least: Remedy
     needs_human: bool
     tries: tuple[Try, ...]
+    spent: int
     healed: Remedy | None
     relapse: str
     proof: Proven | None
@@ -42,6 +44,7 @@ class IncidentChanges(TypedDict, total=False):
     digest: str
     orders: tuple[OperatorRequest, ...]
     ordered: bool
+    cordoned: bool
     kept: bool
     now: bool
     to_verify: bool
@@ -105,6 +108,15 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderReply:
+    """To whoever ordered it: taken up, put off, done at once, or refused, and why."""
+
+    verdict: OrderVerdict
+    because: str
+    rung: Remedy | None = None  # the repair that he is promised
+
+
+@dataclass(frozen=True, slots=True)
 class Move(Generic[Changes]):
     """Take this event of TRANSITIONS, then decide again."""
 
@@ -112,7 +124,7 @@ class Move(Generic[Changes]):
     because: str
     also: Changes = field(default_factory=_none)
     tell: Tell | None = None
-    answer: str = ""  # to whoever ordered it
+    answer: OrderReply | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +136,7 @@ class Change(Generic[Changes]):
     tell: Tell | None = None
     call: tuple[JobId, ...] = ()  # attempts that are asked to end
     before: str = ""  # what can wait until they have saved; empty: they end at once
-    answer: str = ""  # to whoever ordered it
+    answer: OrderReply | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def next_rung(
     for rung in ladder.rungs:
         if rung.do.rank < floor:
             continue
-        made = sum(1 for t in incident.tries if t.rung is rung.do)
+        made = sum(1 for t in incident.tries[incident.spent :] if t.rung is rung.do)
         allowed = 1 if rung.do in blind else rung.tries
         if made >= allowed:
             passed.append(f"{rung.do} was tried {made} time{'s' if made > 1 else ''}")

@@ -5,7 +5,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from sickbay.brain.correlate import absorb
-from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, OrderReply, Stay
 from sickbay.brain.incident_input import IncidentInput, away, later, on_its_way, remind
 from sickbay.brain.repair import occupied, stands
 from sickbay.model.clock import INGEST, Deadline
@@ -14,6 +14,7 @@ from sickbay.model.fault import NODE_LOST, WISH, Fault, Remedy, Scope, Severity,
 from sickbay.model.fleet import Node
 from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Phase, Verb, Wait
 from sickbay.model.intent import Intent, IntentState, Quarantine, Release
+from sickbay.model.order import OrderVerdict
 from sickbay.model.policy import Policy
 
 NODE_VERBS = {
@@ -67,39 +68,86 @@ def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
     incident = s.incident
     because = f"{order.verb} by {order.by}: {order.reason}"
     rest: IncidentChanges = {"orders": incident.orders[1:]}
-    done = f"{order.by}: {order.verb}: done"
     # By a human, who is what it was held for.
     decided: IncidentChanges = {"ordered": True, "needs_human": False, "kept": False}
     match order.verb:
+        case Verb.UNCORDON if _repairs_on(incident):
+            back: IncidentChanges = {**rest, "cordoned": False, "kept": False}
+            told = f"the cordon is taken back; {incident.remedy} goes on, and the node returns when its check passes"
+            return Change(because, back, answer=OrderReply(OrderVerdict.DONE, told))
         case Verb.DISMISS | Verb.UNCORDON:
-            return Change(
-                because, {**rest, **_closing(s, "by an operator")}, answer=f"{done}: our cordon is taken back"
-            )
+            return Change(because, {**rest, **_closing(s, "by an operator")}, answer=_taken("our cordon is taken back"))
         case Verb.CANCEL if incident.ordered:  # by a person, whatever the driver says
             return Change(because, rest)
         case Verb.CANCEL:  # the driver took its own word back, while the node was still in service
             return Move("dismiss", order.reason, rest)
         case Verb.UNCORDONED:  # another removed our cordon on the cluster: there is nothing left to release
             return Change(because, {**rest, **_closing(s, because)})
-        case Verb.HOLD if incident.closing is not None:  # our cordon is on its way off: a new one must be asked for
-            return Change(because, rest, answer=_refusal(order, "it is being closed"))
-        case Verb.HOLD if incident.phase.out and incident.phase is not Phase.HELD:
-            return Move("hold", because, {**rest, "kept": True}, answer=done)
+        case Verb.HOLD | Verb.CONFIRM | Verb.ESCALATE if incident.closing is not None:
+            why = f"it is being closed; when that is over: sickbay cordon {incident.node}"
+            return Change(because, rest, answer=_refused(why))  # our cordon is on its way off
+        case Verb.HOLD if incident.phase is Phase.HELD:
+            return Change(because, {**rest, "kept": True}, answer=OrderReply(OrderVerdict.DONE, "it is held already"))
+        case Verb.HOLD if incident.phase.out:
+            return Move("hold", because, {**rest, "kept": True}, answer=_taken("it is held"))
+        case Verb.HOLD if incident.phase is Phase.WATCHED:
+            why = f"it is WATCHED, and the node stays in service; to take it out: sickbay cordon {incident.node}"
+            return Change(because, rest, answer=_refused(why))
         case Verb.HOLD:
             kept: IncidentChanges = {**rest, "needs_human": True, "kept": True}
-            return Change(because, kept, answer=f"{done}: a human decides before any repair")
+            return Change(because, kept, answer=OrderReply(OrderVerdict.DONE, "a person decides before any repair"))
         case Verb.CONFIRM if incident.phase is Phase.HELD:
             event = _way_out(s, "verify")
-            proof_next: IncidentChanges = {**rest, **decided, "proof": None, "to_verify": event != "verify"}
-            return Move(event, because, proof_next, answer=done)
+            proof_next: IncidentChanges = {
+                **rest,
+                **decided,
+                "proof": None,
+                "to_verify": event != "verify",
+                "cordoned": False,
+            }
+            return Move(event, because, proof_next, answer=_taken("it is checked, and returns if it passes"))
         case Verb.ESCALATE if incident.phase is Phase.HELD:
             above = _one_above(incident)
-            raised: IncidentChanges = {**rest, **decided, "remedy": above, "least": above, "to_verify": False}
-            return Move(_way_out(s, "escalate"), because, raised, answer=done)
+            raised: IncidentChanges = {
+                **rest,
+                **decided,
+                **_anew(s, above),
+                "remedy": above,
+                "least": above,
+                "to_verify": False,
+                "cordoned": stays_cordoned(incident),
+                "kept": stays_cordoned(incident),
+            }
+            return Move(_way_out(s, "escalate"), because, raised, answer=_taken(f"{above} is next", above))
         case _ if order.verb in NODE_VERBS:
             return _wish(s, order, rest, {**decided, "to_verify": False})
         case _:
-            return Change(because, rest, answer=_refusal(order, f"it is {incident.phase}"))
+            return Change(because, rest, answer=_refused(only_held(incident)))
+
+
+def only_held(incident: Incident) -> str:
+    """Why confirm and escalate are refused where nothing is held, and what works instead."""
+    instead = f"sickbay hold {incident.id} first" if incident.phase.out else f"sickbay cordon {incident.node} first"
+    return f"it is {incident.phase}, and this is for what is HELD: {instead}"
+
+
+def stays_cordoned(incident: Incident) -> bool:
+    """Whether a person wants the node out beyond its repair: his cordon or drain stays until his word."""
+    return incident.cordoned or incident.fault.code in {OPERATOR_CORDON, OPERATOR_DRAIN}
+
+
+def _repairs_on(incident: Incident) -> bool:
+    """Whether a repair that a person asked for of the node that he has cordoned is still to be done."""
+    wanted = incident.ordered and incident.remedy.disrupts and not incident.needs_human
+    open_phase = incident.phase in {Phase.SUSPECT, Phase.QUARANTINED, Phase.DRAINING, Phase.DRAINED, Phase.REPAIRING}
+    on = open_phase or incident.phase is Phase.VERIFYING
+    return incident.closing is None and stays_cordoned(incident) and wanted and on
+
+
+def _anew(s: IncidentInput, rung: Remedy) -> IncidentChanges:
+    """A person's order for what was held: the ladder begins anew, with what he asks for, however often it was tried."""
+    tried = any(t.rung.rank >= rung.rank for t in s.incident.tries[s.incident.spent :])
+    return {"spent": len(s.incident.tries), "healed": None, "proof": None} if tried or s.incident.healed else {}
 
 
 def _wish(
@@ -107,40 +155,63 @@ def _wish(
 ) -> IncidentDecision:
     """What a person asks of a node that is treated already raises what is done, it never lowers it."""
     incident, wish = s.incident, wished(order.verb, order.by, order.reason)
-    done, because, repair = f"{order.by}: {order.verb}: done", wish.because, wish.remedy.disrupts
+    because, repair = wish.because, wish.remedy.disrupts
     if incident.closing is not None and len(incident.later) >= ORDERS_MOST:
-        return Change(because, rest, answer=_refusal(order, f"{len(incident.later)} orders wait already"))
+        return Change(because, rest, answer=_refused(f"{len(incident.later)} orders wait already"))
     if incident.closing is not None:
         queued: IncidentChanges = {**rest, "later": (*incident.later, order)}
-        return Change(because, queued, answer=f"{order.by}: {order.verb}: it is being closed: begins when that is over")
-    if repair and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
-        made = "is under way" if incident.phase is Phase.REPAIRING else "was done"
-        return Change(because, rest, answer=_refusal(order, f"{incident.rung} {made} for {incident.id} already"))
+        told = f"{incident.id} is being closed: it begins when that is over"
+        return Change(because, queued, answer=OrderReply(OrderVerdict.WAITS, told))
+    held = incident.phase is Phase.HELD
+    if repair and not held and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
+        return Change(because, rest, answer=_refused(_made(incident, order)))
     also: IncidentChanges = {**rest, **_raised(incident, wish), "now": incident.now or order.now}
+    rung = also["remedy"] if repair and "remedy" in also else incident.remedy if repair else None
+    taken = _taken(f"{rung} is next" if rung is not None else "our cordon stays until a person takes it back", rung)
     match incident.phase:
         case Phase.HELD if repair:
-            return Move(_way_out(s, "escalate"), because, {**also, **decided}, answer=done)
+            lead = wish.remedy  # of a held node a person's own word counts, also below what was tried before
+            stays = stays_cordoned(incident)
+            anew: IncidentChanges = {**also, **decided, **_anew(s, lead), "remedy": lead}
+            anew |= {"kind": IncidentKind.OPERATOR, "cordoned": stays, "kept": stays}
+            return Move(_way_out(s, "escalate"), because, anew, answer=_taken(f"{lead} is next", lead))
         case Phase.HELD if order.verb is Verb.DRAIN and s.node is not None and occupied(s, s.node):
-            return Move(_way_out(s, "drain"), because, also, answer=done)
+            return Move(_way_out(s, "drain"), because, also, answer=taken)
         case Phase.HELD:
-            held = "it is held, and nothing runs there" if order.verb is Verb.DRAIN else "it is held already"
-            return Change(because, {**rest, "kept": True}, answer=f"{done}: {held}")
+            how = "it is held, and nothing runs there" if order.verb is Verb.DRAIN else "it is held already"
+            also_now: IncidentChanges = {**rest, "kept": True, "cordoned": True}
+            return Change(because, also_now, answer=_taken(how))
         case Phase.VERIFYING if repair:
-            return Move("fail", because, {**also, "proof": None}, answer=done)
+            return Move("fail", because, {**also, "proof": None}, answer=taken)
         case Phase.REPAIRING if repair:  # what is under way is seen through: its end counts as not enough
-            return Change(because, {**also, "relapse": because}, answer=f"{done}: after the {incident.rung}")
+            later = _taken(f"{rung} is done after the {incident.rung} that is under way", rung)
+            return Change(because, {**also, "relapse": because}, answer=later)
         case _:
-            return Change(because, also, answer=done)
+            return Change(because, also, answer=taken)
+
+
+def _made(incident: Incident, order: OperatorRequest) -> str:
+    """Why the same repair, or less, is not done again now, and what works instead."""
+    if incident.phase is Phase.REPAIRING:
+        return f"{incident.rung} is under way for {incident.id} already"
+    if incident.phase is Phase.VERIFYING:
+        return f"{incident.rung} was done for {incident.id}, and its check is running: sickbay hold {incident.id} first"
+    return (
+        f"{incident.rung} was done for {incident.id} already: sickbay hold {incident.id} first, then {order.verb} again"
+    )
 
 
 def _raised(incident: Incident, wish: Fault) -> IncidentChanges:
     repair = wish.remedy.disrupts
+    # A cordon besides a repair that a person wants keeps the node out after it, and does not keep it from being done.
+    besides = not repair and _wants_repair(incident)
     # Whoever asks for a repair has decided; whoever asks for the node wants to.
     raised: IncidentChanges = {
-        "needs_human": wish.needs_human or (incident.needs_human and not repair),
+        "needs_human": not besides and (wish.needs_human or (incident.needs_human and not repair)),
         "least": highest(incident.least, wish.remedy),
         "ordered": True,
-        "kept": not repair,
+        "cordoned": not repair or stays_cordoned(incident),
+        "kept": not repair or stays_cordoned(incident),
     }
     watched = not incident.remedy.disrupts and incident.kind is IncidentKind.FAULT
     if watched:  # what a person asks for takes its place
@@ -151,6 +222,12 @@ def _raised(incident: Incident, wish: Fault) -> IncidentChanges:
     elif wish.code == OPERATOR_DRAIN and incident.fault.code == OPERATOR_CORDON:  # what runs there may stay no more
         raised |= {"fault": wish}
     return raised
+
+
+def _wants_repair(incident: Incident) -> bool:
+    """Whether a person has asked for a repair that is not done yet."""
+    asked = incident.remedy.disrupts and (incident.fault.is_wish or incident.ordered)
+    return asked and not incident.needs_human and incident.phase is not Phase.HELD
 
 
 def _way_out(s: IncidentInput, event: str) -> str:
@@ -168,8 +245,19 @@ def _closing(s: IncidentInput, why: str) -> IncidentChanges:
     return {"closing": Phase.DISMISSED, "closing_why": why, **({} if seen_through else {"intent": ""})}
 
 
-def _refusal(order: OperatorRequest, why: str) -> str:
-    return f"{order.by}: {order.verb}: not possible: {why}"
+def begun(verb: Verb) -> OrderReply:
+    """To the order that an incident begins with."""
+    wish = NODE_VERBS[verb]
+    return _taken(f"{wish} is next", wish) if wish.disrupts else _taken("our cordon stays until a person takes it back")
+
+
+def _refused(why: str) -> OrderReply:
+    return OrderReply(OrderVerdict.REFUSED, why)
+
+
+def _taken(what: str, rung: Remedy | None = None) -> OrderReply:
+    """Taken up: what comes of it is read off the incident."""
+    return OrderReply(OrderVerdict.UNDER_WAY, what, rung)
 
 
 def _one_above(incident: Incident) -> Remedy:

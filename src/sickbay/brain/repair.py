@@ -149,6 +149,8 @@ def verifying(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         return Move("hold", "a person wants to decide himself", {"needs_human": False})
     if incident.relapse:
         return Move("fail", f"it is back: {incident.relapse}", {"relapse": "", "proof": None})
+    if stands(incident, node) and incident.cordoned:
+        return Move("hold", f"proven well; a person has cordoned it, and takes that back: sickbay uncordon {node.id}")
     if stands(incident, node):
         return Change("proven well", {"closing": Phase.RELEASED})
     if not {Capability.CHECK, Capability.CHECK_CORDONED} <= s.can:

@@ -23,9 +23,15 @@ def derive(node: Node, incident: Incident | None, can: frozenset[Capability]) ->
     healthy = phase in {None, Phase.WATCHED} or (phase is Phase.SUSPECT and node.excused and not newcomer)
     free = not node.cordons and not node.checking
     claimable = node.incarnation is not None and node.ready and speaks and healthy and free
-    mine = node.counted and (vacant or ours)
+    mine = node.counted and (vacant or (ours and not kept_by_a_person(incident)))
     known = node.agent_known or node.agent is not AgentState.NONE
     return replace(node, agent_known=known, out=out, ours=mine, held=phase is Phase.HELD, claimable=claimable)
+
+
+def kept_by_a_person(incident: Incident | None) -> bool:
+    """Whether a seat is out because a person wants it so: in a small pool that does not turn healing off."""
+    wish = incident is not None and incident.kind is IncidentKind.OPERATOR and incident.fault.is_wish
+    return incident is not None and wish and (incident.cordoned or not incident.remedy.disrupts)
 
 
 def silence_of(node: Node, incident: Incident | None, readings: dict[str, float], *, fell: bool) -> str | None:

@@ -1,15 +1,15 @@
 """Asking for admission, and what follows when it is deferred."""
 
 import dataclasses
-from datetime import datetime
 
 from msgspec.structs import replace
 
 from sickbay.brain.admit import AdmissionInput, AdmissionStage, Confirm, Deferred, admit, brake_scopes
 from sickbay.brain.correlate import lead
 from sickbay.brain.decision import Tell
+from sickbay.engine.notices import told_of
 from sickbay.engine.seats import ledger_now
-from sickbay.engine.transitions import step_incident, told_of
+from sickbay.engine.transitions import step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy, signature
@@ -119,9 +119,18 @@ def deferred(
     if incident.phase in {Phase.QUARANTINED, Phase.DRAINING}:  # while we hold back, its time does not run out
         incident = replace(incident, deadline=None)
         draft.put(incident)
-    until, would = _by_wall(draft, refused.until), asked.value
+    until = _by_wall(draft, refused)
+    would = asked.value
     shown_as = f"would have: {would}" if refused.withheld else ""
-    wait = Wait(because=refused.because, until=until, would=shown_as, room=refused.room, ends=refused.ends)
+    wait = Wait(
+        because=refused.because,
+        until=until,
+        would=shown_as,
+        room=refused.room,
+        ends=refused.ends,
+        then=refused.then,
+        opens=refused.until,
+    )
     if asked is AdmissionStage.QUARANTINE and incident.phase.out:
         draft.ledger(incident.pool)  # it is counted already, and waits for others to come back rather than for room
     if incident.wait is None or incident.wait.because != wait.because:
@@ -150,11 +159,14 @@ def cordon_may_come(draft: Draft, incident: Incident, node: Node) -> bool:
     )
 
 
-def _by_wall(draft: Draft, until: datetime | None) -> Deadline:
+def _by_wall(draft: Draft, refused: Deferred) -> Deadline:
     """When to judge afresh: at the end of what withholds, or at the next reminder."""
-    reminder = draft.rules.policy.pace.held_reminder.total_seconds()
-    ahead = reminder if until is None else min(reminder, max(1.0, (until - draft.now).total_seconds()))
-    return Deadline(clock=INGEST, at=draft.reading(INGEST) + ahead)
+    reading, ahead = draft.reading(INGEST), draft.rules.policy.pace.held_reminder.total_seconds()
+    if refused.until is not None:
+        ahead = min(ahead, max(1.0, (refused.until - draft.now).total_seconds()))
+    if refused.off_at is not None:
+        ahead = min(ahead, max(1.0, refused.off_at - reading))
+    return Deadline(clock=INGEST, at=reading + ahead)
 
 
 def doubted(draft: Draft, incident: Incident) -> Incident:

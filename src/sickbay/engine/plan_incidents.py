@@ -7,19 +7,21 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import AdmissionStage, Confirm
 from sickbay.brain.decide import decide
-from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, Stay
+from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision, Move, OrderReply, Stay
 from sickbay.brain.doubt import confirm
 from sickbay.brain.incident_input import IncidentInput, attempts_on, has_called
-from sickbay.brain.orders import wished
+from sickbay.brain.orders import begun, wished
 from sickbay.engine import patrol
 from sickbay.engine.admission import ask_for_each, asked_for, deferred, take_turn
 from sickbay.engine.apply_faults import open_incident
+from sickbay.engine.notices import told_of
+from sickbay.engine.order_records import answer, goes_to, refuse
 from sickbay.engine.resting import come_to_rest
-from sickbay.engine.transitions import step_incident, subjects_of, told_of, tried, write_down
+from sickbay.engine.transitions import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import IncidentId, JobId, Ledger, Node, Record
-from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
+from sickbay.model.incident import Doubt, Incident, IncidentKind, OperatorRequest, Phase, Wait
 from sickbay.model.intent import Intent, Quarantine, Repair
 from sickbay.model.job import Call
 from sickbay.model.policy import Trigger
@@ -34,7 +36,7 @@ def plan_incident(draft: Draft, subject: str) -> None:
     ended = draft.peek(Incident, subject)
     if ended is not None and not ended.open and ended.orders:
         for order in ended.orders:
-            _answer(draft, ended, f"{order.by}: {order.verb}: not possible: it is {ended.phase}")
+            refuse(draft, order.id, order.by, order.verb, f"it is {ended.phase}", key_of(ended))
         ended = replace(ended, orders=())
         draft.put(ended)
     if ended is not None and not ended.open and (ended.sequel is not None or ended.later):
@@ -47,11 +49,12 @@ def _go_on(draft: Draft, ended: Incident) -> None:
     node, fault, orders = draft.node(ended.node), ended.sequel, ended.later
     if node is None or node.incident is not None or node.incarnation is None:
         for order in orders:
-            _answer(draft, ended, f"{order.by}: {order.verb}: not possible: {ended.node} is {ended.phase}")
+            refuse(draft, order.id, order.by, order.verb, f"{ended.node} is {ended.phase}", key_of(ended))
         return
     if fault is not None and not node.incarnation.same_boot(ended.incarnation):
         fault = None
     name = f"{ended.id}.2"
+    first: OperatorRequest | None = None
     if fault is not None:
         open_incident(draft, None, node, fault, IncidentKind.FAULT, name=name)
     elif orders:
@@ -59,8 +62,13 @@ def _go_on(draft: Draft, ended: Incident) -> None:
         wish = wished(first.verb, first.by, first.reason)
         open_incident(draft, None, node, wish, IncidentKind.OPERATOR, name=name, now=first.now)
     opened = draft.incident(IncidentId(name))
-    if opened is not None:
-        draft.put(replace(opened, orders=orders))
+    if opened is None:
+        return
+    draft.put(replace(opened, orders=orders))
+    for order in ended.later:
+        goes_to(draft, order.id, incident=opened.id)
+    if first is not None:
+        answer(draft, first.id, first.by, first.verb, begun(first.verb), key_of(opened))
 
 
 def _decide_once(draft: Draft, incident: Incident) -> tuple[Incident, Wait | None]:
@@ -121,14 +129,14 @@ def _take(
 ) -> tuple[Incident, Wait | None]:
     node = sight.node
     match decision:
-        case Move(event=event, because=because, also=also, tell=tell, answer=answer):
-            _answer(draft, incident, answer)
+        case Move(event=event, because=because, also=also, tell=tell, answer=said):
+            _answer(draft, incident, said)
             moved = step_incident(draft, incident, event, because, also)
             if moved.phase is Phase.WATCHED and node is not None:
                 patrol.wake(draft, node, Trigger.FAULT)
             return told_of(draft, moved, tell), None
-        case Change(because=because, also=also, tell=tell, call=call, before=before, answer=answer):
-            _answer(draft, incident, answer)
+        case Change(because=because, also=also, tell=tell, call=call, before=before, answer=said):
+            _answer(draft, incident, said)
             if call and node is not None:
                 incident, refused = ask_for_each(draft, AdmissionStage.CALL, incident, node)
                 if refused is not None:
@@ -166,9 +174,11 @@ def _take(
             return told_of(draft, incident, tell), wait
 
 
-def _answer(draft: Draft, incident: Incident, answer: str) -> None:
-    if answer:
-        draft.tell(answer, key_of(incident), "operator:", event="answer")
+def _answer(draft: Draft, incident: Incident, said: OrderReply | None) -> None:
+    """To whoever gave the order that is first in the queue."""
+    if said is not None:
+        order = incident.orders[0]
+        answer(draft, order.id, order.by, order.verb, said, key_of(incident))
 
 
 def _confirm(draft: Draft, sight: IncidentInput, node: Node, needed: Confirm) -> tuple[Incident, Wait | None]:

@@ -4,6 +4,7 @@ Handlers return these, and the OpenAPI document is made of them. No field has a 
 there.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -13,7 +14,9 @@ from sickbay.model.fault import Remedy, Severity
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import IntentState
 from sickbay.model.job import EndReason, JobState
+from sickbay.model.notice import NoticeSeverity
 from sickbay.model.noun import Noun
+from sickbay.model.order import OrderVerdict
 
 NodeState = Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC, milliseconds")]
@@ -267,6 +270,36 @@ class Waiting(Noun, omit_defaults=False):
     notes: Annotated[tuple[str, ...], Meta(description="what else keeps it: a silent source, a call in doubt")] = ()
 
 
+class OrderAnswer(Noun):
+    """What has become of a person's order, as of now."""
+
+    id: str
+    verb: str
+    target: str
+    by: str
+    reason: str
+    asked_at: Time
+    verdict: Annotated[OrderVerdict, Meta(description="done is never said of an order that waits")]
+    because: str
+    until: Annotated[Time | None, Meta(description="about when this wait ends by itself")]
+    then: Annotated[str, Meta(description="what happens at that time")]
+    changed_by: Annotated[list[str], Meta(description="of one that waits: what would make it go on")]
+    incident: str | None
+    job: str | None
+
+
+class OrderedNode(NodeAnswer):
+    order: OrderAnswer
+
+
+class OrderedIncident(IncidentAnswer):
+    order: OrderAnswer
+
+
+class OrderedJob(JobAnswer):
+    order: OrderAnswer
+
+
 class EarlierStory(Noun):
     """What the story leaves out: it begins with the last chapter unless more is asked for (`all`, `since`)."""
 
@@ -376,14 +409,34 @@ class TokenGone(Noun):
     revoked: bool
 
 
+class NoticeOutcome(StrEnum):
+    OPEN = "open"
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    GIVEN_UP = "given_up"
+    LEFT_OUT = "left_out"
+
+
 class Notice(Noun):
+    key: Annotated[str, Meta(description="its name for ever: the Idempotency-Key of every sending")]
     at: Time
     event: str
+    severity: NoticeSeverity
     subject: str
+    node: Annotated[str, Meta(description="empty where it is about none; so are job, incident and pool")]
+    job: str
+    incident: str
+    pool: str
     text: str
-    to: str
-    state: Annotated[IntentState, Meta(description="SEEN: delivered; REJECTED or EXPIRED: it reached nobody")]
-    answer: Annotated[str, Meta(description="what the notifier said the last time, if it said anything")]
+    to: Annotated[str, Meta(description="the channel")]
+    state: IntentState
+    outcome: Annotated[
+        NoticeOutcome,
+        Meta(description="open: under way; left_out: in a digest, or its incident closed before it could be sent"),
+    ]
+    tries: Annotated[int, Meta(description="how often it was sent")]
+    answer: Annotated[str, Meta(description="what the far side said the last time, if it said anything")]
+    settled_at: Annotated[Time | None, Meta(description="when it was delivered, or given up")]
 
 
 class Audited(Noun):

@@ -17,6 +17,7 @@ from sickbay.model.fleet import Brake, InForce, Ledger, Node, NodeId, Roster, Wi
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import KEEP_ATTEMPTS, Attempt, Job
+from sickbay.model.order import OrderRecord
 from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
 from sickbay.model.rows import IN_FORCE, TO_SEND, WITHHOLDING, AnyRow, Line
@@ -60,6 +61,9 @@ class Archive:
 
     def incident(self, incident: str) -> Incident | None:
         return self._row(Incident, f"incident:{incident}")
+
+    def order(self, order: str) -> OrderRecord | None:
+        return self._row(OrderRecord, f"order:{order}")
 
     def intent(self, key: str) -> Intent | None:
         return self._row(Intent, f"intent:{key}") if key else None

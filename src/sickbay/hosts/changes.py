@@ -11,7 +11,7 @@ from sickbay.model.rows import Line, Unit, kind_of
 
 KEPT = 5000  # events that a watcher may lag behind; then it is told to read everything again
 # Rows that nobody looks at by themselves.
-SILENT = frozenset({"ages", "attempt", "cursor", "freed", "intent", "record", "standstill", "voice"})
+SILENT = frozenset({"ages", "attempt", "cursor", "freed", "intent", "order", "record", "standstill", "voice"})
 
 
 class FeedItem(Noun):

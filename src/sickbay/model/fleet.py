@@ -301,6 +301,7 @@ class ConfirmPace(Noun):
 
 class WithheldActs(StrEnum):
     ALL = "all"  # Quarantine, Drain, Repair and an incident's StopJob
+    WORK = "work"  # all but Quarantine: what runs there may go on
     REPAIR = "repair"
 
 
@@ -402,6 +403,13 @@ class Roster(Noun):
     at: datetime
     nodes: tuple[NodeId, ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()  # of each node, where it had not all of them; one entry: the same of all
+
+    @property
+    def held(self) -> dict[NodeId, tuple[int, ...]]:
+        """Each node with its devices; none of them: all."""
+        same = len(self.devices) != len(self.nodes)
+        each = (self.devices or ((),)) * len(self.nodes) if same else self.devices
+        return dict(zip(self.nodes, each, strict=True))
 
 
 class InForce(Noun):

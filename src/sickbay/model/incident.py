@@ -100,6 +100,7 @@ class OperatorRequest(Noun):
     by: str
     reason: str
     now: bool = False
+    id: str = ""  # of its record; empty: nobody has ordered it, others have done it
 
 
 class Doubt(Noun):
@@ -126,6 +127,7 @@ class Wait(Noun):
     room: Room | None = None  # it stands in a queue of its pool, and is called when there is room (`engine.seats`)
     ends: tuple[str, ...] = ()  # what would end it before, where no intent under way says so; for people
     then: str = ""  # what happens at `until`; for people
+    opens: datetime | None = None  # on the wall: when what withholds ends by itself, which may be long after `until`
 
 
 class Incident(Noun):
@@ -152,6 +154,7 @@ class Incident(Noun):
     least: Remedy = Remedy.NONE  # asked for by a person or for another device: no advice of the driver goes below it
     needs_human: bool = False
     tries: tuple[Try, ...] = ()
+    spent: int = 0  # of those, made before a person's order: the ladder begins anew behind them
     healed: Remedy | None = None  # a rung that others did (a reboot by hand, the boot that ended with its last words)
     relapse: str = ""  # a fault from the new boot while REPAIRING or VERIFYING: fails the rung
     proof: Proven | None = None
@@ -168,6 +171,7 @@ class Incident(Noun):
     acts: int = 0  # how many intents this incident has made: names the next key
     orders: tuple[OperatorRequest, ...] = ()  # a queue, oldest first
     ordered: bool = False  # a person asked for its treatment: it passes observe, recommend and brakes
+    cordoned: bool = False  # by a person, besides: after its proof it is held, and returns by his word
     kept: bool = False  # a person wants the node out of service, whether it is well or not, until he says otherwise
     now: bool = False  # an operator's --now: no windows, no waiting
     to_verify: bool = False  # once the node is empty a check is next, whatever its fault asks for
@@ -181,6 +185,8 @@ class Incident(Noun):
     stages: tuple[Stage, ...] = ()
     jobs: tuple[JobId, ...] = ()  # attempts that it interrupted
     told: tuple[str, ...] = ()  # notifications that were sent once and are not sent again
+    told_through: tuple[str, ...] = ()  # channels that may have heard of it: some want to hear that it is over
+    paged: bool = False  # a person was told once that it waits for him
     digest: str = ""  # policy and knowledge of the last decision
     closed_at: datetime | None = None
 
@@ -209,7 +215,8 @@ class Incident(Noun):
 
     @property
     def rung(self) -> Remedy | None:
-        return self.tries[-1].rung if self.tries else None
+        """The newest one of the ladder that it is on now."""
+        return self.tries[-1].rung if len(self.tries) > self.spent else None
 
 
 def enqueue(incident: Incident, order: OperatorRequest) -> Incident:

@@ -31,7 +31,9 @@ from sickbay.model.fleet import (
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Attempt, Job
+from sickbay.model.notice import NoticeChannel
 from sickbay.model.noun import Noun
+from sickbay.model.order import OrderRecord
 
 AnyRow = (
     Node
@@ -60,7 +62,9 @@ AnyRow = (
     | Errand
     | Part
     | Roster
+    | OrderRecord
     | Attempt
+    | NoticeChannel
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -86,7 +90,9 @@ KINDS: dict[str, type[AnyRow]] = {
     "errand": Errand,
     "part": Part,
     "roster": Roster,
+    "order": OrderRecord,
     "attempt": Attempt,
+    "channel": NoticeChannel,
 }
 
 # They were told by their names alone before they were nouns of their own, and keep the keys that they had then.
@@ -155,6 +161,10 @@ def key_of(row: AnyRow) -> str:
             return f"aside:{row.subject}"
         case Standstill():
             return f"standstill:{row.source}"
+        case NoticeChannel():
+            return f"channel:{row.name}"
+        case OrderRecord():
+            return f"order:{row.id}"
 
 
 def kind_of(key: str) -> str:

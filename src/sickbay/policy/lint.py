@@ -1,20 +1,25 @@
 """Linter: what a policy may say but probably should not. What must not be turned on is in `policy.refusals`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from fnmatch import fnmatchcase
 
 from sickbay.model.durations import format_duration
 from sickbay.model.fault import RUNGS, SILENCE, Severity
-from sickbay.model.fleet import Capability
+from sickbay.model.fleet import Capability, pool_fits
 from sickbay.model.policy import Limit, Mode, Policy, Trigger
 from sickbay.policy.refusals import acts
 
 _MANY_TRIES = 3
 
 
-def lint(policy: Policy, capabilities: frozenset[Capability] | None) -> list[str]:
-    """One line for each doubt, beginning with the setting's path. `None`: what the cluster can do is not known."""
+def lint(
+    policy: Policy, capabilities: frozenset[Capability] | None, sizes: Mapping[str, int] | None = None
+) -> list[str]:
+    """One line for each doubt, beginning with the setting's path. `None`: what the cluster can do is not known.
+
+    `sizes`: nodes by pool, where they are known; "*" stands for any pool.
+    """
     found = [
         *_faults(policy),
         *_ladders(policy),
@@ -24,6 +29,7 @@ def lint(policy: Policy, capabilities: frozenset[Capability] | None) -> list[str
         *_brakes(policy),
         *_pace(policy),
     ]
+    found += _small_pools(policy, sizes or {})
     if capabilities is not None:
         found += _lacking(policy, capabilities)
     return found
@@ -86,6 +92,21 @@ def _limit(limit: Limit, at: str) -> Iterator[str]:
         yield f"{at}: a small pool can never have a node out, so nothing is repaired there: set out_at_least: 1"
     if limit.repairing(limit.size or 1) == 0:
         yield f"{at}: a small pool can never have a node in repair: set repairing_at_least: 1"
+
+
+def _small_pools(policy: Policy, sizes: Mapping[str, int]) -> Iterator[str]:
+    for pool, seats in sizes.items():
+        n, limit = next(
+            ((n, limit) for n, limit in enumerate(policy.limits) if pool == "*" or pool_fits(pool, limit.pool)),
+            (0, Limit()),
+        )
+        size = limit.size or seats
+        named = f"a pool of {size} nodes" if pool == "*" else f"pool {pool} ({size} nodes)"
+        if limit.out(size) == 1 < size:
+            yield (
+                f"limits[{n}].out_at_least: {named} may lack one node, so one that is HELD for a person turns healing "
+                "off for all the others until he decides: write out_at_least: 2, or see that `held` reaches somebody"
+            )
 
 
 def _brakes(policy: Policy) -> Iterator[str]:

@@ -17,6 +17,7 @@ from sickbay.model.fleet import FormerSeat, KnownMachine, Part, Record, Roster
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent
 from sickbay.model.job import Attempt, Job
+from sickbay.model.order import OrderRecord
 from sickbay.model.protocol import Command
 from sickbay.model.rows import ITEM_BYTES, UNIT_ACTIONS, UNIT_BYTES, AnyRow, Line, Unit, Versioned, type_of
 
@@ -162,7 +163,7 @@ def ended_at(row: AnyRow) -> datetime | None:
             return row.closed_at
         case Intent() if row.state.over:
             return row.planned_at
-        case Part() | Roster() | Attempt() | EarlyAgent():
+        case Part() | Roster() | Attempt() | EarlyAgent() | OrderRecord():
             return row.at
         case Record():
             return row.told_until
@@ -179,6 +180,8 @@ def owner_of(row: AnyRow) -> str:
             return row.owner
         case Roster() | Attempt():
             return f"job:{row.job}"
+        case OrderRecord() if row.incident is not None:
+            return f"incident:{row.incident}"
         case _:
             return ""
 

@@ -305,7 +305,7 @@ class MemoryStore:
 
     def _forget_rows(self, before: datetime) -> int:
         old = []
-        for kind in ("incident", "job", "checkup", "intent", "part", "roster", "attempt", "voice", "record"):
+        for kind in ("incident", "job", "checkup", "intent", "part", "roster", "attempt", "voice", "record", "order"):
             for key in self._kinds[kind].items if kind in self._kinds else ():
                 row = self._rows[key].row
                 if row is None or (end := ended_at(row)) is None or end >= before:

@@ -126,6 +126,22 @@ INCIDENT: dict[str, Any] = {
     "because": "waiting for a new boot",
 }
 
+ORDER: dict[str, Any] = {
+    "id": "order-5f2a1c9d3e",
+    "verb": "reboot",
+    "target": "lab/train-0000",
+    "by": "ann",
+    "reason": "its fan is loud",
+    "asked_at": "2026-01-01T00:10:00.000Z",
+    "verdict": "under_way",
+    "because": "REPAIRING: waiting for proof of reboot",
+    "until": "2026-01-01T00:25:00.000Z",
+    "then": "it is given up, and the next step is decided",
+    "changed_by": [],
+    "incident": "i12",
+    "job": None,
+}
+
 TOLD: dict[str, Any] = {
     "at": "2026-01-01T00:10:00.100Z",
     "what": "decided",

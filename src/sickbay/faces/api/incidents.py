@@ -3,16 +3,21 @@
 from datetime import timedelta
 from functools import partial
 
-from sickbay.faces.answers import ExplainAnswer, IncidentAnswer
+from msgspec import structs
+
+from sickbay.brain.orders import only_held
+from sickbay.faces.answers import ExplainAnswer, IncidentAnswer, OrderAnswer, OrderedIncident
 from sickbay.faces.api import requests
-from sickbay.faces.api.examples import EXPLAINED, INCIDENT
+from sickbay.faces.api.examples import EXPLAINED, INCIDENT, ORDER
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.chapters import span_of
 from sickbay.faces.explain import explain, incident_answer
+from sickbay.faces.orders import order_answer
 from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.incident import Incident, IncidentKind, Phase
+from sickbay.model.order import OrderRecord
 
 RECENT = timedelta(days=1)
 VERBS = {
@@ -56,20 +61,28 @@ def one(ask: ApiRequest) -> IncidentAnswer:
     return incident_answer(ask.archive, found(ask.archive, ask.path["id"], ask))
 
 
-def act(ask: ApiRequest, body: requests.WithReason, verb: str) -> IncidentAnswer:
+def act(ask: ApiRequest, body: requests.WithReason, verb: str) -> OrderedIncident:
     incident = found(ask.archive, ask.path["id"], ask)
     if not ask.repeated:
         _fits(incident, verb)
-    ask.order(verb, incident.id, body.reason)
+    fate = ask.fate(ask.order(verb, incident.id, body.reason))
     archive = ask.fresh()
-    return incident_answer(archive, archive.incident(incident.id) or incident)
+    answer = incident_answer(archive, archive.incident(incident.id) or incident)
+    return OrderedIncident(**structs.asdict(answer), order=fate)
+
+
+def order(ask: ApiRequest) -> OrderAnswer:
+    record = ask.archive.order(ask.path["id"])
+    if record is None:
+        raise missing("order", ask.path["id"], (one.id for one in ask.all_of(OrderRecord, "order")))
+    return order_answer(ask.archive, record)
 
 
 def _fits(incident: Incident, verb: str) -> None:
     if not incident.open:
         raise ApiRefusal(409, f"{incident.id} is over ({incident.phase}): there is nothing to {verb}")
     if verb in {"confirm", "escalate"} and incident.phase is not Phase.HELD:
-        raise ApiRefusal(409, f"{incident.id} is {incident.phase}: {verb} is for incidents that are HELD")
+        raise ApiRefusal(409, f"{incident.id}: {only_held(incident)}")
     if verb == "hold" and incident.closing is not None:
         raise ApiRefusal(
             409, f"{incident.id} is being closed: it is too late to hold it; cordon {incident.node} instead"
@@ -97,10 +110,15 @@ ROUTES = (
     *(
         Route(
             "POST", f"/v1/incidents/{{id}}/{verb}", partial(act, verb=verb), about,
-            role="operator", path_example={"id": "i12"}, answer_example=INCIDENT,
+            role="operator", path_example={"id": "i12"},
+            answer_example={**INCIDENT, "order": {**ORDER, "verb": verb, "target": "i12"}},
             ask_example={"reason": "seen by the technician"},
         )
         for verb, about in VERBS.items()
+    ),
+    Route(
+        "GET", "/v1/orders/{id}", order, "What has become of an order of a person",
+        path_example={"id": "order-5f2a1c9d3e"}, answer_example=ORDER,
     ),
     Route(
         "GET", "/v1/explain", explained, "Why a node, a job or an incident is as it is, what it waits for, its story",

@@ -7,10 +7,10 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from sickbay.brain.submission import not_our_queue, refusal, too_large
-from sickbay.faces.answers import JobAnswer, OneJob
+from sickbay.faces.answers import JobAnswer, OneJob, OrderedJob
 from sickbay.faces.api import requests
 from sickbay.faces.api.continuing import taken_up
-from sickbay.faces.api.examples import JOB, ONE_JOB
+from sickbay.faces.api.examples import JOB, ONE_JOB, ORDER
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
@@ -43,17 +43,19 @@ def one(ask: ApiRequest) -> OneJob:
     return one_job(ask.archive, found(ask, ask.path["id"]))
 
 
-def stop(ask: ApiRequest, body: requests.NodeAct) -> JobAnswer:
+def stop(ask: ApiRequest, body: requests.NodeAct) -> OrderedJob:
     job = found(ask, ask.path["id"])
     ask.may_touch(job, "stop it")
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
-    ask.order("stop", job.id, body.reason, now=body.now)
-    return job_answer(ask.fresh().job(job.id) or job)
+    fate = ask.fate(ask.order("stop", job.id, body.reason, now=body.now))
+    return OrderedJob(**structs.asdict(job_answer(ask.fresh().job(job.id) or job)), order=fate)
 
 
 def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
+    if body.priority > 0 and ask.who is not None and ask.who.role == "submitter":
+        raise ApiRefusal(403, "only an operator may put a job before those of others: write a priority of 0 or less")
     spec = _spec(ask, body)
     known = ask.fresh().job(job_named(spec.name, ask.key)) if ask.key_given else None
     if known is None:
@@ -63,9 +65,10 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     return submitted(ask, spec)
 
 
-def submitted(ask: ApiRequest, spec: JobSpec, reason: str = "") -> JobAnswer:
+def submitted(ask: ApiRequest, spec: JobSpec, reason: str = "", owner: str = "") -> JobAnswer:
+    """`owner`: whose job it is, where that is not who asks for it."""
     key = ask.key
-    while (job := ask.backend.submit(spec, key=key, by=ask.by, reason=reason)).spec != spec:
+    while (job := ask.backend.submit(spec, key=key, by=ask.by, reason=reason, owner=owner)).spec != spec:
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
@@ -172,7 +175,8 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/jobs/{id}/stop", stop, "Stop a job; it is not started again. A submitter: their own",
-        role="submitter", path_example={"id": "llama-3f2a1"}, answer_example=JOB,
+        role="submitter", path_example={"id": "llama-3f2a1"},
+        answer_example={**JOB, "order": {**ORDER, "verb": "stop", "target": "llama-3f2a1", "job": "llama-3f2a1"}},
         ask_example={"reason": "the learning rate is wrong"},
     ),
 )  # fmt: skip

@@ -2,9 +2,11 @@
 
 from functools import partial
 
-from sickbay.faces.answers import Injected, NodeAnswer
+from msgspec import structs
+
+from sickbay.faces.answers import Injected, NodeAnswer, OrderedNode
 from sickbay.faces.api import requests
-from sickbay.faces.api.examples import NODE, NODE_PATH
+from sickbay.faces.api.examples import NODE, NODE_PATH, ORDER
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
@@ -62,13 +64,13 @@ def one(ask: ApiRequest) -> NodeAnswer:
     return node_answer(ask.archive, found(ask.archive, ask.path["cluster"], ask.path["name"]))
 
 
-def act(ask: ApiRequest, body: requests.NodeAct, verb: str) -> NodeAnswer:
+def act(ask: ApiRequest, body: requests.NodeAct, verb: str) -> OrderedNode:
     node = found(ask.archive, ask.path["cluster"], ask.path["name"])
     if not ask.repeated:
         _fits(ask.archive, node, verb)
-    ask.order(verb, node.id, body.reason, now=body.now)
+    fate = ask.fate(ask.order(verb, node.id, body.reason, now=body.now))
     archive = ask.fresh()
-    return node_answer(archive, archive.node(node.id) or node)
+    return OrderedNode(**structs.asdict(node_answer(archive, archive.node(node.id) or node)), order=fate)
 
 
 def _fits(archive: Archive, node: Node, verb: str) -> None:
@@ -148,7 +150,7 @@ ROUTES = (
     *(
         Route(
             "POST", f"{_ONE}/{verb}", partial(act, verb=verb), about,
-            role="operator", path_example=NODE_PATH, answer_example=NODE,
+            role="operator", path_example=NODE_PATH, answer_example={**NODE, "order": {**ORDER, "verb": verb}},
             ask_example={"reason": "its fan is loud"},
         )
         for verb, about in VERBS.items()

@@ -155,6 +155,16 @@ class Latest(RequestBody):
     limit: Limit = 200
 
 
+class WhichNotices(RequestBody):
+    which: Literal["open", "failed"] | None = None
+    key: Annotated[str, Meta(max_length=400, description="only the one with this key")] = ""
+    limit: Limit = 200
+
+
+class ChannelsToTry(RequestBody):
+    channels: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=63)], ...], Meta(max_length=20)] = ()
+
+
 class LogAsked(RequestBody):
     rank: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     attempt: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None

@@ -15,21 +15,25 @@ from weakref import WeakKeyDictionary
 
 from anyio import CapacityLimiter, to_thread
 
+from sickbay.faces.answers import OrderAnswer
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.faces.api.requests import Nothing, reasoned
 from sickbay.faces.archive import Archive
+from sickbay.faces.orders import is_settled, order_answer
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.facts import Ordered
 from sickbay.model.fleet import Cursor, Token
 from sickbay.model.job import Job
 from sickbay.model.noun import Noun
+from sickbay.model.order import order_id
 from sickbay.model.parts import whole
 from sickbay.model.rows import CURSOR, AnyRow, Line, Rows, Versioned
 from sickbay.ports.store import STORY, Store
 
 KIB = 1024
 MIB = 1024 * KIB
+PLANNED_WITHIN, DONE_WITHIN = 5.0, 2.0  # seconds that a person waits for the answer to an order
 UNREAD = 500  # facts that are looked through: an engine that is further behind has not read this one
 
 Kind = TypeVar("Kind", bound=AnyRow)
@@ -135,7 +139,7 @@ class ApiRequest:
     ) -> str:
         """An operator's command: what was asked becomes a fact, and the answer waits until the engine knows of it.
 
-        The order's id. Raises ApiRefusal(503) if it is stored, but the engine is away: it will be done all the same.
+        The id of the fact. Raises ApiRefusal(503) if it is stored, but the engine is away: it is done all the same.
         """
         news = Ordered(verb=verb, target=target, by=self.by, reason=reasoned(reason), now=now, args=args or {})
         ident = self.backend.order(news, key=self.key)
@@ -146,6 +150,18 @@ class ApiRequest:
                 503, f"{verb} is noted, but the engine has not taken it up yet: it will as soon as it is back"
             )
         return ident
+
+    def fate(self, fact: str) -> OrderAnswer:
+        """What has become of an order, once the engine has planned it: bounded, then as it stands."""
+        ident = order_id(fact)
+        wait = self.backend.changes.wait
+        if wait(lambda: is_settled(self.fresh(), ident, linger=False), PLANNED_WITHIN):
+            wait(lambda: is_settled(self.fresh(), ident, linger=True), DONE_WITHIN)
+        archive = self.fresh()
+        record = archive.order(ident)
+        if record is None:
+            raise ApiRefusal(503, "it is noted, but the engine has not taken it up yet: it will as soon as it is back")
+        return order_answer(archive, record)
 
     async def hung_up(self) -> bool:
         return self.gone is not None and bool(await self.gone())

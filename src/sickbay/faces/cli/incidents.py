@@ -9,6 +9,7 @@ import click
 from sickbay.faces.cli.client import connect, segment
 from sickbay.faces.cli.columns import Column, ago, card, clock, field, hint, short_node, show_list, show_one, took
 from sickbay.faces.cli.names import act_command, complete_incident, complete_open_incident
+from sickbay.faces.cli.orders import post_order
 from sickbay.faces.cli.show import as_json, clean, span
 from sickbay.model.errors import BadInput
 
@@ -92,13 +93,8 @@ def print_incident(incident: dict[str, Any]) -> None:
 # --- what a person may decide of one
 
 
-def _act(verb: str, incident: str, body: dict[str, Any], *, as_json: bool) -> None:
-    show_one(connect().post(f"/v1/incidents/{segment(incident)}/{verb}", body), _decided, as_json=as_json)
-
-
-def _decided(incident: dict[str, Any]) -> None:
-    because = f": {incident['because']}" if incident["because"] else ""
-    click.echo(f"{incident['id']} on {incident['node']} is {incident['phase']}{clean(because)}")
+def _act(verb: str, incident: str, body: dict[str, Any], *, wait: bool, as_json: bool) -> None:
+    post_order(f"/v1/incidents/{segment(incident)}/{verb}", body, wait=wait, as_json=as_json)
 
 
 def _verb(verb: str, example: str, about: str) -> click.Command:

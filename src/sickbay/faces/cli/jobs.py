@@ -20,8 +20,9 @@ from sickbay.faces.cli.columns import (
     show_one,
     some,
 )
-from sickbay.faces.cli.names import complete_job, complete_running, reason_option
-from sickbay.faces.cli.show import as_json, clean
+from sickbay.faces.cli.names import complete_job, complete_running, reason_option, wait_option
+from sickbay.faces.cli.orders import post_order
+from sickbay.faces.cli.show import as_json
 from sickbay.faces.cli.stages import print_attempts, print_interruptions, why
 
 COMMAND_MOST = 500  # characters that are shown
@@ -124,17 +125,14 @@ def saved(job: dict[str, Any]) -> str:
 @click.argument("job", metavar="JOB", shell_complete=complete_running)
 @reason_option
 @click.option("--now", is_flag=True, help="At once; else a job that listens is asked to save first.")
+@wait_option
 @as_json
-def stop(job: str, reason: str, now: bool, as_json: bool) -> None:
+def stop(job: str, reason: str, now: bool, wait: bool, as_json: bool) -> None:
     """Stop a job, whatever it is doing, and do not start it again.
 
     \b
     sickbay stop train-1a2b3 --reason "wrong learning rate"
-    sickbay stop train-1a2b3 --now
+    sickbay stop train-1a2b3 --now --wait
     """
     body = {"reason": reason or "stopped by its owner", **({"now": True} if now else {})}
-    show_one(connect().post(f"/v1/jobs/{segment(job)}/stop", body), _stopped, as_json=as_json)
-
-
-def _stopped(job: dict[str, Any]) -> None:
-    click.echo(f"{job['id']} is {job['state']}{clean(f': {said}') if (said := why(job)) else ''}")
+    post_order(f"/v1/jobs/{segment(job)}/stop", body, wait=wait, as_json=as_json)

@@ -13,6 +13,7 @@ from sickbay import __version__
 from sickbay.model.errors import BadInput, StoreUnavailable, StoreUnknown, UnusableStore
 
 DONE, NO, WRONG_USE, CANNOT_REACH, INTERRUPTED = 0, 1, 2, 3, 130
+CONFLICT = 409  # HTTP's word for an order that the server refuses as things stand
 
 
 HERE, JOBS, NODES, SAFETY, TRY = "On this machine", "Jobs", "Nodes", "Safety and access", "Policy and simulation"
@@ -28,6 +29,7 @@ COMMANDS = {
     "demo": CommandPlace("demo", "One fault from its first symptom to the next training step."),
     "up": CommandPlace("up", "A controller and a small cluster on this machine."),
     "down": CommandPlace("up", "End them, and everything that runs there."),
+    "backup": CommandPlace("backup", "Copy the store while the controller works with it."),
     "top": CommandPlace("top", "The fleet, live; q ends it."),
     "diagnose": CommandPlace("diagnose", "Name what is wrong in a log or a paste."),
     "agent": CommandPlace("agent", "Watch this machine and report to a controller."),
@@ -58,6 +60,8 @@ COMMANDS = {
     "unpause": CommandPlace("safety", "End the pause.", SAFETY),
     "brake": CommandPlace("safety", "Show and reset the brakes.", SAFETY),
     "exclude": CommandPlace("safety", "Leave some faults or nodes alone.", SAFETY),
+    "notify": CommandPlace("notify", "Try the channels through which people are told.", SAFETY),
+    "notices": CommandPlace("notify", "What people were told, and what came of it.", SAFETY),
     "token": CommandPlace("tokens", "Who may ask, and who may act.", SAFETY),
     "audit": CommandPlace("audit", "Who did what, when and why.", SAFETY),
     "sim": CommandPlace("sim", "Run a scenario on the real engine in virtual time.", TRY),
@@ -135,7 +139,7 @@ class Sickbay(click.Group):
             sys.exit(CANNOT_REACH if error.exit_code == CANNOT_REACH else WRONG_USE)
         except (BadInput, UnusableStore) as error:
             _one_line(str(error))
-            sys.exit(WRONG_USE)
+            sys.exit(NO if getattr(error, "status", 0) == CONFLICT else WRONG_USE)
         except (StoreUnavailable, StoreUnknown) as error:
             _one_line(f"cannot reach the store: {error}")
             sys.exit(CANNOT_REACH)

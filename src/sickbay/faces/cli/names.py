@@ -91,6 +91,11 @@ now_option = click.option(
 )
 
 
+wait_option = click.option(
+    "--wait", is_flag=True, help="Stay until it is done (exit 0) or refused (exit 1); it goes on if you leave."
+)
+
+
 def reasoned(given: str, example: str) -> str:
     if not given.strip():
         raise BadInput(f'say why, for those who come after you: add --reason, such as --reason "{example}"')
@@ -116,14 +121,14 @@ def act_command(
 ) -> click.Command:
     """The command of a person's act on `subject`: it asks for a reason, and with `now` takes the flag --now.
 
-    `act` is given the verb, the subject, the body that is sent, and whether JSON is wanted.
+    `act` is given the verb, the subject, the body that is sent, whether to stay until its end, whether to print JSON.
     """
 
-    def command(subject: str, reason: str, *, as_json: bool, now: bool = False) -> None:
+    def command(subject: str, reason: str, *, wait: bool, as_json: bool, now: bool = False) -> None:
         body = {"reason": reasoned(reason, example), **({"now": True} if now else {})}
-        act(verb, subject, body, as_json=as_json)
+        act(verb, subject, body, wait=wait, as_json=as_json)
 
-    decorated = json_option(command)
+    decorated = wait_option(json_option(command))
     if now:
         decorated = now_option(decorated)
     return click.command(verb, help=about)(argument(reason_option(decorated)))

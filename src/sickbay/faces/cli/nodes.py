@@ -9,6 +9,7 @@ import click
 from sickbay.faces.cli.client import connect, node_path
 from sickbay.faces.cli.columns import Column, card, count, field, hint, say, show_list, show_one
 from sickbay.faces.cli.names import act_command, complete_node, reason_option, reasoned
+from sickbay.faces.cli.orders import post_order
 from sickbay.faces.cli.show import as_json, clean
 from sickbay.model.errors import BadInput
 
@@ -112,16 +113,8 @@ COLUMNS = (
 # --- what a person may ask of one
 
 
-def _act(verb: str, node: str, body: dict[str, Any], *, as_json: bool) -> None:
-    show_one(connect().post(f"{node_path(node)}/{verb}", body), lambda found: _asked(verb, found), as_json=as_json)
-
-
-def _asked(verb: str, found: dict[str, Any]) -> None:
-    """What is asked for takes a moment: what is shown is how things stand now."""
-    said = f" ({reason_of(found)})" if reason_of(found) else ""
-    click.echo(clean(f"{verb} of {found['id']} is asked for; it is {found['state']} now{said}"))
-    if found["incident"]:
-        hint(f"watch it: sickbay explain {found['incident']}")
+def _act(verb: str, node: str, body: dict[str, Any], *, wait: bool, as_json: bool) -> None:
+    post_order(f"{node_path(node)}/{verb}", body, wait=wait, as_json=as_json)
 
 
 def _verb(verb: str, example: str, about: str, *more: str, now: bool = True) -> click.Command:
@@ -147,8 +140,9 @@ reset = _verb(
 )
 reboot = _verb(
     "reboot", "a new driver",
-    "Reboot a node once its jobs are off; it returns with a new boot id and after a passed check.",
-    'sickbay reboot node-0 --reason "it hangs" --now',
+    "Reboot a node once its jobs are off; it returns with a new boot id and after a passed check. One that a person "
+    "has cordoned is rebooted and checked, and stays cordoned until 'sickbay uncordon'.",
+    'sickbay reboot node-0 --reason "it hangs" --now --wait',
 )  # fmt: skip
 replace = _verb(
     "replace", "the third failure this week",

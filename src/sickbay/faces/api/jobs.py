@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from datetime import datetime
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -21,10 +22,17 @@ from sickbay.model.job import Job, JobSpec, LogRule
 
 
 def listed(ask: ApiRequest, query: requests.OfState) -> list[JobAnswer]:
-    jobs = sorted(ask.all_of(Job, "job"), key=lambda job: (job.submitted_at, job.id), reverse=True)
+    begin = _age(found(ask, query.after)) if query.after else None
+    jobs = sorted(ask.all_of(Job, "job"), key=_age, reverse=True)
     state = query.state
     shown = [job for job in jobs if state is None or (job.open if state == "open" else job.state == state)]
+    shown = [job for job in shown if begin is None or _age(job) < begin]
     return [job_answer(job) for job in shown[: query.limit]]
+
+
+def _age(job: Job) -> tuple[datetime, str]:
+    """The order of the list, newest first; pages are cut by it, so that a new one shifts nobody."""
+    return job.submitted_at, job.id
 
 
 def found(ask: ApiRequest, ident: str) -> Job:

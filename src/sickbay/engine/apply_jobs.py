@@ -53,7 +53,9 @@ def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if draft.job(news.job) is not None:
         return
     wrong = refusal(news.spec, draft.rules.can) or _in_use(draft, news)
-    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at, owner=news.by)
+    job = Job(
+        id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at, owner=news.owner or news.by
+    )
     verb = f"restart {of}" if (of := continued(news.spec)) is not None else "submit"
     refused = f"refused: {wrong}" if wrong else ""
     audit = AuditEntry(by=news.by, verb=verb, target=job.id, reason="; ".join(filter(None, (news.reason, refused))))

@@ -194,7 +194,8 @@ class LogFile:
                 file.generation -= 1
         self._files += [*older, OneFile(data, Spot(generation=generation + len(older) + 1), self._worth)]
         for file in [old for old in self._files[:-1] if not old.final][:-MOST_OLD]:
-            self._drop(file)
+            if not file.unread:
+                self._drop(file)
 
     def _begin_between(self, file: OneFile) -> bool:
         """What came between is read before this file, of which nothing was read yet: the first of it was this file."""

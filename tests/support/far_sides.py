@@ -84,6 +84,7 @@ class FarHttp(FarServer):
     def __init__(self) -> None:
         self.seen: list[HttpRequest] = []
         self.taken: list[HttpRequest] = []
+        self.script: list[FarMood] = []  # of the next connections, before its mood counts
         super().__init__(_http)
 
     @property
@@ -93,12 +94,13 @@ class FarHttp(FarServer):
 
 def _http(far: FarServer, sock: socket.socket) -> None:
     assert isinstance(far, FarHttp)
-    if far.mood is FarMood.CUT_BEFORE:
+    mood = far.script.pop(0) if far.script else far.mood
+    if mood is FarMood.CUT_BEFORE:
         sock.recv(1)
         return
     request = _request(sock)
     far.seen.append(request)
-    match far.mood:
+    match mood:
         case FarMood.HANGS:
             far.over.wait(30)
         case FarMood.DRIPS:
@@ -110,7 +112,7 @@ def _http(far: FarServer, sock: socket.socket) -> None:
             while not far.over.is_set():
                 sock.sendall(b"x" * 65536)
         case FarMood.REFUSES | FarMood.BUSY:
-            status = far.status if far.mood is FarMood.REFUSES else far.busy
+            status = far.status if mood is FarMood.REFUSES else far.busy
             echo = f"{request.path} {request.headers} {request.body!r} \x1b[31m\r\n".encode()
             more = "".join(f"{name}: {value}\r\n" for name, value in far.headers.items())
             reason = " ".join(request.headers.get("authorization", "no").split())

@@ -59,6 +59,7 @@ def cli(sickbay: Sickbay, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_killed_at_any_moment_everybody_is_told_by_one_key(ours: Sickbay, far: FarHttp, notifiers: Path) -> None:
     ours.up("--notifiers", str(notifiers))
+    ours.ready()
     far.script = [FarMood.CUT_AFTER, FarMood.CUT_BEFORE, FarMood.BUSY, FarMood.HANGS, FarMood.CUT_AFTER]
     for turn, node in enumerate(("node-0", "node-1", "node-0")):
         _held_and_back(ours, far, node, sent=turn > 0)

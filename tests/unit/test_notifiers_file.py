@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from sickbay.hosts.channels import read_notifiers
-from sickbay.hosts.choices import Choices, choices, keep_choices
 from sickbay.model.errors import BadInput
 from sickbay.policy.load import load_policy, named_notifiers, refuse_unconfigured
 
@@ -102,9 +101,9 @@ def test_a_policy_that_names_an_unknown_channel_is_refused_with_its_line(place: 
         refuse_unconfigured(load_policy(policy), ())
 
 
-def test_what_was_chosen_stays_and_damage_is_no_choice(tmp_path: Path) -> None:
-    assert choices(tmp_path) == Choices()
-    keep_choices(tmp_path, Choices(notifiers="/etc/n.yaml"))
-    assert choices(tmp_path).notifiers == "/etc/n.yaml"
-    (tmp_path / "choices.json").write_text("{")
-    assert choices(tmp_path) == Choices()
+def test_a_secret_that_went_missing_since_keeps_no_controller_from_starting(place: Path) -> None:
+    path = written(place, WEBHOOK)
+    (place / "s").unlink()
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_notifiers(path)
+    assert read_notifiers(path, known=True).names == ("log", "oncall")

@@ -3,13 +3,14 @@
 import logging
 
 from sickbay.model.intent import Notify
-from sickbay.wire.secret_files import redacted
+from sickbay.model.plain_text import plain_text
 
 log = logging.getLogger("sickbay.notify")
 
 
 class LogNotifier:
     def tell(self, notice: Notify, *, key: str) -> str:
-        """A line that is there twice harms nobody; one that breaks a terminal would."""
-        log.warning("%s: %s: %s", notice.event, notice.subject, redacted(notice.text), extra={"notice": key})
+        """A line that is there twice harms nobody."""
+        text = " ".join(plain_text(notice.text).split())
+        log.warning("%s: %s: %s", notice.event, notice.subject, text, extra={"notice": key})
         return ""

@@ -96,7 +96,7 @@ def answered(s: IntentInput, news: Outcome) -> Intent:
         case CallResult.GONE:
             return replace(after, gone=True, doubt_until=s.read_after)
         case CallResult.REJECTED:
-            return replace(after, not_before=s.within(intent.call_timeout))
+            return replace(after, not_before=s.within(intent.call_timeout), hopeless=news.hopeless)
         case CallResult.ACCEPTED | CallResult.DONE:
             done = IntentState.SEEN if news.result is CallResult.DONE else after.state
             return replace(after, state=done, visible_from=max(intent.visible_from, news.visible_from))

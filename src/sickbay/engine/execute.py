@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from sickbay.model.errors import EffectError, Gone, Rejected, Transient
+from sickbay.model.errors import EffectError, Gone, Impossible, Rejected, Transient
 from sickbay.model.facts import CallResult, Outcome
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Incarnation, NodeId
@@ -70,7 +70,8 @@ class Effects:
         except Gone as error:
             return outcome(result=CallResult.GONE, text=str(error))
         except Rejected as error:
-            return outcome(result=CallResult.REJECTED, text=str(error))
+            hopeless = isinstance(error, Impossible)
+            return outcome(result=CallResult.REJECTED, text=str(error), hopeless=hopeless)
         except EffectError as error:
             return outcome(result=CallResult.UNKNOWN, text=str(error))
         result = CallResult.DONE if accepted.done else CallResult.ACCEPTED

@@ -167,7 +167,7 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: JobChanges)
         claim = _to_examine(draft, job) if state is JobState.DIAGNOSING else {}
         changed = replace(changed, claim=claim, work=None, listens=False)
     changed = _on_record(draft, job, changed, event, because)
-    changed = _interrupted(draft, job, changed, event, because)
+    changed = _timed(draft, _interrupted(draft, job, changed, event, because), event)
     take_turns(draft, job, changed.claim.keys() ^ job.claim.keys())
     if state is JobState.QUEUED:
         changed = replace(changed, end=None, ranks={})
@@ -176,6 +176,25 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: JobChanges)
     draft.tell(f"{state}: {because}", f"job:{job.id}", event=event)
     draft.put(changed)
     return changed
+
+
+def _timed(draft: Draft, job: Job, event: str) -> Job:
+    """What an attempt has run counts towards its job's time limit; one that runs needs no place kept."""
+    reading = draft.reading(job.spec.cluster)
+    begins = event in {"started", "appear", "restarted"}
+    if job.runs_since is not None and (begins or job.state is JobState.DIAGNOSING or job.state.terminal):
+        job = replace(job, ran=job.ran + max(0.0, reading - job.runs_since), runs_since=None)
+    if begins:
+        return replace(job, runs_since=reading, place_until=None)
+    return replace(job, place_until=None) if job.state.terminal or event == "spared" else job
+
+
+def _place_kept(draft: Draft, job: Job) -> Deadline | None:
+    """Until when nodes are reserved for a job that is interrupted now; a cluster with a queue does as it likes."""
+    keep = draft.rules.policy.resume.keep_place.total_seconds()
+    if job.adopted or not keep or Capability.PLACE not in draft.can(job.spec.cluster):
+        return None
+    return Deadline(clock=job.spec.cluster, at=draft.reading(job.spec.cluster) + keep)
 
 
 def _to_examine(draft: Draft, job: Job) -> dict[NodeId, tuple[int, ...]]:
@@ -219,7 +238,8 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
         case "stop" | "ended" if before.state in {JobState.RUNNING, JobState.GATING}:
             if after.stop_asked or after.cancelled or not (before.claim or before.ranks):
                 return after  # a person wanted it, or it had no nodes yet: nobody lost anything
-            after = replace(after, interruptions=interrupted(draft, replace(before, calls=after.calls), because))
+            lost = interrupted(draft, replace(before, calls=after.calls), because)
+            after = replace(after, interruptions=lost, place_until=_place_kept(draft, after))
             return stamp(after, "stopped", draft.now) if event == "ended" else after
         case "ended":
             return stamp(after, "stopped", draft.now)

@@ -14,6 +14,10 @@ IncidentId = NewType("IncidentId", str)
 JobId = NewType("JobId", str)
 
 
+def cluster_of(node: NodeId) -> str:
+    return node.partition("/")[0]
+
+
 def pool_of(cluster: str, word: str) -> str:
     """The pool's qualified name, `<cluster>/<pool>`: two clusters may use one word for different machines."""
     return word if word.startswith(f"{cluster}/") else f"{cluster}/{word}"
@@ -403,6 +407,13 @@ class Roster(Noun):
     at: datetime
     nodes: tuple[NodeId, ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()  # of each node, where it had not all of them; one entry: the same of all
+
+    @property
+    def held(self) -> dict[NodeId, tuple[int, ...]]:
+        """Each node with its devices; none of them: all."""
+        same = len(self.devices) != len(self.nodes)
+        each = (self.devices or ((),)) * len(self.nodes) if same else self.devices
+        return dict(zip(self.nodes, each, strict=True))
 
 
 class InForce(Noun):

@@ -166,6 +166,7 @@ class Intent(Noun):
     visible_from: float = 0.0  # as_of from which it must be visible; older facts are not held against it
     answer: str = ""
     gone: bool = False  # REJECTED because the target is not there any more
+    hopeless: bool = False  # REJECTED, and another try cannot come right
     verdicts: dict[NodeId, Verdict] = {}  # what a check or a look has answered so far
     found: dict[NodeId, Finding] = {}  # a check's verdicts with their reasons, where it has few nodes
     digest: str = ""

@@ -114,5 +114,5 @@ def test_each_line_counts_once_however_it_is_rotated_and_whenever_the_reader_die
     for _ in range(3):
         reader.read()
     assert [n for n in range(log.lines) if reader.counted[n] != 1] == []
-    # A file that was read to its end and has left the newest twenty since may have grown there: that is said, once in 250.
+    # A file that was read to its end and has left the newest twenty since may have grown there: that is said.
     assert reader.lost == [] or THOROUGH

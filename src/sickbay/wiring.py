@@ -5,6 +5,7 @@ Each is imported where it is chosen, so that whoever only opens a store loads no
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +42,13 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
     from sickbay.adapters.stores import sql
 
     return sql.open_store(url, readonly=readonly)
+
+
+def back_up(source: Path, target: Path) -> datetime:
+    """A checked copy of a SQLite store that may be in use; when it was made."""
+    from sickbay.adapters.stores import copies
+
+    return copies.back_up(source, target)
 
 
 def local_defects() -> dict[str, str]:

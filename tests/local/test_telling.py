@@ -225,15 +225,19 @@ def test_an_env_file_that_is_gone_ends_the_job_and_says_which(secretive: Sickbay
 # --- an agent that is dead
 
 
-def test_a_look_that_was_given_up_names_the_node_that_did_not_answer(tmp_path: Path) -> None:
-    for lab in running(tmp_path / "state", nodes=3):
-        job = lab.train(1000)
-        node = lab.reaches(job, 15)["nodes"][-1]
-        status = lab.status(node)
-        assert status is not None
-        lab.signal(status.agent_pid, signal.SIGKILL)
-        lab.inject(node, xid=79, cured_by="reboot")
-        lab.until(lambda: any(f"given up: {node} did not answer" in line for line in lab.story(job)), 60)
-        ended = lab.job(job)["attempts"][0]["first_failed"]
-        assert (ended["node"], ended["signal"], ended["why"]) == (node, "SIGKILL", "GPU 0 is broken: xid 79")
-        lab.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Sickbay]:
+    yield from running(tmp_path / "state", nodes=3)
+
+
+def test_a_look_that_was_given_up_names_the_node_that_did_not_answer(alone: Sickbay) -> None:
+    job = alone.train(1000)
+    node = alone.reaches(job, 15)["nodes"][-1]
+    status = alone.status(node)
+    assert status is not None
+    alone.signal(status.agent_pid, signal.SIGKILL)
+    alone.inject(node, xid=79, cured_by="reboot")
+    alone.until(lambda: any(f"given up: {node} did not answer" in line for line in alone.story(job)), 60)
+    ended = alone.job(job)["attempts"][0]["first_failed"]
+    assert (ended["node"], ended["signal"], ended["why"]) == (node, "SIGKILL", "GPU 0 is broken: xid 79")
+    alone.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)

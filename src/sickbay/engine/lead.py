@@ -156,13 +156,15 @@ class Engine:
             self.figures.seconds += self._clock.mono() - began
         return done
 
-    def oldest(self, keep: timedelta = timedelta(days=90)) -> datetime | None:
+    def oldest(self, keep: timedelta | None = None) -> datetime | None:
         """Before which moment what is over may be forgotten (`Store.forget`); None: nothing is so old.
 
+        `keep`: for so long; None: as the policy says.
         For hosts to ask now and then: each answer marks the day, in the store. Forgetting itself is for another thread.
         """
         if not self.leads:
             return None
+        keep = self._rules.policy.retention.history if keep is None else keep
         reading, wall = readings_of(self._clocks.newest).get(INGEST, 0.0), self._clock.wall()
         self._commit(partial(_mark_age, reading=reading, wall=wall, keep=keep))
         row = self._view.get(AGES).row

@@ -12,7 +12,7 @@ from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import EarlyAgent
-from sickbay.model.fleet import Brake, Node, read_scope
+from sickbay.model.fleet import Brake, Node, cluster_of, read_scope
 from sickbay.model.intent import Notify
 from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import WaitMark
@@ -65,6 +65,9 @@ def plan_voice(draft: Draft, subject: str) -> None:
     who = voice.incarnation.instance_id or "a machine that it cannot name"
     holder = node.registered if node is not None else None
     theirs = "no cluster has such a node"
+    if node is None and cluster_of(voice.node) not in draft.rules.can:
+        ours = ", ".join(sorted(draft.rules.can))
+        theirs = f"and there is no cluster {cluster_of(voice.node)} here (there is {ours}): give it a node of one"
     if node is not None:
         theirs = f"its cluster says that {holder.instance_id or holder.uid if holder else 'nobody'} holds that seat"
     text = f"{voice.node}: an agent reports from {who}, {theirs}: nothing that it says counts until the two agree"

@@ -84,9 +84,9 @@ class Backend:
         self.learned()
         return ident
 
-    def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "") -> Job:
+    def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "", owner: str = "") -> Job:
         job = job_named(spec.name, key)
-        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, by=by, reason=reason))
+        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, by=by, owner=owner, reason=reason))
         self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
         found = self._job(job)
         if found is None:

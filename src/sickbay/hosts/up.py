@@ -23,7 +23,7 @@ from sickbay.hosts.changes import Changes
 from sickbay.hosts.channels import NotifierFile
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
-from sickbay.hosts.server import refuse_taken, served
+from sickbay.hosts.server import refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
@@ -35,6 +35,7 @@ from sickbay.wiring import local_fleet, notifiers_of, open_store
 
 CLUSTER, POOL = "local", "default"
 NODES, GPUS = 4, 2
+LOG_PARTS = 4
 COME_UP = 15.0  # seconds that nodes that were switched off are given
 
 
@@ -69,9 +70,10 @@ class Service:
         self._wish = wish
         refuse_unconfigured(policy, wish.notifiers.names)
         refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
+        refuse_unusable(wish.cert, wish.key)
         make_private(wish.state)
         self._alone = lock_alone(wish.state)
-        self._logging = _log_to(wish.state / "controller.log")
+        self._logging = _log_to(wish.state / "controller.log", policy.retention.log_mib << 20)
         self.rack = Rack(wish.state / "local")
         try:
             self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
@@ -204,8 +206,9 @@ class _PlainLines(logging.Formatter):
         return plain_text(super().format(record))
 
 
-def _log_to(file: Path) -> logging.Handler:
-    handler = _LogFile(file, maxBytes=8 << 20, backupCount=3, delay=True)
+def _log_to(file: Path, most: int) -> logging.Handler:
+    """`most`: bytes of all its parts together."""
+    handler = _LogFile(file, maxBytes=most // LOG_PARTS, backupCount=LOG_PARTS - 1, delay=True)
     handler.setFormatter(_PlainLines("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger = logging.getLogger("sickbay")
     logger.addHandler(handler)

@@ -236,7 +236,8 @@ class Ordered(News, tag="ordered"):
 class Submitted(News, tag="submitted"):
     job: JobId
     spec: JobSpec
-    by: str = ""  # the name of whose token it was; the job is theirs
+    by: str = ""  # the name of whose token it was
+    owner: str = ""  # whose job it is, where that is another: an operator restarts somebody's
     reason: str = ""  # why an earlier job is continued
 
 

@@ -124,6 +124,7 @@ class Wait(Noun):
     because: str
     until: Deadline | None = None
     would: str = ""  # the act that is withheld
+    queued: bool = False  # a job that stands in the queue of its pool (`brain.queue`)
     room: Room | None = None  # it stands in a queue of its pool, and is called when there is room (`engine.seats`)
     ends: tuple[str, ...] = ()  # what would end it before, where no intent under way says so; for people
     then: str = ""  # what happens at `until`; for people

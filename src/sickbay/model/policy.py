@@ -252,6 +252,13 @@ class Pace(Strict):
     bystanders: Literal["wait", "stop"] = "wait"  # managed attempts on a sick node that do not hold what is sick
 
 
+class Retention(Strict):
+    """How much of what is over is kept."""
+
+    history: timedelta = timedelta(days=90)  # the story, facts, closed incidents, ended jobs and intents
+    log_mib: int = 32  # of the controller's own log, its older parts included
+
+
 class Policy(Strict):
     name: str = "default"
     about: str = ""
@@ -267,3 +274,14 @@ class Policy(Strict):
     notify: tuple[NotifyRule, ...] = (NotifyRule(),)
     silence: Silence = Silence()
     pace: Pace = Pace()
+    retention: Retention = Retention()
+
+    @property
+    def hands_off(self) -> bool:
+        """Whether no fault at all makes it act: it recommends, or only observes."""
+        for rule in self.faults:
+            if rule.mode is Mode.ACT:
+                return False
+            if rule.match == Match():
+                return True
+        return False

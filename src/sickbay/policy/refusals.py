@@ -31,6 +31,8 @@ from sickbay.model.policy import (
 HELD = "held"  # the event that says: this waits for a person
 ANYTHING = Match()
 MOST_INTERRUPTIONS = 200
+SHORTEST_HISTORY = timedelta(days=1)
+MOST_LOG = 10_000  # MiB
 MOST_CHANNELS = 8  # of a rule: each is a row of its own in the unit that tells
 # Pauses of nothing are allowed: they mean "do not wait".
 _MAY_BE_ZERO = frozenset({"settle", "native_grace", "stall_after", "start_within", "save_within", "keep_place"})
@@ -56,6 +58,7 @@ def refusals(policy: Policy) -> Iterator[Refusal]:
         yield from _brake(brake, ("brakes", n))
     for n, window in enumerate(policy.windows):
         yield from _window(window, ("windows", n))
+    yield from _retention(policy)
     yield from _tellings(policy)
     yield from _spans(policy, ())
     yield from _shadows(policy)
@@ -244,6 +247,14 @@ def _brake(brake: BrakeRule, at: KeyPath) -> Iterator[Refusal]:
 def _percent(value: float, at: KeyPath) -> Iterator[Refusal]:
     if not 0 <= value <= 100:
         yield Refusal(at, f"a percentage is 0 to 100, not {value:g}")
+
+
+def _retention(policy: Policy) -> Iterator[Refusal]:
+    if timedelta() < policy.retention.history < SHORTEST_HISTORY:
+        text = "shorter than a day: what happened last night could not be explained in the morning; write 1d or more"
+        yield Refusal(("retention", "history"), text)
+    if not 1 <= policy.retention.log_mib <= MOST_LOG:
+        yield Refusal(("retention", "log_mib"), f"{policy.retention.log_mib} is not from 1 to {MOST_LOG:,} MiB")
 
 
 def _window(window: Window, at: KeyPath) -> Iterator[Refusal]:

@@ -160,7 +160,9 @@ def test_logs_keep_head_and_tail_and_say_what_was_left_out(lab: Sickbay) -> None
 
 def test_what_a_job_writes_never_reaches_a_terminal_as_a_command(lab: Sickbay) -> None:
     wild = "\x1b]0;owned\x07\x1b]52;c;aGk=\x1b\\\x1b[2Jboom\x1b[0m"
-    script = f"import sys; print({wild!r}); print({'RuntimeError: ' + wild!r}, file=sys.stderr); sys.exit(3)"
+    script = (
+        f"import sys; print({wild!r}, flush=True); print({'RuntimeError: ' + wild!r}, file=sys.stderr); sys.exit(3)"
+    )
     job = lab.submit(*PY, script, nodes=1, max_restarts=0)
     failed = lab.ends(job, "FAILED")
     assert cli(lab, "logs", job) == "boom\nRuntimeError: boom\n"

@@ -102,8 +102,9 @@ class FarChecks(_Willing):
 
 
 class FarEar:
-    def tell(self, notice: Notify, *, key: str) -> None:
+    def tell(self, notice: Notify, *, key: str) -> str:
         del notice, key
+        return ""
 
 
 class AtOnce:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
+from sickbay.adapters.notifiers.message import NoticeMessage
 from sickbay.faces.api.families import FAMILIES
 from sickbay.faces.api.openapi import REFUSALS, document
 from sickbay.faces.api.route import Route
@@ -160,11 +162,17 @@ def metrics() -> str:
     return text + MEASURED
 
 
+def notice_schema() -> str:
+    """What machines that read notices may rely on."""
+    return json.dumps(msgspec.json.schema(NoticeMessage), indent=2, ensure_ascii=False) + "\n"
+
+
 PAGES = {
     "reference/lives.md": lives,
     "reference/cli.md": commands,
     "reference/api.md": api,
     "reference/metrics.md": metrics,
+    "reference/notice.schema.json": notice_schema,
 }
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from tests.support.thorough import THOROUGH
 pytestmark = pytest.mark.slow
 
 LIVES = Path(__file__).parents[1] / "support/train_lives.py"
+JOBS = Path(__file__).parents[1] / "support/train_jobs.py"
 WORLD = Path(__file__).parents[1] / "support/train_world.py"
 
 
@@ -74,3 +75,24 @@ def test_a_death_at_any_line_loses_neither_what_is_near_nor_what_was_uploaded(qu
 def test_what_stood_still_at_any_line_takes_nothing_near_from_those_who_began_meanwhile(quick_disk: Path) -> None:
     every = 12 if THOROUGH else 110
     assert scene("near_frozen", quick_disk, every, 1)["stops"] > 5000 // every
+
+
+def test_a_death_at_any_line_of_a_job_that_goes_on_from_a_step_costs_nothing_and_mixes_nothing(
+    quick_disk: Path,
+) -> None:
+    every = 11 if THOROUGH else 83
+    assert scene("killed", quick_disk, every, 1, script=JOBS)["deaths"] > 5000 // every
+
+
+def test_a_late_attempt_of_a_job_that_is_continued_stands_still_at_any_line_and_comes_too_late(
+    quick_disk: Path,
+) -> None:
+    every = 7 if THOROUGH else 83
+    assert scene("late", quick_disk, every, 1, script=JOBS)["stops"] > 3000 // every
+
+
+def test_two_strange_jobs_that_begin_in_one_directory_at_any_line_never_mix_their_weights(quick_disk: Path) -> None:
+    every = 5 if THOROUGH else 47
+    told = scene("strangers", quick_disk, every, 1, script=JOBS)
+    assert told["stops"] > 2500 // every
+    assert told["began_first"], told

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sickbay.model.notice import CLOSED, DIGEST, TEST
+from sickbay.model.notice import EVENTS as RATED
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -53,11 +56,18 @@ def _words(value: ast.expr, tree: ast.Module) -> Iterator[str]:
                     yield from (text for text in _words(node.value, tree) if text != name)
 
 
-EVENTS = _events()
+SENT = _events()
+EVENTS = {**dict.fromkeys((CLOSED, DIGEST, TEST), "model/notice.py"), **SENT}
 
 
 def test_the_events_are_found_in_the_source() -> None:
-    assert {"held", "brake", "budget", "withheld", "vacancy", "job_failed", "check_failed"} <= EVENTS.keys()
+    assert {"held", "brake", "budget", "withheld", "vacancy", "job_failed", "check_failed"} <= SENT.keys()
+
+
+def test_every_event_is_rated_and_the_page_says_how() -> None:
+    assert EVENTS.keys() == RATED.keys()
+    rows = (RUNBOOKS / "README.md").read_text(encoding="utf-8")
+    assert [event for event, kind in RATED.items() if f"| [{event}]({event}.md) | {kind.severity} |" not in rows] == []
 
 
 def test_every_event_has_its_runbook_and_every_runbook_its_event() -> None:

@@ -1,6 +1,8 @@
 """What a user is told of his job: which rank, where, how it ended; hangs, logs, and the environment of a rank."""
 
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -107,3 +109,67 @@ def test_a_log_rule_that_is_too_slow_is_told(lab: Sickbay) -> None:
     assert any("log rule steps is switched off" in note for note in waits["notes"])
     assert any("log rule 'steps' is switched off" in line for line in lab.story(job))
     lab.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)
+
+
+# --- what cannot come right by another try
+
+
+def test_a_checkpoint_directory_that_cannot_be_ends_the_job_at_once(lab: Sickbay) -> None:
+    job = lab.train(5, checkpoint="/proc/nope")
+    failed = lab.ends(job, "FAILED", 30)
+    assert "its checkpoint directory /proc/nope cannot be made: No such file or directory" in failed["diagnosis"]
+    assert "another try cannot come right" in failed["diagnosis"]
+    assert len([line for line in lab.story(job) if "no rank starts before" in line]) == 1
+
+
+def test_no_room_is_told_with_the_directory_of_the_checkpoints(lab: Sickbay) -> None:
+    script = "from sickbay.train import Checkpoints; Checkpoints(); raise OSError(28, 'No space left on device')"
+    job = lab.submit(*PY, script, nodes=1)
+    failed = lab.ends(job, "FAILED")
+    assert "there is no room to write" in failed["diagnosis"]
+    assert f"its checkpoints are in {failed['checkpoint']}" in failed["diagnosis"]
+    assert failed["checkpoint"].endswith(job)
+
+
+# --- logs
+
+
+def cli(lab: Sickbay, *args: str) -> str:
+    """What the command line prints into a pipe."""
+    token = (lab.state / "operator.token").read_text()
+    env = {**os.environ, "SICKBAY_URL": lab.url, "SICKBAY_TOKEN": token, "XDG_CONFIG_HOME": str(lab.state / "config")}
+    command = [sys.executable, "-m", "sickbay", *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_logs_keep_head_and_tail_and_say_what_was_left_out(lab: Sickbay) -> None:
+    script = "for n in range(600_000): print(f'line {n:07d}', 'x' * 60)\nprint('the end')"
+    job = lab.submit(*PY, script, nodes=1)
+    lab.ends(job)
+    lines = cli(lab, "logs", job).splitlines()
+    assert lines[0].startswith("line 0000000 x")
+    assert lines[-1] == "the end"
+    (gap,) = [n for n, line in enumerate(lines) if "left out here" in line]
+    assert lines[gap].startswith("… ")
+    assert lines[gap].endswith(" MB left out here …")
+    assert {len(line) for n, line in enumerate(lines[:-1]) if n != gap} == {73}
+
+
+def test_what_a_job_writes_never_reaches_a_terminal_as_a_command(lab: Sickbay) -> None:
+    wild = "\x1b]0;owned\x07\x1b]52;c;aGk=\x1b\\\x1b[2Jboom\x1b[0m"
+    script = f"import sys; print({wild!r}); print({'RuntimeError: ' + wild!r}, file=sys.stderr); sys.exit(3)"
+    job = lab.submit(*PY, script, nodes=1, max_restarts=0)
+    failed = lab.ends(job, "FAILED")
+    assert cli(lab, "logs", job) == "boom\nRuntimeError: boom\n"
+    assert cli(lab, "logs", job, "--raw").startswith(wild)
+    assert "\x1b" not in "".join(lab.story(job)) + failed["diagnosis"] + "".join(failed["attempts"][0]["last_lines"])
+    assert any("RuntimeError: boom" in n["text"] for n in lab.notices())
+    assert "\x1b" not in (lab.state / "controller.log").read_text()
+
+
+def test_stacks_of_a_hung_rank_stay_on_their_lines(lab: Sickbay) -> None:
+    script = "import time, sickbay.train\ndef waits_for_peers():\n    time.sleep(600)\nwaits_for_peers()"
+    job = lab.submit(*PY, script, nodes=1, start_within=2, max_restarts=0)
+    lab.ends(job, "FAILED")
+    shown = cli(lab, "explain", job, "--all").splitlines()
+    assert any("waits_for_peers (" in line and "rank 0" not in line for line in shown), shown

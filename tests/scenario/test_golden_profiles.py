@@ -20,7 +20,7 @@ from tests.support.wards import DAY, MINUTE, Ward
 from sickbay.model.checkup import Verdict
 from sickbay.model.facts import Checked
 from sickbay.model.fleet import JobId, NodeId
-from sickbay.model.incident import Phase
+from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import JobState
 from sickbay.model.policy import Trigger
 from sickbay.policy.load import load_policy, shipped
@@ -98,7 +98,7 @@ class Play:
             if self.w.sim.scheduler.now - began < MINUTE or not self.w.known(self.job):
                 return False
             job = self.w.job(self.job)
-            still = all(not i.open or i.phase in RESTING for i in self.w.incidents())
+            still = all(not i.open or i.phase in RESTING or _withheld(i) for i in self.w.incidents())
             settled = job.state is JobState.QUEUED and job.wait is not None and "claimed" in job.wait.because
             return still and (not job.open or self.w.trains(self.job) or settled)
 
@@ -138,6 +138,11 @@ class Play:
         assert job.state is JobState.RUNNING, self.w.why()
         moved = {line.event for line in self.w.sim.store.story(f"job:{self.job}")} & {"requeue", "unclaim"}
         return "restarts" if moved else "untouched"
+
+
+def _withheld(incident: Incident) -> bool:
+    """The policy only recommends: nothing comes after that."""
+    return incident.wait is not None and bool(incident.wait.would)
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])

@@ -97,10 +97,10 @@ def _never_misses_a_job(patch: pytest.MonkeyPatch) -> None:
 def _gives_up_notices(patch: pytest.MonkeyPatch) -> None:
     again = retry._again_later
 
-    def again_later(s: retry.IntentInput, intent: Intent) -> Intent:
+    def again_later(s: retry.IntentInput, intent: Intent, asked: float) -> Intent:
         if isinstance(intent.act, Notify) and intent.sends >= retry.TRANSIENT_LIMIT:
             return replace(intent, state=IntentState.EXPIRED)
-        return again(s, intent)
+        return again(s, intent, asked)
 
     patch.setattr(retry, "_again_later", again_later)
 

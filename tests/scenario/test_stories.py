@@ -25,7 +25,8 @@ def refused(w: Ward, job: JobId) -> str:
     assert w.events("start") == []
     w.run(10)
     assert [notice.text for notice in w.notices("job_failed")] == [f"{job}: {done.diagnosis}"]
-    assert story(w, job)[-2:] == [f"FAILED: {done.diagnosis}", f"told: {job}: {done.diagnosis}"]
+    told = [f"is being told through log: {job}: {done.diagnosis}", "told through log"]
+    assert story(w, job)[-3:] == [f"FAILED: {done.diagnosis}", *told]
     return done.diagnosis
 
 
@@ -88,7 +89,7 @@ def test_what_a_hung_job_was_doing_is_in_its_story(cold: bool) -> None:
     [
         ("ModuleNotFoundError: No module named 'apex'", "ModuleNotFoundError: No module named 'apex'", 1),
         ("OSError: [Errno 28] No space left on device", "No space left on device", 1),
-        (BUG, "the program raised an error: KeyError: 'labels'; 2 of 2 restarts are spent", 3),
+        (BUG, "(a rank on sim/train-0000 ended with exit code 1); 2 of 2 restarts are spent", 3),
     ],
 )
 def test_a_bug_ends_the_job_with_its_line_and_no_node_is_touched(tail: str, diagnosis: str, attempts: int) -> None:

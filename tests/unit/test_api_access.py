@@ -6,8 +6,9 @@ from datetime import timedelta
 import httpx
 import pytest
 from tests.support.api_ward import TOKENS, Caller, Clinic, clinic
+from tests.support.waiting import until
 
-from sickbay.faces.api import tokens
+from sickbay.faces.api import endpoint, tokens
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
 from sickbay.model.fleet import NodeId
@@ -244,6 +245,42 @@ def test_a_submitter_runs_jobs_of_its_own_and_touches_no_others(calls: Clinic) -
     assert calls.viewer.get(f"/v1/jobs/{mine}/logs").status_code == 403
     assert calls.submitter.post(f"/v1/jobs/{mine}/stop", {"reason": "done"}).status_code == 200
     assert calls.operator.post(f"/v1/jobs/{theirs}/stop", {"reason": "done"}).status_code == 200
+
+
+def test_only_an_operator_puts_a_job_before_those_of_others(calls: Clinic) -> None:
+    body = {"name": "first", "nodes": 1, "command": ["train"], "priority": 5}
+    refused = calls.submitter.post("/v1/jobs", body)
+    assert refused.status_code == 403
+    assert "priority" in refused.json()["error"]
+    assert calls.submitter.post("/v1/jobs", body | {"priority": -5}).status_code == 201
+    assert calls.operator.post("/v1/jobs", body).status_code == 201
+
+
+def test_a_job_that_an_operator_restarts_stays_its_owners(calls: Clinic) -> None:
+    job = job_of(calls.submitter, "kept")
+    assert calls.operator.post(f"/v1/jobs/{job}/stop", {"reason": "the power"}).status_code == 200
+    until(lambda: calls.viewer.get(f"/v1/jobs/{job}").json()["state"] == "STOPPED", 20, "it has ended")
+    again = calls.operator.post(f"/v1/jobs/{job}/restart", {"reason": "the power is back"})
+    assert again.status_code == 201, again.text
+    assert again.json()["owner"] == "submitter"
+    assert calls.submitter.post(f"/v1/jobs/{again.json()['id']}/stop", {"reason": "mine"}).status_code == 200
+
+
+@pytest.mark.parametrize("who", ["viewer", "operator"])
+def test_one_token_holds_so_many_streams_and_no_more(calls: Clinic, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    monkeypatch.setattr(endpoint, "HELD_MOST", 2)
+    caller = getattr(calls, who)
+    with caller.http.stream("GET", "/v1/events") as first, caller.http.stream("GET", "/v1/events") as second:
+        assert (first.status_code, second.status_code) == (200, 200)
+        refused = caller.get("/v1/events")
+        assert refused.status_code == 429
+        assert "2 streams and held requests" in refused.json()["error"]
+    until(lambda: opens(caller), 20, "what was closed counts no more")
+
+
+def opens(caller: Caller) -> bool:
+    with caller.http.stream("GET", "/v1/events") as stream:
+        return stream.status_code == 200
 
 
 def test_the_audit_log_says_who_did_what_to_what_and_why(calls: Clinic) -> None:

@@ -146,7 +146,7 @@ def test_the_index_names_every_route(calls: Clinic) -> None:
         ("/v1/jobs?limit=0", "limit"),
         ("/v1/jobs?limit=many", "limit"),
         ("/v1/jobs?limit=1&limit=2", "limit is given twice"),
-        ("/v1/jobs?sate=RUNNING", "there is no parameter 'sate': did you mean state? It takes state, limit"),
+        ("/v1/jobs?sate=RUNNING", "there is no parameter 'sate': did you mean state? It takes state, limit, after"),
         ("/v1/incidents?which=closed", "which"),
         ("/v1/explain", "the parameter 'name' is missing"),
         ("/v1/explain?name=", "name"),
@@ -215,3 +215,16 @@ def test_prometheus_reads_the_newest_values_and_how_the_fleet_is(calls: Clinic) 
     assert 'sickbay_cpu_busy{node="sim/train-0003"} 12.5' in lines
     assert 'sickbay_nodes{pool="sim/train",state="READY"} 7' in lines
     assert any(line.startswith("sickbay_incidents_open{") and 'class="' in line for line in lines)
+
+
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/jobs", "/v1/incidents"])
+def test_pages_together_are_the_whole_list(calls: Clinic, path: str) -> None:
+    which = {"which": "all"} if path.endswith("incidents") else {}
+    whole = [row["id"] for row in calls.viewer.get(path, **which).json()]
+    assert whole
+    paged: list[str] = []
+    while page := [
+        row["id"] for row in calls.viewer.get(path, **which, limit=1, after=paged[-1] if paged else "").json()
+    ]:
+        paged += page
+    assert paged == whole

@@ -14,7 +14,7 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.canned import AT, Answer, Canned, fleet, incident, interruption, job, node, order, serving
+from tests.support.canned import AT, Answer, Asked, Canned, fleet, incident, interruption, job, node, order, serving
 
 from sickbay.faces.api.routes import ROUTES
 from sickbay.faces.cli import orders
@@ -222,6 +222,22 @@ def test_top_shows_that_the_controller_is_in_trouble(server: Canned) -> None:
     assert "the controller is in trouble: the store: database or disk is full" in done("top").stdout
 
 
+@pytest.mark.parametrize("command", ["nodes", "jobs", "incidents"])
+def test_a_list_of_any_length_is_read_in_pages(server: Canned, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr("sickbay.faces.cli.client.PAGE", 3)
+    made = {"nodes": node, "jobs": job, "incidents": incident}[command]
+    rows = [made(f"x{n}") for n in range(7)]
+    ids = [row["id"] for row in rows]
+
+    def page(asked: Asked) -> list[dict[str, Any]]:
+        begin = ids.index(asked.query["after"]) + 1 if "after" in asked.query else 0
+        return rows[begin : begin + int(asked.query["limit"])]
+
+    server.says(f"GET /v1/{command}", page)
+    assert [row["id"] for row in json.loads(done(command, "--json").stdout)] == ids
+    assert len(server.asked) == 3
+
+
 def test_filters_are_asked_of_the_server(server: Canned) -> None:
     server.says("GET /v1/nodes", [])
     server.says("GET /v1/jobs", [])
@@ -232,6 +248,7 @@ def test_filters_are_asked_of_the_server(server: Canned) -> None:
     done("incidents", "--all")
     done("incidents")
     said = [{name: value for name, value in one.query.items() if name != "limit"} for one in server.asked]
+    assert all("after" not in one.query for one in server.asked)
     assert said == [{"pool": "a b"}, {"state": "RUNNING"}, {"which": "open"}, {"which": "all"}, {}]
 
 

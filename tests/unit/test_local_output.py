@@ -54,7 +54,7 @@ def test_offsets_go_on_across_rotation(tmp_path: Path) -> None:
     assert end_of_output(tmp_path) == len(written)
     text, after = read_output(tmp_path, 2990, 20)
     assert (text, after) == (written[2990:3010], 3010)
-    assert all_of(tmp_path) == written[1000:]
+    assert all_of(tmp_path) == f"{written[:996]}… 1008 bytes left out here …\n{written[2004:]}"
 
 
 def test_only_so_many_parts_are_kept(tmp_path: Path) -> None:
@@ -67,11 +67,47 @@ def test_only_so_many_parts_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_reader_who_comes_late_is_told_where_he_is(tmp_path: Path) -> None:
-    with capturing(tmp_path, keep=2) as capture:
+    with capturing(tmp_path, keep=3) as capture:
         capture.write(b"a" * 5000)
     text, after = read_output(tmp_path, 0, 10_000)
-    assert after == 5000
-    assert len(text) == 2000
+    assert (text, after) == ("a" * 1000, 1000)
+    text, after = read_output(tmp_path, after, 10_000)
+    assert (text, after) == (f"\n… 2000 bytes left out here …\n{2000 * 'a'}", 5000)
+
+
+def test_head_and_tail_are_kept_and_whole_lines_end_where_something_is_left_out(tmp_path: Path) -> None:
+    lines = [f"step {i:07d} loss {i / 7:.5f}\n" for i in range(100_000)]
+    with capturing(tmp_path, part=200_000) as capture:
+        capture.write("".join(lines).encode())
+    shown = all_of(tmp_path, limit=50_000)
+    head, note, tail = shown.partition("… 2.")
+    size, _, rest = tail.partition("\n")
+    assert note
+    assert size.endswith(" MB left out here …")
+    assert head == "".join(lines)[: len(head)]
+    assert 190_000 < len(head) <= 200_000
+    assert head.endswith("\n")
+    assert "".join(lines).endswith(rest)
+    assert rest.splitlines()[0] + "\n" in lines
+    assert len(rest) > 400_000
+    assert sum(part.stat().st_size for part in tmp_path.iterdir()) <= 800_000
+
+
+def test_who_follows_too_slowly_is_told_what_he_missed(tmp_path: Path) -> None:
+    with capturing(tmp_path) as capture:
+        capture.write(b"0123456789abcde\n" * 100)
+        _, after = read_output(tmp_path, 0, 1500)
+        capture.write(b"0123456789abcde\n" * 400)
+        text, _ = read_output(tmp_path, after, 100)
+    assert text.startswith("\n… ")
+    assert text.splitlines()[2] == "0123456789abcde"
+
+
+def test_the_end_of_an_output_needs_no_word_about_what_is_left_out(tmp_path: Path) -> None:
+    with capturing(tmp_path) as capture:
+        capture.write(b"x" * 8000)
+    assert "left out" not in read_output(tmp_path, -2500, 10_000)[0]
+    assert "left out" not in read_output(tmp_path, -6000, 10_000)[0]
 
 
 def test_a_negative_offset_counts_from_the_end(tmp_path: Path) -> None:

@@ -101,6 +101,24 @@ def test_the_one_that_was_taken_over_cannot_take_it_back_by_the_wish_of_its_own_
         start("a", 9, begin_anew=1)
 
 
+def test_a_fence_that_a_stranger_raised_at_the_same_moment_gives_it_nothing(start: Start, tmp_path: Path) -> None:
+    start("a", 1, 10)
+    (tmp_path / "attempt-2").mkdir()
+    layout.create_fence(tmp_path, layout.RunFile(2, "x", 1, job="b"))  # b looked before a began, and was refused then
+    with pytest.raises(train.NotOurs, match="holds checkpoints of job a"):
+        start("b", 3)
+    with pytest.raises(train.AlreadyBegun):
+        start("a", 2)
+    assert str(start("a", 3).resumed) == "attempt-1/step-10"
+
+
+def test_where_nobody_has_chosen_yet_the_first_come_has_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "attempt-1").mkdir()
+    layout.create_fence(tmp_path, layout.RunFile(1, "x", 1, job="a"))
+    with pytest.raises(train.NotOurs, match="job a"):
+        start("b", 1)
+
+
 def test_a_directory_that_was_filled_by_hand_is_gone_on_from(start: Start, tmp_path: Path) -> None:
     with train.Checkpoints(tmp_path) as by_hand:
         by_hand.save(10, b"by hand")
@@ -228,6 +246,15 @@ def test_an_attempt_that_saved_nothing_goes_on_from_the_step_asked_for_once_more
     start("a", 1, 10, 20)
     start("b", 1, continues="a/1", from_step=10)
     assert str(start("b", 2, continues="a/1", from_step=10).resumed) == "attempt-1/step-10"
+
+
+def test_what_was_left_stays_also_when_the_attempt_that_went_back_has_saved_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    start("a", 1, 10, 20)
+    start("b", 1, continues="a/1", from_step=10)
+    start("b", 2, 11, 12, 13, 14, keep=1, continues="a/1", from_step=10)
+    assert "attempt-1/step-20" in whole(tmp_path)
 
 
 def test_one_may_come_back_to_what_was_left_beside(start: Start) -> None:

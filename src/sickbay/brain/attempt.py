@@ -2,8 +2,9 @@
 
 from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay, Tell
 from sickbay.brain.endings import ending_of
+from sickbay.brain.gate import over_time
 from sickbay.brain.job_input import JobInput, listing
-from sickbay.model.clock import INGEST
+from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase, Wait
 from sickbay.model.intent import AskToSave, Fence, Intent, IntentState, Look, Notify, StopJob
@@ -29,6 +30,9 @@ def running(s: JobInput, policy: Policy) -> JobDecision:
                 return Move("ended", ending_of(job.end), own)
     if job.cancelled and not any(state is RankState.RUNNING for state in job.ranks.values()):
         return Move("stopped", "cancelled by its owner", {"claim": {}})
+    over = Deadline(clock=s.cluster, at=job.over_at) if job.over_at is not None else None
+    if s.passed(over) and not job.stop_asked:
+        return Change(over_time(job), {"stop_asked": over_time(job), "diagnosis": over_time(job)})
     if (job.stop_asked or job.calls) and (decision := _saves_first(s, policy)) is not None:
         return decision
     saved = _saved(s, policy)
@@ -38,7 +42,30 @@ def running(s: JobInput, policy: Policy) -> JobDecision:
         return _stacks(s, policy, calls) or Move("stop", f"{calls[0].because}{saved}")
     if job.ranks and all(state is RankState.GONE for state in job.ranks.values()):
         return _without_end(s, policy)
-    return Stay(Wait(because="training" if job.ranks else "its controller has not placed it yet"))
+    if (grown := _grow(s, policy, over)) is not None:
+        return grown
+    then = "it has run as long as it may" if over is not None else ""
+    because = "training" if job.ranks else "its controller has not placed it yet"
+    return Stay(Wait(because=because, until=over, then=then))
+
+
+def _grow(s: JobInput, policy: Policy, over: Deadline | None) -> JobDecision | None:
+    """One that runs on fewer nodes than it asked for, and says so, is restarted on all once there are enough."""
+    job, most = s.job, s.job.spec.most
+    if not job.spec.grow or Capability.PLACE not in s.can or len(job.claim) >= most or not job.ranks:
+        return None
+    why = f"training on {len(job.claim)} of {most} nodes"
+    rested = Deadline(clock=s.cluster, at=job.began + policy.resume.grow_after.total_seconds())
+    if not s.passed(rested):
+        first = over if over is not None and over.at < rested.at else rested
+        return Stay(Wait(because=why, until=first, then="it grows as soon as there are enough nodes"))
+    if s.room is None:
+        return ReadFirst(Need.ROOM)
+    if not s.room.begins:
+        return Stay(Wait(because=f"{why}, and grows as soon as there are enough", until=over))
+    call = Call(because=f"it grows to {most} nodes", before=f"it grows to {most} nodes", wished=True)
+    place = s.within(s.cluster, policy.resume.keep_place)
+    return Change(f"there are {most} nodes for it", {"calls": (call,), "place_until": place})
 
 
 def _saves_first(s: JobInput, policy: Policy) -> JobDecision | None:
@@ -104,7 +131,7 @@ def _without_end(s: JobInput, policy: Policy) -> JobDecision:
 def _stacks(s: JobInput, policy: Policy, calls: tuple[Call, ...]) -> JobDecision | None:
     """What a hung job was doing can be asked only while it still does it. None: nothing more to ask."""
     job, intent = s.job, s.intent
-    if any(call.node for call in calls) or Capability.LOOK not in s.can:
+    if any(call.node or call.wished for call in calls) or Capability.LOOK not in s.can:
         return None
     if intent is None or not isinstance(intent.act, Look):
         nodes = tuple(sorted(node for node, state in job.ranks.items() if state is RankState.RUNNING))
@@ -209,7 +236,12 @@ def _stuck(s: JobInput, policy: Policy, left: tuple[NodeId, ...]) -> JobDecision
     why = f"cannot prove that the ranks on {listing(left)} are gone ({_why_not(s)}); a second copy would ruin the run"
     if job.deadline is None:
         held = {node: devices for node, devices in job.claim.items() if job.ranks.get(node) is not RankState.GONE}
-        also: JobChanges = {"claim": held, "deadline": s.within(s.cluster, policy.resume.stop_deadline)}
+        # Nobody knows how long it lasts: it gives up the place that was kept for it, too.
+        also: JobChanges = {
+            "claim": held,
+            "place_until": None,
+            "deadline": s.within(s.cluster, policy.resume.stop_deadline),
+        }
         tell = None
         if job.remind is None or not stuck(job) or s.passed(job.remind):
             notice = Notify(event="job_stuck", subject=f"job:{job.id}", text=f"{job.spec.name}: {why}")

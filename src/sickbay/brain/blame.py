@@ -15,6 +15,7 @@ from sickbay.model.job import End, EndReason, Job
 from sickbay.model.policy import OnNoFault, Policy, Trigger, WhichNodes
 from sickbay.model.tables import CONSEQUENCE, RAISED, Diagnosis
 
+DISK_FULL = "disk_full"  # a rule of `diagnosis.csv`: an error of that kind mostly does not say which disk
 FOLLOWS = {0, 6, 15}  # a rank that aborts or is asked to end mostly follows another's trouble
 
 
@@ -66,7 +67,8 @@ def _verdict(s: JobInput, policy: Policy, dark: tuple[NodeId, ...]) -> JobDecisi
     failed = tuple(node for node, verdict in checked.items() if verdict is Verdict.FAIL)
     reason = job.end.reason if job.end is not None else None
     unplaced = not job.ranks and Capability.PLACE not in s.can
-    preempted = (reason is EndReason.PREEMPTED or unplaced) and not job.calls  # nobody's fault: it costs nothing
+    wished = bool(job.calls) and all(call.wished for call in job.calls)
+    preempted = wished or ((reason is EndReason.PREEMPTED or unplaced) and not job.calls)  # nobody's fault: it is free
     late = learned_late(job)
     blamed = any(call.node for call in job.calls) or bool(failed or late) or reason is EndReason.NODE_LOST
     reading = s.readings.get(s.cluster, 0.0)
@@ -117,6 +119,8 @@ def _no_fault(job: Job, policy: Policy, because: str) -> tuple[str, str]:
     found = diagnosis_of(job.end) if job.end else None
     if found is not None:
         why = _why(found, job.end, because) if job.end else found.because
+        if found.name == DISK_FULL and (where := job.spec.checkpoint or job.checkpoints_in):
+            why = f"{why}; its checkpoints are in {where}"
         stop = rule.on_no_fault is OnNoFault.DIAGNOSE and not found.restart
         return (why if stop else ""), why
     return "", f"{because}, no node is to blame and its log does not say why"

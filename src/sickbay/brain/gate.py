@@ -29,6 +29,11 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
         return _called_off(s, policy) if s.native else Move("stopped", job.stop_asked)
     if s.native:
         return _rerun(s, policy)
+    limit = job.spec.time_limit
+    if limit is not None and job.ran >= limit:
+        return Move("stopped", over_time(job), {"diagnosis": over_time(job)})
+    if s.passed(job.place_until):
+        return _lapsed(job)
     if Capability.PLACE not in s.can:
         avoid = to_avoid(s)
         if isinstance(avoid, ReadFirst):
@@ -42,13 +47,23 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
     if isinstance(placed, ReadFirst):
         return placed
     if isinstance(placed, NoPlace):
-        return _starved(s, policy, placed.because)
+        waits = _starved(s, policy, placed.because)
+        kept = job.place_until
+        if isinstance(waits, Stay) and kept is not None and (job.deadline is None or kept.at < job.deadline.at):
+            return Stay(replace(waits.wait, until=kept, then="its place is kept no longer"))
+        return waits
     gate = gate_of(job, policy)
     also: JobChanges = {"claim": placed, "deadline": None}
     if gate is None or Capability.CHECK not in s.can:
         return _start(s, policy, placed, "claim", also)
     act_gate = Verify(nodes=tuple(sorted(placed)), level=gate.level, profile=gate.profile)
     return Do(act_gate, f"no rank starts before level {gate.level} has passed", gate.deadline, INGEST, "claim", also)
+
+
+def _lapsed(job: Job) -> Change[JobChanges]:
+    """Its place is kept no longer: it waits by its rank like the others, and a person hears of it."""
+    why = "its place is kept no longer: it waits in the queue by its priority and its age"
+    return Change(why, {"place_until": None}, tell(job, "job_waits", f"{job.spec.name}: {why}"))
 
 
 def gate_of(job: Job, policy: Policy) -> Examine | None:
@@ -62,6 +77,10 @@ def gate_of(job: Job, policy: Policy) -> Examine | None:
     # The policy's deadline is for its own level: a job that asks for a longer check must be able to pass it.
     longer = asked.deadline if level < asked.level else max(asked.deadline, CHECKS_TAKE[min(level, max(CHECKS_TAKE))])
     return replace(asked, level=level, deadline=longer)
+
+
+def over_time(job: Job) -> str:
+    return f"its time limit of {timedelta(seconds=job.spec.time_limit or 0)} is over"
 
 
 def checked_by_agents(job: Job, policy: Policy, can: frozenset[Capability]) -> bool:
@@ -280,6 +299,8 @@ def _fell(job: Job, intent: Intent | None) -> tuple[NodeId, ...]:
 def _refused(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
     """The cluster knows something that we do not: wait for newer reads, or all goes are spent in a moment."""
     why = f"the start was refused: {intent.answer}"
+    if intent.hopeless:
+        return give_up(s, policy, f"{why}; another try cannot come right")
     again = Deadline(clock=intent.clock, at=intent.sent_at + REFUSED.total_seconds())
     if not s.passed(again):
         return Stay(Wait(because=f"{why}; it is tried again", until=again))

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from sickbay.brain.decision import Tell
 from sickbay.model.clock import Deadline
-from sickbay.model.fleet import Capability, NodeId
+from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.intent import Intent, Notify
 from sickbay.model.job import Job
 from sickbay.model.noun import Noun
@@ -33,7 +33,11 @@ class Seat(Noun):
 class PoolRoom(Noun):
     """How much of its pool a job may claim: numbers, because a pool has thousands of nodes."""
 
-    free: int
+    free: int  # that it may claim, in its turn
+    begins: bool = True  # it is its turn, and they are enough
+    more: int = 0  # of those, the ones beside its own
+    own: tuple[NodeId, ...] = ()  # of those, the ones that are kept for it or that it claims
+    behind: JobId | None = None  # for whom others are kept
     unchecked: int = 0  # how many more if it asked for no check before its start
     last: tuple[NodeId, ...] = ()  # nodes of the attempt that it lost last, in order
     last_there: bool = False  # each of these still is a seat

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from sickbay.brain.decision import Need, ReadFirst
-from sickbay.brain.job_input import AVOIDED, JobInput, Placement, Seat, listing
+from sickbay.brain.job_input import AVOIDED, JobInput, Placement, PoolRoom, Seat, listing
+from sickbay.brain.queue import needed
 from sickbay.model.fleet import Node, NodeId
 from sickbay.model.policy import PlaceBy, Policy
 
@@ -19,23 +20,23 @@ class NoPlace:
 def place(s: JobInput, policy: Policy) -> Placement | NoPlace | ReadFirst:
     """Nodes and devices for the next attempt, or why there are none."""
     job, order = s.job, policy.resume.place
-    if job.spec.on:
-        return _named(s)
     room = s.room
     if room is None:
         return ReadFirst(Need.ROOM)
+    if job.spec.on:
+        return _named(s, room)
     if room.last and room.last_there and PlaceBy.SPARE not in order:
         # No spare by policy: only its own nodes will do, as long as their seats are there.
         return _own(s, policy, room.last)
-    most, least = job.spec.most, job.spec.least
-    fewer = PlaceBy.FEWER in order and bool(job.interruptions)
-    if room.free >= (least if fewer else most):
-        return _chosen(s, min(room.free, most), room.last if order[:1] == (PlaceBy.SAME,) else ())
+    need = needed(job, policy)
+    if room.begins and room.free >= need:
+        return _chosen(s, room, room.last if order[:1] == (PlaceBy.SAME,) else room.own)
     if s.withheld is None:
         return ReadFirst(Need.WITHHELD, room.last)
-    needs = f"needs {least if fewer else most} nodes of {job.pool}, {room.free} can be claimed"
+    needs = f"needs {need} node{'s' if need > 1 else ''} of {job.pool}, {room.free} can be claimed"
+    kept = [f"others are kept for {room.behind}"] if room.behind is not None else []
     deaf = [f"{UNCHECKED} on {room.unchecked} others"] if room.unchecked else []
-    return NoPlace("; ".join([needs, *deaf, *s.withheld]))
+    return NoPlace("; ".join([needs, *kept, *deaf, *s.withheld]))
 
 
 def _own(s: JobInput, policy: Policy, last: tuple[NodeId, ...]) -> Placement | NoPlace | ReadFirst:
@@ -50,12 +51,12 @@ def _own(s: JobInput, policy: Policy, last: tuple[NodeId, ...]) -> Placement | N
     return NoPlace(f"waits for its own nodes: {listing(n for n in last if n not in placed)} cannot be claimed")
 
 
-def _chosen(s: JobInput, many: int, first: tuple[NodeId, ...]) -> Placement | ReadFirst:
-    """So many, in order: those that it had last before others if policy says so, those to avoid last of all."""
-    avoid, had = set(s.job.avoid), set(first)
+def _chosen(s: JobInput, room: PoolRoom, first: tuple[NodeId, ...]) -> Placement | ReadFirst:
+    """As many as it asked for, if it may have them: its own before others, those to avoid last of all."""
+    many, avoid, had = min(room.free, s.job.spec.most), set(s.job.avoid), set(first)
     rest = sorted(avoid, key=lambda node: (node not in had, node))
     if s.seats is None:
-        return ReadFirst(Need.SEATS, tuple(dict.fromkeys((*first, *rest))), more=many)
+        return ReadFirst(Need.SEATS, tuple(dict.fromkeys((*first, *rest))), more=min(many, room.more))
     offers = _offers(s.seats)
     preferred = (node for node in first if node not in avoid)
     others = (node for node in offers if node not in avoid and node not in had)
@@ -67,7 +68,7 @@ def _offers(seats: Iterable[Seat]) -> Placement:
     return {seat.node: seat.offer for seat in seats if seat.here and seat.offer is not None}
 
 
-def _named(s: JobInput) -> Placement | NoPlace | ReadFirst:
+def _named(s: JobInput, room: PoolRoom) -> Placement | NoPlace | ReadFirst:
     """All of them or nothing, with the reason of the first."""
     if s.seats is None:
         return ReadFirst(Need.SEATS, s.job.spec.on)
@@ -76,6 +77,10 @@ def _named(s: JobInput) -> Placement | NoPlace | ReadFirst:
         if seat.offer is None:
             return _why_not(s, seat)
         placed[seat.node] = seat.offer
+    if not room.begins and all(seat.here for seat in s.seats):
+        return NoPlace(
+            f"its nodes are kept for {room.behind}" if room.behind else "others who wait have named its nodes"
+        )
     return placed
 
 

@@ -29,6 +29,7 @@ from sickbay.model.noun import Noun
 
 TRANSIENT_LIMIT = 20
 BACKOFF_MOST = 60.0
+ASKED_MOST = 900.0  # however long a far side asks to be left alone
 
 
 class IntentInput(Noun):
@@ -89,13 +90,13 @@ def answered(s: IntentInput, news: Outcome) -> Intent:
     after = replace(intent, answer=news.text, state=INTENT_LIFE.target(intent, intent.state, event))
     match news.result:
         case CallResult.TRANSIENT:
-            return _again_later(s, after)
+            return _again_later(s, after, news.again_after)
         case CallResult.UNKNOWN:
             return _in_doubt(s, after)
         case CallResult.GONE:
             return replace(after, gone=True, doubt_until=s.read_after)
         case CallResult.REJECTED:
-            return replace(after, not_before=s.within(intent.call_timeout))
+            return replace(after, not_before=s.within(intent.call_timeout), hopeless=news.hopeless)
         case CallResult.ACCEPTED | CallResult.DONE:
             done = IntentState.SEEN if news.result is CallResult.DONE else after.state
             return replace(after, state=done, visible_from=max(intent.visible_from, news.visible_from))
@@ -105,7 +106,7 @@ def _asked_alone(intent: Intent, node: NodeId) -> bool:
     return isinstance(intent.act, Repair) and node in {"", intent.act.node}  # "": in facts from before it was told
 
 
-def _again_later(s: IntentInput, intent: Intent) -> Intent:
+def _again_later(s: IntentInput, intent: Intent, asked: float) -> Intent:
     """It did not take effect: it may be sent again, later (back-off) and not for ever.
 
     A notice is worth telling for as long as its patience lasts, however often that is; an act is for its moment.
@@ -114,7 +115,8 @@ def _again_later(s: IntentInput, intent: Intent) -> Intent:
     told = isinstance(intent.act, Notify)
     if _time_up(s, intent) if told else intent.sends >= TRANSIENT_LIMIT:
         return replace(intent, state=IntentState.EXPIRED, sent_at=sent_at)
-    later = s.within(min(BACKOFF_MOST, 0.5 * 2.0 ** min(intent.sends - 1, 30)))
+    own = min(BACKOFF_MOST, 0.5 * 2.0 ** min(intent.sends - 1, 30))
+    later = s.within(max(own, min(asked, ASKED_MOST)))
     return replace(intent, not_before=later, sent_at=sent_at, seen_by=intent.seen_by if told else None)
 
 

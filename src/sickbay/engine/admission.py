@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from sickbay.brain.admit import AdmissionInput, AdmissionStage, Confirm, Deferred, admit, brake_scopes
 from sickbay.brain.correlate import lead
 from sickbay.brain.decision import Tell
+from sickbay.engine.notices import told_of
 from sickbay.engine.seats import ledger_now
-from sickbay.engine.transitions import step_incident, told_of
+from sickbay.engine.transitions import step_incident
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy, signature

@@ -10,16 +10,16 @@ from sickbay.brain.endings import recorded
 from sickbay.brain.submission import cannot_continue, continued, going_on, in_use, refusal
 from sickbay.engine.door import slim
 from sickbay.engine.errands import make_room
+from sickbay.engine.lost_store import WHO
+from sickbay.engine.notices import REPEATED_TELLS, told_of
 from sickbay.engine.seats import take_turns
 from sickbay.engine.transitions import (
-    REPEATED_TELLS,
     charged,
     due_now,
     first_step,
     interrupted,
     let_go,
     step_job,
-    told_of,
 )
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
@@ -53,7 +53,9 @@ def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if draft.job(news.job) is not None:
         return
     wrong = refusal(news.spec, draft.rules.can) or _in_use(draft, news)
-    job = Job(id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at, owner=news.by)
+    job = Job(
+        id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at, owner=news.owner or news.by
+    )
     verb = f"restart {of}" if (of := continued(news.spec)) is not None else "submit"
     refused = f"refused: {wrong}" if wrong else ""
     audit = AuditEntry(by=news.by, verb=verb, target=job.id, reason="; ".join(filter(None, (news.reason, refused))))
@@ -107,8 +109,8 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     if news.attempt < job.attempt:
         return
     if news.attempt > job.attempt:
-        if news.native:
-            _restarted_by_others(draft, fact, news, job)
+        # One of ours that we know nothing of was begun under a store that was lost since: it goes on, too.
+        _restarted_by_others(draft, fact, news, job, by="its own controller" if news.native else WHO)
         return
     if news.as_of < job.ranks_as_of:
         return
@@ -198,7 +200,7 @@ def _adopt(draft: Draft, fact: Fact, news: JobSeen, before: Job | None = None) -
     draft.tell(f"RUNNING: adopted as attempt {news.attempt}", key_of(job), event="adopted")
 
 
-def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> None:
+def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job, by: str) -> None:
     """A native restart is recorded as an attempt and counted, not fought.
 
     One without nodes has not begun: it waits for its turn, or is held, perhaps by our own stop.
@@ -219,7 +221,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         job = let_go(draft, job, job.intent) if job.intent else job
     if job.state is JobState.RUNNING:
         job = replace(job, calls=job.pressing)
-        job = replace(job, interruptions=interrupted(draft, job, "restarted by its own controller"))
+        job = replace(job, interruptions=interrupted(draft, job, f"restarted by {by}"))
     if begun and not any(call.node for call in job.calls) and not learned_late(job):
         restarts = _spent(draft, job)  # in QUEUED it was judged, and spent if need be, before its controller came
         job = charged(job, replace(job, restarts=restarts))
@@ -241,7 +243,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job) -> N
         "restarts": restarts,
     }
     make_room(draft, job, news.ranks, fact.at)
-    step_job(draft, job, event, f"its own controller started attempt {news.attempt}", also)
+    step_job(draft, job, event, f"{by} started attempt {news.attempt}", also)
 
 
 def vanished(draft: Draft, fact: Fact, news: JobVanished) -> None:

@@ -20,6 +20,7 @@ from sickbay.engine import patrol
 from sickbay.engine.apply_faults import observed, open_incident, raise_fault
 from sickbay.engine.early_agents import hear_early, keep_early
 from sickbay.engine.errands import end_ranks
+from sickbay.engine.lost_store import adopt_cordon
 from sickbay.engine.transitions import hear_again, step_incident, subjects_of
 from sickbay.engine.view import Draft
 from sickbay.model.clock import Deadline
@@ -96,6 +97,8 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     if known.ready != after.ready or not same:
         _witness(draft, fact, after, fell=known.ready and same)
     _learn_early(draft, fact, voice)
+    if after.cordons and (now := draft.node(after.id)) is not None:
+        adopt_cordon(draft, fact, now)
 
 
 def _moved(draft: Draft, known: Node, after: Node) -> None:

@@ -11,6 +11,7 @@ from sickbay.brain.decision import OrderReply
 from sickbay.brain.orders import NODE_VERBS, begun, wished
 from sickbay.engine import checkups
 from sickbay.engine.apply_faults import open_incident
+from sickbay.engine.notices import post_test
 from sickbay.engine.order_records import answer, goes_to, note
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
@@ -47,6 +48,11 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             if node is not None:
                 _audit(draft, news, key_of(node))
                 _end(draft, ident, "its agent is asked")
+        case "notify_test":
+            _audit(draft, news)
+            text = f"a test by {news.by}: nothing is wrong"
+            post_test(draft, text, news.args["channels"].split(","), key=f"test.{news.args['id']}")
+            _end(draft, ident, "it is on its way")
         case "check":
             checkups.ordered(draft, fact, news)
             _end(draft, ident, "it is begun")

@@ -4,12 +4,14 @@ It fails closed and tells open: the subject is not touched, a person is told at 
 later and later.
 """
 
-from sickbay.engine.transitions import post
+from sickbay.engine.line import look_along
+from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import LEADER, Deadline
 from sickbay.model.errors import StoreError, UnitRefused
 from sickbay.model.fleet import Aside
 from sickbay.model.intent import Notify
+from sickbay.model.job import Job
 from sickbay.model.rows import IN_FORCE, WaitMark
 
 FACTS = "facts"  # the subject under which facts that cannot be learned are counted
@@ -42,6 +44,7 @@ def set_aside(draft: Draft, subject: str, what: str, error: Exception, *, wait: 
         remind=reminder if known is None or tell else known.remind,
     )
     draft.put(row)
+    _who_is_behind(draft, subject)
     if wait:
         # A new policy may be what mends it; other changes would make it due as often as facts come in.
         draft.waits[subject] = WaitMark(until=again, on={IN_FORCE: draft.version(IN_FORCE)}, urgency=8)
@@ -57,4 +60,12 @@ def set_aside(draft: Draft, subject: str, what: str, error: Exception, *, wait: 
 def take_back(draft: Draft, subject: str) -> None:
     """It works again: the next failure is news."""
     draft.drop(f"aside:{subject}")
+    _who_is_behind(draft, subject)
     draft.tell("can be planned again", subject, event="set_aside")
+
+
+def _who_is_behind(draft: Draft, subject: str) -> None:
+    """A job that is set aside stands in nobody's way."""
+    job = draft.before(Job, subject)
+    if job is not None and job.open:
+        look_along(draft, job.pool)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sickbay.brain.gate import CHECKS_TAKE
 from sickbay.brain.idle_checks import why_not_idle
 from sickbay.brain.job_input import listing
-from sickbay.engine.transitions import post
+from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Checkup, Finding, Verdict, checkup_id
 from sickbay.model.clock import INGEST

@@ -32,6 +32,7 @@ from sickbay.model.facts import (
     Wrote,
 )
 from sickbay.model.job import End, JobSpec
+from sickbay.model.plain_text import plain_text
 
 TEXT = 2_000  # characters of evidence
 WORDS = 1_000  # of a reason
@@ -71,7 +72,7 @@ def _cut(news: AnyNews) -> AnyNews:
         case Looked():
             return replace(news, text=_head(news.text, STACKS))
         case Wrote():
-            return replace(news, text=news.text[-TAIL:]) if len(news.text) > TAIL else news
+            return replace(news, text=plain_text(news.text[-TAIL:]))
         case Outcome():
             return replace(news, text=_head(news.text, WORDS))
         case Ordered():
@@ -130,7 +131,8 @@ def _end(end: End) -> End:
     if len(codes) > EXITS:
         one_each = {code: node for node, code in codes.items()}
         codes = {**dict(_few(codes, EXITS)), **{node: code for code, node in list(one_each.items())[:EXITS]}}
-    return replace(end, tail=end.tail[-TAIL:], exit_codes=codes)
+    first = end.first and replace(end.first, why=_head(plain_text(end.first.why), WORDS))
+    return replace(end, tail=plain_text(end.tail[-TAIL:]), exit_codes=codes, first=first)
 
 
 def slim(spec: JobSpec) -> JobSpec:

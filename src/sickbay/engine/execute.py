@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from sickbay.model.errors import EffectError, Gone, Rejected, Transient
+from sickbay.model.errors import EffectError, Gone, Impossible, Rejected, Transient
 from sickbay.model.facts import CallResult, Outcome
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Incarnation, NodeId
@@ -66,15 +66,16 @@ class Effects:
         try:
             accepted = self._call(intent, job, holders)
         except Transient as error:
-            return outcome(result=CallResult.TRANSIENT, text=str(error))
+            return outcome(result=CallResult.TRANSIENT, text=str(error), again_after=error.after)
         except Gone as error:
             return outcome(result=CallResult.GONE, text=str(error))
         except Rejected as error:
-            return outcome(result=CallResult.REJECTED, text=str(error))
+            hopeless = isinstance(error, Impossible)
+            return outcome(result=CallResult.REJECTED, text=str(error), hopeless=hopeless)
         except EffectError as error:
             return outcome(result=CallResult.UNKNOWN, text=str(error))
         result = CallResult.DONE if accepted.done else CallResult.ACCEPTED
-        return outcome(result=result, visible_from=accepted.visible_from)
+        return outcome(result=result, visible_from=accepted.visible_from, text=accepted.said)
 
     def _call(self, intent: Intent, job: Job | None, holders: Holders) -> Accepted:
         act, key, expect = intent.act, intent.key, intent.expect
@@ -132,5 +133,4 @@ class Effects:
         notifier = self.notifiers.get(notice.to)
         if notifier is None:
             raise Rejected(f"no notifier {notice.to!r} is configured")
-        notifier.tell(notice, key=key)
-        return Accepted(done=True)
+        return Accepted(done=True, said=notifier.tell(notice, key=key))

@@ -1,7 +1,6 @@
 """Loading on demand what a job's decision reads of its pool and its nodes. What its wait is on follows from this."""
 
 from collections.abc import Iterable, Iterator
-from heapq import merge
 
 from msgspec.structs import replace
 
@@ -10,10 +9,14 @@ from sickbay.brain.decision import Need, ReadFirst
 from sickbay.brain.gate import checked_by_agents
 from sickbay.brain.job_input import JobInput, OutOfReach, PoolRoom, Seat, TheirChoice
 from sickbay.brain.place import free_devices, is_to_be_avoided
+from sickbay.brain.queue import QueueTurn
+from sickbay.engine.line import allowed, line_of
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Freed, Node, NodeId
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, RankState
+from sickbay.model.policy import PlaceBy
+from sickbay.model.rows import key_of
 
 POOLS = 8  # of one cluster: a unit has room for few rows
 TOLD = 3  # sick nodes that a waiting job names
@@ -61,13 +64,18 @@ def _last(draft: Draft, job: Job) -> frozenset[NodeId]:
 
 
 def _room(draft: Draft, job: Job) -> PoolRoom:
-    """Expects the pool's ledger, so that claims take turns, and waits for what is freed: nothing else can help a job
-    that waits, so nothing else wakes it.
-    """
+    """Expects the pool's ledger, so that claims take turns. Whoever can begin is called (`engine.line`)."""
     draft.turn(job.pool)
+    if job.interruptions and PlaceBy.SPARE not in draft.rules.policy.resume.place:
+        draft.read(Freed, f"freed:{job.pool}")  # it waits for certain nodes, which its queue does not know
     free, last = _Free(draft, job), sorted(_last(draft, job))
+    verdict = free.verdict
     return PoolRoom(
-        free=free.count(),
+        free=len(free.own) + verdict.room,
+        begins=verdict.begins,
+        more=verdict.room,
+        own=tuple(sorted(free.own)),
+        behind=verdict.behind,
         unchecked=free.unchecked(),
         last=tuple(last),
         last_there=all(draft.peek(Node, f"node:{node}") is not None for node in last),
@@ -81,6 +89,8 @@ def _seats(draft: Draft, job: Job, named: tuple[NodeId, ...], more: int) -> tupl
         rows = (draft.peek(Node, f"node:{node}") for node in named)
         for pool in sorted({row.pool for row in rows if row is not None}):
             draft.turn(pool)
+            if pool != job.pool:
+                draft.read(Freed, f"freed:{pool}")  # its own pool's queue calls it
     return (*map(free.seat, named), *free.first(more, set(named)))
 
 
@@ -93,12 +103,15 @@ class _Free:
         self._wanted = job.spec.gpus_per_node
         self._heard = checked_by_agents(job, draft.rules.policy, draft.can(job.spec.cluster))
         self._index = draft.free(job.pool)
-        self._apart = draft.touched() | job.claim.keys()
+        self._kept = draft.open_jobs(job.pool).kept(key_of(job)) if job.keeps_place else {}
+        self._apart = draft.touched() | job.claim.keys() | self._kept.keys()
+        self.own = frozenset(node for node in self._apart if _offered(self.seat(node)))
+        self._line = line_of(draft, job.pool, job, len(self.own))
 
-    def count(self) -> int:
-        filed = sum(self._index.fits(node, self._wanted, heard=self._heard) for node in self._apart)
-        free = self._index.count(self._wanted, heard=self._heard)
-        return free - filed + sum(1 for _ in self._theirs())
+    @property
+    def verdict(self) -> QueueTurn:
+        """What the queue says. One that too many stand in front of is not looked at."""
+        return self._line.of(self._job) or QueueTurn(job=self._job.id, begins=False)
 
     def unchecked(self) -> int:
         """How many more it could have if it asked for no check before it starts."""
@@ -119,16 +132,14 @@ class _Free:
 
     def first(self, many: int, beside: set[NodeId]) -> Iterator[Seat]:
         """So many others that it may claim, in order."""
-        filed = (node for node in self._index.first(self._wanted, heard=self._heard) if node not in self._apart)
-        for node in merge(filed, sorted(self._theirs())):
+        if self._line.of(self._job) is None:
+            return
+        for node in allowed(self._line, self._index, self._job):
             if many <= 0:
                 return
-            if node not in beside and _offered(seat := self.seat(node)):
+            if node not in beside and node not in self.own and _offered(seat := self.seat(node)):
                 yield seat
                 many -= 1
-
-    def _theirs(self) -> Iterator[NodeId]:
-        return (node for node in self._apart if _offered(self.seat(node)))
 
 
 def _offered(seat: Seat) -> bool:
@@ -137,6 +148,8 @@ def _offered(seat: Seat) -> bool:
 
 def free_on(draft: Draft, job: Job, node: Node) -> tuple[int, ...] | None:
     claims = [other.claim[node.id] for other in draft.holders(node) if other.id != job.id]
+    kept = draft.kept_on(node)
+    claims += [devices for key, devices in kept.items() if key != f"job:{job.id}"]
     return free_devices(node, claims, job.spec.gpus_per_node)
 
 

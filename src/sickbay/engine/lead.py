@@ -29,6 +29,7 @@ from sickbay.model.facts import CallResult, Fact, Mark, Outcome, PolicyInForce
 from sickbay.model.fleet import Ages, Aside, Cursor, InForce, Node
 from sickbay.model.intent import Intent, IntentState, StartJob, Strike, Verify, nodes_of
 from sickbay.model.job import Job
+from sickbay.model.notice import NoticeChannel
 from sickbay.model.protocol import command_id
 from sickbay.model.rows import AGES, BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
 from sickbay.ports.clock import Clock
@@ -155,13 +156,15 @@ class Engine:
             self.figures.seconds += self._clock.mono() - began
         return done
 
-    def oldest(self, keep: timedelta = timedelta(days=90)) -> datetime | None:
+    def oldest(self, keep: timedelta | None = None) -> datetime | None:
         """Before which moment what is over may be forgotten (`Store.forget`); None: nothing is so old.
 
+        `keep`: for so long; None: as the policy says.
         For hosts to ask now and then: each answer marks the day, in the store. Forgetting itself is for another thread.
         """
         if not self.leads:
             return None
+        keep = self._rules.policy.retention.history if keep is None else keep
         reading, wall = readings_of(self._clocks.newest).get(INGEST, 0.0), self._clock.wall()
         self._commit(partial(_mark_age, reading=reading, wall=wall, keep=keep))
         row = self._view.get(AGES).row
@@ -437,6 +440,15 @@ class Engine:
                 if isinstance(intent, Intent) and intent.sends >= STUBBORN:
                     return f"{intent.lane} does not go through, it is tried again: {intent.answer}"
         return ""
+
+    @property
+    def undelivered(self) -> str:
+        """Channels that took no notice when they were last asked, in one line; empty while all do."""
+        rows = [self._view.get(f"channel:{name}").row for name in self._hands.notifiers]
+        failing = [row for row in rows if isinstance(row, NoticeChannel) and row.failing]
+        said = "; ".join(f"{row.name} takes no notices ({row.failing[:100]})" for row in failing[:2])
+        more = f"; and {len(failing) - 2} more channels" if len(failing) > 2 else ""
+        return f"{said}{more}: see 'sickbay notices --failed'; try it with 'sickbay notify test'" if said else ""
 
     def _outlasts(self, intent: Intent) -> bool:
         """Whether our lease outlasts the call."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from sickbay.engine.checkups import plan_checkup
 from sickbay.engine.errands import plan_errand
+from sickbay.engine.line import plan_line
+from sickbay.engine.notices import plan_channel
 from sickbay.engine.patrol import plan_patrol, walk
 from sickbay.engine.plan_incidents import plan_incident
 from sickbay.engine.plan_intents import plan_intent
@@ -61,10 +63,14 @@ def plan(draft: Draft, subject: str) -> None:
             plan_node(draft, subject)
         case "voice":
             plan_voice(draft, subject)
+        case "freed":
+            plan_line(draft, subject)
         case "errand":
             plan_errand(draft, subject)
         case "patrol":
             plan_patrol(draft, subject)
+        case "channel":
+            plan_channel(draft, subject)
         case "standstill":
             plan_standstill(draft, subject)
         case "checkup" if subject == SCHEDULE:

@@ -14,9 +14,10 @@ from sickbay.brain.orders import begun, wished
 from sickbay.engine import patrol
 from sickbay.engine.admission import ask_for_each, asked_for, deferred, take_turn
 from sickbay.engine.apply_faults import open_incident
+from sickbay.engine.notices import told_of
 from sickbay.engine.order_records import answer, goes_to, refuse
 from sickbay.engine.resting import come_to_rest
-from sickbay.engine.transitions import step_incident, subjects_of, told_of, tried, write_down
+from sickbay.engine.transitions import step_incident, subjects_of, tried, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.fleet import IncidentId, JobId, Ledger, Node, Record

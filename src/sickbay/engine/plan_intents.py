@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.attempt import stuck
 from sickbay.brain.retry import IntentInput, developed, next_look, shows_on
-from sickbay.engine import checkups
+from sickbay.engine import checkups, notices
 from sickbay.engine.apply import intent_input
 from sickbay.engine.sending import wanted
 from sickbay.engine.view import Draft
@@ -14,7 +14,6 @@ from sickbay.model.intent import (
     Fence,
     Intent,
     IntentState,
-    Notify,
     OwnerKind,
     StopJob,
     Verify,
@@ -31,7 +30,7 @@ def plan_intent(draft: Draft, subject: str) -> None:
             checkups.ended(draft, intent)
         if intent is not None:
             _free_checked(draft, intent)
-            _undelivered(draft, intent)
+            notices.ended(draft, intent)
         return
     s = _input_of(draft, intent)
     after = developed(s)
@@ -44,10 +43,13 @@ def plan_intent(draft: Draft, subject: str) -> None:
         if after.done_for is OwnerKind.CHECKUP:
             checkups.ended(draft, after)
         _free_checked(draft, after)
-        _undelivered(draft, after)
+        notices.ended(draft, after)
         return
+    after = notices.followed(draft, after)
     on = {key: draft.expect[key] for key in sorted(draft.watched)}
-    draft.waits[subject] = WaitMark(until=next_look(replace(s, intent=after)), on=on, urgency=1)
+    draft.waits[subject] = WaitMark(
+        until=notices.look_again(after, next_look(replace(s, intent=after))), on=on, urgency=1
+    )
 
 
 def _input_of(draft: Draft, intent: Intent) -> IntentInput:
@@ -64,14 +66,6 @@ def _free_checked(draft: Draft, intent: Intent) -> None:
     """A check that was let go of is over: until then its node was nobody's to claim."""
     if isinstance(intent.act, Verify) and intent.done_for is OwnerKind.INCIDENT and intent.withdrawn:
         checkups.free(draft, intent)
-
-
-def _undelivered(draft: Draft, intent: Intent) -> None:
-    """A notice that reached nobody is never silent: the story of what it is about says so, and the operators' own."""
-    if isinstance(intent.act, Notify) and intent.state is not IntentState.SEEN:
-        why = intent.answer or "no answer"
-        text = f"nobody was told through {intent.act.to} ({why}): {intent.act.text}"
-        draft.tell(text, *dict.fromkeys((intent.act.subject, "operator:")), event="notice_lost")
 
 
 def _no_news(draft: Draft, intent: Intent) -> bool:

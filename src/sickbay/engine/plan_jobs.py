@@ -7,9 +7,10 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay, Tell
 from sickbay.brain.resume import resume
 from sickbay.engine.job_reads import input_of, supply
+from sickbay.engine.notices import told_of
 from sickbay.engine.resting import come_to_rest
 from sickbay.engine.seats import take_turns
-from sickbay.engine.transitions import stamp, step_job, told_of, write_down
+from sickbay.engine.transitions import stamp, step_job, write_down
 from sickbay.engine.view import Draft
 from sickbay.model.incident import Wait
 from sickbay.model.intent import Fence, StartJob

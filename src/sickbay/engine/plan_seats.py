@@ -8,7 +8,7 @@ from sickbay.brain.admit import ease
 from sickbay.brain.identity import Standing, standing_of
 from sickbay.engine.apply_faults import still_silent
 from sickbay.engine.apply_nodes import look_again
-from sickbay.engine.transitions import post
+from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import EarlyAgent
@@ -34,7 +34,9 @@ def plan_brake(draft: Draft, subject: str) -> None:
     if brake.tripped_at is not None and "told" not in brake.told:
         text = f"{len(brake.seen)} nodes show {brake.signature} in {brake.scope}: nothing is quarantined for it"
         notice = Notify(event="brake", subject=subject, text=text)
-        post(draft, notice, key=f"{subject}.{brake.tripped_at.timestamp():.0f}", cluster="", pool="")
+        kind, name = read_scope(brake.scope)
+        pool = name if kind == "pool" else ""
+        post(draft, notice, key=f"{subject}.{brake.tripped_at.timestamp():.0f}", cluster="", pool=pool)
         draft.put(replace(eased, told=("told",)))
     if eased.tripped_at is None and not eased.seen:
         draft.waits[subject] = None

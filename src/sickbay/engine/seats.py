@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import limit_for, room_for
 from sickbay.brain.seat import derive
+from sickbay.engine.line import coming, look_along, moves_queue
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import Aside, Brake, Capability, Errand, Flipped, Freed, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, Room
@@ -101,9 +102,12 @@ def _able(draft: Draft, pool: str, room: Room) -> Iterator[str]:
 def _free_up(draft: Draft) -> None:
     """Wake whoever waits for nodes where this unit lets go of something."""
     pools: set[str] = set()
+    lines: set[str] = set()  # where somebody may begin though nothing is freed: he waited for whom nothing helps now
     for key, row in draft.writes.items():
         if kind_of(key) == "node":
             before, after = draft.before(Node, key), row if isinstance(row, Node) else None
+            if before is not None and before.claimable and (after is None or not after.claimable):
+                lines.add(before.pool)
             if before is not None and after is None:
                 pools.add(before.pool)  # who waits for its own seats may take others now
             elif after is not None and after.claimable and not _as_free(before, after):
@@ -113,8 +117,26 @@ def _free_up(draft: Draft) -> None:
             left = [node for node, devices in held.claim.items() if kept.get(node) != devices] if held else []
             seats = (draft.peek(Node, f"node:{node}") for node in left)
             pools.update(seat.pool for seat in seats if seat is not None)
-    for pool in _few(draft, sorted(pools)):
+            if held is not None and held.keeps_place and not (isinstance(row, Job) and row.keeps_place):
+                pools.add(held.pool)
+            lines.update(_moved_queue(draft, held, row if isinstance(row, Job) else None))
+        elif isinstance(row, Ledger) and coming(row) != coming(draft.before(Ledger, key) or Ledger(pool=row.pool)):
+            lines.add(row.pool)
+    few = _few(draft, sorted(pools))
+    for pool in few:
         _free(draft, pool)
+    for pool in sorted(lines.union(few))[:POOLS_AT_ONCE]:
+        look_along(draft, pool)
+
+
+def _moved_queue(draft: Draft, before: Job | None, after: Job | None) -> Iterator[str]:
+    """The pool in which somebody may begin because a job comes, goes, or begins itself."""
+    job = after or before
+    if job is None or Capability.PLACE not in draft.can(job.spec.cluster):
+        return
+    claims = (before.claim if before else {}) != (after.claim if after else {})
+    if claims or moves_queue(before, after):
+        yield job.pool
 
 
 def _as_free(before: Node | None, after: Node) -> bool:
@@ -242,6 +264,7 @@ def turn_pools(draft: Draft, errand: Errand) -> None:
     for pool in errand.pools[:POOLS_AT_ONCE]:
         _turn(draft, pool)
         _free(draft, pool)
+        look_along(draft, pool)
     rest = errand.pools[POOLS_AT_ONCE:]
     if rest:
         draft.put(replace(errand, pools=rest))

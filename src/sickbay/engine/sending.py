@@ -14,6 +14,7 @@ from sickbay.brain.incident_input import reset_domain
 from sickbay.brain.job_input import listing
 from sickbay.engine.admission import ask, asked_for, cordon_may_come
 from sickbay.engine.job_reads import dismissed, may_fence
+from sickbay.engine.notices import overtaken
 from sickbay.engine.seats import settle
 from sickbay.engine.transitions import step_incident, step_job
 from sickbay.engine.view import Draft
@@ -54,6 +55,11 @@ def send(draft: Draft, key: str) -> None:
     if not wanted(draft, intent):
         draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
         draft.waits[key] = DUE_NOW  # it may have kept its node from being claimed
+        return
+    if overtaken(draft, intent):
+        why = "withdrawn: its incident has closed meanwhile"
+        draft.put(replace(intent, state=IntentState.EXPIRED, withheld=True, answer=why))
+        draft.waits[key] = DUE_NOW
         return
     if (rest := _rest_of_read(draft, intent)) is not None:
         draft.put(replace(intent, not_before=rest, answer="the rest of its cluster's list is awaited"))

@@ -7,7 +7,7 @@ Where all of them stand, the process that leads is its own witness (`Deaf`).
 
 from msgspec.structs import replace
 
-from sickbay.engine.transitions import post
+from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, LEADER, Deadline, Standstill, WatchedClock
 from sickbay.model.intent import Notify

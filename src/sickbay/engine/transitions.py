@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from sickbay.brain.attempt import stuck
-from sickbay.brain.decision import AnyDo, IncidentChanges, JobChanges, Tell
+from sickbay.brain.decision import AnyDo, IncidentChanges, JobChanges
 from sickbay.brain.endings import recorded
 from sickbay.brain.ladder import looks_back
+from sickbay.engine.notices import name_of, post_closed
 from sickbay.engine.seats import take_turns
 from sickbay.engine.view import Draft
-from sickbay.model.clock import INGEST, LEADER, Deadline
+from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Fault, Remedy
 from sickbay.model.fleet import (
     AgentState,
@@ -34,7 +34,6 @@ from sickbay.model.intent import (
     Intent,
     IntentState,
     Look,
-    Notify,
     Quarantine,
     Release,
     Repair,
@@ -54,7 +53,6 @@ KEEP_STAGES = 60
 KEEP_INTERRUPTIONS = 60
 CAUSE = 500  # characters
 KEEP_LINKED = 50  # incidents of one interruption: a storm may strike every node of a gang
-REPEATED_TELLS = 40
 
 Owner = TypeVar("Owner", Incident, Job)
 
@@ -75,6 +73,7 @@ def step_incident(draft: Draft, incident: Incident, event: str, because: str, al
     if phase.terminal:
         changed = replace(changed, closed_at=draft.now, closing=None)
         _close(draft, changed, by_hand=incident.closing is Phase.DISMISSED)
+        post_closed(draft, changed)
     draft.put(changed)
     return changed
 
@@ -168,7 +167,7 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: JobChanges)
         claim = _to_examine(draft, job) if state is JobState.DIAGNOSING else {}
         changed = replace(changed, claim=claim, work=None, listens=False)
     changed = _on_record(draft, job, changed, event, because)
-    changed = _interrupted(draft, job, changed, event, because)
+    changed = _timed(draft, _interrupted(draft, job, changed, event, because), event)
     take_turns(draft, job, changed.claim.keys() ^ job.claim.keys())
     if state is JobState.QUEUED:
         changed = replace(changed, end=None, ranks={})
@@ -177,6 +176,25 @@ def step_job(draft: Draft, job: Job, event: str, because: str, also: JobChanges)
     draft.tell(f"{state}: {because}", f"job:{job.id}", event=event)
     draft.put(changed)
     return changed
+
+
+def _timed(draft: Draft, job: Job, event: str) -> Job:
+    """What an attempt has run counts towards its job's time limit; one that runs needs no place kept."""
+    reading = draft.reading(job.spec.cluster)
+    begins = event in {"started", "appear", "restarted"}
+    if job.runs_since is not None and (begins or job.state is JobState.DIAGNOSING or job.state.terminal):
+        job = replace(job, ran=job.ran + max(0.0, reading - job.runs_since), runs_since=None)
+    if begins:
+        return replace(job, runs_since=reading, place_until=None)
+    return replace(job, place_until=None) if job.state.terminal or event == "spared" else job
+
+
+def _place_kept(draft: Draft, job: Job) -> Deadline | None:
+    """Until when nodes are reserved for a job that is interrupted now; a cluster with a queue does as it likes."""
+    keep = draft.rules.policy.resume.keep_place.total_seconds()
+    if job.adopted or not keep or Capability.PLACE not in draft.can(job.spec.cluster):
+        return None
+    return Deadline(clock=job.spec.cluster, at=draft.reading(job.spec.cluster) + keep)
 
 
 def _to_examine(draft: Draft, job: Job) -> dict[NodeId, tuple[int, ...]]:
@@ -220,7 +238,8 @@ def _interrupted(draft: Draft, before: Job, after: Job, event: str, because: str
         case "stop" | "ended" if before.state in {JobState.RUNNING, JobState.GATING}:
             if after.stop_asked or after.cancelled or not (before.claim or before.ranks):
                 return after  # a person wanted it, or it had no nodes yet: nobody lost anything
-            after = replace(after, interruptions=interrupted(draft, replace(before, calls=after.calls), because))
+            lost = interrupted(draft, replace(before, calls=after.calls), because)
+            after = replace(after, interruptions=lost, place_until=_place_kept(draft, after))
             return stamp(after, "stopped", draft.now) if event == "ended" else after
         case "ended":
             return stamp(after, "stopped", draft.now)
@@ -357,11 +376,6 @@ def first_step(job: Job, at: datetime) -> Job:
 # --- intents
 
 
-def name_of(owner: Incident | Job) -> str:
-    """In front of its acts' keys. Others name jobs: one called as an incident is must not get the keys of its acts."""
-    return owner.id if isinstance(owner, Incident) else f"job.{owner.id}"
-
-
 def write_down(draft: Draft, owner: Incident | Job, do: AnyDo) -> tuple[Intent, int]:
     """The intent of a decision, PLANNED. Its key is the owner's next number: planning it twice gives one intent."""
     number = owner.acts + 1
@@ -429,39 +443,6 @@ def _name(do: AnyDo) -> str:
     act = do.act
     name = type(act).__name__
     return f"{name}({act.rung})" if isinstance(act, Repair) else name
-
-
-def told_of(draft: Draft, owner: Owner, tell: Tell | None) -> Owner:
-    """Put a notification into the outbox, once per name, for each notifier that the policy wants."""
-    if tell is None or tell.once in owner.told:
-        return owner
-    cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
-    post(draft, tell.notice, key=f"{name_of(owner)}.tell.{tell.once}", cluster=cluster, pool=owner.pool)
-    draft.tell(f"told: {tell.notice.text}", key_of(owner), event="notify")
-    owner = replace(owner, told=(*owner.told, tell.once)[-REPEATED_TELLS:])
-    draft.put(owner)
-    return owner
-
-
-def post(draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str) -> None:
-    """One intent for each notifier that a rule of the policy names for this event."""
-    rules = draft.rules.policy.notify
-    wanted = [to for rule in rules if any(fnmatchcase(notice.event, e) for e in rule.events) for to in rule.to]
-    for to in dict.fromkeys(wanted):
-        intent = Intent(
-            key=f"{key}.{to}",
-            owner="",
-            cluster=cluster,
-            pool=pool,
-            act=replace(notice, to=to),
-            because=notice.text,
-            planned_at=draft.now,
-            clock=LEADER,
-            call_timeout=draft.rules.policy.pace.call_timeout.total_seconds(),
-            patience=draft.rules.policy.pace.notice_patience.total_seconds(),
-        )
-        draft.put(intent)
-        draft.waits[f"intent:{intent.key}"] = WaitMark(on={f"intent:{intent.key}": 0}, urgency=5)
 
 
 def let_go(draft: Draft, owner: Owner, key: str) -> Owner:

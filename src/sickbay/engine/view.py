@@ -3,18 +3,20 @@
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from sickbay.engine.indexes import FreeNodes, OpenJobs, RoomQueue, waits
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import UnreadableRow
-from sickbay.model.fleet import Capability, Freed, IncidentId, JobId, Ledger, Node, NodeId, Roster
+from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, NodeId, Roster
 from sickbay.model.incident import Incident, Room
 from sickbay.model.intent import Intent
 from sickbay.model.job import Attempt, Interruption, Job
+from sickbay.model.notice import ChannelTraits
 from sickbay.model.parts import stored, whole
+from sickbay.model.plain_text import plain_text
 from sickbay.model.policy import Policy
 from sickbay.model.rows import AUDIT, AnyRow, AuditEntry, Line, Unit, Versioned, WaitMark, key_of, kind_of, tag_of
 from sickbay.model.tables import Tables
@@ -35,6 +37,7 @@ class Rules:
     can: Mapping[str, frozenset[Capability]]
     blind: Mapping[str, frozenset[str]]
     checks_first: frozenset[str] = frozenset()  # clusters whose nodes are checked once that were there before us
+    channels: Mapping[str, ChannelTraits] = field(default_factory=dict)  # of the notifiers that are configured
 
     @property
     def digest(self) -> str:
@@ -114,7 +117,8 @@ class View:
             for key in self.find(f"claimable:{pool}"):
                 row = self.get(key).row
                 if isinstance(row, Node):
-                    index.put(row.id, row, self.jobs(jobs_near(row)).on(row.id).values())
+                    jobs = self.jobs(jobs_near(row))
+                    index.put(row.id, row, jobs.on(row.id), jobs.reserved(row.id))
             self._free[pool] = index
         return index
 
@@ -148,20 +152,20 @@ class View:
                     self._refile(node)
         elif isinstance(before, Node) or isinstance(after, Node):
             if isinstance(before, Node) and before.pool in self._free:
-                self._free[before.pool].put(before.id, None, ())
+                self._free[before.pool].put(before.id, None, {}, {})
             if isinstance(after, Node):
                 self._refile(after.id)
 
-    def _roster(self, job: Job, lost: Interruption) -> frozenset[NodeId]:
+    def _roster(self, job: Job, lost: Interruption) -> dict[NodeId, tuple[int, ...]]:
         rows = (self.get(key).row for key in rosters_of(job, lost))
-        return frozenset(node for row in rows if isinstance(row, Roster) for node in row.nodes)
+        return {node: held for row in rows if isinstance(row, Roster) for node, held in row.held.items()}
 
     def _refile(self, node: NodeId) -> None:
         found = self._rows.get(f"node:{node}")
         row = found.row if found is not None else None
         if isinstance(row, Node) and row.pool in self._free:
-            claims = self.jobs(jobs_near(row)).on(node).values()
-            self._free[row.pool].put(node, row if row.claimable else None, claims)
+            jobs = self.jobs(jobs_near(row))
+            self._free[row.pool].put(node, row if row.claimable else None, jobs.on(node), jobs.reserved(node))
 
     def keys(self, kind: str, after: str, limit: int) -> Sequence[str]:
         """A page of the keys of one kind as the store has them, with their rows fetched."""
@@ -340,7 +344,7 @@ class Draft:
     def tell(self, text: str, *subjects: str, event: str = "", audit: AuditEntry | None = None) -> None:
         self.changes += 1
         told = (*subjects, AUDIT) if audit is not None else subjects
-        self.story.append(Line(subjects=told, at=self.now, text=text, event=event, audit=audit))
+        self.story.append(Line(subjects=told, at=self.now, text=plain_text(text), event=event, audit=audit))
 
     def count(self, what: str) -> None:
         """Raise a counter of the controller's metrics, if and when this unit is committed."""
@@ -372,9 +376,7 @@ class Draft:
         rows = (self.peek(Roster, key) for key in keys)
         shared: dict[NodeId, tuple[int, ...]] = {}
         for row in rows:
-            if row is not None and row.devices:
-                each = row.devices if len(row.devices) == len(row.nodes) else row.devices * len(row.nodes)
-                shared |= dict(zip(row.nodes, each, strict=True))
+            shared |= row.held if row is not None and row.devices else {}
         return shared
 
     def roster(self, job: Job, lost: Interruption) -> frozenset[NodeId]:
@@ -383,9 +385,8 @@ class Draft:
         return frozenset(node for row in rows if row is not None for node in row.nodes)
 
     def turn(self, pool: str) -> None:
-        """Expect the pool's ledger, so that claims take turns, and wait for what is freed in the pool."""
+        """Expect the pool's ledger, so that claims take turns."""
         self.read(Ledger, f"ledger:{pool}", watch=False)
-        self.read(Freed, f"freed:{pool}")
 
     def holders(self, node: Node, *, readable: bool = False) -> list[Job]:
         """Jobs that claim a node, in order. `readable`: to learn what is said of it; an act needs to know them all."""
@@ -396,6 +397,10 @@ class Draft:
         """Open jobs of a cluster whose checkpoints are in a directory."""
         found = self._jobs(self._view.jobs(f"open-job:{cluster}", readable=True).sharing[directory])
         return [job for job in found if job.spec.cluster == cluster and job.directory == directory]
+
+    def kept_on(self, node: Node) -> Mapping[str, tuple[int, ...]]:
+        """Keys of jobs that a node is kept for, with the devices, as it was before this unit."""
+        return self._view.jobs(jobs_near(node)).reserved(node.id)
 
     def interrupted_on(self, node: Node) -> list[Job]:
         """Jobs that lost an attempt on a node, in order."""
@@ -412,6 +417,10 @@ class Draft:
         ours = (key for key, row in self.writes.items() if isinstance(row, Job))
         rows = (self.peek(Job, key) for key in sorted({*keys, *ours}))
         return [row for row in rows if row is not None and row.open]
+
+    def open_jobs(self, pool: str, *, readable: bool = False) -> OpenJobs:
+        """The index of the open jobs of a pool's cluster, as it was before this unit."""
+        return self._view.jobs(f"open-job:{pool.split('/', 1)[0]}", readable=readable)
 
     def free(self, pool: str) -> FreeNodes:
         """As it was before this unit: what `touched` names must be looked at by itself."""

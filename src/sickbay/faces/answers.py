@@ -4,6 +4,7 @@ Handlers return these, and the OpenAPI document is made of them. No field has a 
 there.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -13,6 +14,7 @@ from sickbay.model.fault import Remedy, Severity
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import IntentState
 from sickbay.model.job import EndReason, JobState
+from sickbay.model.notice import NoticeSeverity
 from sickbay.model.noun import Noun
 from sickbay.model.order import OrderVerdict
 
@@ -407,14 +409,34 @@ class TokenGone(Noun):
     revoked: bool
 
 
+class NoticeOutcome(StrEnum):
+    OPEN = "open"
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    GIVEN_UP = "given_up"
+    LEFT_OUT = "left_out"
+
+
 class Notice(Noun):
+    key: Annotated[str, Meta(description="its name for ever: the Idempotency-Key of every sending")]
     at: Time
     event: str
+    severity: NoticeSeverity
     subject: str
+    node: Annotated[str, Meta(description="empty where it is about none; so are job, incident and pool")]
+    job: str
+    incident: str
+    pool: str
     text: str
-    to: str
-    state: Annotated[IntentState, Meta(description="SEEN: delivered; REJECTED or EXPIRED: it reached nobody")]
-    answer: Annotated[str, Meta(description="what the notifier said the last time, if it said anything")]
+    to: Annotated[str, Meta(description="the channel")]
+    state: IntentState
+    outcome: Annotated[
+        NoticeOutcome,
+        Meta(description="open: under way; left_out: in a digest, or its incident closed before it could be sent"),
+    ]
+    tries: Annotated[int, Meta(description="how often it was sent")]
+    answer: Annotated[str, Meta(description="what the far side said the last time, if it said anything")]
+    settled_at: Annotated[Time | None, Meta(description="when it was delivered, or given up")]
 
 
 class Audited(Noun):

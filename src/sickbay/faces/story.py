@@ -57,11 +57,11 @@ def weave(stories: Mapping[str, Sequence[Line]]) -> list[Line]:
     return woven
 
 
-_DONE = frozenset({"effect", "release", "repaired", "replaced", "complete", "stopped", "filled"})
+_DONE = frozenset({"effect", "told", "release", "repaired", "replaced", "complete", "stopped", "filled"})
 _DECIDED = frozenset(
     {
-        "intent", "call", "deferred", "notify", "watch", "raise", "quarantine", "drain", "empty", "repair", "verify",
-        "fail", "hold", "escalate", "dismiss", "claim", "unclaim", "stop", "requeue",
+        "intent", "call", "deferred", "notify", "notice_lost", "watch", "raise", "quarantine", "drain", "empty",
+        "repair", "verify", "fail", "hold", "escalate", "dismiss", "claim", "unclaim", "stop", "requeue",
     }
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ from sickbay.model.facts import (
 )
 from sickbay.model.fleet import Capability, Cursor, JobId, Node, NodeId, Token
 from sickbay.model.job import Job, JobSpec
+from sickbay.model.notice import LOG
 from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
 from sickbay.model.protocol import AnyOrder, Command, Poll, Reply, Report
@@ -51,6 +52,7 @@ class Backend:
         breakable: Breakable | None = None,
         metrics: Metrics | None = None,
         leads: Callable[[], bool] = alone,
+        notifiers: tuple[str, ...] = (LOG,),
     ) -> None:
         self.store = store
         self.policy = policy
@@ -58,6 +60,7 @@ class Backend:
         self.clusters = clusters
         self.breakable = breakable
         self.metrics = metrics
+        self.notifiers = notifiers  # the names of the channels that are configured
         self.changes = changes
         self.census = Census()  # for metrics; who runs the engine feeds it, and says what its loop does
         self.loop = LoopFigures()
@@ -81,9 +84,9 @@ class Backend:
         self.learned()
         return ident
 
-    def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "") -> Job:
+    def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "", owner: str = "") -> Job:
         job = job_named(spec.name, key)
-        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, by=by, reason=reason))
+        self._tell(f"submit/{key}", Submitted(job=job, spec=spec, by=by, owner=owner, reason=reason))
         self.changes.wait(lambda: self._job(job) is not None, LEARNED_WITHIN)
         found = self._job(job)
         if found is None:

@@ -42,7 +42,7 @@ def connections_allowed() -> int:
     return max(LEAST, min(MOST, soft - min(RESERVED, soft // 2)))
 
 
-class Stage(StrEnum):
+class ConnectionStage(StrEnum):
     """What a connection is doing."""
 
     HANDSHAKE = "handshake"
@@ -52,7 +52,7 @@ class Stage(StrEnum):
     IDLE = "idle"  # kept alive between two requests
 
 
-class Peer:
+class ClientConnection:
     """One connection, from its accept to its end."""
 
     def __init__(self, address: str, abort: Callable[[], None]) -> None:
@@ -62,8 +62,8 @@ class Peer:
         self.protocol: GuardedHttp | None = None
 
     @property
-    def stage(self) -> Stage:
-        return self.protocol.stage if self.protocol is not None else Stage.HANDSHAKE
+    def stage(self) -> ConnectionStage:
+        return self.protocol.stage if self.protocol is not None else ConnectionStage.HANDSHAKE
 
     @property
     def admitted(self) -> bool:
@@ -71,8 +71,8 @@ class Peer:
 
     @property
     def evictable(self) -> bool:
-        return self.stage in {Stage.HANDSHAKE, Stage.HEAD, Stage.IDLE} or (
-            self.stage is Stage.BODY and not self.admitted
+        return self.stage in {ConnectionStage.HANDSHAKE, ConnectionStage.HEAD, ConnectionStage.IDLE} or (
+            self.stage is ConnectionStage.BODY and not self.admitted
         )
 
 
@@ -84,14 +84,14 @@ class ConnectionTable:
     def __init__(self, most: int) -> None:
         self.most = most
         self.evicted = self.refused = 0
-        self._peers: dict[Peer, None] = {}
+        self._peers: dict[ClientConnection, None] = {}
         self._say_from = 0.0
         self._said = (0, 0)
 
     def __len__(self) -> int:
         return len(self._peers)
 
-    def take(self, peer: Peer) -> bool:
+    def take(self, peer: ClientConnection) -> bool:
         """Room for one more, made where there is none. False: everybody is busy."""
         if len(self._peers) >= self.most and not self._evict():
             self.refused += 1
@@ -100,7 +100,7 @@ class ConnectionTable:
         self._peers[peer] = None
         return True
 
-    def drop(self, peer: Peer) -> None:
+    def drop(self, peer: ClientConnection) -> None:
         self._peers.pop(peer, None)
 
     def _evict(self) -> int:
@@ -137,7 +137,7 @@ class Acceptor:
     def __init__(
         self,
         listening: socket.socket,
-        make: Callable[[Peer], "GuardedHttp"],
+        make: Callable[[ClientConnection], "GuardedHttp"],
         tls: ssl.SSLContext | None,
         table: ConnectionTable,
     ) -> None:
@@ -181,7 +181,7 @@ class Acceptor:
         self._again = self._loop.call_later(1.0, self._loop.add_reader, self._listening.fileno(), self._accept)
 
     def _admit(self, connection: socket.socket, address: str) -> None:
-        peer = Peer(address, lambda: None)
+        peer = ClientConnection(address, lambda: None)
         if not self._table.take(peer):
             if self._tls is None:
                 with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ class Acceptor:
         self._beginning.add(task)
         task.add_done_callback(begun)
 
-    async def _begin(self, connection: socket.socket, peer: Peer) -> None:
+    async def _begin(self, connection: socket.socket, peer: ClientConnection) -> None:
         within = HANDSHAKE_WITHIN if self._tls is not None else None
         with contextlib.suppress(OSError):  # its handshake failed, or took too long
             await self._loop.connect_accepted_socket(
@@ -212,7 +212,7 @@ class Acceptor:
 class GuardedHttp(H11Protocol):
     """HTTP/1.1 with a deadline for whatever the other side owes. `peer` is told what becomes of the connection."""
 
-    def __init__(self, *given: object, peer: Peer, table: ConnectionTable, **more: object) -> None:
+    def __init__(self, *given: object, peer: ClientConnection, table: ConnectionTable, **more: object) -> None:
         super().__init__(*given, **more)  # type: ignore[arg-type]
         self._peer = peer
         self._table = table
@@ -229,14 +229,14 @@ class GuardedHttp(H11Protocol):
         return self._admitted
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> ConnectionStage:
         if self.cycle is None:
-            return Stage.HEAD
+            return ConnectionStage.HEAD
         if self.conn.their_state is h11.SEND_BODY:
-            return Stage.BODY
+            return ConnectionStage.BODY
         if self.cycle.response_complete:
-            return Stage.HEAD if self._owes == Stage.HEAD else Stage.IDLE
-        return Stage.BUSY
+            return ConnectionStage.HEAD if self._owes == ConnectionStage.HEAD else ConnectionStage.IDLE
+        return ConnectionStage.BUSY
 
     # --- what happens to it
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -278,9 +278,9 @@ class GuardedHttp(H11Protocol):
         if self.transport.is_closing():
             self._expect("end", HEAD_WITHIN)
         elif self.cycle is None or (self.cycle.response_complete and self.conn.trailing_data[0]):
-            self._expect(Stage.HEAD, HEAD_WITHIN)
+            self._expect(ConnectionStage.HEAD, HEAD_WITHIN)
         elif self.conn.their_state is h11.SEND_BODY:
-            self._expect(Stage.BODY, BODY_WITHIN)
+            self._expect(ConnectionStage.BODY, BODY_WITHIN)
         else:
             self._expect("")
 
@@ -294,9 +294,9 @@ class GuardedHttp(H11Protocol):
         self._deadline = self.loop.call_later(within, self._overdue) if what else None
 
     def _overdue(self) -> None:
-        if self._owes == Stage.BODY and self.flow.read_paused:  # it is we who do not read
+        if self._owes == ConnectionStage.BODY and self.flow.read_paused:  # it is we who do not read
             self._deadline = self.loop.call_later(BODY_WITHIN, self._overdue)
-        elif self._owes == Stage.HEAD and self.conn.trailing_data[0]:
+        elif self._owes == ConnectionStage.HEAD and self.conn.trailing_data[0]:
             self.transport.write(answer_of(408, b'{"error":"the head of the request did not come in time"}'))
             self.transport.close()
             self._look()

@@ -91,6 +91,7 @@ class Controller:
             fleet.breakable,
             fleet.metrics,
             leads=lambda: self.leads,
+            notifiers=tuple(fleet.hands.notifiers),
         )
         setup = Setup(holder=holder or replica_name(), lease_ttl=LEASE)
         waking = Waking(executor, self._awake.set)
@@ -185,6 +186,7 @@ class Controller:
                 if time.monotonic() >= look:
                     look = time.monotonic() + LOOK
                     self._note("effects", self._engine.trouble)
+                    self._note("notices", self._engine.undelivered)
                     self._note_unheard()
                 if time.monotonic() >= tidy:
                     tidy = time.monotonic() + TIDY

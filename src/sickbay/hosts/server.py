@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sickbay.hosts.connections import (
     Acceptor,
+    ClientConnection,
     ConnectionTable,
     GuardedHttp,
-    Peer,
     SparingFilter,
     connections_allowed,
 )
@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
         self.started = True
         self._ready()
 
-    def _protocol(self, peer: Peer) -> GuardedHttp:
+    def _protocol(self, peer: ClientConnection) -> GuardedHttp:
         return GuardedHttp(self.config, self.server_state, {}, peer=peer, table=self._table)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -128,6 +128,18 @@ def refuse_taken(host: str, port: int) -> None:
     _listen(host, port).close()
 
 
+def refuse_unusable(certfile: str | None, keyfile: str | None) -> None:
+    """Raises BadInput for a certificate that nobody could serve with, before anything else is done."""
+    for file in (certfile, keyfile):
+        if file and not Path(file).is_file():
+            raise BadInput(f"there is no file {file}: give the certificate and its key in PEM form")
+    if certfile:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
+        except (ssl.SSLError, OSError) as error:
+            raise BadInput(f"the certificate {certfile} cannot be used: {error}") from None
+
+
 def _make(
     app: Starlette,
     listening: socket.socket,
@@ -179,9 +191,7 @@ def unambiguous(app: ASGIApp) -> ASGIApp:
 
 
 def _load(config: uvicorn.Config, certfile: str | None, keyfile: str | None) -> None:
-    for file in (certfile, keyfile):
-        if file is not None and not Path(file).is_file():
-            raise BadInput(f"there is no file {file}: give the certificate and its key in PEM form")
+    refuse_unusable(certfile, keyfile)
     try:
         config.load()
     except (ssl.SSLError, OSError) as error:

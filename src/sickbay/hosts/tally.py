@@ -181,6 +181,7 @@ class FleetTally:
         self.effects.add(after.cluster, act, result)
         if isinstance(after.act, Notify):
             outcome = {"seen": "delivered", "expired": "given_up"}.get(result, result)
+            outcome = "left_out" if after.withheld else outcome
             self.notices.add(after.act.to, after.act.event, outcome)
 
 

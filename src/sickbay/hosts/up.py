@@ -20,18 +20,22 @@ from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.clusters.local.rack import Rack
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
+from sickbay.hosts.channels import NotifierFile
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
-from sickbay.hosts.server import refuse_taken, served
+from sickbay.hosts.server import refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
+from sickbay.model.plain_text import plain_text
 from sickbay.model.policy import Policy
+from sickbay.policy.load import refuse_unconfigured
 from sickbay.wire.files import replace_file
-from sickbay.wiring import local_fleet, open_store
+from sickbay.wiring import local_fleet, notifiers_of, open_store
 
 CLUSTER, POOL = "local", "default"
 NODES, GPUS = 4, 2
+LOG_PARTS = 4
 COME_UP = 15.0  # seconds that nodes that were switched off are given
 
 
@@ -47,6 +51,7 @@ class UpOptions(NamedTuple):
     cert: str | None = None
     key: str | None = None
     knowledge: Path | None = None  # the operator's own rows over the shipped tables
+    notifiers: NotifierFile = NotifierFile()
 
 
 class Api(Protocol):
@@ -63,10 +68,12 @@ class Service:
     def __init__(self, wish: UpOptions, policy: Policy, api: Api) -> None:
         self.state = wish.state
         self._wish = wish
+        refuse_unconfigured(policy, wish.notifiers.names)
         refuse_taken(wish.host, wish.port)  # before anything is made: a refusal leaves no trace
+        refuse_unusable(wish.cert, wish.key)
         make_private(wish.state)
         self._alone = lock_alone(wish.state)
-        self._logging = _log_to(wish.state / "controller.log")
+        self._logging = _log_to(wish.state / "controller.log", policy.retention.log_mib << 20)
         self.rack = Rack(wish.state / "local")
         try:
             self._store = open_store(f"sqlite:///{wish.state / 'sickbay.db'}")
@@ -76,7 +83,15 @@ class Service:
         try:
             self._furnish()
             mail = Wakeup()
-            fleet = local_fleet(self.rack.root, self._store, policy, mail.ring, wish.knowledge)
+            fleet = local_fleet(
+                self.rack.root,
+                self._store,
+                policy,
+                mail.ring,
+                wish.knowledge,
+                notifiers_of(wish.notifiers.notifiers, wish.notifiers.links),
+                wish.notifiers.traits,
+            )
             self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
             controller = self._controller
@@ -184,9 +199,17 @@ class _LogFile(RotatingFileHandler):
         """A line that the disk does not take is lost: a page about each would only bury what is wrong."""
 
 
-def _log_to(file: Path) -> logging.Handler:
-    handler = _LogFile(file, maxBytes=8 << 20, backupCount=3, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+class _PlainLines(logging.Formatter):
+    """People read it with `tail -f`: what a job wrote, and is quoted, must not reach their terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_text(super().format(record))
+
+
+def _log_to(file: Path, most: int) -> logging.Handler:
+    """`most`: bytes of all its parts together."""
+    handler = _LogFile(file, maxBytes=most // LOG_PARTS, backupCount=LOG_PARTS - 1, delay=True)
+    handler.setFormatter(_PlainLines("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger = logging.getLogger("sickbay")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

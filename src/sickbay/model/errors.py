@@ -4,7 +4,8 @@ SickbayError
 ├── EffectError            what an adapter may raise from a call that changes the world
 │   ├── Transient          did not take effect; try again in a later round
 │   ├── Rejected           refused; trying again unchanged is pointless
-│   │   └── Gone           the target is not there any more
+│   │   ├── Gone           the target is not there any more
+│   │   └── Impossible     it cannot come right by another try, whenever and wherever: what is asked for is wrong
 │   └── Unknown            may or may not have taken effect
 ├── StoreError
 │   ├── Conflict           a row changed since it was read: plan again from a fresh view
@@ -30,7 +31,11 @@ class EffectError(SickbayError):
 
 
 class Transient(EffectError):  # noqa: N818 - the design's word
-    """Did not take effect."""
+    """Did not take effect. `after`: seconds that the far side asks to be left alone for."""
+
+    def __init__(self, text: str = "", *, after: float = 0.0) -> None:
+        super().__init__(text)
+        self.after = after
 
 
 class Rejected(EffectError):  # noqa: N818 - the design's word
@@ -39,6 +44,10 @@ class Rejected(EffectError):  # noqa: N818 - the design's word
 
 class Gone(Rejected):
     """The target is not there any more."""
+
+
+class Impossible(Rejected):
+    """What is asked for is wrong: another try would be refused for the same reason."""
 
 
 class Unknown(EffectError):  # noqa: N818 - the design's word

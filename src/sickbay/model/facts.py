@@ -218,6 +218,8 @@ class Outcome(News, tag="outcome"):
     text: str = ""
     node: NodeId = NodeId("")  # whose agent says so
     visible_from: float = 0.0
+    hopeless: bool = False  # rejected: another try cannot come right
+    again_after: float = 0.0  # seconds that a far side which was busy asks for
 
 
 class Ordered(News, tag="ordered"):
@@ -234,7 +236,8 @@ class Ordered(News, tag="ordered"):
 class Submitted(News, tag="submitted"):
     job: JobId
     spec: JobSpec
-    by: str = ""  # the name of whose token it was; the job is theirs
+    by: str = ""  # the name of whose token it was
+    owner: str = ""  # whose job it is, where that is another: an operator restarts somebody's
     reason: str = ""  # why an earlier job is continued
 
 

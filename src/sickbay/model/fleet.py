@@ -404,6 +404,13 @@ class Roster(Noun):
     nodes: tuple[NodeId, ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()  # of each node, where it had not all of them; one entry: the same of all
 
+    @property
+    def held(self) -> dict[NodeId, tuple[int, ...]]:
+        """Each node with its devices; none of them: all."""
+        same = len(self.devices) != len(self.nodes)
+        each = (self.devices or ((),)) * len(self.nodes) if same else self.devices
+        return dict(zip(self.nodes, each, strict=True))
+
 
 class InForce(Noun):
     """The policy and knowledge in force. Decisions read it, so that a new policy makes every wait due."""

@@ -185,6 +185,8 @@ class Incident(Noun):
     stages: tuple[Stage, ...] = ()
     jobs: tuple[JobId, ...] = ()  # attempts that it interrupted
     told: tuple[str, ...] = ()  # notifications that were sent once and are not sent again
+    told_through: tuple[str, ...] = ()  # channels that may have heard of it: some want to hear that it is over
+    paged: bool = False  # a person was told once that it waits for him
     digest: str = ""  # policy and knowledge of the last decision
     closed_at: datetime | None = None
 

@@ -6,7 +6,8 @@ from enum import StrEnum
 from sickbay.model.checkup import Finding, Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import DrainHow, Incarnation, JobId, NodeId
+from sickbay.model.fleet import DrainHow, Incarnation, IncidentId, JobId, NodeId
+from sickbay.model.notice import LOG, NoticeSeverity
 from sickbay.model.noun import Noun
 from sickbay.model.state_machine import StateMachine, Step
 
@@ -84,10 +85,24 @@ class RerunJob(Act, tag="rerun_job"):
 
 
 class Notify(Act, tag="notify"):
+    """A notice in the outbox. Whoever decides it says what is so; whom it goes to is added when it is posted."""
+
     event: str
-    subject: str
+    subject: str  # key of the row that it is about
     text: str
-    to: str = "log"  # the notifier
+    to: str = LOG  # the channel: the notifier's name
+    severity: NoticeSeverity = NoticeSeverity.WARNING
+    node: NodeId = NodeId("")
+    job: JobId = JobId("")
+    incident: IncidentId = IncidentId("")
+    fault: str = ""
+    pool: str = ""
+    at: datetime | None = None
+    next: tuple[str, ...] = ()  # channels that are told, one after the other, if this one takes it not
+    next_after: float = 0.0  # seconds that each is given
+    pass_on: Deadline | None = None  # when the next one is told though this one is still tried
+    passed_on: bool = False
+    settled_at: datetime | None = None  # delivered, or given up: counted and told once
 
 
 class Strike(Act, tag="strike"):
@@ -151,6 +166,7 @@ class Intent(Noun):
     visible_from: float = 0.0  # as_of from which it must be visible; older facts are not held against it
     answer: str = ""
     gone: bool = False  # REJECTED because the target is not there any more
+    hopeless: bool = False  # REJECTED, and another try cannot come right
     verdicts: dict[NodeId, Verdict] = {}  # what a check or a look has answered so far
     found: dict[NodeId, Finding] = {}  # a check's verdicts with their reasons, where it has few nodes
     digest: str = ""

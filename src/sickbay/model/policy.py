@@ -7,6 +7,7 @@ from typing import Literal
 
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import DrainHow, Withhold, pool_fits
+from sickbay.model.notice import LOG, NoticeSeverity
 from sickbay.model.noun import Noun
 
 
@@ -210,9 +211,22 @@ class Window(Strict):
 
 
 class NotifyRule(Strict):
+    """Who is told of what. The first rule that fits counts; what no rule fits goes to the log."""
+
     events: tuple[str, ...] = ("*",)
-    to: tuple[str, ...] = ("log",)  # names of notifiers
+    severity: tuple[NoticeSeverity, ...] = ()  # empty: any
+    pool: str = "*"  # what is about no pool fits only '*'
+    to: tuple[str, ...] = (LOG,)  # names of notifiers: all of them are told
+    next: tuple[str, ...] = ()  # told one after the other if one of `to` takes it not; after the last the log
+    next_after: timedelta = timedelta(minutes=5)  # without delivery; one that refuses is not waited for
     why: str = ""
+
+    def fits(self, event: str, severity: NoticeSeverity, pool: str) -> bool:
+        return (
+            any(fnmatchcase(event, glob) for glob in self.events)
+            and (not self.severity or severity in self.severity)
+            and (self.pool == "*" or (bool(pool) and pool_fits(pool, self.pool)))
+        )
 
 
 class Silence(Strict):
@@ -238,6 +252,13 @@ class Pace(Strict):
     bystanders: Literal["wait", "stop"] = "wait"  # managed attempts on a sick node that do not hold what is sick
 
 
+class Retention(Strict):
+    """How much of what is over is kept."""
+
+    history: timedelta = timedelta(days=90)  # the story, facts, closed incidents, ended jobs and intents
+    log_mib: int = 32  # of the controller's own log, its older parts included
+
+
 class Policy(Strict):
     name: str = "default"
     about: str = ""
@@ -253,3 +274,14 @@ class Policy(Strict):
     notify: tuple[NotifyRule, ...] = (NotifyRule(),)
     silence: Silence = Silence()
     pace: Pace = Pace()
+    retention: Retention = Retention()
+
+    @property
+    def hands_off(self) -> bool:
+        """Whether no fault at all makes it act: it recommends, or only observes."""
+        for rule in self.faults:
+            if rule.mode is Mode.ACT:
+                return False
+            if rule.match == Match():
+                return True
+        return False

@@ -31,6 +31,7 @@ from sickbay.model.fleet import (
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Attempt, Job
+from sickbay.model.notice import NoticeChannel
 from sickbay.model.noun import Noun
 from sickbay.model.order import OrderRecord
 
@@ -63,6 +64,7 @@ AnyRow = (
     | Roster
     | OrderRecord
     | Attempt
+    | NoticeChannel
 )
 
 KINDS: dict[str, type[AnyRow]] = {
@@ -90,6 +92,7 @@ KINDS: dict[str, type[AnyRow]] = {
     "roster": Roster,
     "order": OrderRecord,
     "attempt": Attempt,
+    "channel": NoticeChannel,
 }
 
 # They were told by their names alone before they were nouns of their own, and keep the keys that they had then.
@@ -158,6 +161,8 @@ def key_of(row: AnyRow) -> str:
             return f"aside:{row.subject}"
         case Standstill():
             return f"standstill:{row.source}"
+        case NoticeChannel():
+            return f"channel:{row.name}"
         case OrderRecord():
             return f"order:{row.id}"
 

@@ -22,7 +22,7 @@ _NAMED_BY = {
     "brakes": ("scope", "signature"),
     "windows": ("pool",),
     "withhold": ("id",),
-    "notify": ("events",),
+    "notify": ("events", "severity", "pool"),
 }
 _WORDS = frozenset({"name", "about", "why"})
 

@@ -1,6 +1,7 @@
 """Policies: from a shipped name or a YAML file to the frozen noun, or to one line that says what to write instead."""
 
 import hashlib
+from collections.abc import Collection
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -22,9 +23,10 @@ from sickbay.knowledge.yaml_places import (
     unknown,
 )
 from sickbay.model.errors import BadInput
+from sickbay.model.notice import LOG
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
-from sickbay.policy.refusals import Refusal, refusals
+from sickbay.policy.refusals import Refusal, refusals, unconfigured
 
 _EXTENDS = "extends"
 _OWN = frozenset({"name", "about"})  # who a policy is, is not inherited
@@ -36,9 +38,29 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(shipped_files()))
 
 
-def load_policy(path_or_name: str | Path) -> Policy:
-    """A bare name is a shipped policy; a Path, or text with a slash or ending in .yaml, is a file. Raises BadInput."""
-    return _load(path_or_name, Path(), 0)[0]
+def load_policy(path_or_name: str | Path, notifiers: Collection[str] | None = None) -> Policy:
+    """A bare name is a shipped policy; a Path, or text with a slash or ending in .yaml, is a file. Raises BadInput.
+
+    `notifiers`: those that are configured; a rule that names another is refused. None: not known here.
+    """
+    policy, places = _load(path_or_name, Path(), 0)
+    refusal = None if notifiers is None else next(unconfigured(policy, notifiers), None)
+    if refusal is not None:
+        raise BadInput(_refused(refusal, str(path_or_name), places))
+    return policy
+
+
+def refuse_unconfigured(policy: Policy, notifiers: Collection[str]) -> None:
+    """The same for a policy whose file is not at hand. Raises BadInput."""
+    refusal = next(unconfigured(policy, notifiers), None)
+    if refusal is not None:
+        raise BadInput(f"policy {policy.name}: {show_path(refusal.path)}: {refusal.text}")
+
+
+def named_notifiers(policy: Policy) -> tuple[str, ...]:
+    """Channels that must be configured where the policy is used."""
+    names = (name for rule in policy.notify for name in (*rule.to, *rule.next))
+    return tuple(name for name in dict.fromkeys(names) if name != LOG)
 
 
 def parse_policy(text: str, where: str) -> Policy:

@@ -1,16 +1,17 @@
 """Validation: policies that must not be turned on, and why. Pure: the loader adds the file and the line."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import msgspec
 
-from sickbay.knowledge.yaml_places import KeyPath
+from sickbay.knowledge.yaml_places import KeyPath, unknown
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.fleet import SIGHTINGS
+from sickbay.model.notice import LOG, NoticeSeverity, kind_of_notice
 from sickbay.model.noun import Noun
 from sickbay.model.policy import (
     BrakeRule,
@@ -19,6 +20,7 @@ from sickbay.model.policy import (
     Limit,
     Match,
     Mode,
+    NotifyRule,
     Policy,
     RungRule,
     Strikes,
@@ -29,6 +31,9 @@ from sickbay.model.policy import (
 HELD = "held"  # the event that says: this waits for a person
 ANYTHING = Match()
 MOST_INTERRUPTIONS = 200
+SHORTEST_HISTORY = timedelta(days=1)
+MOST_LOG = 10_000  # MiB
+MOST_CHANNELS = 8  # of a rule: each is a row of its own in the unit that tells
 # Pauses of nothing are allowed: they mean "do not wait".
 _MAY_BE_ZERO = frozenset({"settle", "native_grace", "stall_after", "start_within", "save_within", "keep_place"})
 _CLOCK = re.compile(r"^(?:[01]\d|2[0-3]):[0-5]\d$|^24:00$")
@@ -53,6 +58,7 @@ def refusals(policy: Policy) -> Iterator[Refusal]:
         yield from _brake(brake, ("brakes", n))
     for n, window in enumerate(policy.windows):
         yield from _window(window, ("windows", n))
+    yield from _retention(policy)
     yield from _tellings(policy)
     yield from _spans(policy, ())
     yield from _shadows(policy)
@@ -78,7 +84,19 @@ def acts(rule: FaultRule) -> bool:
 
 
 def tells(policy: Policy, event: str) -> bool:
-    return any(rule.to and any(fnmatchcase(event, glob) for glob in rule.events) for rule in policy.notify)
+    severity = kind_of_notice(event).severity
+    return any(rule.to and rule.fits(event, severity, rule.pool) for rule in policy.notify)
+
+
+def unconfigured(policy: Policy, known: Collection[str]) -> Iterator[Refusal]:
+    """Channels that nobody could deliver to: `known` are the notifiers that there are. The log always is."""
+    there = sorted({LOG, *known})
+    for n, rule in enumerate(policy.notify):
+        for key in ("to", "next"):
+            for m, name in enumerate(getattr(rule, key)):
+                if name not in there:
+                    how = "write it into the file of notifiers (sickbay up --notifiers FILE)"
+                    yield Refusal(("notify", n, key, m), f"{unknown('notifier', name, there)}; {how}, or name another")
 
 
 _ANY = "\ufffe"  # stands for whatever a wildcard matches; nobody writes it in a policy
@@ -231,6 +249,14 @@ def _percent(value: float, at: KeyPath) -> Iterator[Refusal]:
         yield Refusal(at, f"a percentage is 0 to 100, not {value:g}")
 
 
+def _retention(policy: Policy) -> Iterator[Refusal]:
+    if timedelta() < policy.retention.history < SHORTEST_HISTORY:
+        text = "shorter than a day: what happened last night could not be explained in the morning; write 1d or more"
+        yield Refusal(("retention", "history"), text)
+    if not 1 <= policy.retention.log_mib <= MOST_LOG:
+        yield Refusal(("retention", "log_mib"), f"{policy.retention.log_mib} is not from 1 to {MOST_LOG:,} MiB")
+
+
 def _window(window: Window, at: KeyPath) -> Iterator[Refusal]:
     for name in ("start", "end"):
         if not _CLOCK.match(getattr(window, name)):
@@ -252,6 +278,16 @@ def _tellings(policy: Policy) -> Iterator[Refusal]:
         for name, names in (("events", rule.events), ("to", rule.to)):
             if not names or not all(names):
                 yield Refusal(("notify", n, name), "is empty: name at least one, or remove the rule")
+        if len(rule.to) + len(rule.next) > MOST_CHANNELS:
+            yield Refusal(
+                ("notify", n, "to"), f"names more than {MOST_CHANNELS} channels: one list or room reaches many"
+            )
+        if not all(rule.next) or set(rule.next) & set(rule.to):
+            yield Refusal(
+                ("notify", n, "next"), "names channels that are not in 'to', each told if the one before is not"
+            )
+        if not rule.next and rule.next_after != NotifyRule().next_after and rule.to == (LOG,):
+            yield Refusal(("notify", n, "next_after"), "after the log comes nobody: remove it, or name other channels")
     seen: dict[str, int] = {}
     for n, row in enumerate(policy.withhold):
         if row.id in seen:
@@ -289,6 +325,21 @@ def _shadows(policy: Policy) -> Iterator[Refusal]:
                     text = f"can never match: {key}[{m}] ({{other}}) matches all of it first; move it up or remove it"
                     yield Refusal((key, n), text, (key, m))
                     break
+    for n, rule in enumerate(policy.notify):
+        for m, first in enumerate(policy.notify[:n]):
+            if _tells_all(first, rule):
+                text = f"can never match: notify[{m}] ({{other}}) matches all of it first; move it up or remove it"
+                yield Refusal(("notify", n), text, ("notify", m))
+                break
+
+
+def _tells_all(wide: NotifyRule, narrow: NotifyRule) -> bool:
+    severities = set(wide.severity or NoticeSeverity)
+    return (
+        covers(wide.events, narrow.events)
+        and set(narrow.severity or NoticeSeverity) <= severities
+        and covers((wide.pool,), (narrow.pool,))
+    )
 
 
 def _uncovered(policy: Policy) -> Iterator[Refusal]:

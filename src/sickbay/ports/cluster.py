@@ -13,11 +13,12 @@ from sickbay.model.noun import Noun
 class Accepted(Noun):
     """The far side took the call. `visible_from`: reads that are older do not show it and are not held against it.
 
-    `done` is for calls that are their own proof when they return (a fence, a notification).
+    `done` is for calls that are their own proof when they return (a fence, a notification); `said`: what it answered.
     """
 
     visible_from: float = 0.0
     done: bool = False
+    said: str = ""
 
 
 class Told(Noun):

@@ -282,7 +282,7 @@ class SimNotifier:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def tell(self, notice: Notify, *, key: str) -> None:
+    def tell(self, notice: Notify, *, key: str) -> str:
         def effect() -> Accepted:
             self._world.notices.append((key, notice))
             return Accepted(done=True)
@@ -301,3 +301,4 @@ class SimNotifier:
         except Unknown as doubt:
             # At least once: in doubt it is told again.
             raise Transient(str(doubt)) from doubt
+        return ""

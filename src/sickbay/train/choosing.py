@@ -58,9 +58,21 @@ def choose(run: Run, fence: RunFile, looking: Looking) -> Lineage:
         if parent is None or there or near:
             break
     refuse_strangers(run, fence.attempt)  # one that began meanwhile: its fence came before ours, ours before its word
+    asked = asked or (parent is not None and _asked_before(run.directory, fence.attempt, parent))
     owner = owner_of(run.directory, parent.attempt) if parent is not None else ""
     of = owner if owner != run.job else ""
     return Lineage(fence.attempt, parent, run.world_size, found.skipped, fence.run, anew, near, asked, of)
+
+
+def _asked_before(root: Path, below: int, parent: CheckpointName) -> bool:
+    """Whether an attempt that saved nothing was sent back to this one on wish: it is on nobody's way any more."""
+    attempt = max((number for number in begun(root) if number < below), default=None)
+    while attempt is not None and attempt > parent.attempt:
+        lineage = lineage_of(root, attempt)
+        if lineage.asked and lineage.parent is not None and lineage.parent.attempt == parent.attempt:
+            return True
+        attempt = lineage.parent.attempt if lineage.parent is not None else None
+    return False
 
 
 class _Choice(NamedTuple):

@@ -5,17 +5,19 @@ exclusively, above everything that is there already: attempt k of the job is att
 numbers rise in the order in which its cluster has started the attempts, however late one of them comes to it; and those
 of a job that continues another are above all that the other one was ever started with.
 
-A directory belongs to the job whose attempt began last. Another one begins only if it continues that job, or on wish.
+A directory belongs to the job whose attempt chose last what it goes on from. Another one begins only if it continues
+that job, or on wish.
 """
 
 import hashlib
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from sickbay.train import disk
 from sickbay.train.errors import CheckpointError, NotOurs
-from sickbay.train.layout import attempts, fenced, jobs_path, read_fence, run_path
+from sickbay.train.layout import attempts, begun, fenced, jobs_path, read_fence, refused_path, run_path
 from sickbay.train.run import Run
 
 log = logging.getLogger("sickbay.train")
@@ -77,13 +79,11 @@ def owner_of(directory: Path, attempt: int) -> str:
 
 def refuse_strangers(run: Run, below: int | None = None) -> None:
     """A job goes on from its own checkpoints, and from those of jobs that it continues: weights are never mixed."""
-    latest = max((number for number in fenced(run.directory) if below is None or number < below), default=None)
-    if not run.job or latest is None:
-        return
-    owner = owner_of(run.directory, latest)
+    latest = _last_of_all(run.directory, below) if run.job else None
+    owner = owner_of(run.directory, latest) if latest is not None else ""
     if not owner or owner == run.job or owner in {job for job, _ in run.before}:
         return
-    if base_of(run.directory, run.job) is not None and _any_of(run, below):
+    if any(owner_of(run.directory, number) == run.job for number in _below(begun(run.directory), below)):
         raise NotOurs(
             f"job {owner} has taken {run.directory} over (attempt-{latest}), where {run.job} saved before: this one is"
             f" over; give one of them another --checkpoint, or 'sickbay restart {owner}' goes on from there"
@@ -96,10 +96,19 @@ def refuse_strangers(run: Run, below: int | None = None) -> None:
         )
 
 
-def _any_of(run: Run, below: int | None) -> bool:
-    """Whether this job has begun here before: then it was told already what to do with what it found."""
-    numbers = (number for number in fenced(run.directory) if below is None or number < below)
-    return any(owner_of(run.directory, number) == run.job for number in reversed(list(numbers)))
+def _last_of_all(directory: Path, below: int | None) -> int | None:
+    """The attempt whose job has the directory: the last that has chosen, whoever has a fence above it and chose not.
+
+    Where none has chosen yet the first come has it.
+    """
+    if chosen := _below(begun(directory), below):
+        return chosen[-1]
+    there = (number for number in fenced(directory) if not disk.exists(refused_path(directory, number)))
+    return max(_below(there, below), default=None)
+
+
+def _below(numbers: Iterable[int], below: int | None) -> list[int]:
+    return [number for number in numbers if below is None or number < below]
 
 
 def _record(directory: Path, job: str, number: int) -> Path:

@@ -41,7 +41,9 @@ class ChildEnd(NamedTuple):
 class Child:
     """Its output goes to files without names: nobody must read along, and a dead child leaves nothing."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, merged: bool = False) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, merged: bool = False, stdin: bytes = b""
+    ) -> None:
         """`merged`: both streams are `out`, in the order in which they came. Raises OSError."""
         import tempfile  # here: an agent that only watches starts no command
 
@@ -51,10 +53,14 @@ class Child:
         self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by finish
         self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - words of ours or of the operator, no shell
-                argv, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT if merged else self._err,
-                env=dict(env) if env else None, start_new_session=True,
-            )  # fmt: skip
+            with tempfile.TemporaryFile() as told:  # a file, not a pipe: a child that does not read holds nobody up
+                told.write(stdin)
+                told.seek(0)
+                self._process = subprocess.Popen(  # noqa: S603 - words of ours or of the operator, no shell
+                    argv, stdin=told if stdin else subprocess.DEVNULL, stdout=self._out,
+                    stderr=subprocess.STDOUT if merged else self._err, env=dict(env) if env else None,
+                    start_new_session=True,
+                )  # fmt: skip
         except BaseException:
             self._out.close()
             self._err.close()
@@ -101,9 +107,17 @@ class Child:
         return False
 
 
-def run_bounded(argv: Sequence[str], seconds: float, *, merged: bool = False, spare: bool = False) -> ChildEnd:
+def run_bounded(
+    argv: Sequence[str],
+    seconds: float,
+    *,
+    merged: bool = False,
+    spare: bool = False,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+) -> ChildEnd:
     """Runs a command to its end or its deadline. Raises OSError where it cannot be started."""
-    return Child(argv, merged=merged).finish(time.monotonic() + seconds, spare=spare)
+    return Child(argv, env, merged=merged, stdin=stdin).finish(time.monotonic() + seconds, spare=spare)
 
 
 def finish_all(children: Sequence[Child], until: float) -> list[ChildEnd]:

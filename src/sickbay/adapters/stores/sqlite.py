@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import sqlite3
 import time
@@ -16,8 +17,11 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from sickbay.adapters.stores.copies import renew
 from sickbay.adapters.stores.database import Database
 from sickbay.model.errors import StoreError, StoreUnavailable, StoreUnknown, UnusableStore
+
+log = logging.getLogger("sickbay.store")
 
 BUSY_SECONDS = 10.0  # longer than any reader of the command line holds the file
 
@@ -47,6 +51,7 @@ class Sqlite(Database):
                 self.refuse_other_versions(str(self))
             else:
                 self.migrate(str(self))
+                self._renew_a_copy()
                 self._forget_the_last_holder()
         except BaseException:
             self.close()
@@ -75,6 +80,12 @@ class Sqlite(Database):
             connection.close()
             raise
         return connection
+
+    def _renew_a_copy(self) -> None:
+        with self.writing() as connection:
+            made = renew(connection)
+        if made is not None:
+            log.warning("%s is a backup of %s: what has happened since is looked for first", self, made.isoformat())
 
     def _forget_the_last_holder(self) -> None:
         # Whoever held the lease held the file's lock too, and that is ours now: it is gone.

@@ -1,5 +1,7 @@
 """Gang scheduling: starts and stops of attempts, written down first, then ordered from each node."""
 
+import errno
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +13,15 @@ from sickbay.clusters.local.files import AnyAsk, Paths, wake, write
 from sickbay.clusters.local.reader import ClusterReader
 from sickbay.clusters.local.seat_state import SeatState
 from sickbay.model.cordon import others_of
-from sickbay.model.errors import Gone, Rejected
+from sickbay.model.errors import Gone, Impossible, Rejected
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import JobSpec
+
+# A disk that is full, or away for a moment. Any other reason is the path's own.
+_MAY_COME_RIGHT = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
+     errno.ETIMEDOUT, errno.EINTR}
+)  # fmt: skip
 
 
 class Gangs:
@@ -71,7 +79,7 @@ class Gangs:
         if not nodes:
             raise Rejected(f"job {job}: this cluster is told where to start, and no node was named")
         if not spec.command:
-            raise Rejected(f"job {job} has no command to run")
+            raise Impossible(f"job {job} has no command to run")
         sights = {node: self._admit(job, node) for node in nodes}
         parts = lay_out(job, spec, nodes, {node: (sight.seat, sight.devices) for node, sight in sights.items()})
         others = [each for each in self._attempts.all() if each.closed_at is None]
@@ -118,7 +126,11 @@ class Gangs:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Rejected(f"job {job}: its checkpoint directory cannot be made: {error}") from error
+            refused = Rejected if error.errno in _MAY_COME_RIGHT else Impossible
+            why = f"its checkpoint directory {directory} cannot be made: {error.strerror or error}"
+            raise refused(why) from error
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise Impossible(f"its checkpoint directory {directory} cannot be written: Permission denied")
         return directory
 
 

@@ -3,6 +3,9 @@
     <run dir>/output                the newest part
     <run dir>/output.<offset>       older parts, each named by the offset of its first byte
 
+The first part stays, as it has how everything began; of the others the newest stay. What lay between is left out, and
+whoever reads across that gap is told so, in a line of its own between whole lines.
+
 An offset counts over the whole life of the rank. A part becomes an older one by a single rename and goes by a single
 unlink, so the files alone tell every offset after a crash at any moment: `output` begins where the last of the others
 ends.
@@ -12,11 +15,15 @@ import codecs
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 PART = 8 * 1024 * 1024
-KEEP = 4  # parts, the newest included
+KEEP = 4  # parts, the first and the newest included
 TAIL = 16 * 1024
 CHUNK = 64 * 1024
+LINE = 64 * 1024  # bytes in which a line's end is looked for
+MEGABYTE = 1_000_000
+LINE_END = "\n"
 A_TURN = 4 * CHUNK  # read for one rank before everybody else has had a turn
 
 _CONTINUES = range(0x80, 0xC0)  # bytes that are never the first of a character
@@ -32,7 +39,7 @@ class Capture:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._dir = run_dir
         self._part = part
-        self._keep = keep
+        self._keep = max(keep, 3)  # the one before the newest tells where that begins
         self._tail = b""
         self._lost = 0
         self._why = ""
@@ -108,7 +115,8 @@ class Capture:
     def _rotate(self) -> None:
         (self._dir / "output").rename(self._dir / f"output.{self._start:015d}")
         self._open()
-        for _, old in _older(self._dir)[: -(self._keep - 1)]:
+        # One place is the first part's, one that of the part that has just begun.
+        for _, old in _older(self._dir)[1 : -(self._keep - 2) or None]:
             with suppress(FileNotFoundError):
                 old.unlink()
 
@@ -125,8 +133,9 @@ class Capture:
 def read_output(run_dir: Path, after: int = 0, limit: int = CHUNK, *, final: bool = False) -> tuple[str, int]:
     """Text from byte `after` on, at most about `limit` bytes, and the offset at which to go on.
 
-    A negative `after` counts from the end; what has been rotated away is skipped. A character is never split: one that
-    is not whole yet is left for the next call, unless `final` says that nothing more will come.
+    A negative `after` counts from the end. Where something has been rotated away, a line says how much is left out. A
+    character is never split: one that is not whole yet is left for the next call, unless `final` says that nothing more
+    will come.
     """
     while True:
         try:
@@ -157,21 +166,60 @@ def _read(run_dir: Path, after: int, limit: int, *, final: bool) -> tuple[str, i
     try:
         if not parts:
             return "", max(after, 0)
-        first, end = parts[0][1], parts[-1][1] + parts[-1][2]
-        begin = max(first, end + after) if after < 0 else max(first, after)
-        data = b""
-        for handle, start, size in parts:
-            at = begin + len(data)
-            if start <= at < start + size and len(data) < limit:
-                data += os.pread(handle, min(limit - len(data), start + size - at), at - start)
+        end = parts[-1][1] + parts[-1][2]
+        begin = max(0, end + after) if after < 0 else after
+        chosen, note = after < 0, ""
+        gap = _gap(parts)
+        if gap is not None and gap.begin <= begin < gap.end:
+            note = "" if after < 0 else gap.note(begin)
+            begin, chosen = gap.end, True
+        stop = gap.begin if gap is not None and begin < gap.begin else end
+        data = _pick(parts, begin, min(limit, stop - begin))
     finally:
         _close(parts)
-    if begin != after:  # we chose the place ourselves: perhaps inside a character
+    if chosen:  # we chose the place ourselves: perhaps inside a character
         whole = _whole_start(data)
         begin, data = begin + len(data) - len(whole), whole
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(data, final=final and begin + len(data) >= end)
-    return text, begin + len(data) - len(decoder.getstate()[0])
+    text = decoder.decode(data, final=(final and begin + len(data) >= end) or begin + len(data) == stop != end)
+    return note + text, begin + len(data) - len(decoder.getstate()[0])
+
+
+class _Gap(NamedTuple):
+    """What is left out, from the end of a line to the beginning of another where there are any."""
+
+    begin: int
+    end: int
+    clean: bool  # what comes before it ends with a line, or is nothing
+
+    def note(self, begin: int) -> str:
+        """To whoever reads on from `begin`: a line of its own, wherever the text before it ended."""
+        left = self.end - begin
+        size = f"{left / 1e6:.1f} MB" if left >= MEGABYTE else f"{left} bytes"
+        ends_line = self.clean and begin == self.begin
+        return f"{'' if ends_line else LINE_END}… {size} left out here …{LINE_END}"
+
+
+def _gap(parts: list[tuple[int, int, int]]) -> _Gap | None:
+    """Between the parts that are there; there is one at most, as the first part and the newest ones stay."""
+    before = 0
+    for number, (_, start, size) in enumerate(parts):
+        if start > before:
+            ends = _pick(parts, max(before - LINE, 0), min(LINE, before)) if number else b""
+            cut = len(ends) - (ends.rfind(b"\n") + 1) if b"\n" in ends else 0
+            head = _pick(parts, start, LINE)
+            return _Gap(before - cut, start + (head.find(b"\n") + 1), clean=not before or b"\n" in ends)
+        before = start + size
+    return None
+
+
+def _pick(parts: list[tuple[int, int, int]], begin: int, limit: int) -> bytes:
+    data = b""
+    for handle, start, size in parts:
+        at = begin + len(data)
+        if start <= at < start + size and len(data) < limit:
+            data += os.pread(handle, min(limit - len(data), start + size - at), at - start)
+    return data
 
 
 def _parts(run_dir: Path) -> list[tuple[int, int, int]]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route as Mounted
 
 from sickbay.faces.api.credentials import Credentials
-from sickbay.faces.api.endpoint import HEADERS, AnsweredKeys, Endpoint
+from sickbay.faces.api.endpoint import HEADERS, AnsweredKeys, Endpoint, HeldRequests
 from sickbay.faces.api.route import AppState
 from sickbay.faces.api.routes import ROUTES
 from sickbay.hosts.backend import Backend
@@ -30,12 +30,12 @@ def app(
     `app.state.close()` ends all that is held and all streams, at once and for good.
     """
     news = Wakeup()
-    credentials, answered = Credentials(backend), AnsweredKeys()
+    credentials, answered, held = Credentials(backend), AnsweredKeys(), HeldRequests()
     shared = AppState(
         backend=backend, mail=mail or Wakeup(), news=news, leads=leads, trouble=trouble, uses=credentials.uses
     )
     by_path = groupby(sorted(ROUTES, key=lambda route: route.mount), key=lambda route: route.mount)
-    mounted = [Mounted(path, Endpoint(shared, list(routes), credentials, answered)) for path, routes in by_path]
+    mounted = [Mounted(path, Endpoint(shared, list(routes), credentials, answered, held)) for path, routes in by_path]
     made = Starlette(routes=mounted, exception_handlers={HTTPException: _nothing_there})
     made.router.redirect_slashes = False
     end = backend.changes.subscribe(news.ring)

@@ -5,8 +5,9 @@ import logging
 import re
 import secrets
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from sickbay.model.fleet import Token
 log = logging.getLogger("sickbay.api")
 
 KEYS = 2000  # answered Idempotency-Keys that are remembered
+HELD_MOST = 64  # streams and held requests of one token
 _KEY = re.compile(r"[\x21-\x7e]{1,128}")
 TROUBLE_MOST = 300  # characters of a header's line
 HEADERS = [
@@ -59,23 +61,56 @@ class AnsweredKeys:
                 self._asked.popitem(last=False)
 
 
+class HeldRequests:
+    """Concurrency limit of streams and long polls, by token: one program that opens them without end would leave no
+    connections to others.
+    """
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, who: Token | None) -> Iterator[None]:
+        """Raises ApiRefusal(429)."""
+        key = who.hash if who is not None else ""
+        if self._held[key] >= HELD_MOST:
+            raise ApiRefusal(429, f"this token has {HELD_MOST} streams and held requests open: close some first")
+        self._held[key] += 1
+        try:
+            yield
+        finally:
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
+
+
 class Endpoint:
     def __init__(
-        self, shared: AppState, routes: Sequence[Route], credentials: Credentials, answered: AnsweredKeys
+        self,
+        shared: AppState,
+        routes: Sequence[Route],
+        credentials: Credentials,
+        answered: AnsweredKeys,
+        held: HeldRequests,
     ) -> None:
+        self._held = held
         self._room = shared
         self._routes: Mapping[str, Route] = {route.method: route for route in routes}
         self._credentials = credentials
         self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as holds:
+            await self._serve(scope, receive, send, holds)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, holds: ExitStack) -> None:
         headers = Headers(scope=scope)
         incoming = Incoming(receive, headers.get("content-length", ""))
         if not headers.get("content-length", "0").strip("0") and "transfer-encoding" not in headers:
             incoming.whole = True
         try:
             route = self._route(scope["method"])
-            answer = await self._answer(route, scope, headers, incoming)
+            answer = await self._answer(route, scope, headers, incoming, holds)
         except HungUp:
             return
         except Exception as error:  # noqa: BLE001 - the edge: whatever happens, the caller gets one line
@@ -94,7 +129,7 @@ class Endpoint:
         while the disk of the state is full and nothing is decided any more.
         """
         trouble = self._room.trouble() if route.role not in {"", "agent"} and self._room.trouble is not None else ""
-        line = " ".join(trouble.split())[:TROUBLE_MOST]
+        line = " ".join(trouble.split())[:TROUBLE_MOST].strip().replace("\0", "?")  # a header may not end with a blank
         return [(b"sickbay-trouble", line.encode("ascii", "replace"))] if line else []
 
     def _route(self, method: str) -> Route:
@@ -104,7 +139,7 @@ class Endpoint:
             raise ApiRefusal(405, f"{method} is not for this path: it takes {allowed}", Allow=allowed)
         return route
 
-    async def _answer(self, route: Route, scope: Scope, headers: Headers, incoming: Incoming) -> Any:
+    async def _answer(self, route: Route, scope: Scope, headers: Headers, incoming: Incoming, holds: ExitStack) -> Any:
         who = await self._who(route, headers)
         scope.setdefault("state", {})["admitted"] = who is not None  # the server keeps such connections the longest
         query = _query(route, scope)
@@ -123,6 +158,7 @@ class Endpoint:
             gone=incoming.gone,
         )
         if route.held:
+            holds.enter_context(self._held.one(who))
             return await route.call(ask, query, body)
         answer = await on_thread(AGENTS if route.role == "agent" else PEOPLE, route.call, ask, query, body)
         if given:

@@ -1,9 +1,9 @@
-"""The dashboard's answer (the fleet at a glance), the policy in force, notices, and the audit log."""
+"""The dashboard's answer (the fleet at a glance), the policy in force, and the audit log."""
 
 from datetime import timedelta
 from itertools import islice
 
-from sickbay.faces.answers import Audited, FleetAnswer, Notice, PolicyShown
+from sickbay.faces.answers import Audited, FleetAnswer, PolicyShown
 from sickbay.faces.api import requests
 from sickbay.faces.api.examples import FLEET
 from sickbay.faces.api.incidents import failed_intake
@@ -12,7 +12,6 @@ from sickbay.faces.api.safety import tripped, withheld_answer, withheld_now
 from sickbay.faces.archive import iso
 from sickbay.faces.explain import incident_answer, job_answer, node_answer
 from sickbay.model.incident import Incident, IncidentKind
-from sickbay.model.intent import Intent, Notify
 from sickbay.model.job import Job
 from sickbay.model.rows import AUDIT, AuditEntry, Line
 from sickbay.policy.diff import to_yaml
@@ -46,27 +45,6 @@ def fleet(ask: ApiRequest) -> FleetAnswer:
 def policy(ask: ApiRequest) -> PolicyShown:
     in_force = ask.backend.policy
     return PolicyShown(name=in_force.name, digest=digest(in_force), yaml=to_yaml(in_force))
-
-
-def notices(ask: ApiRequest, query: requests.Latest) -> list[Notice]:
-    found = [
-        (intent.planned_at, intent.key, intent.act, intent)
-        for intent in ask.all_of(Intent, "intent")
-        if isinstance(intent.act, Notify)
-    ]
-    newest = sorted(found, key=lambda one: one[:2], reverse=True)[: query.limit]
-    return [
-        Notice(
-            at=iso(at),
-            event=act.event,
-            subject=act.subject,
-            text=act.text,
-            to=act.to,
-            state=intent.state,
-            answer=intent.answer,
-        )
-        for at, _, act, intent in newest
-    ]
 
 
 def audit(ask: ApiRequest, query: requests.AuditAsked) -> list[Audited]:
@@ -105,16 +83,6 @@ ROUTES = (
     Route(
         "GET", "/v1/policy", policy, "The policy in force",
         answer_example={"name": "default", "digest": "1f2e3d4c5b6a", "yaml": "name: default\n"},
-    ),
-    Route(
-        "GET", "/v1/notices", notices, "What people were told, newest first",
-        query_example={"limit": "20"},
-        answer_example=[
-            {
-                "at": "2026-01-01T00:10:00.000Z", "event": "held", "subject": "incident:i12", "to": "log",
-                "text": "lab/train-0000 is held for a person: replace failed", "state": "SEEN", "answer": "",
-            }
-        ],
     ),
     Route(
         "GET", "/v1/audit", audit, "What people did, newest first: who, when, why",

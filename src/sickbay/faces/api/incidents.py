@@ -1,6 +1,6 @@
 """Incidents: what they are, and what a person may say to one."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from msgspec import structs
@@ -29,9 +29,15 @@ VERBS = {
 
 
 def listed(ask: ApiRequest, query: requests.Which) -> list[IncidentAnswer]:
-    incidents = sorted(ask.all_of(Incident, "incident"), key=lambda i: (i.opened_at, i.id), reverse=True)
-    shown = [one for one in incidents if _shown(ask, one, query.which)]
+    begin = _age(found(ask.archive, query.after, ask)) if query.after else None
+    incidents = sorted(ask.all_of(Incident, "incident"), key=_age, reverse=True)
+    shown = [one for one in incidents if _shown(ask, one, query.which) and (begin is None or _age(one) < begin)]
     return [incident_answer(ask.archive, one) for one in shown[: query.limit]]
+
+
+def _age(incident: Incident) -> tuple[datetime, str]:
+    """The order of the list, newest first; pages are cut by it, so that one that closes meanwhile shifts nobody."""
+    return incident.opened_at, incident.id
 
 
 def _shown(ask: ApiRequest, incident: Incident, which: str) -> bool:

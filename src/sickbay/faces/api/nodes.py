@@ -35,7 +35,8 @@ def listed(ask: ApiRequest, query: requests.OfPool) -> list[NodeAnswer]:
     mine = [node for node in nodes if pool in {"", node.pool, pool_word(node.pool)}]
     if pool and not mine:
         raise missing("pool", pool, (node.pool for node in nodes))
-    return [node_answer(ask.archive, node) for node in mine]
+    page = [node for node in mine if node.id > query.after][: query.limit]  # in the order of their ids
+    return [node_answer(ask.archive, node) for node in page]
 
 
 def found(archive: Archive, cluster: str, name: str) -> Node:

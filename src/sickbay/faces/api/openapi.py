@@ -19,6 +19,7 @@ REFUSALS = {
     "404": ("there is no such thing", "there is no node 'train-00': did you mean train-0000?"),
     "409": ("it does not fit the present state", "i12 is over (RELEASED): there is nothing to hold"),
     "413": ("the body is too large", "the body is too large: at most 1 MiB are taken here"),
+    "429": ("too much at once", "this token has 64 streams and held requests open: close some first"),
     "503": ("the store, the engine or a cluster does not answer", "the store is not available: try again in a moment"),
 }
 IDEMPOTENCY = {
@@ -140,6 +141,7 @@ def _refusals(route: Route) -> dict[str, Any]:
     codes += ["413"] if route.body is not None else []
     named = "{" in route.path or route.body is not None or route.query.__struct_fields__
     codes += ["404"] if named else []
+    codes += ["429"] if route.held else []
     codes += ["409"] if route.changes else []
     return {
         code: {

@@ -16,6 +16,7 @@ Name = Annotated[
 ]
 Reason = Annotated[str, Meta(min_length=1, max_length=1000, description="why; it goes into the audit log")]
 Limit = Annotated[int, Meta(ge=1, le=5000)]
+After = Annotated[str, Meta(max_length=300, description="the id of the last one of the page before")]
 Level = Annotated[int, Meta(ge=1, le=4)]
 Text = Annotated[str, Meta(max_length=4096)]
 Span = Annotated[float, Meta(ge=1, le=366 * DAYS, description="seconds")]
@@ -129,6 +130,8 @@ class OfSeries(RequestBody):
 
 class OfPool(RequestBody):
     pool: Annotated[str, Meta(max_length=200)] = ""
+    limit: Limit | None = None  # None: all of them
+    after: After = ""
 
 
 class OfState(RequestBody):
@@ -136,11 +139,13 @@ class OfState(RequestBody):
         None
     ) = None
     limit: Limit = 500
+    after: After = ""
 
 
 class Which(RequestBody):
     which: Literal["open", "recent", "all"] = "recent"
     limit: Limit = 500
+    after: After = ""
 
 
 class Explained(RequestBody):
@@ -153,6 +158,16 @@ class Explained(RequestBody):
 
 class Latest(RequestBody):
     limit: Limit = 200
+
+
+class WhichNotices(RequestBody):
+    which: Literal["open", "failed"] | None = None
+    key: Annotated[str, Meta(max_length=400, description="only the one with this key")] = ""
+    limit: Limit = 200
+
+
+class ChannelsToTry(RequestBody):
+    channels: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=63)], ...], Meta(max_length=20)] = ()
 
 
 class LogAsked(RequestBody):

@@ -32,7 +32,7 @@ def restart(ask: ApiRequest, body: requests.Restart) -> JobAnswer:
     if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, _nodes_for(ask, spec)):
         raise ApiRefusal(400, wrong)
     told = replace(spec.continues or Continuation(), before=followed([before, *mates]))
-    return submitted(ask, replace(spec, continues=told), " ".join(body.reason.split()))
+    return submitted(ask, replace(spec, continues=told), " ".join(body.reason.split()), before.owner)
 
 
 def _made_before(ask: ApiRequest, before: Job) -> Job | None:

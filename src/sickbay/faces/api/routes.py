@@ -4,7 +4,20 @@ from typing import Any
 
 import sickbay
 from sickbay.faces import answers
-from sickbay.faces.api import checks, events, fleet, held, incidents, jobs, metrics, nodes, restart, safety, tokens
+from sickbay.faces.api import (
+    checks,
+    events,
+    fleet,
+    held,
+    incidents,
+    jobs,
+    metrics,
+    nodes,
+    notices,
+    restart,
+    safety,
+    tokens,
+)
 from sickbay.faces.api.openapi import document
 from sickbay.faces.api.route import ApiRequest, Route
 
@@ -52,6 +65,7 @@ ROUTES = (
     *incidents.ROUTES,
     *checks.ROUTES,
     *fleet.ROUTES,
+    *notices.ROUTES,
     *safety.ROUTES,
     *tokens.ROUTES,
     *events.ROUTES,

@@ -29,7 +29,7 @@ def listed(ask: ApiRequest) -> list[TokenShown]:
                 issued_at=iso(token.issued_at),
                 expires_at=iso(token.expires_at),
                 expired=token.over(now),
-                used_at=iso(used.replace(second=0, microsecond=0)) if used is not None else None,
+                used_at=iso(max(token.issued_at, used.replace(second=0, microsecond=0))) if used is not None else None,
             )
         )
     return shown

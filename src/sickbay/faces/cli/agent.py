@@ -14,6 +14,7 @@ from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 
 WRONG = 1
+CONTROLLERS_OWN = ("sickbay.db", "controller.lock", "choices.json")
 
 
 @click.command("agent")
@@ -128,8 +129,18 @@ def _table(rows: list[dict[str, Any]]) -> None:
             click.echo(f"    {clean(row['text'])[:200]}")
 
 
+def _refuse_controllers_state(state: Path) -> None:
+    """SICKBAY_STATE means one directory for an agent and another for a controller: in one shell they would share it."""
+    if any((state / name).exists() for name in CONTROLLERS_OWN):
+        raise BadInput(
+            f"state: {state} is that of a controller ('sickbay up'): give the agent a directory of its own with "
+            "--state DIR, or unset SICKBAY_STATE"
+        )
+
+
 def _become(settings: AgentSettings) -> None:
     """The agent takes this process' place: nothing that reads settings stays in memory, and systemd keeps the pid."""
+    _refuse_controllers_state(Path(settings.state))
     if not settings.token and not settings.token_file:
         click.echo("agent: no token is set: the controller will refuse reports unless it asks for none", err=True)
     descriptor = os.memfd_create("settings", 0)  # inherited, and in no environment or command line

@@ -22,6 +22,7 @@ from sickbay.faces.cli.show import clean
 from sickbay.model.errors import BadInput
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+PAGE = 2000  # rows that are asked for at once
 TIMEOUT = 30.0  # seconds; the server answers an act within 10, a held request within 20
 STREAM_TIMEOUT = 40.0  # the server sends a comment every 15 s: two were missed
 CUT = (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected, http.client.IncompleteRead)
@@ -73,6 +74,19 @@ class Client:
     # --- requests
     def get(self, path: str, *, timeout: float | None = None, **query: str | float | None) -> Any:
         return self._ask("GET", path, query, timeout=timeout)
+
+    def pages(self, path: str, **query: str | None) -> list[Any]:
+        """The whole of a list, a page after the other: no answer grows with the fleet or with its history."""
+        found: list[Any] = []
+        after: str | None = None
+        while True:
+            page = self._ask("GET", path, {**query, "limit": PAGE, "after": after})
+            if page and page[-1]["id"] == after:  # who answers does not know of pages: this is all again
+                return found
+            found += page
+            if len(page) < PAGE:
+                return found
+            after = page[-1]["id"]
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._ask("POST", path, {}, body)

@@ -13,7 +13,6 @@ from sickbay.faces.cli.orders import post_order
 from sickbay.faces.cli.show import as_json, clean, span
 from sickbay.model.errors import BadInput
 
-MOST = 5000  # that the server gives at once
 NONE = {
     "all": "no incident, ever: break something with 'sickbay inject NODE --xid 79'",
     "open": "no open incidents",
@@ -44,7 +43,7 @@ def incidents(only_open: bool, everything: bool, as_json: bool) -> None:
     if only_open and everything:
         raise BadInput("--open and --all exclude each other: write one of them")
     which = "open" if only_open else "all" if everything else None
-    found = connect().get("/v1/incidents", which=which, limit=MOST)
+    found = connect().pages("/v1/incidents", which=which)
     show_list(found, COLUMNS, empty=NONE[which], as_json=as_json)
 
 

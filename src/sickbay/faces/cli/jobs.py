@@ -26,7 +26,6 @@ from sickbay.faces.cli.show import as_json
 from sickbay.faces.cli.stages import print_attempts, print_interruptions, why
 
 COMMAND_MOST = 500  # characters that are shown
-MOST = 5000  # that the server gives at once
 STATES = ("QUEUED", "GATING", "RUNNING", "STOPPING", "DIAGNOSING", "COMPLETE", "FAILED", "STOPPED")
 COLUMNS = (
     Column("job", itemgetter("id")),
@@ -51,7 +50,7 @@ def jobs(state: str | None, as_json: bool) -> None:
     sickbay jobs
     sickbay jobs --state running --json | jq -r '.[].id'
     """
-    found = connect().get("/v1/jobs", state=state, limit=MOST)
+    found = connect().pages("/v1/jobs", state=state)
     some_state = f"no jobs that are {state}: 'sickbay jobs' shows all"
     none = "no jobs yet: sickbay submit --name first --nodes 1 -- python train.py"
     show_list(found, COLUMNS, empty=some_state if state else none, as_json=as_json)

@@ -8,6 +8,7 @@ from sickbay.faces.cli.client import ServerRefused, connect, segment
 from sickbay.faces.cli.columns import say
 from sickbay.faces.cli.names import complete_job
 from sickbay.faces.cli.stages import OVER, why
+from sickbay.model.plain_text import PlainStream
 
 if TYPE_CHECKING:
     from sickbay.faces.cli.client import Client
@@ -24,8 +25,11 @@ NEXT_LOOK = 1.0  # seconds between two looks at a job that is between attempts, 
 @click.option(
     "--follow", "-f", is_flag=True, help="Go on as it writes, from one attempt to the next, to the job's end."
 )
-def logs(job: str, rank: int, attempt: int | None, follow: bool) -> None:
-    """What a rank of a job wrote.
+@click.option("--raw", is_flag=True, help="As it was written; else without what a terminal would obey.")
+def logs(job: str, rank: int, attempt: int | None, follow: bool, raw: bool) -> None:
+    """What a rank of a job wrote: its beginning and its end; a line says what was left out between them.
+
+    Colours, titles and all else that a terminal would obey is taken out, on a terminal and in a pipe.
 
     \b
     sickbay logs train-1a2b3
@@ -37,7 +41,7 @@ def logs(job: str, rank: int, attempt: int | None, follow: bool) -> None:
     if attempt is None and not found["attempt"] and not follow:
         say(f"{found['id']} has not begun: {found['because'] or found['state']}")
         return
-    reader = LogReader(client, found["id"], rank)
+    reader = LogReader(client, found["id"], rank, raw=raw)
     if attempt is not None or not follow:
         reader.read(attempt or found["attempt"], follow=follow)
     else:
@@ -45,15 +49,16 @@ def logs(job: str, rank: int, attempt: int | None, follow: bool) -> None:
 
 
 class LogReader:
-    def __init__(self, client: "Client", job: str, rank: int) -> None:
+    def __init__(self, client: "Client", job: str, rank: int, *, raw: bool = False) -> None:
         from sickbay.faces.cli.watch import ReconnectPatience
 
+        self._raw = raw
         self._client, self._job, self._rank = client, job, rank
         self._patience = ReconnectPatience(say)
 
     def read(self, attempt: int, *, follow: bool, told: bool = False) -> None:
         """All that one attempt wrote; with `follow`, until it ends."""
-        after = ""
+        after, plain = "", PlainStream()
         while True:
             page = self._page(attempt, after, follow=follow)
             if page is None:
@@ -62,8 +67,10 @@ class LogReader:
                 say(f"— attempt {attempt} —")
                 told = False
             if page["text"]:
-                click.echo(page["text"], nl=False)
+                # Whatever is left of it is meant: `color` keeps click from taking out a part of that in a pipe.
+                click.echo(page["text"] if self._raw else plain.take(page["text"]), nl=False, color=True)
             if not page["text"] and (page["over"] or not follow or not self._goes_on(attempt)):
+                click.echo(plain.end(), nl=False)
                 return
             after = page["next"]
 

@@ -31,7 +31,7 @@ def nodes(pool: str | None, as_json: bool) -> None:
     sickbay nodes
     sickbay nodes --json | jq -r '.[] | select(.state != "READY") | .id'
     """
-    found = connect().get("/v1/nodes", pool=pool)
+    found = connect().pages("/v1/nodes", pool=pool)
     pools = {node["pool"] for node in found}
     states = Counter(node["state"] for node in found)
     show_list(

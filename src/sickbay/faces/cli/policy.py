@@ -1,5 +1,7 @@
 """sickbay policy show | lint | diff."""
 
+from pathlib import Path
+
 import click
 
 from sickbay.faces.cli.client import connect
@@ -9,7 +11,7 @@ from sickbay.model.errors import BadInput
 from sickbay.model.fleet import Capability
 from sickbay.policy.diff import diff, effective, in_words, to_yaml
 from sickbay.policy.lint import lint
-from sickbay.policy.load import digest, load_policy, shipped
+from sickbay.policy.load import digest, load_policy, named_notifiers, shipped
 
 
 @click.group("policy", epilog=f"Shipped policies: {', '.join(shipped())}.")
@@ -46,21 +48,32 @@ def show(name: str, as_json: bool) -> None:
     metavar="N",
     help="How large a pool is; without it the running controller is asked, if there is one.",
 )
+@click.option(
+    "--notifiers", metavar="FILE", type=click.Path(path_type=Path),
+    help="The file of notifiers that it is to be used with: a channel that is not in it makes it unusable.",
+)  # fmt: skip
 @as_json
-def lint_command(name: str, strict: bool, can: tuple[str, ...], nodes: int | None, as_json: bool) -> None:
+def lint_command(
+    name: str, strict: bool, can: tuple[str, ...], nodes: int | None, notifiers: Path | None, as_json: bool
+) -> None:
     """Say what in a policy is doubtful. Exit 0 fine, 1 warnings with --strict, 2 not usable.
 
     \b
     sickbay policy lint ./mine.yaml --nodes 8
+    sickbay policy lint ./mine.yaml --notifiers ./notifiers.yaml
     """
-    loaded = load_policy(name)
+    loaded = load_policy(name, _notifiers(notifiers))
+    needs = list(named_notifiers(loaded))
     sizes = {"*": nodes} if nodes is not None else _pools_there()
     warnings = lint(loaded, frozenset(map(Capability, can)) if can else None, sizes)
     if as_json:
-        print_json({"policy": loaded.name, "digest": digest(loaded), "warnings": warnings})
+        print_json({"policy": loaded.name, "digest": digest(loaded), "warnings": warnings, "notifiers": needs})
     else:
         for line in warnings:
             click.echo(f"warning: {line}")
+        if needs and notifiers is None:
+            there = "are these notifiers" if len(needs) > 1 else "is this notifier"
+            click.echo(f"needs: a controller refuses it unless there {there}: {', '.join(needs)} (--notifiers FILE)")
         click.echo(f"{loaded.name}: {len(warnings) or 'no'} warning{'' if len(warnings) == 1 else 's'}")
     if warnings and strict:
         leave(1)
@@ -73,6 +86,15 @@ def _pools_there() -> dict[str, int]:
         return {str(budget["pool"]): int(budget["size"]) for budget in fleet["budgets"]}
     except (BadInput, click.ClickException, KeyError, TypeError, ValueError):
         return {}
+
+
+def _notifiers(file: Path | None) -> tuple[str, ...] | None:
+    """The names that the file has; None: nobody said which."""
+    if file is None:
+        return None
+    from sickbay.hosts.channels import read_notifiers
+
+    return read_notifiers(file).names
 
 
 @policy.command("diff")

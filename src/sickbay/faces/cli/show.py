@@ -73,8 +73,12 @@ def since(begin: datetime, at: datetime) -> str:
 
 
 def story_line(time: str, told: StoryAnswer, width: int = 12) -> str:
+    """What has several lines, such as stacks, keeps them, below one another."""
     what = click.style(f"{told.what:<8}", fg=COLOURS.get(told.what))
-    return f"{click.style(time, dim=True)}  {what} {short(told.about):<{width}} {clean(told.text)}"
+    first, *more = told.text.splitlines() or [""]
+    below = " " * (len(time) + 2 + 8 + 1)
+    head = f"{click.style(time, dim=True)}  {what} {short(told.about):<{width}} {clean(first)}"
+    return "\n".join([head, *(f"{below}{clean(line)}" for line in more)])
 
 
 def print_story(story: Sequence[StoryAnswer], begin: datetime | None = None) -> None:

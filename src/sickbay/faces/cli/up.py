@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,12 +17,17 @@ import click
 from click.core import ParameterSource
 
 from sickbay.faces.cli.show import leave
+from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
+    from sickbay.hosts.choices import UpChoices
     from sickbay.hosts.up import Service, UpOptions
     from sickbay.model.policy import Policy
 
 DEMO_STEPS = 600
+UP_LOG = "up.log"  # of a detached controller
+UP_LOG_BYTES = 4 << 20  # and as much of an old one
+AGENTS_OWN = "spool"  # of what an agent keeps
 ACTIVATE = Path(sys.prefix) / "bin" / "activate"  # of a virtual environment, which a new terminal has not
 state_option = click.option(
     "--state", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
@@ -46,33 +52,40 @@ NEXT = (
 @click.option("--nodes", metavar="N", type=click.IntRange(1, 256), help="How many nodes (default: as before, else 4).")
 @click.option("--gpus", metavar="G", type=click.IntRange(0, 16), help="Virtual GPUs of each (default: 2).")
 @click.option(
-    "--port", metavar="P", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free."
+    "--port", metavar="P", type=click.IntRange(0, 65535), help="Default: as before, else 8080. 0: any that is free."
 )
-@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--cert", metavar="FILE", help="Serve TLS with this certificate (PEM); needed beyond this machine.")
+@click.option("--host", metavar="ADDRESS", help="Where to listen (default: as before, else 127.0.0.1).")
+@click.option(
+    "--cert",
+    metavar="FILE",
+    help="Serve TLS with this certificate (PEM); needed beyond this machine. Default: as before; 'none': without.",
+)
 @click.option("--key", metavar="FILE", help="Its private key (PEM).")
 @state_option
-@click.option(
-    "--policy", "policy", metavar="NAME|FILE", default="default", show_default=True, help="What is done when."
-)
+@click.option("--policy", "policy", metavar="NAME|FILE", help="What is done when (default: as before, else 'default').")
 @click.option(
     "--knowledge",
     metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Your own meaning of faults, over the shipped one.",
+    help="Your own meaning of faults, over the shipped one. Default: as before; 'none': without.",
+)
+@click.option(
+    "--notifiers",
+    metavar="FILE|none",
+    help="Through whom people are told (YAML). Once given it stays, until another is, or none.",
 )
 @click.option("--demo", is_flag=True, help="Run a job, break a GPU under it, and tell the story as it happens.")
 @click.option("--detach", is_flag=True, help="Return when it runs; 'sickbay down' ends it.")
 def up(
     nodes: int | None,
     gpus: int | None,
-    port: int,
-    host: str,
+    port: int | None,
+    host: str | None,
     cert: str | None,
     key: str | None,
     state: Path | None,
-    policy: str,
-    knowledge: Path | None,
+    policy: str | None,
+    knowledge: str | None,
+    notifiers: str | None,
     demo: bool,
     detach: bool,
 ) -> None:
@@ -80,41 +93,79 @@ def up(
 
     Each node is a process tree with an agent and virtual GPUs that can be broken (sickbay inject). Ctrl-C ends
     everything; a controller that is ended or killed otherwise leaves the nodes and their jobs running, and the next
-    'sickbay up' finds them again.
+    'sickbay up' finds them again. So it does with the policy, the address and the certificate: what was chosen once
+    stays until another is given.
 
     \b
     Examples:
       sickbay up --demo              a first look: one fault from symptom to cure
       sickbay up --nodes 8 --detach  in the background
+      sickbay up --policy recommend  say what would be done, and touch no node: the first week
       sickbay down                   end it
     """
+    from sickbay.hosts.channels import read_notifiers
+    from sickbay.hosts.choices import as_before, chosen, policy_of, remembered
     from sickbay.hosts.state import default_state, refuse_open_door, refuse_second, serving
     from sickbay.hosts.up import UpOptions
     from sickbay.knowledge.load import load_tables
-    from sickbay.policy.load import load_policy
 
+    if cert == "none" and key is None:
+        key = "none"
     if (cert is None) is not (key is None):
         raise click.UsageError("--cert and --key go together: give both files")
-    refuse_open_door(host, secured=cert is not None)
     place = (state or default_state()).absolute()
-    rules = load_policy(policy)
-    load_tables(knowledge)  # what is wrong in it is said now, and nothing is begun
+    refuse_agents_state(place)
+    given = {"policy": policy, "host": host, "port": port, "cert": cert, "key": key, "knowledge": knowledge}
+    given["notifiers"] = notifiers
+    before = remembered(place)
+    choices = chosen(before, **given)
+    refuse_open_door(choices.host, secured=bool(choices.cert))
+    refuse_lost_notifiers(place, choices, given=notifiers is not None)
+    channels = read_notifiers(Path(choices.notifiers) if choices.notifiers else None)
+    rules = policy_of(place, before, choices, channels.names, given=policy is not None)
+    own = Path(choices.knowledge) if choices.knowledge else None
+    load_tables(own)  # what is wrong in it is said now, and nothing is begun
     if pid := serving(place):  # before anything is touched; of two that start at once the lock lets one go on
         context = click.get_current_context()
         plain = all(
             context.get_parameter_source(name) is not GIVEN for name in context.params if name not in REPEATABLE
         )
-        if detach and plain and _is_at(place, port if context.get_parameter_source("port") is GIVEN else 0):
+        if detach and plain and _is_at(place, port or 0):
             return
         refuse_second(place, pid)
-    if detach:
-        _in_the_background(place)
-        return
-    files = [str(Path(file).absolute()) if file is not None else None for file in (cert, key)]
     wish = UpOptions(
-        state=place, nodes=nodes, gpus=gpus, host=host, port=port, cert=files[0], key=files[1], knowledge=knowledge
+        state=place,
+        nodes=nodes,
+        gpus=gpus,
+        host=choices.host,
+        port=choices.port,
+        cert=choices.cert or None,
+        key=choices.key or None,
+        knowledge=own,
+        notifiers=channels,
     )
-    _serve(wish, rules, demo=demo)
+    known = as_before(choices, {name for name, value in given.items() if value is not None})
+    remarks = [line for line in (known, rules.remark) if line]
+    if detach:
+        _in_the_background(wish, rules.policy)
+        for remark in remarks:
+            click.echo(remark)
+    else:
+        _serve(wish, rules.policy, choices, remarks, demo=demo)
+
+
+def refuse_agents_state(state: Path) -> None:
+    """SICKBAY_STATE means this for 'up' and another directory for 'agent': in one shell they would share it."""
+    if (state / AGENTS_OWN).exists() and not (state / "sickbay.db").exists():
+        raise BadInput(f"{state} is the state of an agent, not of a controller: give another with --state DIR")
+
+
+def refuse_lost_notifiers(state: Path, choices: "UpChoices", *, given: bool) -> None:
+    """Nobody would hear of anything, and nobody would notice."""
+    if not given and choices.notifiers and not Path(choices.notifiers).exists():
+        raise BadInput(
+            f"{choices.notifiers}, the notifiers that {state} was served with, is gone: give --notifiers FILE, or none"
+        )
 
 
 def _is_at(state: Path, port: int) -> bool:
@@ -137,15 +188,22 @@ def service_of(wish: "UpOptions", policy: "Policy") -> "Service":
     return Service(wish, policy, app)
 
 
-def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
+def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: Sequence[str], *, demo: bool) -> None:
     from sickbay.faces.cli.credentials import remember
     from sickbay.faces.cli.showcase import Showcase, Ticker
+    from sickbay.hosts.choices import keep, words_of
+    from sickbay.policy.load import digest
 
     service = service_of(wish, policy)
+    keep(wish.state, choices, policy)  # before anything is done by it
     ended = Signals()
     service.start(lambda text: click.echo(f"{text}; the state is in {wish.state}"))
     remember(service.url, service.token)
-    click.echo(f"serving on {service.url}, policy {policy.name}")
+    service.backend.started(f"{_user()} with sickbay up", digest(policy), choices.policy, choices.knowledge)
+    told = f", told by {', '.join(wish.notifiers.names)}" if wish.notifiers.notifiers else ""
+    click.echo(f"serving on {service.url}, {words_of(policy)}{told}")
+    for remark in remarks:
+        click.echo(remark)
     _elsewhere(service.url)
     job = ""
     try:
@@ -156,7 +214,9 @@ def _serve(wish: "UpOptions", policy: "Policy", *, demo: bool) -> None:
         _next_steps(job, service.url)
         ticker = Ticker(service.backend)
         trouble = ""
+        output = BoundedOutput(wish.state / UP_LOG)
         while not ended.wait(0.2):
+            output.look()
             # Whoever read this has gone, or the disk that takes it is full: that ends no controller.
             with contextlib.suppress(OSError):
                 ticker.print()
@@ -232,28 +292,72 @@ class Signals:
         return bool(select.select([self._hears], [], [], seconds)[0])
 
 
-def _in_the_background(state: Path) -> None:
+class BoundedOutput:
+    """Log rotation of what a detached controller says: its output is a file of ours, which must not fill the disk."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def look(self) -> None:
+        """Where standard output is that file and is too long, it becomes the old one, and a new one is begun."""
+        with contextlib.suppress(OSError):
+            ours, theirs = os.fstat(1), self._file.stat()
+            if not os.path.samestat(ours, theirs) or ours.st_size < UP_LOG_BYTES:
+                return
+            self._file.replace(self._file.with_name(f"{self._file.name}.1"))
+            fresh = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for stream in (1, 2):
+                os.dup2(fresh, stream)
+            os.close(fresh)
+
+
+def _user() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container knows no name for its user
+        return f"user {os.getuid()}"
+
+
+def _in_the_background(wish: "UpOptions", policy: "Policy") -> None:
     """The same command again without --detach, in a session of its own; we leave when it answers."""
     import subprocess
 
-    from sickbay.hosts.state import recorded
+    from sickbay.hosts.choices import words_of
+    from sickbay.hosts.server import refuse_taken, refuse_unusable
+    from sickbay.hosts.state import make_private, recorded
 
-    state.mkdir(parents=True, exist_ok=True)
-    output = state / "up.log"
+    refuse_taken(wish.host, wish.port)
+    refuse_unusable(wish.cert, wish.key)
+    state = wish.state
+    ours = [one for one in (state, *state.parents) if not one.exists()]  # made by us: gone again if it is refused
+    make_private(state)
+    output = state / UP_LOG
     command = [sys.executable, "-m", "sickbay", *(word for word in sys.argv[1:] if word != "--detach")]
-    with output.open("wb") as out:
+    with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as out:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # noqa: S603 - our own command line
     before = time.monotonic()
     while (record := recorded(state)).pid != child.pid:
         if child.poll() is not None:
             click.echo(output.read_text().strip().splitlines()[-1] if output.stat().st_size else "it ended", err=True)
+            _take_back(output, ours)
             leave(child.returncode or 1)
         if time.monotonic() - before > 60:
             click.echo(f"it has not begun to serve within a minute: see {output}", err=True)
             leave(1)
         time.sleep(0.05)
-    click.echo(f"serving on {record.url}, in the background; 'sickbay down' ends it")
+    click.echo(f"serving on {record.url}, {words_of(policy)}, in the background; 'sickbay down' ends it")
     _elsewhere(record.url)
+
+
+def _take_back(output: Path, made: Sequence[Path]) -> None:
+    """A start that was refused leaves no trace where there was nothing before."""
+    if made:
+        with contextlib.suppress(OSError):
+            output.unlink()
+            for directory in made:  # the innermost first; one that is not empty stays
+                directory.rmdir()
 
 
 @click.command("down")

@@ -7,7 +7,6 @@ from sickbay.brain.admit import goes_off_at
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 
-
 CORDON_FIRST = [("cordon", "reboot"), ("cordon", "drain", "reboot"), ("drain", "reboot")]
 SOON, LATER = 1.0, HOUR  # after HOUR a reboot that was ordered first is over
 
@@ -120,7 +119,8 @@ def test_a_cordoned_nodes_job_goes_on_until_the_window_of_its_reboot_opens(ward:
     wait = w.incident(node).wait
     assert wait is not None
     assert wait.opens is not None
-    assert (wait.opens.hour, wait.because[-6:]) == (3, "03:00Z")
+    assert wait.opens.hour == 3
+    assert "2026-01-01 03:00" in wait.because
     w.run(3 * HOUR)
     assert len(w.happened("reboot", node)) == 1
 

@@ -46,11 +46,11 @@ def main() -> None:
             loss.backward()
             optimiser.step()
             time.sleep(0.1)  # a model of this size would be done before anybody could break a node
-            train.heartbeat(step, loss=float(loss))
+            train.heartbeat(step, loss=loss.item())
             if step % EVERY == 0:
                 now = {"model": model.module.state_dict(), "step": torch.tensor([float(step)])}
                 sickbay_torch.save(checkpoints, step, now, process_group=saving)
-        print(f"rank {dist.get_rank()}: done, loss {float(loss):.4f}, world {os.environ['WORLD_SIZE']}", flush=True)
+        print(f"rank {dist.get_rank()}: done, loss {loss.item():.4f}, world {os.environ['WORLD_SIZE']}", flush=True)
     dist.destroy_process_group()
 
 

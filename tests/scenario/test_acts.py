@@ -166,7 +166,7 @@ def test_a_pause_holds_a_repair_that_was_written_down_before_it(ward: OpenWard, 
     w.run(3 * HOUR)
     assert repairs(w) == []
     assert w.phase(node) == "DRAINED"
-    assert "would have" in w.incident(node).wait.would
+    assert "check it, put it back to work" in w.incident(node).wait.would
     assert w.incident(node).tries == (), "what was never sent was not tried"
     assert w.ledger().repairing == 0
     assert w.told("held") == []
@@ -876,7 +876,7 @@ def test_a_pause_and_a_limit_hold_a_persons_order_and_the_answer_says_so(ward: O
     w.run(60)
     assert w.phase(w.nodes[0]) == "SUSPECT"
     said = [line.text for line in w.sim.store.story("operator:") if line.event == "deferred"]
-    assert ("pause by operator" if what == "pause" else "seats that") in said[-1]
+    assert ("pause by operator" if what == "pause" else "may lack") in said[-1]
 
 
 def test_a_persons_order_outside_a_window_leaves_the_node_in_service_until_it_opens(ward: OpenWard) -> None:

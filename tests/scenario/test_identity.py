@@ -22,7 +22,7 @@ from sickbay.engine.reception import Reception
 from sickbay.engine.view import Draft, Rules, View, moment
 from sickbay.knowledge.load import load_tables
 from sickbay.model.clock import Deadline, WatchedClock
-from sickbay.model.facts import EarlyAgent, Fact, Observed
+from sickbay.model.facts import AgentHeard, EarlyAgent, Fact, Observed
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import AgentState, Capability, Incarnation, JobId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind, Phase
@@ -515,6 +515,16 @@ def test_an_agent_of_a_node_that_no_cluster_has_is_told_once(ward: OpenWard) -> 
     w.run(2 * HOUR)
     (text,) = w.told("agent_unknown")
     assert node in text
+
+
+def test_an_agent_of_a_cluster_that_is_not_ours_is_told_at_once_and_named(ward: OpenWard) -> None:
+    """Of a machine in a cluster of ours the cluster may speak yet; of this one nobody ever will."""
+    w = ward()
+    heard = AgentHeard(node=NodeId("lab/real-1"), incarnation=Incarnation(instance_id="i-1", boot_id="b"))
+    assert w.sim.hosts[0].tell("heard/lab/real-1", heard)
+    w.run(60)
+    (text,) = w.told("agent_unknown")
+    assert "there is no cluster lab here (there is sim)" in text
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["shown", "silent"])

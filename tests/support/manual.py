@@ -111,7 +111,9 @@ class Reader:
         return found
 
     def ready(self, seconds: float = 60) -> None:
-        self.until(lambda: all(node["state"] == "READY" for node in self.ask("nodes") or [{"state": ""}]), seconds)
+        """A node that a policy leaves alone with its fault stays SUSPECT."""
+        done = {"READY", "SUSPECT"}
+        self.until(lambda: all(node["state"] in done for node in self.ask("nodes") or [{"state": ""}]), seconds)
 
     def until(self, condition: Callable[[], Any], seconds: float = 60) -> None:
         end = time.monotonic() + seconds

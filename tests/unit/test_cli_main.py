@@ -57,7 +57,7 @@ def test_help_imports_nothing_heavy() -> None:
     ("args", "says"),
     [
         (("expain",), "did you mean 'explain'?"),
-        (("qqq",), "known: demo, up, down, top, diagnose"),
+        (("qqq",), "known: demo, up, down, backup, top"),
         (("sim", "soak", "--run", "3"), "Did you mean '--runs'?"),
         (("sim", "standrd"), "did you mean 'standard'?"),
         (("sim", "standard", "--sed", "3"), "'sickbay sim --help'"),

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import EarlyAgent, Fact, Inventory, Observed
-from sickbay.model.fleet import Incarnation, NodeId
+from sickbay.model.fleet import Incarnation, NodeId, cluster_of
 from sickbay.model.rows import WaitMark
 from sickbay.signs.classify import classify
 
@@ -51,7 +51,9 @@ def hear_early(draft: Draft, node: NodeId, who: Incarnation) -> EarlyAgent:
     before = draft.read(EarlyAgent, key, watch=False)
     known = before is not None and before.incarnation.same_holder(who)
     if before is None or not known or not before.heard:
-        soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + UNKNOWN_AFTER)
+        # Of a cluster that is not ours nobody ever will speak: a person is told at once.
+        within = UNKNOWN_AFTER if cluster_of(node) in draft.rules.can else 0.0
+        soon = Deadline(clock=INGEST, at=draft.reading(INGEST) + within)
         draft.waits[key] = WaitMark(until=soon, urgency=7)
     said = before.said if before is not None and before.incarnation.same_boot(who) else ()
     told = before is not None and known and before.told

@@ -12,7 +12,7 @@ from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.facts import EarlyAgent
-from sickbay.model.fleet import Brake, Node, read_scope
+from sickbay.model.fleet import Brake, Node, cluster_of, read_scope
 from sickbay.model.intent import Notify
 from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import WaitMark
@@ -32,7 +32,8 @@ def plan_brake(draft: Draft, subject: str) -> None:
     if brake.tripped_at is not None and eased.tripped_at is None:
         draft.tell(f"brake off: {brake.signature} in {brake.scope}", subject, event="brake")
     if brake.tripped_at is not None and "told" not in brake.told:
-        text = f"{len(brake.seen)} nodes show {brake.signature} in {brake.scope}: nothing is quarantined for it"
+        shown = f"{len(brake.seen)} nodes show {brake.signature} in {brake.scope}"
+        text = f"{shown}: none is taken out of service or repaired for it until the brake is off"
         notice = Notify(event="brake", subject=subject, text=text)
         kind, name = read_scope(brake.scope)
         pool = name if kind == "pool" else ""
@@ -65,6 +66,9 @@ def plan_voice(draft: Draft, subject: str) -> None:
     who = voice.incarnation.instance_id or "a machine that it cannot name"
     holder = node.registered if node is not None else None
     theirs = "no cluster has such a node"
+    if node is None and cluster_of(voice.node) not in draft.rules.can:
+        ours = ", ".join(sorted(draft.rules.can))
+        theirs = f"and there is no cluster {cluster_of(voice.node)} here (there is {ours}): give it a node of one"
     if node is not None:
         theirs = f"its cluster says that {holder.instance_id or holder.uid if holder else 'nobody'} holds that seat"
     text = f"{voice.node}: an agent reports from {who}, {theirs}: nothing that it says counts until the two agree"

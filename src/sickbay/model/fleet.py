@@ -14,6 +14,10 @@ IncidentId = NewType("IncidentId", str)
 JobId = NewType("JobId", str)
 
 
+def cluster_of(node: NodeId) -> str:
+    return node.partition("/")[0]
+
+
 def pool_of(cluster: str, word: str) -> str:
     """The pool's qualified name, `<cluster>/<pool>`: two clusters may use one word for different machines."""
     return word if word.startswith(f"{cluster}/") else f"{cluster}/{word}"

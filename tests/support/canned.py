@@ -129,7 +129,7 @@ def job(ident: str = "train-1a2b3", **other: Any) -> dict[str, Any]:
         "nodes": ["local/n0", "local/n1"], "step": 40, "resumed_from": None, "resumed_of": None,
         "saved": None, "saved_at": None, "continues": None, "continued_by": None,
         "save_failed": "", "doing": "", "diagnosis": "", "checkpoint": "",
-        "submitted_at": "2026-01-01T00:00:00.000Z", "ended_at": None, "interruptions": [], "because": "",
+        "submitted_at": "2026-01-01T00:00:00.000Z", "ended_at": None, "interruptions": [], "queue": None, "because": "",
     }  # fmt: skip
     return made | other
 

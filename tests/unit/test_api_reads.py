@@ -11,6 +11,7 @@ from tests.support.api_ward import Clinic, clinic
 from sickbay.faces import answers
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import explain, job_answer, node_answer
+from sickbay.faces.turns import Turns
 from sickbay.model.fleet import NodeId
 
 
@@ -80,7 +81,7 @@ def test_a_nul_in_a_name_is_bad_input(calls: Clinic, path: str) -> None:
 def test_jobs_are_listed_newest_first_and_by_state(calls: Clinic) -> None:
     shown = ok(calls, "/v1/jobs", list[answers.JobAnswer])
     rows = sorted(calls.ward.sim.jobs(), key=lambda job: (job.submitted_at, job.id), reverse=True)
-    assert shown == msgspec.to_builtins([job_answer(job) for job in rows])
+    assert shown == msgspec.to_builtins([job_answer(job, Turns([job])) for job in rows])
     assert {job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="RUNNING")} == {"llama", "qwen"}
     assert {job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="open")} == {"llama", "qwen"}
     assert [job["id"] for job in ok(calls, "/v1/jobs", list[answers.JobAnswer], state="COMPLETE")] == ["short"]

@@ -49,6 +49,8 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
     if isinstance(placed, NoPlace):
         waits = _starved(s, policy, placed.because)
         kept = job.place_until
+        if isinstance(waits, Stay):
+            waits = Stay(replace(waits.wait, queued=True), waits.tell)
         if isinstance(waits, Stay) and kept is not None and (job.deadline is None or kept.at < job.deadline.at):
             return Stay(replace(waits.wait, until=kept, then="its place is kept no longer"))
         return waits

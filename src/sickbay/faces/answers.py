@@ -114,6 +114,16 @@ class AttemptAnswer(Noun):
     last_lines: Annotated[list[str], Meta(description="that the failing rank wrote; its log has all")]
 
 
+class QueuePlace(Noun):
+    """Where a job stands that waits for nodes."""
+
+    position: Annotated[int, Meta(description="1: at the head of the queue of its pool")]
+    of: int
+    behind: Annotated[str | None, Meta(description="the job at the head; null: itself")]
+    place_kept: Annotated[bool, Meta(description="it was interrupted, and nodes are kept for it")]
+    priority: int
+
+
 class JobAnswer(Noun):
     id: str
     name: str
@@ -136,6 +146,7 @@ class JobAnswer(Noun):
     ended_at: Time | None
     diagnosis: Annotated[str, Meta(description="why it ended; of one that completed, was stopped or runs: empty")]
     interruptions: list[InterruptionAnswer]
+    queue: Annotated[QueuePlace | None, Meta(description="null: it waits in no queue of Sickbay's")]
     because: str
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sickbay.brain.admit import limit_for
 from sickbay.brain.endings import recorded
 from sickbay.faces.answers import Estimate, PoolBudget, SeatOut
+from sickbay.faces.turns import Turns
 from sickbay.model.clock import Deadline, WatchedClock
 from sickbay.model.errors import BadInput, NoSuchSubject
 from sickbay.model.fleet import Brake, InForce, Ledger, Node, NodeId, Roster, Withholding
@@ -121,6 +122,9 @@ class Archive:
         if cluster not in self._open_jobs:
             self._open_jobs[cluster] = list(self._rows(Job, self._store.find(f"open-job:{cluster}")))
         return self._open_jobs[cluster]
+
+    def turns(self, cluster: str) -> Turns:
+        return Turns(self.open_jobs(cluster))
 
     def holders(self, node: Node) -> list[Job]:
         """Looked up, not searched: a list of a large fleet asks for each of its nodes."""

@@ -33,6 +33,7 @@ from sickbay.faces.archive import Archive, iso
 from sickbay.faces.chapters import LAST_CHAPTER, StorySpan, incident_story, job_story, node_story
 from sickbay.faces.present import incident_now, job_now, node_now
 from sickbay.faces.story import tell
+from sickbay.faces.turns import Turns
 from sickbay.faces.waits import doing, incident_waits, job_waits, node_waits, why_not
 from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
@@ -181,7 +182,7 @@ def _phases(incident: Incident, as_of: datetime | None) -> list[PhaseEntered]:
     ]
 
 
-def job_answer(job: Job) -> JobAnswer:
+def job_answer(job: Job, turns: Turns) -> JobAnswer:
     return JobAnswer(
         id=job.id,
         name=job.spec.name,
@@ -204,7 +205,8 @@ def job_answer(job: Job) -> JobAnswer:
         ended_at=iso(job.closed_at),
         diagnosis=job.diagnosis if job.state in DIAGNOSED else "",
         interruptions=[_interruption(one) for one in job.interruptions],
-        because=_why_job(job),
+        queue=turns.of(job),
+        because=_why_job(job, turns),
     )
 
 
@@ -214,7 +216,7 @@ DIAGNOSED = frozenset({JobState.FAILED, JobState.DIAGNOSING, JobState.QUEUED, Jo
 
 def one_job(archive: Archive, job: Job) -> OneJob:
     return OneJob(
-        **structs.asdict(job_answer(job)),
+        **structs.asdict(job_answer(job, archive.turns(job.spec.cluster))),
         command=list(job.spec.command),
         cwd=job.spec.cwd,
         env=sorted(job.spec.env),
@@ -256,7 +258,7 @@ def _doing(job: Job) -> str:
     return "; ".join(filter(None, (asked, busy))) if job.open else ""
 
 
-def _why_job(job: Job) -> str:
+def _why_job(job: Job, turns: Turns) -> str:
     """Of a job that is over the reason of its end: an earlier diagnosis is that of an interruption."""
     match job.state:
         case JobState.COMPLETE:
@@ -266,7 +268,7 @@ def _why_job(job: Job) -> str:
         case JobState.FAILED:
             return job.diagnosis
         case _:
-            return job.wait.because if job.wait else ""
+            return turns.because(job)
 
 
 def _interruption(one: Interruption) -> InterruptionAnswer:

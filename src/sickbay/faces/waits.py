@@ -11,12 +11,12 @@ from sickbay.brain.incident_input import REMINDED
 from sickbay.faces.answers import WaitedOn, Waiting, WayOut
 from sickbay.faces.archive import Archive, iso
 from sickbay.faces.hangs import hang_limits, unwatched
-from sickbay.faces.ways_out import MOST_NAMED, brake_ends, by_people, held_back_by, plan_in_words, seats_out, way
+from sickbay.faces.ways_out import MOST_NAMED, brake_ends, by_people, held_back_by, seats_out, way
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.cordon import named, others_of
 from sickbay.model.fault import RUNGS, Proof
 from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, Phase, Wait
+from sickbay.model.incident import Incident, Phase, Wait, treatment
 from sickbay.model.intent import (
     AskToSave,
     Drain,
@@ -66,7 +66,7 @@ def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:
         since=iso(incident.stages[-1].entered_at if incident.stages else incident.opened_at),
         until=until,
         then=then,
-        would=plan_in_words(incident) if wait.would or wait.room is not None else "",
+        would=treatment(incident) if wait.would or wait.room is not None else "",
         changed_by=tuple(one.what for one in ways) or ("its own next step",),
         ways_out=ways,
         budget=archive.budget(incident.pool, seats_out(archive, incident.pool)),
@@ -184,7 +184,9 @@ def job_waits(archive: Archive, job: Job) -> Waiting | None:
         behind = _behind(archive, job) if job.state is JobState.QUEUED and not job.adopted else ()
     busy = f": {doing(job.work)}" if job.work is not None and job.state is JobState.RUNNING else ""
     return Waiting(
-        because=f"{wait.because}{busy}" if wait is not None else "it is about to be decided",
+        because=f"{archive.turns(job.spec.cluster).because(job)}{busy}"
+        if wait is not None
+        else "it is about to be decided",
         since=iso(entered(job)),
         until=archive.estimate(wait.until) if wait is not None else None,
         then=then,
@@ -225,7 +227,10 @@ def _by_state(archive: Archive, job: Job) -> tuple[tuple[WayOut, ...], str]:
         case JobState.QUEUED if job.adopted:
             return (way("its own controller starts it"),), "its controller is asked to"
         case JobState.QUEUED:
-            return _wanted_nodes(archive, job), "a person is told that it still waits"
+            first = archive.turns(job.spec.cluster).first(job)
+            then = job.wait.then if job.wait is not None else ""
+            ways = _wanted_nodes(archive, job) if first is None else _turn_comes(first)
+            return ways, then or "a person is told that it still waits"
         case JobState.RUNNING:
             ends = ("it ends", "a fault is found under it", *hang_limits(archive, job))
             return (*map(way, ends), way("you stop it for good", f"stop {job.id}")), ""
@@ -236,6 +241,14 @@ def _by_state(archive: Archive, job: Job) -> tuple[tuple[WayOut, ...], str]:
             return (way("its own next step"),), ""
 
 
+def _turn_comes(first: Job) -> tuple[WayOut, ...]:
+    """What would change a job's waiting that stands behind another: which nodes become free is not its business yet."""
+    return (
+        way(f"job {first.id}, at the head of the queue, begins"),
+        way(f"job {first.id} is stopped", f"stop {first.id}"),
+    )
+
+
 def _wanted_nodes(archive: Archive, job: Job) -> tuple[WayOut, ...]:
     """Who keeps it waiting: named nodes, or the nodes of its pool that cannot be claimed, each with the reason."""
     said: list[WayOut] = []
@@ -244,6 +257,9 @@ def _wanted_nodes(archive: Archive, job: Job) -> tuple[WayOut, ...]:
             said.append(way(f"job {holder.id} leaves {node.id}", f"stop {holder.id}"))
         else:
             said.append(way(f"{node.id} can be used again ({why_not(archive, node)})"))
+    others = (one for one in archive.open_jobs(job.spec.cluster) if one.id != job.id and one.pool == job.pool)
+    kept = (one.id for one in others if one.keeps_place and not one.claim)
+    said += [way(f"job {one}, whose place is kept, runs again or gives up", f"stop {one}") for one in kept]
     if len(said) > MOST_NAMED:
         said = [*said[:MOST_NAMED], way(f"any of {len(said) - MOST_NAMED} more nodes can be used")]
     return tuple(said) or (way(f"another node joins pool {job.pool}"),)

@@ -29,15 +29,6 @@ def way(what: str, command: str = "") -> WayOut:
     return WayOut(what=what, command=f'sickbay {command} --reason "WHY"' if command else "")
 
 
-def plan_in_words(incident: Incident) -> str:
-    """All that would follow if nothing held it back: not only the next act."""
-    repair = _DOES.get(incident.remedy)
-    rest = f"{repair}, check it, put it back to work" if repair else "check it, put it back to work"
-    if incident.kind is IncidentKind.OPERATOR and not incident.remedy.disrupts:
-        rest = "keep it out of service for a person"
-    return rest if incident.phase.out else f"cordon {incident.node}, move its jobs off, {rest}"
-
-
 def held_back_by(archive: Archive, incident: Incident, node: Node | None) -> tuple[WayOut, ...]:
     """What would end each thing that holds an incident back now. Empty: nothing does."""
     wait = incident.wait

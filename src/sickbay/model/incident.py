@@ -124,6 +124,7 @@ class Wait(Noun):
     because: str
     until: Deadline | None = None
     would: str = ""  # the act that is withheld
+    queued: bool = False  # a job that stands in the queue of its pool (`brain.queue`)
     room: Room | None = None  # it stands in a queue of its pool, and is called when there is room (`engine.seats`)
     ends: tuple[str, ...] = ()  # what would end it before, where no intent under way says so; for people
     then: str = ""  # what happens at `until`; for people
@@ -242,6 +243,18 @@ def last_repair(incident: Incident) -> Remedy | None:
     held = any(stage.phase is Phase.HELD for stage in incident.stages)
     proves = incident.phase in {Phase.RELEASED, Phase.REPLACED} or (incident.phase is Phase.GONE and held)
     return done if proves else None
+
+
+_TREATED = {Remedy.RESET_GPU: "reset its GPUs", Remedy.REBOOT: "reboot it", Remedy.REPLACE: "replace its machine"}
+
+
+def treatment(incident: Incident) -> str:
+    """All that would follow if nothing held it back, in words: not only the next act."""
+    repair = _TREATED.get(incident.remedy)
+    rest = f"{repair}, check it, put it back to work" if repair else "check it, put it back to work"
+    if incident.kind is IncidentKind.OPERATOR and not incident.remedy.disrupts:
+        rest = "keep it out of service for a person"
+    return rest if incident.phase.out else f"cordon {incident.node}, move its jobs off, {rest}"
 
 
 def _held_from(*phases: Phase) -> list[Step[Phase, Incident]]:

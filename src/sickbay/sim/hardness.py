@@ -41,6 +41,7 @@ class Trouble(StrEnum):
     ODD_REPORTS = "odd_reports"  # reports with any item, number and text that the agents' protocol admits
     POISON = "poison"  # a row cannot be read back for a while; the engine runs as in production
     EQUAL_NAMES = "equal_names"  # two replicas whose operator gave them one name
+    QUEUE = "queue"  # priorities, time limits, jobs that grow, and more of them than there are nodes
     FIRST_CONNECTION = "first_connection"  # to a cluster where others' jobs run and nodes idle
 
 

@@ -19,6 +19,7 @@ from sickbay.model.job import Job, JobState
 from sickbay.model.rows import AnyRow, Unit
 from sickbay.sim.chronicle import Violation, Wrong
 from sickbay.sim.invariants_acts import Acts
+from sickbay.sim.invariants_queue import QueueInvariant
 from sickbay.sim.invariants_rest import Rest
 from sickbay.sim.invariants_saves import SavesInvariant
 from sickbay.sim.witness import Sent, Witness
@@ -44,6 +45,7 @@ class Invariants:
         self.acts = Acts(sim, self.witness)
         self.rest = Rest(sim, self.witness)
         self.saves = SavesInvariant(sim, self.witness)
+        self.queue = QueueInvariant(sim, self.witness)
         # Subjects that were made impossible to plan: these may be set aside. None: it is not asked.
         self.poisoned: set[str] | None = None
         self._clocks: dict[str, tuple[float, float]] = {}  # each as it was first seen: as_of, reading
@@ -153,7 +155,8 @@ class Invariants:
             case Node():
                 return self.acts.held_by(after)
             case Job(open=True):
-                saves = self.saves.changed(before if isinstance(before, Job) else None, after)
+                was = before if isinstance(before, Job) else None
+                saves = [*self.saves.changed(was, after), *self.queue.changed(was, after)]
                 foreign = [node for node in after.claim if not node.startswith(f"{after.spec.cluster}/")]
                 text = f"{after.id} of {after.spec.cluster} claims {foreign}"
                 return [*saves, Wrong("foreign_claim", text)] if foreign else saves

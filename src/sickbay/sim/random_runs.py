@@ -194,6 +194,8 @@ def _jobs(dice: Dice, sim: Simulation) -> None:
             min_nodes=rng.choice([0, 1]),
             gpus_per_node=rng.choice([0, 1, 2]),
         )
+    if dice.meets(Trouble.QUEUE, 0.4):
+        _queue(dice.of(Trouble.QUEUE), sim)
     if dice.meets(Trouble.MANY_JOBS):
         for number in range(60):
             sim.submit(f"small-{number}", Programme(steps=6000), nodes=1, gpus_per_node=1, on=(sim.nodes[0],))
@@ -204,6 +206,25 @@ def _jobs(dice: Dice, sim: Simulation) -> None:
         sim.submit(f"also-{number}", programme, nodes=more.randint(1, quarter.nodes), **where)
     if dice.meets(Trouble.OTHERS_JOBS, 0.4):
         _others_jobs(dice.of(Trouble.OTHERS_JOBS), sim)
+
+
+def _queue(rng: Random, sim: Simulation) -> None:
+    """More jobs than there are nodes, of all sizes and ranks; some end by their own limit, some grow."""
+    nodes = sim.plan.nodes
+    for number in range(rng.randint(3, 9)):
+        most = rng.randint(1, nodes)
+        least = rng.choice([0, rng.randint(1, most)])
+        sim.submit(
+            f"queued-{number}",
+            Programme(steps=rng.randint(100, 3000), checkpoint_every=200, listens=rng.random() < 0.3),
+            nodes=most,
+            min_nodes=least,
+            grow=0 < least < most and rng.random() < 0.5,
+            gpus_per_node=rng.choice([0, 0, 1, 2]),
+            priority=rng.choice([0, 0, 0, -10, 10, rng.randint(-100, 100)]),
+            time_limit=rng.choice([None, None, rng.uniform(300, 7200)]),
+            on=(rng.choice(sim.nodes),) if most == 1 and rng.random() < 0.2 else (),
+        )
 
 
 def _listening(dice: Dice, programme: Programme) -> Programme:

@@ -40,6 +40,7 @@ JOB: dict[str, Any] = {
     "submitted_at": "2026-01-01T00:00:00.000Z",
     "ended_at": None,
     "diagnosis": "",
+    "queue": None,
     "interruptions": [
         {
             "attempt": 1,

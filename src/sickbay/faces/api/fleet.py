@@ -11,6 +11,7 @@ from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.api.safety import tripped, withheld_answer, withheld_now
 from sickbay.faces.archive import iso
 from sickbay.faces.explain import incident_answer, job_answer, node_answer
+from sickbay.faces.turns import Turns
 from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.job import Job
 from sickbay.model.rows import AUDIT, AuditEntry, Line
@@ -30,9 +31,10 @@ def fleet(ask: ApiRequest) -> FleetAnswer:
     incidents = [i for i in ask.all_of(Incident, "incident") if i.open]
     shown = [i for i in incidents if i.kind is not IncidentKind.INTAKE or failed_intake(i)]
     pools = dict.fromkeys(node.pool for node in nodes)
+    turns = Turns(jobs)
     return FleetAnswer(
         nodes=[node_answer(archive, node) for node in nodes],
-        jobs=[job_answer(job) for job in sorted(jobs, key=lambda j: (j.submitted_at, j.id), reverse=True)],
+        jobs=[job_answer(job, turns) for job in sorted(jobs, key=lambda j: (j.submitted_at, j.id), reverse=True)],
         incidents=[incident_answer(archive, i) for i in sorted(shown, key=lambda i: i.opened_at, reverse=True)],
         budgets=[archive.budget(pool) for pool in pools],
         brakes=tripped(archive),

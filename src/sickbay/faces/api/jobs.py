@@ -16,6 +16,7 @@ from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.explain import job_answer, one_job
+from sickbay.faces.turns import Turns
 from sickbay.hosts.backend import job_named
 from sickbay.model.fleet import Capability, Node, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
@@ -27,7 +28,8 @@ def listed(ask: ApiRequest, query: requests.OfState) -> list[JobAnswer]:
     state = query.state
     shown = [job for job in jobs if state is None or (job.open if state == "open" else job.state == state)]
     shown = [job for job in shown if begin is None or _age(job) < begin]
-    return [job_answer(job) for job in shown[: query.limit]]
+    turns = Turns(jobs)
+    return [job_answer(job, turns) for job in shown[: query.limit]]
 
 
 def _age(job: Job) -> tuple[datetime, str]:
@@ -57,7 +59,9 @@ def stop(ask: ApiRequest, body: requests.NodeAct) -> OrderedJob:
     if not job.open and not ask.repeated:
         raise ApiRefusal(409, f"{job.id} is over ({job.state}): there is nothing to stop")
     fate = ask.fate(ask.order("stop", job.id, body.reason, now=body.now))
-    return OrderedJob(**structs.asdict(job_answer(ask.fresh().job(job.id) or job)), order=fate)
+    archive = ask.fresh()
+    now = job_answer(archive.job(job.id) or job, archive.turns(job.spec.cluster))
+    return OrderedJob(**structs.asdict(now), order=fate)
 
 
 def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
@@ -69,7 +73,7 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     if known is None:
         spec = taken_up(ask, spec, anew=body.anew, anyones=body.adopt)
     elif replace(known.spec, continues=None) == spec:
-        return job_answer(known)
+        return job_answer(known, ask.fresh().turns(known.spec.cluster))
     return submitted(ask, spec)
 
 
@@ -80,7 +84,7 @@ def submitted(ask: ApiRequest, spec: JobSpec, reason: str = "", owner: str = "")
         if ask.key_given:
             raise ApiRefusal(409, f"this Idempotency-Key has already made the job {job.id}: choose a new one")
         key = secrets.token_hex(16)
-    return job_answer(job)
+    return job_answer(job, ask.fresh().turns(job.spec.cluster))
 
 
 def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
@@ -99,6 +103,7 @@ def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
         command=asked.command,
         ranks_per_node=asked.ranks_per_node,
         env=asked.env,
+        env_files=asked.env_files,
         cwd=asked.cwd,
         checkpoint=asked.checkpoint,
         stall_after=asked.stall_after,

@@ -92,6 +92,9 @@ class Submit(RequestBody):
     max_restarts: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     precheck: Annotated[int, Meta(ge=0, le=4)] | None = None
     env: Annotated[dict[str, Annotated[str, Meta(max_length=32_768)]], Meta(max_length=1000)] = {}
+    env_files: Annotated[
+        tuple[Text, ...], Meta(max_length=16, description="absolute paths: each node reads them when its ranks start")
+    ] = ()
     cwd: Text = ""
     pool: Annotated[str, Meta(max_length=200)] = ""
     cluster: Annotated[str, Meta(max_length=200)] = ""

@@ -23,7 +23,7 @@ def restart(ask: ApiRequest, body: requests.Restart) -> JobAnswer:
     before = found(ask, ask.path["id"])
     ask.may_touch(before, "restart it")
     if ask.key_given and (known := _made_before(ask, before)) is not None:
-        return job_answer(known)
+        return job_answer(known, ask.fresh().turns(known.spec.cluster))
     spec = _spec(before, body)
     by = ask.fresh().job(before.continued_by) if before.continued_by is not None else None
     mates = mates_of(ask, Job(id=before.id, spec=before.spec, submitted_at=before.submitted_at))

@@ -187,7 +187,11 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
 
 
 def _wrong_paths_and_variables(spec: JobSpec) -> Iterator[str]:
-    for what, path in (("checkpoint", spec.checkpoint), ("cwd", spec.cwd)):
+    for what, path in (
+        ("checkpoint", spec.checkpoint),
+        ("cwd", spec.cwd),
+        *(("env_files", path) for path in spec.env_files),
+    ):
         if path and not path.startswith("/"):
             yield f"{what} {path!r} must be an absolute path, because each node has its own directory"
     for name in spec.env:

@@ -195,6 +195,7 @@ BRAKE: dict[str, Any] = {
     "signature": "xid.79",
     "tripped_at": "2026-01-01T00:10:00.000Z",
     "nodes": ["lab/train-0000", "lab/train-0001", "lab/train-0002"],
+    "goes_off": "2026-01-01T00:50:00.000Z",
 }
 
 WITHHELD: dict[str, Any] = {

@@ -17,7 +17,7 @@ from tests.support.up_rig import Sickbay, running
 
 pytestmark = pytest.mark.slow
 
-NO, WRONG_USE, CANNOT_REACH = 2, 3
+NO, WRONG_USE, CANNOT_REACH = 1, 2, 3
 RUN = ("--", "true")
 WHY = ("--reason", "a test")
 NAMES = ("", "../up", "a b", "-x", "ü", "a\nb", "a" * 64)
@@ -43,7 +43,7 @@ class Clumsy:
         command = [sys.executable, "-m", "sickbay", *words]
         return subprocess.run(command, env={**self.env, **env}, capture_output=True, text=True, timeout=60, check=False)
 
-    def refused(self, *words: str, code: int = NO, WRONG_USE, **env: str) -> str:
+    def refused(self, *words: str, code: int = WRONG_USE, **env: str) -> str:
         """What it says: one line on standard error, and nothing else anywhere."""
         done = self.types(*words, **env)
         assert done.returncode == code, done
@@ -149,10 +149,10 @@ def test_what_is_over_cannot_be_stopped_and_what_never_ran_has_no_logs(clumsy: C
 @pytest.mark.parametrize(
     ("url", "code", "said"),
     [
-        ("nonsense", NO, WRONG_USE, "is not a URL of a server: write SICKBAY_URL such as"),
-        ("ftp://127.0.0.1", NO, WRONG_USE, "is not a URL of a server"),
-        ("http://127.0.0.1:99999", NO, WRONG_USE, "Port out of range"),
-        ("http://me:secret@127.0.0.1", NO, WRONG_USE, "a token goes into SICKBAY_TOKEN"),
+        ("nonsense", WRONG_USE, "is not a URL of a server: write SICKBAY_URL such as"),
+        ("ftp://127.0.0.1", WRONG_USE, "is not a URL of a server"),
+        ("http://127.0.0.1:99999", WRONG_USE, "Port out of range"),
+        ("http://me:secret@127.0.0.1", WRONG_USE, "a token goes into SICKBAY_TOKEN"),
         ("http://127.0.0.1:1", CANNOT_REACH, "is it running? start it with 'sickbay up', or set SICKBAY_URL"),
         ("http://no-such-host.invalid", CANNOT_REACH, "set SICKBAY_URL"),
     ],

@@ -59,8 +59,8 @@ def test_04_an_own_policy_only_recommends_for_one_fault_and_repairs_another(read
     reader.until(lambda: reader.incident("node-1")["phase"] == "RELEASED")
     left_alone = reader.incident("node-0")
     assert left_alone["phase"] == "SUSPECT"
-    assert "the policy says recommend for xid.74" in left_alone["because"]
-    assert "would have" in reader.follow("sickbay explain node-0")
+    assert "the policy only recommends what to do about xid.74" in left_alone["because"]
+    assert "cordon local/node-0, move its jobs off, " in reader.follow("sickbay explain node-0")
     assert [one["rung"] for one in reader.incident("node-1")["tries"]] == ["reboot"]
 
 

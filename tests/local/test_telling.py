@@ -1,10 +1,13 @@
 """What a user is told of his job: which rank, where, how it ended; hangs, logs, and the environment of a rank."""
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,7 +160,9 @@ def test_logs_keep_head_and_tail_and_say_what_was_left_out(lab: Sickbay) -> None
 
 def test_what_a_job_writes_never_reaches_a_terminal_as_a_command(lab: Sickbay) -> None:
     wild = "\x1b]0;owned\x07\x1b]52;c;aGk=\x1b\\\x1b[2Jboom\x1b[0m"
-    script = f"import sys; print({wild!r}); print({'RuntimeError: ' + wild!r}, file=sys.stderr); sys.exit(3)"
+    script = (
+        f"import sys; print({wild!r}, flush=True); print({'RuntimeError: ' + wild!r}, file=sys.stderr); sys.exit(3)"
+    )
     job = lab.submit(*PY, script, nodes=1, max_restarts=0)
     failed = lab.ends(job, "FAILED")
     assert cli(lab, "logs", job) == "boom\nRuntimeError: boom\n"
@@ -173,3 +178,68 @@ def test_stacks_of_a_hung_rank_stay_on_their_lines(lab: Sickbay) -> None:
     lab.ends(job, "FAILED")
     shown = cli(lab, "explain", job, "--all").splitlines()
     assert any("waits_for_peers (" in line and "rank 0" not in line for line in shown), shown
+
+
+# --- the environment of a rank
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture
+def secretive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sickbay]:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "0perat0rs")  # of the shell that starts the controller
+    yield from running(tmp_path / "state", nodes=1)
+
+
+def test_a_rank_has_what_its_submitter_gave_and_nothing_of_the_controllers_shell(
+    secretive: Sickbay, tmp_path: Path
+) -> None:
+    file = tmp_path / "wandb.env"
+    file.write_text("WANDB_API_KEY=f1le0nly\n")
+    file.chmod(0o600)
+    show = "import os, hashlib; [print(n, hashlib.sha256(v.encode()).hexdigest()) for n, v in os.environ.items()]"
+    words = ("--nodes", "1", "--env", "PLAIN=1nclear", "--env-file", str(file), "--json", "--", *PY, show)
+    job = json.loads(cli(secretive, "submit", "--name", "shows", *words))["id"]
+    done = secretive.ends(job)
+    seen = dict(line.split() for line in cli(secretive, "logs", job).splitlines())
+    assert (seen["PLAIN"], seen["WANDB_API_KEY"]) == (sha("1nclear"), sha("f1le0nly"))
+    assert seen["PATH"] == sha(os.environ["PATH"])
+    assert "AWS_SECRET_ACCESS_KEY" not in seen
+    assert "SICKBAY_TOKEN" not in seen
+    assert "PLAIN" in done["env"]
+    assert done["env_files"] == [str(file)]
+    assert "1nclear" not in json.dumps([done, explained(secretive, job)])
+    kept = [path for path in secretive.state.rglob("*") if path.is_file()]
+    assert any("sickbay.db" in path.name for path in kept)
+    assert [path for path in kept if b"f1le0nly" in path.read_bytes()] == []
+
+
+def test_an_env_file_that_is_gone_ends_the_job_and_says_which(secretive: Sickbay, tmp_path: Path) -> None:
+    job = secretive.submit("true", nodes=1, env_files=[str(tmp_path / "gone.env")])
+    failed = secretive.ends(job, "FAILED")
+    assert failed["attempt"] == 1
+    assert "its environment file cannot be used" in failed["diagnosis"]
+    assert f"env file {tmp_path / 'gone.env'}: No such file or directory" in failed["diagnosis"]
+
+
+# --- an agent that is dead
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Sickbay]:
+    yield from running(tmp_path / "state", nodes=3)
+
+
+def test_a_look_that_was_given_up_names_the_node_that_did_not_answer(alone: Sickbay) -> None:
+    job = alone.train(1000)
+    node = alone.reaches(job, 15)["nodes"][-1]
+    status = alone.status(node)
+    assert status is not None
+    alone.signal(status.agent_pid, signal.SIGKILL)
+    alone.inject(node, xid=79, cured_by="reboot")
+    alone.until(lambda: any(f"given up: {node} did not answer" in line for line in alone.story(job)), 60)
+    ended = alone.job(job)["attempts"][0]["first_failed"]
+    assert (ended["node"], ended["signal"], ended["why"]) == (node, "SIGKILL", "GPU 0 is broken: xid 79")
+    alone.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)

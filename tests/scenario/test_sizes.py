@@ -135,7 +135,7 @@ def test_an_incident_whose_row_cannot_be_read_is_set_aside_with_growing_back_off
     sim.world.write_line(well, "xid.79", 0)
     sim.run(60)
     waits = [incident.wait.because for incident in ill(sim, well) if incident.wait is not None]
-    assert waits == ["1 of 1 seats that sim/train may lack are out"], "all others are judged as ever"
+    assert waits == ["pool sim/train may lack 1 of its seats and lacks 1 already"], "all others are judged as ever"
 
 
 def test_what_is_set_aside_stays_so_over_a_restart_and_is_forgotten_when_it_can_be_planned_again(

@@ -92,7 +92,7 @@ class Soak:
         self.expected[job] = {"bug": "FAILED", "stopped": "STOPPED"}.get(kind, "COMPLETE")
 
     def _rank(self, nodes: int) -> dict[str, Any]:
-        """A mixed queue: a few jobs want a large part of the pool, some are urgent, some say how long they run at most."""
+        """A mixed queue: a few jobs want most of the pool, some are urgent, some say how long they run at most."""
         asks: dict[str, Any] = {"priority": self.rng.choice((0, 0, 0, 0, -10, 10))}
         if self.rng.random() < 0.05:
             most = max(nodes, self.rig.nodes_wanted * 3 // 4)

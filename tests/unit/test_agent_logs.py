@@ -143,13 +143,21 @@ def test_the_next_run_goes_on_where_the_last_one_was_and_names_lines_alike(tmp_p
         log.close()
 
 
+def all_of_it(log: KernelLog, now: float) -> list[Item]:
+    """One look reads for so long only."""
+    found = log.look(now)
+    while log.behind:
+        found += log.look(now)
+    return found
+
+
 def test_a_flood_is_told_at_once_and_then_as_a_number(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     log = kernel_log(path)
     append(path, 10_000 * f"{XID_79}\n")
-    assert numbers(log.look(1.0)) == [(79, 1)]
+    assert numbers(all_of_it(log, 1.0)) == [(79, 1)]
     append(path, 500 * f"{XID_79}\n" + f"{XID_63}\n")
-    assert numbers(log.look(1.5)) == [(63, 1)]
+    assert numbers(all_of_it(log, 1.5)) == [(63, 1)]
     assert numbers(log.look(2.1)) == [(79, 10_499)]
     append(path, f"{XID_79}\n")
     assert numbers(log.look(2.2)) == []

@@ -1,6 +1,7 @@
 """Submitting a job, waiting for it, and reading what it writes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ from tests.support.canned import CUT, Answer, Asked, Canned, interruption, job, 
 
 from sickbay.faces.cli.main import main
 from sickbay.faces.cli.stages import ProgressLine
-from sickbay.faces.cli.submit import log_rule_of
+from sickbay.faces.cli.submit import PASSED_ON, log_rule_of
 from sickbay.model.errors import BadInput
 
 pytestmark = pytest.mark.slow
 
 JOB = "/v1/jobs/train-1a2b3"
+OWN = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 STREAM = Answer(b": hello\n\n", media="text/event-stream")
 
 
@@ -53,6 +55,7 @@ def test_a_plain_submit_sends_only_what_was_said_and_where_it_was_said(server: C
     assert result.stdout == "train-1a2b3 submitted: 2 nodes, QUEUED\n"
     assert server.asked[0].body == {
         "name": "train", "nodes": 2, "command": ["python", "train.py", "--lr", "3"], "cwd": str(tmp_path),
+        "env": OWN,
     }  # fmt: skip
 
 
@@ -68,10 +71,37 @@ def test_everything_that_can_be_said_is_sent(server: Canned, tmp_path: Path, mon
     assert server.asked[0].body == {
         "name": "train", "on": ["n0", "local/n1"], "gpus_per_node": 1, "min_nodes": 1, "ranks_per_node": 2,
         "checkpoint": str(tmp_path / "c"), "max_restarts": 0, "precheck": 0, "pool": "gpu",
-        "env": {"A": "b=c", "MINE": "passed on"}, "stall_after": 300.0, "cwd": str(tmp_path),
+        "env": {**OWN, "A": "b=c", "MINE": "passed on"}, "stall_after": 300.0, "cwd": str(tmp_path),
         "log_rules": [{"name": "loss", "pattern": "loss: .*", "starts_within": 60.0, "recurs_within": 300.0}],
         "command": ["python", "x.py", "--nodes"],
     }  # fmt: skip
+
+
+def test_env_files_are_named_by_their_paths_and_what_is_in_them_is_not_sent(server: Canned, tmp_path: Path) -> None:
+    (tmp_path / "secret.env").write_text("TOKEN=s3cret\n")
+    (tmp_path / "secret.env").chmod(0o600)
+    assert submit("--nodes", "1", "--env-file", "secret.env", "true").exit_code == 0
+    assert server.asked[0].body["env_files"] == [str(tmp_path / "secret.env")]
+    assert "s3cret" not in json.dumps(server.asked[0].body)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        ("TOKEN=x\n", 0o644, "can be read or written by everybody: chmod o-rw"),
+        ("no such line\n", 0o600, "line 1 is no NAME=value"),
+        ("SICKBAY_TOKEN=x\n", 0o600, "SICKBAY_TOKEN is set by Sickbay itself"),
+    ],
+)
+def test_an_env_file_that_would_not_do_is_refused_here(
+    server: Canned, tmp_path: Path, text: str, mode: int, why: str
+) -> None:
+    (tmp_path / "secret.env").write_text(text)
+    (tmp_path / "secret.env").chmod(mode)
+    result = submit("--nodes", "1", "--env-file", "secret.env", "true")
+    assert result.exit_code == 2
+    assert why in result.output
+    assert not server.asked
 
 
 def test_stalling_can_be_turned_off(server: Canned) -> None:

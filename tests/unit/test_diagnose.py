@@ -27,6 +27,8 @@ def diagnose(tail: str, rules: tuple[DiagnosisRule, ...], exit_codes: Collection
 
 
 LINES = [
+    ("sickbay: env file /home/ann/wandb.env: No such file or directory", "env_file", False),
+    ("sickbay: env file /home/ann/wandb.env: No such file or directory", "env_file", False),
     ("ModuleNotFoundError: No module named 'flash_attn'", "import_error", False),
     ("[rank3]: ImportError: libcudnn.so.9: cannot open shared object file", "import_error", False),
     ("SyntaxError: invalid syntax", "syntax_error", False),

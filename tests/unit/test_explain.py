@@ -84,7 +84,7 @@ def test_a_withheld_repair_is_told_as_would_have_with_the_opening_of_its_window(
     sim = after(20, "standard", closed)
     waiting = waits(sim, "train-0000")
     assert waiting["would"] == "reboot it, check it, put it back to work"
-    assert waiting["because"] == "repairs wait for the window, which opens at 2026-01-01 02:00Z"
+    assert waiting["because"] == "repairs wait for the maintenance window, which opens at 2026-01-01 02:00 UTC"
     assert waiting["until"]["about"].startswith("2026-01-01T02:00")
     assert waiting["ways_out"][0]["what"] == "the maintenance window of sim/train opens at 2026-01-01 02:00 UTC"
     assert waiting["ways_out"][1]["command"] == 'sickbay reboot sim/train-0000 --now --reason "WHY"'
@@ -110,7 +110,8 @@ def test_a_braked_storm_says_that_the_brake_is_on_and_how_it_goes_off() -> None:
     for incident in braked:
         answer = told(sim, incident.id)
         assert "the brake is on" in answer["waits_for"]["because"]
-        reset, quiet, vouch = answer["waits_for"]["ways_out"]
+        reset, quiet, order, vouch = answer["waits_for"]["ways_out"]
+        assert order["command"] == f'sickbay reset {incident.node} --reason "WHY"'
         assert reset["command"] == 'sickbay brake reset xid.119 --scope pool:sim/train --reason "WHY"'
         assert quiet["what"].startswith("the brake goes off by itself about 2026-01-01 00:5")
         assert answer["waits_for"]["until"]["about"].startswith("2026-01-01T00:5")  # not the next reminder

@@ -15,6 +15,7 @@ from tests.support.waiting import until
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.files import Rank
 from sickbay.clusters.local.output import end_of_output, read_output
+from sickbay.clusters.local.ranks import OF_THE_NODE
 from sickbay.model.job import LogRule, RankState
 
 pytestmark = pytest.mark.slow
@@ -39,9 +40,10 @@ def marked(rank: Rank) -> dict[int, str]:
 
 def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
     node = LocalNode(tmp_path)
-    node.power_on(SICKBAY_TOKEN="hunter2", SICKBAY_TOKEN_FILE="/hunter2", GREETING="hello")
+    node.power_on(SICKBAY_TOKEN="hunter2", SICKBAY_TOKEN_FILE="/hunter2", AWS_SECRET_ACCESS_KEY="hunter2")
     with node:
-        node.run("env", ranks=2, env={"MASTER_ADDR": "127.0.0.1", "RANK": "77"}, node_rank=3)
+        env = {"MASTER_ADDR": "127.0.0.1", "RANK": "77", "GREETING": "hello"}
+        node.run("env", ranks=2, env=env, node_rank=3)
         seen = dict(line.partition("=")[::2] for line in node.gone(rank=1).tail.splitlines())
         assert seen["RANK"] == seen["LOCAL_RANK"] == seen["CUDA_VISIBLE_DEVICES"] == "1"
         assert seen["NODE_RANK"] == "3"
@@ -50,6 +52,29 @@ def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
         assert (seen["SICKBAY_JOB_ID"], seen["SICKBAY_ATTEMPT"], seen["SICKBAY_BOOT"]) == ("j", "1", node.boot_id)
         assert seen["SICKBAY_HEARTBEAT"] == str(node.run_dir(rank=1) / "heartbeat.json")
         assert not any("hunter2" in value or name.startswith("SICKBAY_AGENT") for name, value in seen.items())
+        base = {name for name in seen if name in OF_THE_NODE or name.startswith("LC_")}
+        launch = {"RANK", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "GREETING"}
+        assert {name for name in seen.keys() - base - launch if not name.startswith("SICKBAY_")} <= {
+            "PWD",
+            "SHLVL",
+            "_",
+        }
+
+
+def test_an_env_file_is_read_when_the_rank_starts_and_one_that_cannot_be_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "secret.env"
+    file.write_text("# mine\nexport TOKEN='s3cret'\nBOTH=file\n")
+    file.chmod(0o600)
+    with LocalNode(tmp_path) as node:
+        node.run("env", env={"BOTH": "given"}, env_files=(str(file),))
+        seen = dict(line.partition("=")[::2] for line in node.gone().tail.splitlines())
+        assert (seen["TOKEN"], seen["BOTH"]) == ("s3cret", "given")
+        file.chmod(0o604)
+        node.run("env", job="j2", env_files=(str(file),))
+        rank = node.gone("j2")
+        assert rank.exit_code == 126
+        assert rank.why == f"sickbay: env file {file} can be read or written by everybody: chmod o-rw {file}"
+        assert "s3cret" not in rank.tail
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9), ("kill -15 $$", -15)])

@@ -83,13 +83,13 @@ def admit(
     if incident.kind is IncidentKind.FAULT and not incident.ordered and asked is not AdmissionStage.RESTART_SERVICE:
         for rule, brake in fleet.brakes:
             if brake.tripped_at is not None:
-                because = f"{brake.signature} on many nodes of {brake.scope}: the brake is on"
+                because = f"the brake is on: many nodes of {brake.scope} show {brake.signature}"
                 then = "the brake goes off by itself, and a check confirms or clears it"
                 off_at, ends = goes_off_at(brake, rule), _goes_off(brake)
                 return Deferred(because, doubts=True, ends=ends, then=then, off_at=off_at)
         needed = confirmation(incident, node, fleet, policy) if asked is AdmissionStage.QUARANTINE else None
         if needed is not None:
-            return Deferred("it was withheld: a check must confirm or clear it", confirm=needed)
+            return Deferred("it was held back before: a check must first confirm or clear it", confirm=needed)
     limit = limit_for(node.pool, policy)
     ledger = fleet.ledger
     if asked is AdmissionStage.QUARANTINE and _serves(incident, node):
@@ -99,14 +99,14 @@ def admit(
         if out >= most and ours >= limit.out_at_least:
             tell = "budget" if ledger.held > node.held else ""  # another seat is held, not this one
             room = None if again else Room.SEAT  # counted already, it waits for others to come back
-            because = f"{out} of {most} seats that {node.pool} may lack are out"
+            because = f"pool {node.pool} may lack {most} of its seats and lacks {out} already"
             ends = (f"a seat of pool {node.pool} comes back into service",)
             return Deferred(because, tell=tell, room=room, ends=ends)
     if asked is AdmissionStage.REPAIR:
         most = limit.repairing(limit.size or ledger.size)
         repairing = ledger.repairing - incident.repairs  # of the others: asked again when it is sent
         if repairing >= most:
-            because = f"{repairing} of {most} repairs allowed at once in {node.pool} are under way"
+            because = f"pool {node.pool} may repair {most} of its seats at once and repairs {repairing} already"
             return Deferred(because, room=Room.REPAIR, ends=(f"a repair in pool {node.pool} ends",))
     return None
 
@@ -192,7 +192,7 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
     if incident.kind is IncidentKind.FAULT and not incident.ordered:
         mode = rule_for(incident.fault, node, policy).mode
         if mode is not Mode.ACT:
-            because = f"the policy says {mode} for {incident.fault.code}"
+            because = _only(mode, incident.fault.code)
             yield Withhold(id="mode", because=because, by="policy", tell=mode is Mode.RECOMMEND)
     for row in (*fleet.withholding.rows, *policy.withhold):
         alive = row.until is None or fleet.now < row.until
@@ -206,9 +206,15 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
             serves = _only_wished(incident)
             wish = incident.kind is IncidentKind.OPERATOR and incident.fault.is_wish and incident.remedy.disrupts
             acts = WithheldActs.ALL if serves else WithheldActs.WORK if wish else WithheldActs.REPAIR
-            because = f"repairs wait for the window, which opens at {opens:%Y-%m-%d %H:%MZ}"
+            because = f"repairs wait for the maintenance window, which opens at {opens:%Y-%m-%d %H:%M} UTC"
             row = Withhold(id=WINDOW, because=because, by="policy", acts=acts, until=opens, tell=False)
             yield replace(row, excuse=serves)
+
+
+def _only(mode: Mode, code: str) -> str:
+    if mode is Mode.RECOMMEND:
+        return f"the policy only recommends what to do about {code}: it is done when a person orders it"
+    return f"the policy only observes {code}: nothing is done, and nobody is told"
 
 
 def _only_wished(incident: Incident) -> bool:

@@ -124,6 +124,8 @@ def in_use(job: Job, others: Iterable[Job]) -> str:
 def cannot_continue(before: Job, by: Job | None, spec: JobSpec) -> str:
     """Why a job cannot be continued. `by`: the one that continues it already."""
     told = spec.continues or Continuation()
+    if before.open and before.stop_asked:
+        return f"{before.id} is being stopped and is {before.state} still: restart it once it is STOPPED"
     if before.open:
         return f"{before.id} is {before.state}, and only what is over is continued: sickbay stop {before.id} first"
     if by is not None and by.open:
@@ -185,7 +187,11 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
 
 
 def _wrong_paths_and_variables(spec: JobSpec) -> Iterator[str]:
-    for what, path in (("checkpoint", spec.checkpoint), ("cwd", spec.cwd)):
+    for what, path in (
+        ("checkpoint", spec.checkpoint),
+        ("cwd", spec.cwd),
+        *(("env_files", path) for path in spec.env_files),
+    ):
         if path and not path.startswith("/"):
             yield f"{what} {path!r} must be an absolute path, because each node has its own directory"
     for name in spec.env:

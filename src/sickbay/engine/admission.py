@@ -14,7 +14,7 @@ from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fault import Remedy, signature
 from sickbay.model.fleet import Brake, ConfirmPace, Flipped, Node, Withholding
-from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait
+from sickbay.model.incident import Doubt, Incident, IncidentKind, Phase, Wait, treatment
 from sickbay.model.intent import (
     Drain,
     Intent,
@@ -27,6 +27,15 @@ from sickbay.model.policy import BrakeRule
 from sickbay.model.rows import WITHHOLDING, key_of
 
 CORDONS_ASKED = 12  # acts of an incident that are looked at; one that has made more is as good as cordoned
+
+
+NOT_YET = {
+    AdmissionStage.QUARANTINE: "the node is not taken out of service",
+    AdmissionStage.CALL: "its jobs are not stopped",
+    AdmissionStage.DRAIN: "its work is not moved off",
+    AdmissionStage.REPAIR: "its repair waits",
+    AdmissionStage.RESTART_SERVICE: "its agent is not restarted",
+}
 
 
 def asked_for(act: object) -> AdmissionStage | None:
@@ -120,8 +129,8 @@ def deferred(
         incident = replace(incident, deadline=None)
         draft.put(incident)
     until = _by_wall(draft, refused)
-    would = asked.value
-    shown_as = f"would have: {would}" if refused.withheld else ""
+    shown_as = treatment(incident) if refused.withheld else ""
+    held_back = f"{NOT_YET[asked]}: {refused.because}"
     wait = Wait(
         because=refused.because,
         until=until,
@@ -135,9 +144,10 @@ def deferred(
         draft.ledger(incident.pool)  # it is counted already, and waits for others to come back rather than for room
     if incident.wait is None or incident.wait.because != wait.because:
         person = ("operator:",) if incident.ordered or incident.kind is IncidentKind.OPERATOR else ()
-        draft.tell(f"waits ({would}): {refused.because}", key_of(incident), key_of(node), *person, event="deferred")
+        draft.tell(held_back, key_of(incident), key_of(node), *person, event="deferred")
     if refused.tell:
-        text = f"{node.id}: {incident.fault.code} waits ({shown_as or would}): {refused.because}"
+        else_done = f"; else Sickbay would {shown_as}" if shown_as else ""
+        text = f"{node.id} shows {incident.fault.code}: {held_back}{else_done}"
         notice = Notify(event=refused.tell, subject=key_of(incident), text=text)
         incident = told_of(draft, incident, Tell(notice, refused.tell))
     return incident, wait

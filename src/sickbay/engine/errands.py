@@ -143,17 +143,20 @@ def _had(draft: Draft, job: Job, lost: Interruption, errand: Errand, seat: Node)
 
 
 def _caused(draft: Draft, job: Job, n: int, errand: Errand) -> Job:
-    """The job with the incident on one of its interruptions. The first on one that is open is its cause, after all."""
+    """The job with the incident on one of its interruptions.
+
+    The first is its cause, after all, where that is still open, or the program was blamed and paid with a restart.
+    """
     lost = job.interruptions[n]
     incidents = lost.incidents if errand.incident is None else (*lost.incidents, errand.incident)
     linked = replace(lost, incidents=incidents)
-    if not lost.closed and not lost.incidents:
+    if not lost.incidents and (lost.spent is not None or not lost.closed):
         record = draft.attempt(job, lost.attempt)
         if record is not None:
             draft.put(replace(record, because=errand.because))
         linked = replace(linked, cause=errand.because, spent=None)
         if lost.spent is not None:  # it was judged already, without knowing
-            job = replace(job, diagnosis=errand.because)
+            job = replace(job, diagnosis=errand.because) if n + 1 == len(job.interruptions) else job
             told = f"attempt {lost.attempt} ended by {errand.because}, as is known by now"
             if not draft.rules.policy.resume.faults_count:
                 job = replace(job, restarts=tuple(at for at in job.restarts if at != lost.spent))

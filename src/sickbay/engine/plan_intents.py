@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from sickbay.brain.attempt import stuck
+from sickbay.brain.job_input import listing
 from sickbay.brain.retry import IntentInput, developed, next_look, shows_on
 from sickbay.engine import checkups, notices
 from sickbay.engine.apply import intent_input
@@ -14,6 +15,7 @@ from sickbay.model.intent import (
     Fence,
     Intent,
     IntentState,
+    Look,
     OwnerKind,
     StopJob,
     Verify,
@@ -39,7 +41,7 @@ def plan_intent(draft: Draft, subject: str) -> None:
     if after.state.over:
         draft.waits[subject] = None
         if after.owner and not _no_news(draft, after):
-            draft.tell(f"{type(after.act).__name__}: {after.state}", after.owner, event="effect")
+            draft.tell(f"{type(after.act).__name__}: {after.state}{_silent(after)}", after.owner, event="effect")
         if after.done_for is OwnerKind.CHECKUP:
             checkups.ended(draft, after)
         _free_checked(draft, after)
@@ -50,6 +52,13 @@ def plan_intent(draft: Draft, subject: str) -> None:
     draft.waits[subject] = WaitMark(
         until=notices.look_again(after, next_look(replace(s, intent=after))), on=on, urgency=1
     )
+
+
+def _silent(intent: Intent) -> str:
+    """Which nodes have not answered what was given up."""
+    asked = intent.act.nodes if isinstance(intent.act, Look | Verify) else ()
+    silent = sorted(node for node in asked if node not in intent.verdicts)
+    return f": {listing(silent)} did not answer" if silent and intent.state is IntentState.EXPIRED else ""
 
 
 def _input_of(draft: Draft, intent: Intent) -> IntentInput:

@@ -32,7 +32,8 @@ def plan_brake(draft: Draft, subject: str) -> None:
     if brake.tripped_at is not None and eased.tripped_at is None:
         draft.tell(f"brake off: {brake.signature} in {brake.scope}", subject, event="brake")
     if brake.tripped_at is not None and "told" not in brake.told:
-        text = f"{len(brake.seen)} nodes show {brake.signature} in {brake.scope}: nothing is quarantined for it"
+        shown = f"{len(brake.seen)} nodes show {brake.signature} in {brake.scope}"
+        text = f"{shown}: none is taken out of service or repaired for it until the brake is off"
         notice = Notify(event="brake", subject=subject, text=text)
         kind, name = read_scope(brake.scope)
         pool = name if kind == "pool" else ""

@@ -133,7 +133,9 @@ def _plain(line: Line, head: str, rest: str) -> str:
         act = _ACTS[head] if kind_of(line.subjects[0]) == "job" else _ACTS[head].replace("its nodes", "the node")
         return f"{act}: {rest}"
     if line.event == "effect" and head in _SEEN:
-        return _SEEN[head] if rest == IntentState.SEEN else f"{_CALLED.get(head, head)} {_NOT.get(rest, rest)}"
+        state, more, silent = rest.partition(": ")
+        ended = f"{_CALLED.get(head, head)} {_NOT.get(state, state)}{more}{silent}"
+        return _SEEN[head] if rest == IntentState.SEEN else ended
     return line.text
 
 

@@ -11,12 +11,12 @@ from sickbay.brain.incident_input import REMINDED
 from sickbay.faces.answers import WaitedOn, Waiting, WayOut
 from sickbay.faces.archive import Archive, iso
 from sickbay.faces.hangs import hang_limits, unwatched
-from sickbay.faces.ways_out import MOST_NAMED, brake_ends, by_people, held_back_by, plan_in_words, seats_out, way
+from sickbay.faces.ways_out import MOST_NAMED, brake_ends, by_people, held_back_by, seats_out, way
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.cordon import named, others_of
 from sickbay.model.fault import RUNGS, Proof
 from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, Phase, Wait
+from sickbay.model.incident import Incident, Phase, Wait, treatment
 from sickbay.model.intent import (
     AskToSave,
     Drain,
@@ -66,7 +66,7 @@ def incident_waits(archive: Archive, incident: Incident) -> Waiting | None:
         since=iso(incident.stages[-1].entered_at if incident.stages else incident.opened_at),
         until=until,
         then=then,
-        would=plan_in_words(incident) if wait.would or wait.room is not None else "",
+        would=treatment(incident) if wait.would or wait.room is not None else "",
         changed_by=tuple(one.what for one in ways) or ("its own next step",),
         ways_out=ways,
         budget=archive.budget(incident.pool, seats_out(archive, incident.pool)),

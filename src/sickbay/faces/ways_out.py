@@ -29,15 +29,6 @@ def way(what: str, command: str = "") -> WayOut:
     return WayOut(what=what, command=f'sickbay {command} --reason "WHY"' if command else "")
 
 
-def plan_in_words(incident: Incident) -> str:
-    """All that would follow if nothing held it back: not only the next act."""
-    repair = _DOES.get(incident.remedy)
-    rest = f"{repair}, check it, put it back to work" if repair else "check it, put it back to work"
-    if incident.kind is IncidentKind.OPERATOR and not incident.remedy.disrupts:
-        rest = "keep it out of service for a person"
-    return rest if incident.phase.out else f"cordon {incident.node}, move its jobs off, {rest}"
-
-
 def held_back_by(archive: Archive, incident: Incident, node: Node | None) -> tuple[WayOut, ...]:
     """What would end each thing that holds an incident back now. Empty: nothing does."""
     wait = incident.wait
@@ -126,6 +117,9 @@ def _braked(archive: Archive, incident: Incident, node: Node) -> Iterator[WayOut
             off = quiet_at(archive, brake, rule)
             about = f" about {off.about[:16].replace('T', ' ')} UTC" if off is not None else ""
             yield way(f"the brake goes off by itself{about} if no more nodes show it (once {few})")
+    if any(_brakes_on(archive, incident, node)) and incident.remedy in ORDERS:
+        does = _DOES[incident.remedy]
+        yield way(f"you order this node's repair ({does}): a person's order passes the brake", _ordered(incident))
 
 
 def brake_ends(archive: Archive, incident: Incident, node: Node | None) -> Estimate | None:

@@ -39,8 +39,12 @@ class NotifierFile:
         }
 
 
-def read_notifiers(path: Path | None) -> NotifierFile:
-    """Raises BadInput. Secrets are looked at here, so that a file that is missing is said before it is needed."""
+def read_notifiers(path: Path | None, *, known: bool = False) -> NotifierFile:
+    """Raises BadInput. Secrets are looked at here, so that a file that is missing is said before it is needed.
+
+    `known`: they were used before. Then a secret that is away now keeps no controller from starting: its channel fails,
+    which is told through the others.
+    """
     if path is None:
         return NotifierFile()
     where = str(path)
@@ -50,7 +54,7 @@ def read_notifiers(path: Path | None) -> NotifierFile:
     found: dict[str, NotifierSettings] = {}
     for key, value in root.value:
         if key.value == "notifiers":
-            found = _notifiers(reader, value, path)
+            found = _notifiers(reader, value, path, known=known)
         elif key.value in _LINKS:
             links[key.value] = reader.read(value, mi.StrType(), (key.value,))
         else:
@@ -60,16 +64,16 @@ def read_notifiers(path: Path | None) -> NotifierFile:
     return NotifierFile(found, converted(links, NoticeLinks, reader.places))
 
 
-def _notifiers(reader: YamlReader, node: yaml.Node, path: Path) -> dict[str, NotifierSettings]:
+def _notifiers(reader: YamlReader, node: yaml.Node, path: Path, *, known: bool) -> dict[str, NotifierSettings]:
     if not isinstance(node, yaml.MappingNode):
         raise reader.fail(node, ("notifiers",), "expected 'name: {kind: …}' lines")
     if len(node.value) > MOST_NOTIFIERS:
         raise reader.fail(node, ("notifiers",), f"more than {MOST_NOTIFIERS}: one list or room reaches many people")
     reader.plain(node, ("notifiers",))  # a name that is given twice, tags
-    return {str(key.value): _notifier(reader, key, value, path) for key, value in node.value}
+    return {str(key.value): _notifier(reader, key, value, path, known=known) for key, value in node.value}
 
 
-def _notifier(reader: YamlReader, key: yaml.Node, node: yaml.Node, path: Path) -> NotifierSettings:
+def _notifier(reader: YamlReader, key: yaml.Node, node: yaml.Node, path: Path, *, known: bool) -> NotifierSettings:
     name, at = str(key.value), ("notifiers", str(key.value))
     if not _NAME.fullmatch(name):
         raise reader.fail(key, (), f"{name!r} is no name: write letters, digits, _ . - (a letter or digit first)")
@@ -89,7 +93,7 @@ def _notifier(reader: YamlReader, key: yaml.Node, node: yaml.Node, path: Path) -
         own.read(node, mi.type_info(kinds[kind].settings), at), kinds[kind].settings, own.places
     )
     settings = settings.located(path.absolute().parent)
-    for mistake in settings.mistakes():
+    for mistake in (*settings.mistakes(), *(() if known else settings.missing())):
         place = own.places.get((*at, mistake.field), own.places[at])
         raise BadInput(f"{place}: notifiers.{name}.{mistake.field}: {mistake.text}")
     return settings

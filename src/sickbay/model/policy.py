@@ -149,7 +149,7 @@ class ResumeRule(Strict):
     stop_deadline: timedelta = timedelta(minutes=2)
     stall_after: timedelta = timedelta(minutes=15)  # without a heartbeat, after the first one; 0: never called hung
     save_within: timedelta = timedelta(minutes=5)  # to save before a planned stop; 0: nobody is asked to
-    start_within: timedelta = timedelta(hours=1)  # until the first heartbeat of a job that has sent some; 0: never late
+    start_within: timedelta = timedelta(hours=1)  # until the first heartbeat, where one is awaited; 0: never late
     keep_place: timedelta = timedelta(minutes=45)  # nodes are reserved for an interrupted job so long; 0: none are
     grow_after: timedelta = timedelta(hours=1)  # an attempt that shrank runs so long until it is restarted to grow
     native_grace: timedelta = timedelta(minutes=1)  # how long a native controller may take to restart its own job

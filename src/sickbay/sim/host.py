@@ -187,6 +187,10 @@ class SimHost:
     def trouble(self) -> str:
         return self._engine.trouble
 
+    @property
+    def undelivered(self) -> str:
+        return self._engine.undelivered
+
     # --- what it does
     def hear(self, facts: list[Fact], pulses: dict[NodeId, Incarnation]) -> bool:
         """Reports arrive. False: nobody acknowledged them, the agents must keep them."""

@@ -12,6 +12,7 @@ from sickbay.model.facts import AnyNews, Fact, Ordered, Submitted
 from sickbay.model.fleet import Brake, Incarnation, JobId, Node, NodeId
 from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.job import Job, JobSpec
+from sickbay.model.notice import LOG, ChannelTraits
 from sickbay.model.noun import Noun
 from sickbay.model.parts import whole
 from sickbay.model.policy import Policy
@@ -66,6 +67,7 @@ class Plan(Noun):
     one_name: bool = False  # engines are called alike: each process has to find a name of its own
     skew: float = 0.0  # seconds by which the second engine's wall clock differs
     trusted: bool = False  # assert that nobody who was there at first is taken in
+    channels: dict[str, ChannelTraits] = {}  # notifiers besides the log
 
     @property
     def quarters(self) -> tuple[Quarter, ...]:
@@ -109,7 +111,7 @@ class Simulation:
         self.hosts = [self._host(f"engine-{n}", Random(rng.random())) for n in range(self.plan.engines)]
         self._unheard: list[tuple[list[Fact], dict[NodeId, Incarnation]]] = []
         self._unsaid: list[tuple[str, AnyNews]] = []
-        self._orders = 0
+        self.orders = 0
         self._steps = 0
         self.mischief.on_call = self._on_call
         self._connect()
@@ -161,7 +163,7 @@ class Simulation:
         sites = {
             c: Site(SimCluster(world, c), SimMachines(world, c), SimChecks(world, c)) for c in world.ground.clusters
         }
-        return Effects(sites=sites, notifiers={"log": SimNotifier(world)})
+        return Effects(sites=sites, notifiers={name: SimNotifier(world) for name in (LOG, *self.plan.channels)})
 
     def _rules(self) -> EngineRules:
         return EngineRules(
@@ -170,6 +172,7 @@ class Simulation:
             policy_digest=digest(self.policy),
             can={cluster: site.capabilities for cluster, site in self.hands.sites.items()},
             blind={cluster: site.blind for cluster, site in self.hands.sites.items()},
+            channels=self.plan.channels,
             checks_first=frozenset(c.id for c in self.world.ground.clusters.values() if c.checks_first),
         )
 
@@ -299,9 +302,9 @@ class Simulation:
 
     def order(self, verb: str, target: str, *, now: bool = False, **args: str) -> None:
         news = Ordered(verb=verb, target=target, by="operator", reason="by hand", now=now, args=args)
-        self._orders += 1
+        self.orders += 1
         self.invariants.acts.ordered(verb, target)
-        self._say(f"order/{self._orders}", news)
+        self._say(f"order/{self.orders}", news)
 
     def _say(self, key: str, news: AnyNews) -> None:
         self._unsaid.append((key, news))

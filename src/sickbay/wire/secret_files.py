@@ -34,13 +34,15 @@ def _read(path: str | Path) -> tuple[str, str]:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # not held up by a pipe that nobody feeds
     except OSError as error:
         return "", f"cannot be read ({error.strerror})"
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
+    try:
+        found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             return "", "is not a file"
         if found.st_mode & OPEN_TO:
             return "", f"can be read by others (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 it, or 640"
-        raw = file.read(LARGEST + 1)
+        raw = os.read(handle, LARGEST + 1)
+    finally:
+        os.close(handle)
     if len(raw) > LARGEST:
         return "", f"is larger than {LARGEST >> 10} KiB: this is no secret"
     try:

@@ -1,5 +1,6 @@
 """Mail (SMTP): STARTTLS or TLS, credentials by file, one Message-ID for every sending of a notice."""
 
+import base64
 import contextlib
 import hashlib
 import smtplib
@@ -72,15 +73,16 @@ class MailNotifier:
     def tell(self, notice: Notify, *, key: str) -> str:
         settings = self._settings
         password = secret_of(settings.password_file) if settings.password_file else ""
+        secrets = _spellings(settings.user, password) if password else ()
         mail = written(message_of(notice, key, self._links), settings)
         within = settings.timeout.total_seconds()
         server = self._server(within)
         with bounded(lambda: server.sock, time.monotonic() + within):
             try:
                 self._greet(server, password)
-                return self._send(server, mail)
+                return self._send(server, mail, secrets)
             except smtplib.SMTPResponseException as error:
-                raise _answered(settings.host, error.smtp_code, error.smtp_error, password) from None
+                raise _answered(settings.host, error.smtp_code, error.smtp_error, *secrets) from None
             finally:
                 with contextlib.suppress(OSError, smtplib.SMTPException):
                     server.close()
@@ -115,13 +117,13 @@ class MailNotifier:
         except (OSError, smtplib.SMTPException) as error:
             raise Transient(f"{settings.host} cannot be reached: {why(error)}") from None
 
-    def _send(self, server: smtplib.SMTP, mail: EmailMessage) -> str:
+    def _send(self, server: smtplib.SMTP, mail: EmailMessage, secrets: tuple[str, ...]) -> str:
         """At the end of the data the far side takes it or not; a connection that is lost there leaves a doubt."""
         host, refused, worst = self._settings.host, [], 0
         try:
             code, said = server.mail(self._settings.sender)
             if code != OK:
-                raise _answered(host, code, said)
+                raise _answered(host, code, said, *secrets)
             for address in self._settings.to:
                 code, said = server.rcpt(address)
                 if code not in {OK, _WILL_FORWARD}:
@@ -136,9 +138,15 @@ class MailNotifier:
         except (OSError, smtplib.SMTPServerDisconnected) as error:
             raise Unknown(f"{host} has not answered: {why(error)}") from None
         if code != OK:
-            raise _answered(host, code, said)
+            raise _answered(host, code, said, *secrets)
         without = f"; refused: {', '.join(refused)}" if refused else ""
-        return f"{code} {redacted(said.decode(errors='replace'))[:SAID]}{without}"
+        return f"{code} {redacted(said.decode(errors='replace'), *secrets)[:SAID]}{without}"
+
+
+def _spellings(user: str, password: str) -> tuple[str, ...]:
+    """The password as it goes over the wire, too: a server may repeat what it was sent."""
+    sent = (f"\0{user}\0{password}", password)
+    return (password, *(base64.b64encode(text.encode()).decode() for text in sent))
 
 
 def _answered(host: str, code: int, said: bytes | str, *secrets: str) -> Transient | Rejected:

@@ -41,10 +41,6 @@ class NotifierSettings(Noun, forbid_unknown_fields=True):
             yield Mistake("per", "must be longer than nothing, such as 10m")
         if not timedelta(0) < self.timeout <= LONGEST:
             yield Mistake("timeout", "must be more than nothing and at most 5m")
-        for name in self.secret_fields():
-            path = getattr(self, name)
-            if path and (wrong := wrong_secret(path)):
-                yield Mistake(name, f"{path} {wrong}")
         url = getattr(self, "url", "")
         if url and (wrong := wrong_url(url)):
             yield Mistake("url", wrong)
@@ -52,8 +48,13 @@ class NotifierSettings(Noun, forbid_unknown_fields=True):
         if ca_file and not Path(ca_file).is_file():
             yield Mistake("ca_file", f"{ca_file}: no such file: give the certificates to trust (PEM)")
 
-    def secret_fields(self) -> list[str]:
-        return [field.name for field in fields(self) if field.name.endswith("_file") and field.name != "ca_file"]
+    def missing(self) -> Iterator[Mistake]:
+        """Secrets that cannot be used now."""
+        names = [field.name for field in fields(self) if field.name.endswith("_file") and field.name != "ca_file"]
+        for name in names:
+            path = getattr(self, name)
+            if path and (wrong := wrong_secret(path)):
+                yield Mistake(name, f"{path} {wrong}")
 
     def located(self, beside: Path) -> Any:
         """With every path made absolute: they are written as seen from the file that names them."""

@@ -88,6 +88,7 @@ class JournalFollower:
 
     name = NAME
     witness = True
+    rereading = False  # it has no place until what was told has been read again
 
     def __init__(
         self,

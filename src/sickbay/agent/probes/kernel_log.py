@@ -73,7 +73,12 @@ class LineSource(Protocol):
         ...
 
     def place(self) -> Noun | None:
-        """Behind all that was handed out. None: not even what an earlier run had read has been read again."""
+        """Behind all that was handed out, by this run or an earlier one. None: that cannot be said yet."""
+        ...
+
+    @property
+    def rereading(self) -> bool:
+        """What an earlier run has told is being read again: whoever comes next has to do so, too."""
         ...
 
     @property
@@ -101,6 +106,7 @@ class BootLog:
 
     name = SOURCE
     witness = True  # nobody but the node's own supervisor writes it
+    rereading = False
 
     def __init__(self, path: Path, place: LogPlace) -> None:
         self._path = path
@@ -202,11 +208,14 @@ class KernelLog:
         if self._sums.holding:
             return
         here = {source.name: place for source in self._sources if (place := source.place()) is not None}
+        read = {
+            source.name: here[source.name] for source in self._sources if source.name in here and not source.rereading
+        }
         if self._hearsay.decided:
-            self._heard, self._cut = self._cut, here
+            self._heard, self._cut = self._cut, read
             self._hearsay.cut()
         if self._hearsay.decided:  # still: nothing waits at all
-            self._heard = here
+            self._heard = read
         heard = {name: None if place == here.get(name) else place for name, place in self._heard.items()}
         self.places = {**here, **{heard_name(name): place for name, place in heard.items()}}
 

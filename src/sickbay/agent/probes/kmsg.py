@@ -37,6 +37,7 @@ class Kmsg:
 
     name = NAME
     witness = True
+    rereading = False  # it has no place until what was told has been read again
 
     def __init__(
         self,

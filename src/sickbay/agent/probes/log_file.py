@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,18 +65,24 @@ class LogFile:
         return offset < self._told_to
 
     @property
-    def opened(self) -> bool:
-        return bool(self._files)
+    def place(self) -> FilePlace:
+        """Behind all that was handed out, by us or by an earlier run."""
+        if not self._files:
+            return self._told or self._start
+        return self._place(lambda file: file.behind_told)
 
     @property
-    def place(self) -> FilePlace:
-        if not self._files:
-            return self._start
+    def rereading(self) -> bool:
+        """Whether lines that an earlier run has told are still ahead."""
+        return self._told is not None or any(file.rereading for file in self._files)
+
+    def _place(self, spot_of: Callable[[OneFile], Spot | None]) -> FilePlace:
         *older, newest = self._files
-        spot = newest.spot
+        spot = spot_of(newest) or newest.spot
         return FilePlace(
             offset=spot.offset, generation=spot.generation, inode=spot.inode, tail=spot.tail, head=spot.head,
-            older=tuple(file.spot for file in older), through=max(self._through, newest.mtime),
+            older=tuple(its for file in older if (its := spot_of(file)) is not None),
+            through=self._through if newest.unread else max(self._through, newest.mtime),
         )  # fmt: skip
 
     def lines(self) -> Iterator[tuple[int, str]]:
@@ -97,7 +103,10 @@ class LogFile:
         self._files.clear()
 
     def close(self) -> None:
-        self._start = self.place
+        told = self.place if self.rereading else None
+        if self._files:
+            self._start = self._place(lambda file: file.spot)
+        self._told = told
         self._forget()
 
     # --- what is open now
@@ -118,7 +127,7 @@ class LogFile:
             if unread:
                 if self._begin_between(file):
                     return True
-                file.told = 0.0
+                file.was_told_to(Spot())
                 self.lost.append(f"{self._path} was cut off {unread} bytes before we had read it to its end")
             yield from file.lines()
             if file.behind:
@@ -141,11 +150,11 @@ class LogFile:
         if file is not self._files[-1]:
             self._drop(file)
             return
-        spot, unread, told = file.spot, file.seen - file.end, file.told
+        spot, unread = file.spot, file.seen - file.end
         self._through = max(self._through, file.mtime)
         self._files.remove(file)
         if self._take_up(spot, file.partial):
-            self._files[-1].told = told
+            self._files[-1].told_as(file)
         elif unread > 0:
             self.lost.append(f"{self._path} was cut off {unread} bytes before we had read it to its end")
         self._begin(file.data, spot.generation)
@@ -185,14 +194,16 @@ class LogFile:
                 file.generation -= 1
         self._files += [*older, OneFile(data, Spot(generation=generation + len(older) + 1), self._worth)]
         for file in [old for old in self._files[:-1] if not old.final][:-MOST_OLD]:
-            self._drop(file)
+            if not file.unread:
+                self._drop(file)
 
     def _begin_between(self, file: OneFile) -> bool:
         """What came between is read before this file, of which nothing was read yet: the first of it was this file."""
         older = self._between(file.inode, file.generation - 1)
         file.generation += len(older)
         if older:
-            older[0].told, file.told = file.told, 0.0
+            older[0].told_as(file)
+            file.was_told_to(Spot())
         self._files[-1:-1] = older
         return bool(older)
 
@@ -231,10 +242,10 @@ class LogFile:
         if newest is None or None in known:
             return False
         for file in self._files[: self._files.index(newest)]:
-            file.told = float("inf")
+            file.was_told_to(None)
         for spot, its in [*older, (told, newest)]:
             if its is not None:
-                its.told = spot.offset
+                its.was_told_to(spot)
         for spot in gone:
             self._miss(spot)
         for file in self._files:

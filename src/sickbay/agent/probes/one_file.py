@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from sickbay.model.noun import Noun
 
 CHUNK = 1 << 18  # bytes read in one turn: what is behind them waits for the next
@@ -117,6 +119,7 @@ class OneFile:
         self.grew = time.monotonic()  # when it did so last
         self.partial = b""
         self.told = 0.0  # bytes of it whose lines an earlier run has told
+        self.told_spot: Spot | None = None  # where these end
         self._touched = 0
         self._worth = worth
         self._skipping = False
@@ -128,8 +131,36 @@ class OneFile:
         )  # fmt: skip
 
     @property
+    def behind_told(self) -> Spot | None:
+        """Behind all that was handed out, by us or by an earlier run. None: all of it was, and it grows no more."""
+        if self.offset >= self.told:
+            return self.spot
+        known = self.told_spot
+        return known and replace(known, generation=self.generation, inode=self.inode)
+
+    @property
+    def rereading(self) -> bool:
+        """Whether lines that an earlier run has told are still ahead."""
+        if self.told == float("inf"):
+            return self.final or self.end < self.seen  # else the end that it has now is as far as it was told
+        return self.offset < self.told
+
+    def was_told_to(self, spot: Spot | None) -> None:
+        """An earlier run has told its lines up to there; None: all of them."""
+        self.told, self.told_spot = (float("inf") if spot is None else spot.offset), spot
+
+    def told_as(self, other: "OneFile") -> None:
+        """What was told of the other is in this one."""
+        self.told, self.told_spot = other.told, other.told_spot
+
+    @property
     def end(self) -> int:
         return self.offset + len(self.partial)
+
+    @property
+    def unread(self) -> bool:
+        """Whether there was more in it, when we looked last, than was handed out."""
+        return self.offset < self.seen
 
     def filled_anew(self) -> bool:
         """Nothing of it was read yet, and what stood in it is not there any more."""
@@ -149,6 +180,8 @@ class OneFile:
         if found.st_mtime_ns != before and not is_at(self.data, self.spot, self.partial):
             return True
         self.seen, self.mtime = found.st_size, found.st_mtime
+        if not self._first and not self.end:  # it was empty until now
+            self._first = self.data.pread(PRINT, 0)
         return False
 
     def lines(self) -> Sequence[tuple[int, str]]:

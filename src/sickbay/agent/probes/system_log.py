@@ -69,7 +69,6 @@ class SystemLog:
         # What counts by itself was told up to here by an earlier run: had other lines counted then, it was not.
         known = told is not None and told != place and told.trusted == self._reading.trusted
         told = told if known else None
-        self._again = known  # what an earlier run has read is being read again
         self._zone = Zone(path, self._is_ours)
         self._clock_zero: float | None = None  # wall time less monotonic time, when we first looked
         begin = place if place.inode else FilePlace(offset=_near_the_end(path))
@@ -90,8 +89,6 @@ class SystemLog:
         if self._clock_zero is None:
             self._clock_zero = self._wall() - now
         yield from lines_of(self._file, LogLine("", now, self.name, None, by=str(self._path)))
-        if self._file.opened and not self._file.behind:
-            self._again = False
 
     def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine | Observed | None:
         if self._drills is not None and self._drills.wrote(self._file.inode, line.seq or 0, line.text):
@@ -156,8 +153,12 @@ class SystemLog:
             return "nobody can tell the time zone of this log"
         return ""
 
-    def place(self) -> LogPlace | None:
-        return None if self._again else place_in(self._file, self._boot_id, trusted=self._reading.trusted)
+    def place(self) -> LogPlace:
+        return place_in(self._file, self._boot_id, trusted=self._reading.trusted)
+
+    @property
+    def rereading(self) -> bool:
+        return self._file.rereading
 
     handle = None
 

@@ -19,14 +19,18 @@ from msgspec.structs import replace
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, StartRanks
 from sickbay.clusters.local.output import Capture
+from sickbay.model.errors import BadInput
 from sickbay.model.fleet import JobId
 from sickbay.model.job import RankState
 from sickbay.wire.commands import die_with
+from sickbay.wire.env_files import read_env_file
 
 # <job>.<attempt>.<rank>.<boot>, in the environment of everything that a rank starts; with the boot, because another
 # cluster on this machine may well have a job of the same name.
 RANK_MARK = "SICKBAY_RANK"
-SECRETS = ("SICKBAY_TOKEN", "SICKBAY_AGENT")  # variables of the supervisor and its agent that are none of a job's
+# All that a rank has of its node's own environment: the rest is that of whoever started the node, and may be secret.
+OF_THE_NODE = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR")
+LOCALE = "LC_"
 
 NOT_FOUND = 127
 NOT_RUNNABLE = 126
@@ -181,7 +185,7 @@ class NodeRanks:
             return self._not_started(noun, None, f"the node could not keep its output: {error}")
         try:
             process = self._spawn(order, noun, plan, capture)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError, BadInput) as error:
             code, why = _verdict(error, order)
             capture.write(f"{why}\n".encode())
             return self._not_started(noun, code, why, tail=capture.finish())
@@ -206,9 +210,11 @@ class NodeRanks:
         )
 
     def _environment(self, order: StartRanks, noun: Rank, plan: RankPlan) -> Mapping[str, str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+        own = {name: value for name, value in os.environ.items() if name in OF_THE_NODE or name.startswith(LOCALE)}
+        filed = [read_env_file(path) for path in order.env_files]
         return {
             **own,
+            **{name: value for file in filed for name, value in file.items()},
             **order.env,
             "RANK": str(plan.rank),
             "LOCAL_RANK": str(plan.local_rank),
@@ -280,6 +286,8 @@ def _same(one: Rank, other: Rank) -> bool:
 def _verdict(error: Exception, order: StartRanks) -> tuple[int | None, str]:
     """Exit code and reason of a command that could not be started, as a shell would put it."""
     name = order.command[0] if order.command else ""
+    if isinstance(error, BadInput):
+        return NOT_RUNNABLE, f"sickbay: {error}"
     if not isinstance(error, OSError):
         return NOT_RUNNABLE, f"{name}: {error}"
     if error.errno in _NODE_TROUBLE:

@@ -103,6 +103,7 @@ def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
         command=asked.command,
         ranks_per_node=asked.ranks_per_node,
         env=asked.env,
+        env_files=asked.env_files,
         cwd=asked.cwd,
         checkpoint=asked.checkpoint,
         stall_after=asked.stall_after,

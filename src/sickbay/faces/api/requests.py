@@ -92,6 +92,9 @@ class Submit(RequestBody):
     max_restarts: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     precheck: Annotated[int, Meta(ge=0, le=4)] | None = None
     env: Annotated[dict[str, Annotated[str, Meta(max_length=32_768)]], Meta(max_length=1000)] = {}
+    env_files: Annotated[
+        tuple[Text, ...], Meta(max_length=16, description="absolute paths: each node reads them when its ranks start")
+    ] = ()
     cwd: Text = ""
     pool: Annotated[str, Meta(max_length=200)] = ""
     cluster: Annotated[str, Meta(max_length=200)] = ""
@@ -121,6 +124,10 @@ class Restart(RequestBody):
     min_nodes: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     command: Annotated[tuple[Annotated[str, Meta(max_length=32_768)], ...], Meta(max_length=1024)] = ()
     reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class OfMetrics(RequestBody):
+    measured: Annotated[bool, Meta(description="also the newest value of each series of each node")] = True
 
 
 class OfSeries(RequestBody):

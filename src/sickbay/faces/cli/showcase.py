@@ -1,5 +1,6 @@
 """What `sickbay up --demo` and `sickbay demo` show: a job trains, a GPU breaks under it, and it trains again."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -107,7 +108,8 @@ class Showcase:
 
     def _spec(self) -> JobSpec:
         command = (sys.executable, "-m", "sickbay.train.sample", "--steps", str(self._steps))
-        return JobSpec(name="demo", cluster="local", pool="default", nodes=2, command=command)
+        env = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}  # as we were started
+        return JobSpec(name="demo", cluster="local", pool="default", nodes=2, command=command, env=env)
 
     def _break(self, job: Job) -> NodeId:
         sick = max(job.claim)

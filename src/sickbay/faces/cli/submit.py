@@ -13,6 +13,7 @@ from sickbay.faces.cli.names import complete_nodes, seconds
 from sickbay.faces.cli.show import as_json, clean, leave, print_json
 from sickbay.faces.cli.stages import OVER, ProgressLine, why
 from sickbay.model.errors import BadInput
+from sickbay.wire.env_files import check_here
 
 if TYPE_CHECKING:
     from sickbay.faces.cli.client import Client
@@ -34,6 +35,9 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
 @click.option("--precheck", type=click.Choice(list(PRECHECKS)), help="Level of the check before each start.")
 @click.option("--pool", metavar="P", help="The pool whose nodes it may use.")
 @click.option("--env", metavar="K=V", multiple=True, help="An environment variable; K alone passes yours on. Repeat.")
+@click.option(
+    "--env-file", metavar="FILE", multiple=True, help="Secrets: K=V lines that each node reads at the start. Repeat."
+)
 @click.option("--cwd", metavar="DIR", help="Where the command starts; else this directory.")
 @click.option("--stall-after", metavar="TIME", help="Hung after so long without a heartbeat, such as 10m; none: never.")
 @click.option(
@@ -59,11 +63,15 @@ def submit(command: tuple[str, ...], wait: bool, as_json: bool, **options: Any) 
     CMD is started once for each rank, without a shell, and sees MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE,
     LOCAL_RANK, NODE_RANK, SICKBAY_JOB_ID, SICKBAY_ATTEMPT and SICKBAY_CHECKPOINT_DIR.
 
+    It has PATH, VIRTUAL_ENV, CONDA_PREFIX, LD_LIBRARY_PATH and PYTHONPATH of your shell, what you give it with --env
+    and --env-file, and nothing else but a small base of its node: HOME, USER, LANG, TMPDIR and the like.
+
     \b
     sickbay submit --name first --nodes 2 -- python train.py
     sickbay submit --name big --nodes 4 --min-nodes 3 --checkpoint ckpt --wait -- python train.py --lr 3e-4
     sickbay submit --name sweep --nodes 1 --priority -10 --time-limit 2h -- python eval.py
     sickbay submit --name run --nodes 2 --log-rule 'loss=loss: [0-9.]+;start=5m;every=1m' -- torchrun train.py
+    sickbay submit --name secret --nodes 1 --env-file ~/wandb.env -- python train.py
     """
     client = connect()
     job = client.post("/v1/jobs", request(command, **options))
@@ -116,6 +124,7 @@ def request(
     on: str | None,
     precheck: str | None,
     env: tuple[str, ...],
+    env_file: tuple[str, ...],
     cwd: str | None,
     checkpoint: str | None,
     stall_after: str | None,
@@ -143,7 +152,8 @@ def request(
         "on": named,
         "precheck": PRECHECKS[precheck] if precheck is not None else None,
         "command": list(command),
-        "env": dict(map(_variable, env)) or None,
+        "env": {**_of_this_shell(), **dict(map(_variable, env))} or None,
+        "env_files": _env_files(where, env_file) or None,
         "cwd": str(where),
         "checkpoint": os.path.normpath(where / checkpoint) if checkpoint else None,
         "stall_after": _limit("--stall-after", stall_after),
@@ -158,6 +168,23 @@ def request(
 
 def _limit(option: str, text: str | None) -> float | None:
     return 0.0 if text in {"none", "never", "0"} else seconds(option, text, plain=True)
+
+
+# How a shell finds programs and libraries, so that `python` is the same one there as here: an activated environment,
+# a loaded module. Nothing else of a shell goes along.
+PASSED_ON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+def _of_this_shell() -> dict[str, str]:
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+
+
+def _env_files(where: Path, files: tuple[str, ...]) -> list[str]:
+    paths = [Path(os.path.normpath(where / Path(file).expanduser())) for file in files]
+    for path in paths:
+        if unseen := check_here(path):
+            say(unseen)
+    return [str(path) for path in paths]
 
 
 def _variable(text: str) -> tuple[str, str]:

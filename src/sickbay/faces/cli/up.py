@@ -121,7 +121,7 @@ def up(
     choices = chosen(before, **given)
     refuse_open_door(choices.host, secured=bool(choices.cert))
     refuse_lost_notifiers(place, choices, given=notifiers is not None)
-    channels = read_notifiers(Path(choices.notifiers) if choices.notifiers else None)
+    channels = read_notifiers(Path(choices.notifiers) if choices.notifiers else None, known=notifiers is None)
     rules = policy_of(place, before, choices, channels.names, given=policy is not None)
     own = Path(choices.knowledge) if choices.knowledge else None
     load_tables(own)  # what is wrong in it is said now, and nothing is begun

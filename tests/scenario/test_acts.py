@@ -870,10 +870,10 @@ def test_a_pause_and_a_limit_hold_a_persons_order_and_the_answer_says_so(ward: O
     if what == "pause":
         w.order("pause", "")
     else:
-        w.order("cordon", w.nodes[1])
-        w.reaches(w.nodes[1], Phase.HELD)
+        w.says(w.nodes[1], 79)  # a person's own cordon would not use up a small pool's budget
+        w.reaches(w.nodes[1], Phase.REPAIRING)
     w.order("reboot", w.nodes[0])
-    w.run(60)
+    w.run(30)
     assert w.phase(w.nodes[0]) == "SUSPECT"
     said = [line.text for line in w.sim.store.story("operator:") if line.event == "deferred"]
     assert ("pause by operator" if what == "pause" else "may lack") in said[-1]

@@ -13,6 +13,7 @@ from tests.support.api_ward import Clinic, clinic, counted, ward
 
 from sickbay.faces.api.families import FAMILIES, MetricsPage
 from sickbay.faces.api.metrics import page
+from sickbay.faces.api.requests import OfMetrics
 from sickbay.faces.api.route import ApiRequest
 from sickbay.hosts.tally import CauseClass
 from sickbay.model.fleet import NodeId
@@ -84,7 +85,7 @@ def test_what_has_not_happened_yet_is_zero_so_that_its_first_time_is_a_rise(call
 def test_whoever_does_not_lead_tells_of_itself_only(calls: Clinic) -> None:
     shared = calls.ward.app.state.shared
     standby = ApiRequest(shared=type(shared)(shared.backend, shared.mail, shared.news, lambda: False), path={}, key="k")
-    told = str(page(standby).text)
+    told = str(page(standby, OfMetrics()).text)
     names = {found.name for found in text_string_to_metric_families(told)}
     everywhere = {f.name.removesuffix("_total") for f in FAMILIES.values() if f.everywhere}
     assert names == everywhere
@@ -93,14 +94,14 @@ def test_whoever_does_not_lead_tells_of_itself_only(calls: Clinic) -> None:
 
 def test_a_scrape_reads_a_few_rows_and_no_fleet() -> None:
     with counted() as (ask, loads):
-        page(ask)
+        page(ask, OfMetrics())
         assert sum(len(keys) for keys in loads) <= 10, loads
 
 
 def test_a_controller_that_feeds_no_census_reads_the_store() -> None:
     with ward() as made:
         made.desk.census.fed = False
-        told = str(page(ApiRequest(shared=made.app.state.shared, path={}, key="k")).text)
+        told = str(page(ApiRequest(shared=made.app.state.shared, path={}, key="k"), OfMetrics()).text)
         assert 'sickbay_nodes{pool="sim/train",state="READY"} 7' in told
 
 
@@ -112,6 +113,7 @@ def test_a_series_of_an_agent_never_breaks_the_page_nor_takes_the_place_of_ours(
     found = families(calls)
     assert value(found, "sickbay_gpu_power", node=NODE, gpu="1") == 300.5
     assert all(sample.labels["state"] for sample in found["sickbay_nodes"].samples)
+    assert "sickbay_gpu_power" not in calls.viewer.get("/metrics", measured="false").text
     kept.record(NODE, datetime.now(UTC), {})
 
 

@@ -38,6 +38,7 @@ from sickbay.model.incident import Incident, Phase
 from sickbay.model.intent import Intent, IntentState
 from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.rows import CURSOR, Rows, Unit, key_of
+from sickbay.policy.load import load_policy
 from sickbay.ports.store import Committed
 from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
@@ -456,6 +457,20 @@ def test_retention_reads_a_page_of_facts_when_none_is_old(tmp_path: Path) -> Non
     facts = [statement for statement in asked if "FROM facts" in statement]
     assert len(facts) == 1
     assert str(AT_ONCE) in facts[0]
+
+
+def test_the_policy_says_how_long_what_is_over_is_kept() -> None:
+    policy = load_policy("default")
+    kept = {}
+    for days in (1, 3):
+        own = replace(policy, retention=replace(policy.retention, history=timedelta(days=days)))
+        sim = Simulation(Plan(nodes=2, strict=False), policy=own)
+        for _ in range(50):
+            sim.hosts[0]._engine.oldest()
+            sim.run(3600.0)
+        kept[days] = sim.hosts[0]._engine.oldest()
+    assert kept[1] is not None
+    assert kept[3] is None, "it has not been here for so long"
 
 
 def test_the_engine_marks_each_day_and_says_what_may_be_forgotten() -> None:

@@ -109,6 +109,9 @@ def refused(text: str) -> str:
         ("withhold:\n- {id: a, because: b, by: c, until: '2030-01-01T00:00:00'}\n", "has no time zone"),
         ("silence: {agent_restarts: -1}\n", "silence.agent_restarts: must be 0 or more"),
         ("pace: {call_timeout: 0s}\n", "pace.call_timeout: must be longer than nothing"),
+        ("retention: {history: 6h}\n", "retention.history: shorter than a day"),
+        ("retention: {history: 0s}\n", "retention.history: must be longer than nothing"),
+        ("retention: {log_mib: 0}\n", "retention.log_mib: 0 is not from 1 to 10,000 MiB"),
     ],
 )
 def test_a_policy_that_cannot_be_meant_is_refused(text: str, said: str) -> None:

@@ -9,7 +9,7 @@ from sickbay.brain.admit import limit_for
 from sickbay.faces.answers import PointAnswer, Series
 from sickbay.faces.api import requests
 from sickbay.faces.api.examples import NODE_PATH
-from sickbay.faces.api.families import TEXT, MetricsPage
+from sickbay.faces.api.families import TEXT, MeasuredSeries, MetricsPage, labels_of
 from sickbay.faces.api.nodes import found
 from sickbay.faces.api.route import ApiRequest, PlainAnswer, Route
 from sickbay.faces.archive import iso
@@ -37,7 +37,7 @@ def series(ask: ApiRequest, query: requests.OfSeries) -> Series:
     )
 
 
-def page(ask: ApiRequest) -> PlainAnswer:
+def page(ask: ApiRequest, query: requests.OfMetrics) -> PlainAnswer:
     """Everything that was measured last, and how the fleet is. It reads a few rows, however large the fleet."""
     page, backend = MetricsPage(), ask.backend
     leads = ask.shared.leads is None or ask.shared.leads()
@@ -55,7 +55,8 @@ def page(ask: ApiRequest) -> PlainAnswer:
         _fleet(page, census, backend)
         _counters(page, census.tally, backend.clusters.keys())
         _loop(page, backend)
-        _measured(page, backend)
+        if query.measured:
+            _measured(page, backend)
     return PlainAnswer(page.text(), TEXT)
 
 
@@ -138,13 +139,19 @@ def _loop(page: MetricsPage, backend: Backend) -> None:
 def _measured(page: MetricsPage, backend: Backend) -> None:
     """`gpu.0.temperature` is the temperature of the gpu 0, `cpu.busy` how busy the cpu is."""
     latest = backend.metrics.latest() if backend.metrics is not None else {}
+    known: dict[str, MeasuredSeries] = {}  # the nodes of a fleet have mostly the same
     for node, (_, values) in latest.items():
-        for name, value in values.items():
-            family, *rest = name.split(".")
-            which = {} if len(rest) < 2 or family == "node" else {_word(family): ".".join(rest[:-1])}
-            said = f"The newest {family}.…{rest[-1]}" if which else f"The newest {name}"
-            series = _word(f"sickbay_{family}_{rest[-1] if rest else 'value'}")
-            page.add_measured(series, {"node": node, **which}, value, f"{said} that a node's agent has measured.")
+        for name in values.keys() - known.keys():
+            known[name] = _series_of(name)
+        page.add_measured(node, ((known[name], value) for name, value in values.items()))
+
+
+def _series_of(name: str) -> MeasuredSeries:
+    family, *rest = name.split(".")
+    which = {} if len(rest) < 2 or family == "node" else {_word(family): ".".join(rest[:-1])}
+    said = f"The newest {family}.…{rest[-1]}" if which else f"The newest {name}"
+    metric = _word(f"sickbay_{family}_{rest[-1] if rest else 'value'}")
+    return MeasuredSeries(metric, labels_of(which.items()), f"{said} that a node's agent has measured.")
 
 
 def _word(name: str) -> str:

@@ -126,6 +126,10 @@ class Restart(RequestBody):
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
+class OfMetrics(RequestBody):
+    measured: Annotated[bool, Meta(description="also the newest value of each series of each node")] = True
+
+
 class OfSeries(RequestBody):
     series: Annotated[str, Meta(max_length=60, description="its name; empty: only the names are listed")] = ""
     hours: Annotated[float, Meta(gt=0, le=31 * 24, description="how far back")] = 1.0

@@ -192,3 +192,11 @@ def test_a_chain_of_jobs_does_not_grow_for_ever(calls: Clinic) -> None:
 def test_paths_say_the_same_without_what_says_nothing() -> None:
     for path in ("/a/b", "/a//b/", "/a/./b", "/a/c/../b", "/../a/b"):
         assert plain_path(path) == "/a/b"
+
+
+def test_one_that_is_being_stopped_is_restarted_once_it_is_over(calls: Clinic) -> None:
+    old = submitted(calls, "pasted")
+    calls.operator.post(f"/v1/jobs/{old}/stop", {"reason": "stop and restart are pasted together"})
+    made = restart(calls, old)
+    assert made.status_code == 201, made.text
+    stop(calls, made.json()["id"])

@@ -124,6 +124,8 @@ def in_use(job: Job, others: Iterable[Job]) -> str:
 def cannot_continue(before: Job, by: Job | None, spec: JobSpec) -> str:
     """Why a job cannot be continued. `by`: the one that continues it already."""
     told = spec.continues or Continuation()
+    if before.open and before.stop_asked:
+        return f"{before.id} is being stopped and is {before.state} still: restart it once it is STOPPED"
     if before.open:
         return f"{before.id} is {before.state}, and only what is over is continued: sickbay stop {before.id} first"
     if by is not None and by.open:

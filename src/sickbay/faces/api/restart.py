@@ -17,6 +17,8 @@ from sickbay.hosts.backend import job_named
 from sickbay.model.fleet import Node, pool_word
 from sickbay.model.job import Continuation, Job, JobSpec
 
+STOPS_WITHIN = 20.0  # seconds that an answer waits for a stop that is under way
+
 
 def restart(ask: ApiRequest, body: requests.Restart) -> JobAnswer:
     """The same request under the same key is answered by the same job."""
@@ -24,6 +26,7 @@ def restart(ask: ApiRequest, body: requests.Restart) -> JobAnswer:
     ask.may_touch(before, "restart it")
     if ask.key_given and (known := _made_before(ask, before)) is not None:
         return job_answer(known, ask.fresh().turns(known.spec.cluster))
+    before = _once_it_is_over(ask, before)
     spec = _spec(before, body)
     by = ask.fresh().job(before.continued_by) if before.continued_by is not None else None
     mates = mates_of(ask, Job(id=before.id, spec=before.spec, submitted_at=before.submitted_at))
@@ -33,6 +36,17 @@ def restart(ask: ApiRequest, body: requests.Restart) -> JobAnswer:
         raise ApiRefusal(400, wrong)
     told = replace(spec.continues or Continuation(), before=followed([before, *mates]))
     return submitted(ask, replace(spec, continues=told), " ".join(body.reason.split()), before.owner)
+
+
+def _once_it_is_over(ask: ApiRequest, job: Job) -> Job:
+    """One that is being stopped saves first: mostly that takes a moment, and stop and restart are pasted together."""
+
+    def now() -> Job:
+        return ask.fresh().job(job.id) or job
+
+    if job.open and job.stop_asked:
+        ask.backend.changes.wait(lambda: not now().open, STOPS_WITHIN)
+    return now()
 
 
 def _made_before(ask: ApiRequest, before: Job) -> Job | None:

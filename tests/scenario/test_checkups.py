@@ -229,7 +229,7 @@ def test_wherever_the_engine_dies_every_node_is_checked_and_free_again(seed: int
 def test_the_same_order_twice_is_one_check() -> None:
     w = idle_hall(nodes=2)
     w.order("check", w.nodes[0], level="1")
-    w.sim._orders -= 1  # a second sending has the same key
+    w.sim.orders -= 1  # a second sending has the same key
     w.order("check", w.nodes[0], level="1")
     w.run(HOUR)
     assert len(checkups(w)) == 1

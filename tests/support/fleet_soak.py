@@ -77,6 +77,7 @@ class Soak:
         nodes = self.rng.choices((1, 2, 4), (60, 30, 10))[0]
         number = len(self.expected)
         more: dict[str, Any] = {"name": f"soak{number}", "nodes": nodes, "max_restarts": 50}
+        more |= self._rank(nodes)
         words: tuple[str, ...]
         match kind:
             case "train":
@@ -89,6 +90,16 @@ class Soak:
                 words = (*SAMPLE, "--steps", "100000")
         job = self.rig.submit(*words, **more)
         self.expected[job] = {"bug": "FAILED", "stopped": "STOPPED"}.get(kind, "COMPLETE")
+
+    def _rank(self, nodes: int) -> dict[str, Any]:
+        """A mixed queue: a few jobs want most of the pool, some are urgent, some say how long they run at most."""
+        asks: dict[str, Any] = {"priority": self.rng.choice((0, 0, 0, 0, -10, 10))}
+        if self.rng.random() < 0.05:
+            most = max(nodes, self.rig.nodes_wanted * 3 // 4)
+            return {**asks, "nodes": most, "min_nodes": max(1, most // 2), "grow": self.rng.random() < 0.5 and most > 1}
+        if self.rng.random() < 0.3:
+            asks["time_limit"] = 600.0  # longer than any runs: it may only let it begin sooner
+        return asks
 
     def _break(self) -> None:
         how = self.rng.choices(("xid", "agent", "node", "rank", "controller", "stop"), (40, 15, 15, 20, 4, 6))[0]

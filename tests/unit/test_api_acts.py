@@ -324,3 +324,50 @@ def test_a_site_with_real_hardware_refuses_to_break_it(calls: Clinic) -> None:
     response = calls.operator.post("/v1/nodes/-/train-0000/inject", {"xid": 79})
     assert response.status_code == 409
     assert "is real" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"fault": "94"}, "no fault is called '94': write xid.94"),
+        ({"fault": "xyd.94"}, "no fault is called 'xyd.94': did you mean "),
+        ({"node": "nope"}, "there is no node 'nope'"),
+        ({"node": "other-*"}, "there is no node 'other-*'"),
+        ({"pool": "nope"}, "there is no pool 'nope'"),
+    ],
+)
+def test_an_exclusion_that_can_never_match_is_refused_with_what_to_write(
+    lasting: Clinic, body: dict[str, str], says: str
+) -> None:
+    response = lasting.operator.post("/v1/exclusions", {**body, "reason": "known"})
+    assert response.status_code == 404, response.text
+    assert says in response.json()["error"]
+    assert lasting.viewer.get("/v1/exclusions").json() == []
+
+
+@pytest.mark.parametrize(
+    "body", [{"fault": "xid.94"}, {"fault": "xid.*", "node": "train-000?"}, {"fault": "xid.999"}, {"pool": "train"}]
+)
+def test_an_exclusion_that_may_match_is_taken(calls: Clinic, body: dict[str, str]) -> None:
+    assert calls.operator.post("/v1/exclusions", {**body, "reason": "known"}).status_code == 201
+
+
+def test_the_answer_of_an_order_says_what_has_become_of_it_and_it_can_be_asked_for_later(healthy: Clinic) -> None:
+    """What was asked for is never answered with the state before it."""
+    answer = healthy.operator.post("/v1/nodes/-/train-0007/cordon", {"reason": "a cable"}).json()
+    order = answer["order"]
+    assert (order["verb"], order["by"], order["verdict"]) == ("cordon", "operator", "under_way")
+    assert order["because"] == "QUARANTINED: waiting to see our cordon"
+    healthy.ward.pass_time(600)
+    later = healthy.viewer.get(f"/v1/orders/{order['id']}").json()
+    msgspec.convert(later, answers.OrderAnswer)
+    assert later["verdict"] == "done"
+    assert "sickbay uncordon sim/train-0007" in later["because"]
+    assert healthy.viewer.get("/v1/orders/order-none").status_code == 404
+
+
+def test_a_stop_is_answered_with_what_became_of_the_job(calls: Clinic) -> None:
+    answer = calls.operator.post("/v1/jobs/qwen/stop", {"reason": "enough"}).json()
+    assert (answer["state"], answer["order"]["verdict"]) != ("RUNNING", "done")
+    calls.ward.pass_time(600)
+    assert calls.viewer.get(f"/v1/orders/{answer['order']['id']}").json()["verdict"] == "done"

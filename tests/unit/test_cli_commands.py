@@ -58,7 +58,8 @@ LISTS: list[tuple[tuple[str, ...], str, list[dict[str, Any]], str]] = [
     (("jobs",), "GET /v1/jobs", [job(), job("b-2", state="QUEUED", because="waits " * 40)], "train-1a2b3"),
     (("incidents",), "GET /v1/incidents", [incident(), incident("i13", closed_at=AT)], "i12"),
     (("brake", "list"), "GET /v1/brakes",
-     [{"scope": "pool:gpu", "signature": "xid.79", "tripped_at": AT, "nodes": [f"local/n{n}" for n in range(40)]}],
+     [{"scope": "pool:gpu", "signature": "xid.79", "tripped_at": AT, "goes_off": AT,
+       "nodes": [f"local/n{n}" for n in range(40)]}],
      "xid.79"),
     (("exclude", "list"), "GET /v1/exclusions",
      [{"id": "exclude-7", "fault": "xid.94", "pool": "*", "node": "*", "until": AT, "by": "ann", "because": "b " * 90}],
@@ -401,7 +402,13 @@ def test_a_pause_goes_with_its_length_and_its_reason(server: Canned) -> None:
 
 
 def test_a_brake_is_reset_by_its_signature_or_all_are(server: Canned) -> None:
-    still = {"scope": "pool:cpu", "signature": "silence", "tripped_at": AT, "nodes": []}
+    still: dict[str, Any] = {
+        "scope": "pool:cpu",
+        "signature": "silence",
+        "tripped_at": AT,
+        "goes_off": None,
+        "nodes": [],
+    }
     server.says("POST /v1/brakes/reset", [still], [])
     assert done("brake", "reset", "xid.79", "--reason", "x").stdout == "reset; still on: silence in pool:cpu\n"
     assert done("brake", "reset", "--reason", "x").stdout == "reset; no brake is on\n"

@@ -40,7 +40,7 @@ def test_the_picture_fits_the_terminal_and_shows_every_node(width: int, height: 
         nodes=[node(f"n-{n:04d}", state=states[n % 8]) for n in range(24)],
         jobs=[job(f"large-{n}") for n in range(jobs)],
         incidents=[incident(f"i{n}", because="a reason " * 30) for n in range(jobs)],
-        brakes=[{"scope": "pool:gpu", "signature": "xid.79", "tripped_at": AT, "nodes": []}],
+        brakes=[{"scope": "pool:gpu", "signature": "xid.79", "tripped_at": AT, "goes_off": None, "nodes": []}],
     )
     console = Console(width=width, height=height, file=io.StringIO(), color_system=None)
     with console.capture() as captured:

@@ -110,7 +110,8 @@ def test_a_braked_storm_says_that_the_brake_is_on_and_how_it_goes_off() -> None:
     for incident in braked:
         answer = told(sim, incident.id)
         assert "the brake is on" in answer["waits_for"]["because"]
-        reset, quiet, vouch = answer["waits_for"]["ways_out"]
+        reset, quiet, order, vouch = answer["waits_for"]["ways_out"]
+        assert order["command"] == f'sickbay reset {incident.node} --reason "WHY"'
         assert reset["command"] == 'sickbay brake reset xid.119 --scope pool:sim/train --reason "WHY"'
         assert quiet["what"].startswith("the brake goes off by itself about 2026-01-01 00:5")
         assert answer["waits_for"]["until"]["about"].startswith("2026-01-01T00:5")  # not the next reminder

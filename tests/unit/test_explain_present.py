@@ -92,6 +92,7 @@ def test_a_job_of_a_braked_storm_knows_when_the_brake_goes_off() -> None:
     found = waits(sim, braked.id)
     assert found["then"].startswith("the brake goes off by itself")
     assert found["until"]["about"] < "2026-01-01T01:30"
+    assert f'sickbay reset {braked.node} --reason "WHY"' in [command for _, command in ways(found)]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,8 @@ def test_the_present_is_one_sentence_with_its_subject_in_front() -> None:
     (incident,) = sim.incidents()
     healing = f"{incident.id} is REPAIRING: sim/train-0000 is out of service for xid.79"
     assert told(sim, incident.id)["now"].startswith(healing)
-    assert told(sim, "train-0000")["now"].startswith("sim/train-0000 is OUT: ")
+    out = f"sim/train-0000 is OUT ({incident.id} REPAIRING): it is out of service for xid.79"
+    assert told(sim, "train-0000")["now"].startswith(out)
     assert told(sim, "train")["now"].startswith("train is ")
     assert told(sim, "train-0003")["now"] == "sim/train-0003 is READY: it is fit for work and is idle."
 

@@ -6,7 +6,7 @@ need, or is over, by its own stated limit, before it could begin. Named nodes ar
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import Job
@@ -68,6 +68,14 @@ class Claimable:
     head: Reserve | None = None
     begins: float | None = None  # seconds until the head can begin at the latest; None: not known
     barred: dict[Pile, int] = field(default_factory=dict)  # used nodes that are drained for the head: the first of each
+
+    def leave(self, reserve: Reserve) -> None:
+        """One more reservation. Those of one shape are one: a long queue has few shapes."""
+        for n, known in enumerate(self.reserves):
+            if (known.wanted, known.heard) == (reserve.wanted, reserve.heard) and known.nodes:
+                self.reserves[n] = replace(known, nodes=known.nodes + reserve.nodes)
+                return
+        self.reserves.append(reserve)
 
     def against(self, ticket: QueueTicket) -> list[Reserve]:
         """What a job must leave. One that is over before the head could begin is not in its way."""
@@ -147,7 +155,7 @@ def walk(
         begins = ticket.waits and ticket.mine + take >= ticket.need
         reserve = Reserve(ticket.job, ticket.wanted, ticket.heard, take)
         if begins or ticket.keeps:
-            free.reserves.append(reserve)
+            free.leave(reserve)
             yield QueueTurn(
                 job=ticket.job, begins=begins, room=take, kept=0 if begins else take, behind=_who(free, ticket)
             )

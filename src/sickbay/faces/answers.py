@@ -367,6 +367,7 @@ class TrippedBrake(Noun):
     signature: str
     tripped_at: Time
     nodes: list[str]
+    goes_off: Annotated[Time | None, Meta(description="about when, if no more nodes show it; null: nobody can tell")]
 
 
 class Withheld(Noun):

@@ -30,12 +30,16 @@ _RUNGS = {
 
 
 def incident_now(incident: Incident) -> str:
-    rung = _RUNGS.get(incident.rung or incident.remedy, "it is repaired")
-    said = _PHASES[incident.phase].format(node=incident.node, why=_why(incident), rung=rung)
+    said = _said(incident, incident.node)
     last = incident.stages[-1].because if incident.stages else ""
     if incident.open:
         return f"{incident.id} is {incident.phase}: {said}."
     return f"{incident.id} is over ({incident.phase}): {said}{f', because {last}' if last else ''}."
+
+
+def _said(incident: Incident, node: str) -> str:
+    rung = _RUNGS.get(incident.rung or incident.remedy, "it is repaired")
+    return _PHASES[incident.phase].format(node=node, why=_why(incident), rung=rung)
 
 
 def _why(incident: Incident) -> str:
@@ -58,7 +62,7 @@ def node_now(archive: Archive, node: Node, state: str) -> str:
     works = f"works for {jobs}" if jobs else "is idle"
     if incident is not None and incident.open:
         still = f" Job {jobs} still runs there." if jobs and not incident.phase.out else ""
-        return f"{node.id} is {state}: {incident_now(incident)}{still}"
+        return f"{node.id} is {state} ({incident.id} {incident.phase}): {_said(incident, 'it')}.{still}"
     if state == "READY":
         fit = "it is fit for work and" if node.claimable else "it"
         return f"{node.id} is READY: {fit} {works}."

@@ -117,6 +117,9 @@ def _braked(archive: Archive, incident: Incident, node: Node) -> Iterator[WayOut
             off = quiet_at(archive, brake, rule)
             about = f" about {off.about[:16].replace('T', ' ')} UTC" if off is not None else ""
             yield way(f"the brake goes off by itself{about} if no more nodes show it (once {few})")
+    if any(_brakes_on(archive, incident, node)) and incident.remedy in ORDERS:
+        does = _DOES[incident.remedy]
+        yield way(f"you order this node's repair ({does}): a person's order passes the brake", _ordered(incident))
 
 
 def brake_ends(archive: Archive, incident: Incident, node: Node | None) -> Estimate | None:

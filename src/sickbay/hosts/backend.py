@@ -62,6 +62,7 @@ class Backend:
         self.metrics = metrics
         self.notifiers = notifiers  # the names of the channels that are configured
         self.changes = changes
+        self.codes: frozenset[str] = frozenset()  # of faults, by the tables in force; empty: the shipped ones
         self.census = Census()  # for metrics; who runs the engine feeds it, and says what its loop does
         self.loop = LoopFigures()
         self._clock = clock

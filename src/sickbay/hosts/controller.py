@@ -93,6 +93,7 @@ class Controller:
             leads=lambda: self.leads,
             notifiers=tuple(fleet.hands.notifiers),
         )
+        self.backend.codes = frozenset(row.code for row in fleet.rules.tables.meanings())
         setup = Setup(holder=holder or replica_name(), lease_ttl=LEASE)
         waking = Waking(executor, self._awake.set)
         self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, self._committed)

@@ -111,7 +111,7 @@ class Simulation:
         self.hosts = [self._host(f"engine-{n}", Random(rng.random())) for n in range(self.plan.engines)]
         self._unheard: list[tuple[list[Fact], dict[NodeId, Incarnation]]] = []
         self._unsaid: list[tuple[str, AnyNews]] = []
-        self._orders = 0
+        self.orders = 0
         self._steps = 0
         self.mischief.on_call = self._on_call
         self._connect()
@@ -302,9 +302,9 @@ class Simulation:
 
     def order(self, verb: str, target: str, *, now: bool = False, **args: str) -> None:
         news = Ordered(verb=verb, target=target, by="operator", reason="by hand", now=now, args=args)
-        self._orders += 1
+        self.orders += 1
         self.invariants.acts.ordered(verb, target)
-        self._say(f"order/{self._orders}", news)
+        self._say(f"order/{self.orders}", news)
 
     def _say(self, key: str, news: AnyNews) -> None:
         self._unsaid.append((key, news))

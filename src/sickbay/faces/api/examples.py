@@ -154,7 +154,7 @@ TOLD: dict[str, Any] = {
 EXPLAINED: dict[str, Any] = {
     "kind": "node",
     **NODE,
-    "now": "lab/train-0000 is OUT: i12 is REPAIRING: lab/train-0000 is out of service for xid.79, and it is rebooted.",
+    "now": "lab/train-0000 is OUT (i12 REPAIRING): it is out of service for xid.79, and it is rebooted.",
     "story": [TOLD],
     "chapter": "incident i12",
     "earlier": {"lines": 3, "incidents": 1, "since": "2025-12-24T08:00:00.000Z"},
@@ -195,6 +195,7 @@ BRAKE: dict[str, Any] = {
     "signature": "xid.79",
     "tripped_at": "2026-01-01T00:10:00.000Z",
     "nodes": ["lab/train-0000", "lab/train-0001", "lab/train-0002"],
+    "goes_off": "2026-01-01T00:50:00.000Z",
 }
 
 WITHHELD: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """Nodes: what they are, and what a person may ask of one."""
 
+import logging
 from functools import partial
 
 from msgspec import structs
@@ -12,9 +13,13 @@ from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import node_answer
 from sickbay.model.cordon import others_of
+from sickbay.model.errors import StoreError
+from sickbay.model.facts import Ordered
 from sickbay.model.fleet import Node, pool_word
 from sickbay.model.protocol import AnyOrder, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
+
+log = logging.getLogger("sickbay.api")
 
 VERBS = {
     "cordon": "Take a node out of service and leave it there",
@@ -101,8 +106,16 @@ def inject(ask: ApiRequest, body: requests.Inject) -> Injected:
             f"the hardware of cluster {node.cluster} is real and is not broken on purpose: "
             "with log=true its agent writes a line that says so (sickbay inject NODE --xid N --log)",
         )
-    ask.order("inject", node.id, body.reason or _words(breakage))
-    return Injected(node=node.id, done=ask.backend.breakable.inject(node.id, breakage))
+    done = ask.backend.breakable.inject(node.id, breakage)
+    try:
+        ask.backend.order(Ordered(verb="inject", target=node.id, by=ask.by, reason=_reason(body, breakage)), ask.key)
+    except StoreError as error:  # it is done: hardware breaks on a full disk, too
+        log.warning("%s broke %s, and the audit log could not take it: %s", ask.by, node.id, error)
+    return Injected(node=node.id, done=done)
+
+
+def _reason(body: requests.Inject, breakage: Breakage) -> str:
+    return " ".join(body.reason.split()) or _words(breakage)
 
 
 def _words(wanted: Breakage) -> str:

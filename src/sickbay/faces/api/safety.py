@@ -1,14 +1,24 @@
 """What keeps Sickbay from acting: pauses, exclusions, brakes."""
 
+import re
 from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
+from sickbay.brain.orders import NODE_VERBS
 from sickbay.faces.answers import TrippedBrake, Withheld
 from sickbay.faces.api import requests
 from sickbay.faces.api.examples import BRAKE, WITHHELD
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive, iso
-from sickbay.model.fleet import Brake, Withhold, pool_word, read_scope
+from sickbay.faces.ways_out import quiet_at
+from sickbay.knowledge.load import load_tables
+from sickbay.model.fault import WISH
+from sickbay.model.fleet import Brake, Withhold, pool_fits, pool_word, read_scope
+from sickbay.model.incident import Incident
+
+NUMBERED = re.compile(r"s?xid\.[0-9]{1,5}")  # also such as no table has
 
 
 def withheld_answer(row: Withhold) -> Withheld:
@@ -61,9 +71,37 @@ def exclude(ask: ApiRequest, body: requests.Exclude) -> Withheld:
     args = {name: value for name, value in what.items() if value}
     if not args:
         raise ApiRefusal(400, "say what is excluded: fault, pool or node (globs); to withhold everything, pause")
+    if not ask.repeated:
+        _can_match(ask, body)
     if body.seconds is not None:
         args["seconds"] = f"{body.seconds:g}"
     return _made(ask, ask.order("exclude", "", body.reason, args=args))
+
+
+def _can_match(ask: ApiRequest, body: requests.Exclude) -> None:
+    """An exclusion that nothing can ever match looks like one that is in force. Raises ApiRefusal."""
+    nodes = ask.archive.nodes()
+    if body.node and not any(fnmatchcase(node.id, body.node) or fnmatchcase(node.name, body.node) for node in nodes):
+        raise missing("node", body.node, (node.id for node in nodes))
+    if body.pool and not any(pool_fits(node.pool, body.pool) for node in nodes):
+        raise missing("pool", body.pool, (node.pool for node in nodes))
+    if body.fault:
+        _is_a_fault(ask, body.fault)
+
+
+def _is_a_fault(ask: ApiRequest, fault: str) -> None:
+    """Of the tables, of a person's order, seen here before, or any number of the driver's. Raises ApiRefusal."""
+    wishes = (f"{WISH}{verb}" for verb in NODE_VERBS)
+    known = ask.backend.codes or frozenset(row.code for row in load_tables().meanings())
+    codes = known | set(wishes)
+    if NUMBERED.fullmatch(fault) or any(fnmatchcase(code, fault) for code in codes):
+        return
+    if any(fnmatchcase(incident.fault.code, fault) for incident in ask.all_of(Incident, "incident")):
+        return
+    close = get_close_matches(fault, codes, n=3)
+    guess = f"did you mean {' or '.join(close)}?" if close else "'sickbay knowledge' lists all"
+    write = f"write xid.{fault}" if fault.isascii() and fault.isdigit() else guess
+    raise ApiRefusal(404, f"no fault is called {fault!r}: {write}")
 
 
 def include(ask: ApiRequest, query: requests.Include) -> list[Withheld]:
@@ -80,10 +118,26 @@ def include(ask: ApiRequest, query: requests.Include) -> list[Withheld]:
 
 def tripped(archive: Archive) -> list[TrippedBrake]:
     return [
-        TrippedBrake(scope=brake.scope, signature=brake.signature, tripped_at=iso(at), nodes=sorted(brake.seen))
+        TrippedBrake(
+            scope=brake.scope,
+            signature=brake.signature,
+            tripped_at=iso(at),
+            nodes=sorted(brake.seen),
+            goes_off=_goes_off(archive, brake),
+        )
         for brake in archive.brakes()
         if (at := brake.tripped_at) is not None
     ]
+
+
+def _goes_off(archive: Archive, brake: Brake) -> str | None:
+    """By the rule of the policy in force, where that is known here."""
+    kind, _ = read_scope(brake.scope)
+    rules = archive.policy.brakes if archive.policy is not None else ()
+    mine = (rule for rule in rules if rule.scope == kind and fnmatchcase(brake.signature, rule.signature))
+    rule = next(mine, None)
+    estimate = quiet_at(archive, brake, rule) if rule is not None else None
+    return estimate.about if estimate is not None else None
 
 
 def brakes(ask: ApiRequest) -> list[TrippedBrake]:

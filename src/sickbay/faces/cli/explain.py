@@ -175,7 +175,7 @@ def _print(explained: dict[str, Any], begin: datetime | None) -> None:
     kind, waits = explained["kind"], explained["waits_for"]
     click.echo(click.style(clean(explained["now"]), bold=True))
     if waits is not None:
-        _waits(waits, explained["as_of"])
+        _waits(waits, explained["as_of"], "now" if explained.get("state") == "RUNNING" else "waits")
     click.echo()
     {"node": print_node, "job": print_job, "incident": print_incident}[kind](explained)
     _story(explained, begin)
@@ -211,9 +211,10 @@ def folded(story: "Sequence[StoryAnswer]") -> "list[StoryAnswer]":
     return found
 
 
-def _waits(waits: dict[str, Any], as_of: str | None) -> None:
+def _waits(waits: dict[str, Any], as_of: str | None, because: str) -> None:
+    """`because`: what its reason is called; a job that trains waits for nothing."""
     card_lines = [
-        ("waits", waits["because"]),
+        (because, waits["because"]),
         ("since", _since(waits["since"], as_of)),
         ("until", _until(waits, as_of)),
         ("would", waits["would"]),

@@ -63,7 +63,7 @@ def brake() -> None:
 @brake.command("list")
 @as_json
 def list_brakes(as_json: bool) -> None:
-    """The brakes that are on, and the nodes that tripped them.
+    """The brakes that are on: since when, by which nodes, and when each goes off by itself if no more nodes show it.
 
     \b
     sickbay brake list
@@ -72,11 +72,13 @@ def list_brakes(as_json: bool) -> None:
         field("signature"),
         field("scope"),
         Column("since", lambda one: ago(one["tripped_at"]), right=True),
+        Column("goes off", lambda one: clock(one["goes_off"]) or "when it is reset"),
         Column("nodes", lambda one: some(one["nodes"], 8), cut=True),
     ]
+    found = connect().get("/v1/brakes")
     show_list(
-        connect().get("/v1/brakes"), head, empty="no brake is on", as_json=as_json,
-        then=lambda: 'when the cause is known: sickbay brake reset SIGNATURE --reason "…"',
+        found, head, empty="no brake is on", as_json=as_json,
+        then=lambda: f'when the cause is known: sickbay brake reset {found[0]["signature"]} --reason "WHY"',
     )  # fmt: skip
 
 

@@ -232,7 +232,7 @@ def alone(tmp_path: Path) -> Iterator[Sickbay]:
     yield from running(tmp_path / "state", nodes=3)
 
 
-def test_a_look_that_was_given_up_names_the_node_that_did_not_answer(alone: Sickbay) -> None:
+def test_a_fault_that_is_read_late_is_the_cause_after_all_and_the_look_named_who_did_not_answer(alone: Sickbay) -> None:
     job = alone.train(1000)
     node = alone.reaches(job, 15)["nodes"][-1]
     status = alone.status(node)
@@ -242,4 +242,10 @@ def test_a_look_that_was_given_up_names_the_node_that_did_not_answer(alone: Sick
     alone.until(lambda: any(f"given up: {node} did not answer" in line for line in alone.story(job)), 60)
     ended = alone.job(job)["attempts"][0]["first_failed"]
     assert (ended["node"], ended["signal"], ended["why"]) == (node, "SIGKILL", "GPU 0 is broken: xid 79")
+    alone.until(
+        lambda: alone.job(job)["interruptions"][0]["cause"] == f"xid.79 on {node}", 45, "the cause is corrected"
+    )
+    found = alone.job(job)
+    assert found["restarts"] == 0
+    assert found["attempts"][0]["because"] == f"xid.79 on {node}"
     alone.post(f"/v1/jobs/{job}/stop", reason="enough", now=True)

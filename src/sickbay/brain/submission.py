@@ -40,7 +40,8 @@ def too_large(spec: JobSpec, pool: Sequence[Node]) -> str:
     devices = sorted((len(node.devices) for node in pool), reverse=True)
     if (most := devices[spec.most - 1]) < spec.gpus_per_node:
         return (
-            f"gpus_per_node {spec.gpus_per_node} is more than there are: {spec.most} nodes have {most} each; "
+            f"gpus_per_node {spec.gpus_per_node} is more than there are: "
+            f"{'a node has' if spec.most == 1 else f'{spec.most} nodes have'} {most}{'' if spec.most == 1 else ' each'}; "
             "ask for fewer, or 0 for all of them"
         )
     return ""

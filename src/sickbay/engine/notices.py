@@ -105,7 +105,7 @@ def post_closed(draft: Draft, incident: Incident) -> None:
 
 def _addressed(draft: Draft, notice: Notify) -> Notify:
     """Whom it is about, by name: machines that read it look nothing up."""
-    kind, name = kind_of(notice.subject), notice.subject.partition(":")[2]
+    kind, name = kind_of(notice.subject), notice.about
     if kind == "node":
         return replace(notice, node=NodeId(name))
     if kind == "job":

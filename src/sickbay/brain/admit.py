@@ -131,10 +131,10 @@ def _taken_back(rows: Iterable[Withhold]) -> tuple[str, ...]:
 
 
 def goes_off_at(brake: Brake, rule: BrakeRule, reading: float) -> float | None:
-    """The reading of ingest at which it goes off by itself, if nobody else shows it. None: it is not on, or stays."""
-    if brake.tripped_at is None or brake.most < 1:
+    """The reading of ingest at which it goes off by itself, if nobody else shows it. None: it is not on."""
+    if brake.tripped_at is None:
         return None
-    few, newest = few_enough(brake), sorted(brake.seen.values(), reverse=True)
+    newest, few = sorted(brake.seen.values(), reverse=True), few_enough(brake)
     low = newest[few] + rule.within.total_seconds() if len(newest) > few else reading
     since = brake.below_since if brake.below_since is not None else max(low, reading)
     return since + rule.quiet.total_seconds()
@@ -328,7 +328,7 @@ def ease(brake: Brake, rule: BrakeRule, reading: float) -> Brake:
     brake = replace(brake, seen=seen)
     if brake.tripped_at is None:
         return brake
-    if len(seen) * 2 >= brake.most:
+    if len(seen) > few_enough(brake):
         return replace(brake, below_since=None)
     below = reading if brake.below_since is None else brake.below_since
     if reading - below < rule.quiet.total_seconds():

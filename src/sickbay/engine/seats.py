@@ -193,6 +193,7 @@ def _book_in(draft: Draft, pool: str, before: Node | None, after: Node | None) -
         out=ledger.out + _count(after, "out") - _count(before, "out"),
         ours=ledger.ours + _count(after, "ours") - _count(before, "ours"),
         held=ledger.held + _count(after, "held") - _count(before, "held"),
+        held_apart=ledger.held_apart + _count(after, "held_apart") - _count(before, "held_apart"),
         turn=ledger.turn + (_count(after, "claimable") != _count(before, "claimable")),
     )
     size = limit_for(pool, draft.rules.policy).size

@@ -113,7 +113,7 @@ def test_a_held_seat_that_is_asked_for_again_is_not_what_uses_the_budget_up(held
     fleet = AdmissionInput(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
     refused = admit(AdmissionStage.QUARANTINE, waiting, seat, fleet, policy)
     assert refused is not None
-    assert "1 of 1 seats" in refused.because
+    assert "may lack 1 of its seats and lacks 1 already" in refused.because
     assert refused.tell == tell
 
 
@@ -123,6 +123,21 @@ def test_a_seat_that_is_counted_already_may_be_cordoned_at_the_limit() -> None:
     policy = replace(tables.POLICY, limits=(Limit(out_percent=0, out_at_least=1),))
     fleet = AdmissionInput(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
     assert admit(AdmissionStage.QUARANTINE, tables.incident(Phase.HELD), seat, fleet, policy) is None
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["seat", "newcomer"])
+@pytest.mark.parametrize("to", ["sim/b", ""], ids=["moves", "is gone"])
+def test_the_books_of_a_pool_know_that_a_node_has_left_it(to: str, counted: bool) -> None:
+    """A job that has told its cluster to avoid it by name waits on them, and looks for it elsewhere (seed 3012)."""
+    node = tables.node(pool="sim/a", cordons=(), counted=counted, ready=False)
+    bench = Bench(Ledger(pool="sim/a", seats=3, size=3), node)
+    draft = bench.draft()
+    if to:
+        draft.put(replace(node, pool=to))
+    else:
+        draft.drop(key_of(node))
+    settle(draft)
+    assert "ledger:sim/a" in draft.writes
 
 
 def test_who_waits_for_seats_of_a_cluster_is_woken_when_it_has_one_more_pool() -> None:

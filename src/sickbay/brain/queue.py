@@ -34,6 +34,7 @@ class QueueTicket(Noun):
     waits: bool = True  # for nodes, now; else it is on its way to
     lasts: float | None = None  # seconds until it is over by its own limit
     on: tuple[NodeId, ...] = ()  # named nodes
+    away: bool = False  # one of them waits for a person, or is gone
 
 
 class QueueTurn(Noun):
@@ -56,6 +57,9 @@ class Reserve:
     wanted: int
     heard: bool
     nodes: int
+
+    def may_have(self, pile: Pile) -> bool:
+        return fits(pile, self.wanted, heard=self.heard)
 
 
 @dataclass(slots=True)
@@ -104,7 +108,18 @@ class Claimable:
         if not meets:
             return plain
         left = min(count_of(self.piles, against[n].wanted, heard=against[n].heard) for n in meets)
-        return plain + max(0, min(shared, left - sum(against[n].nodes for n in meets)))
+        left -= sum(against[n].nodes for n in meets)
+        return plain + max(0, min(shared, left, self._left_by([against[n] for n in meets], against)))
+
+    def _left_by(self, met: Sequence[Reserve], against: Sequence[Reserve]) -> int:
+        """What reservations leave together with all that could take the same nodes: who gives way takes theirs."""
+        linked, reached = list(met), len(self.piles) + 1
+        piles: list[Pile] = []
+        while len(piles) != reached:
+            reached = len(piles)
+            piles = [pile for pile in self.piles if any(each.may_have(pile) for each in linked)]
+            linked = [each for each in against if any(each.may_have(pile) for pile in piles)]
+        return sum(self.piles[pile] for pile in piles) - sum(each.nodes for each in linked)
 
 
 def fits(pile: Pile, wanted: int, *, heard: bool) -> bool:
@@ -136,13 +151,13 @@ def lasts(job: Job) -> float | None:
 def walk(
     tickets: Iterable[QueueTicket],
     free: Claimable,
-    releases: Sequence[tuple[float, int]],
+    releases: Sequence[tuple[float, Piles]],
     seats: int,
     named: Mapping[NodeId, Pile],
 ) -> Iterator[QueueTurn]:
     """One after the other, in turn: whoever can begin does, and leaves the others what is left.
 
-    `releases`: in so many seconds so many nodes are free, by the limits of who has them. `seats`: of the pool that are
+    `releases`: in how many seconds which nodes are free, by the limits of who has them. `seats`: of the pool that are
     in service, or come back by themselves. `named`: the free ones of the nodes that tickets name.
     """
     for ticket in tickets:
@@ -159,13 +174,13 @@ def walk(
             yield QueueTurn(
                 job=ticket.job, begins=begins, room=take, kept=0 if begins else take, behind=_who(free, ticket)
             )
-        elif free.head is None and ticket.need <= seats - _too_small(free.piles, ticket.wanted):
+        elif free.head is None and ticket.spares and not is_hopeless(ticket, free.piles, seats):
             _reserve(free, ticket, room, releases)
             yield QueueTurn(
                 job=ticket.job, begins=False, room=take, head=True, kept=free.head.nodes if free.head else 0
             )
         else:
-            hopeless = ticket.need > seats - _too_small(free.piles, ticket.wanted)
+            hopeless = is_hopeless(ticket, free.piles, seats)
             yield QueueTurn(job=ticket.job, begins=False, room=take, hopeless=hopeless, behind=_who(free, ticket))
 
 
@@ -174,12 +189,19 @@ def _who(free: Claimable, ticket: QueueTicket) -> JobId | None:
     return next(others, None)
 
 
-def _too_small(piles: Piles, wanted: int) -> int:
-    return sum(count for (_, devices, _, _), count in piles.items() if devices < wanted)
+def is_hopeless(ticket: QueueTicket, piles: Piles, seats: int) -> bool:
+    """Whether it needs more than is in service, or comes back by itself: nothing is reserved for it."""
+    if ticket.on:
+        return ticket.away
+    heard = ticket.heard  # whose agent was lost is no seat that can be claimed: in the others none was ever heard
+    unfit = (n for (_, most, _, speaks), n in piles.items() if most < ticket.wanted or (heard and not speaks))
+    return ticket.need > seats - sum(unfit)
 
 
 def _named(ticket: QueueTicket, free: Claimable, named: Mapping[NodeId, Pile]) -> QueueTurn:
-    """All of its nodes or none. Nobody behind it is given one of them."""
+    """All of its nodes or none. Nobody behind it is given one of them, if it can ever have them all."""
+    if ticket.away:
+        return QueueTurn(job=ticket.job, begins=False, hopeless=True, room=len(ticket.on))
     mine = {node: named[node] for node in ticket.on if node in named and node not in free.names}
     ready = ticket.waits and ticket.mine + sum(
         fits(pile, ticket.wanted, heard=ticket.heard) for pile in mine.values()
@@ -205,15 +227,18 @@ def _takes(free: Claimable, reserve: Reserve, kept: int, piles: Iterable[Pile]) 
     return theirs > 0 and left - theirs < min(kept, left)
 
 
-def _reserve(free: Claimable, ticket: QueueTicket, room: int, releases: Sequence[tuple[float, int]]) -> None:
+def _reserve(free: Claimable, ticket: QueueTicket, room: int, releases: Sequence[tuple[float, Piles]]) -> None:
     """The reservation of the first that cannot be placed: the nodes that are free first."""
-    there, free.begins = room, None
-    for seconds, nodes in releases:
+    there = sure = room
+    free.begins = None
+    for seconds, piles in releases:
+        nodes = count_of(piles, ticket.wanted, heard=ticket.heard)
         there += nodes
+        sure += nodes if seconds > 0 else 0  # who should be over by now may be one that nobody can stop
         if there >= ticket.need:
             free.begins = seconds
             break
-    extra = there - ticket.need if free.begins is not None else 0
+    extra = max(0, sure - ticket.need)
     free.head = Reserve(ticket.job, ticket.wanted, ticket.heard, max(0, room - extra))
     left = ticket.need - room
     used = [pile for pile in free.piles if pile[0] and not fits(pile, ticket.wanted, heard=ticket.heard)]

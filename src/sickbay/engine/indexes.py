@@ -231,9 +231,9 @@ class FreeNodes:
         self._files: defaultdict[Pile, list[NodeId]] = defaultdict(list)
         self._filed: dict[NodeId, Pile] = {}
         self._owners: dict[NodeId, tuple[str, ...]] = {}
-        self._alone: dict[NodeId, str] = {}
+        self._alone: dict[NodeId, tuple[str, Pile]] = {}
         self.mine: Counter[str] = Counter()  # by job: nodes that it claims, or that are kept for it
-        self.alone: Counter[str] = Counter()  # by job: nodes that are free when it ends
+        self.alone: defaultdict[str, Counter[Pile]] = defaultdict(Counter)  # by job: what is free when it ends
 
     def put(self, node: NodeId, row: Node | None, claims: Claims, kept: Claims) -> None:
         """`row` None: it is not of this pool, or cannot be claimed. `kept`: for jobs that do not claim it now."""
@@ -250,14 +250,18 @@ class FreeNodes:
     def _own(self, node: NodeId, there: Pile | None, claims: Claims, kept: Claims) -> None:
         self.mine.subtract(self._owners.pop(node, ()))
         if (alone := self._alone.pop(node, None)) is not None:
-            self.alone[alone] -= 1
+            job, pile = alone
+            self.alone[job][pile] -= 1
+            if not self.alone[job].total():
+                del self.alone[job]
         owners = (*claims, *(key for key, devices in kept.items() if not _clash(devices, claims.values())))
         if owners:
             self._owners[node] = owners
             self.mine.update(owners)
         if there is not None and len(claims) == 1 and not kept and not there[0]:
-            self._alone[node] = next(iter(claims))
-            self.alone[self._alone[node]] += 1
+            _, devices, _, heard = there
+            self._alone[node] = job, pile = next(iter(claims)), (devices, devices, True, heard)
+            self.alone[job][pile] += 1
 
     def piles(self) -> dict[Pile, int]:
         """How many nodes there are of each sort."""

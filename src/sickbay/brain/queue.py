@@ -75,8 +75,10 @@ class Claimable:
 
     def leave(self, reserve: Reserve) -> None:
         """One more reservation. Those of one shape are one: a long queue has few shapes."""
+        if not reserve.nodes:
+            return
         for n, known in enumerate(self.reserves):
-            if (known.wanted, known.heard) == (reserve.wanted, reserve.heard) and known.nodes:
+            if (known.wanted, known.heard) == (reserve.wanted, reserve.heard):
                 self.reserves[n] = replace(known, nodes=known.nodes + reserve.nodes)
                 return
         self.reserves.append(reserve)

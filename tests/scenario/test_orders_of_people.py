@@ -147,6 +147,36 @@ def test_a_persons_own_cordon_does_not_turn_healing_off_in_a_small_pool(ward: Op
     assert (w.ledger().out, w.ledger().ours) == (1, 0)
 
 
+@pytest.mark.parametrize("verb", ["cordon", "drain"])
+def test_a_seat_that_a_person_takes_over_uses_up_no_budget_any_more(ward: OpenWard, verb: str) -> None:
+    """His reboot could not be proven, so it is held; then he wants it out himself."""
+    w = ward(nodes=4, cluster=cluster_without("check_cordoned"))
+    w.order("reboot", w.nodes[3])
+    w.reaches(w.nodes[3], Phase.HELD, HOUR)
+    w.sick(w.nodes[0], "xid.79", Remedy.REBOOT)
+    w.run(10 * 60)
+    assert w.phase(w.nodes[0]) == Phase.SUSPECT, "what is not proven uses it up"
+    w.order(verb, w.nodes[3])
+    w.until(lambda: bool(w.happened("reboot", w.nodes[0])), HOUR)
+    assert w.phase(w.nodes[3]) == Phase.HELD
+
+
+def test_a_seat_that_a_person_gives_back_unproven_uses_up_the_budget_until_its_proof(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    w.order("cordon", w.nodes[3])
+    w.reaches(w.nodes[3], Phase.HELD, HOUR)
+    w.order("reboot", w.nodes[3])
+    w.reaches(w.nodes[3], Phase.REPAIRING, HOUR)
+    w.order("uncordon", w.nodes[3])
+    w.run(5)
+    w.sick(w.nodes[0], "xid.79", Remedy.REBOOT)
+    w.until(lambda: w.phase(w.nodes[0]) == Phase.SUSPECT, HOUR)
+    w.reaches(w.nodes[3], Phase.VERIFYING, HOUR)
+    assert w.phase(w.nodes[0]) == Phase.SUSPECT
+    w.rests()
+    assert [w.phase(node) for node in (w.nodes[0], w.nodes[3])] == [Phase.RELEASED, Phase.RELEASED]
+
+
 def test_a_held_node_uses_up_the_budget_of_a_small_pool(ward: OpenWard) -> None:
     w = ward(nodes=4)
     w.sick(w.nodes[3], "xid.79", Remedy.REBOOT)
@@ -169,7 +199,7 @@ def test_a_wait_for_a_brake_ends_when_the_brake_goes_off_by_itself(ward: OpenWar
     wait = w.incident(suspect).wait
     assert wait is not None
     assert wait.until is not None
-    assert wait.until.at == goes_off_at(brake, rule)
+    assert wait.until.at == goes_off_at(brake, rule, reading=0.0)
     assert "the brake goes off by itself" in wait.then
     began = w.sim.scheduler.now
     w.until(lambda: w.brake("pool:train:xid.79").tripped_at is None, 3 * HOUR)

@@ -113,6 +113,19 @@ def test_jobs_that_share_a_node_keep_their_devices_of_it() -> None:
     assert w.job(mine).claim == held
 
 
+def test_what_is_left_of_its_own_shared_nodes_is_no_spare_and_it_never_begins_on_fewer_nodes_than_it_needs() -> None:
+    w = Ward(nodes=4, gpus=8, linked=False)
+    mine = w.training("mine", nodes=3, gpus_per_node=1, steps=4000)
+    w.training("whole", nodes=1, steps=FOR_EVER)
+    w.order("drain", w.nodes[0])
+    w.until(lambda: w.state(mine) == JobState.QUEUED, HOUR)
+    w.run(10 * MINUTE)
+    assert len(w.starts(mine)) == 1
+    w.order("uncordon", w.nodes[0])
+    w.ends(mine)
+    assert [len(nodes) for _, nodes in w.starts(mine)] == [3, 3]
+
+
 # --- the order of the queue
 
 

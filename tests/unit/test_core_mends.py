@@ -138,6 +138,21 @@ def test_a_seat_that_is_counted_already_may_be_cordoned_at_the_limit() -> None:
     assert admit(AdmissionStage.QUARANTINE, tables.incident(Phase.HELD), seat, fleet, policy) is None
 
 
+@pytest.mark.parametrize("counted", [True, False], ids=["seat", "newcomer"])
+@pytest.mark.parametrize("to", ["sim/b", ""], ids=["moves", "is gone"])
+def test_the_books_of_a_pool_know_that_a_node_has_left_it(to: str, counted: bool) -> None:
+    """A job that has told its cluster to avoid it by name waits on them, and looks for it elsewhere (seed 3012)."""
+    node = tables.node(pool="sim/a", cordons=(), counted=counted, ready=False)
+    bench = Bench(Ledger(pool="sim/a", seats=3, size=3), node)
+    draft = bench.draft()
+    if to:
+        draft.put(replace(node, pool=to))
+    else:
+        draft.drop(key_of(node))
+    settle(draft)
+    assert "ledger:sim/a" in draft.writes
+
+
 def test_who_waits_for_seats_of_a_cluster_is_woken_when_it_has_one_more_pool() -> None:
     def job(name: str, cluster: str, state: JobState) -> Job:
         spec = JobSpec(name=name, cluster=cluster, pool="debug", nodes=1)

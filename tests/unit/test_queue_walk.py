@@ -58,6 +58,25 @@ def test_a_job_that_names_a_node_that_does_not_come_back_keeps_no_other() -> Non
     assert [turn.begins for turn in said] == [False, True]
 
 
+def test_the_spare_of_a_job_that_shares_nodes_is_not_lent_for_what_is_left_of_its_own() -> None:
+    shared = (7, 8, False, True)
+    piles = {shared: 2, BIG: 1, BIG_BUSY: 1}
+    lacks = ticket("lacks", 3, wanted=1, mine=2, own=((shared, 2),), keeps=True, waits=False)
+    said = turns(piles, lacks, ticket("s", 1, wanted=0))
+    assert said["lacks"].kept == 1
+    assert not said["s"].begins
+    name = NodeId("c/n0")
+    named = ticket("named", 1, wanted=0, on=(name,))
+    found = list(walk([lacks, named], Claimable(piles=dict(piles)), [], 4, {name: BIG}))
+    assert [turn.begins for turn in found] == [False, False]
+
+
+def test_reservations_of_nothing_do_not_make_the_walk_long() -> None:
+    free = Claimable(piles={BIG_BUSY: 4000})
+    list(walk([ticket(f"j{n}", 2, mine=2, keeps=True) for n in range(2000)], free, [], 4000, {}))
+    assert len(free.reserves) <= 1
+
+
 # --- whatever they choose
 
 

@@ -40,6 +40,7 @@ class AdmissionInput:
     brakes: tuple[tuple[BrakeRule, Brake], ...]  # those of the incident's signature and node
     withholding: Withholding
     now: datetime
+    reading: float = 0.0  # of ingest
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def admit(
             if brake.tripped_at is not None:
                 because = f"the brake is on: many nodes of {brake.scope} show {brake.signature}"
                 then = "the brake goes off by itself, and a check confirms or clears it"
-                off_at, ends = goes_off_at(brake, rule), _goes_off(brake)
+                off_at, ends = goes_off_at(brake, rule, fleet.reading), _goes_off(brake)
                 return Deferred(because, doubts=True, ends=ends, then=then, off_at=off_at)
         needed = confirmation(incident, node, fleet, policy) if asked is AdmissionStage.QUARANTINE else None
         if needed is not None:
@@ -129,16 +130,14 @@ def _taken_back(rows: Iterable[Withhold]) -> tuple[str, ...]:
     return tuple(ends) or ("the policy is changed, or its window opens",)
 
 
-def goes_off_at(brake: Brake, rule: BrakeRule) -> float | None:
-    """The reading at which it goes off by itself, if nobody else shows it. None: it is not on, or cannot be told."""
+def goes_off_at(brake: Brake, rule: BrakeRule, reading: float) -> float | None:
+    """The reading of ingest at which it goes off by itself, if nobody else shows it. None: it is not on."""
     if brake.tripped_at is None:
         return None
-    if brake.below_since is not None:
-        return brake.below_since + rule.quiet.total_seconds()
     newest, few = sorted(brake.seen.values(), reverse=True), few_enough(brake)
-    if len(newest) <= few:
-        return None
-    return newest[few] + rule.within.total_seconds() + rule.quiet.total_seconds()
+    low = newest[few] + rule.within.total_seconds() if len(newest) > few else reading
+    since = brake.below_since if brake.below_since is not None else max(low, reading)
+    return since + rule.quiet.total_seconds()
 
 
 def few_enough(brake: Brake) -> int:

@@ -29,6 +29,7 @@ class QueueTicket(Noun):
     most: int
     need: int  # it begins with so many
     mine: int = 0  # nodes that are its own already, claimed or kept, and can be used
+    own: tuple[tuple[Pile, int], ...] = ()  # of those, the ones where it could have as much once more: no spares of it
     keeps: bool = False  # its place is kept
     spares: bool = True  # others than its own will do, and are kept for it
     waits: bool = True  # for nodes, now; else it is on its way to
@@ -57,6 +58,7 @@ class Reserve:
     wanted: int
     heard: bool
     nodes: int
+    own: tuple[tuple[Pile, int], ...] = ()  # nodes that it has already
 
     def may_have(self, pile: Pile) -> bool:
         return fits(pile, self.wanted, heard=self.heard)
@@ -75,8 +77,10 @@ class Claimable:
 
     def leave(self, reserve: Reserve) -> None:
         """One more reservation. Those of one shape are one: a long queue has few shapes."""
+        if not reserve.nodes:
+            return
         for n, known in enumerate(self.reserves):
-            if (known.wanted, known.heard) == (reserve.wanted, reserve.heard) and known.nodes:
+            if (known.wanted, known.heard, known.own) == (reserve.wanted, reserve.heard, ()) and not reserve.own:
                 self.reserves[n] = replace(known, nodes=known.nodes + reserve.nodes)
                 return
         self.reserves.append(reserve)
@@ -96,7 +100,9 @@ class Claimable:
         barred, against = self.barred_from(ticket), self.against(ticket)
         plain = shared = 0
         meets: set[int] = set()
-        for pile, count in self.piles.items():
+        own = dict(ticket.own)
+        for pile, number in self.piles.items():
+            count = number - own.get(pile, 0)
             if not fits(pile, ticket.wanted, heard=ticket.heard):
                 continue
             met = [n for n, each in enumerate(against) if fits(pile, each.wanted, heard=each.heard)]
@@ -107,9 +113,14 @@ class Claimable:
                 plain += max(0, count - barred.get(pile, 0))
         if not meets:
             return plain
-        left = min(count_of(self.piles, against[n].wanted, heard=against[n].heard) for n in meets)
+        left = min(self.count_for(against[n]) for n in meets)
         left -= sum(against[n].nodes for n in meets)
         return plain + max(0, min(shared, left, self._left_by([against[n] for n in meets], against)))
+
+    def count_for(self, reserve: Reserve) -> int:
+        """Nodes that a reservation can be met with: not those that its job has already."""
+        fit = count_of(self.piles, reserve.wanted, heard=reserve.heard)
+        return fit - sum(count for _, count in reserve.own)
 
     def _left_by(self, met: Sequence[Reserve], against: Sequence[Reserve]) -> int:
         """What reservations leave together with all that could take the same nodes: who gives way takes theirs."""
@@ -168,7 +179,7 @@ def walk(
         lack = max(0, ticket.most - ticket.mine) if ticket.spares else 0
         take = min(room, lack)
         begins = ticket.waits and ticket.mine + take >= ticket.need
-        reserve = Reserve(ticket.job, ticket.wanted, ticket.heard, take)
+        reserve = Reserve(ticket.job, ticket.wanted, ticket.heard, take, ticket.own)
         if begins or ticket.keeps:
             free.leave(reserve)
             yield QueueTurn(
@@ -203,7 +214,7 @@ def _named(ticket: QueueTicket, free: Claimable, named: Mapping[NodeId, Pile]) -
     if ticket.away:
         return QueueTurn(job=ticket.job, begins=False, hopeless=True, room=len(ticket.on))
     mine = {node: named[node] for node in ticket.on if node in named and node not in free.names}
-    ready = ticket.waits and ticket.mine + sum(
+    ready = ticket.waits and ticket.mine - sum(count for _, count in ticket.own) + sum(
         fits(pile, ticket.wanted, heard=ticket.heard) for pile in mine.values()
     ) >= len(ticket.on)
     against = free.against(ticket)
@@ -223,7 +234,7 @@ def _named(ticket: QueueTicket, free: Claimable, named: Mapping[NodeId, Pile]) -
 def _takes(free: Claimable, reserve: Reserve, kept: int, piles: Iterable[Pile]) -> bool:
     """Whether these nodes are more than a reservation can spare, of so many that are kept in all."""
     theirs = sum(fits(pile, reserve.wanted, heard=reserve.heard) for pile in piles)
-    left = count_of(free.piles, reserve.wanted, heard=reserve.heard)
+    left = free.count_for(reserve)
     return theirs > 0 and left - theirs < min(kept, left)
 
 

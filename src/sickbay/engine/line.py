@@ -1,6 +1,7 @@
 """The queue of one pool as its jobs and nodes stand now: read from the indexes, judged by `brain.queue`."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -27,6 +28,7 @@ from sickbay.model.policy import PlaceBy
 from sickbay.model.rows import DUE_NOW, key_of
 
 PASSED = 2000  # of a queue, at most: with all that need more than there is, and are passed over
+NOTHING: Piles = {}
 CALLED_AT_ONCE = 10  # jobs, by one unit; who begins has the queue looked at again
 ENDS = 1000  # of running jobs that are counted on, to tell when the head of the queue can begin
 
@@ -43,9 +45,10 @@ class PoolQueue:
         return next((verdict for verdict in self.verdicts if verdict.job == job.id), None)
 
 
-def line_of(draft: Draft, pool: str, until: Job | None = None, mine: int = 0) -> PoolQueue:
+def line_of(draft: Draft, pool: str, until: Job | None = None, own: Collection[NodeId] = ()) -> PoolQueue:
     """The queue as it was before this unit; `until`: with that job as it is now, and up to it."""
     index, seats = draft.free(pool), expected(draft, pool)
+    mine = Counter(pile for node in own if (pile := index.pile(node)) is not None)
     tickets = list(_tickets(draft, pool, index, seats, until, mine))
     names = dict.fromkeys(node for ticket in tickets for node in ticket.on)
     named = {node: pile for node in names if (pile := index.pile(node)) is not None}
@@ -55,7 +58,7 @@ def line_of(draft: Draft, pool: str, until: Job | None = None, mine: int = 0) ->
 
 
 def _tickets(
-    draft: Draft, pool: str, index: FreeNodes, seats: int, until: Job | None, mine: int
+    draft: Draft, pool: str, index: FreeNodes, seats: int, until: Job | None, mine: Piles
 ) -> Iterator[QueueTicket]:
     """In turn, as many as are looked at; then those that would grow, which take what nobody waits for.
 
@@ -72,7 +75,7 @@ def _tickets(
             continue
         if turn is not None and turn_of(job) > turn:
             break
-        ticket = ticket_of(draft, job, index.mine[key])
+        ticket = ticket_of(draft, job, index.mine.get(key, NOTHING))
         if not job.keeps_place and is_hopeless(ticket, piles, seats):
             continue
         number += not job.keeps_place
@@ -85,19 +88,22 @@ def _tickets(
     for key in islice(sorted(jobs.growing[pool]), LOOKED_AT):
         job = draft.before(Job, key)
         if job is not None:
-            yield ticket_of(draft, job, index.mine[key])
+            yield ticket_of(draft, job, index.mine.get(key, NOTHING))
 
 
-def ticket_of(draft: Draft, job: Job, mine: int) -> QueueTicket:
-    policy = draft.rules.policy
+def ticket_of(draft: Draft, job: Job, mine: Piles) -> QueueTicket:
+    """`mine`: its own nodes, as they are filed: what is left of a shared one it could have once more."""
+    policy, wanted = draft.rules.policy, job.spec.gpus_per_node
+    heard = checked_by_agents(job, policy, draft.can(job.spec.cluster))
     spares = PlaceBy.SPARE in policy.resume.place or not job.interruptions or _left_for_good(draft, job)
     return QueueTicket(
         job=job.id,
-        wanted=job.spec.gpus_per_node,
-        heard=checked_by_agents(job, policy, draft.can(job.spec.cluster)),
+        wanted=wanted,
+        heard=heard,
         most=job.spec.most,
         need=job.spec.most if job.state is JobState.RUNNING else needed(job, policy),
-        mine=mine,
+        mine=sum(mine.values()),
+        own=tuple((pile, count) for pile, count in mine.items() if fits(pile, wanted, heard=heard)),
         keeps=job.keeps_place,
         spares=spares,
         waits=waits(job) or grows(job),

@@ -131,11 +131,10 @@ def brake_ends(archive: Archive, incident: Incident, node: Node | None) -> Estim
 
 
 def quiet_at(archive: Archive, brake: Brake, rule: BrakeRule) -> Estimate | None:
-    """When a brake goes off by itself if nothing more shows: `quiet` after the engine has seen few enough nodes."""
+    """When a brake goes off by itself if nothing more shows, on the wall."""
     clock = archive.clocks.get(INGEST)
-    reading = clock.reading if clock is not None else 0.0
-    soonest = 0.0 if brake.below_since is not None else reading + rule.quiet.total_seconds()
-    return archive.estimate(Deadline(clock=INGEST, at=max(soonest, goes_off_at(brake, rule) or 0.0)))
+    at = goes_off_at(brake, rule, clock.reading if clock is not None else 0.0)
+    return archive.estimate(Deadline(clock=INGEST, at=at)) if at is not None else None
 
 
 # --- the budget

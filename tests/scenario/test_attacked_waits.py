@@ -4,17 +4,30 @@ import pytest
 from tests.support.wards import DAY, HOUR, OpenWard, Ward, cluster_without
 
 from sickbay.brain.repair import CUT_SHORT
+from sickbay.faces.answers import OrderAnswer
+from sickbay.faces.archive import Archive
+from sickbay.faces.orders import order_answer
 from sickbay.model.facts import JobSeen
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.job import JobSpec, RankState
+from sickbay.model.order import OrderRecord, OrderVerdict, order_id
+from sickbay.policy.load import digest
 from sickbay.sim.context import Timings
 from sickbay.sim.job_behaviour import Programme
 
 
 def answers(w: Ward) -> list[str]:
     return [line.text for line in w.sim.store.story("operator:") if line.event == "answer"]
+
+
+def answer_now(w: Ward) -> OrderAnswer:
+    """What is said now of the last order."""
+    key = f"order:{order_id(f'order/{w.sim.orders}')}"
+    record = w.sim.store.load([key])[key].row
+    assert isinstance(record, OrderRecord), w.why()
+    return order_answer(Archive(w.sim.store, {digest(w.sim.policy): w.sim.policy}), record)
 
 
 def held(w: Ward) -> NodeId:
@@ -32,9 +45,15 @@ def test_a_repair_that_a_person_orders_of_a_node_held_by_his_cordon_is_done(ward
     w = ward()
     node = held(w)
     w.order(verb, node, now=True)
-    w.reaches(node, Phase.RELEASED, 2 * HOUR)
+    w.until(lambda: bool(w.passed_checks(node)), 2 * HOUR)
+    w.rests()
     assert w.rungs(node) == [verb]
-    assert "done" in answers(w)[-1]
+    assert f"taken up: {verb} is next" in answers(w)[-1]
+    assert answer_now(w).verdict is OrderVerdict.DONE
+    assert w.phase(node) == Phase.HELD, "his cordon stays until he takes it back"
+    w.order("uncordon", node)
+    w.reaches(node, Phase.DISMISSED, HOUR)
+    assert w.node(node).claimable
 
 
 def test_a_drain_of_a_node_that_is_held_moves_its_work_off_and_leaves_it_held(ward: OpenWard) -> None:
@@ -48,18 +67,40 @@ def test_a_drain_of_a_node_that_is_held_moves_its_work_off_and_leaves_it_held(wa
     w.order("drain", node, now=True)
     w.until(lambda: node not in w.job(job).claim and w.state(job) == "RUNNING", HOUR)
     w.reaches(node, Phase.HELD, HOUR)
-    assert "done" in answers(w)[-1]
+    assert "drain: taken up" in answers(w)[-1]
+    assert answer_now(w).verdict is OrderVerdict.DONE
 
 
-def test_what_cannot_be_done_again_for_a_held_node_is_refused_in_a_line(ward: OpenWard) -> None:
+def test_what_the_cluster_cannot_do_for_a_held_node_leaves_it_held_and_is_refused_in_a_line(ward: OpenWard) -> None:
     w = ward(cluster=cluster_without("replace"))
     node = w.nodes[0]
     w.sick(node, "xid.79", None)
     w.reaches(node, Phase.HELD, 12 * HOUR)
-    w.order("reboot", node)
+    tried = w.rungs(node)
+    w.order("replace", node)
     w.run(60)
     assert w.phase(node) == Phase.HELD
-    assert "not possible" in answers(w)[-1]
+    assert w.rungs(node) == tried
+    said = answer_now(w)
+    assert said.verdict is OrderVerdict.REFUSED
+    assert "the cluster cannot do replace" in said.because
+
+
+def test_a_repair_that_a_person_orders_again_of_a_node_at_its_ladders_end_is_done_once_and_proven(
+    ward: OpenWard,
+) -> None:
+    w = ward(cluster=cluster_without("replace"))
+    node = w.nodes[0]
+    w.sick(node, "xid.79", None)
+    w.reaches(node, Phase.HELD, 12 * HOUR)
+    tried = w.rungs(node)
+    w.order("reboot", node)
+    w.rests()
+    assert w.rungs(node)[: len(tried)] == tried
+    assert set(w.rungs(node)[len(tried) :]) == {"reboot"}
+    assert w.phase(node) == Phase.HELD, "it is still sick"
+    assert "taken up: reboot is next" in answers(w)[-1]
+    assert answer_now(w).verdict is OrderVerdict.REFUSED, "rebooted, and not proven well"
 
 
 @pytest.mark.parametrize("phase", [Phase.REPAIRING, Phase.VERIFYING])
@@ -72,7 +113,8 @@ def test_a_stronger_repair_ordered_during_another_follows_it(ward: OpenWard, pha
     w.order("replace", node)
     w.reaches(node, Phase.RELEASED, 3 * HOUR)
     assert w.rungs(node) == ["reboot", "replace"]
-    assert "done" in answers(w)[-1]
+    assert "taken up: replace is " in answers(w)[-1]
+    assert answer_now(w).verdict is OrderVerdict.DONE
 
 
 @pytest.mark.parametrize(("verb", "ends"), [("cordon", Phase.HELD), ("replace", Phase.RELEASED)])
@@ -85,7 +127,10 @@ def test_an_order_to_an_incident_that_closes_begins_when_that_is_over(ward: Open
     w.until(lambda: len(w.incidents(node)) == 2, HOUR)
     w.reaches(node, ends, 2 * HOUR)
     assert w.incident(node).fault.code == f"operator.{verb}"
-    assert "begins when that is over" in answers(w)[-1]
+    waits, taken = answers(w)[-2:]
+    assert f"{verb}: waits: " in waits
+    assert "begins when that is over" in waits
+    assert f"{verb}: taken up: " in taken, "it is answered again when it begins"
 
 
 def test_a_cordon_behind_an_uncordon_is_there_in_the_end(ward: OpenWard) -> None:

@@ -211,7 +211,7 @@ def test_a_job_that_our_stop_holds_is_let_go_on_its_cluster_when_it_is_given_up(
 def test_a_native_job_pays_no_restart_for_a_sick_node_that_the_limit_keeps_in_service(cold: bool) -> None:
     w = Ward(nodes=2, cold=cold)
     first, second = w.nodes
-    w.order("cordon", first)
+    w.sick(first, cured_by=None)
     w.until(lambda: w.sim.node(first).ours, HOUR)
     job = w.submitted_elsewhere(nodes=1, steps=10**5, native_delay=10.0)
     assert w.starts(job)[0][1] == (second,)

@@ -11,6 +11,6 @@ def test_the_page_has_every_cell() -> None:
     assert set(orders_table.published()) == set(CELLS)
 
 
-@pytest.mark.parametrize(("mode", "phase", "order"), SOME, ids=" | ".join)
+@pytest.mark.parametrize(("mode", "phase", "order"), SOME)
 def test_an_order_is_answered_as_published_and_something_comes_of_it(mode: str, phase: str, order: str) -> None:
     assert orders_table.carry_out(mode, phase, order).text == orders_table.published()[mode, phase, order]

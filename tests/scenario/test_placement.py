@@ -142,8 +142,8 @@ def test_a_node_whose_quarantine_was_deferred_stays_out_of_restarts() -> None:
     """The pool may lack one seat; the second sick node keeps its living job but is given no new one."""
     w = Ward(nodes=5)
     held = w.nodes[4]
-    w.order("cordon", held)
-    w.run(2 * MINUTE)
+    w.sick(held, cured_by=None)
+    w.until(lambda: w.node(held).ours, HOUR)
     job = w.training()
     idle = w.nodes[3]
     w.sick(idle, kills_ranks=False)  # deferred: the budget is spent

@@ -144,6 +144,7 @@ def test_a_higher_priority_goes_first_and_among_equals_age() -> None:
     assert began(w, *jobs.values()) == ["urgent", "plain", "also", "low"]
 
 
+@pytest.mark.slow
 @warm_and_cold
 def test_a_large_job_is_not_overtaken_for_ever(cold: bool) -> None:
     w = Ward(nodes=4, cold=cold)

@@ -176,7 +176,7 @@ def test_nothing_that_can_check_a_cordoned_node_means_held_not_released(ward: Op
     w.sick(node)
     w.rests()
     assert w.phase(node) == "HELD"
-    assert "check a cordoned node" in w.incident(node).stages[-1].because
+    assert "no check can run on a cordoned node" in w.incident(node).stages[-1].because
 
 
 def test_a_replacement_job_does_not_land_on_the_same_bad_host(ward: OpenWard) -> None:

@@ -172,6 +172,30 @@ def test_what_was_written_before_a_rotation_is_read(tmp_path: Path, copied: bool
     log.close()
 
 
+def test_what_waited_is_given_up_after_many_rotations_and_what_is_new_is_read_at_once(tmp_path: Path) -> None:
+    """Whoever dies young would read the backlog again with each life, and never what stands behind it."""
+    path = tmp_path / "messages"
+    path.write_text(syslog(XID_79))
+    first = system_log(path)
+    log = over(first)
+    numbers(log)
+    waited = first.place()
+    for number in range(9):
+        path.rename(tmp_path / f"messages.{number}")
+        path.write_text(syslog(XID_79))
+        numbers(log)
+    known = first.place()
+    log.close()
+    append(path, syslog(XID_63))
+    reading = LineTrust(trusted=True, own_zone=True)
+    again = SystemLog(path, waited, reading, began=BOOTED, wall=lambda: WALL, told=known)
+    log = over(again)
+    items = log.look(NOW)
+    assert [item.news.fields["number"] for item in items if item.news.kind == "xid"] == [63]
+    assert any("waited for a witness" in item.news.text for item in items)
+    log.close()
+
+
 def test_a_file_that_was_cut_off_and_has_outgrown_its_old_length_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "messages"
     append(path, syslog("usb 1-1: new device"))

@@ -112,7 +112,7 @@ def test_a_held_seat_that_is_asked_for_again_is_not_what_uses_the_budget_up(held
     fleet = AdmissionInput(ledger=ledger, brakes=(), withholding=Withholding(), now=NOW)
     refused = admit(AdmissionStage.QUARANTINE, waiting, seat, fleet, policy)
     assert refused is not None
-    assert "1 of 1 seats" in refused.because
+    assert "may lack 1 of its seats and lacks 1 already" in refused.because
     assert refused.tell == tell
 
 

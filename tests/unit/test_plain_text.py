@@ -39,3 +39,13 @@ def test_a_sequence_that_never_ends_holds_nobody_up() -> None:
     wild = "\x1b]0;" + 100_000 * "x"
     assert len(stream.take(wild)) > 90_000
     assert "\x1b" not in stream.take(wild) + stream.end()
+
+
+@pytest.mark.parametrize("start", ["\x9d", "\x90", "\x9b", "\x1b]", "\x1b[0", "\x9b0;"])
+@pytest.mark.parametrize("end", ["", "\n", "x"])
+def test_many_sequences_that_never_end_hold_nobody_up_either(start: str, end: str) -> None:
+    """Each was looked for to the end of the text: twenty thousand took a second, a megabyte an hour."""
+    wild = 200_000 * start + end
+    assert not set(plain_text(wild)) & {"\x1b", "\x9d", "\x90", "\x9b"}
+    stream = PlainStream()
+    assert not set(stream.take(wild) + stream.end()) & {"\x1b", "\x9d", "\x90", "\x9b"}

@@ -26,7 +26,15 @@ def refused(text: str, where: str = "p.yaml") -> str:
 
 
 def test_every_shipped_policy_loads_and_carries_its_own_name() -> None:
-    assert set(shipped()) == {"default", "ecs-gpu-recovery", "ecs-hybrid", "eks-llm", "hyperpod", "parallelcluster"}
+    assert set(shipped()) == {
+        "default",
+        "ecs-gpu-recovery",
+        "ecs-hybrid",
+        "eks-llm",
+        "hyperpod",
+        "parallelcluster",
+        "recommend",
+    }
     assert [load_policy(name).name for name in shipped()] == list(shipped())
 
 

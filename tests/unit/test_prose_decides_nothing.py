@@ -26,6 +26,8 @@ DISPLAY = {
 NAMES = {
     ("model/fleet.py", "self.id.split('/', 1)"),  # Node.name
     ("model/intent.py", "self.owner.partition(':')"),  # Intent.done_for
+    ("model/intent.py", "self.subject.partition(':')"),  # Notify.about
+    ("engine/notices.py", "intent.key.removesuffix(f'.{notice.to}')"),  # the key that all channels of a notice share
 }
 READERS = {
     "startswith",

@@ -343,3 +343,15 @@ def test_a_link_leads_to_the_directory_of_another_job_and_is_refused_there(start
     (tmp_path.parent / "link").symlink_to(tmp_path)
     with pytest.raises(train.NotOurs, match="holds checkpoints of job a"):
         start("b", 1, checkpoint_dir=tmp_path.parent / "link")
+
+
+def test_a_step_is_gone_on_from_where_saves_go_near_first_too(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, near = tmp_path / "ck", tmp_path / "nodes"
+    monkeypatch.setenv("SICKBAY_CHECKPOINT_NEAR", str(near))
+    start("a", 1, 10, 20, checkpoint_dir=directory)
+    found = start("b", 1, 11, checkpoint_dir=directory, continues="a/1", from_step=10)
+    assert str(found.resumed) == "attempt-1/step-10"
+    assert whole(directory)[-1] == "attempt-2/step-11"
+    assert "attempt-1/step-20" in whole(directory)

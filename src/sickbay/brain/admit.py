@@ -135,11 +135,15 @@ def goes_off_at(brake: Brake, rule: BrakeRule) -> float | None:
         return None
     if brake.below_since is not None:
         return brake.below_since + rule.quiet.total_seconds()
-    half = (brake.most + 1) // 2  # so many within `within` keep it on
-    newest = sorted(brake.seen.values(), reverse=True)
-    if not 0 < half <= len(newest):
+    newest, few = sorted(brake.seen.values(), reverse=True), few_enough(brake)
+    if len(newest) <= few:
         return None
-    return newest[half - 1] + rule.within.total_seconds() + rule.quiet.total_seconds()
+    return newest[few] + rule.within.total_seconds() + rule.quiet.total_seconds()
+
+
+def few_enough(brake: Brake) -> int:
+    """So many nodes may still show it when it goes off: fewer than half of those that tripped it."""
+    return max(0, (brake.most - 1) // 2)
 
 
 def _goes_off(brake: Brake) -> tuple[str, ...]:
@@ -325,7 +329,7 @@ def ease(brake: Brake, rule: BrakeRule, reading: float) -> Brake:
     brake = replace(brake, seen=seen)
     if brake.tripped_at is None:
         return brake
-    if len(seen) * 2 >= brake.most:
+    if len(seen) > few_enough(brake):
         return replace(brake, below_since=None)
     below = reading if brake.below_since is None else brake.below_since
     if reading - below < rule.quiet.total_seconds():

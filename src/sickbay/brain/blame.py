@@ -113,7 +113,7 @@ def _no_fault(job: Job, policy: Policy, because: str) -> tuple[str, str]:
     codes = set(job.end.exit_codes.values()) if job.end else set()
     told = codes | {SHELL + signal_of(code) for code in codes if code < 0}  # a policy counts as a shell does
     if rule.exit_codes and codes and not told & set(rule.exit_codes):
-        return f"{because}; exit code {min(codes)} is not one that is restarted", because
+        return f"{because}; exit code {min(codes)} is not one that is restarted (the policy's exit_codes)", because
     if rule.on_no_fault is OnNoFault.FAIL:
         return f"{because}, and no node is to blame", because
     found = diagnosis_of(job.end) if job.end else None

@@ -283,7 +283,7 @@ def _held(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     sick = incident.remedy.disrupts and not incident.fault.is_wish
     worse = f"worse:{incident.fault.code}"
     if sick and incident.kind is IncidentKind.OPERATOR and worse not in incident.told:
-        text = f"{node.id} is held for a person, and now shows {incident.fault.code}: he decides on its repair, too"
+        text = f"{node.id} is held for a person and now shows {incident.fault.code}: its repair waits, too"
         notice = Notify(event="held", subject=f"incident:{incident.id}", text=text)
         return Change("a person is told", tell=Tell(notice, worse))
     why = incident.stages[-1].because if incident.stages else incident.fault.because

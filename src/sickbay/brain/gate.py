@@ -302,7 +302,7 @@ def _refused(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
     """The cluster knows something that we do not: wait for newer reads, or all goes are spent in a moment."""
     why = f"the start was refused: {intent.answer}"
     if intent.hopeless:
-        return give_up(s, policy, f"{why}; another try cannot come right")
+        return give_up(s, policy, f"{why}; no other try can put it right")
     again = Deadline(clock=intent.clock, at=intent.sent_at + REFUSED.total_seconds())
     if not s.passed(again):
         return Stay(Wait(because=f"{why}; it is tried again", until=again))

@@ -78,9 +78,7 @@ def _named(s: JobInput, room: PoolRoom) -> Placement | NoPlace | ReadFirst:
             return _why_not(s, seat)
         placed[seat.node] = seat.offer
     if not room.begins and all(seat.here for seat in s.seats):
-        return NoPlace(
-            f"its nodes are kept for {room.behind}" if room.behind else "others who wait have named its nodes"
-        )
+        return NoPlace(f"its nodes are kept for {room.behind}" if room.behind else "jobs in front of it name its nodes")
     return placed
 
 

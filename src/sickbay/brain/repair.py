@@ -146,7 +146,7 @@ def verifying(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     rule = _proof_wanted(incident, node, policy)
     level = rule.verify
     if incident.needs_human:
-        return Move("hold", "a person wants to decide himself", {"needs_human": False})
+        return Move("hold", "a person asked to decide before it returns", {"needs_human": False})
     if incident.relapse:
         return Move("fail", f"it is back: {incident.relapse}", {"relapse": "", "proof": None})
     if stands(incident, node) and incident.cordoned:

@@ -24,7 +24,7 @@ from sickbay.model.intent import (
     Repair,
 )
 from sickbay.model.policy import BrakeRule
-from sickbay.model.rows import WITHHOLDING, key_of
+from sickbay.model.rows import AUDIT, WITHHOLDING, key_of
 
 CORDONS_ASKED = 12  # acts of an incident that are looked at; one that has made more is as good as cordoned
 
@@ -143,7 +143,7 @@ def deferred(
     if asked is AdmissionStage.QUARANTINE and incident.phase.out:
         draft.ledger(incident.pool)  # it is counted already, and waits for others to come back rather than for room
     if incident.wait is None or incident.wait.because != wait.because:
-        person = ("operator:",) if incident.ordered or incident.kind is IncidentKind.OPERATOR else ()
+        person = (AUDIT,) if incident.ordered or incident.kind is IncidentKind.OPERATOR else ()
         draft.tell(held_back, key_of(incident), key_of(node), *person, event="deferred")
     if refused.tell:
         else_done = f"; else Sickbay would {shown_as}" if shown_as else ""

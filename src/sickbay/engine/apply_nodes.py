@@ -51,7 +51,7 @@ from sickbay.model.fleet import (
 from sickbay.model.incident import Incident, IncidentKind, OperatorRequest, Phase, Verb, enqueue
 from sickbay.model.intent import Verify
 from sickbay.model.policy import Trigger
-from sickbay.model.rows import WaitMark, key_of
+from sickbay.model.rows import AUDIT, WaitMark, key_of
 from sickbay.signs.classify import classify
 
 NAMED_WITHIN = 1800.0  # seconds: an agent that starts with its machine has spoken by then
@@ -204,7 +204,7 @@ def inventory(draft: Draft, fact: Fact, news: Inventory) -> None:
         after = replace(node, devices=devices_found(node.devices, news.devices), linked=linked)
         if len(after.devices) == MOST_DEVICES > len(node.devices):
             text = f"its agent has named {MOST_DEVICES} devices by now, as many as a node can have: no more are kept"
-            draft.tell(text, key_of(node), "operator:", event="inventory")
+            draft.tell(text, key_of(node), AUDIT, event="inventory")
         if after != node:
             draft.put(after)
 

@@ -12,14 +12,14 @@ from sickbay.brain.orders import NODE_VERBS, begun, wished
 from sickbay.engine import checkups
 from sickbay.engine.apply_faults import open_incident
 from sickbay.engine.notices import post_test
-from sickbay.engine.order_records import answer, goes_to, note
+from sickbay.engine.order_records import answer, done, goes_to, note, take_up
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import ControllerStarted, Fact, Ordered, TokenIssued, TokenRevoked, TokensUsed
 from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
 from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Verb, enqueue
 from sickbay.model.job import Job
-from sickbay.model.order import OrderRecord, OrderVerdict
+from sickbay.model.order import OrderVerdict
 from sickbay.model.rows import AUDIT, IN_FORCE, WITHHOLDING, AuditEntry, key_of
 
 KEEP_PAUSES = 20
@@ -47,15 +47,15 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             node = draft.node(NodeId(news.target))
             if node is not None:
                 _audit(draft, news, key_of(node))
-                _end(draft, ident, "its agent is asked")
+                done(draft, ident, "its agent is asked")
         case "notify_test":
             _audit(draft, news)
             text = f"a test by {news.by}: nothing is wrong"
             post_test(draft, text, news.args["channels"].split(","), key=f"test.{news.args['id']}")
-            _end(draft, ident, "it is on its way")
+            done(draft, ident, "it is on its way")
         case "check":
             checkups.ordered(draft, fact, news)
-            _end(draft, ident, "it is begun")
+            done(draft, ident, "the check is begun")
         case _:
             _refuse(draft, ident, news, "there is no such order")
 
@@ -145,13 +145,6 @@ def _audit(draft: Draft, news: Ordered, *subjects: str) -> None:
     draft.tell(f"{news.by}: {news.verb}{now}: {news.reason}", *subjects, event="order", audit=entry_of(news))
 
 
-def _end(draft: Draft, ident: str, because: str) -> None:
-    """What is done as soon as it is written down; the audit log has it."""
-    record = draft.read(OrderRecord, f"order:{ident}", watch=False)
-    if record is not None:
-        draft.put(replace(record, verdict=OrderVerdict.DONE, because=because))
-
-
 def _stop(draft: Draft, ident: str, news: Ordered) -> None:
     job = draft.read(Job, f"job:{JobId(news.target)}")
     if job is not None and job.open:
@@ -171,14 +164,19 @@ def _uncordon(draft: Draft, ident: str, news: Ordered) -> None:
         draft.drop(key_of(node))
         draft.waits[key_of(node)] = None
         _audit(draft, news, key_of(node))
-        _end(draft, ident, "the seat is given up")
+        done(draft, ident, "the seat is given up")
     else:
         _order(draft, ident, news, draft.incident(node.incident) if node is not None and node.incident else None)
 
 
 def _order(draft: Draft, ident: str, news: Ordered, incident: Incident | None) -> None:
     if incident is None:
-        _refuse(draft, ident, news, f"there is no incident of {news.target}")
+        _refuse(
+            draft,
+            ident,
+            news,
+            f"there is nothing to {news.verb}: {news.target} has no incident",
+        )
         return
     _audit(draft, news, key_of(incident))
     _queue(draft, ident, news, incident)
@@ -187,7 +185,7 @@ def _order(draft: Draft, ident: str, news: Ordered, incident: Incident | None) -
 def _queue(draft: Draft, ident: str, news: Ordered, incident: Incident) -> None:
     goes_to(draft, ident, incident=incident.id)
     if not incident.open:
-        _refuse(draft, ident, news, f"it is {incident.phase}", key_of(incident))
+        _refuse(draft, ident, news, f"{incident.id} is over: it is {incident.phase}", key_of(incident))
     elif len(incident.orders) >= ORDERS_MOST:
         _refuse(draft, ident, news, f"{len(incident.orders)} orders wait already", key_of(incident))
     else:
@@ -212,10 +210,7 @@ def _treat(draft: Draft, fact: Fact, ident: str, news: Ordered) -> None:
         fault = wished(Verb(news.verb), news.by, news.reason)
         opened = open_incident(draft, fact, node, fault, IncidentKind.OPERATOR, now=news.now)
         goes_to(draft, ident, incident=opened.id)
-        taken = begun(Verb(news.verb))
-        record = draft.read(OrderRecord, f"order:{ident}", watch=False)
-        if record is not None:
-            draft.put(replace(record, verdict=taken.verdict, because=taken.because, rung=taken.rung))
+        take_up(draft, ident, begun(Verb(news.verb)))
     else:
         _queue(draft, ident, news, incident)
 
@@ -227,7 +222,7 @@ def _withhold(draft: Draft, fact: Fact, ident: str, news: Ordered) -> None:
         kept = tuple(r for r in rows if (r.id != news.target if news.target else not r.pauses))
         _audit(draft, news, WITHHOLDING)
         draft.put(_withholding(kept, before.orders))
-        _end(draft, ident, "the present state is judged afresh")
+        done(draft, ident, "the present state is judged afresh")
         return
     until = draft.now + timedelta(seconds=float(news.args["seconds"])) if "seconds" in news.args else None
     row = Withhold(
@@ -250,7 +245,7 @@ def _withhold(draft: Draft, fact: Fact, ident: str, news: Ordered) -> None:
         return
     draft.put(_withholding((*alive, row), {**before.orders, row.id: fact.id}))
     _audit(draft, news, WITHHOLDING)
-    _end(draft, ident, f"{row.id} is in force")
+    done(draft, ident, f"{row.id} is in force")
 
 
 def _withholding(rows: tuple[Withhold, ...], orders: Mapping[str, str]) -> Withholding:
@@ -273,7 +268,7 @@ def _reset_brake(draft: Draft, ident: str, news: Ordered) -> None:
         draft.put(released(brake, draft.reading(INGEST)))
         _audit(draft, news, key_of(brake))
     if wanted:
-        _end(draft, ident, "it is off; a check confirms or clears each suspect")
+        done(draft, ident, "it is off; a check confirms or clears each suspect")
     if len(wanted) > RESET_AT_ONCE:
         text = f"{len(wanted) - RESET_AT_ONCE} more brakes are on: reset them again"
         draft.tell(text, AUDIT, event="refused")

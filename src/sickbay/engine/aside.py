@@ -12,7 +12,7 @@ from sickbay.model.errors import StoreError, UnitRefused
 from sickbay.model.fleet import Aside
 from sickbay.model.intent import Notify
 from sickbay.model.job import Job
-from sickbay.model.rows import IN_FORCE, WaitMark
+from sickbay.model.rows import AUDIT, IN_FORCE, WaitMark
 
 FACTS = "facts"  # the subject under which facts that cannot be learned are counted
 FIRST, MOST = 60.0, 3600.0  # seconds until the next try
@@ -53,7 +53,7 @@ def set_aside(draft: Draft, subject: str, what: str, error: Exception, *, wait: 
         notice = Notify(event="set_aside", subject=subject, text=text)
         post(draft, notice, key=f"aside.{subject}.{times}", cluster="", pool="")
     if tell or (subject == FACTS and times <= TOLD):
-        subjects = ("operator:",) if subject == FACTS else (subject, "operator:")
+        subjects = (AUDIT,) if subject == FACTS else (subject, AUDIT)
         draft.tell(text, *subjects, event="set_aside")
 
 

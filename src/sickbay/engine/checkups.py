@@ -21,7 +21,7 @@ from sickbay.model.facts import Checked, Fact, Ordered
 from sickbay.model.fleet import Node, NodeId, pool_word
 from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, Notify, Verify, nodes_of
-from sickbay.model.rows import DUE_NOW, AuditEntry, WaitMark, key_of
+from sickbay.model.rows import AUDIT, DUE_NOW, AuditEntry, WaitMark, key_of
 
 SLICE = 12  # nodes of one intent: each may bring its incident along and moves its tag, and a unit has 100 actions
 CONSIDERED = 500  # nodes in one unit, most of them not asked for or not idle
@@ -112,7 +112,7 @@ def _consider_target(draft: Draft, checkup: Checkup) -> Checkup:
             f"check {checkup.id} of {target}: refused: {busy}",
             key_of(checkup),
             f"node:{target}",
-            "operator:",
+            AUDIT,
             event="refused",
         )
         return _skipped(checkup, {target: busy})
@@ -145,7 +145,7 @@ def _consider_some(draft: Draft, checkup: Checkup) -> Checkup:
     if skipped:
         named = [f"{node} ({why})" for node, why in skipped.items()]
         text = f"check {checkup.id} skips {listing(named)}"
-        draft.tell(text, key_of(checkup), "operator:", event="skipped")
+        draft.tell(text, key_of(checkup), AUDIT, event="skipped")
     return begin(draft, checkup, chosen) if chosen else checkup
 
 

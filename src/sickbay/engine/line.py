@@ -150,6 +150,17 @@ def _anybody(draft: Draft, pool: str) -> bool:
     return next(jobs.line(pool), None) is not None or bool(jobs.growing[pool])
 
 
+def call_namers(draft: Draft, node: Node) -> None:
+    """Call those who wait for a node by its name that leaves their pool: they wait for its new one from now on."""
+    namers = (
+        key
+        for key in draft.open_jobs(node.pool, readable=True).line(node.pool)
+        if (job := draft.before(Job, key)) is not None and node.id in job.spec.on
+    )
+    for key in islice(namers, CALLED_AT_ONCE):
+        draft.waits[key] = DUE_NOW
+
+
 def moves_queue(before: Job | None, after: Job | None) -> bool:
     """Whether a job's change may let others of its pool begin."""
     return _standing(before) != _standing(after)

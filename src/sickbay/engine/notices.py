@@ -18,7 +18,7 @@ from sickbay.model.incident import Incident
 from sickbay.model.intent import Intent, IntentState, Notify
 from sickbay.model.job import Job
 from sickbay.model.notice import CLOSED, DIGEST, LOG, TEST, ChannelTraits, NoticeChannel, kind_of_notice
-from sickbay.model.rows import WaitMark, key_of, kind_of
+from sickbay.model.rows import AUDIT, WaitMark, key_of, kind_of
 
 Owner = TypeVar("Owner", Incident, Job)
 
@@ -105,7 +105,7 @@ def post_closed(draft: Draft, incident: Incident) -> None:
 
 def _addressed(draft: Draft, notice: Notify) -> Notify:
     """Whom it is about, by name: machines that read it look nothing up."""
-    kind, name = kind_of(notice.subject), notice.subject.partition(":")[2]
+    kind, name = kind_of(notice.subject), notice.about
     if kind == "node":
         return replace(notice, node=NodeId(name))
     if kind == "job":
@@ -196,7 +196,7 @@ def ended(draft: Draft, intent: Intent) -> None:
         return
     why = intent.answer or "no answer"
     draft.tell(f"nobody was told through {notice.to}: {why}", notice.subject, event="notice_lost")
-    draft.tell(f"nobody was told through {notice.to} ({why}): {notice.text}", "operator:", event="notice_lost")
+    draft.tell(f"nobody was told through {notice.to} ({why}): {notice.text}", AUDIT, event="notice_lost")
     if not notice.passed_on:
         _pass_on(draft, intent, notice, "")
 

@@ -49,9 +49,19 @@ def answer(
         draft.tell(text, *subjects, AUDIT, event="answer")
     else:
         draft.tell(text, *subjects, event="answer", audit=audit)
+    take_up(draft, ident, said)
+
+
+def take_up(draft: Draft, ident: str, said: OrderReply) -> None:
+    """What is said of it at once, in its own record: the audit log has the order already."""
     record = _record(draft, ident)
     if record is not None:
         draft.put(replace(record, verdict=said.verdict, because=said.because, rung=said.rung or record.rung))
+
+
+def done(draft: Draft, ident: str, because: str) -> None:
+    """Done as soon as it is written down."""
+    take_up(draft, ident, OrderReply(OrderVerdict.DONE, because))
 
 
 def refuse(draft: Draft, ident: str, by: str, verb: str, why: str, *subjects: str) -> None:

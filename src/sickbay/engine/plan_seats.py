@@ -15,7 +15,7 @@ from sickbay.model.facts import EarlyAgent
 from sickbay.model.fleet import Brake, Node, cluster_of, read_scope
 from sickbay.model.intent import Notify
 from sickbay.model.policy import BrakeRule
-from sickbay.model.rows import WaitMark
+from sickbay.model.rows import AUDIT, WaitMark
 
 
 def plan_brake(draft: Draft, subject: str) -> None:
@@ -74,7 +74,7 @@ def plan_voice(draft: Draft, subject: str) -> None:
     text = f"{voice.node}: an agent reports from {who}, {theirs}: nothing that it says counts until the two agree"
     notice = Notify(event="agent_unknown", subject=f"node:{voice.node}", text=text)
     post(draft, notice, key=f"{subject}.{draft.reading(INGEST):.0f}", cluster="", pool="")
-    draft.tell(text, f"node:{voice.node}", "operator:", event="agent_unknown")
+    draft.tell(text, f"node:{voice.node}", AUDIT, event="agent_unknown")
     draft.put(replace(voice, told=True))
 
 

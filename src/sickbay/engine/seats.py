@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.admit import limit_for, room_for
 from sickbay.brain.seat import derive
-from sickbay.engine.line import coming, look_along, moves_queue
+from sickbay.engine.line import call_namers, coming, look_along, moves_queue
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import Aside, Brake, Capability, Errand, Flipped, Freed, Ledger, Node, NodeId
 from sickbay.model.incident import Incident, Room
@@ -108,6 +108,8 @@ def _free_up(draft: Draft) -> None:
             before, after = draft.before(Node, key), row if isinstance(row, Node) else None
             if before is not None and before.claimable and (after is None or not after.claimable):
                 lines.add(before.pool)
+            if before is not None and after is not None and before.pool != after.pool:
+                call_namers(draft, before)
             if before is not None and after is None:
                 pools.add(before.pool)  # who waits for its own seats may take others now
             elif after is not None and after.claimable and not _as_free(before, after):

@@ -11,7 +11,7 @@ from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST, LEADER, Deadline, Standstill, WatchedClock
 from sickbay.model.intent import Notify
-from sickbay.model.rows import WaitMark
+from sickbay.model.rows import AUDIT, WaitMark
 
 STANDS_AFTER = 600.0  # seconds on the witness: far longer than a rolling upgrade of an API server
 LOOK_AGAIN = 60.0  # at a clock that stands, so that a person who mended it is not left in doubt
@@ -52,7 +52,7 @@ def tell_deaf(draft: Draft) -> None:
     subject = f"{KIND}:{INGEST}"
     notice = Notify(event="unheard", subject=subject, text=NOTHING_HEARD)
     post(draft, notice, key=f"{KIND}.all.{draft.now.timestamp():.0f}", cluster="", pool="")
-    draft.tell(NOTHING_HEARD, subject, "operator:", event="unheard")
+    draft.tell(NOTHING_HEARD, subject, AUDIT, event="unheard")
 
 
 def plan_standstill(draft: Draft, subject: str) -> None:
@@ -65,7 +65,7 @@ def plan_standstill(draft: Draft, subject: str) -> None:
     reading = draft.reading(witness.source)
     if known is None or known.reading != clock.reading:
         if known is not None and known.because:
-            draft.tell(f"{_name(clock)} heard again", subject, "operator:", event="heard_again")
+            draft.tell(f"{_name(clock)} heard again", subject, AUDIT, event="heard_again")
         draft.put(Standstill(source=clock.source, reading=clock.reading))
         draft.waits[subject] = _after(witness, reading, STANDS_AFTER)
         return
@@ -74,7 +74,7 @@ def plan_standstill(draft: Draft, subject: str) -> None:
         again = Deadline(clock=witness.source, at=reading + draft.rules.policy.pace.held_reminder.total_seconds())
         notice = Notify(event="unheard", subject=subject, text=because)
         post(draft, notice, key=f"{subject}.{clock.reading:.0f}.{reading:.0f}", cluster="", pool="")
-        draft.tell(because, subject, "operator:", event="unheard")
+        draft.tell(because, subject, AUDIT, event="unheard")
         draft.put(replace(known, because=because, remind_at=again))
     draft.waits[subject] = _after(witness, reading, LOOK_AGAIN)
 

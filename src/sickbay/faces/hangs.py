@@ -1,7 +1,10 @@
 """Hang detection in words: what would make a running job count as hung, and what nobody watches."""
 
+from datetime import timedelta
+
 from sickbay.brain.submission import expects_heartbeats
 from sickbay.faces.archive import Archive
+from sickbay.model.durations import format_duration
 from sickbay.model.job import Job, JobState
 
 
@@ -19,11 +22,11 @@ def hang_limits(archive: Archive, job: Job) -> tuple[str, ...]:
         if limit != 0:
             said.append(f"no first heartbeat comes{_within(limit)} of its start")
     on = (watched.name for watched in spec.log_rules if job.rules_off.get(watched.name) != job.attempt)
-    return (*said, *(f"its log rule {name} is broken" for name in on))
+    return (*said, *(f"its log goes without a line of the rule {name} for too long" for name in on))
 
 
 def _within(limit: float | None) -> str:
-    return f" within {limit:g} s" if limit else " in time"
+    return f" within {format_duration(timedelta(seconds=limit))}" if limit else " in time"
 
 
 def unwatched(archive: Archive, job: Job) -> tuple[str, ...]:
@@ -31,7 +34,7 @@ def unwatched(archive: Archive, job: Job) -> tuple[str, ...]:
     if job.state is not JobState.RUNNING:
         return ()
     off = sorted(name for name, attempt in job.rules_off.items() if attempt == job.attempt)
-    notes = [f"its log rule {name} is switched off: what it would have found is not found" for name in off]
+    notes = [f"its log rule {name} is switched off: a hang that it would have found is not found" for name in off]
     if not hang_limits(archive, job):
         notes.append("a hang would not be noticed: it sends no heartbeats, and was submitted without --start-within")
     return tuple(notes)

@@ -7,7 +7,7 @@ the functions that admit acts. The reason that a wait was written with is for pe
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from sickbay.brain.admit import brake_scopes, fits, limit_for, next_opening
+from sickbay.brain.admit import brake_scopes, few_enough, fits, goes_off_at, limit_for, next_opening
 from sickbay.brain.correlate import rule_for
 from sickbay.faces.answers import Estimate, SeatOut, WayOut
 from sickbay.faces.archive import Archive, iso
@@ -16,12 +16,11 @@ from sickbay.model.cordon import named, others_of
 from sickbay.model.durations import format_duration
 from sickbay.model.fault import Remedy, signature
 from sickbay.model.fleet import Brake, Node, WithheldActs, Withhold
-from sickbay.model.incident import Incident, IncidentKind, Phase, Room
+from sickbay.model.incident import REPAIR_WORDS, Incident, IncidentKind, Phase, Room
 from sickbay.model.policy import BrakeRule, Mode
 
 MOST_NAMED = 8
 ORDERS = {Remedy.RESET_GPU: "reset", Remedy.REBOOT: "reboot", Remedy.REPLACE: "replace"}
-_DOES = {Remedy.RESET_GPU: "reset its GPUs", Remedy.REBOOT: "reboot it", Remedy.REPLACE: "replace its machine"}
 
 
 def way(what: str, command: str = "") -> WayOut:
@@ -73,7 +72,7 @@ def _withheld(archive: Archive, incident: Incident, node: Node) -> Iterator[WayO
     fault = incident.kind is IncidentKind.FAULT and not incident.ordered
     mode = rule_for(incident.fault, node, policy).mode if fault else Mode.ACT
     if mode is not Mode.ACT:
-        does = _DOES.get(incident.remedy, "treat it")
+        does = REPAIR_WORDS.get(incident.remedy, "treat it")
         what = f"you order it ({does}): the policy only says {mode}, a person's order is carried out"
         yield way(what, _ordered(incident))
     opens = None if incident.now or not incident.remedy.disrupts else next_opening(policy.windows, node.pool, now)
@@ -113,12 +112,13 @@ def _braked(archive: Archive, incident: Incident, node: Node) -> Iterator[WayOut
         what = f"the cause is known: take the brake on {brake.signature} in {brake.scope} off; each suspect is checked"
         yield way(what, f"brake reset {brake.signature} --scope {brake.scope}")
         if rule is not None:
-            few = f"fewer than {_few(brake) + 1} nodes have shown {brake.signature} for {format_duration(rule.quiet)}"
+            fewer, quiet = few_enough(brake) + 1, format_duration(rule.quiet)
+            few = f"fewer than {fewer} nodes have shown {brake.signature} for {quiet}"
             off = quiet_at(archive, brake, rule)
             about = f" about {off.about[:16].replace('T', ' ')} UTC" if off is not None else ""
             yield way(f"the brake goes off by itself{about} if no more nodes show it (once {few})")
     if any(_brakes_on(archive, incident, node)) and incident.remedy in ORDERS:
-        does = _DOES[incident.remedy]
+        does = REPAIR_WORDS[incident.remedy]
         yield way(f"you order this node's repair ({does}): a person's order passes the brake", _ordered(incident))
 
 
@@ -130,19 +130,12 @@ def brake_ends(archive: Archive, incident: Incident, node: Node | None) -> Estim
     return max(known, key=lambda end: end.about) if known and len(known) == len(on) else None
 
 
-def _few(brake: Brake) -> int:
-    """So many nodes may still show it when it goes off: fewer than half of those that tripped it."""
-    return max(0, (brake.most - 1) // 2)
-
-
 def quiet_at(archive: Archive, brake: Brake, rule: BrakeRule) -> Estimate | None:
-    """When a brake goes off by itself if nothing more shows: `quiet` after few enough are left that count."""
+    """When a brake goes off by itself if nothing more shows: `quiet` after the engine has seen few enough nodes."""
     clock = archive.clocks.get(INGEST)
     reading = clock.reading if clock is not None else 0.0
-    seen = sorted(brake.seen.values(), reverse=True)
-    low = seen[_few(brake)] + rule.within.total_seconds() if len(seen) > _few(brake) else reading
-    since = brake.below_since if brake.below_since is not None and low <= reading else max(low, reading)
-    return archive.estimate(Deadline(clock=INGEST, at=since + rule.quiet.total_seconds()))
+    soonest = 0.0 if brake.below_since is not None else reading + rule.quiet.total_seconds()
+    return archive.estimate(Deadline(clock=INGEST, at=max(soonest, goes_off_at(brake, rule) or 0.0)))
 
 
 # --- the budget

@@ -245,12 +245,12 @@ def last_repair(incident: Incident) -> Remedy | None:
     return done if proves else None
 
 
-_TREATED = {Remedy.RESET_GPU: "reset its GPUs", Remedy.REBOOT: "reboot it", Remedy.REPLACE: "replace its machine"}
+REPAIR_WORDS = {Remedy.RESET_GPU: "reset its GPUs", Remedy.REBOOT: "reboot it", Remedy.REPLACE: "replace its machine"}
 
 
 def treatment(incident: Incident) -> str:
     """All that would follow if nothing held it back, in words: not only the next act."""
-    repair = _TREATED.get(incident.remedy)
+    repair = REPAIR_WORDS.get(incident.remedy)
     rest = f"{repair}, check it, put it back to work" if repair else "check it, put it back to work"
     if incident.kind is IncidentKind.OPERATOR and not incident.remedy.disrupts:
         rest = "keep it out of service for a person"

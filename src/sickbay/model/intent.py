@@ -104,6 +104,11 @@ class Notify(Act, tag="notify"):
     passed_on: bool = False
     settled_at: datetime | None = None  # delivered, or given up: counted and told once
 
+    @property
+    def about(self) -> str:
+        """The name of what it is about, without the kind of its row."""
+        return self.subject.partition(":")[2]
+
 
 class Strike(Act, tag="strike"):
     """Take back from the agents' mail what an intent has posted there: who has not begun it never will."""

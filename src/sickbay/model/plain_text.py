@@ -7,14 +7,17 @@ progress bar is one.
 import re
 
 _HELD_MOST = 4096  # characters of a sequence whose end has not come yet
+# The 8-bit starts of OSC, DCS …. None stands within another: else each of a million without an end is looked for to
+# the end of the text, and a job that writes them holds up the controller.
+_BEGINS = r"\x90\x98\x9d\x9e\x9f"
 
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, erase
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS …: title, clipboard
+    rf"|(?:\x1b[\]PX^_]|[{_BEGINS}])[^\x07\x1b\x9c\n{_BEGINS}]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS …: title, clipboard
     r"|\x1b[ -/]*[0-~]"  # two or three characters: character sets, reset
 )
 _UNFINISHED = re.compile(
-    r"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*\x1b?|\x1b[ -/]*|\r)\Z"
+    rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\]PX^_]|[{_BEGINS}])[^\x07\x1b\x9c\n{_BEGINS}]*\x1b?|\x1b[ -/]*|\r)\Z"
 )
 _ENDS_LINE = re.compile(r"\r\n?")
 # Single controls, and marks that turn the direction of what follows.

@@ -16,7 +16,7 @@ from sickbay.model.fleet import Node, NodeId
 from sickbay.model.incident import Incident, Phase, Wait
 from sickbay.model.intent import Intent, Notify, OwnerKind
 from sickbay.model.job import Job, JobState
-from sickbay.model.rows import AnyRow, Unit
+from sickbay.model.rows import AUDIT, AnyRow, Unit
 from sickbay.sim.chronicle import Violation, Wrong
 from sickbay.sim.invariants_acts import Acts
 from sickbay.sim.invariants_queue import QueueInvariant
@@ -126,7 +126,7 @@ class Invariants:
         has mended it. A fact about such a node cannot be learned either; all that is left then is to tell a person.
         """
         poisoned = self.poisoned or set()
-        if poisoned & set(subjects) or (poisoned and subjects == ("operator:",)):
+        if poisoned & set(subjects) or (poisoned and subjects == (AUDIT,)):
             return True
         where = [self.witness.place_of(subject) for subject in subjects]
         near = [self.witness.place_of(key) for key in poisoned]

@@ -327,7 +327,8 @@ def _mend_what_is_held(sim: Simulation) -> None:
     for job in sim.jobs():
         mine = [s for s in seats.values() if s.cluster == job.spec.cluster and not s.agentless]
         pooled = [s for s in mine if s.pool == job.spec.pool.rpartition("/")[2]]
-        gone = [node for node in job.spec.on if node not in seats or seats[node].agentless]
+        place = job.spec.pool.rpartition("/")[2]
+        gone = [n for n in job.spec.on if n not in seats or seats[n].agentless or seats[n].pool != place]
         # One that never ran wants all that it asked for, however often its start was called off.
         known = sim.world.workload.jobs.get(job.id)
         queues = job.state in {JobState.GATING, JobState.QUEUED}

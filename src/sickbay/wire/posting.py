@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import NamedTuple
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
-from sickbay.model.errors import Transient, Unknown
+from sickbay.model.errors import Rejected, Transient, Unknown
 
 MOST = 64 << 10  # bytes of an answer that are read
 PORTS = {"http": 80, "https": 443}
+_PRINTABLE = "".join(map(chr, range(33, 127)))
 
 
 class Posted(NamedTuple):
@@ -70,8 +71,11 @@ def bounded(sock: Callable[[], socket.socket | None], until: float) -> Iterator[
 def post(url: str, body: bytes, headers: Mapping[str, str], *, within: float, ca_file: str = "") -> Posted:
     """One POST, one answer. Raises Transient if it was surely not taken, Unknown if that is not known.
 
-    `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` are heeded.
+    `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` are heeded. Raises Rejected for a header that cannot be sent.
     """
+    for name, value in headers.items():
+        if not fits_a_header(value):  # said here: the library would repeat it, and it may be a secret
+            raise Rejected(f"the header {name} cannot be sent: what it is to say is more than one line of ASCII")
     parts, until = urlsplit(url), time.monotonic() + within
     connection, target = _connection(parts, within)
     with bounded(lambda: connection.sock, until):
@@ -80,17 +84,26 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, within: float, ca
                 connection.connect()
                 if parts.scheme == "https":
                     _secure(connection, parts, ca_file)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 raise Transient(f"{parts.hostname} cannot be reached: {why(error)}") from None
             try:
                 connection.request("POST", target, body, dict(headers))
                 answer = connection.getresponse()
                 said = answer.read(MOST).decode(errors="replace")
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 raise Unknown(f"{parts.hostname} has not answered: {why(error)}") from None
             return Posted(answer.status, answer.reason, said, _retry_after(answer.getheader("Retry-After", "")))
         finally:
             connection.close()
+
+
+def fits_a_header(value: str) -> bool:
+    return value.isascii() and value.isprintable()
+
+
+def header_text(value: str) -> str:
+    """The same where it fits into a header; else with what does not as %XX: a key stays one, and stays the same."""
+    return value if fits_a_header(value) else quote(value, safe=_PRINTABLE)
 
 
 def why(error: Exception) -> str:
@@ -141,7 +154,7 @@ def _retry_after(text: str) -> float:
     """Seconds, or a date; what cannot be read asks for nothing."""
     if text.isascii() and text.strip().isdigit():
         return float(text.strip()[:9])
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
         return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
     return 0.0
 

@@ -18,7 +18,7 @@ from sickbay.adapters.notifiers.message import NoticeLinks, NoticeMessage, messa
 from sickbay.adapters.notifiers.settings import SAID, Mistake, NotifierSettings, secret_of
 from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.intent import Notify
-from sickbay.wire.posting import bounded, why
+from sickbay.wire.posting import bounded, fits_a_header, why
 from sickbay.wire.secret_files import redacted
 
 SUBJECT = 180  # characters
@@ -51,7 +51,7 @@ class MailSettings(NotifierSettings, kw_only=True):
         for name, addresses in (("sender", (self.sender,)), ("to", self.to)):
             for address in addresses:
                 if not _is_address(address):
-                    yield Mistake(name, f"{address!r} is no address: write oncall@example.org")
+                    yield Mistake(name, f"{address!r} is no address: write oncall@example.org, in ASCII")
         if bool(self.user) is not bool(self.password_file):
             yield Mistake("user", "and password_file go together: give both, or neither")
         if self.password_file and self.security is MailSecurity.NONE:
@@ -60,7 +60,7 @@ class MailSettings(NotifierSettings, kw_only=True):
 
 def _is_address(text: str) -> bool:
     try:
-        return bool(Address(addr_spec=text).domain) and parseaddr(text)[1] == text and text.isprintable()
+        return bool(Address(addr_spec=text).domain) and parseaddr(text)[1] == text and fits_a_header(text)
     except (ValueError, IndexError):
         return False
 
@@ -109,13 +109,20 @@ class MailNotifier:
                 server.starttls(context=self._trust())
                 server.ehlo()
             if settings.user:
-                server.login(settings.user, password)
+                self._log_in(server, password)
         except smtplib.SMTPNotSupportedError as error:
             raise Rejected(f"{settings.host} cannot do what is asked of it: {redacted(str(error), password)}") from None
         except smtplib.SMTPResponseException:
             raise
-        except (OSError, smtplib.SMTPException) as error:
+        except (OSError, UnicodeError, smtplib.SMTPException) as error:
             raise Transient(f"{settings.host} cannot be reached: {why(error)}") from None
+
+    def _log_in(self, server: smtplib.SMTP, password: str) -> None:
+        try:
+            server.login(self._settings.user, password)
+        except UnicodeError:  # its words have a part of the secret
+            path = self._settings.password_file
+            raise Rejected(f"user, or what is in {path}, has a character that is not ASCII: choose another") from None
 
     def _send(self, server: smtplib.SMTP, mail: EmailMessage, secrets: tuple[str, ...]) -> str:
         """At the end of the data the far side takes it or not; a connection that is lost there leaves a doubt."""

@@ -8,6 +8,7 @@ from msgspec import Meta
 from sickbay.model.intent import Notify
 from sickbay.model.notice import NoticeSeverity, kind_of_notice
 from sickbay.model.noun import Noun
+from sickbay.model.rows import kind_of
 
 VERSION: Literal[1] = 1
 
@@ -51,7 +52,7 @@ class NoticeMessage(Noun, omit_defaults=False):
 
 
 def message_of(notice: Notify, key: str, links: NoticeLinks) -> NoticeMessage:
-    kind, _, name = notice.subject.partition(":")
+    kind, name = kind_of(notice.subject), notice.about
     at = notice.at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if notice.at is not None else ""
     return NoticeMessage(
         version=VERSION,

@@ -9,7 +9,7 @@ from sickbay.adapters.notifiers.message import NoticeLinks, NoticeMessage, messa
 from sickbay.adapters.notifiers.settings import NotifierSettings, heard, secret_of
 from sickbay.model.intent import Notify
 from sickbay.model.notice import CLOSED, TEST
-from sickbay.wire.posting import post
+from sickbay.wire.posting import header_text, post
 
 SUMMARY = 1024  # characters that the API takes
 
@@ -39,7 +39,7 @@ class PagerDutyNotifier:
 
     def _enqueue(self, event: dict[str, Any], key: str, routing_key: str) -> str:
         settings = self._settings
-        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+        headers = {"Content-Type": "application/json", "Idempotency-Key": header_text(key)}
         within = settings.timeout.total_seconds() / 2  # a test needs two
         posted = post(settings.url, msgspec.json.encode(event), headers, within=within, ca_file=settings.ca_file)
         return heard(urlsplit(settings.url).hostname or "", posted, routing_key)

@@ -9,7 +9,7 @@ from sickbay.adapters.notifiers.settings import NotifierSettings, heard, secret_
 from sickbay.model.errors import Rejected
 from sickbay.model.intent import Notify
 from sickbay.model.notice import NoticeSeverity
-from sickbay.wire.posting import post, wrong_url
+from sickbay.wire.posting import header_text, post, wrong_url
 
 _SIGNS = {
     NoticeSeverity.INFO: ":information_source:",
@@ -36,7 +36,7 @@ class SlackNotifier:
         if wrong := wrong_url(url):
             raise Rejected(f"what stands in {settings.url_file} {wrong}")
         body = msgspec.json.encode({"text": slack_text(message_of(notice, key, self._links))})
-        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+        headers = {"Content-Type": "application/json", "Idempotency-Key": header_text(key)}
         posted = post(url, body, headers, within=settings.timeout.total_seconds(), ca_file=settings.ca_file)
         parts = urlsplit(url)
         pieces = [piece for piece in parts.path.split("/") if len(piece) > 7]

@@ -1,5 +1,6 @@
 """What the kernel says, from wherever it can be read: its own ring, the journal, text files."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -101,6 +102,9 @@ class LogPlace(FilePlace):
     trusted: bool = False  # every line up to here counted
 
 
+_STAMP = re.compile(r"\[ *(\d{1,12}\.\d{1,9})\]")
+
+
 class BootLog:
     """The kernel log of one boot as a text file of its own, which is what a node of the local cluster has."""
 
@@ -108,9 +112,11 @@ class BootLog:
     witness = True  # nobody but the node's own supervisor writes it
     rereading = False
 
-    def __init__(self, path: Path, place: LogPlace) -> None:
+    def __init__(self, path: Path, place: LogPlace, began: float = 0.0) -> None:
+        """`began`: the boot's begin on our monotonic clock, from which its lines count; 0: it is not known."""
         self._path = path
         self._boot_id = place.boot_id
+        self._began = began
         self._file = LogFile(path, place, worth=lines_of_interest)
 
     @property
@@ -118,7 +124,13 @@ class BootLog:
         return self._file.behind
 
     def lines(self, now: float) -> Iterator[LogLine | Observed]:
-        return lines_of(self._file, LogLine("", now, SOURCE, None, proven=True))
+        for line in lines_of(self._file, LogLine("", now, SOURCE, None, proven=True)):
+            yield line if isinstance(line, Observed) else line._replace(mono=self._when(line.text, now))
+
+    def _when(self, text: str, now: float) -> float:
+        """Its own stamp: an agent that was away reads it late."""
+        stamp = _STAMP.match(text) if self._began else None
+        return min(now, self._began + float(stamp[1])) if stamp is not None else now
 
     def judged(self, line: LogLine, peeled: Peeled, now: float) -> LogLine:  # noqa: ARG002 - a Source's
         return line

@@ -31,6 +31,7 @@ AHEAD = 120.0  # seconds that a daemon's clock may be ahead of ours
 GRAIN = 1.0  # seconds: a line is dated by the whole second in which it was written
 FAR_ZONE = 26 * 3600.0  # seconds between the farthest zones
 STEP = 2.0  # seconds by which the wall clock may wander without having been set
+READ_AGAIN = 8  # rotations: whoever dies young would read a backlog again and again, and never what is new
 FIRST_TIME = 64 << 20  # bytes of a file that are read when it is met for the first time: faults from before the agent
 
 
@@ -69,10 +70,16 @@ class SystemLog:
         # What counts by itself was told up to here by an earlier run: had other lines counted then, it was not.
         known = told is not None and told != place and told.trusted == self._reading.trusted
         told = told if known else None
+        given_up = told is not None and told.generation - place.generation > READ_AGAIN
+        if told is not None and given_up:
+            place, told = told, None
         self._zone = Zone(path, self._is_ours)
         self._clock_zero: float | None = None  # wall time less monotonic time, when we first looked
         begin = place if place.inode else FilePlace(offset=_near_the_end(path))
         self._file = LogFile(path, begin, told=told, rotated=True, worth=lines_of_interest)
+        if given_up:
+            why = "this agent was ended again and again before one could speak"
+            self._file.lost.append(f"{path}: what waited for a witness {READ_AGAIN} rotations ago is not told: {why}")
         self._generation, self._size = begin.generation, _size(path)  # what is behind them was written since
         self._mark = boot_mark(path, begin.offset, self._size)
         self._forwarded = 0

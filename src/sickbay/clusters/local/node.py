@@ -100,7 +100,7 @@ class LocalAgent:
         messages.touch(exist_ok=True)
         began = read(kmsg.with_name("began"), float) or 0.0
         fresh = LogPlace(boot_id=self._seat.boot_id)
-        boot = BootLog(kmsg, begin_in_boot(places, SOURCE, fresh).told)
+        boot = BootLog(kmsg, begin_in_boot(places, SOURCE, fresh).told, began)
         text = begin_in_file(places, name_of(messages), fresh)
         # Nobody but the cluster's own user may write it, and who may that can write the other log as well.
         reading = LineTrust(trusted=True, own_zone=True)

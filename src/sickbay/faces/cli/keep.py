@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sickbay.faces.story import weave
 from sickbay.model.errors import BadInput
-from sickbay.model.rows import KINDS, UNIT_ACTIONS, Line, Unit
+from sickbay.model.rows import AUDIT, KINDS, UNIT_ACTIONS, Line, Unit
 from sickbay.ports.store import Store
 from sickbay.wiring import open_store
 
@@ -76,4 +76,4 @@ def _keys(store: Store) -> Iterator[str]:
 
 
 def _story(store: Store, keys: list[str]) -> list[Line]:
-    return weave({key: store.story(key, STORY) for key in [*keys, "operator:"]})
+    return weave({key: store.story(key, STORY) for key in [*keys, AUDIT]})

@@ -16,7 +16,7 @@ from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_st
 
 if TYPE_CHECKING:
     from sickbay.faces.story import StoryAnswer
-    from sickbay.model.rows import Line
+    from sickbay.model.rows import AUDIT, Line
     from sickbay.sim.report import SimReport, Spread
     from sickbay.sim.scenarios import Scenario
     from sickbay.sim.simulation import Simulation
@@ -169,7 +169,7 @@ def _lines(simulation: "Simulation") -> "list[Line]":
 
     rows = [f"incident:{i.id}" for i in simulation.incidents()] + [f"job:{j.id}" for j in simulation.jobs()]
     brakes = list(simulation.store.keys("brake"))
-    return weave({subject: simulation.store.story(subject) for subject in [*rows, *brakes, "operator:"]})
+    return weave({subject: simulation.store.story(subject) for subject in [*rows, *brakes, AUDIT]})
 
 
 def _important(lines: "list[Line]") -> "list[Line]":

@@ -30,6 +30,7 @@ from sickbay.model.facts import CallResult, Outcome
 from sickbay.model.fleet import IncidentId, NodeId
 from sickbay.model.intent import Intent, IntentState
 from sickbay.testing.notifier_contract import AT, NOTICE, FarMood
+from sickbay.wire.posting import post
 
 ROOT = Path(__file__).parents[2]
 NO = IncidentId("")
@@ -118,6 +119,42 @@ def test_a_secret_that_is_away_or_open_is_waited_for(http: FarHttp, tmp_path: Pa
     assert http.seen == []
 
 
+@pytest.mark.parametrize("token", ["tok-one\ntok-two\n", "tök€n-two"])
+def test_a_token_that_fits_into_no_header_is_said_and_not_repeated(http: FarHttp, tmp_path: Path, token: str) -> None:
+    """The library's own words would have had it in them, and so the store, the log and the API."""
+    path = secret(tmp_path, token, "t")
+    with pytest.raises(Transient, match="is not one line of ASCII") as error:
+        webhook(http, tmp_path, token_file=path).tell(NOTICE, key="k")
+    assert "two" not in str(error.value)
+    assert http.seen == []
+    settings = WebhookSettings(kind="webhook", url=http.url, secret_file=secret(tmp_path, "s"), token_file=path)
+    assert [mistake.field for mistake in settings.missing()] == ["token_file"]
+
+
+def test_no_header_is_sent_that_could_be_two_and_none_is_repeated(http: FarHttp) -> None:
+    with pytest.raises(Rejected, match="the header Authorization cannot be sent") as error:
+        post(http.url, b"", {"Authorization": "Bearer x\r\nEvil: y"}, within=2.0)
+    assert "Evil" not in str(error.value)
+    assert http.seen == []
+
+
+def test_a_key_that_fits_into_no_header_is_written_so_that_it_does(http: FarHttp, tmp_path: Path) -> None:
+    """Others name their jobs: a notice about one is told all the same."""
+    notifier = webhook(http, tmp_path)
+    for key in ("job.ж.tell", "a\nb: c", "plain %41/x"):
+        notifier.tell(NOTICE, key=key)
+    assert [one.headers["idempotency-key"] for one in http.taken] == ["job.%D0%B6.tell", "a%0Ab:%20c", "plain %41/x"]
+    assert [msgspec.json.decode(one.body)["key"] for one in http.taken] == ["job.ж.tell", "a\nb: c", "plain %41/x"]
+
+
+def test_a_host_that_no_name_server_could_know_is_tried_again(tmp_path: Path) -> None:
+    settings = WebhookSettings(
+        kind="webhook", url=f"http://{'a' * 80}.example", secret_file=secret(tmp_path, "s"), timeout=SOON
+    )
+    with pytest.raises(Transient, match="cannot be reached"):
+        WebhookNotifier(settings, LINKS).tell(NOTICE, key="k")
+
+
 def test_the_json_is_the_documented_one() -> None:
     page = (ROOT / "docs" / "notices.md").read_text(encoding="utf-8")
     shown = page.split("```json\n")[1].split("```")[0]
@@ -168,6 +205,8 @@ def test_a_redirect_is_not_followed(http: FarHttp, tmp_path: Path, status: int) 
         ("soon", 0, 0),
         ("-5", 0, 0),
         ("9" * 400, 999_999_999, 999_999_999),
+        (f"1 Jan 2020 00:00:00 +{'9' * 40}", 0, 0),
+        (f"Mon, {'9' * 40} Jan 2020 00:00:00 GMT", 0, 0),
     ],
 )  # fmt: skip
 def test_retry_after_is_heard(http: FarHttp, tmp_path: Path, said: str, least: float, most: float) -> None:
@@ -293,6 +332,19 @@ def mail(smtp: FarSmtp, **more: Any) -> MailNotifier:
         timeout=SOON, **more,
     )  # fmt: skip
     return MailNotifier(settings, LINKS)
+
+
+def test_an_address_that_smtp_cannot_say_is_refused_at_the_door() -> None:
+    settings = MailSettings(kind="mail", host="h", sender="s@example.org", to=("a@exämple.org",))
+    assert [mistake.field for mistake in settings.mistakes()] == ["to"]
+
+
+def test_a_password_that_smtp_cannot_say_is_refused_without_a_letter_of_it(smtp: FarSmtp, tmp_path: Path) -> None:
+    path = secret(tmp_path, "pässwörd", "p")
+    with pytest.raises(Rejected, match="a character that is not ASCII") as error:
+        mail(smtp, user="u", password_file=path).tell(NOTICE, key="k")
+    assert "xe4" not in str(error.value)
+    assert smtp.taken == []
 
 
 def test_a_mail_says_what_it_is_about_and_what_to_paste(smtp: FarSmtp) -> None:

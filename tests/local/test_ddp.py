@@ -97,7 +97,7 @@ def trains(rig: Sickbay, job: str, attempt: int = 1, beyond: int = 0) -> dict[st
         if now["attempt"] < attempt or now["state"] != "RUNNING" or now["step"] is None:
             return None
         begin = max(beyond, now["resumed_from"] or 0)
-        return now if attempt == 1 or now["resumed_from"] is not None and now["step"] > begin + 3 else None
+        return now if attempt == 1 or (now["resumed_from"] is not None and now["step"] > begin + 3) else None
 
     if attempt == 1:
         rig.reaches(job, beyond + 15, PATIENT)
@@ -130,73 +130,90 @@ def test_a_job_of_four_ranks_ends_after_every_fault_with_the_same_bits(four: Sic
     behind = [four.submit("sleep", "1", name=f"q{n}", nodes=1) for n in range(2)]
     nodes = sorted(node["id"] for node in four.nodes())
 
-    four.inject(nodes[0], xid=79, cured_by="reboot")
-    trains(four, job, 2)
-    well(four)
-    four.inject(nodes[1], xid=48, cured_by="reset")
-    trains(four, job, 3)
-    well(four)
-    assert [[one["rung"] for one in four.incidents(node)[-1]["tries"]] for node in nodes[:2]] == [
-        ["reboot"],
-        ["reset_gpu"],
-    ]
-    assert four.job(job)["restarts"] == 0, "what a node did to it is not its own"
+    its_hardware_breaks(four, job, nodes)
+    its_processes_break(four, job, nodes)
+    ours_are_killed(four, job, nodes)
+    assert waiting(four, behind), "it keeps its place"
+    its_node_is_drained(four, job, nodes[0], behind)
 
-    four.signal(rank_of(four, job, nodes[2]), signal.SIGKILL)
-    trains(four, job, 4)
-    four.signal(rank_of(four, job, nodes[3]), signal.SIGSTOP)
-    now = trains(four, job, 5)
-    assert now["restarts"] == 2
-    assert "hung" in now["interruptions"][-1]["cause"]
-
-    status = four.status(nodes[2])
-    assert status is not None
-    os.killpg(os.getpgid(status.pid), signal.SIGKILL)
-    trains(four, job, 6)
-    well(four)
-
-    four.kill()
-    four.up()
-    step = trains(four, job, 6)["step"]
-    status = four.status(nodes[3])
-    assert status is not None
-    four.signal(status.agent_pid, signal.SIGKILL)
-    four.until(lambda: (s := four.status(nodes[3])) and s.agent_pid not in {0, status.agent_pid}, PATIENT, "an agent")
-    well(four)
-    trains(four, job, 6, beyond=step + 5)
-
-    step = four.job(job)["step"]
-    four.post(f"/v1/nodes/-/{nodes[0].rpartition('/')[2]}/drain", reason="a fan is loud")
-    four.until(lambda: four.job(job)["state"] == "QUEUED", PATIENT, "it leaves the node")
-    assert [four.job(one)["state"] for one in behind] == ["QUEUED"] * 2, "it keeps its place"
-    four.until(lambda: four.node(nodes[0])["state"] == "HELD", PATIENT, "the node is drained")
-    four.post(f"/v1/nodes/-/{nodes[0].rpartition('/')[2]}/uncordon", reason="the fan is new")
-    now = trains(four, job, 7)
-    assert now["resumed_from"] >= step, "a planned stop loses nothing"
-    assert now["restarts"] == 2
-    assert [four.job(one)["state"] for one in behind] == ["QUEUED"] * 2
-
-    step = four.job(job)["step"]
     four.post(f"/v1/jobs/{job}/stop", reason="lunch")
     four.ends(job, "STOPPED", PATIENT)
     for one in behind:
         four.ends(one)
     second = four.post(f"/v1/jobs/{job}/restart", reason="after lunch")["id"]
-    now = trains(four, second, beyond=step)
-    assert (now["continues"], now["resumed_of"]) == (job, job)
-    assert now["resumed_from"] >= step
-
-    step = now["step"]
+    goes_on(four, second, job)
     four.post(f"/v1/jobs/{second}/stop", reason="supper")
     four.ends(second, "STOPPED", PATIENT)
     third = submit(four, diary)
-    now = trains(four, third, beyond=step)
-    assert (now["continues"], now["resumed_of"]) == (second, second)
-    assert now["resumed_from"] >= step
+    goes_on(four, third, second)
 
     diary.walk(0)
     four.ends(third, seconds=PATIENT)
     same(diary, whole, attempts=9)
+
+
+def its_hardware_breaks(rig: Sickbay, job: str, nodes: list[str]) -> None:
+    for attempt, (node, xid, rung) in enumerate(((nodes[0], 79, "reboot"), (nodes[1], 48, "reset_gpu")), 2):
+        rig.inject(node, xid=xid, cured_by=rung.removesuffix("_gpu"))
+        now = trains(rig, job, attempt)
+        well(rig)
+        assert [one["rung"] for one in rig.incidents(node)[-1]["tries"]] == [rung]
+        assert now["restarts"] == 0, "what a node did to it is not its own"
+
+
+def its_processes_break(rig: Sickbay, job: str, nodes: list[str]) -> None:
+    rig.signal(rank_of(rig, job, nodes[2]), signal.SIGKILL)
+    trains(rig, job, 4)
+    rig.signal(rank_of(rig, job, nodes[3]), signal.SIGSTOP)
+    now = trains(rig, job, 5)
+    assert now["restarts"] == 2
+    assert now["interruptions"][-1]["cause"].startswith("hung: ")
+
+
+def ours_are_killed(rig: Sickbay, job: str, nodes: list[str]) -> None:
+    """A node's supervisor with all that it runs; then, of which the job sees nothing, the controller and an agent."""
+    status = rig.status(nodes[2])
+    assert status is not None
+    os.killpg(os.getpgid(status.pid), signal.SIGKILL)
+    trains(rig, job, 6)
+    well(rig)
+    rig.kill()
+    rig.up()
+    step = trains(rig, job, 6)["step"]
+    before = rig.status(nodes[3])
+    assert before is not None
+    rig.signal(before.agent_pid, signal.SIGKILL)
+
+    def another() -> bool:
+        now = rig.status(nodes[3])
+        return now is not None and now.agent_pid not in {0, before.agent_pid}
+
+    rig.until(another, PATIENT, "the agent is restarted")
+    well(rig)
+    assert trains(rig, job, 6, beyond=step + 5)["restarts"] == 2
+
+
+def its_node_is_drained(rig: Sickbay, job: str, node: str, behind: list[str]) -> None:
+    step, seat = rig.job(job)["step"], node.rpartition("/")[2]
+    rig.post(f"/v1/nodes/-/{seat}/drain", reason="a fan is loud")
+    rig.until(lambda: rig.job(job)["state"] == "QUEUED", PATIENT, "it leaves the node")
+    assert waiting(rig, behind), "its nodes are kept for it"
+    rig.until(lambda: rig.node(node)["state"] == "HELD", PATIENT, "the node is drained")
+    rig.post(f"/v1/nodes/-/{seat}/uncordon", reason="the fan is new")
+    now = trains(rig, job, 7)
+    assert now["resumed_from"] >= step, "a planned stop loses nothing"
+    assert now["restarts"] == 2
+    assert waiting(rig, behind)
+
+
+def goes_on(rig: Sickbay, job: str, before: str) -> None:
+    step = rig.job(before)["step"]
+    now = trains(rig, job, beyond=step)
+    assert (now["continues"], now["resumed_of"], now["resumed_from"] >= step) == (before, before, True)
+
+
+def waiting(rig: Sickbay, jobs: list[str]) -> bool:
+    return all(rig.job(job)["state"] == "QUEUED" for job in jobs)
 
 
 def test_a_job_that_shrinks_and_grows_back_sees_every_sample_once(growing: Sickbay, tmp_path: Path) -> None:

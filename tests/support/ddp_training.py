@@ -55,8 +55,8 @@ class Training:
             torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 64), torch.nn.GELU(),
             torch.nn.Linear(64, 1),
         )  # fmt: skip
-        # After its first step DDP puts the gradients into another order, in which ranks add them up otherwise: a run that
-        # was restarted would differ in the last bit. It does not where it looks for parameters that are not used.
+        # After its first step DDP puts the gradients into another order, in which ranks add them up otherwise: a run
+        # that was restarted would differ in the last bit. Not so where it looks for parameters that are not used.
         self.net = torch.nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
         self.optimiser = torch.optim.AdamW(self.net.parameters(), lr=0.01)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, T_max=1000)

@@ -1,11 +1,13 @@
 """The way people work: cordon, drain, reboot, uncordon; what they cordon stays until they take it back."""
 
 import pytest
+from msgspec.structs import replace
 from tests.support.wards import HOUR, OPENS_AT_THREE, OpenWard, cluster_without, policy_with
 
 from sickbay.brain.admit import goes_off_at
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
+from sickbay.model.policy import FaultRule, Mode
 
 CORDON_FIRST = [("cordon", "reboot"), ("cordon", "drain", "reboot"), ("drain", "reboot")]
 SOON, LATER = 1.0, HOUR  # after HOUR a reboot that was ordered first is over
@@ -147,6 +149,36 @@ def test_a_persons_own_cordon_does_not_turn_healing_off_in_a_small_pool(ward: Op
     assert (w.ledger().out, w.ledger().ours) == (1, 0)
 
 
+@pytest.mark.parametrize("verb", ["cordon", "drain"])
+def test_a_seat_that_a_person_takes_over_uses_up_no_budget_any_more(ward: OpenWard, verb: str) -> None:
+    """His reboot could not be proven, so it is held; then he wants it out himself."""
+    w = ward(nodes=4, cluster=cluster_without("check_cordoned"))
+    w.order("reboot", w.nodes[3])
+    w.reaches(w.nodes[3], Phase.HELD, HOUR)
+    w.sick(w.nodes[0], "xid.79", Remedy.REBOOT)
+    w.run(10 * 60)
+    assert w.phase(w.nodes[0]) == Phase.SUSPECT, "what is not proven uses it up"
+    w.order(verb, w.nodes[3])
+    w.until(lambda: bool(w.happened("reboot", w.nodes[0])), HOUR)
+    assert w.phase(w.nodes[3]) == Phase.HELD
+
+
+def test_a_seat_that_a_person_gives_back_unproven_uses_up_the_budget_until_its_proof(ward: OpenWard) -> None:
+    w = ward(nodes=4)
+    w.order("cordon", w.nodes[3])
+    w.reaches(w.nodes[3], Phase.HELD, HOUR)
+    w.order("reboot", w.nodes[3])
+    w.reaches(w.nodes[3], Phase.REPAIRING, HOUR)
+    w.order("uncordon", w.nodes[3])
+    w.run(5)
+    w.sick(w.nodes[0], "xid.79", Remedy.REBOOT)
+    w.until(lambda: w.phase(w.nodes[0]) == Phase.SUSPECT, HOUR)
+    w.reaches(w.nodes[3], Phase.VERIFYING, HOUR)
+    assert w.phase(w.nodes[0]) == Phase.SUSPECT
+    w.rests()
+    assert [w.phase(node) for node in (w.nodes[0], w.nodes[3])] == [Phase.RELEASED, Phase.RELEASED]
+
+
 def test_a_held_node_uses_up_the_budget_of_a_small_pool(ward: OpenWard) -> None:
     w = ward(nodes=4)
     w.sick(w.nodes[3], "xid.79", Remedy.REBOOT)
@@ -169,8 +201,35 @@ def test_a_wait_for_a_brake_ends_when_the_brake_goes_off_by_itself(ward: OpenWar
     wait = w.incident(suspect).wait
     assert wait is not None
     assert wait.until is not None
-    assert wait.until.at == goes_off_at(brake, rule)
+    assert wait.until.at == goes_off_at(brake, rule, reading=0.0)
     assert "the brake goes off by itself" in wait.then
     began = w.sim.scheduler.now
     w.until(lambda: w.brake("pool:train:xid.79").tripped_at is None, 3 * HOUR)
     assert w.sim.scheduler.now - began < 45 * 60, "ten minutes within, and half an hour of quiet"
+
+
+@pytest.mark.parametrize(("verb", "phase"), [("cordon", Phase.HELD), ("reboot", Phase.RELEASED)])
+def test_a_persons_order_for_a_node_that_is_excluded_is_carried_out(ward: OpenWard, verb: str, phase: Phase) -> None:
+    w = ward()
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="*")
+    w.run(1)
+    w.order(verb, node)
+    w.run(HOUR)
+    assert w.phase(node) == phase
+    assert not w.told("withheld")
+
+
+def test_a_sick_node_that_is_cordoned_and_rebooted_is_not_called_sick_once_it_is_proven_well(ward: OpenWard) -> None:
+    w = ward(policy=replace(policy_with(), faults=(FaultRule(mode=Mode.RECOMMEND),)))
+    node = w.nodes[0]
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.run(60)
+    w.order("cordon", node)
+    w.run(60)
+    assert any("a person has cordoned it and decides on the repair of xid.79" in text for text in w.told("held"))
+    w.order("reboot", node)
+    w.run(HOUR)
+    assert w.phase(node) == Phase.HELD
+    assert not any("and now shows xid.79" in text for text in w.told("held")), "it was proven well"
+    assert not any("the policy leaves" in text for text in w.told("held")), "the policy does not: a person does"

@@ -8,6 +8,8 @@ from tests.support.wards import DAY, HOUR, MINUTE, Ward, policy_of, warm_and_col
 from sickbay.model.fleet import JobId
 from sickbay.model.job import JobState
 from sickbay.sim.chaos import Odds
+from sickbay.sim.context import ClusterRules
+from sickbay.sim.simulation import CLUSTER, Quarter
 
 FOR_EVER = 10**7
 
@@ -109,6 +111,19 @@ def test_jobs_that_share_a_node_keep_their_devices_of_it() -> None:
     w.until(lambda: len(w.starts(mine)) == 2, DAY)
     assert w.starts(waits) == []
     assert w.job(mine).claim == held
+
+
+def test_what_is_left_of_its_own_shared_nodes_is_no_spare_and_it_never_begins_on_fewer_nodes_than_it_needs() -> None:
+    w = Ward(nodes=4, gpus=8, linked=False)
+    mine = w.training("mine", nodes=3, gpus_per_node=1, steps=4000)
+    w.training("whole", nodes=1, steps=FOR_EVER)
+    w.order("drain", w.nodes[0])
+    w.until(lambda: w.state(mine) == JobState.QUEUED, HOUR)
+    w.run(10 * MINUTE)
+    assert len(w.starts(mine)) == 1
+    w.order("uncordon", w.nodes[0])
+    w.ends(mine)
+    assert [len(nodes) for _, nodes in w.starts(mine)] == [3, 3]
 
 
 # --- the order of the queue
@@ -214,6 +229,41 @@ def test_named_nodes_are_kept_for_the_first_who_names_them_and_others_are_not() 
     assert w.starts(one) == [], "the head of the queue has the node that nobody names"
     w.ends(named)
     w.ends(both)
+
+
+def test_a_node_that_a_person_has_cordoned_counts_once_and_the_head_keeps_its_reservation() -> None:
+    w = Ward(nodes=3)
+    w.order("cordon", w.nodes[0])
+    w.run(MINUTE)
+    w.training("hog", nodes=1, steps=1500)
+    head = w.submit("head", nodes=2, steps=100)
+    w.run(MINUTE)
+    small = w.submit("small", nodes=1, steps=FOR_EVER)
+    w.ends(head)
+    assert not w.starts(small) or began(w, head, small)[0] == head
+
+
+def test_named_nodes_are_not_kept_while_one_of_them_waits_for_a_person() -> None:
+    w = Ward(nodes=3)
+    w.order("cordon", w.nodes[0])
+    w.run(MINUTE)
+    named = w.submit("named", nodes=3, on=tuple(w.nodes), steps=100)
+    w.run(MINUTE)
+    w.ends(w.submit("small", nodes=1, steps=100), most=HOUR)
+    w.order("uncordon", w.nodes[0])
+    w.ends(named)
+
+
+def test_a_large_job_keeps_its_reservation_in_a_pool_of_different_nodes() -> None:
+    """What the limited job leaves is too small for the head: its own free node is not lent for it."""
+    small = Quarter(cluster=ClusterRules(id=CLUSTER), gpus=4, linked=False, names=lambda n: f"small-{n}")
+    w = Ward(nodes=2, gpus=8, linked=False, also=(small,))
+    w.training("hog", nodes=1, on=(w.nodes[0],), steps=3000, gpus_per_node=8)
+    w.training("limited", nodes=4, on=tuple(w.nodes[2:]), steps=FOR_EVER, time_limit=4 * HOUR)
+    head = w.submit("head", nodes=2, gpus_per_node=8, steps=100)
+    w.run(MINUTE)
+    w.submit("one", nodes=1, gpus_per_node=8, steps=FOR_EVER)
+    w.ends(head)
 
 
 def test_a_whole_node_is_drained_of_small_jobs_for_the_head() -> None:

@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain.admit import AdmissionInput, AdmissionStage, admit, ease, next_opening, press, released, threshold
+from sickbay.brain.admit import (
+    AdmissionInput,
+    AdmissionStage,
+    admit,
+    ease,
+    goes_off_at,
+    next_opening,
+    press,
+    released,
+    threshold,
+)
 from sickbay.model.fault import Fault, Remedy, Scope, Severity
 from sickbay.model.fleet import (
     AgentState,
@@ -122,6 +132,17 @@ def test_a_row_withholds_what_it_matches_until_it_ends(asked: AdmissionStage, ro
         assert deferred is None or (deferred.withheld and deferred.tell == "withheld")
 
 
+def test_an_exclusion_is_about_what_is_done_by_itself_and_a_pause_about_all() -> None:
+    for row, passes in (
+        (Withhold(id="exclude-1", because="", by="ann", excuse=True), True),
+        (Withhold(id="pause-1", because="", by="ann"), False),
+    ):
+        held = fleet(withholding=Withholding(rows=(row,)))
+        for ordered in (replace(INCIDENT, kind=IncidentKind.OPERATOR), replace(INCIDENT, ordered=True)):
+            assert (admit(AdmissionStage.QUARANTINE, ordered, NODE, held, Policy()) is None) is passes
+        assert admit(AdmissionStage.QUARANTINE, INCIDENT, NODE, held, Policy()) is not None
+
+
 @pytest.mark.parametrize("asked", ALL)
 def test_a_closed_window_withholds_repairs_only(asked: AdmissionStage) -> None:
     closed = Policy(windows=(Window(start="02:00", end="04:00"),))
@@ -213,6 +234,19 @@ def test_a_brake_resets_after_quiet_below_half_and_only_then() -> None:
     brake = ease(brake, RULE, 701.0 + 1800.0)
     assert brake.tripped_at is None
     assert brake.reset_at == 2501.0
+
+
+@pytest.mark.parametrize("seen", [{"a": 100.0, "b": 300.0, "c": 500.0}, {"a": 10.0, "b": 20.0, "c": 590.0}, {"a": 1.0}])
+def test_when_a_brake_goes_off_by_itself_is_known_before_and_stays_so(seen: dict[str, float]) -> None:
+    brake, reading = replace(TRIPPED, seen=seen), 600.0
+    said = goes_off_at(brake, RULE, reading)
+    assert said is not None
+    while brake.tripped_at is not None:
+        assert goes_off_at(brake, RULE, reading) == pytest.approx(said, abs=1.0)
+        reading += 1.0
+        brake = ease(brake, RULE, reading)
+    assert reading == pytest.approx(said, abs=1.0)
+    assert goes_off_at(brake, RULE, reading) is None
 
 
 def test_the_storm_that_comes_back_ends_the_quiet() -> None:

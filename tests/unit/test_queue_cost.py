@@ -27,8 +27,11 @@ RULES = Rules(
 POOL = "c/p"
 
 
-def long_queue(nodes: int, free: int, jobs: int, first: int = 1) -> View:
-    """A pool whose nodes are busy but for a few, and jobs that wait; the first of them wants so many nodes."""
+def long_queue(nodes: int, free: int, jobs: int, first: int = 1, hopeless: int = 0) -> View:
+    """A pool whose nodes are busy but for a few, and jobs that wait; the first of them wants so many nodes.
+
+    `hopeless`: older ones that want one more than there is.
+    """
     store = MemoryStore(limits=False)
     lease = store.lease("me", 1e9)
     assert lease is not None
@@ -51,6 +54,8 @@ def long_queue(nodes: int, free: int, jobs: int, first: int = 1) -> View:
     for n in range(jobs):
         spec = JobSpec(name="q", cluster="c", pool="p", nodes=1 if n else first)
         rows.append(Job(id=JobId(f"q{jobs - n:05d}"), spec=spec, submitted_at=NOON + timedelta(seconds=n)))
+    large = JobSpec(name="large", cluster="c", pool="p", nodes=nodes + 1)
+    rows += [Job(id=JobId(f"l{n:05d}"), spec=large, submitted_at=NOON - timedelta(hours=1)) for n in range(hopeless)]
     store.commit(Unit(writes={key_of(row): row for row in rows}), lease.epoch)
     return View(store)
 
@@ -92,3 +97,7 @@ def test_whoever_stands_too_far_behind_is_not_looked_at() -> None:
     job = draft.peek(Job, "job:q00001")
     assert job is not None
     assert job.state is JobState.QUEUED
+
+
+def test_hundreds_that_need_more_than_there_is_hide_nobody_who_can_begin() -> None:
+    assert called(long_queue(nodes=4, free=4, jobs=1, hopeless=300)) == ["job:q00001"]

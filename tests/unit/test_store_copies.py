@@ -116,6 +116,62 @@ def test_it_is_renewed_once_and_each_copy_of_it_anew(at_home: Path) -> None:
     assert numbers[0] == numbers[1] != numbers[2]
 
 
+def test_what_a_killed_controller_left_beside_the_store_is_not_read_into_the_copy(
+    at_home: Path, tmp_path: Path
+) -> None:
+    """A -wal that was forgotten there would undo the restore without a word, or tear it."""
+    home = tmp_path / "sickbay.db"
+    store = open_store(f"sqlite:///{home}")
+    store.append([fact("since")])
+    left = {end: home.with_name(home.name + end).read_bytes() for end in ("-wal", "-shm")}
+    store.close()
+    home.write_bytes(at_home.read_bytes())
+    for end, what in left.items():
+        home.with_name(home.name + end).write_bytes(what)
+    restored = open_store(f"sqlite:///{home}")
+    assert [one.id for one in restored.facts(after=0)] == ["one", "two"]
+    assert row(restored, "job:running").acts > 1_000_000
+    restored.append([fact("later")])
+    restored.close()
+    assert [one.id for one in open_store(f"sqlite:///{home}", readonly=True).facts(after=0)] == ["one", "two", "later"]
+
+
+def test_what_a_killed_controller_left_of_its_own_is_read(at_home: Path, tmp_path: Path) -> None:
+    """Also in the moment in which a copy has just become a store of its own."""
+    home = tmp_path / "killed.db"
+    store = open_store(f"sqlite:///{at_home}")
+    store.append([fact("since")])
+    for end in ("", "-wal", "-shm"):
+        home.with_name(home.name + end).write_bytes(at_home.with_name(at_home.name + end).read_bytes())
+    acts = row(store, "job:running").acts
+    store.close()
+    again = open_store(f"sqlite:///{home}")
+    assert [one.id for one in again.facts(after=0)] == ["one", "two", "since"]
+    assert row(again, "job:running").acts == acts
+    again.close()
+
+
+def test_a_name_that_is_taken_is_not_given_away_though_nothing_is_seen_behind_it(at_home: Path, tmp_path: Path) -> None:
+    """As what comes there while the copy is made: the copy is linked, not renamed."""
+    target = tmp_path / "same.db"
+    target.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match="is there already"):
+        back_up(at_home, target)
+    assert target.is_symlink()
+    assert list(tmp_path.glob(".same*")) == []
+
+
+def test_a_row_that_cannot_be_read_is_said_of_whatever_kind_it_is(at_home: Path, tmp_path: Path) -> None:
+    for key in ("intent:i1.1", "job:running"):
+        file = tmp_path / f"{key.partition(':')[0]}.db"
+        file.write_bytes(at_home.read_bytes())
+        with sqlite3.connect(file) as connection:
+            connection.execute("UPDATE nouns SET body = ? WHERE key = ?", (b"{", key))
+        told = CliRunner().invoke(main, ["backup", str(file.with_suffix(".copy")), "--store", str(file)])
+        assert told.exit_code == 2, told.output
+        assert key in told.output
+
+
 def test_an_existing_file_is_not_written_over_and_a_missing_store_is_said(at_home: Path, tmp_path: Path) -> None:
     before = at_home.read_bytes()
     with pytest.raises(BadInput, match="is there already"):
@@ -146,3 +202,14 @@ def test_the_command_says_what_is_in_the_copy_and_what_to_do_for_postgresql(at_h
     assert "pg_dump" in refused.output
     with sqlite3.connect(at_home) as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] > 0
+
+
+def test_a_clock_that_cannot_be_read_keeps_no_copy_from_being_gone_on_from(at_home: Path) -> None:
+    with sqlite3.connect(at_home) as connection:
+        connection.execute(
+            "INSERT INTO nouns SELECT 'clock:c', '', version, opened, owner, ended, '{' FROM nouns LIMIT 1"
+        )
+    store = open_store(f"sqlite:///{at_home}")
+    assert row(store, "job:running").acts > 1_000_000
+    assert store.load(["clock:c"])["clock:c"].damage
+    store.close()

@@ -40,6 +40,7 @@ class AdmissionInput:
     brakes: tuple[tuple[BrakeRule, Brake], ...]  # those of the incident's signature and node
     withholding: Withholding
     now: datetime
+    reading: float = 0.0  # of ingest
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def admit(
             if brake.tripped_at is not None:
                 because = f"the brake is on: many nodes of {brake.scope} show {brake.signature}"
                 then = "the brake goes off by itself, and a check confirms or clears it"
-                off_at, ends = goes_off_at(brake, rule), _goes_off(brake)
+                off_at, ends = goes_off_at(brake, rule, fleet.reading), _goes_off(brake)
                 return Deferred(because, doubts=True, ends=ends, then=then, off_at=off_at)
         needed = confirmation(incident, node, fleet, policy) if asked is AdmissionStage.QUARANTINE else None
         if needed is not None:
@@ -129,16 +130,14 @@ def _taken_back(rows: Iterable[Withhold]) -> tuple[str, ...]:
     return tuple(ends) or ("the policy is changed, or its window opens",)
 
 
-def goes_off_at(brake: Brake, rule: BrakeRule) -> float | None:
-    """The reading at which it goes off by itself, if nobody else shows it. None: it is not on, or cannot be told."""
+def goes_off_at(brake: Brake, rule: BrakeRule, reading: float) -> float | None:
+    """The reading of ingest at which it goes off by itself, if nobody else shows it. None: it is not on."""
     if brake.tripped_at is None:
         return None
-    if brake.below_since is not None:
-        return brake.below_since + rule.quiet.total_seconds()
     newest, few = sorted(brake.seen.values(), reverse=True), few_enough(brake)
-    if len(newest) <= few:
-        return None
-    return newest[few] + rule.within.total_seconds() + rule.quiet.total_seconds()
+    low = newest[few] + rule.within.total_seconds() if len(newest) > few else reading
+    since = brake.below_since if brake.below_since is not None else max(low, reading)
+    return since + rule.quiet.total_seconds()
 
 
 def few_enough(brake: Brake) -> int:
@@ -200,7 +199,9 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
             yield Withhold(id="mode", because=because, by="policy", tell=mode is Mode.RECOMMEND)
     for row in (*fleet.withholding.rows, *policy.withhold):
         alive = row.until is None or fleet.now < row.until
-        if alive and fits(row, incident, node):
+        # Whoever names the node himself means it: an exclusion is about what is done by itself.
+        named = row.excuse and by_person(incident)
+        if alive and fits(row, incident, node) and not named:
             yield row
     if policy.windows and not incident.now:
         opens = next_opening(policy.windows, node.pool, fleet.now)
@@ -213,6 +214,11 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
             because = f"repairs wait for the maintenance window, which opens at {opens:%Y-%m-%d %H:%M} UTC"
             row = Withhold(id=WINDOW, because=because, by="policy", acts=acts, until=opens, tell=False)
             yield replace(row, excuse=serves)
+
+
+def by_person(incident: Incident) -> bool:
+    """Whether a person has ordered it: that passes observe, recommend, brakes and exclusions, no pause and no limit."""
+    return incident.ordered or incident.kind is IncidentKind.OPERATOR
 
 
 def _only(mode: Mode, code: str) -> str:

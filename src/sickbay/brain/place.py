@@ -30,7 +30,9 @@ def place(s: JobInput, policy: Policy) -> Placement | NoPlace | ReadFirst:
         return _own(s, policy, room.last)
     need = needed(job, policy)
     if room.begins and room.free >= need:
-        return _chosen(s, room, room.last if order[:1] == (PlaceBy.SAME,) else room.own)
+        chosen = _chosen(s, room, room.last if order[:1] == (PlaceBy.SAME,) else room.own)
+        if isinstance(chosen, ReadFirst) or len(chosen) >= need:
+            return chosen
     if s.withheld is None:
         return ReadFirst(Need.WITHHELD, room.last)
     needs = f"needs {need} node{'s' if need > 1 else ''} of {job.pool}, {room.free} can be claimed"

@@ -29,11 +29,13 @@ class QueueTicket(Noun):
     most: int
     need: int  # it begins with so many
     mine: int = 0  # nodes that are its own already, claimed or kept, and can be used
+    own: tuple[tuple[Pile, int], ...] = ()  # of those, the ones where it could have as much once more: no spares of it
     keeps: bool = False  # its place is kept
     spares: bool = True  # others than its own will do, and are kept for it
     waits: bool = True  # for nodes, now; else it is on its way to
     lasts: float | None = None  # seconds until it is over by its own limit
     on: tuple[NodeId, ...] = ()  # named nodes
+    away: bool = False  # one of them waits for a person, or is gone
 
 
 class QueueTurn(Noun):
@@ -56,6 +58,10 @@ class Reserve:
     wanted: int
     heard: bool
     nodes: int
+    own: tuple[tuple[Pile, int], ...] = ()  # nodes that it has already
+
+    def may_have(self, pile: Pile) -> bool:
+        return fits(pile, self.wanted, heard=self.heard)
 
 
 @dataclass(slots=True)
@@ -71,8 +77,10 @@ class Claimable:
 
     def leave(self, reserve: Reserve) -> None:
         """One more reservation. Those of one shape are one: a long queue has few shapes."""
+        if not reserve.nodes:
+            return
         for n, known in enumerate(self.reserves):
-            if (known.wanted, known.heard) == (reserve.wanted, reserve.heard) and known.nodes:
+            if (known.wanted, known.heard, known.own) == (reserve.wanted, reserve.heard, ()) and not reserve.own:
                 self.reserves[n] = replace(known, nodes=known.nodes + reserve.nodes)
                 return
         self.reserves.append(reserve)
@@ -92,7 +100,9 @@ class Claimable:
         barred, against = self.barred_from(ticket), self.against(ticket)
         plain = shared = 0
         meets: set[int] = set()
-        for pile, count in self.piles.items():
+        own = dict(ticket.own)
+        for pile, number in self.piles.items():
+            count = number - own.get(pile, 0)
             if not fits(pile, ticket.wanted, heard=ticket.heard):
                 continue
             met = [n for n, each in enumerate(against) if fits(pile, each.wanted, heard=each.heard)]
@@ -103,8 +113,24 @@ class Claimable:
                 plain += max(0, count - barred.get(pile, 0))
         if not meets:
             return plain
-        left = min(count_of(self.piles, against[n].wanted, heard=against[n].heard) for n in meets)
-        return plain + max(0, min(shared, left - sum(against[n].nodes for n in meets)))
+        left = min(self.count_for(against[n]) for n in meets)
+        left -= sum(against[n].nodes for n in meets)
+        return plain + max(0, min(shared, left, self._left_by([against[n] for n in meets], against)))
+
+    def count_for(self, reserve: Reserve) -> int:
+        """Nodes that a reservation can be met with: not those that its job has already."""
+        fit = count_of(self.piles, reserve.wanted, heard=reserve.heard)
+        return fit - sum(count for _, count in reserve.own)
+
+    def _left_by(self, met: Sequence[Reserve], against: Sequence[Reserve]) -> int:
+        """What reservations leave together with all that could take the same nodes: who gives way takes theirs."""
+        linked, reached = list(met), len(self.piles) + 1
+        piles: list[Pile] = []
+        while len(piles) != reached:
+            reached = len(piles)
+            piles = [pile for pile in self.piles if any(each.may_have(pile) for each in linked)]
+            linked = [each for each in against if any(each.may_have(pile) for pile in piles)]
+        return sum(self.piles[pile] for pile in piles) - sum(each.nodes for each in linked)
 
 
 def fits(pile: Pile, wanted: int, *, heard: bool) -> bool:
@@ -136,13 +162,13 @@ def lasts(job: Job) -> float | None:
 def walk(
     tickets: Iterable[QueueTicket],
     free: Claimable,
-    releases: Sequence[tuple[float, int]],
+    releases: Sequence[tuple[float, Piles]],
     seats: int,
     named: Mapping[NodeId, Pile],
 ) -> Iterator[QueueTurn]:
     """One after the other, in turn: whoever can begin does, and leaves the others what is left.
 
-    `releases`: in so many seconds so many nodes are free, by the limits of who has them. `seats`: of the pool that are
+    `releases`: in how many seconds which nodes are free, by the limits of who has them. `seats`: of the pool that are
     in service, or come back by themselves. `named`: the free ones of the nodes that tickets name.
     """
     for ticket in tickets:
@@ -153,19 +179,19 @@ def walk(
         lack = max(0, ticket.most - ticket.mine) if ticket.spares else 0
         take = min(room, lack)
         begins = ticket.waits and ticket.mine + take >= ticket.need
-        reserve = Reserve(ticket.job, ticket.wanted, ticket.heard, take)
+        reserve = Reserve(ticket.job, ticket.wanted, ticket.heard, take, ticket.own)
         if begins or ticket.keeps:
             free.leave(reserve)
             yield QueueTurn(
                 job=ticket.job, begins=begins, room=take, kept=0 if begins else take, behind=_who(free, ticket)
             )
-        elif free.head is None and ticket.need <= seats - _too_small(free.piles, ticket.wanted):
+        elif free.head is None and ticket.spares and not is_hopeless(ticket, free.piles, seats):
             _reserve(free, ticket, room, releases)
             yield QueueTurn(
                 job=ticket.job, begins=False, room=take, head=True, kept=free.head.nodes if free.head else 0
             )
         else:
-            hopeless = ticket.need > seats - _too_small(free.piles, ticket.wanted)
+            hopeless = is_hopeless(ticket, free.piles, seats)
             yield QueueTurn(job=ticket.job, begins=False, room=take, hopeless=hopeless, behind=_who(free, ticket))
 
 
@@ -174,14 +200,21 @@ def _who(free: Claimable, ticket: QueueTicket) -> JobId | None:
     return next(others, None)
 
 
-def _too_small(piles: Piles, wanted: int) -> int:
-    return sum(count for (_, devices, _, _), count in piles.items() if devices < wanted)
+def is_hopeless(ticket: QueueTicket, piles: Piles, seats: int) -> bool:
+    """Whether it needs more than is in service, or comes back by itself: nothing is reserved for it."""
+    if ticket.on:
+        return ticket.away
+    heard = ticket.heard  # whose agent was lost is no seat that can be claimed: in the others none was ever heard
+    unfit = (n for (_, most, _, speaks), n in piles.items() if most < ticket.wanted or (heard and not speaks))
+    return ticket.need > seats - sum(unfit)
 
 
 def _named(ticket: QueueTicket, free: Claimable, named: Mapping[NodeId, Pile]) -> QueueTurn:
-    """All of its nodes or none. Nobody behind it is given one of them."""
+    """All of its nodes or none. Nobody behind it is given one of them, if it can ever have them all."""
+    if ticket.away:
+        return QueueTurn(job=ticket.job, begins=False, hopeless=True, room=len(ticket.on))
     mine = {node: named[node] for node in ticket.on if node in named and node not in free.names}
-    ready = ticket.waits and ticket.mine + sum(
+    ready = ticket.waits and ticket.mine - sum(count for _, count in ticket.own) + sum(
         fits(pile, ticket.wanted, heard=ticket.heard) for pile in mine.values()
     ) >= len(ticket.on)
     against = free.against(ticket)
@@ -201,19 +234,22 @@ def _named(ticket: QueueTicket, free: Claimable, named: Mapping[NodeId, Pile]) -
 def _takes(free: Claimable, reserve: Reserve, kept: int, piles: Iterable[Pile]) -> bool:
     """Whether these nodes are more than a reservation can spare, of so many that are kept in all."""
     theirs = sum(fits(pile, reserve.wanted, heard=reserve.heard) for pile in piles)
-    left = count_of(free.piles, reserve.wanted, heard=reserve.heard)
+    left = free.count_for(reserve)
     return theirs > 0 and left - theirs < min(kept, left)
 
 
-def _reserve(free: Claimable, ticket: QueueTicket, room: int, releases: Sequence[tuple[float, int]]) -> None:
+def _reserve(free: Claimable, ticket: QueueTicket, room: int, releases: Sequence[tuple[float, Piles]]) -> None:
     """The reservation of the first that cannot be placed: the nodes that are free first."""
-    there, free.begins = room, None
-    for seconds, nodes in releases:
+    there = sure = room
+    free.begins = None
+    for seconds, piles in releases:
+        nodes = count_of(piles, ticket.wanted, heard=ticket.heard)
         there += nodes
+        sure += nodes if seconds > 0 else 0  # who should be over by now may be one that nobody can stop
         if there >= ticket.need:
             free.begins = seconds
             break
-    extra = there - ticket.need if free.begins is not None else 0
+    extra = max(0, sure - ticket.need)
     free.head = Reserve(ticket.job, ticket.wanted, ticket.heard, max(0, room - extra))
     left = ticket.need - room
     used = [pile for pile in free.piles if pile[0] and not fits(pile, ticket.wanted, heard=ticket.heard)]

@@ -66,6 +66,7 @@ def ask(draft: Draft, asked: AdmissionStage, incident: Incident, node: Node) -> 
         brakes=tuple(brakes),
         withholding=draft.read(Withholding, WITHHOLDING) or Withholding(),
         now=draft.now,
+        reading=draft.reading(INGEST),
     )
     return admit(asked, incident, node, fleet, draft.rules.policy)
 

@@ -7,7 +7,9 @@ from sickbay.engine import apply_faults as learn_faults
 from sickbay.engine import apply_jobs as learn_jobs
 from sickbay.engine import apply_nodes as learn_nodes
 from sickbay.engine import apply_orders as learn_orders
+from sickbay.engine import apply_ranks as learn_ranks
 from sickbay.engine import patrol
+from sickbay.engine.apply_submissions import submitted
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import Verdict
 from sickbay.model.errors import UnreadableRow
@@ -82,18 +84,18 @@ def learn(draft: Draft, fact: Fact) -> None:
         case JobVanished():
             learn_jobs.vanished(draft, fact, news)
         case Stepped():
-            learn_jobs.stepped(draft, fact, news)
+            learn_ranks.stepped(draft, fact, news)
         case Checkpointed():
-            learn_jobs.checkpointed(draft, fact, news)
+            learn_ranks.checkpointed(draft, fact, news)
         case Wrote():
-            learn_jobs.wrote(draft, news)
+            learn_ranks.wrote(draft, news)
         case Hung() | RuleOff():
-            learn_jobs.watched(draft, fact, news)
+            learn_ranks.watched(draft, fact, news)
         case Submitted():
-            learn_jobs.submitted(draft, fact, news)
+            submitted(draft, fact, news)
         case Looked():
             _answered(draft, news.look, news.node, Verdict.LOOKED)
-            learn_jobs.looked(draft, news)
+            learn_ranks.looked(draft, news)
         case ResetDone():
             _answered(draft, news.key, news.node, Verdict.RESET)
         case Outcome():

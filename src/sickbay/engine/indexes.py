@@ -230,10 +230,10 @@ class FreeNodes:
     def __init__(self) -> None:
         self._files: defaultdict[Pile, list[NodeId]] = defaultdict(list)
         self._filed: dict[NodeId, Pile] = {}
-        self._owners: dict[NodeId, tuple[str, ...]] = {}
-        self._alone: dict[NodeId, str] = {}
-        self.mine: Counter[str] = Counter()  # by job: nodes that it claims, or that are kept for it
-        self.alone: Counter[str] = Counter()  # by job: nodes that are free when it ends
+        self._owners: dict[NodeId, tuple[Pile, tuple[str, ...]]] = {}
+        self._alone: dict[NodeId, tuple[str, Pile]] = {}
+        self.mine: defaultdict[str, Counter[Pile]] = defaultdict(Counter)  # by job: what it claims, or is kept for it
+        self.alone: defaultdict[str, Counter[Pile]] = defaultdict(Counter)  # by job: what is free when it ends
 
     def put(self, node: NodeId, row: Node | None, claims: Claims, kept: Claims) -> None:
         """`row` None: it is not of this pool, or cannot be claimed. `kept`: for jobs that do not claim it now."""
@@ -248,16 +248,21 @@ class FreeNodes:
             insort(self._files[there], node)
 
     def _own(self, node: NodeId, there: Pile | None, claims: Claims, kept: Claims) -> None:
-        self.mine.subtract(self._owners.pop(node, ()))
+        if (owned := self._owners.pop(node, None)) is not None:
+            pile, jobs = owned
+            for job in jobs:
+                _less(self.mine, job, pile)
         if (alone := self._alone.pop(node, None)) is not None:
-            self.alone[alone] -= 1
+            _less(self.alone, *alone)
         owners = (*claims, *(key for key, devices in kept.items() if not _clash(devices, claims.values())))
-        if owners:
-            self._owners[node] = owners
-            self.mine.update(owners)
+        if owners and there is not None:
+            self._owners[node] = there, owners
+            for job in owners:
+                self.mine[job][there] += 1
         if there is not None and len(claims) == 1 and not kept and not there[0]:
-            self._alone[node] = next(iter(claims))
-            self.alone[self._alone[node]] += 1
+            _, devices, _, heard = there
+            self._alone[node] = job, pile = next(iter(claims)), (devices, devices, True, heard)
+            self.alone[job][pile] += 1
 
     def piles(self) -> dict[Pile, int]:
         """How many nodes there are of each sort."""
@@ -281,6 +286,14 @@ class FreeNodes:
 
     def first(self, wanted: int, *, heard: bool = False) -> Iterator[NodeId]:
         return merge(*self._fitting(wanted, heard=heard))
+
+
+def _less(counts: defaultdict[str, Counter[Pile]], job: str, pile: Pile) -> None:
+    counts[job][pile] -= 1
+    if not counts[job][pile]:
+        del counts[job][pile]
+    if not counts[job]:
+        del counts[job]
 
 
 def _clash(devices: tuple[int, ...], claims: Iterable[tuple[int, ...]]) -> bool:

@@ -106,7 +106,7 @@ class _Free:
         self._kept = draft.open_jobs(job.pool).kept(key_of(job)) if job.keeps_place else {}
         self._apart = draft.touched() | job.claim.keys() | self._kept.keys()
         self.own = frozenset(node for node in self._apart if _offered(self.seat(node)))
-        self._line = line_of(draft, job.pool, job, len(self.own))
+        self._line = line_of(draft, job.pool, job, self.own)
 
     @property
     def verdict(self) -> QueueTurn:

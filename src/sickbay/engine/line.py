@@ -1,12 +1,25 @@
 """The queue of one pool as its jobs and nodes stand now: read from the indexes, judged by `brain.queue`."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 
 from sickbay.brain.gate import checked_by_agents
-from sickbay.brain.queue import LOOKED_AT, Claimable, QueueTicket, QueueTurn, fits, lasts, needed, turn_of, walk
+from sickbay.brain.queue import (
+    LOOKED_AT,
+    Claimable,
+    Piles,
+    QueueTicket,
+    QueueTurn,
+    fits,
+    is_hopeless,
+    lasts,
+    needed,
+    turn_of,
+    walk,
+)
 from sickbay.engine.indexes import FreeNodes, grows, queues, waits
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import Aside, Freed, Ledger, Node, NodeId
@@ -14,6 +27,8 @@ from sickbay.model.job import Job, JobState
 from sickbay.model.policy import PlaceBy
 from sickbay.model.rows import DUE_NOW, key_of
 
+PASSED = 2000  # of a queue, at most: with all that need more than there is, and are passed over
+NOTHING: Piles = {}
 CALLED_AT_ONCE = 10  # jobs, by one unit; who begins has the queue looked at again
 ENDS = 1000  # of running jobs that are counted on, to tell when the head of the queue can begin
 
@@ -30,59 +45,78 @@ class PoolQueue:
         return next((verdict for verdict in self.verdicts if verdict.job == job.id), None)
 
 
-def line_of(draft: Draft, pool: str, until: Job | None = None, mine: int = 0) -> PoolQueue:
+def line_of(draft: Draft, pool: str, until: Job | None = None, own: Collection[NodeId] = ()) -> PoolQueue:
     """The queue as it was before this unit; `until`: with that job as it is now, and up to it."""
-    index = draft.free(pool)
-    tickets = list(_tickets(draft, pool, index, until, mine))
+    index, seats = draft.free(pool), expected(draft, pool)
+    mine = Counter(pile for node in own if (pile := index.pile(node)) is not None)
+    tickets = list(_tickets(draft, pool, index, seats, until, mine))
     names = dict.fromkeys(node for ticket in tickets for node in ticket.on)
     named = {node: pile for node in names if (pile := index.pile(node)) is not None}
     free = Claimable(piles=index.piles())
     releases = _releases(draft, pool, index) if len(tickets) > 1 else []
-    return PoolQueue(tuple(walk(tickets, free, releases, expected(draft, pool), named)), free, tuple(tickets))
+    return PoolQueue(tuple(walk(tickets, free, releases, seats, named)), free, tuple(tickets))
 
 
-def _tickets(draft: Draft, pool: str, index: FreeNodes, until: Job | None, mine: int) -> Iterator[QueueTicket]:
-    """In turn, as many as are looked at; then those that would grow, which take what nobody waits for."""
-    jobs = draft.open_jobs(pool)
+def _tickets(
+    draft: Draft, pool: str, index: FreeNodes, seats: int, until: Job | None, mine: Piles
+) -> Iterator[QueueTicket]:
+    """In turn, as many as are looked at; then those that would grow, which take what nobody waits for.
+
+    Whoever needs more than there is stands in nobody's way: hundreds of them in front must not hide who can begin.
+    """
+    jobs, piles = draft.open_jobs(pool), index.piles()
     growing = until is not None and grows(until)
     own = key_of(until) if until is not None else ""
     turn = turn_of(until) if until is not None and not growing else None
     number = 0
-    for key in jobs.line(pool):
+    for key in islice(jobs.line(pool), PASSED):
         job = draft.before(Job, key)
         if key == own or job is None or draft.peek(Aside, f"aside:{key}") is not None:
             continue
         if turn is not None and turn_of(job) > turn:
             break
+        ticket = ticket_of(draft, job, index.mine.get(key, NOTHING))
+        if not job.keeps_place and is_hopeless(ticket, piles, seats):
+            continue
         number += not job.keeps_place
         if number > LOOKED_AT:
             return
-        yield ticket_of(draft, job, index.mine[key])
+        yield ticket
     if until is not None:
         yield ticket_of(draft, until, mine)
         return
     for key in islice(sorted(jobs.growing[pool]), LOOKED_AT):
         job = draft.before(Job, key)
         if job is not None:
-            yield ticket_of(draft, job, index.mine[key])
+            yield ticket_of(draft, job, index.mine.get(key, NOTHING))
 
 
-def ticket_of(draft: Draft, job: Job, mine: int) -> QueueTicket:
-    policy = draft.rules.policy
+def ticket_of(draft: Draft, job: Job, mine: Piles) -> QueueTicket:
+    """`mine`: its own nodes, as they are filed: what is left of a shared one it could have once more."""
+    policy, wanted = draft.rules.policy, job.spec.gpus_per_node
+    heard = checked_by_agents(job, policy, draft.can(job.spec.cluster))
     spares = PlaceBy.SPARE in policy.resume.place or not job.interruptions or _left_for_good(draft, job)
     return QueueTicket(
         job=job.id,
-        wanted=job.spec.gpus_per_node,
-        heard=checked_by_agents(job, policy, draft.can(job.spec.cluster)),
+        wanted=wanted,
+        heard=heard,
         most=job.spec.most,
         need=job.spec.most if job.state is JobState.RUNNING else needed(job, policy),
-        mine=mine,
+        mine=sum(mine.values()),
+        own=tuple((pile, count) for pile, count in mine.items() if fits(pile, wanted, heard=heard)),
         keeps=job.keeps_place,
         spares=spares,
         waits=waits(job) or grows(job),
         lasts=lasts(job),
         on=job.spec.on,
+        away=any(_is_away(draft, node) for node in job.spec.on),
     )
+
+
+def _is_away(draft: Draft, name: NodeId) -> bool:
+    """Whether a node does not come back by itself."""
+    node = draft.peek(Node, f"node:{name}")
+    return node is None or node.away
 
 
 def _left_for_good(draft: Draft, job: Job) -> bool:
@@ -91,8 +125,8 @@ def _left_for_good(draft: Draft, job: Job) -> bool:
     return any(draft.peek(Node, f"node:{node}") is None for node in last)
 
 
-def _releases(draft: Draft, pool: str, index: FreeNodes) -> list[tuple[float, int]]:
-    """In how many seconds how many nodes are free, by the limits of those who have them to themselves."""
+def _releases(draft: Draft, pool: str, index: FreeNodes) -> list[tuple[float, Piles]]:
+    """In how many seconds which nodes are free, by the limits of those who have them to themselves."""
     jobs = draft.open_jobs(pool)
     now = draft.readings.get(pool.split("/", 1)[0], 0.0)
     beginning = sorted(
@@ -101,7 +135,7 @@ def _releases(draft: Draft, pool: str, index: FreeNodes) -> list[tuple[float, in
         if (job := draft.before(Job, key)) is not None and (limit := lasts(job)) is not None
     )
     running = ((max(0.0, at - now), key) for at, key in islice(jobs.ends(pool), ENDS))
-    return [(seconds, index.alone[key]) for seconds, key in merge(running, beginning) if index.alone[key]]
+    return [(seconds, index.alone[key]) for seconds, key in merge(running, beginning) if key in index.alone]
 
 
 def expected(draft: Draft, pool: str) -> int:
@@ -111,7 +145,8 @@ def expected(draft: Draft, pool: str) -> int:
 
 
 def coming(ledger: Ledger) -> int:
-    return ledger.seats - ledger.held - max(0, ledger.out - ledger.ours)
+    away = ledger.held + max(0, ledger.out - ledger.ours) - max(0, ledger.held_apart)
+    return ledger.seats - away
 
 
 def allowed(line: PoolQueue, index: FreeNodes, job: Job) -> Iterator[NodeId]:

@@ -187,13 +187,16 @@ def _book(draft: Draft, before: Node | None, after: Node | None) -> None:
 
 def _book_in(draft: Draft, pool: str, before: Node | None, after: Node | None) -> None:
     ledger = draft.ledger(pool)
+    # A newcomer that leaves is in no number of these books; whoever waits for it by name looks for it elsewhere.
+    leaves = before is not None and after is None
     changed = replace(
         ledger,
         seats=ledger.seats + _count(after, "counted") - _count(before, "counted"),
         out=ledger.out + _count(after, "out") - _count(before, "out"),
         ours=ledger.ours + _count(after, "ours") - _count(before, "ours"),
         held=ledger.held + _count(after, "held") - _count(before, "held"),
-        turn=ledger.turn + (_count(after, "claimable") != _count(before, "claimable")),
+        held_apart=ledger.held_apart + _count(after, "held_apart") - _count(before, "held_apart"),
+        turn=ledger.turn + (leaves or _count(after, "claimable") != _count(before, "claimable")),
     )
     size = limit_for(pool, draft.rules.policy).size
     changed = replace(changed, size=size if size is not None else changed.seats)

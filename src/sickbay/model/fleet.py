@@ -190,6 +190,16 @@ class Node(Noun):
         return self.id.split("/", 1)[1]
 
     @property
+    def held_apart(self) -> bool:
+        """It waits for a person, and that it is out is his own wish, or it was never in service."""
+        return self.held and (not self.counted or (self.out and not self.ours))
+
+    @property
+    def away(self) -> bool:
+        """It does not come back into service by itself."""
+        return self.held or (self.out and not self.ours)
+
+    @property
     def unknown(self) -> bool:
         """Absence is not health: nobody on the node can tell us how it is."""
         return self.agent is AgentState.SILENT
@@ -236,6 +246,7 @@ class Ledger(Noun):
     ours: int = 0  # of those, the ones that are out by our own hand
     repairing: int = 0
     held: int = 0
+    held_apart: int = 0  # of those, the ones that others' hands keep out, too, or that are none of the seats
     turn: int = 0  # nobody reads it: a claim changes no count, and must still refuse whoever expected this row
 
 

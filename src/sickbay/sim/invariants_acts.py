@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from sickbay.brain.admit import brake_scopes, fits, limit_for, next_opening
 from sickbay.brain.correlate import rule_for
-from sickbay.brain.seat import kept_by_a_person
 from sickbay.engine.view import moment
 from sickbay.model.cordon import cordon_of, incident_of, others_of
 from sickbay.model.fault import signature
@@ -103,25 +102,27 @@ class Acts:
         others = bool(others_of(seat.cordons))
         if others or not seat.ready:
             return []  # it was out of service before we touched it
-        if self._by_a_person(incident):
-            self._ours.pop(node, None)
-            return []  # he may take out what he wants; of ours as many may be out besides as the limit says at least
         self._ours[node] = incident
+        sent = self._sent(incident, event.at)
+        if self._witness.kept_by_a_person(incident, sent):
+            return []  # he may take out what he wants; of ours as many may be out besides as the limit says at least
         if max(seat.ready_at, self._freed.get(node, -1.0), seat.pooled_at) > known:
             return []  # it came into service, or into this pool, after we had read about it
         size, limit = self._ledger(seat).size, limit_for(self.pool(seat), self._sim.policy)
         most = limit.out(limit.size or size)
         seats = self._sim.world.seats
-        mine = [n for n in self._ours if n in seats and _together(seats[n], seat) and seats[n].pooled_at <= known]
+        here = [n for n in self._ours if n in seats and _together(seats[n], seat) and seats[n].pooled_at <= known]
+        # A seat that we took out may have become a person's since, and his ours: judged as of the sending.
+        mine = [n for n in here if not self._witness.kept_by_a_person(self._ours[n], sent)]
         if len(mine) > most:
             text = f"{len(mine)} seats of {self.pool(seat)} are out by our hand, {most} are allowed: {mine}"
             return [Wrong("out_limit", text)]
         return []
 
-    def _by_a_person(self, incident: str) -> bool:
-        sent = (act.incident for act in self._witness.sent.values() if act.incident is not None)
-        last = next((one for one in reversed(list(sent)) if one.id == incident), None)
-        return last is not None and kept_by_a_person(last)
+    def _sent(self, incident: str, at: float) -> float:
+        """When the incident's last act was sent."""
+        mine = [s.at for s in self._witness.sent.values() if s.incident is not None and s.incident.id == incident]
+        return mine[-1] if mine else at
 
     def _newcomer(self, node: NodeId, seat: SimSeat) -> list[Wrong]:
         if self._sim.plan.trusted and self._first.get(node) == seat.incarnation.instance_id:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sickbay.brain.gate import checked_by_agents
 from sickbay.brain.place import free_devices
 from sickbay.brain.queue import lasts, needed, turn_of
-from sickbay.model.fleet import AgentState, Capability, Ledger, Node, NodeId, Roster
+from sickbay.model.fleet import AgentState, Capability, Node, NodeId, Roster
 from sickbay.model.job import Job, JobState
 from sickbay.sim.chronicle import Wrong
 from sickbay.sim.witness import Witness
@@ -89,6 +89,10 @@ class QueueInvariant:
         row = self._witness.open.get(f"job:{job}")
         return isinstance(row, Job) and node in self._place(row) and node not in row.claim
 
+    def _could(self, job: Job, node: Node) -> bool:
+        heard = checked_by_agents(job, self._sim.policy, self._sim.rules.can[job.spec.cluster])
+        return len(node.devices) >= job.spec.gpus_per_node and (node.agent is AgentState.HEARD or not heard)
+
     def _usable(self, job: Job, nodes: Iterable[Node], held: dict[NodeId, list[Hold]], after: float) -> int:
         """How many nodes a job could have in so many seconds, if nothing else happened."""
         heard = checked_by_agents(job, self._sim.policy, self._sim.rules.can[job.spec.cluster])
@@ -130,12 +134,11 @@ class QueueInvariant:
         held: dict[NodeId, list[Hold]],
         then: dict[NodeId, list[Hold]],
     ) -> list[Wrong]:
-        ledger = self._witness.rows.get(f"ledger:{job.pool}")
-        seats = ledger.seats - ledger.held - max(0, ledger.out - ledger.ours) if isinstance(ledger, Ledger) else 0
+        seats = sum(node.counted and not node.away for node in nodes)
         for head in sorted(ahead, key=turn_of):
             need = needed(head, self._sim.policy)
-            small = sum(len(node.devices) < head.spec.gpus_per_node for node in nodes)
-            if head.keeps_place or head.spec.on or head.state is not JobState.QUEUED or need > seats - small:
+            unfit = sum(node.claimable and not self._could(head, node) for node in nodes)
+            if head.keeps_place or head.spec.on or head.state is not JobState.QUEUED or need > seats - unfit:
                 continue
             ends = sorted({hold.left for holds in held.values() for hold in holds if hold.left < NEVER} | {0.0})
             begins = next((end for end in ends if self._usable(head, nodes, held, end) >= need), None)

@@ -109,9 +109,10 @@ class Rest:
             mine = [row for row in rows if row.pool == pool]
             ledger = ledgers.get(pool, Ledger(pool=pool))
             repairing = sum(1 for i in incidents if i.repairs and i.pool == pool)
-            sums = [sum(getattr(r, what) for r in mine) for what in ("counted", "out", "ours", "held")]
-            counts = (*sums, repairing)
-            if counts != (ledger.seats, ledger.out, ledger.ours, ledger.held, ledger.repairing):
+            fields = ("counted", "out", "ours", "held", "held_apart")
+            counts = (*(sum(getattr(row, what) for row in mine) for what in fields), repairing)
+            books = (ledger.seats, ledger.out, ledger.ours, ledger.held, ledger.held_apart, ledger.repairing)
+            if counts != books:
                 yield Wrong("ledger", f"the ledger of {pool} says {ledger}, the rows say {counts}")
         yield from self._truth(rows)
 

@@ -6,6 +6,7 @@ The world says what happened; this says what the engine could have known by then
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from sickbay.brain.seat import kept_by_a_person
 from sickbay.model.clock import WatchedClock
 from sickbay.model.fleet import Brake, Node, Withhold, Withholding
 from sickbay.model.incident import Incident, IncidentKind
@@ -31,6 +32,13 @@ class Sent(NamedTuple):
     incident: Incident | None
 
 
+class Kept(NamedTuple):
+    """Whether an incident's seat is out because a person wants it so, and since when that is so, or is no longer so."""
+
+    by_a_person: bool
+    since: float
+
+
 class SeatKey(NamedTuple):
     cluster: str
     node: str = ""  # empty: any of its cluster
@@ -49,6 +57,7 @@ class Witness:
         self.newcomers: set[str] = set()  # incidents that were opened as a newcomer's intake
         self.opened: dict[str, float] = {}  # incidents, and when each was first written
         self.tripped: dict[str, float] = {}  # brakes that are on, and since when
+        self._kept: dict[str, Kept] = {}  # incidents
 
     def written(self, unit: Unit) -> list[tuple[AnyRow | None, AnyRow | None]]:
         """Takes the unit down; returns each row as it was before and as it is now."""
@@ -82,6 +91,9 @@ class Witness:
                 self.withheld = {w.id: self.withheld.get(w.id, (now, w)) for w in rows}
             case Incident():
                 self.opened.setdefault(row.id, now)
+                kept = kept_by_a_person(row)
+                if row.id not in self._kept or self._kept[row.id].by_a_person != kept:
+                    self._kept[row.id] = Kept(kept, now)
                 if row.kind is IncidentKind.INTAKE:
                     self.newcomers.add(row.id)
             case Brake(tripped_at=None):
@@ -90,6 +102,11 @@ class Witness:
                 self.tripped.setdefault(f"{row.scope}:{row.signature}", now)
             case _:
                 pass
+
+    def kept_by_a_person(self, incident: str, at: float) -> bool:
+        """Whether it was known at that moment that a person wants the incident's seat out."""
+        kept = self._kept.get(incident, Kept(by_a_person=False, since=0.0))
+        return kept.by_a_person if kept.since <= at else not kept.by_a_person
 
     def place_of(self, subject: str) -> SeatKey:
         """Where an incident, an intent or a row about one node is; a job may be anywhere in its cluster."""

@@ -50,7 +50,7 @@ def back_up(source: Path, target: Path) -> datetime:
         os.close(handle)
         _copy(source, unfinished, made)
         _sync(unfinished)
-        unfinished.rename(target)
+        _name(unfinished, target)
         _sync(target.parent)
     except sqlite3.Error as error:
         raise BadInput(f"{source} could not be copied to {target}: {error}") from None
@@ -61,6 +61,16 @@ def back_up(source: Path, target: Path) -> datetime:
             with suppress(OSError):
                 unfinished.with_name(unfinished.name + rest).unlink(missing_ok=True)
     return datetime.fromtimestamp(made, UTC)
+
+
+def _name(unfinished: Path, target: Path) -> None:
+    """Never over what came there meanwhile, as a rename would. Some file systems have no links: there it is one."""
+    try:
+        os.link(unfinished, target)
+    except FileExistsError:
+        raise BadInput(f"{target} is there already: give another name, or move it away") from None
+    except OSError:
+        unfinished.rename(target)
 
 
 def _copy(source: Path, target: Path, made: int) -> None:
@@ -112,8 +122,13 @@ def renew(connection: Connection) -> datetime | None:
 
 def _readings(connection: Connection) -> dict[str, float]:
     found = connection.exec_driver_sql("SELECT key, body FROM nouns WHERE key GLOB 'clock:*'").all()
-    rows = [unpack_row(key, body) for key, body in found]
-    return {row.source: row.reading for row in rows if isinstance(row, WatchedClock)}
+    readings = {}
+    for key, body in found:
+        with suppress(UnreadableRow):  # as above
+            row = unpack_row(key, body)
+            if isinstance(row, WatchedClock):
+                readings[row.source] = row.reading
+    return readings
 
 
 def _renewed(row: AnyRow, base: int, readings: dict[str, float]) -> AnyRow:

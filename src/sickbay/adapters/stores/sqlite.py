@@ -40,6 +40,8 @@ class Sqlite(Database):
         self._path = path
         self._readonly = readonly
         self._guard = None if path is None or readonly else _only_process(path)
+        if self._guard is not None and path is not None:
+            _drop_anothers_log(path)
         self._engine = create_engine("sqlite+pysqlite://", creator=self._connect, poolclass=NullPool)
         self._writing = RLock()
         self._reading = self._writing if path is None else RLock()
@@ -168,6 +170,19 @@ class Sqlite(Database):
                 # The file stays: removing it would let two processes lock two files of one name.
                 self._guard.close()
                 self._guard = None
+
+
+def _drop_anothers_log(path: Path) -> None:
+    """A copy was put in the place of a store whose controller was killed: what is left of that one's write-ahead log
+    would be read into the copy. A store of ours says in its header that it has such a log before it has one.
+    """
+    with suppress(OSError), path.open("rb") as file:
+        head = file.read(20)
+        left = [one for end in ("-wal", "-shm") if (one := path.with_name(path.name + end)).exists()]
+        if head.startswith(b"SQLite format 3\0") and head[18:19] == b"\1" and left:
+            for one in left:
+                one.unlink()
+            log.warning("%s was left of the store that was here before %s: removed", left[0], path)
 
 
 def _only_process(path: Path) -> IO[str]:

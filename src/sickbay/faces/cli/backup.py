@@ -6,10 +6,11 @@ from typing import Any
 import click
 
 from sickbay.faces.archive import iso
-from sickbay.faces.cli.columns import show_one
+from sickbay.faces.cli.columns import count, show_one
 from sickbay.faces.cli.show import as_json
 from sickbay.faces.cli.up import state_option
 from sickbay.model.errors import BadInput
+from sickbay.model.rows import KINDS
 from sickbay.ports.store import Store
 
 PG_DUMP = "this copies SQLite stores; copy PostgreSQL with: pg_dump --format=custom --file=FILE URL"
@@ -43,9 +44,10 @@ def backup(file: Path, state: Path | None, store: str | None, as_json: bool) -> 
     made = back_up(source, file)
     kept = open_store(f"sqlite:///{file.absolute()}", readonly=True)  # it opens, and what is in it can be read
     try:
-        counts = {f"{kind}s": _count(kept, kind) for kind in ("node", "job", "incident")}
+        read = {kind: _count(kept, kind) for kind in KINDS}
     finally:
         kept.close()
+    counts = {f"{kind}s": read[kind] for kind in ("node", "job", "incident")}
     answer = {"file": str(file), "of": str(source), "at": iso(made), "bytes": file.stat().st_size, **counts}
     show_one(answer, _show, as_json=as_json)
 
@@ -62,5 +64,5 @@ def _count(store: Store, kind: str) -> int:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    what = ", ".join(f"{answer[kind]} {kind}" for kind in ("nodes", "jobs", "incidents"))
+    what = ", ".join(count(answer[f"{kind}s"], kind) for kind in ("node", "job", "incident"))
     click.echo(f"{answer['file']}: {answer['bytes'] / 1e6:.1f} MB, whole and readable: {what}")

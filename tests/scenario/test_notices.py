@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support.wards import HOUR, OpenWard, Ward, policy_with
+from tests.support.wards import HOUR, OpenWard, Ward, cluster_without, policy_with
 
 from sickbay.model.errors import Rejected, Transient
 from sickbay.model.fleet import JobId
@@ -174,6 +174,30 @@ def test_a_storm_is_a_digest_that_survives_a_crash_and_leaves_no_incident_out(wa
     failed_job(w, "later")
     w.run(60)
     assert [notice.event for notice in w.notices()].count("job_failed") == 3, "a new window has begun"
+
+
+def test_the_first_notice_to_a_channel_that_waits_is_never_left_out_though_another_channel_had_one(
+    ward: OpenWard,
+) -> None:
+    """Chat had heard of the incident, and so the pager's first notice of it, that it is held, was left out."""
+    small = ChannelTraits(most=1, within=timedelta(days=7))
+    w = open_with(
+        ward,
+        NotifyRule(events=("budget",), to=("chat",)),
+        NotifyRule(events=("held",), to=("pager",)),
+        cluster=cluster_without("replace"),
+        channels={"pager": small, "chat": small},
+    )
+    first, second = w.nodes[:2]
+    w.sick(first, "xid.79", None)
+    w.reaches(first, Phase.HELD, 12 * HOUR)
+    w.sick(second, "xid.79", None)
+    w.until(lambda: bool(w.notices("budget")), 12 * HOUR)
+    w.order("dismiss", w.incident(first).id)
+    w.reaches(second, Phase.HELD, 24 * HOUR)
+    w.run(60)
+    told = {(notice.to, notice.event, notice.node) for notice in w.notices()}
+    assert {("chat", "budget", second), ("pager", "held", first), ("pager", "held", second)} <= told
 
 
 def test_an_end_is_told_to_who_keeps_alerts_and_after_what_was_on_its_way(ward: OpenWard) -> None:

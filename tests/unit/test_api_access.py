@@ -247,6 +247,15 @@ def test_a_submitter_runs_jobs_of_its_own_and_touches_no_others(calls: Clinic) -
     assert calls.operator.post(f"/v1/jobs/{theirs}/stop", {"reason": "done"}).status_code == 200
 
 
+def test_a_newer_job_of_the_same_name_is_no_way_to_keep_people_from_theirs(calls: Clinic) -> None:
+    mine, theirs = job_of(calls.submitter, "twin"), job_of(calls.operator, "twin")
+    assert calls.submitter.get("/v1/jobs/twin").json()["id"] == mine
+    assert calls.submitter.get("/v1/jobs/twin/logs").status_code == 200
+    assert calls.viewer.get("/v1/jobs/twin").json()["id"] == theirs, "of all others the newest"
+    assert calls.submitter.post("/v1/jobs/twin/stop", {"reason": "done"}).json()["id"] == mine
+    assert calls.operator.post(f"/v1/jobs/{theirs}/stop", {"reason": "done"}).status_code == 200
+
+
 def test_only_an_operator_puts_a_job_before_those_of_others(calls: Clinic) -> None:
     body = {"name": "first", "nodes": 1, "command": ["train"], "priority": 5}
     refused = calls.submitter.post("/v1/jobs", body)

@@ -169,6 +169,11 @@ def test_a_complete_job_needs_no_reason_and_one_without_steps_is_back_when_its_r
     assert "running again after 5.0 s" in done("job", "x").stdout
 
 
+def test_a_jobs_owner_is_said_once(server: Canned) -> None:
+    server.says("GET /v1/jobs/x", job())
+    assert done("job", "x").stdout.count("owner") == 1
+
+
 def test_a_held_nodes_state_is_not_said_twice(server: Canned) -> None:
     server.says("GET /v1/nodes", [node(state="HELD", because="HELD: a person must decide")])
     assert done("nodes").stdout.count("HELD") == 1
@@ -367,6 +372,7 @@ def test_what_is_broken_is_sent_as_it_was_said(server: Canned, args: tuple[str, 
         (("exclude", "add", "--reason", "x"), "--fault CODE, --pool P or --node NODE"),
         (("token", "create", "x", "--role", "agent"), "--role agent --node NODE"),
         (("token", "create", "x", "--node", "n0"), "--role agent --node NODE"),
+        (("token", "create", "x", "--for", "1s"), "--for: a token lasts a minute at least, and 1s is less"),
         (("explain", "n0", "--policy", "default"), "leave it out"),
         (("node", ""), "a name is missing"),
         (("jobs", "--state", "happy"), "queued"),

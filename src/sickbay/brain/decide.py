@@ -13,7 +13,7 @@ from sickbay.brain.doubt import checking
 from sickbay.brain.incident_input import IncidentInput, away, later, remind
 from sickbay.brain.job_input import listing
 from sickbay.brain.orders import OPERATOR_CORDON, close, obey, planned
-from sickbay.brain.repair import choose, drained, must_leave, repairing, verifying
+from sickbay.brain.repair import choose, drained, must_leave, repairing, stands, verifying
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.cordon import cordon_of
 from sickbay.model.fault import AGENT_LOST, NODE_LOST, PARTITION, Remedy
@@ -282,7 +282,7 @@ def _held(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
         return Change("our cordon is seen", {"cordon_as_of": node.as_of})
     sick = incident.remedy.disrupts and not incident.fault.is_wish
     worse = f"worse:{incident.fault.code}"
-    if sick and incident.kind is IncidentKind.OPERATOR and worse not in incident.told:
+    if sick and not stands(incident, node) and incident.kind is IncidentKind.OPERATOR and worse not in incident.told:
         text = f"{node.id} is held for a person and now shows {incident.fault.code}: its repair waits, too"
         notice = Notify(event="held", subject=f"incident:{incident.id}", text=text)
         return Change("a person is told", tell=Tell(notice, worse))

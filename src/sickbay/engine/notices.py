@@ -4,13 +4,13 @@ A notice is an intent without an owner, one for each channel. Its key is the sam
 between any two lines means that it is sent once more, under the same key, and never that it is not sent.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Tell
-from sickbay.brain.telling import charged, counted, digest_of, route
+from sickbay.brain.telling import NoticeRoute, charged, counted, digest_of, route
 from sickbay.engine.view import Draft
 from sickbay.model.clock import LEADER, Deadline
 from sickbay.model.fleet import JobId, NodeId
@@ -41,25 +41,24 @@ def told_of(draft: Draft, owner: Owner, tell: Tell | None) -> Owner:
         return owner
     cluster = owner.cluster if isinstance(owner, Incident) else owner.spec.cluster
     waits = kind_of_notice(tell.notice.event).waits
-    paged = isinstance(owner, Incident) and owner.paged
+    paged: tuple[str, ...] = owner.paged_through if isinstance(owner, Incident) else ()
     key = f"{name_of(owner)}.tell.{tell.once}"
-    channels: tuple[str, ...] = post(
-        draft, tell.notice, key=key, cluster=cluster, pool=owner.pool, always=waits and not paged
-    )
+    way: NoticeRoute = post(draft, tell.notice, key=key, cluster=cluster, pool=owner.pool, paged=paged)
     owner = replace(owner, told=(*owner.told, tell.once)[-REPEATED_TELLS:])
     if isinstance(owner, Incident):
-        heard = tuple(dict.fromkeys((*owner.told_through, *channels)))
-        owner = replace(owner, told_through=heard, paged=owner.paged or waits)
+        heard = tuple(dict.fromkeys((*owner.told_through, *way.to, *way.next)))
+        told = tuple(dict.fromkeys((*paged, *way.to))) if waits else paged
+        owner = replace(owner, told_through=heard, paged_through=told)
     draft.put(owner)
     return owner
 
 
 def post(
-    draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str, always: bool | None = None
-) -> tuple[str, ...]:
-    """One intent for each channel of the policy's rule for it. Returns all channels that may come to hear of it.
+    draft: Draft, notice: Notify, *, key: str, cluster: str, pool: str, paged: Collection[str] = ()
+) -> NoticeRoute:
+    """One intent for each channel of the policy's rule for it. Returns the way that it takes.
 
-    `always`: whatever the channel's limit; None: if somebody has to act.
+    What somebody must act on goes through whatever the channel's limit, but for `paged`: they were told once already.
     """
     kind = kind_of_notice(notice.event)
     notice = _addressed(draft, replace(notice, severity=kind.severity, pool=pool, at=draft.now))
@@ -69,9 +68,9 @@ def post(
         soon = Deadline(clock=LEADER, at=draft.reading(LEADER) + after)
         notice = replace(notice, next=way.next, next_after=after, pass_on=soon)
     for to in way.to:
-        _post_to(draft, replace(notice, to=to), key, cluster, always=kind.waits if always is None else always)
+        _post_to(draft, replace(notice, to=to), key, cluster, always=kind.waits and to not in paged)
     draft.tell(f"is being told through {', '.join(way.to)}: {notice.text}", notice.subject, event="notify")
-    return (*way.to, *notice.next)
+    return way
 
 
 def post_test(draft: Draft, text: str, channels: Iterable[str], *, key: str) -> None:

@@ -187,7 +187,7 @@ class Incident(Noun):
     jobs: tuple[JobId, ...] = ()  # attempts that it interrupted
     told: tuple[str, ...] = ()  # notifications that were sent once and are not sent again
     told_through: tuple[str, ...] = ()  # channels that may have heard of it: some want to hear that it is over
-    paged: bool = False  # a person was told once that it waits for him
+    paged_through: tuple[str, ...] = ()  # channels that were told once that it waits for a person
     digest: str = ""  # policy and knowledge of the last decision
     closed_at: datetime | None = None
 

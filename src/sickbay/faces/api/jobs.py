@@ -38,7 +38,9 @@ def _age(job: Job) -> tuple[datetime, str]:
 
 
 def found(ask: ApiRequest, ident: str) -> Job:
-    """By its id, or the newest of that name."""
+    """By its id, or the newest of that name. A submitter may touch none but their own, so the newest of these comes
+    first: who gives a job the name of another's keeps nobody from it.
+    """
     job = ask.fresh().job(ident)
     if job is not None:
         return job
@@ -46,7 +48,8 @@ def found(ask: ApiRequest, ident: str) -> Job:
     named = [one for one in jobs if one.spec.name == ident]
     if not named:
         raise missing("job", ident, (one.id for one in jobs))
-    return max(named, key=lambda one: one.submitted_at)
+    own = [one for one in named if ask.who is not None and ask.who.role == "submitter" and one.owner == ask.by]
+    return max(own or named, key=lambda one: one.submitted_at)
 
 
 def one(ask: ApiRequest) -> OneJob:

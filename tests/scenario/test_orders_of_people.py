@@ -1,11 +1,13 @@
 """The way people work: cordon, drain, reboot, uncordon; what they cordon stays until they take it back."""
 
 import pytest
+from msgspec.structs import replace
 from tests.support.wards import HOUR, OPENS_AT_THREE, OpenWard, cluster_without, policy_with
 
 from sickbay.brain.admit import goes_off_at
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
+from sickbay.model.policy import FaultRule, Mode
 
 CORDON_FIRST = [("cordon", "reboot"), ("cordon", "drain", "reboot"), ("drain", "reboot")]
 SOON, LATER = 1.0, HOUR  # after HOUR a reboot that was ordered first is over
@@ -204,3 +206,30 @@ def test_a_wait_for_a_brake_ends_when_the_brake_goes_off_by_itself(ward: OpenWar
     began = w.sim.scheduler.now
     w.until(lambda: w.brake("pool:train:xid.79").tripped_at is None, 3 * HOUR)
     assert w.sim.scheduler.now - began < 45 * 60, "ten minutes within, and half an hour of quiet"
+
+
+@pytest.mark.parametrize(("verb", "phase"), [("cordon", Phase.HELD), ("reboot", Phase.RELEASED)])
+def test_a_persons_order_for_a_node_that_is_excluded_is_carried_out(ward: OpenWard, verb: str, phase: Phase) -> None:
+    w = ward()
+    node = w.nodes[0]
+    w.order("exclude", "", node=node, fault="*")
+    w.run(1)
+    w.order(verb, node)
+    w.run(HOUR)
+    assert w.phase(node) == phase
+    assert not w.told("withheld")
+
+
+def test_a_sick_node_that_is_cordoned_and_rebooted_is_not_called_sick_once_it_is_proven_well(ward: OpenWard) -> None:
+    w = ward(policy=replace(policy_with(), faults=(FaultRule(mode=Mode.RECOMMEND),)))
+    node = w.nodes[0]
+    w.sick(node, "xid.79", Remedy.REBOOT)
+    w.run(60)
+    w.order("cordon", node)
+    w.run(60)
+    assert any("a person has cordoned it and decides on the repair of xid.79" in text for text in w.told("held"))
+    w.order("reboot", node)
+    w.run(HOUR)
+    assert w.phase(node) == Phase.HELD
+    assert not any("and now shows xid.79" in text for text in w.told("held")), "it was proven well"
+    assert not any("the policy leaves" in text for text in w.told("held")), "the policy does not: a person does"

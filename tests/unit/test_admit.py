@@ -132,6 +132,17 @@ def test_a_row_withholds_what_it_matches_until_it_ends(asked: AdmissionStage, ro
         assert deferred is None or (deferred.withheld and deferred.tell == "withheld")
 
 
+def test_an_exclusion_is_about_what_is_done_by_itself_and_a_pause_about_all() -> None:
+    for row, passes in (
+        (Withhold(id="exclude-1", because="", by="ann", excuse=True), True),
+        (Withhold(id="pause-1", because="", by="ann"), False),
+    ):
+        held = fleet(withholding=Withholding(rows=(row,)))
+        for ordered in (replace(INCIDENT, kind=IncidentKind.OPERATOR), replace(INCIDENT, ordered=True)):
+            assert (admit(AdmissionStage.QUARANTINE, ordered, NODE, held, Policy()) is None) is passes
+        assert admit(AdmissionStage.QUARANTINE, INCIDENT, NODE, held, Policy()) is not None
+
+
 @pytest.mark.parametrize("asked", ALL)
 def test_a_closed_window_withholds_repairs_only(asked: AdmissionStage) -> None:
     closed = Policy(windows=(Window(start="02:00", end="04:00"),))

@@ -122,7 +122,7 @@ GOOD: dict[str, Any] = {"name": "job", "nodes": 1, "command": ["true"]}
         ({"command": [""]}, 400, "the command is empty"),
         ({"command": "python train.py"}, 400, "command"),
         ({"command": ["a\x00b"]}, 400, "NUL"),
-        ({"gpus_per_node": 9}, 400, "gpus_per_node 9 is more than there are: 1 nodes have 8 each"),
+        ({"gpus_per_node": 9}, 400, "gpus_per_node 9 is more than there are: a node has 8;"),
         ({"gpus_per_node": -1}, 400, "gpus_per_node"),
         ({"precheck": 5}, 400, "precheck"),
         ({"max_restarts": -1}, 400, "max_restarts"),

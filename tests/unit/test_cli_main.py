@@ -73,6 +73,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("explain",), "Missing argument"),
         (("sim", "standard", "--keep", "/no/such/directory/x.db"), "there is no directory"),
         (("up", "--nodes", "-1"), "--nodes"),
+        (("up", "--nodes", "four"), "'four' is not a whole number"),
     ],
 )
 def test_wrong_use_is_one_line_that_says_what_to_write(args: tuple[str, ...], says: str) -> None:

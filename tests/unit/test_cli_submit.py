@@ -64,7 +64,7 @@ def test_everything_that_can_be_said_is_sent(server: Canned, tmp_path: Path, mon
     result = submit(
         "--on", "n0,local/n1", "--gpus-per-node", "1", "--min-nodes", "1", "--ranks-per-node", "2", "--checkpoint",
         "ckpt/../c", "--max-restarts", "0", "--precheck", "none", "--pool", "gpu", "--env", "A=b=c", "--env", "MINE",
-        "--stall-after", "5m", "--log-rule", "loss=loss: .*;start=60;every=5m", "--json", "python", "x.py", "--nodes",
+        "--stall-after", "5m", "--log-rule", "loss=loss: .*;start=60s;every=5m", "--json", "python", "x.py", "--nodes",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["id"] == "train-1a2b3"
@@ -122,6 +122,8 @@ def test_stalling_can_be_turned_off(server: Canned) -> None:
         (("--nodes", "1", "--env", "=x", "true"), "NAME=VALUE"),
         (("--nodes", "1", "--env", "NOT_SET_ANYWHERE", "true"), "it is not set here"),
         (("--nodes", "1", "--stall-after", "soon", "true"), "--stall-after"),
+        (("--nodes", "1", "--stall-after", "5", "true"), "--stall-after: '5' is not a duration: write a number with"),
+        (("--nodes", "1", "--time-limit", "2", "true"), "--time-limit: '2' is not a duration: write a number with"),
         (("--nodes", "1", "--log-rule", "x", "true"), "NAME=REGEX"),
     ],
 )
@@ -137,9 +139,9 @@ def test_what_could_never_run_is_refused_before_it_is_sent(server: Canned, args:
     ("text", "pattern", "start", "every"),
     [
         ("a=x;start=5m", "x", 300.0, None),
-        ("a=x;every=1h30m;start=5", "x", 5.0, 5400.0),
-        ("a=k=v;w;every=5", "k=v;w", None, 5.0),
-        ("a=;start=1;start=2", ";start=1", 2.0, None),
+        ("a=x;every=1h30m;start=5s", "x", 5.0, 5400.0),
+        ("a=k=v;w;every=5s", "k=v;w", None, 5.0),
+        ("a=;start=1s;start=2s", ";start=1s", 2.0, None),
     ],
 )
 def test_a_log_rules_limits_are_read_from_its_end(
@@ -148,7 +150,9 @@ def test_a_log_rules_limits_are_read_from_its_end(
     assert log_rule_of(text) == {"name": "a", "pattern": pattern, "starts_within": start, "recurs_within": every}
 
 
-@pytest.mark.parametrize("text", ["", "a", "=x;start=1", "a=;start=1", "a=x", "a=x;start=", "a=x;start=-1"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "=x;start=1s", "a=;start=1s", "a=x;start=5", "a=x", "a=x;start=", "a=x;start=-1"]
+)
 def test_a_log_rule_that_says_nothing_is_refused(text: str) -> None:
     with pytest.raises(BadInput):
         log_rule_of(text)

@@ -14,6 +14,7 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
 from sickbay.adapters.stores.sqlite import Sqlite
 from sickbay.brain.admit import AdmissionInput, AdmissionStage, admit, brake_scopes
+from sickbay.brain.endings import recorded
 from sickbay.brain.seat import derive
 from sickbay.brain.submission import as_started
 from sickbay.engine.apply import learn
@@ -43,7 +44,7 @@ from sickbay.model.fleet import (
 )
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent, IntentState, Repair, StartJob
-from sickbay.model.job import Job, JobSpec, JobState, RankState
+from sickbay.model.job import End, EndReason, Job, JobSpec, JobState, RankState
 from sickbay.model.policy import BrakeRule, BrakeScope, Limit
 from sickbay.model.rows import DUE_NOW, AnyRow, Unit, key_of
 from sickbay.policy.load import load_policy
@@ -491,3 +492,13 @@ def test_a_start_says_how_far_the_job_has_been(step: int | None, told: str | Non
     assert started[0].env.get("SICKBAY_LAST_STEP") == told
     assert (started[0].start_within, started[0].expects_heartbeats) == (3600.0, told is not None)
     assert started[0].env["A"] == "b"
+
+
+def test_an_attempt_whose_rank_ended_before_all_were_seen_has_begun_before_it_ended() -> None:
+    ended = NOW + timedelta(milliseconds=-3)
+    job = Job(
+        id=JobId("j"), spec=JobSpec(name="j", cluster="sim", pool="train", nodes=1), submitted_at=NOW, attempt=1,
+        state=JobState.DIAGNOSING, began_at=ended, started_at=NOW, end=End(reason=EndReason.FAILED, at=ended),
+    )  # fmt: skip
+    record = recorded(None, job, NOW)
+    assert record.started_at == record.ended_at == ended

@@ -119,6 +119,16 @@ def test_a_braked_storm_says_that_the_brake_is_on_and_how_it_goes_off() -> None:
         assert told(sim, incident.node)["state"] == "SUSPECT"
 
 
+def test_an_order_is_no_way_out_of_a_brake_while_a_pause_would_hold_it_too() -> None:
+    storm = NAMED["storm"]
+    pause = OperatorOrder(at=14 * MINUTE, verb="pause", args={"seconds": "3600"})
+    sim = after(15, replace(storm, timeline=(pause, *storm.timeline)))
+    braked = next(i for i in sim.incidents() if i.phase == "SUSPECT")
+    commands = [way["command"] for way in told(sim, braked.id)["waits_for"]["ways_out"]]
+    assert any("unpause" in command for command in commands)
+    assert not any(command.startswith("sickbay reset") for command in commands)
+
+
 def test_a_node_in_repair_waits_for_proof_and_shows_the_budget_with_its_limits() -> None:
     sim = after(12, "standard")
     waiting = waits(sim, "train-0000")

@@ -199,7 +199,9 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
             yield Withhold(id="mode", because=because, by="policy", tell=mode is Mode.RECOMMEND)
     for row in (*fleet.withholding.rows, *policy.withhold):
         alive = row.until is None or fleet.now < row.until
-        if alive and fits(row, incident, node):
+        # Whoever names the node himself means it: an exclusion is about what is done by itself.
+        named = row.excuse and by_person(incident)
+        if alive and fits(row, incident, node) and not named:
             yield row
     if policy.windows and not incident.now:
         opens = next_opening(policy.windows, node.pool, fleet.now)
@@ -212,6 +214,11 @@ def _rows(incident: Incident, node: Node, fleet: AdmissionInput, policy: Policy)
             because = f"repairs wait for the maintenance window, which opens at {opens:%Y-%m-%d %H:%M} UTC"
             row = Withhold(id=WINDOW, because=because, by="policy", acts=acts, until=opens, tell=False)
             yield replace(row, excuse=serves)
+
+
+def by_person(incident: Incident) -> bool:
+    """Whether a person has ordered it: that passes observe, recommend, brakes and exclusions, no pause and no limit."""
+    return incident.ordered or incident.kind is IncidentKind.OPERATOR
 
 
 def _only(mode: Mode, code: str) -> str:

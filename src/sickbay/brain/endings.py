@@ -102,6 +102,7 @@ def recorded(known: Attempt | None, job: Job, now: datetime, because: str = "", 
     return replace(
         known,
         at=now,
+        started_at=min(known.started_at, end.at) if known.started_at else None,  # a rank may end before all were seen
         ended_at=end.at,
         reason=end.reason,
         first=end.first,

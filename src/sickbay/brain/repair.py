@@ -55,7 +55,8 @@ def drained(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
 def _left_to_a_person(incident: Incident) -> str:
     if incident.fault.is_wish:
         return f"a person wants it out of service ({incident.fault.because})"
-    return f"the policy leaves the repair of {incident.fault.code} to a person: {incident.fault.because}"
+    whose = "a person has cordoned it and decides on" if incident.kept else "the policy leaves to a person"
+    return f"{whose} the repair of {incident.fault.code}: {incident.fault.because}"
 
 
 def _check(s: IncidentInput, node: Node, policy: Policy, because: str) -> Move[IncidentChanges]:

@@ -39,10 +39,8 @@ def too_large(spec: JobSpec, pool: Sequence[Node]) -> str:
         return f"{spec.most} nodes are asked for, but pool {pool[0].pool} has {len(pool)}: ask for fewer"
     devices = sorted((len(node.devices) for node in pool), reverse=True)
     if (most := devices[spec.most - 1]) < spec.gpus_per_node:
-        return (
-            f"gpus_per_node {spec.gpus_per_node} is more than there are: {spec.most} nodes have {most} each; "
-            "ask for fewer, or 0 for all of them"
-        )
+        has = f"a node has {most}" if spec.most == 1 else f"{spec.most} nodes have {most} each"
+        return f"gpus_per_node {spec.gpus_per_node} is more than there are: {has}; ask for fewer, or 0 for all of them"
     return ""
 
 

@@ -1,10 +1,11 @@
 """The status of an order, as people and programs are answered: done, under way, waiting or refused."""
 
 from sickbay.brain.order_fate import OrderFate, fate, settled
-from sickbay.faces.answers import OrderAnswer
+from sickbay.faces.answers import OrderAnswer, Waiting
 from sickbay.faces.archive import Archive, iso
 from sickbay.faces.waits import incident_waits
-from sickbay.model.incident import Wait
+from sickbay.faces.ways_out import by_people
+from sickbay.model.incident import Incident, Wait
 from sickbay.model.order import OrderRecord, OrderVerdict
 
 QUICK = frozenset({"cordon", "uncordon", "dismiss", "hold", "stop", "drain"})  # often done within moments
@@ -27,10 +28,18 @@ def order_answer(archive: Archive, record: OrderRecord) -> OrderAnswer:
         because=found.because,
         until=until,
         then=waits.then if waits is not None and until is not None else "",
-        changed_by=list(waits.changed_by) if waits is not None and found.verdict is OrderVerdict.WAITS else [],
+        changed_by=_goes_on(incident, waits) if found.verdict is OrderVerdict.WAITS else [],
         incident=record.incident,
         job=record.job,
     )
+
+
+def _goes_on(incident: Incident | None, waits: Waiting | None) -> list[str]:
+    """What lets it be carried out: not what a person may decide instead, which would end it."""
+    if incident is None or waits is None:
+        return []
+    instead = {one.what for one in by_people(incident)}
+    return [what for what in waits.changed_by if what not in instead]
 
 
 def _until(archive: Archive, wait: Wait | None) -> str | None:

@@ -7,7 +7,7 @@ the functions that admit acts. The reason that a wait was written with is for pe
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from sickbay.brain.admit import brake_scopes, few_enough, fits, goes_off_at, limit_for, next_opening
+from sickbay.brain.admit import brake_scopes, by_person, few_enough, fits, goes_off_at, limit_for, next_opening
 from sickbay.brain.correlate import rule_for
 from sickbay.faces.answers import Estimate, SeatOut, WayOut
 from sickbay.faces.archive import Archive, iso
@@ -33,13 +33,17 @@ def held_back_by(archive: Archive, incident: Incident, node: Node | None) -> tup
     wait = incident.wait
     if node is None or wait is None or not (wait.would or wait.room or incident.phase is Phase.SUSPECT):
         return ()
-    found = (_withheld(archive, incident, node), _braked(archive, incident, node), _for_room(archive, incident))
+    asked_anew = not any(row.pauses for row in _stored(archive, incident, node))  # a person's order passes no pause
+    braked = _braked(archive, incident, node, asked_anew=asked_anew)
+    found = (_withheld(archive, incident, node), braked, _for_room(archive, incident))
     return tuple(chain.from_iterable(found))
 
 
 def by_people(incident: Incident) -> tuple[WayOut, ...]:
     """What a person may decide of it now."""
     ident = incident.id
+    if incident.phase is Phase.SUSPECT and incident.fault.is_wish:
+        return (way("you take the order back: nothing is done", f"dismiss {ident}"),)
     if incident.phase in {Phase.SUSPECT, Phase.WATCHED}:
         return (way("you vouch for the node: the incident is closed, no check is made", f"dismiss {ident}"),)
     if incident.phase is not Phase.HELD:
@@ -57,13 +61,18 @@ def _ordered(incident: Incident, *, now: bool = False) -> str:
     return f"{verb} {incident.node}{' --now' if now else ''}" if verb else ""
 
 
-def _withheld(archive: Archive, incident: Incident, node: Node) -> Iterator[WayOut]:
-    """Pauses and exclusions, the policy's mode, a window that is closed."""
+def _stored(archive: Archive, incident: Incident, node: Node) -> list[Withhold]:
+    """Pauses and exclusions that hold it back now."""
     now = archive.as_of
     rows = (row for row in archive.withholding().rows if now is None or row.until is None or now < row.until)
-    for row in [row for row in rows if fits(row, incident, node)][:MOST_NAMED]:
+    return [row for row in rows if fits(row, incident, node) and not (row.excuse and by_person(incident))]
+
+
+def _withheld(archive: Archive, incident: Incident, node: Node) -> Iterator[WayOut]:
+    """Pauses and exclusions, the policy's mode, a window that is closed."""
+    for row in _stored(archive, incident, node)[:MOST_NAMED]:
         yield _taken_back(row)
-    policy = archive.policy
+    now, policy = archive.as_of, archive.policy
     if policy is None or now is None:
         return
     for row in policy.withhold:
@@ -107,7 +116,7 @@ def _brakes_on(archive: Archive, incident: Incident, node: Node) -> Iterator[tup
             yield brake, rules.get(brake.scope)
 
 
-def _braked(archive: Archive, incident: Incident, node: Node) -> Iterator[WayOut]:
+def _braked(archive: Archive, incident: Incident, node: Node, *, asked_anew: bool) -> Iterator[WayOut]:
     for brake, rule in _brakes_on(archive, incident, node):
         what = f"the cause is known: take the brake on {brake.signature} in {brake.scope} off; each suspect is checked"
         yield way(what, f"brake reset {brake.signature} --scope {brake.scope}")
@@ -117,7 +126,7 @@ def _braked(archive: Archive, incident: Incident, node: Node) -> Iterator[WayOut
             off = quiet_at(archive, brake, rule)
             about = f" about {off.about[:16].replace('T', ' ')} UTC" if off is not None else ""
             yield way(f"the brake goes off by itself{about} if no more nodes show it (once {few})")
-    if any(_brakes_on(archive, incident, node)) and incident.remedy in ORDERS:
+    if asked_anew and any(_brakes_on(archive, incident, node)) and incident.remedy in ORDERS:
         does = REPAIR_WORDS[incident.remedy]
         yield way(f"you order this node's repair ({does}): a person's order passes the brake", _ordered(incident))
 

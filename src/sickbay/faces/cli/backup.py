@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from sickbay.faces.archive import iso
-from sickbay.faces.cli.columns import show_one
+from sickbay.faces.cli.columns import count, show_one
 from sickbay.faces.cli.show import as_json
 from sickbay.faces.cli.up import state_option
 from sickbay.model.errors import BadInput
@@ -64,5 +64,5 @@ def _count(store: Store, kind: str) -> int:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    what = ", ".join(f"{answer[kind]} {kind}" for kind in ("nodes", "jobs", "incidents"))
+    what = ", ".join(count(answer[f"{kind}s"], kind) for kind in ("node", "job", "incident"))
     click.echo(f"{answer['file']}: {answer['bytes'] / 1e6:.1f} MB, whole and readable: {what}")

@@ -95,7 +95,6 @@ def print_job(job: dict[str, Any]) -> None:
             ("command", shlex.join(job.get("command", ()))[:COMMAND_MOST]),
             ("in", job.get("cwd")),
             ("environment", ", ".join([*job.get("env", ()), *job.get("env_files", ())])),
-            ("owner", job.get("owner")),
             ("submitted", clock(job.get("submitted_at"))),
             ("ended", clock(job.get("ended_at"))),
         ],

@@ -163,7 +163,10 @@ def _wrong_use(error: click.UsageError) -> None:
         click.echo(error.ctx.get_help())
         return
     see = f" (see '{error.ctx.command_path.strip()} --help')" if error.ctx is not None else ""
-    _one_line(f"{error.format_message().rstrip('.')}{see}")
+    said = error.format_message().rstrip(".")
+    for clicks, ours in (("a valid integer range", "a whole number"), ("a valid integer", "a whole number")):
+        said = said.replace(clicks, ours)
+    _one_line(f"{said}{see}")
 
 
 def _one_line(text: str) -> None:

@@ -102,14 +102,12 @@ def reasoned(given: str, example: str) -> str:
     return given
 
 
-def seconds(option: str, text: str | None, *, plain: bool = False) -> float | None:
-    """`plain`: a bare number means seconds. Raises BadInput."""
+def seconds(option: str, text: str | None) -> float | None:
+    """A duration. A bare number has no unit and is refused, as in policies. Raises BadInput."""
     from sickbay.model.durations import parse_duration
 
     if text is None:
         return None
-    if plain and text.isascii() and text.isdigit():
-        text = f"{text}s"
     try:
         return parse_duration(text).total_seconds()
     except ValueError as error:

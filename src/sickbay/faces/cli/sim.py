@@ -16,7 +16,7 @@ from sickbay.faces.cli.show import as_json, heading, leave, print_json, print_st
 
 if TYPE_CHECKING:
     from sickbay.faces.story import StoryAnswer
-    from sickbay.model.rows import AUDIT, Line
+    from sickbay.model.rows import Line
     from sickbay.sim.report import SimReport, Spread
     from sickbay.sim.scenarios import Scenario
     from sickbay.sim.simulation import Simulation
@@ -166,6 +166,7 @@ def _progress(what: str, *, shown: bool) -> Iterator[Callable[[float], None] | N
 
 def _lines(simulation: "Simulation") -> "list[Line]":
     from sickbay.faces.story import weave
+    from sickbay.model.rows import AUDIT
 
     rows = [f"incident:{i.id}" for i in simulation.incidents()] + [f"job:{j.id}" for j in simulation.jobs()]
     brakes = list(simulation.store.keys("brake"))

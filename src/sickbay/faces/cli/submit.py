@@ -158,7 +158,7 @@ def request(
         "checkpoint": os.path.normpath(where / checkpoint) if checkpoint else None,
         "stall_after": _limit("--stall-after", stall_after),
         "start_within": _limit("--start-within", start_within),
-        "time_limit": seconds("--time-limit", time_limit, plain=True),
+        "time_limit": seconds("--time-limit", time_limit),
         "grow": grow or None,
         "anew": anew or None,
         "adopt": adopt or None,
@@ -167,7 +167,7 @@ def request(
 
 
 def _limit(option: str, text: str | None) -> float | None:
-    return 0.0 if text in {"none", "never", "0"} else seconds(option, text, plain=True)
+    return 0.0 if text in {"none", "never", "0"} else seconds(option, text)
 
 
 # How a shell finds programs and libraries, so that `python` is the same one there as here: an activated environment,
@@ -207,7 +207,7 @@ def log_rule_of(text: str) -> dict[str, Any]:
     name, equals, rest = text.partition("=")
     limits: dict[str, float | None] = {}
     while (found := _LIMIT.match(rest)) is not None and found["which"] not in limits:
-        limits[found["which"]] = seconds(f"--log-rule {name}, {found['which']}", found["time"], plain=True)
+        limits[found["which"]] = seconds(f"--log-rule {name}, {found['which']}", found["time"])
         rest = found["rest"]
     if not equals or not name or not rest:
         raise BadInput(f"--log-rule {text!r} is not a rule: {how}")

@@ -13,6 +13,7 @@ from sickbay.faces.cli.show import as_json, clean
 from sickbay.model.errors import BadInput
 
 ROLES = ("viewer", "submitter", "operator", "admin", "agent")
+SHORTEST = 60.0  # seconds
 
 
 @click.group("token")
@@ -49,7 +50,10 @@ def create(name: str, role: str, node: str | None, length: str | None, reason: s
     """
     if (role == "agent") != (node is not None):
         raise BadInput("an agent's token is for one node, and only such a one: write --role agent --node NODE")
-    body = {"name": name, "role": role, "node": node, "seconds": seconds("--for", length), "reason": reason or None}
+    span = seconds("--for", length)
+    if span is not None and span < SHORTEST:
+        raise BadInput(f"--for: a token lasts a minute at least, and {length} is less: write --for 1m, or longer")
+    body = {"name": name, "role": role, "node": node, "seconds": span, "reason": reason or None}
     show_one(connect().post("/v1/tokens", body), _print_secret, as_json=as_json)
 
 

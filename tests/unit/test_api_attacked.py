@@ -207,3 +207,37 @@ def test_a_log_line_that_strangers_can_cause_is_said_once_a_while() -> None:
     sparing = SparingFilter(every=3600.0)
     records = [logging.LogRecord("x", logging.WARNING, "", 0, "Invalid HTTP request", (), None) for _ in range(1000)]
     assert sum(map(sparing.filter, records)) == 1
+
+
+def chunked(url: str, secret: str, pieces: list[bytes]) -> bytes:
+    """What is answered to a body in these chunks; empty where the connection was cut."""
+    head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\nContent-Type: application/json\r\n"
+    words = f"{head}Transfer-Encoding: chunked\r\n\r\n".encode()
+    words += b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    said = b""
+    with sockets(url, 1, words + b"0\r\n\r\n") as (one,), contextlib.suppress(ConnectionError):
+        while not said.endswith((b"}", b"received.")) and (piece := one.recv(65_536)):
+            said += piece
+    return said
+
+
+@pytest.mark.parametrize("secret", [TOKENS["operator"], "nobody's"])
+def test_a_body_in_crumbs_is_not_read_to_its_end(made: Ward, caplog: pytest.LogCaptureFixture, secret: str) -> None:
+    """Four connections that sent chunks of one byte kept an agent waiting for twenty seconds."""
+    with served(made.app) as server, caplog.at_level(logging.ERROR):
+        crumbs = chunked(server.url, secret, [b" "] * 20_000)
+        assert b"Invalid HTTP request" in crumbs or not crumbs.endswith(b"}")
+        with Caller(server.url, TOKENS["agent"]).http as agent:
+            assert agent.post("/v1/agent/report", json=REPORT).status_code in {200, 403}
+    assert caplog.records == []
+
+
+def test_a_body_in_chunks_that_are_no_crumbs_is_read(made: Ward) -> None:
+    with served(made.app) as server:
+        for pieces in (
+            [b" "] * 499 + [b"{}"],
+            [b" " * 300] * 3000 + [b"{}"],
+            [b" "] * 400 + [b" " * 300] * 3000 + [b"{}"],
+        ):
+            said = chunked(server.url, TOKENS["operator"], pieces)
+            assert b"the field 'name' is missing" in said

@@ -26,6 +26,9 @@ HANDSHAKE_WITHIN = 10.0  # seconds
 HEAD_WITHIN = 10.0  # from the accept, or the first byte of a later request, to the end of the head
 BODY_WITHIN = 60.0  # 4 MiB, the most that anybody sends, at 70 KiB a second
 READ_WITHIN = 60.0  # an answer that nobody reads
+HEAD_MOST = 65_536  # bytes of a head that is not whole yet
+CRUMBS = 500  # chunks of a body, however small; beyond them each has on average
+CRUMB = 128  # bytes: one of a byte costs as much of our time as one of a megabyte
 MOST, LEAST = 16_384, 16
 RESERVED = 256  # descriptors that are left to the store, logs, files of ranks, and calls
 AT_ONCE = 64  # accepts, and evictions, in one go: fewer than are reserved
@@ -209,11 +212,31 @@ class Acceptor:
             )
 
 
+class ChunkLimit(h11.Connection):
+    """A parser that takes no body in crumbs: four connections that send chunks of one byte would keep everybody else
+    waiting for as long as they like.
+    """
+
+    chunks = carried = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.chunks = self.carried = 0
+        elif isinstance(event, h11.Data):
+            self.chunks += event.chunk_end
+            self.carried += len(event.data)
+            if self.chunks > CRUMBS + self.carried // CRUMB:
+                raise h11.RemoteProtocolError("the body comes in too many chunks")
+        return event
+
+
 class GuardedHttp(H11Protocol):
     """HTTP/1.1 with a deadline for whatever the other side owes. `peer` is told what becomes of the connection."""
 
     def __init__(self, *given: object, peer: ClientConnection, table: ConnectionTable, **more: object) -> None:
         super().__init__(*given, **more)  # type: ignore[arg-type]
+        self.conn = ChunkLimit(h11.SERVER, HEAD_MOST)
         self._peer = peer
         self._table = table
         self._admitted = False
@@ -254,6 +277,16 @@ class GuardedHttp(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._look()
+
+    def send_400_response(self, msg: str) -> None:
+        """Not where an answer is under way: there would be two. Whoever was to answer hears that nobody listens."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         _ = self.admitted  # of the request that is over

@@ -151,6 +151,20 @@ def submit(w: Ward, job: JobId, spec: JobSpec) -> None:
 PARTITION = JobSpec(name="debug", cluster=CLUSTER, pool="debug", nodes=2)
 
 
+def test_a_node_that_is_kept_for_a_job_and_moves_is_for_those_of_its_new_pool() -> None:
+    w = Ward(nodes=3)
+    kept = w.training("kept", nodes=3, steps=20_000)
+    w.order("drain", w.nodes[0])
+    w.until(lambda: w.state(kept) == JobState.QUEUED, HOUR)
+    move(w, w.nodes[1], "infer")
+    other = JobId("other")
+    w.world.programme(other, Programme(steps=100))
+    submit(w, other, JobSpec(name="other", cluster=CLUSTER, pool="infer", nodes=1))
+    w.ends(other, most=HOUR / 2)
+    assert w.job(kept).place_until is not None
+    w.run(2 * HOUR)
+
+
 def test_no_node_is_repaired_under_an_adopted_job_that_names_another_pool(ward: OpenWard) -> None:
     w = ward(cluster=cluster_without("place"))
     w.sim.mischief.outage("cluster:sim", w.sim.scheduler.now, w.sim.scheduler.now + 120)

@@ -315,6 +315,18 @@ def test_what_its_attempts_have_run_counts_and_the_pauses_between_them_do_not() 
     assert 2 * HOUR - ran - MINUTE < left < 2 * HOUR - ran + 15 * MINUTE
 
 
+def test_the_runs_of_all_its_attempts_count_together() -> None:
+    w = Ward(nodes=2)
+    job = w.training("long", nodes=2, steps=FOR_EVER, time_limit=2 * HOUR)
+    for attempt in (1, 2):
+        w.run(50 * MINUTE)
+        w.world.preempt(job)
+        w.until(lambda attempt=attempt: len(w.starts(job)) > attempt, HOUR)  # type: ignore[misc]
+    third = w.sim.scheduler.now
+    w.ends(job, JobState.STOPPED)
+    assert w.sim.scheduler.now - third < 35 * MINUTE
+
+
 # --- growing
 
 

@@ -61,7 +61,17 @@ def planned(incident: Incident) -> str:
     ill = not fault.is_wish and (fault.remedy.disrupts or fault.remedy is Remedy.RESTART_JOB)
     if incident.kind is not IncidentKind.OPERATOR or incident.now or incident.others or ill:
         return ""
-    return f"{incident.node} is {BEFORE.get(fault.code, 'taken out of service')}"
+    return _wished(incident)
+
+
+def why_off(incident: Incident) -> str:
+    """Why attempts leave the node, in words: a wish is nothing that its hardware shows."""
+    fault = incident.fault
+    return _wished(incident) if fault.is_wish else f"it runs on the hardware that shows {fault.code}"
+
+
+def _wished(incident: Incident) -> str:
+    return f"{incident.node} is {BEFORE.get(incident.fault.code, 'taken out of service')}"
 
 
 def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:

@@ -37,6 +37,7 @@ class OpenJobs:
         self._lost: dict[str, dict[Attempt, frozenset[NodeId]]] = {}  # nodes of each attempt that a job lost
         self._kept: dict[str, Claim] = {}  # nodes that are reserved for a job, beside its claim
         self._reserved: defaultdict[NodeId, dict[str, tuple[int, ...]]] = defaultdict(dict)  # the same, by node
+        self._kept_in: dict[str, str] = {}  # and in which pool
         self._lines: defaultdict[str, list[tuple[Turn, str]]] = defaultdict(list)  # by pool
         self._ends: defaultdict[str, list[End]] = defaultdict(list)  # by pool
         self.beginning: defaultdict[str, set[str]] = defaultdict(set)  # with a time limit that has not begun, by pool
@@ -77,10 +78,11 @@ class OpenJobs:
                 del self._reserved[node]
         for node, devices in now.items():
             self._reserved[node][key] = devices
-        if now:
-            self._kept[key] = now
+        if now and after is not None:
+            self._kept[key], self._kept_in[key] = now, after.pool
         else:
             self._kept.pop(key, None)
+            self._kept_in.pop(key, None)
         return list({**was, **now})
 
     def _queue(self, key: str, before: Job | None, after: Job | None) -> None:
@@ -100,9 +102,10 @@ class OpenJobs:
         """Jobs that run there and are over by their own limit, the next one first."""
         return iter(self._ends.get(pool, ()))
 
-    def reserved(self, node: NodeId) -> Claims:
-        """Keys of jobs that a node is kept for, with the devices."""
-        return self._reserved.get(node, {})
+    def reserved(self, node: NodeId, pool: str) -> Claims:
+        """Keys of jobs that a node of this pool is kept for, with the devices. One that left theirs is for others."""
+        kept = self._reserved.get(node, {})
+        return {key: devices for key, devices in kept.items() if self._kept_in[key] == pool}
 
     def kept(self, key: str) -> Claim:
         """Nodes that are kept for a job, beside those that it claims."""

@@ -118,7 +118,7 @@ class View:
                 row = self.get(key).row
                 if isinstance(row, Node):
                     jobs = self.jobs(jobs_near(row))
-                    index.put(row.id, row, jobs.on(row.id), jobs.reserved(row.id))
+                    index.put(row.id, row, jobs.on(row.id), jobs.reserved(row.id, row.pool))
             self._free[pool] = index
         return index
 
@@ -165,7 +165,7 @@ class View:
         row = found.row if found is not None else None
         if isinstance(row, Node) and row.pool in self._free:
             jobs = self.jobs(jobs_near(row))
-            self._free[row.pool].put(node, row if row.claimable else None, jobs.on(node), jobs.reserved(node))
+            self._free[row.pool].put(node, row if row.claimable else None, jobs.on(node), jobs.reserved(node, row.pool))
 
     def keys(self, kind: str, after: str, limit: int) -> Sequence[str]:
         """A page of the keys of one kind as the store has them, with their rows fetched."""
@@ -400,7 +400,7 @@ class Draft:
 
     def kept_on(self, node: Node) -> Mapping[str, tuple[int, ...]]:
         """Keys of jobs that a node is kept for, with the devices, as it was before this unit."""
-        return self._view.jobs(jobs_near(node)).reserved(node.id)
+        return self._view.jobs(jobs_near(node)).reserved(node.id, node.pool)
 
     def interrupted_on(self, node: Node) -> list[Job]:
         """Jobs that lost an attempt on a node, in order."""

@@ -83,7 +83,12 @@ class QueueInvariant:
             return {}
         lost = job.interruptions[-1]
         rows = (self._witness.rows.get(f"roster:{job.id}/{lost.attempt}/{n}") for n in range(lost.rosters))
-        return {node: devices for row in rows if isinstance(row, Roster) for node, devices in row.held.items()}
+        held = {node: devices for row in rows if isinstance(row, Roster) for node, devices in row.held.items()}
+        return {node: devices for node, devices in held.items() if self._pool(node) == job.pool}
+
+    def _pool(self, node: NodeId) -> str:
+        row = self._witness.rows.get(f"node:{node}")
+        return row.pool if isinstance(row, Node) else ""
 
     def _keeps(self, job: str, node: NodeId) -> bool:
         row = self._witness.open.get(f"job:{job}")

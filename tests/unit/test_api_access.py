@@ -292,6 +292,25 @@ def test_only_an_operator_puts_a_job_before_those_of_others(calls: Clinic) -> No
     assert calls.operator.post("/v1/jobs", body).status_code == 201
 
 
+def test_who_is_an_operator_no_more_restarts_no_job_before_those_of_others(calls: Clinic) -> None:
+    def ann(role: str) -> Caller:
+        return Caller(calls.url, calls.admin.post("/v1/tokens", {"name": "ann", "role": role}).json()["token"])
+
+    with ann("operator").http as http:
+        body = {"name": "ahead", "nodes": 1, "command": ["train"], "priority": 50}
+        job = http.post("/v1/jobs", json=body).json()["id"]
+        assert http.post(f"/v1/jobs/{job}/stop", json={"reason": "the power"}).status_code == 200
+    until(lambda: calls.viewer.get(f"/v1/jobs/{job}").json()["state"] == "STOPPED", 20, "it has ended")
+    calls.admin.http.delete("/v1/tokens/ann")
+    with ann("submitter").http as http:
+        refused = http.post(f"/v1/jobs/{job}/restart", json={})
+        assert refused.status_code == 403
+        assert "it has priority 50; have one restart it" in refused.json()["error"]
+    again = calls.operator.post(f"/v1/jobs/{job}/restart", {})
+    assert again.status_code == 201
+    assert again.json()["owner"] == "ann"
+
+
 def test_a_job_that_an_operator_restarts_stays_its_owners(calls: Clinic) -> None:
     job = job_of(calls.submitter, "kept")
     assert calls.operator.post(f"/v1/jobs/{job}/stop", {"reason": "the power"}).status_code == 200

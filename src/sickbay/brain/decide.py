@@ -12,7 +12,7 @@ from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision
 from sickbay.brain.doubt import checking
 from sickbay.brain.incident_input import IncidentInput, away, later, remind
 from sickbay.brain.job_input import listing
-from sickbay.brain.orders import OPERATOR_CORDON, close, obey, planned, why_off
+from sickbay.brain.orders import OPERATOR_CORDON, close, obey, planned, why_off, worse
 from sickbay.brain.repair import choose, drained, must_leave, repairing, stands, verifying
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.cordon import cordon_of
@@ -281,11 +281,11 @@ def _held(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     if cordoned and incident.cordon_as_of is None:
         return Change("our cordon is seen", {"cordon_as_of": node.as_of})
     sick = incident.remedy.disrupts and not incident.fault.is_wish
-    worse = f"worse:{incident.fault.code}"
-    if sick and not stands(incident, node) and incident.kind is IncidentKind.OPERATOR and worse not in incident.told:
+    key = worse(incident)
+    if sick and not stands(incident, node) and incident.kind is IncidentKind.OPERATOR and key not in incident.told:
         text = f"{node.id} is held for a person and now shows {incident.fault.code}: its repair waits, too"
         notice = Notify(event="held", subject=f"incident:{incident.id}", text=text)
-        return Change("a person is told", tell=Tell(notice, worse))
+        return Change("a person is told", tell=Tell(notice, key))
     why = incident.stages[-1].because if incident.stages else incident.fault.because
     text = f"{incident.node} is out of service for {incident.fault.code} and is held for a person: {why}"
     told = remind(s, policy, "held", text, f"a person must decide: {why}")

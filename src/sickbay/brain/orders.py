@@ -176,6 +176,8 @@ def _wish(
     if repair and not held and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
         return Change(because, rest, answer=_refused(_made(incident, order)))
     also: IncidentChanges = {**rest, **_raised(incident, wish), "now": incident.now or order.now}
+    if not incident.fault.is_wish and worse(incident) not in incident.told:
+        also["told"] = (*incident.told, worse(incident))  # whoever orders something of a sick node knows what it shows
     rung = also["remedy"] if repair and "remedy" in also else incident.remedy if repair else None
     taken = _taken(f"{rung} is next" if rung is not None else "our cordon stays until a person takes it back", rung)
     match incident.phase:
@@ -198,6 +200,11 @@ def _wish(
             return Change(because, {**also, "relapse": because}, answer=later)
         case _:
             return Change(because, also, answer=taken)
+
+
+def worse(incident: Incident) -> str:
+    """Under which key it is told that a node which is held by a person's wish shows this fault as well."""
+    return f"worse:{incident.fault.code}"
 
 
 def _made(incident: Incident, order: OperatorRequest) -> str:

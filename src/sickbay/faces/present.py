@@ -8,7 +8,7 @@ from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Job, JobState
 
 _PHASES = {
-    Phase.SUSPECT: "{node} gets no new work for {why}, and has not been taken out of service",
+    Phase.SUSPECT: "{node} gets no new work because of {why}, and has not been taken out of service",
     Phase.WATCHED: "{node} stays in service and is watched for {why}",
     Phase.QUARANTINED: "{node} is being taken out of service for {why}",
     Phase.DRAINING: "{node} is out of service for {why}, and its work is moved off",

@@ -59,6 +59,19 @@ def test_what_a_person_wants_of_a_node_waits_until_its_job_has_saved(verb: str, 
     assert w.events("violation") == []
 
 
+def test_a_wish_is_nothing_that_hardware_shows_and_a_step_of_the_attempt_before_is_none_of_this_one() -> None:
+    w = Ward(nodes=4)
+    job, node = trains(w)
+    w.order("drain", node)
+    w.until(lambda: w.job(job).attempt == 2 and w.job(job).state is JobState.RUNNING, 2 * HOUR)
+    told = msgspec.json.decode(msgspec.json.encode(explain(w.sim.store, job)))
+    assert f"asks {job} to stop: {node} is drained" in [line["text"] for line in told["story"]]
+    assert f"attempt 2; no step yet after {w.job(job).step}" in told["now"]
+    w.until(lambda: w.job(job).stepped_in == 2, HOUR)
+    told = msgspec.json.decode(msgspec.json.encode(explain(w.sim.store, job)))
+    assert f"it trains at step {w.job(job).step} on " in told["now"]
+
+
 def test_explain_says_what_was_asked_why_and_until_when() -> None:
     w = Ward(nodes=4)
     job, node = trains(w, save_takes=60.0)

@@ -233,3 +233,14 @@ def test_a_sick_node_that_is_cordoned_and_rebooted_is_not_called_sick_once_it_is
     assert w.phase(node) == Phase.HELD
     assert not any("and now shows xid.79" in text for text in w.told("held")), "it was proven well"
     assert not any("the policy leaves" in text for text in w.told("held")), "the policy does not: a person does"
+
+
+def test_a_repair_that_is_ordered_at_the_ladders_end_makes_no_news_of_the_same_fault(ward: OpenWard) -> None:
+    w = ward(cluster=cluster_without("replace"))
+    node = w.nodes[0]
+    w.sick(node, "xid.79", None)  # cured by nothing
+    w.reaches(node, Phase.HELD, 6 * HOUR)
+    w.order("reboot", node)
+    w.run(6 * HOUR)
+    assert w.phase(node) == Phase.HELD
+    assert not any("and now shows" in text for text in w.told("held")), "it has shown it all along"

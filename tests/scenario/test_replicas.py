@@ -358,7 +358,7 @@ def test_what_its_owner_has_let_go_of_is_not_sent(ward: OpenWard) -> None:
     again.round()
     row = sim.store.load([f"intent:{first.key}"])[f"intent:{first.key}"].row
     assert isinstance(row, Intent)
-    assert (row.state, row.answer) == (IntentState.EXPIRED, "withdrawn")
+    assert (row.state, row.withdrawn) == (IntentState.EXPIRED, True)
 
 
 def test_a_controller_that_is_stopped_hands_its_lease_over_at_once(ward: OpenWard) -> None:

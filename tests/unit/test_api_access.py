@@ -1,5 +1,6 @@
 """Who may do what: every route of the table with every kind of caller."""
 
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -8,10 +9,11 @@ import pytest
 from tests.support.api_ward import TOKENS, Caller, Clinic, clinic
 from tests.support.waiting import until
 
-from sickbay.faces.api import endpoint, tokens
+from sickbay.faces.api import endpoint, events, tokens
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
 from sickbay.model.fleet import NodeId
+from sickbay.model.rows import Line, Unit
 
 CLOSED = [route for route in ROUTES if route.role]
 OPEN = [route for route in ROUTES if not route.role]
@@ -187,6 +189,31 @@ def test_a_token_expires_and_says_so(calls: Clinic) -> None:
     guest.http.close()
 
 
+def test_a_stream_ends_with_its_token_also_where_something_changes_all_the_time(
+    calls: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked at only in silence, and a busy fleet has none."""
+    monkeypatch.setattr(events, "COMMENT_EVERY", 1.0)
+    made = calls.admin.post("/v1/tokens", {"name": "brief-reader", "role": "viewer", "seconds": 60}).json()
+    over, changing = threading.Event(), calls.ward.changes
+
+    def change() -> None:
+        while not over.wait(0.05):
+            changing.committed(Unit(story=(Line(subjects=("node:x",), at=calls.ward.desk.now(), text="again"),)))
+
+    busy = threading.Thread(target=change)
+    busy.start()
+    try:
+        with Caller(calls.url, made["token"]).http as reader, reader.stream("GET", "/v1/events") as stream:
+            assert stream.status_code == 200
+            calls.ward.pass_time(120.0)
+            lines = stream.iter_lines()
+            until(lambda: next(lines, None) is None, 10, "it has ended")
+    finally:
+        over.set()
+        busy.join()
+
+
 def test_an_expired_token_is_forgotten_in_the_end(calls: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "FORGET_AFTER", timedelta(minutes=1))
     calls.admin.post("/v1/tokens", {"name": "run-1", "role": "viewer", "seconds": 60})
@@ -263,6 +290,25 @@ def test_only_an_operator_puts_a_job_before_those_of_others(calls: Clinic) -> No
     assert "priority" in refused.json()["error"]
     assert calls.submitter.post("/v1/jobs", body | {"priority": -5}).status_code == 201
     assert calls.operator.post("/v1/jobs", body).status_code == 201
+
+
+def test_who_is_an_operator_no_more_restarts_no_job_before_those_of_others(calls: Clinic) -> None:
+    def ann(role: str) -> Caller:
+        return Caller(calls.url, calls.admin.post("/v1/tokens", {"name": "ann", "role": role}).json()["token"])
+
+    with ann("operator").http as http:
+        body = {"name": "ahead", "nodes": 1, "command": ["train"], "priority": 50}
+        job = http.post("/v1/jobs", json=body).json()["id"]
+        assert http.post(f"/v1/jobs/{job}/stop", json={"reason": "the power"}).status_code == 200
+    until(lambda: calls.viewer.get(f"/v1/jobs/{job}").json()["state"] == "STOPPED", 20, "it has ended")
+    calls.admin.http.delete("/v1/tokens/ann")
+    with ann("submitter").http as http:
+        refused = http.post(f"/v1/jobs/{job}/restart", json={})
+        assert refused.status_code == 403
+        assert "it has priority 50; have one restart it" in refused.json()["error"]
+    again = calls.operator.post(f"/v1/jobs/{job}/restart", {})
+    assert again.status_code == 201
+    assert again.json()["owner"] == "ann"
 
 
 def test_a_job_that_an_operator_restarts_stays_its_owners(calls: Clinic) -> None:

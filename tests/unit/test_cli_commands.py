@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.canned import AT, Answer, Asked, Canned, fleet, incident, interruption, job, node, order, serving
 
+from sickbay.faces.api.examples import ONE_JOB
 from sickbay.faces.api.routes import ROUTES
 from sickbay.faces.cli import orders
 from sickbay.faces.cli.columns import columns, field
@@ -167,6 +168,15 @@ def test_a_complete_job_needs_no_reason_and_one_without_steps_is_back_when_its_r
     server.says("GET /v1/jobs/x", {**over, "interruptions": [interruption("detected", "stopped", "started")]})
     assert "xid.79" not in done("jobs").stdout
     assert "running again after 5.0 s" in done("job", "x").stdout
+
+
+def test_a_job_says_each_thing_once_and_why_an_attempt_was_ended(server: Canned) -> None:
+    one = {**ONE_JOB["attempts"][0], "first_failed": None}
+    server.says("GET /v1/jobs/x", {**ONE_JOB, "attempts": [one]})
+    said = done("job", "x").stdout
+    names = [line[2:].split("  ")[0] for line in said.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert len(names) == len(set(names)), said
+    assert "on train-0000, train-0001: xid.79 on lab/train-0000" in said, "it has not just failed"
 
 
 def test_a_jobs_owner_is_said_once(server: Canned) -> None:

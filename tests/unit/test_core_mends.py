@@ -23,6 +23,7 @@ from sickbay.engine.ingest import Ingest, Together, Watcher
 from sickbay.engine.seats import settle
 from sickbay.engine.transitions import let_go
 from sickbay.engine.view import Draft, Rules, View
+from sickbay.hosts.tally import FleetTally
 from sickbay.knowledge.load import load_tables
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.errors import StoreError
@@ -84,6 +85,19 @@ def told(draft: Draft) -> str:
 
 
 # --- what is let go, what is asked again, what is new
+
+
+def test_what_is_let_go_before_it_was_sent_says_so_by_a_value() -> None:
+    planned = tables.intent(Repair(node=tables.SEAT, rung=Remedy.REBOOT), IntentState.PLANNED, expect=tables.BOOT)
+    drained = tables.incident(Phase.DRAINED, intent=planned.key)
+    draft = Bench(planned, drained).draft()
+    let_go(draft, drained, planned.key)
+    over = draft.intent(planned.key)
+    assert over is not None
+    assert over.state is IntentState.EXPIRED
+    tally = FleetTally()
+    tally.intent(planned, replace(over, answer="in other words"))
+    assert [result for *_, result in tally.effects.values] == ["withdrawn"]
 
 
 def test_what_is_let_go_has_a_deadline_also_if_a_later_sending_did_not_arrive() -> None:

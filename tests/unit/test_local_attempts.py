@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from sickbay.brain.endings import ending_of
 from sickbay.clusters.local.attempts import Attempts, GangRecord, NodePart, Over, environment, free_port, lay_out
 from sickbay.clusters.local.files import LocalSeat, Rank, RankPlan, Status
 from sickbay.clusters.local.outcomes import Evidence, judge
@@ -178,6 +179,8 @@ class TestVerdict:
         assert states == {A: "running", B: "gone"}
         assert after.end.reason is EndReason.NODE_LOST
         assert after.end.exit_codes == {}
+        said = "" if after.end is None else ending_of(after.end)
+        assert said == f"{B} was lost, with rank 1", "which node, and which rank, is what people ask"
 
     def test_ranks_that_outlive_their_node_are_not_called_gone(self) -> None:
         lost = evidence(sight("a", rank(FIRST)), sight("b", rank(SECOND), alive=False), haunted=True)

@@ -299,6 +299,23 @@ def test_the_verdict(fields: dict[str, Any], changes: dict[str, Any], event: str
         assert len(decision.also["restarts"]) == spent + sum(at > since for at in fields.get("restarts", ()))
 
 
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (ended(tail="Received 15 death signal, shutting down workers"), "hung: no step after 15 for 10 s, no node"),
+        (ended(tail="[rank1]: Connection closed by peer [10.0.0.7]:7058"), "hung: no step after 15 for 10 s, no node"),
+        (ended(code=-15), "hung: no step after 15 for 10 s, no node"),
+        (ended(tail="RuntimeError: CUDA error: an illegal memory access was encountered"), ""),
+    ],
+)
+def test_what_our_stop_of_a_hung_job_makes_its_ranks_say_is_not_why_it_was_interrupted(end: End, cause: str) -> None:
+    hung = Call(because="hung: no step after 15 for 10 s")
+    decision = decided(sight(job(JobState.DIAGNOSING, ranks=GONE, calls=(hung,), end=end), LOOKED))
+    assert isinstance(decision, Move)
+    assert decision.because.startswith(cause or "a kernel went wrong"), decision.because
+    assert hung.because in decision.because
+
+
 def test_a_node_that_gave_no_answer_is_avoided() -> None:
     half = intent(Look(nodes=(A, B)), IntentState.EXPIRED, verdicts={A: Verdict.LOOKED})
     decision = decided(sight(job(JobState.DIAGNOSING, ranks=GONE, end=ended()), half))

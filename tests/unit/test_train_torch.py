@@ -329,3 +329,47 @@ def test_a_tensor_that_is_not_plain_memory_is_refused(torch: Any, tmp_path: Path
         pytest.raises(TypeError, match="not plain memory"),
     ):
         checkpoints.save(1, {"sparse": torch.eye(3).to_sparse()})
+
+
+LEAVES = """
+import sys, time, warnings
+warnings.simplefilter("ignore")
+import torch.distributed as dist
+from sickbay import train
+from sickbay.train import torch as bridge
+directory, rank, world, port = sys.argv[1], *map(int, sys.argv[2:])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+with train.Checkpoints(directory, attempt=1, rank=rank, world_size=world, patience=20) as checkpoints:
+    for step in range(1, 3000):
+        if bridge.should_save():
+            checkpoints.save(step, {"step": step})
+        if bridge.should_end():
+            break
+        print(step, flush=True)
+        time.sleep(0.01)
+print("left after", step)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+def test_ranks_of_which_one_is_told_to_end_save_and_leave_after_the_same_step(tmp_path: Path) -> None:
+    port = _free_port()
+    words = [[str(number) for number in (rank, 3, port)] for rank in range(3)]
+    command = [sys.executable, "-c", LEAVES, str(tmp_path)]
+    gang = [subprocess.Popen([*command, *those], stdout=subprocess.PIPE, text=True) for those in words]
+    try:
+        told = 0
+        while told < 20:
+            assert gang[1].stdout is not None
+            told = int(gang[1].stdout.readline())
+        gang[1].terminate()
+        said = [rank.communicate(timeout=60)[0].splitlines()[-1] for rank in gang]
+    finally:
+        for rank in gang:
+            rank.kill()
+            rank.wait()
+    saved = train.latest_valid(tmp_path)
+    assert saved is not None
+    assert said == [f"left after {saved.step}"] * 3
+    assert saved.step >= told

@@ -117,13 +117,18 @@ def _no_fault(job: Job, policy: Policy, because: str) -> tuple[str, str]:
     if rule.on_no_fault is OnNoFault.FAIL:
         return f"{because}, and no node is to blame", because
     found = diagnosis_of(job.end) if job.end else None
-    if found is not None:
+    if found is not None and not (job.calls and _follows(found)):
         why = _why(found, job.end, because) if job.end else found.because
         if found.name == DISK_FULL and (where := job.spec.checkpoint or job.checkpoints_in):
             why = f"{why}; its checkpoints are in {where}"
         stop = rule.on_no_fault is OnNoFault.DIAGNOSE and not found.restart
         return (why if stop else ""), why
     return "", f"{because}, no node is to blame and its log does not say why"
+
+
+def _follows(found: Diagnosis) -> bool:
+    """Whether it is what our own stop of a hung job makes ranks and their launchers say and end with."""
+    return not found.line or found.rank >= CONSEQUENCE
 
 
 def _why(found: Diagnosis, end: End, because: str) -> str:

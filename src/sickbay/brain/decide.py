@@ -12,7 +12,7 @@ from sickbay.brain.decision import Change, Do, IncidentChanges, IncidentDecision
 from sickbay.brain.doubt import checking
 from sickbay.brain.incident_input import IncidentInput, away, later, remind
 from sickbay.brain.job_input import listing
-from sickbay.brain.orders import OPERATOR_CORDON, close, obey, planned
+from sickbay.brain.orders import OPERATOR_CORDON, close, obey, planned, why_off, worse
 from sickbay.brain.repair import choose, drained, must_leave, repairing, stands, verifying
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.cordon import cordon_of
@@ -191,7 +191,7 @@ def _quarantined(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisi
     if incident.fault.code == OPERATOR_CORDON:  # what runs may stay; what has not begun does not begin there
         asked = tuple(job for job in asked if job in s.gating)
     if asked:
-        return Change(f"it runs on the hardware that shows {incident.fault.code}", call=asked, before=planned(incident))
+        return Change(why_off(incident), call=asked, before=planned(incident))
     if cordon_of(incident.id) in node.cordons:
         if incident.cordon_as_of is None:
             return Change("our cordon is seen", {"cordon_as_of": node.as_of})
@@ -234,7 +234,7 @@ def _draining(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     if incident.deadline is None:  # what was withheld meanwhile ran no deadline
         return Change("its work is moved off", anew)
     if asked := _unwelcome(s):
-        return Change(f"it runs on the hardware that shows {incident.fault.code}", call=asked, before=planned(incident))
+        return Change(why_off(incident), call=asked, before=planned(incident))
     if not must and not node.unmanaged:
         return Move("empty", "nothing runs there any more")
     late = s.passed(incident.deadline)
@@ -281,18 +281,18 @@ def _held(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     if cordoned and incident.cordon_as_of is None:
         return Change("our cordon is seen", {"cordon_as_of": node.as_of})
     sick = incident.remedy.disrupts and not incident.fault.is_wish
-    worse = f"worse:{incident.fault.code}"
-    if sick and not stands(incident, node) and incident.kind is IncidentKind.OPERATOR and worse not in incident.told:
+    key = worse(incident)
+    if sick and not stands(incident, node) and incident.kind is IncidentKind.OPERATOR and key not in incident.told:
         text = f"{node.id} is held for a person and now shows {incident.fault.code}: its repair waits, too"
         notice = Notify(event="held", subject=f"incident:{incident.id}", text=text)
-        return Change("a person is told", tell=Tell(notice, worse))
+        return Change("a person is told", tell=Tell(notice, key))
     why = incident.stages[-1].because if incident.stages else incident.fault.because
     text = f"{incident.node} is out of service for {incident.fault.code} and is held for a person: {why}"
     told = remind(s, policy, "held", text, f"a person must decide: {why}")
     if (
         isinstance(told, Stay) and sick and s.uncalled(s.scoped)
     ):  # shown since it is held: nothing trains on a sick node
-        return Change(f"it runs on the hardware that shows {incident.fault.code}", call=s.uncalled(s.scoped))
+        return Change(why_off(incident), call=s.uncalled(s.scoped))
     if isinstance(told, Stay) and not cordoned and s.intent is None:
         cordon = _cordon(s, node, policy)  # held before it was cordoned: asked for once more, then it is a human's
         return Do(cordon.act, cordon.because, cordon.patience, cordon.clock)

@@ -33,6 +33,7 @@ class IncidentChanges(TypedDict, total=False):
     spent: int
     healed: Remedy | None
     relapse: str
+    told: tuple[str, ...]
     proof: Proven | None
     cut_short: int
     bared: bool

@@ -39,6 +39,8 @@ def signal_name(code: int | None) -> str:
 
 def ending_of(end: End) -> str:
     """rank 1 on local/node-0 ended with exit code 7."""
+    if end.reason is EndReason.NODE_LOST and end.first is not None:
+        return f"{end.first.node} was lost, with rank {end.first.rank}"
     if end.reason not in {EndReason.FAILED, EndReason.UNKNOWN}:
         return f"it ended: {end.reason}"
     if end.first is not None:

@@ -61,7 +61,17 @@ def planned(incident: Incident) -> str:
     ill = not fault.is_wish and (fault.remedy.disrupts or fault.remedy is Remedy.RESTART_JOB)
     if incident.kind is not IncidentKind.OPERATOR or incident.now or incident.others or ill:
         return ""
-    return f"{incident.node} is {BEFORE.get(fault.code, 'taken out of service')}"
+    return _wished(incident)
+
+
+def why_off(incident: Incident) -> str:
+    """Why attempts leave the node, in words: a wish is nothing that its hardware shows."""
+    fault = incident.fault
+    return _wished(incident) if fault.is_wish else f"it runs on the hardware that shows {fault.code}"
+
+
+def _wished(incident: Incident) -> str:
+    return f"{incident.node} is {BEFORE.get(incident.fault.code, 'taken out of service')}"
 
 
 def obey(s: IncidentInput, order: OperatorRequest) -> IncidentDecision:
@@ -166,6 +176,8 @@ def _wish(
     if repair and not held and incident.rung is not None and wish.remedy.rank <= incident.rung.rank:
         return Change(because, rest, answer=_refused(_made(incident, order)))
     also: IncidentChanges = {**rest, **_raised(incident, wish), "now": incident.now or order.now}
+    if not incident.fault.is_wish and worse(incident) not in incident.told:
+        also["told"] = (*incident.told, worse(incident))  # whoever orders something of a sick node knows what it shows
     rung = also["remedy"] if repair and "remedy" in also else incident.remedy if repair else None
     taken = _taken(f"{rung} is next" if rung is not None else "our cordon stays until a person takes it back", rung)
     match incident.phase:
@@ -188,6 +200,11 @@ def _wish(
             return Change(because, {**also, "relapse": because}, answer=later)
         case _:
             return Change(because, also, answer=taken)
+
+
+def worse(incident: Incident) -> str:
+    """Under which key it is told that a node which is held by a person's wish shows this fault as well."""
+    return f"worse:{incident.fault.code}"
 
 
 def _made(incident: Incident, order: OperatorRequest) -> str:

@@ -53,7 +53,7 @@ def send(draft: Draft, key: str) -> None:
     if intent.not_before is not None and not intent.not_before.passed(draft.readings):
         return
     if not wanted(draft, intent):
-        draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
+        draft.put(replace(intent, state=IntentState.EXPIRED, withdrawn=True, answer="withdrawn"))
         draft.waits[key] = DUE_NOW  # it may have kept its node from being claimed
         return
     if overtaken(draft, intent):
@@ -65,7 +65,8 @@ def send(draft: Draft, key: str) -> None:
         draft.put(replace(intent, not_before=rest, answer="the rest of its cluster's list is awaited"))
         return
     if isinstance(intent.act, StopJob) and not intent.doubted and (job := _spared(draft, intent.act)) is not None:
-        draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn: what called for it was dismissed"))
+        why = "withdrawn: what called for it was dismissed"
+        draft.put(replace(intent, state=IntentState.EXPIRED, withdrawn=True, answer=why))
         draft.waits[key] = None
         _run_on(draft, job, (), "what called for its end was dismissed before its stop was sent")
         settle(draft)

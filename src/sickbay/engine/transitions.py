@@ -451,7 +451,7 @@ def let_go(draft: Draft, owner: Owner, key: str) -> Owner:
     if intent is None or intent.state.over:
         return owner
     if intent.state is IntentState.PLANNED and not intent.doubted:
-        draft.put(replace(intent, state=IntentState.EXPIRED, answer="withdrawn"))
+        draft.put(replace(intent, state=IntentState.EXPIRED, withdrawn=True, answer="withdrawn"))
         draft.waits[f"intent:{key}"] = None
         if isinstance(owner, Incident) and isinstance(intent.act, Repair) and owner.rung is intent.act.rung:
             owner = replace(owner, tries=owner.tries[:-1])  # what was never sent was not tried

@@ -8,7 +8,7 @@ from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Job, JobState
 
 _PHASES = {
-    Phase.SUSPECT: "{node} gets no new work for {why}, and has not been taken out of service",
+    Phase.SUSPECT: "{node} gets no new work because of {why}, and has not been taken out of service",
     Phase.WATCHED: "{node} stays in service and is watched for {why}",
     Phase.QUARANTINED: "{node} is being taken out of service for {why}",
     Phase.DRAINING: "{node} is out of service for {why}, and its work is moved off",
@@ -80,7 +80,13 @@ def job_now(job: Job) -> str:
         case JobState.GATING:
             said = f"its nodes are checked and its ranks started{on}{attempt}"
         case JobState.RUNNING:
-            said = f"it trains{step}{on}{attempt}" + (f"; {doing(job.work)}" if job.work is not None else "")
+            before = job.step is not None and job.stepped_in != job.attempt  # its step is one of the attempt before
+            said = (
+                f"its ranks run{on}{attempt}; no step yet after {job.step}"
+                if before
+                else f"it trains{step}{on}{attempt}"
+            )
+            said += f"; {doing(job.work)}" if job.work is not None else ""
         case JobState.STOPPING:
             said = f"its ranks are being stopped{on}{attempt}"
         case JobState.DIAGNOSING:

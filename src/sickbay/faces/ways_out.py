@@ -52,7 +52,8 @@ def by_people(incident: Incident) -> tuple[WayOut, ...]:
     repaired = way("it is repaired: it is checked, and returns if it passes", f"confirm {ident}")
     if incident.kept:
         return (way("the node may go back: your word is its proof", f"uncordon {incident.node}"), repaired, leaves)
-    stronger = way("the next stronger repair is tried", f"escalate {ident}")
+    last = any(one.rung is Remedy.REPLACE for one in incident.tries)
+    stronger = way("replace is tried once more" if last else "the next stronger repair is tried", f"escalate {ident}")
     return (repaired, stronger, way("you vouch for it: it returns without a check", f"dismiss {ident}"), leaves)
 
 

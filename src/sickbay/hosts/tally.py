@@ -20,12 +20,6 @@ Labels = tuple[str, ...]
 MOST_LABELS = 1000  # sets of labels of one counter; whatever comes after them is counted as OTHER
 OTHER = "other"
 REMEMBERED = 5000  # ended intents, and incidents that a job's loss may be linked to
-OF_THE_END = {
-    EndReason.NODE_LOST: "node_lost",
-    EndReason.PREEMPTED: "preempted",
-    EndReason.FAILED: "program",
-    EndReason.CANCELLED_BY_OTHER: "cancelled",
-}
 
 
 class CauseClass(StrEnum):
@@ -39,6 +33,14 @@ class CauseClass(StrEnum):
     CANCELLED = "cancelled"
     PROGRAM = "program"
     UNKNOWN = "unknown"
+
+
+OF_THE_END = {
+    EndReason.NODE_LOST: CauseClass.NODE_LOST,
+    EndReason.PREEMPTED: CauseClass.PREEMPTED,
+    EndReason.FAILED: CauseClass.PROGRAM,
+    EndReason.CANCELLED_BY_OTHER: CauseClass.CANCELLED,
+}
 
 
 class LabelledCounts:
@@ -155,7 +157,7 @@ class FleetTally:
             return CauseClass.FAULT if call.node is not None else CauseClass.HANG
         if known not in {None, CauseClass.UNKNOWN}:
             return known or CauseClass.UNKNOWN
-        return CauseClass(OF_THE_END.get(job.end.reason, CauseClass.UNKNOWN)) if job.end else CauseClass.UNKNOWN
+        return OF_THE_END.get(job.end.reason, CauseClass.UNKNOWN) if job.end else CauseClass.UNKNOWN
 
     def forget_job(self, job: Job) -> None:
         for lost in job.interruptions:
@@ -177,7 +179,7 @@ class FleetTally:
         if not after.state.over:
             return
         self._over.put(after.key)
-        result = "withdrawn" if after.withdrawn or after.answer == "withdrawn" else after.state.lower()
+        result = "withdrawn" if after.withdrawn else after.state.lower()
         self.effects.add(after.cluster, act, result)
         if isinstance(after.act, Notify):
             outcome = {"seen": "delivered", "expired": "given_up"}.get(result, result)

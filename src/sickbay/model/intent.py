@@ -164,7 +164,9 @@ class Intent(Noun):
     sent_at: float = 0.0  # reading of `clock`
     seen_by: Deadline | None = None
     doubted: int = 0  # the first sending of which nobody knows whether it took effect; 0: none
-    withdrawn: bool = False  # its owner wants it no longer; what may have come of it is awaited all the same
+    withdrawn: bool = (
+        False  # its owner wants it no longer; what may have come of it, if it was sent, is awaited all the same
+    )
     refused: bool = False  # a later sending than that was refused: awaited, never sent again
     withheld: bool = False  # it was we who refused it (a pause, a brake): that it is not seen says nothing of the rung
     doubt_until: float = 0.0  # as_of that a read must have reached before absence means absence

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from sickbay.train.asked import should_save
+from sickbay.train.asked import should_end, should_save
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError
 from sickbay.train.sharing import allowance
@@ -155,6 +155,7 @@ class Asking:
 
     def __init__(self, group: Any) -> None:
         self._group = group
+        self.ending = False  # one of them has got a SIGTERM, and all have heard of it
         self._under_way: tuple[Any, Any] | None = None
         self._agreed = float("-inf")
 
@@ -163,7 +164,7 @@ class Asking:
             answer = self._answer()
             # A signal to all ranks reaches each at another moment: it is one wish, and has been followed.
             mine = should_save() and not (answer or time.monotonic() - self._agreed < ONCE)
-            told = torch.tensor([mine], dtype=torch.int64)
+            told = torch.tensor([mine, should_end()], dtype=torch.int64)
             self._under_way = dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group, async_op=True), told
             answer = (now and self._answer()) or answer
         except RuntimeError as error:
@@ -179,7 +180,9 @@ class Asking:
             return False
         (work, told), self._under_way = self._under_way, None
         work.wait()
-        return bool(told.item())
+        save, end = told.tolist()
+        first, self.ending = bool(end) and not self.ending, self.ending or bool(end)
+        return bool(save) or first  # those who leave have saved what came after the last save, too
 
 
 _asking: dict[Any, Asking] = {}

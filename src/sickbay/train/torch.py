@@ -6,6 +6,7 @@
     sickbay_torch.load(checkpoints, state_dict)         # in place; False if there is nothing to go on from
     sickbay_torch.save(checkpoints, step, state_dict)   # every rank; returns when the state is staged
     sickbay_torch.should_save()                         # every rank; the same answer on all of them
+    sickbay_torch.should_end()                          # after it: whether all of them leave now
 
 DCP reshards, so a run may go on with another number of ranks. What is collective is done on groups of its own on gloo,
 with limits of time, and only when all ranks have said that they can.
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sickbay.train import disk
+from sickbay.train.asked import should_end as ends_here
 from sickbay.train.asked import should_save as asked_here
 from sickbay.train.checkpoints import Checkpoints
 from sickbay.train.errors import CheckpointError
@@ -139,6 +141,20 @@ def should_save(process_group: Any = None, *, now: bool = False) -> bool:
     """
     others = gang.asking_of(process_group)
     return asked_here() if others is None else others.ask(now=now)
+
+
+def should_end(process_group: Any = None) -> bool:
+    """`train.should_end()` of all ranks, as they heard it in the last `should_save()`: all leave after the same step.
+
+        if sickbay_torch.should_save():
+            checkpoints.save(step, state)
+        if sickbay_torch.should_end():
+            break
+
+    A rank that leaves by its own SIGTERM alone ends the others in their next collective, and their save with it.
+    """
+    others = gang.asking_of(process_group)
+    return ends_here() if others is None else others.ending
 
 
 def load(

@@ -43,8 +43,9 @@ def _check(found: os.stat_result, path: str) -> None:
 
 def _variables(text: str, path: str) -> list[tuple[str, str]]:
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.strip()
+    # Not splitlines: a form feed or U+2028 within a value would end it, and begin another variable.
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        bare = line.strip(" \t\r")
         if not bare or bare.startswith("#"):
             continue
         match = _LINE.fullmatch(bare)
@@ -63,7 +64,11 @@ def _variables(text: str, path: str) -> list[tuple[str, str]]:
 
 def check_here(path: Path) -> str:
     """For whoever submits: empty, or why it could not be checked, as it is not on this machine. Raises BadInput."""
-    if not path.exists():
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return f"env file {path} is not on this machine: each node reads its own when the ranks start there"
+    except OSError:
+        pass  # whoever reads it says why
     read_env_file(str(path))
     return ""

@@ -82,7 +82,7 @@ def _end(attempt: GangRecord, evidence: Evidence) -> End | None:
         ((rank.ended_at or evidence.now, node, rank) for node, rank in ranks if _bad(rank)),
         key=lambda each: each[0],
     )
-    lost = any(over.lost for over in attempt.over.values())
+    lost = next((part for part in attempt.parts if (over := attempt.over.get(part.node)) and over.lost), None)
     codes: dict[str, int] = {}
     for _, node, rank in bad:
         if rank.exit_code is not None:
@@ -91,8 +91,9 @@ def _end(attempt: GangRecord, evidence: Evidence) -> End | None:
     first = _first_end(bad)
     if codes:
         return End(reason=EndReason.FAILED, at=_moment(bad[0][0]), first=first, exit_codes=codes, tail=tail)
-    if lost and not attempt.stop:
-        return End(reason=EndReason.NODE_LOST, at=_moment(evidence.now), first=first, tail=tail)
+    if lost is not None and not attempt.stop:
+        gone = RankEnd(rank=lost.ranks[0].rank, node=lost.node, why="its node was lost", at=_moment(evidence.now))
+        return End(reason=EndReason.NODE_LOST, at=_moment(evidence.now), first=gone, tail=tail)
     if bad and not attempt.stop:  # nobody knows how it ended, but not that it ended well
         return End(reason=EndReason.UNKNOWN, at=_moment(bad[0][0]), first=first, tail=tail)
     if attempt.open:

@@ -1,6 +1,7 @@
 """The stream of everything that changes, as server-sent events."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -33,13 +34,17 @@ async def _pieces(ask: ApiRequest, last: str) -> AsyncIterator[bytes]:
     changes, news = ask.backend.changes, ask.shared.news
     loop = asyncio.get_running_loop()
     at = _begin(changes, last)
-    said = loop.time()
+    said = known = loop.time()
     if at is None:
         at = changes.seq
         yield _event(changes, at, "reset")
     else:
         yield b": welcome back\n\n"
     while not news.closed and not await ask.hung_up():
+        if loop.time() - known >= COMMENT_EVERY:  # also where so much changes that nothing else is ever said
+            if not await on_thread(PEOPLE, _still, ask):
+                return
+            known = loop.time()
         heard = news.rings
         fresh = changes.since(at)
         if fresh is None:  # it was too slow, and some are forgotten
@@ -48,11 +53,9 @@ async def _pieces(ask: ApiRequest, last: str) -> AsyncIterator[bytes]:
         elif fresh:
             at = fresh[-1].seq
             yield b"".join(_shown(changes, change) for change in fresh)
-            if any(change.kind == "token" for change in fresh) and not await on_thread(PEOPLE, _still, ask):
-                return  # this reader's token was revoked
+            if any(change.kind == "token" for change in fresh):
+                known = -math.inf  # it may have been this reader's that was revoked
         elif loop.time() - said >= COMMENT_EVERY:
-            if not await on_thread(PEOPLE, _still, ask):
-                return
             yield b": still here\n\n"
         else:
             await news.wait(heard, LOOK)

@@ -68,7 +68,7 @@ def ended_how(attempt: dict[str, Any]) -> str:
         said = ", ".join(filter(None, (first["signal"] or code, first["why"])))
         return f"rank {first['rank']} on {short_node(first['node'])}: {said}"
     codes = ", ".join(f"exit code {code} on {short_node(node)}" for node, code in attempt["exit_codes"].items())
-    return codes or attempt["reason"] or attempt["because"]
+    return codes or attempt["because"] or attempt["reason"]
 
 
 def print_attempts(attempts: Sequence[dict[str, Any]]) -> None:

@@ -152,6 +152,19 @@ def test_the_last_admin_cannot_lock_everybody_out(calls: Clinic) -> None:
     assert calls.admin.get("/v1/tokens").status_code == 200
 
 
+def test_two_admins_who_revoke_one_another_at_once_leave_one() -> None:
+    """Each request was right when it was looked at: the engine, which has them in their order, has the last word."""
+    with clinic(after=30.0) as own:
+        own.admin.post("/v1/tokens", {"name": "second", "role": "admin"})
+        own.ward.desk.revoke("admin", by="second")
+        own.ward.desk.revoke("second", by="admin")
+        assert own.ward.desk.who(TOKENS["admin"]) is None
+        acts = own.viewer.get("/v1/audit").json()[:2]
+        assert [(act["verb"], act["target"]) for act in acts] == [("token revoke", "second"), ("token revoke", "admin")]
+        told = {line.text for line in own.ward.sim.store.story("operator:")}
+        assert "admin: token 'second': not revoked: it is the last admin's" in told
+
+
 def test_a_token_that_is_not_there_cannot_be_revoked(calls: Clinic) -> None:
     response = calls.admin.http.delete("/v1/tokens/viewre")
     assert response.status_code == 404

@@ -390,6 +390,19 @@ def test_on_wish_it_grows_as_soon_as_there_are_nodes_and_spends_no_restart(cold:
     w.rests()
 
 
+def test_the_nodes_that_it_grows_to_are_kept_while_it_saves() -> None:
+    w = Ward(nodes=3)
+    job = w.training("train", nodes=3, min_nodes=2, grow=True, steps=20_000, does={"listens": True})
+    w.sick(w.nodes[0])
+    w.until(lambda: len(w.starts(job)) == 2, DAY)
+    w.until(lambda: any(call.wished for call in w.job(job).calls), DAY)
+    late = w.submit("late", nodes=1, steps=100)
+    w.ends(late)
+    assert [len(nodes) for _, nodes in w.starts(job)] == [3, 2, 3]
+    assert began(w, job, late) == [job, late]
+    assert w.events("start", f"{job}#3")[0].at < w.events("start", f"{late}#1")[0].at
+
+
 def test_it_does_not_grow_before_those_who_wait() -> None:
     w = Ward(nodes=3)
     job = w.training("train", nodes=3, min_nodes=2, grow=True, steps=20_000)

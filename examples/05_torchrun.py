@@ -11,6 +11,7 @@ trains: `sickbay inject node-0 --xid 79`.
 """
 
 import os
+import sys
 import time
 
 import torch
@@ -47,10 +48,14 @@ def main() -> None:
             optimiser.step()
             time.sleep(0.1)  # a model of this size would be done before anybody could break a node
             train.heartbeat(step, loss=loss.item())
-            if step % EVERY == 0:
+            if step % EVERY == 0 or sickbay_torch.should_save():  # asked before a drain or a stop: no step is lost
                 now = {"model": model.module.state_dict(), "step": torch.tensor([float(step)])}
                 sickbay_torch.save(checkpoints, step, now, process_group=saving)
-        print(f"rank {dist.get_rank()}: done, loss {loss.item():.4f}, world {os.environ['WORLD_SIZE']}", flush=True)
+            if sickbay_torch.should_end():  # the same answer on all ranks: none leaves the others in a collective
+                break
+    if sickbay_torch.should_end():
+        sys.exit(143)  # 0 would mean that the job is done
+    print(f"rank {dist.get_rank()}: done, loss {loss.item():.4f}, world {os.environ['WORLD_SIZE']}", flush=True)
     dist.destroy_process_group()
 
 

@@ -1,7 +1,10 @@
 """A real DDP job on four ranks through every fault: each step that it makes is, bit by bit, that of an undisturbed run.
 
 What is compared is what the ranks wrote down at each step (tests/support/ddp_training.py): the loss, a digest of all
-parameters and moments, and the samples. Needs torch: it is skipped where there is none.
+parameters and moments, and the samples. Needs torch, which is no requirement: it is skipped where there is none.
+
+    python -m venv torchenv && torchenv/bin/pip install -e . torch pytest httpx psutil
+    torchenv/bin/python -m pytest tests/local/test_ddp.py
 """
 
 import os

@@ -222,7 +222,7 @@ DEFECTS = {
         _takes_a_new_seat_for_a_persons_word, _needs(T.BARE_SEATS), _by("dismissal", "release"), (3, *range(8))
     ),
     "a dismissal does not wait for what is on its way": Defect(
-        _does_not_wait_for_what_is_on_its_way, _needs(T.ORDERS), _by("repair_on_running"), (5, *range(12))
+        _does_not_wait_for_what_is_on_its_way, _needs(T.ORDERS), _by("repair_on_running"), (234, 5, *range(12))
     ),
     "a repair is sent although it is withheld by now": Defect(
         _sends_what_is_withheld, _needs(T.WITHHOLDING), _by("withheld"), tuple(range(12))

@@ -3,10 +3,12 @@
 from datetime import timedelta
 
 import pytest
-from tests.support.wards import DAY, HOUR, MINUTE, Ward, policy_of, warm_and_cold
+from tests.support.wards import DAY, HOUR, MINUTE, Ward, cluster_without, policy_of, warm_and_cold
 
-from sickbay.model.fleet import JobId
+from sickbay.model.errors import UnitTooLarge
+from sickbay.model.fleet import Capability, JobId
 from sickbay.model.job import JobState
+from sickbay.model.rows import Unit
 from sickbay.sim.chaos import Odds
 from sickbay.sim.context import ClusterRules
 from sickbay.sim.simulation import CLUSTER, Quarter
@@ -98,6 +100,38 @@ def test_a_stopped_job_gives_up_its_place(cold: bool) -> None:
     assert w.starts(waits) == []
     w.order("stop", big)
     w.ends(waits)
+
+
+def test_a_job_that_can_neither_be_stopped_nor_fenced_gives_its_place_up_at_once() -> None:
+    w = Ward(nodes=3, cluster=cluster_without(Capability.FENCE))
+    job = w.training("stuck", nodes=3, steps=20_000)
+    waits = w.submit("waits", nodes=1, steps=100)
+    w.run(MINUTE)
+    w.world.lose_node(w.nodes[0], zombie=True)
+    w.until(lambda: bool(w.told("job_stuck")), HOUR)
+    told = w.sim.scheduler.now
+    w.ends(waits)
+    assert w.sim.scheduler.now - told < 20 * MINUTE
+    assert w.state(job) == JobState.STOPPING
+
+
+def test_a_job_that_cannot_be_planned_gives_its_place_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = Ward(nodes=3, forgiving=True, strict=False)
+    bad = w.training("bad", nodes=2, steps=20_000)
+    w.training("long", nodes=1, steps=FOR_EVER)
+    waits = w.submit("waits", nodes=1, steps=100)
+    w.order("drain", w.nodes[0])
+    w.until(lambda: w.state(bad) == JobState.QUEUED, HOUR)
+    commit = w.sim.store.commit
+
+    def refused(unit: Unit, epoch: int) -> int:
+        if f"job:{bad}" in unit.writes and f"aside:job:{bad}" not in unit.writes:
+            raise UnitTooLarge("too much of it")
+        return commit(unit, epoch)
+
+    monkeypatch.setattr(w.sim.store, "commit", refused)
+    w.ends(waits, most=3 * HOUR)
+    assert w.state(bad) == JobState.QUEUED
 
 
 def test_jobs_that_share_a_node_keep_their_devices_of_it() -> None:
@@ -354,6 +388,19 @@ def test_on_wish_it_grows_as_soon_as_there_are_nodes_and_spends_no_restart(cold:
     shrank, grew = (w.events("start", f"{job}#{n}")[0].at for n in (2, 3))
     assert grew - shrank >= w.sim.policy.resume.grow_after.total_seconds()
     w.rests()
+
+
+def test_the_nodes_that_it_grows_to_are_kept_while_it_saves() -> None:
+    w = Ward(nodes=3)
+    job = w.training("train", nodes=3, min_nodes=2, grow=True, steps=20_000, does={"listens": True})
+    w.sick(w.nodes[0])
+    w.until(lambda: len(w.starts(job)) == 2, DAY)
+    w.until(lambda: any(call.wished for call in w.job(job).calls), DAY)
+    late = w.submit("late", nodes=1, steps=100)
+    w.ends(late)
+    assert [len(nodes) for _, nodes in w.starts(job)] == [3, 2, 3]
+    assert began(w, job, late) == [job, late]
+    assert w.events("start", f"{job}#3")[0].at < w.events("start", f"{late}#1")[0].at
 
 
 def test_it_does_not_grow_before_those_who_wait() -> None:

@@ -152,6 +152,19 @@ def test_the_last_admin_cannot_lock_everybody_out(calls: Clinic) -> None:
     assert calls.admin.get("/v1/tokens").status_code == 200
 
 
+def test_two_admins_who_revoke_one_another_at_once_leave_one() -> None:
+    """Each request was right when it was looked at: the engine, which has them in their order, has the last word."""
+    with clinic(after=30.0) as own:
+        own.admin.post("/v1/tokens", {"name": "second", "role": "admin"})
+        own.ward.desk.revoke("admin", by="second")
+        own.ward.desk.revoke("second", by="admin")
+        assert own.ward.desk.who(TOKENS["admin"]) is None
+        acts = own.viewer.get("/v1/audit").json()[:2]
+        assert [(act["verb"], act["target"]) for act in acts] == [("token revoke", "second"), ("token revoke", "admin")]
+        told = {line.text for line in own.ward.sim.store.story("operator:")}
+        assert "admin: token 'second': not revoked: it is the last admin's" in told
+
+
 def test_a_token_that_is_not_there_cannot_be_revoked(calls: Clinic) -> None:
     response = calls.admin.http.delete("/v1/tokens/viewre")
     assert response.status_code == 404
@@ -290,6 +303,25 @@ def test_only_an_operator_puts_a_job_before_those_of_others(calls: Clinic) -> No
     assert "priority" in refused.json()["error"]
     assert calls.submitter.post("/v1/jobs", body | {"priority": -5}).status_code == 201
     assert calls.operator.post("/v1/jobs", body).status_code == 201
+
+
+def test_who_is_an_operator_no_more_restarts_no_job_before_those_of_others(calls: Clinic) -> None:
+    def ann(role: str) -> Caller:
+        return Caller(calls.url, calls.admin.post("/v1/tokens", {"name": "ann", "role": role}).json()["token"])
+
+    with ann("operator").http as http:
+        body = {"name": "ahead", "nodes": 1, "command": ["train"], "priority": 50}
+        job = http.post("/v1/jobs", json=body).json()["id"]
+        assert http.post(f"/v1/jobs/{job}/stop", json={"reason": "the power"}).status_code == 200
+    until(lambda: calls.viewer.get(f"/v1/jobs/{job}").json()["state"] == "STOPPED", 20, "it has ended")
+    calls.admin.http.delete("/v1/tokens/ann")
+    with ann("submitter").http as http:
+        refused = http.post(f"/v1/jobs/{job}/restart", json={})
+        assert refused.status_code == 403
+        assert "it has priority 50; have one restart it" in refused.json()["error"]
+    again = calls.operator.post(f"/v1/jobs/{job}/restart", {})
+    assert again.status_code == 201
+    assert again.json()["owner"] == "ann"
 
 
 def test_a_job_that_an_operator_restarts_stays_its_owners(calls: Clinic) -> None:

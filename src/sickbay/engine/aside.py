@@ -4,6 +4,8 @@ It fails closed and tells open: the subject is not touched, a person is told at 
 later and later.
 """
 
+from msgspec.structs import replace
+
 from sickbay.engine.line import look_along
 from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
@@ -44,6 +46,7 @@ def set_aside(draft: Draft, subject: str, what: str, error: Exception, *, wait: 
         remind=reminder if known is None or tell else known.remind,
     )
     draft.put(row)
+    _let_place_go(draft, subject)
     _who_is_behind(draft, subject)
     if wait:
         # A new policy may be what mends it; other changes would make it due as often as facts come in.
@@ -62,6 +65,14 @@ def take_back(draft: Draft, subject: str) -> None:
     draft.drop(f"aside:{subject}")
     _who_is_behind(draft, subject)
     draft.tell("can be planned again", subject, event="set_aside")
+
+
+def _let_place_go(draft: Draft, subject: str) -> None:
+    """Nobody plans that its place is kept no longer: its time is asked at each try."""
+    job = draft.before(Job, subject)
+    if job is not None and job.place_until is not None and job.place_until.passed(draft.readings):
+        draft.put(replace(job, place_until=None))
+        draft.tell("its place is kept no longer", subject, event="set_aside")
 
 
 def _who_is_behind(draft: Draft, subject: str) -> None:

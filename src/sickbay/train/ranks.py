@@ -153,6 +153,8 @@ def _new_group(process_group: Any, limit: float) -> Any:
 class Asking:
     """Whether one of the ranks was asked to save before its end, as all of them hear it at the same call."""
 
+    heard = False  # of an end, in any group
+
     def __init__(self, group: Any) -> None:
         self._group = group
         self.ending = False  # one of them has got a SIGTERM, and all have heard of it
@@ -162,9 +164,13 @@ class Asking:
     def ask(self, *, now: bool) -> bool:
         try:
             answer = self._answer()
+            ending = (
+                should_end()
+            )  # asked before: a signal in between is a wish to save now, and an end at the next call
             # A signal to all ranks reaches each at another moment: it is one wish, and has been followed.
             mine = should_save() and not (answer or time.monotonic() - self._agreed < ONCE)
-            told = torch.tensor([mine, should_end()], dtype=torch.int64)
+            # Those who leave save what came after the last save, too.
+            told = torch.tensor([mine or (ending and not Asking.heard), ending], dtype=torch.int64)
             self._under_way = dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group, async_op=True), told
             answer = (now and self._answer()) or answer
         except RuntimeError as error:
@@ -181,8 +187,9 @@ class Asking:
         (work, told), self._under_way = self._under_way, None
         work.wait()
         save, end = told.tolist()
-        first, self.ending = bool(end) and not self.ending, self.ending or bool(end)
-        return bool(save) or first  # those who leave have saved what came after the last save, too
+        self.ending = self.ending or bool(end)
+        Asking.heard = Asking.heard or self.ending
+        return bool(save)
 
 
 _asking: dict[Any, Asking] = {}

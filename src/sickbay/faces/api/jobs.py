@@ -69,8 +69,7 @@ def stop(ask: ApiRequest, body: requests.NodeAct) -> OrderedJob:
 
 def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     """A job's id is short: the rare one that is taken already is made again under another key."""
-    if body.priority > 0 and ask.who is not None and ask.who.role == "submitter":
-        raise ApiRefusal(403, "only an operator may put a job before those of others: write a priority of 0 or less")
+    may_come_first(ask, body.priority, "write a priority of 0 or less")
     spec = _spec(ask, body)
     known = ask.fresh().job(job_named(spec.name, ask.key)) if ask.key_given else None
     if known is None:
@@ -78,6 +77,12 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
     elif replace(known.spec, continues=None) == spec:
         return job_answer(known, ask.fresh().turns(known.spec.cluster))
     return submitted(ask, spec)
+
+
+def may_come_first(ask: ApiRequest, priority: int, instead: str) -> None:
+    """Raises ApiRefusal(403)."""
+    if priority > 0 and ask.who is not None and ask.who.role == "submitter":
+        raise ApiRefusal(403, f"only an operator may put a job before those of others: {instead}")
 
 
 def submitted(ask: ApiRequest, spec: JobSpec, reason: str = "", owner: str = "") -> JobAnswer:

@@ -9,7 +9,7 @@ from sickbay.faces.answers import JobAnswer
 from sickbay.faces.api import requests
 from sickbay.faces.api.continuing import mates_of
 from sickbay.faces.api.examples import JOB
-from sickbay.faces.api.jobs import found, submitted
+from sickbay.faces.api.jobs import found, may_come_first, submitted
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.explain import job_answer
@@ -24,6 +24,7 @@ def restart(ask: ApiRequest, body: requests.Restart) -> JobAnswer:
     """The same request under the same key is answered by the same job."""
     before = found(ask, ask.path["id"])
     ask.may_touch(before, "restart it")
+    may_come_first(ask, before.spec.priority, f"it has priority {before.spec.priority}; have one restart it")
     if ask.key_given and (known := _made_before(ask, before)) is not None:
         return job_answer(known, ask.fresh().turns(known.spec.cluster))
     before = _once_it_is_over(ask, before)

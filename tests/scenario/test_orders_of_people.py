@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from tests.support.wards import HOUR, OPENS_AT_THREE, OpenWard, cluster_without, policy_with
 
 from sickbay.brain.admit import goes_off_at
+from sickbay.faces.explain import explain
 from sickbay.model.fault import Remedy
 from sickbay.model.incident import Phase
 from sickbay.model.policy import FaultRule, Mode
@@ -133,6 +134,7 @@ def test_a_well_node_serves_until_the_window_of_its_reboot_opens(ward: OpenWard)
     w.order("reboot", node)
     w.run(HOUR)
     assert w.node(node).claimable
+    assert "it serves on and takes new work" in explain(w.sim.store, node).now
     assert w.ledger().out == 0
     w.run(3 * HOUR)
     assert w.phase(node) == Phase.RELEASED

@@ -7,6 +7,7 @@ from sickbay.model.fleet import Node
 from sickbay.model.incident import Incident, IncidentKind, Phase
 from sickbay.model.job import Job, JobState
 
+_SERVES = "it serves on and takes new work, while {why} waits"
 _PHASES = {
     Phase.SUSPECT: "{node} gets no new work because of {why}, and has not been taken out of service",
     Phase.WATCHED: "{node} stays in service and is watched for {why}",
@@ -56,13 +57,19 @@ def _fault(fault: Fault) -> str:
     return f"{fault.code}{device}{f' ({fault.because})' if fault.because else ''}"
 
 
+def _serves(incident: Incident, node: Node) -> bool:
+    """Whether jobs are placed there though it is a suspect: it is excluded, or an order for it waits for a window."""
+    return incident.phase is Phase.SUSPECT and node.excused and node.claimable
+
+
 def node_now(archive: Archive, node: Node, state: str) -> str:
     incident = archive.incident(node.incident) if node.incident else None
     jobs = ", ".join(job.id for job in archive.holders(node))
     works = f"works for {jobs}" if jobs else "is idle"
     if incident is not None and incident.open:
         still = f" Job {jobs} still runs there." if jobs and not incident.phase.out else ""
-        return f"{node.id} is {state} ({incident.id} {incident.phase}): {_said(incident, 'it')}.{still}"
+        said = _SERVES.format(why=_why(incident)) if _serves(incident, node) else _said(incident, "it")
+        return f"{node.id} is {state} ({incident.id} {incident.phase}): {said}.{still}"
     if state == "READY":
         fit = "it is fit for work and" if node.claimable else "it"
         return f"{node.id} is READY: {fit} {works}."

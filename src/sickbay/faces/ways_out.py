@@ -88,7 +88,7 @@ def _withheld(archive: Archive, incident: Incident, node: Node) -> Iterator[WayO
     opens = None if incident.now or not incident.remedy.disrupts else next_opening(policy.windows, node.pool, now)
     if opens is not None:
         yield way(f"the maintenance window of {node.pool} opens at {opens:%Y-%m-%d %H:%M} UTC")
-        yield way("it does not wait for the window", _ordered(incident, now=True))
+        yield way("you order it with --now, which waits for no window", _ordered(incident, now=True))
 
 
 def _concerns(row: Withhold, incident: Incident) -> bool:

@@ -84,6 +84,8 @@ SCENES: dict[str, Callable[[Reader], None]] = {
     "job_failed": _failed,
     "job_waits": _starved,
     "job_stuck": _trains,
+    "log_rule_off": _trains,
+    "save_failed": _trains,
 }
 
 

@@ -1,6 +1,7 @@
 """kill -9 and SIGSTOP between any two lines of `sickbay.train`, in real processes."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,15 +12,18 @@ from tests.support.thorough import THOROUGH
 
 pytestmark = pytest.mark.slow
 
-LIVES = Path(__file__).parents[1] / "support/train_lives.py"
-JOBS = Path(__file__).parents[1] / "support/train_jobs.py"
+ROOT = Path(__file__).parents[2]
+LIVES = ROOT / "tests/support/train_lives.py"
+JOBS = ROOT / "tests/support/train_jobs.py"
 WORLD = Path(__file__).parents[1] / "support/train_world.py"
 
 
 def scene(name: str, disk: Path, *numbers: int, script: Path = LIVES) -> dict[str, int]:
     with tempfile.TemporaryDirectory(dir=disk) as directory:
         command = [sys.executable, str(script), name, directory, *map(str, numbers)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env = {**os.environ, "PYTHONPATH": path}
+        ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert ran.returncode == 0, ran.stderr
     told: dict[str, int] = json.loads(ran.stdout)
     return told

@@ -96,7 +96,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     # --- sizes that cannot be
     (submit("--nodes", "-1"), "-1 is not in the range"),
     (submit("--nodes", "0"), "0 is not in the range"),
-    (submit("--nodes", "many"), "'many' is not a valid integer"),
+    (submit("--nodes", "many"), "'many' is not a whole number"),
     (submit("--nodes", "99999999999999999999"), "at most 100000"),
     (submit("--nodes", "3"), "3 nodes are asked for, but pool local/default has 2"),
     (submit("--nodes", "1", "--min-nodes", "2"), "min_nodes is 2: write 1 to 1"),

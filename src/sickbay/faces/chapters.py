@@ -64,7 +64,7 @@ def node_story(archive: Archive, node: Node, span: StorySpan) -> TellingOf:
 def job_story(archive: Archive, job: Job, span: StorySpan) -> TellingOf:
     own = archive.story(f"job:{job.id}")
     last = job.interruptions[-1] if job.interruptions else None
-    begin = min(last.stages.values(), default=None) if last is not None else None
+    begin = _chapter_begin(archive, last) if last is not None else None
     title = f"the interruption of attempt {last.attempt}" if last is not None and begin is not None else ""
     mine, title, begin = _of_span(own, span, begin, title)
     within = [one for one in job.interruptions if begin is None or (_begin(one) or begin) >= begin]
@@ -132,6 +132,13 @@ def _last_incident(archive: Archive, own: Sequence[Line]) -> Incident | None:
 
 def _begin(one: Interruption) -> datetime | None:
     return min(one.stages.values(), default=None)
+
+
+def _chapter_begin(archive: Archive, one: Interruption) -> datetime | None:
+    """From the first symptom on: before a planned stop the job was asked to save, and nothing of it had stopped yet."""
+    begin = _begin(one)
+    known = [incident for i in one.incidents if (incident := archive.incident(i)) is not None]
+    return min([begin, *(incident.opened_at for incident in known)]) if begin is not None else None
 
 
 def _ends(interruption: Interruption, incident: Incident) -> bool:

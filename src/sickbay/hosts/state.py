@@ -15,6 +15,7 @@ from sickbay.clusters.local.rack import Rack
 from sickbay.model.errors import BadInput
 
 LOCK = "controller.lock"
+FIRST_TOKEN = "operator.token"  # noqa: S105 - a file: the secret of whoever started it
 RECORD = "controller.json"  # where the controller can be reached
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

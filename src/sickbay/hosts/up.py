@@ -24,7 +24,7 @@ from sickbay.hosts.channels import NotifierFile
 from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.server import refuse_taken, refuse_unusable, served
-from sickbay.hosts.state import RECORD, lock_alone, make_private
+from sickbay.hosts.state import FIRST_TOKEN, RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.fleet import NodeId
 from sickbay.model.plain_text import plain_text
@@ -124,7 +124,7 @@ class Service:
         # Who was here before is started before anybody looks: a node that was switched off is not one that fails.
         started = self._wake_known()
         self._controller.start(self._canary)
-        self.token = self._credential("operator", "admin", self.state / "operator.token")
+        self.token = self._credential("operator", "admin", self.state / FIRST_TOKEN)
         for seat in self.rack.names():
             node = NodeId(f"{CLUSTER}/{seat}")
             self._credential(f"agent of {node}", "agent", self.rack.paths(seat).token, node)

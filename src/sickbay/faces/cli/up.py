@@ -324,9 +324,10 @@ def _in_the_background(wish: "UpOptions", policy: "Policy") -> None:
     """The same command again without --detach, in a session of its own; we leave when it answers."""
     import subprocess
 
+    from sickbay.faces.cli.credentials import remember
     from sickbay.hosts.choices import words_of
     from sickbay.hosts.server import refuse_taken, refuse_unusable
-    from sickbay.hosts.state import make_private, recorded
+    from sickbay.hosts.state import FIRST_TOKEN, make_private, recorded
 
     refuse_taken(wish.host, wish.port)
     refuse_unusable(wish.cert, wish.key)
@@ -347,6 +348,7 @@ def _in_the_background(wish: "UpOptions", policy: "Policy") -> None:
             click.echo(f"it has not begun to serve within a minute: see {output}", err=True)
             leave(1)
         time.sleep(0.05)
+    remember(record.url, (state / FIRST_TOKEN).read_text().strip())  # it does so a moment later
     click.echo(f"serving on {record.url}, {words_of(policy)}, in the background; 'sickbay down' ends it")
     _elsewhere(record.url)
 

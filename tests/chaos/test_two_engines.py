@@ -314,7 +314,8 @@ def test_a_leader_that_stood_still_beside_its_successor_does_nothing_when_it_wak
     ward.hear_through(old)
     # When it takes a report it has finished what it was doing when it stopped.
     ward.until(lambda: old.acknowledged > taken + 1, "the old one is awake")
-    late = ward.mutations(old)[len(before) :]
+    # A look changes nothing: it may have stood between its last question and its call, beside what was stopped.
+    late = [call for call in ward.mutations(old)[len(before) :] if call != "look"]
     # What was under way when it stopped arrives late: its key says that it was done. Nothing else is sent.
     assert late in ([], [where.removeprefix("call:")])
     assert where.startswith("call:") or not late

@@ -87,7 +87,9 @@ class Desk:
         self.outbox.acknowledge(batch, batch.last)
 
     def said(self) -> list[ItemNews]:
-        return [msgspec.json.decode(entry.line, type=Item).news for entry in self.outbox._entries]
+        with self.outbox._more:  # threads of commands put in what they have to say
+            lines = [entry.line for entry in self.outbox._entries]
+        return [msgspec.json.decode(line, type=Item).news for line in lines]
 
     def answers(self) -> list[tuple[str, str]]:
         return [(news.command, news.result) for news in self.said() if isinstance(news, Answered)]

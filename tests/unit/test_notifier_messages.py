@@ -34,7 +34,7 @@ from sickbay.wire.posting import post
 
 ROOT = Path(__file__).parents[2]
 NO = IncidentId("")
-SOON = timedelta(seconds=2)
+SOON = timedelta(seconds=30)
 LINKS = NoticeLinks(runbooks="https://wiki/runbooks/", console="https://console")
 
 

@@ -459,6 +459,7 @@ def test_retention_reads_a_page_of_facts_when_none_is_old(tmp_path: Path) -> Non
     assert str(AT_ONCE) in facts[0]
 
 
+@pytest.mark.slow
 def test_the_policy_says_how_long_what_is_over_is_kept() -> None:
     policy = load_policy("default")
     kept = {}

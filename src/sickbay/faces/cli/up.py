@@ -21,7 +21,8 @@ from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
     from sickbay.hosts.choices import UpChoices
-    from sickbay.hosts.up import Service, UpOptions
+    from sickbay.hosts.service import Service
+    from sickbay.hosts.up import UpOptions
     from sickbay.model.policy import Policy
 
 DEMO_STEPS = 600
@@ -183,9 +184,10 @@ def _is_at(state: Path, port: int) -> bool:
 def service_of(wish: "UpOptions", policy: "Policy") -> "Service":
     """The one place where the two faces meet: the command line starts a host and hands it the API."""
     from sickbay.faces.api.app import app
-    from sickbay.hosts.up import Service
+    from sickbay.hosts.service import Service
+    from sickbay.hosts.up import config_of
 
-    return Service(wish, policy, app)
+    return Service(config_of(wish), policy, app, by="sickbay up")
 
 
 def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: Sequence[str], *, demo: bool) -> None:

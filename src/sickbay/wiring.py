@@ -4,7 +4,7 @@ Each is imported where it is chosen, so that whoever only opens a store loads no
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ from sickbay.policy.load import digest
 from sickbay.ports.breakable import Breakable
 from sickbay.ports.machines import Machines
 from sickbay.ports.metrics import Metrics
+from sickbay.ports.mirror import Mirror
 from sickbay.ports.notifier import Notifier
 from sickbay.ports.store import Store
 
@@ -35,6 +36,7 @@ class WiredFleet:
     pauses: Mapping[str, Callable[[float], object]]  # per cluster: wait so long, or less if something changed there
     breakable: Breakable | None = None
     metrics: Metrics | None = None
+    mirrors: Mapping[str, Mirror] = field(default_factory=dict)  # by cluster, where one has any
 
 
 def open_store(url: str, *, readonly: bool = False) -> Store:
@@ -105,6 +107,7 @@ def local_fleet(
     from sickbay.clusters.local.breakages import LocalBreakages
     from sickbay.clusters.local.cluster import LocalCluster
     from sickbay.clusters.local.machines import LocalMachines
+    from sickbay.clusters.local.mirror import LocalMirror
 
     cluster = LocalCluster(root)
     channels: dict[str, Machines] = {"local": LocalMachines(root), "agent": AgentMachines(store, posted)}
@@ -125,4 +128,5 @@ def local_fleet(
         pauses={cluster.id: cluster.wait},
         breakable=LocalBreakages(cluster),
         metrics=RingMetrics(root / "metrics"),
+        mirrors={cluster.id: LocalMirror(root, cluster.id)},
     )

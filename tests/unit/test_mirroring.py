@@ -37,7 +37,7 @@ def cordoned(by: str, name: str = "n0") -> Node:
 
 def job(name: str = "llama-1", cluster: str = "c", *on: str) -> Job:
     spec = JobSpec(name="llama", cluster=cluster, pool="train")
-    claim = {NodeId(f"{cluster}/{each}"): () for each in on}
+    claim: dict[NodeId, tuple[int, ...]] = {NodeId(f"{cluster}/{each}"): () for each in on}
     return Job(id=JobId(name), spec=spec, submitted_at=AT, state=JobState.RUNNING, attempt=1, claim=claim)
 
 

@@ -85,7 +85,7 @@ class Ward:
 
     def __init__(self, root: Path, **more: Any) -> None:
         self.root = root
-        (root / "proc").mkdir()
+        (root / "proc/1").mkdir(parents=True)  # the first process: the tree is the machine's
         (root / "state").mkdir()
         self.outbox = Outbox(root / "spool", AgentIdentity(node=NODE, incarnation=ME, agent_run="r"))
         self.senses = Watermarks([Probe("log", lambda _: [], period=1.0, witness=True)], self.outbox)

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,7 +18,7 @@ from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
 from sickbay.agent.nvml.pci import Address, address
-from sickbay.agent.settings import AgentSettings
+from sickbay.agent.settings import RESET, AgentSettings
 from sickbay.agent.watermark import Watermarks
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fleet import Incarnation, NodeId
@@ -37,7 +39,6 @@ REBOOT_TAKES = 60.0  # until whoever reboots machines has taken the order
 GOING_DOWN = 600  # seconds that a machine may need to be back; big ones take ten minutes to count their memory
 PROC = Path("/proc")
 REBOOT = (("systemctl", "reboot"), ("shutdown", "-r", "now"))
-RESET = ("nvidia-smi", "--gpu-reset")
 
 
 def _nobody(why: str) -> AbstractContextManager[None]:  # noqa: ARG001 - the form of Nvml.aside
@@ -60,6 +61,14 @@ class NodeTools:
     reset: tuple[str, ...] = RESET
     reboots: tuple[tuple[str, ...], ...] = REBOOT
     ours: Callable[[], Collection[int]] = field(default=lambda: (os.getpid(),))
+
+
+def tools_of(settings: AgentSettings, **more: Any) -> NodeTools:
+    """As the settings have them, which in a container are the machine's and not the container's."""
+    proc = settings.on_host("/proc")
+    reboots = (settings.reboot_command,) if settings.reboot_command else REBOOT
+    own = partial(own_pids, proc)
+    return NodeTools(settings=settings, proc=proc, reset=settings.reset_command, reboots=reboots, ours=own, **more)
 
 
 class NodeOrders:
@@ -108,6 +117,9 @@ class NodeOrders:
         if shutil.which(self._hands.reset[0]) is None:
             raise Refuse(f"there is no {self._hands.reset[0]} here: nothing can reset a GPU")
         with self._hands.aside("a GPU is being reset"):
+            if not (self._hands.proc / "1").exists():
+                # As where the agent's container has processes of its own only: nobody seen is not nobody there.
+                raise Refuse(f"{self._hands.proc} does not show this machine's processes: nobody knows who has the GPU")
             held = holders(order.devices, self._hands.proc, self._hands.ours())
             if held:
                 raise Refuse(f"held by {', '.join(held[:10])}{' and others' if len(held) > 10 else ''}")
@@ -121,7 +133,7 @@ class NodeOrders:
             text = said.out.strip()[-400:]
             if re.search(r"in use by|currently being used", text):
                 raise Refuse(f"the driver says: {text}")
-            raise Refuse(f"nvidia-smi ended with {said.code}: {text}")
+            raise Refuse(f"{Path(self._hands.reset[0]).name} ended with {said.code}: {text}")
         return [ResetDone(key=order.key, node=self._hands.node, incarnation=self._hands.me)]
 
     # --- reboot
@@ -130,7 +142,8 @@ class NodeOrders:
         self._allowed("reboot")
         command = next((words for words in self._hands.reboots if shutil.which(words[0])), None)
         if command is None:
-            raise Refuse("this machine has neither systemctl nor shutdown: nothing can reboot it from here")
+            missing = " nor ".join(words[0] for words in self._hands.reboots)
+            raise Refuse(f"there is no {missing} here: write reboot_command: [...] in the agent's settings")
         why = order.reason or "a repair"
         down = Observed(
             node=self._hands.node, kind="node.going_down", fields={"seconds": GOING_DOWN}, text=f"reboot: {why}"[:500]
@@ -195,6 +208,14 @@ def holders(devices: Collection[int], proc: Path = PROC, ours: Collection[int] =
         if hit:
             found.append(f"{_name(entry)} (pid {entry.name}) has {', '.join(sorted(hit))}")
     return found
+
+
+def own_pids(proc: Path = PROC) -> tuple[int, ...]:
+    """Our own process, as that tree numbers it: the machine's numbers are not those of a container."""
+    try:
+        return (int((proc / "self").readlink().name),)
+    except (OSError, ValueError):
+        return (os.getpid(),)
 
 
 def minors(proc: Path = PROC) -> Mapping[int, int]:

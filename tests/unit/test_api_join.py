@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from tests.support.waiting import until
 
 from sickbay.faces.api import credentials, join
 from sickbay.hosts import joining
+from sickbay.model.errors import BadInput
 from sickbay.model.fleet import Node, NodeId, Token
 from sickbay.model.protocol import PROTO
 
@@ -208,7 +210,7 @@ def test_nobody_is_taken_in_while_the_engine_is_away_and_nothing_piles_up(
     try:
         first = ask(calls, "patient")
         assert (first.status_code, "has not taken it up yet" in first.json()["error"]) == (503, True)
-        monkeypatch.setattr(joining, "CAUGHT_UP", joining.timedelta(seconds=-1))
+        monkeypatch.setattr(joining, "CAUGHT_UP", timedelta(seconds=-1))
         newest = len(calls.ward.sim.store.facts(0, limit=100_000))
         assert "has not caught up" in ask(calls, "patient").json()["error"]
         assert len(calls.ward.sim.store.facts(0, limit=100_000)) == newest
@@ -251,11 +253,11 @@ def test_the_join_tokens_of_a_configuration_are_known_after_it_and_no_other_way_
     ):
         file.write_text(text)
         file.chmod(mode)
-        with pytest.raises(joining.BadInput, match=says):
+        with pytest.raises(BadInput, match=says):
             joining.admit_joiners(desk, {"sim": file})
     file.write_text("a-secret-that-an-admin-chose")
     file.chmod(0o600)
-    with pytest.raises(joining.BadInput, match="is that of the join token of sim"):
+    with pytest.raises(BadInput, match="is that of the join token of sim"):
         joining.admit_joiners(desk, {"other": file})
 
 

@@ -11,7 +11,7 @@ from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
 from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, EffectError
 from sickbay.model.facts import (
     AnyNews,
     ControllerStarted,
@@ -56,7 +56,7 @@ class Backend:
     ) -> None:
         self.store = store
         self.policy = policy
-        self.policies = policies  # by digest, for `explain`
+        self.policies = dict(policies)  # by digest, for `explain`
         self.clusters = clusters
         self.breakable = breakable
         self.metrics = metrics
@@ -74,6 +74,12 @@ class Backend:
             store, clock, report_every=policy.silence.agent.total_seconds() / 6, metrics=metrics, leads=leads
         )
 
+    def take(self, policy: Policy, digest: str) -> None:
+        """Another policy is in force from now on."""
+        self.policies[digest] = policy
+        self.policy = policy
+        self._reception.hear_every(policy.silence.agent.total_seconds() / 6)
+
     # --- commands of people
     def _tell(self, key: str, news: AnyNews) -> None:
         self._ingest.tell(key, news)
@@ -90,6 +96,13 @@ class Backend:
         self._tell(ident, news)
         self.learned()
         return ident
+
+    def wrong(self, spec: JobSpec) -> str:
+        """Why its cluster could never run a job. One that cannot be asked now refuses nobody: the start asks again."""
+        try:
+            return self.clusters[spec.cluster].wrong(spec)
+        except EffectError:
+            return ""
 
     def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "", owner: str = "") -> Job:
         job = job_named(spec.name, key)

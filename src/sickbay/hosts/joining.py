@@ -117,13 +117,13 @@ class Joining:
         self._backend.note(f"join-refused/{wish.node}/{wish.instance_id}/{day}", news)
 
 
-def admit_joiners(backend: Backend, files: Mapping[str, str | Path]) -> None:
+def admit_joiners(backend: Backend, files: Mapping[str, str | Path], *, by: str = "sickbay controller") -> None:
     """Make the join tokens of the configuration known: by cluster, a file with the secret. Raises BadInput.
 
     It is the file's owner who gives it out: one that was revoked counts again when a controller starts with that file.
     """
     for cluster, file in files.items():
-        place = f"agents.join.{cluster}.token_file"
+        place = f"join.{cluster}.token_file"
         try:
             secret = read_secret(file)
         except OSError as error:
@@ -136,6 +136,6 @@ def admit_joiners(backend: Backend, files: Mapping[str, str | Path]) -> None:
             raise BadInput(f"{place}: {file} holds no good secret: write one, such as 'openssl rand -hex 24' makes")
         if known is None or known.over(backend.now()):
             backend.issue(
-                f"join-{cluster}", "join", "sickbay controller", secret=secret, anew=True, cluster=cluster,
+                f"join-{cluster}", "join", by, secret=secret, anew=True, cluster=cluster,
                 reason=f"configured: {file}",
             )  # fmt: skip

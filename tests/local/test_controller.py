@@ -107,8 +107,8 @@ def test_a_termination_leaves_jobs_running_and_the_next_one_goes_on(rig: Control
 def test_what_cannot_be_served_is_one_line(rig: Controlled, tmp_path: Path) -> None:
     other = Controlled(tmp_path, "clusters:\n  a: {kind: local}\n", nodes=1)
 
-    def refused(words: str, *more: str, **how: int) -> None:
-        other.write(*more, **how)
+    def refused(words: str, *more: str, port: int | None = None) -> None:
+        other.write(*more, port=port)
         command = other.words()[3:]
         done = other.types(*command)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done

@@ -115,11 +115,12 @@ class Backend:
         return max(timedelta(), self.now() - waiting[0].at) if waiting else timedelta()
 
     # --- agents
-    def receive(self, report: Report) -> Reply:
-        reply = self._reception.receive(report)
-        if report.items:
+    def receive_all(self, reports: Sequence[Report]) -> list[Reply | Exception]:
+        """Reports of different nodes, stored in one commit; what each of them is answered, or why it was not stored."""
+        answers = self._reception.receive_all(reports)
+        if any(report.items for report in reports):
             self._wake()
-        return reply
+        return answers
 
     def commands(self, poll: Poll) -> Reply:
         """At once: what waits for this agent that it does not have yet. Whoever holds the poll asks again."""

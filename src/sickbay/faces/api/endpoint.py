@@ -155,6 +155,7 @@ class Endpoint:
             who=who,
             repeated=given and self._answered.seen(key, what),
             last_event=headers.get("last-event-id", ""),
+            size=len(raw),
             gone=incoming.gone,
         )
         if route.held:

@@ -25,9 +25,10 @@ def _own(ask: ApiRequest, node: NodeId) -> None:
         raise ApiRefusal(403, f"this token is for the agent of {mine or 'no node'}: it cannot speak for {node}")
 
 
-def report(ask: ApiRequest, body: Report) -> Reply:
+async def report(ask: ApiRequest, body: Report) -> Reply:
+    """Answered when it is stored, together with those that came meanwhile."""
     _own(ask, body.node)
-    return ask.backend.receive(body)
+    return await ask.shared.store_report(body, ask.size)
 
 
 async def poll(ask: ApiRequest, body: Poll) -> Reply:

@@ -170,12 +170,11 @@ class Endpoint:
         if not route.role:
             return None
         secret = secret_of(headers.get("authorization", ""))
-        token = self._credentials.remembered(secret)
-        if token is None:
-            token = await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._credentials.who, secret)
+        group = AGENTS if route.role == "agent" else PEOPLE
+        token = await self._credentials.who(secret, group)
         admitted = admit(token, route.role, self._room.backend.now())
         if due := self._credentials.note_use(admitted):
-            await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._tell_uses, due)
+            await on_thread(group, self._tell_uses, due)
         return admitted
 
     def _tell_uses(self, due: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.clusters.local.rack import Rack
+from sickbay.clusters.local.settings import LocalSettings
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.channels import NotifierFile
@@ -31,10 +32,9 @@ from sickbay.model.plain_text import plain_text
 from sickbay.model.policy import Policy
 from sickbay.policy.load import refuse_unconfigured
 from sickbay.wire.files import replace_file
-from sickbay.wiring import local_fleet, notifiers_of, open_store
+from sickbay.wiring import ClusterGround, FleetCluster, FleetGround, cluster_kind, fleet_of, notifiers_of, open_store
 
 CLUSTER, POOL = "local", "default"
-NODES, GPUS = 4, 2
 LOG_PARTS = 4
 COME_UP = 15.0  # seconds that nodes that were switched off are given
 
@@ -81,17 +81,19 @@ class Service:
             self._alone.close()
             raise
         try:
-            self._furnish()
             mail = Wakeup()
-            fleet = local_fleet(
-                self.rack.root,
+            settings = LocalSettings(nodes=wish.nodes, gpus=wish.gpus, boot_takes=wish.boot_takes)
+            place = ClusterGround(CLUSTER, self.rack.root, self._store, policy, mail.ring, settings, pool=POOL)
+            ground = FleetGround(
                 self._store,
                 policy,
                 mail.ring,
+                self.rack.root / "metrics",
                 wish.knowledge,
                 notifiers_of(wish.notifiers.notifiers, wish.notifiers.links),
                 wish.notifiers.traits,
             )
+            fleet = fleet_of({CLUSTER: FleetCluster(cluster_kind("local").build(place))}, ground)
             self._executor = ThreadExecutor(workers_per_lane=16)
             self._controller = Controller(self._store, fleet, self._executor, SystemClock(), Changes())
             controller = self._controller
@@ -103,13 +105,6 @@ class Service:
             self._alone.close()
             raise
         self.token = ""
-
-    def _furnish(self) -> None:
-        """As many nodes as asked for, or as there are, or a few."""
-        there = self.rack.names() if self.rack.exists() else ()
-        gpus = self._wish.gpus if self._wish.gpus is not None else self.rack.seat(there[0]).gpus if there else GPUS
-        nodes = self._wish.nodes or len(there) or NODES
-        self.rack.create(CLUSTER, nodes, gpus, POOL, boot_takes=self._wish.boot_takes)
 
     @property
     def backend(self) -> Backend:

@@ -35,7 +35,7 @@ NOTHING = -1  # items: no report at all, but a request that does nothing
 SIZES = (0, 1, 20)  # items in a report
 NAMES = {0: "empty reports", 1: "reports of 1 item"}
 PROCESSES = 2  # of agents
-TURNS = 5  # reports and nothing, in turn: the median is no moment in which the machine did something else
+TURNS = 5  # of reports and nothing, in turn: the median is no moment in which the machine did something else
 ENOUGH, WITHIN = 3000, 2.0  # reports of one item in a second, or so many times slower than nothing at all
 GOAL = f"≥ {ENOUGH:,}/s, or ≤ {WITHIN:g}"
 
@@ -228,10 +228,10 @@ def bare(items: int, reports: int, seconds: float) -> float:
     raise AssertionError("unreachable")
 
 
-def _beside(http: Server, items: int, together: int, seconds: float) -> list[Line]:
+def _beside(http: Server, items: int, together: int, seconds: float, turned: int) -> list[Line]:
     """One size of report: through HTTP and, in turn with it, HTTP without them; and without HTTP."""
     one, many = bare(items, 1, seconds / 5), bare(items, together, seconds / 5)
-    turns = [(http.load(items, seconds / TURNS), http.load(NOTHING, seconds / TURNS)) for _ in range(TURNS)]
+    turns = [(http.load(items, seconds / turned), http.load(NOTHING, seconds / turned)) for _ in range(turned)]
     got, idle = Load.median([turn[0] for turn in turns]), Load.median([turn[1] for turn in turns])
     ratio = median(nothing.rate / reports.rate for reports, nothing in turns)
     of = NAMES.get(items, f"reports of {items} items")
@@ -255,10 +255,11 @@ def run(size: Size) -> Figure:
     then = busy()
     agents = size.pick(full=64, quick=32, tiny=4)
     seconds = size.pick(full=50, quick=15, tiny=2) / 10
+    turned = size.pick(full=TURNS, quick=TURNS, tiny=1)
     together = min(agents, THREADS[AGENTS])
     with server(agents) as http:
         http.load(1, seconds / 5)  # the first ones open connections and look tokens up
-        lines = [line for items in SIZES for line in _beside(http, items, together, seconds)]
+        lines = [line for items in SIZES for line in _beside(http, items, together, seconds, turned)]
         lines.append(Line("requests that do nothing (/healthz)", f"{http.load(NOTHING, seconds / 2).rate:,.0f}/s"))
         http.tell("plan")
         got = http.load(1, seconds)

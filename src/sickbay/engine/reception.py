@@ -73,6 +73,11 @@ class Reception:
         self._present: dict[NodeId, Incarnation] = {}  # whose voice counted last: a cache, asked again when it differs
         self._committing = Lock()
 
+    def hear_every(self, seconds: float) -> None:
+        """How often agents report from now on: they are told with each reply."""
+        self._report_every = seconds
+        self._ingest.period = 2 * seconds
+
     def receive(self, report: Report) -> Reply:
         """Stores what is new and acknowledges it; the reply carries commands. Raises BadInput, StoreError."""
         answer = self.receive_all([report])[0]

@@ -16,6 +16,7 @@ from sickbay.faces.api.report_queue import ReportQueue
 from sickbay.faces.api.route import AppState
 from sickbay.faces.api.routes import ROUTES
 from sickbay.hosts.backend import Backend
+from sickbay.hosts.joining import Joining
 from sickbay.hosts.wakeup import Wakeup
 
 
@@ -36,6 +37,7 @@ def app(
         backend=backend,
         mail=mail or Wakeup(),
         news=news,
+        joining=Joining(backend),
         store_report=ReportQueue(backend.receive_all).store,
         leads=leads,
         trouble=trouble,

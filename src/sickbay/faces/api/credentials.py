@@ -9,10 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from sickbay.faces.api.refusal import ApiRefusal
-from sickbay.faces.api.route import AGENTS, PEOPLE, on_thread
+from sickbay.faces.api.route import THREADS, on_thread
 from sickbay.hosts.backend import Backend, hash_of
 from sickbay.model.fleet import Token
 
+# Roles of machines stand apart from those of people: who has one may do that, and nothing else.
+MACHINES = {"agent": "only agents report here", "join": "only a join token can ask for a node's token"}
+MACHINES_MAY = {
+    "agent": "an agent's token can only report for its own node",
+    "join": "a join token can only ask for the token of a node of its cluster",
+}
 FOR = 2.0  # seconds; a change of any token row ends it at once
 MOST = 50_000  # tokens that are remembered: more than agents report here
 LOOK_UP_MOST = 500  # in one read
@@ -20,6 +26,7 @@ LookUp = Callable[[Sequence[str]], Sequence[Token | None]]
 RANK = {role: rank for rank, role in enumerate(("viewer", "submitter", "operator", "admin"), 1)}
 USED_EVERY = timedelta(hours=1)  # what a row says of a token's last use is at most so old, or a little more
 TELL_EVERY = 30.0  # seconds between two facts about uses
+TRIES, TRIES_A_SECOND = 40, 5.0  # join tokens of one address that are looked up
 TELL_AT_ONCE = 40  # tokens in one fact: each is a row of its unit
 
 
@@ -68,13 +75,30 @@ class TokenLookups:
 class Credentials:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._lookups = {group: TokenLookups(self.look_up, group) for group in (AGENTS, PEOPLE)}
+        self._lookups = {group: TokenLookups(self.look_up, group) for group in THREADS}
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Token, float]] = {}
         self._seen = backend.changes.seq
         self._used: dict[str, datetime] = {}  # by hash: more than the rows say
         self._told: dict[str, datetime] = {}
         self._tell_from = 0.0  # on the monotonic clock
+        self._joined: set[str] = set()  # hashes of join tokens that were good
+        self._tries: dict[str, tuple[float, float]] = {}  # by address: room, and when that was, on the monotonic clock
+
+    def may_try(self, secret: str, address: str) -> bool:
+        """Rate limit (a token bucket for each address) of what a fleet with a wrong join token has us look up. One that
+        was good passes, whoever else is behind its address.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if hash_of(secret) in self._joined:
+                return True
+            room, since = self._tries.get(address, (float(TRIES), now))
+            if len(self._tries) >= MOST:
+                self._tries.clear()
+            room = min(TRIES, room + TRIES_A_SECOND * (now - since))
+            self._tries[address] = (room - 1 if room >= 1 else room, now)
+        return room >= 1
 
     def remembered(self, secret: str) -> Token | None:
         """Without asking the store; None: it must be asked."""
@@ -83,9 +107,9 @@ class Credentials:
             token, until = self._known.get(hash_of(secret), (None, 0.0))
         return token if time.monotonic() < until else None
 
-    async def who(self, secret: str, group: str) -> Token | None:
-        """`group`: of the threads on which the store is asked, if it must be. Raises StoreError."""
-        return self.remembered(secret) or await self._lookups[group].find(secret)
+    async def find(self, secret: str, group: str) -> Token | None:
+        """`group`: of the threads on which the store is asked. Raises StoreError."""
+        return await self._lookups[group].find(secret)
 
     def look_up(self, hashes: Sequence[str]) -> list[Token | None]:
         """From the store, remembered for a moment."""
@@ -94,6 +118,7 @@ class Credentials:
         with self._lock:
             if len(self._known) + len(tokens) > MOST:
                 self._known.clear()
+            self._joined.update(token.hash for token in tokens if token is not None and token.role == "join")
             if self._seen >= before:  # else a change is on its way that these may not show
                 until = time.monotonic() + FOR
                 self._known.update({token.hash: (token, until) for token in tokens if token is not None})
@@ -128,8 +153,11 @@ class Credentials:
             return
         changes = self._backend.changes.since(self._seen)
         with self._lock:
-            if changes is None or any(change.kind == "token" for change in changes):
+            if changes is None:
                 self._known.clear()
+            for change in changes or ():  # only those that have changed: thousands may join while others report
+                if change.kind == "token":
+                    self._known.pop(change.id, None)
             self._seen = changes[-1].seq if changes else now
 
 
@@ -150,10 +178,10 @@ def admit(token: Token | None, role: str, now: datetime) -> Token:
     if token.over(now):
         line = f"token {token.name!r} has expired: ask an admin for another ('sickbay token create')"
         raise ApiRefusal(401, line, **_CHALLENGE)
-    if (role == "agent") != (token.role == "agent"):
-        may = "only agents report here" if role == "agent" else "an agent's token can only report for its own node"
+    if role != token.role and (role in MACHINES or token.role in MACHINES):
+        may = MACHINES.get(role) or MACHINES_MAY[token.role]
         raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}: {may}")
-    if role != "agent" and RANK.get(token.role, 0) < RANK[role]:
+    if role not in MACHINES and RANK.get(token.role, 0) < RANK[role]:
         raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}, and this needs the role {role}")
     return token
 

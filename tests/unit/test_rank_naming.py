@@ -7,7 +7,7 @@ import pytest
 from sickbay.agent.ranks.directory import FoundRank, NodeFile, RankFile, name_of
 from sickbay.agent.ranks.naming import NamedRank, name_rank
 from sickbay.agent.ranks.processes import process_of
-from sickbay.agent.ranks.rendezvous import CONF, Meeting, meeting_of, rendezvous, waits_for
+from sickbay.agent.ranks.rendezvous import CONF, MeetingPlace, meeting_of, rendezvous, waits_for
 from sickbay.model.fleet import JobId
 
 NODE = NodeFile(node="train/n1", cluster="train", boot_id="b")
@@ -55,7 +55,7 @@ def test_no_job_leads_out_of_the_directory_and_no_two_share_a_name(job: str) -> 
 
 
 def test_torchrun_gets_defaults_and_what_its_environment_has_stays() -> None:
-    meeting = Meeting(4, 2, "gpu007", 23456)
+    meeting = MeetingPlace(4, 2, "gpu007", 23456)
     said = rendezvous({}, "j.3", meeting)
     assert said == {
         "PET_RDZV_ID": "j.3", "PET_RDZV_CONF": CONF, "PET_NNODES": "4", "PET_NODE_RANK": "2",

@@ -158,6 +158,7 @@ def job_answer(job: Job, turns: Turns) -> JobAnswer:
         state=job.state,
         attempt=job.attempt,
         restarts=len(job.restarts),
+        pool=job.pool,
         nodes=sorted(job.claim),
         step=job.step,
         resumed_from=job.resumed_from,
@@ -189,6 +190,8 @@ def one_job(archive: Archive, job: Job) -> OneJob:
         cwd=job.spec.cwd,
         env=sorted(job.spec.env),
         env_files=list(job.spec.env_files),
+        image=job.spec.image,
+        native=job.spec.native,
         attempts=[_attempt(archive, one) for one in archive.attempts(job)],
     )
 

@@ -17,7 +17,7 @@ PORTS: Final = (20_000, 10_000)  # below what kernels give to outgoing connectio
 LAUNCHERS: Final = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 
 
-class Meeting(NamedTuple):
+class MeetingPlace(NamedTuple):
     """Where the nodes of an attempt meet."""
 
     nodes: int
@@ -26,7 +26,7 @@ class Meeting(NamedTuple):
     port: int
 
 
-def rendezvous(env: Mapping[str, str], attempt: str, meeting: Meeting | None) -> dict[str, str]:
+def rendezvous(env: Mapping[str, str], attempt: str, meeting: MeetingPlace | None) -> dict[str, str]:
     """What is added to an environment. `attempt`: no other start has this name."""
     chosen = {"PET_RDZV_ID": attempt, "PET_RDZV_CONF": CONF}
     if meeting is not None:
@@ -37,7 +37,7 @@ def rendezvous(env: Mapping[str, str], attempt: str, meeting: Meeting | None) ->
     return {name: value for name, value in chosen.items() if name not in env}
 
 
-def meeting_of(env: Mapping[str, str], attempt: str) -> Meeting | None:
+def meeting_of(env: Mapping[str, str], attempt: str) -> MeetingPlace | None:
     """Of a task that srun has started: on the first host of its step. None: nobody says, or this is no such task.
 
     The batch script itself has a list of nodes, too; what it set would go to the tasks of all nodes.
@@ -51,7 +51,7 @@ def meeting_of(env: Mapping[str, str], attempt: str) -> Meeting | None:
     host = next((first_host(env[name]) for name in LISTS if env.get(name)), "")
     if not nodes or node_rank is None or node_rank >= nodes or not host:
         return None
-    return Meeting(nodes, node_rank, host, PORTS[0] + crc32(attempt.encode()) % PORTS[1])
+    return MeetingPlace(nodes, node_rank, host, PORTS[0] + crc32(attempt.encode()) % PORTS[1])
 
 
 def waits_for(command: Sequence[str], env: Mapping[str, str]) -> float | None:

@@ -160,6 +160,13 @@ class LocalCluster:
             wake(paths.wake)
 
     # --- jobs
+    def wrong(self, spec: JobSpec) -> str:
+        if spec.image:
+            return "image: the local cluster runs no images, its ranks are processes of this machine: leave image out"
+        if spec.native:
+            return "native: the local cluster makes no object that it could be merged into: leave native out"
+        return ""
+
     def start(
         self,
         job: JobId,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.ranks.directory import HEARTBEAT, RankFile, RankSeat, pid_space
 from sickbay.agent.ranks.output import Capture
-from sickbay.agent.ranks.rendezvous import Meeting, rendezvous, waits_for
+from sickbay.agent.ranks.rendezvous import MeetingPlace, rendezvous, waits_for
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.complaints import complain
 from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, StartRanks
@@ -311,7 +311,7 @@ def _meeting(given: Mapping[str, str], order: StartRanks) -> dict[str, str]:
     """For a command that is a torchrun: where it meets those on the other nodes, all of them on this machine."""
     each = max(1, int(order.env.get("LOCAL_WORLD_SIZE", "1")))
     nodes, host = int(order.env.get("WORLD_SIZE", "1")) // each, order.env.get("MASTER_ADDR", "127.0.0.1")
-    met = Meeting(max(1, nodes), order.node_rank, host, int(order.env.get("MASTER_PORT", "0")))
+    met = MeetingPlace(max(1, nodes), order.node_rank, host, int(order.env.get("MASTER_PORT", "0")))
     local = {} if "PET_LOCAL_ADDR" in given else {"PET_LOCAL_ADDR": host}
     return {**rendezvous(given, f"{order.job}.{order.attempt}", met if met.port else None), **local}
 

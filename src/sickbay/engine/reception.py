@@ -26,6 +26,7 @@ from sickbay.model.facts import (
 )
 from sickbay.model.fleet import Incarnation, Node, NodeId
 from sickbay.model.intent import Intent, IntentState
+from sickbay.model.noun import Noun
 from sickbay.model.protocol import (
     PROTO,
     Answered,
@@ -52,7 +53,34 @@ from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
 AT_ONCE = 20  # commands that ride on one reply
+SKEW = 2.0  # seconds that a node's clock may differ from ours
+ODD_MOST = 10_000
 OLDEST = 366 * 86_400.0  # seconds: an agent's clock that says more is wrong, and some such moments have no date
+
+
+class Oddity(Noun):
+    """An agent whose clock or protocol differs from ours, as it last reported here. Not stored."""
+
+    node: NodeId
+    proto: int
+    ahead: float  # seconds that its wall clock is ahead of ours
+
+
+class Oddities:
+    """Bounded memory of agents that differ: one that agrees again is forgotten."""
+
+    def __init__(self) -> None:
+        self._known: dict[NodeId, Oddity] = {}
+
+    def note(self, report: Report, now: float) -> None:
+        ahead = report.wall_now - now
+        if report.proto == PROTO and abs(ahead) <= SKEW:
+            self._known.pop(report.node, None)
+        elif report.node in self._known or len(self._known) < ODD_MOST:
+            self._known[report.node] = Oddity(node=report.node, proto=report.proto, ahead=ahead)
+
+    def all(self) -> list[Oddity]:
+        return sorted(self._known.copy().values(), key=lambda one: one.node)
 
 
 class Reception:
@@ -74,6 +102,7 @@ class Reception:
         self._poll_for = poll_for
         self._ingest = Ingest(store, clock, period=2 * report_every, leads=leads)
         self._present: dict[NodeId, Incarnation] = {}  # whose voice counted last: a cache, asked again when it differs
+        self.oddities = Oddities()
         self._mutex = Lock()
         self._committing = Lock()
         self._batch = _Batch()
@@ -85,6 +114,7 @@ class Reception:
 
     def receive(self, report: Report) -> Reply:
         """Stores what is new and acknowledges it; the reply carries commands. Raises BadInput, StoreError."""
+        self.oddities.note(report, self._clock.wall())
         _refuse(report.proto)
         last = _in_order(report)
         answers = [item.news for item in report.items if isinstance(item.news, Answered)]

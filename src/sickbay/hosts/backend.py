@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from sickbay.engine.figures import LoopFigures
 from sickbay.engine.ingest import Ingest, Together, alone
-from sickbay.engine.reception import Reception
+from sickbay.engine.reception import Oddity, Reception
 from sickbay.engine.view import moment
 from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
@@ -139,6 +139,10 @@ class Backend:
         if report.items:
             self._wake()
         return reply
+
+    def oddities(self) -> list[Oddity]:
+        """Agents whose clock or protocol differs from ours, of those that report to this replica."""
+        return self._reception.oddities.all()
 
     def commands(self, poll: Poll) -> Reply:
         """At once: what waits for this agent that it does not have yet. Whoever holds the poll asks again."""

@@ -7,6 +7,7 @@ from threading import Lock
 from msgspec.structs import replace
 
 from sickbay.engine.ingest import Ingest, alone
+from sickbay.engine.oddities import Oddities
 from sickbay.engine.report_facts import OLDEST, facts_of, happened, last_seq, refuse_unknown
 from sickbay.engine.view import moment
 from sickbay.model.clock import WatchedClock
@@ -14,7 +15,6 @@ from sickbay.model.errors import BadInput, UnitRefused
 from sickbay.model.facts import Booted, Fact
 from sickbay.model.fleet import Incarnation, Node, NodeId
 from sickbay.model.intent import Intent, IntentState
-from sickbay.model.noun import Noun
 from sickbay.model.protocol import (
     Answered,
     AnyOrder,
@@ -37,11 +37,6 @@ from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
 AT_ONCE = 20  # commands that ride on one reply
-<<<<<<< HEAD
-SKEW = 2.0  # seconds that a node's clock may differ from ours
-ODD_MOST = 10_000
-OLDEST = 366 * 86_400.0  # seconds: an agent's clock that says more is wrong, and some such moments have no date
-=======
 TRIES = 2  # reports of a group in a row that cannot be stored by themselves either: then it is the store
 
 
@@ -56,32 +51,6 @@ class Arrival:
     asked: Mapping[str, Command] = field(default_factory=dict)  # what waits for this agent
     answered: frozenset[str] = frozenset()
     error: Exception | None = None  # why it was not stored
->>>>>>> main
-
-
-class Oddity(Noun):
-    """An agent whose clock or protocol differs from ours, as it last reported here. Not stored."""
-
-    node: NodeId
-    proto: int
-    ahead: float  # seconds that its wall clock is ahead of ours
-
-
-class Oddities:
-    """Bounded memory of agents that differ: one that agrees again is forgotten."""
-
-    def __init__(self) -> None:
-        self._known: dict[NodeId, Oddity] = {}
-
-    def note(self, report: Report, now: float) -> None:
-        ahead = report.wall_now - now
-        if report.proto == PROTO and abs(ahead) <= SKEW:
-            self._known.pop(report.node, None)
-        elif report.node in self._known or len(self._known) < ODD_MOST:
-            self._known[report.node] = Oddity(node=report.node, proto=report.proto, ahead=ahead)
-
-    def all(self) -> list[Oddity]:
-        return sorted(self._known.copy().values(), key=lambda one: one.node)
 
 
 class Reception:
@@ -103,12 +72,8 @@ class Reception:
         self._poll_for = poll_for
         self._ingest = Ingest(store, clock, period=2 * report_every, leads=leads)
         self._present: dict[NodeId, Incarnation] = {}  # whose voice counted last: a cache, asked again when it differs
-<<<<<<< HEAD
-        self.oddities = Oddities()
-        self._mutex = Lock()
-=======
->>>>>>> main
         self._committing = Lock()
+        self.oddities = Oddities()
 
     def hear_every(self, seconds: float) -> None:
         """How often agents report from now on: they are told with each reply."""
@@ -117,30 +82,10 @@ class Reception:
 
     def receive(self, report: Report) -> Reply:
         """Stores what is new and acknowledges it; the reply carries commands. Raises BadInput, StoreError."""
-<<<<<<< HEAD
-        self.oddities.note(report, self._clock.wall())
-        _refuse(report.proto)
-        last = _in_order(report)
-        answers = [item.news for item in report.items if isinstance(item.news, Answered)]
-        answered = {answer.command for answer in answers}
-        asked = self._asked(report.node, answered)
-        facts = list(self._facts(report, asked))
-        alive = self._alive(report)
-        try:
-            self._keep(facts, {} if alive is None else {report.node: alive})
-        except UnitRefused as error:
-            # The store is well: sending it again is no use, leaving out the item that it does not take is.
-            raise BadInput(f"an item cannot be stored: {error}") from error
-        self._measure(report)
-        # Struck only after the facts are stored: whoever dies in between hears the answer again.
-        self._strike(answered & asked.keys())
-        return self._reply([command for command in asked.values() if command.id not in answered], ack=last)
-=======
         answer = self.receive_all([report])[0]
         if isinstance(answer, Exception):
             raise answer
         return answer
->>>>>>> main
 
     def receive_all(self, reports: Sequence[Report]) -> list[Reply | Exception]:
         """An answer for each report, in their order; a report that cannot be taken spoils no other. Each is of another
@@ -162,6 +107,7 @@ class Reception:
         received = self._clock.wall()
         for each in arrivals:
             report = each.report
+            self.oddities.note(report, received)
             try:
                 refuse_unknown(report.proto)
                 each.ack = last_seq(report)

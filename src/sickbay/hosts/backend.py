@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from sickbay.engine.figures import LoopFigures
 from sickbay.engine.ingest import Ingest, Together, alone
-from sickbay.engine.reception import Oddity, Reception
+from sickbay.engine.oddities import Oddity
+from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
 from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes

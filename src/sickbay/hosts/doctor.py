@@ -9,8 +9,7 @@ import shutil
 import ssl
 import stat
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TooLate
+from concurrent import futures
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -222,7 +221,7 @@ def _readable(subject: str, wired: WiredCluster) -> Iterator[Finding]:
         return
     try:
         snapshot = in_time(wired.cluster.snapshot)
-    except TooLate:
+    except futures.TimeoutError:
         yield missing(subject, f"does not answer within {ANSWERS_WITHIN:g} s", "see that it can be reached from here")
     except (EffectError, BadInput, OSError) as error:
         yield missing(subject, f"cannot be read: {error}", "see that it can be reached, with these settings, from here")
@@ -234,7 +233,7 @@ def _readable(subject: str, wired: WiredCluster) -> Iterator[Finding]:
 
 def in_time(call: Callable[[], Answer]) -> Answer:
     """Raises TimeoutError; what hangs is left behind."""
-    pool = ThreadPoolExecutor(1)
+    pool = futures.ThreadPoolExecutor(1)
     try:
         return pool.submit(call).result(ANSWERS_WITHIN)
     finally:

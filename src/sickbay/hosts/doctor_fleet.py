@@ -6,7 +6,7 @@ Read from rows, and from what the replica that is asked has heard itself.
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
-from sickbay.engine.reception import Oddity
+from sickbay.engine.oddities import Oddity
 from sickbay.hosts.backend import Backend
 from sickbay.model.clock import WatchedClock
 from sickbay.model.facts import EarlyAgent
@@ -20,7 +20,6 @@ NAMED = 3  # nodes that a line names; of more it has the number
 EXPIRES_SOON = timedelta(days=14)
 BEHIND = timedelta(seconds=10)
 UNREAD = 5  # periods of a cluster without a read that succeeded
-SKEWED = 2.0  # seconds
 
 
 def fleet_findings(backend: Backend, *, leads: bool | None, trouble: str, admin: bool) -> Iterator[Finding]:
@@ -112,7 +111,7 @@ def _strangers(voices: Sequence[EarlyAgent]) -> Iterator[Finding]:
 
 def _oddities(found: Sequence[Oddity]) -> Iterator[Finding]:
     old = [one for one in found if one.proto != PROTO]
-    skewed = [one for one in found if one.proto == PROTO and abs(one.ahead) > SKEWED]
+    skewed = [one for one in found if one.proto == PROTO]
     for one in old[:NAMED]:
         yield missing(
             f"node {one.node}", f"its agent speaks protocol {one.proto}, and here {PROTO} is spoken",

@@ -87,6 +87,7 @@ class ClusterFile(Noun):
     controller: str = ""  # the URL that agents report to; read again whenever it cannot be reached
     ca: str = ""  # a file with the certificate to trust there, besides those of the system
     boot_takes: float = 1.0  # seconds from the start of a supervisor to ready: a machine does not boot in no time
+    kind: str = "local"  # here: its one seat is this machine itself
 
 
 class VirtualDefect(Noun):

@@ -4,7 +4,7 @@ Each is imported where it is chosen, so that whoever only opens a store loads no
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -26,6 +26,7 @@ from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Cluster
 from sickbay.ports.machines import Machines
 from sickbay.ports.metrics import Metrics
+from sickbay.ports.mirror import Mirror
 from sickbay.ports.notifier import Notifier
 from sickbay.ports.store import Store
 
@@ -58,6 +59,7 @@ class WiredCluster(NamedTuple):
     wait: Callable[[float], object]  # wait so long, or less if something changed there
     breakable: Breakable | None = None
     checks: Checks | None = None  # None: its agents do them
+    mirror: Mirror | None = None
 
 
 class ClusterKind(NamedTuple):
@@ -95,6 +97,7 @@ class WiredFleet:
     pauses: Mapping[str, Callable[[float], object]]  # per cluster: wait so long, or less if something changed there
     breakable: Breakable | None = None
     metrics: Metrics | None = None
+    mirrors: Mapping[str, Mirror] = field(default_factory=dict)  # by cluster, where one has any
 
 
 def open_store(url: str, *, readonly: bool = False) -> Store:
@@ -181,6 +184,7 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
     from sickbay.clusters.local.breakages import LocalBreakages
     from sickbay.clusters.local.cluster import LocalCluster
     from sickbay.clusters.local.machines import LocalMachines
+    from sickbay.clusters.local.mirror import LocalMirror
     from sickbay.clusters.local.settings import furnished
 
     rack = furnished(ground.state, ground.id, ground.pool, ground.settings)
@@ -190,6 +194,7 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
         machines={"local": LocalMachines(rack.root)},
         wait=cluster.wait,
         breakable=LocalBreakages(cluster),
+        mirror=LocalMirror(rack.root, cluster.id),
     )
 
 
@@ -218,6 +223,7 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
         pauses={name: each.wired.wait for name, each in clusters.items()},
         breakable=BreakableFleet(breakables) if breakables else None,
         metrics=RingMetrics(ground.metrics),
+        mirrors={name: each.wired.mirror for name, each in clusters.items() if each.wired.mirror is not None},
     )
 
 

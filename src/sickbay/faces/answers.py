@@ -17,8 +17,8 @@ from sickbay.model.job import EndReason, JobState
 from sickbay.model.notice import NoticeSeverity
 from sickbay.model.noun import Noun
 from sickbay.model.order import OrderVerdict
+from sickbay.model.shown import NodeState
 
-NodeState = Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC, milliseconds")]
 Seconds = float
 

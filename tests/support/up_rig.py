@@ -57,8 +57,8 @@ class Sickbay:
     def up(self, *more: str) -> None:
         port = str(self._port)
         command = [sys.executable, "-m", "sickbay", "up", "--state", str(self.state), "--port", port]
-        command += ["--nodes", str(self.nodes_wanted), "--gpus", str(self.gpus), "--policy", str(self._policy), *more]
-        env = {**os.environ, "XDG_CONFIG_HOME": str(self.state / "config")}
+        command += [*self.words(), *more]
+        env = self.environment()
         record = self.state / "controller.json"
         with (self.state / "up.out").open("ab") as out:
             self._controller = subprocess.Popen(
@@ -74,6 +74,12 @@ class Sickbay:
         self._http = httpx.Client(
             base_url=self.url, verify=self._trusts, headers={"Authorization": f"Bearer {token}"}, timeout=30
         )
+
+    def words(self) -> list[str]:
+        return ["--nodes", str(self.nodes_wanted), "--gpus", str(self.gpus), "--policy", str(self._policy)]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "XDG_CONFIG_HOME": str(self.state / "config")}
 
     def _serves(self, record: Path) -> bool:
         assert self._controller is not None

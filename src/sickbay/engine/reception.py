@@ -78,6 +78,11 @@ class Reception:
         self._committing = Lock()
         self._batch = _Batch()
 
+    def hear_every(self, seconds: float) -> None:
+        """How often agents report from now on: they are told with each reply."""
+        self._report_every = seconds
+        self._ingest.period = 2 * seconds
+
     def receive(self, report: Report) -> Reply:
         """Stores what is new and acknowledges it; the reply carries commands. Raises BadInput, StoreError."""
         _refuse(report.proto)

@@ -56,7 +56,7 @@ class Backend:
     ) -> None:
         self.store = store
         self.policy = policy
-        self.policies = policies  # by digest, for `explain`
+        self.policies = dict(policies)  # by digest, for `explain`
         self.clusters = clusters
         self.breakable = breakable
         self.metrics = metrics
@@ -72,6 +72,12 @@ class Backend:
         self._reception = Reception(
             store, clock, report_every=policy.silence.agent.total_seconds() / 6, metrics=metrics, leads=leads
         )
+
+    def take(self, policy: Policy, digest: str) -> None:
+        """Another policy is in force from now on."""
+        self.policies[digest] = policy
+        self.policy = policy
+        self._reception.hear_every(policy.silence.agent.total_seconds() / 6)
 
     # --- commands of people
     def _tell(self, key: str, news: AnyNews) -> None:

@@ -21,7 +21,8 @@ from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
     from sickbay.hosts.choices import UpChoices
-    from sickbay.hosts.up import Service, UpOptions
+    from sickbay.hosts.service import Service
+    from sickbay.hosts.up import UpOptions
     from sickbay.model.policy import Policy
 
 DEMO_STEPS = 600
@@ -73,6 +74,8 @@ NEXT = (
     metavar="FILE|none",
     help="Through whom people are told (YAML). Once given it stays, until another is, or none.",
 )
+@click.option("--here", is_flag=True, help="This machine itself is the one node, with its real GPUs and kernel log.")
+@click.option("--allow-reboot", is_flag=True, help="With --here: a fault that asks for it reboots this machine.")
 @click.option("--demo", is_flag=True, help="Run a job, break a GPU under it, and tell the story as it happens.")
 @click.option("--detach", is_flag=True, help="Return when it runs; 'sickbay down' ends it.")
 def up(
@@ -86,6 +89,8 @@ def up(
     policy: str | None,
     knowledge: str | None,
     notifiers: str | None,
+    here: bool,
+    allow_reboot: bool,
     demo: bool,
     detach: bool,
 ) -> None:
@@ -100,19 +105,21 @@ def up(
     Examples:
       sickbay up --demo              a first look: one fault from symptom to cure
       sickbay up --nodes 8 --detach  in the background
+      sickbay up --here              this machine and its GPUs: submit, and let faults be healed
       sickbay up --policy recommend  say what would be done, and touch no node: the first week
       sickbay down                   end it
     """
     from sickbay.hosts.channels import read_notifiers
     from sickbay.hosts.choices import as_before, chosen, policy_of, remembered
     from sickbay.hosts.state import default_state, refuse_open_door, refuse_second, serving
-    from sickbay.hosts.up import UpOptions
+    from sickbay.hosts.up import UpOptions, refuse_other_kind
     from sickbay.knowledge.load import load_tables
 
     if cert == "none" and key is None:
         key = "none"
     if (cert is None) is not (key is None):
         raise click.UsageError("--cert and --key go together: give both files")
+    _refuse_mixed(here=here, allow_reboot=allow_reboot, virtual=nodes is not None or gpus is not None, demo=demo)
     place = (state or default_state()).absolute()
     refuse_agents_state(place)
     given = {"policy": policy, "host": host, "port": port, "cert": cert, "key": key, "knowledge": knowledge}
@@ -143,7 +150,10 @@ def up(
         key=choices.key or None,
         knowledge=own,
         notifiers=channels,
+        here=here,
+        allow_reboot=allow_reboot,
     )
+    refuse_other_kind(wish)
     known = as_before(choices, {name for name, value in given.items() if value is not None})
     remarks = [line for line in (known, rules.remark) if line]
     if detach:
@@ -152,6 +162,13 @@ def up(
             click.echo(remark)
     else:
         _serve(wish, rules.policy, choices, remarks, demo=demo)
+
+
+def _refuse_mixed(*, here: bool, allow_reboot: bool, virtual: bool, demo: bool) -> None:
+    if allow_reboot and not here:
+        raise click.UsageError("--allow-reboot goes with --here: virtual nodes are rebooted without it")
+    if here and (virtual or demo):
+        raise click.UsageError("--here has one node, this machine: leave out --nodes, --gpus and --demo")
 
 
 def refuse_agents_state(state: Path) -> None:
@@ -183,9 +200,10 @@ def _is_at(state: Path, port: int) -> bool:
 def service_of(wish: "UpOptions", policy: "Policy") -> "Service":
     """The one place where the two faces meet: the command line starts a host and hands it the API."""
     from sickbay.faces.api.app import app
-    from sickbay.hosts.up import Service
+    from sickbay.hosts.service import Service
+    from sickbay.hosts.up import config_of
 
-    return Service(wish, policy, app)
+    return Service(config_of(wish), policy, app, by="sickbay up")
 
 
 def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: Sequence[str], *, demo: bool) -> None:
@@ -204,6 +222,8 @@ def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: S
     click.echo(f"serving on {service.url}, {words_of(policy)}{told}")
     for remark in remarks:
         click.echo(remark)
+    for promise in service.promises:
+        click.echo(f"  {promise}")
     _elsewhere(service.url)
     job = ""
     try:

@@ -20,9 +20,10 @@ from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.server import served
 from sickbay.hosts.wakeup import Wakeup
-from sickbay.model.errors import Gone, Rejected
+from sickbay.model.errors import Gone, Rejected, Transient
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId
+from sickbay.model.job import JobSpec
 from sickbay.model.protocol import Command, RunLook
 from sickbay.model.rows import Rows, Unit
 from sickbay.policy.load import digest
@@ -70,6 +71,12 @@ class TalkingCluster(SimCluster):
         super().__init__(sim.world, sim.plan.cluster.id)
         self.written: dict[tuple[JobId, int, int], str] = {}
         self.over = False
+        self.away = False  # it cannot be asked what is wrong with a job
+
+    def wrong(self, spec: JobSpec) -> str:
+        if self.away:
+            raise Transient("it is away")
+        return super().wrong(spec)
 
     @property
     def capabilities(self) -> frozenset[Capability]:

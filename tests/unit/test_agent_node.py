@@ -67,7 +67,8 @@ LATER = 1e12
 
 
 def wish(tmp_path: Path, **more: Any) -> AgentSettings:
-    return AgentSettings(url="http://x:1", node="c/n1", instance_id="i-1", state=str(tmp_path / "state"), **more)
+    places: dict[str, Any] = {"state": str(tmp_path / "state"), "ranks": str(tmp_path / "ranks")}
+    return AgentSettings(url="http://x:1", node="c/n1", instance_id="i-1", **places, **more)
 
 
 def ask(order: AnyOrder, name: str = "c1") -> Command:

@@ -28,11 +28,14 @@ from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.last_words import LastWords, last_words
 from sickbay.agent.probes.system_log import LineTrust, SystemLog, name_of, own_names, usual
+from sickbay.agent.ranks.directory import NodeFile, open_to_all, ranks_dir
+from sickbay.agent.ranks.watch import RankWatch
 from sickbay.agent.runtime import AgentRuntime, NodeKit, alone, clock_zero, keep, kept, machine_boot
 from sickbay.agent.settings import AgentSettings, host_name
 from sickbay.agent.spool import AgentIdentity, Spool
 from sickbay.agent.transport import Address
 from sickbay.agent.watchdog import Watchdog
+from sickbay.agent.watches import CLOSED, CREATED, MOVED_TO
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
@@ -94,6 +97,8 @@ class NodeAgent:
 
             self._fence = FenceKeeper(settings.self_fence, self._state, boot_id, self._tell)
         self._closing = made.closing
+        self._ranks = RankWatch(Path(settings.ranks), node, boot_id)
+        self._open_ranks(NodeFile(node=node, cluster=node.partition("/")[0], boot_id=boot_id))
         self._life = AgentRuntime(
             NodeKit(
                 outbox=self._outbox,
@@ -102,7 +107,9 @@ class NodeAgent:
                 address=self._address,
                 orders=lambda senses: NodeOrders(hands, senses).carry,
                 witnesses=[probe for probe in made.probes if probe.witness],
-                probes=[probe for probe in made.probes if not probe.witness],
+                probes=[*(probe for probe in made.probes if not probe.witness), self._rank_probe],
+                wanted=self._wanted,
+                asleep=self._ranks.restart,
                 each_second=self._each_second,
                 ready=lambda: self._watchdog.ready(f"watching {settings.node}"),
                 ending=self._ending,
@@ -111,6 +118,22 @@ class NodeAgent:
 
     def run(self) -> None:
         self._life.run()
+
+    # --- the ranks that run here
+    def _open_ranks(self, me: NodeFile) -> None:
+        try:
+            open_to_all(Path(self._settings.ranks), me)
+        except OSError as error:
+            complain(f"ranks: {self._settings.ranks} cannot be used ({error.strerror or error}): no rank is watched")
+
+    @property
+    def _rank_probe(self) -> Probe:
+        return Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless)
+
+    def _wanted(self) -> dict[Path, tuple[str, int]]:
+        there = ranks_dir(Path(self._settings.ranks))
+        wanted = dict.fromkeys(self._ranks.directories, ("ranks", MOVED_TO | CLOSED))
+        return {**wanted, there: ("ranks", CREATED)} if there.is_dir() else wanted
 
     def _tell(self, kind: str, text: str) -> None:
         self._outbox.put([say(Observed(node=self._voice.node, kind=kind, text=text[:500]))])

@@ -18,6 +18,7 @@ from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
 from sickbay.agent.nvml.pci import Address, address
+from sickbay.agent.ranks.asking import ask_to_save, stacks_of
 from sickbay.agent.settings import RESET, AgentSettings
 from sickbay.agent.watermark import Watermarks
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
@@ -31,6 +32,7 @@ from sickbay.model.protocol import (
     RunLook,
     RunReboot,
     RunReset,
+    RunSave,
 )
 from sickbay.wire.commands import ChildEnd, run_bounded
 
@@ -80,6 +82,7 @@ class NodeOrders:
     def carry(self) -> dict[type, Carry]:
         return {
             RunLook: self._look,
+            RunSave: self._save,
             RunCheck: self._check,
             RunReset: self._reset,
             RunReboot: self._reboot,
@@ -91,12 +94,19 @@ class NodeOrders:
         if what not in self._hands.settings.allow:
             raise Refuse(f"{what} is not allowed on this node: write allow: [{what}] in the agent's settings")
 
-    def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+    def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
         assert isinstance(order, RunLook)
-        time.sleep(within("settle", order.settle))
+        settled = time.monotonic() + within("settle", order.settle)
+        text = stacks_of(Path(self._hands.settings.ranks), self._hands.me.boot_id, order.stacks_of, until)
+        time.sleep(max(0.0, settled - time.monotonic()))
         self._senses.read_through()
-        return [Looked(look=order.look, node=self._hands.node, incarnation=self._hands.me)]
+        return [Looked(look=order.look, node=self._hands.node, incarnation=self._hands.me, text=text)]
+
+    def _save(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+        assert isinstance(order, RunSave)
+        ask_to_save(Path(self._hands.settings.ranks), self._hands.me.boot_id, order)
+        return []
 
     def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         assert isinstance(order, RunCheck)

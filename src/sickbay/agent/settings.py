@@ -63,6 +63,7 @@ class AgentSettings(Noun):
     dcgm_url: str = ""
     mounts: tuple[str, ...] = ()
     cloudwatch: str = ""
+    ranks: str = "/run/sickbay"
 
     @property
     def contained(self) -> bool:
@@ -249,6 +250,9 @@ SETTINGS: dict[str, Setting] = {
                       read_paths, "SICKBAY_MOUNTS"),
     "cloudwatch": Setting("Where measurements go for CloudWatch: tcp://127.0.0.1:25888 or a file.",
                           "none: the controller keeps them", read_text, "SICKBAY_CLOUDWATCH"),
+    "ranks": Setting("Where `sickbay run` and this agent know of each other.",
+                     "/run/sickbay: it is gone after a reboot, as the ranks are; containers mount it from the host",
+                     read_path, "SICKBAY_RANKS"),
 }  # fmt: skip
 
 

@@ -139,4 +139,5 @@ def slim(spec: JobSpec) -> JobSpec:
     """A job that we never start, with what decides: how many nodes, and its name."""
     if len(encode(spec)) <= SPEC:
         return spec
-    return replace(spec, name=_head(spec.name, NAME), command=(), env={}, log_rules=(), on=spec.on[:FIELDS], cwd="")
+    slimmer = replace(spec, command=(), env={}, log_rules=(), cwd="", native={}, image=_head(spec.image, NAME))
+    return replace(slimmer, name=_head(spec.name, NAME), on=spec.on[:FIELDS])

@@ -5,7 +5,7 @@ there.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -157,6 +157,8 @@ class OneJob(JobAnswer):
     cwd: str
     env: Annotated[list[str], Meta(description="names of the variables that were given with it: values are not shown")]
     env_files: list[str]
+    image: Annotated[str, Meta(description="the container image of its ranks; empty: none was named")]
+    native: Annotated[dict[str, Any], Meta(description="what it says in its cluster's own words")]
     attempts: Annotated[list[AttemptAnswer], Meta(description="the newest 60, oldest first, with the present one")]
 
 

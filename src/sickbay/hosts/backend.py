@@ -11,7 +11,7 @@ from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
 from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, EffectError
 from sickbay.model.facts import (
     AnyNews,
     ControllerStarted,
@@ -90,6 +90,13 @@ class Backend:
         self._tell(ident, news)
         self.learned()
         return ident
+
+    def wrong(self, spec: JobSpec) -> str:
+        """Why its cluster could never run a job. One that cannot be asked now refuses nobody: the start asks again."""
+        try:
+            return self.clusters[spec.cluster].wrong(spec)
+        except EffectError:
+            return ""
 
     def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "", owner: str = "") -> Job:
         job = job_named(spec.name, key)

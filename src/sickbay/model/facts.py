@@ -153,6 +153,19 @@ class Wrote(News, tag="wrote"):
     node: NodeId | None = None  # whose agent says so
 
 
+class RankEnded(News, tag="rank_ended"):
+    """How one rank ended, told by its node's agent: many a cluster knows no ranks, or no exit codes, or no output."""
+
+    job: JobId
+    attempt: int
+    rank: int
+    exit_code: int | None = None  # negative: the signal that ended it; None: nobody knows
+    stopped: bool = False  # it was asked to end: its exit says nothing about it
+    why: str = ""
+    tail: str = ""  # the end of what it wrote, of the first on its node that ended badly
+    node: NodeId | None = None  # whose agent says so
+
+
 class Hung(News, tag="hung"):
     job: JobId
     attempt: int
@@ -290,8 +303,8 @@ class Garbled(News, tag="garbled"):
 
 AnyNews = (
     Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
-    | Checkpointed | Wrote | Hung | RuleOff | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued
-    | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
+    | Checkpointed | Wrote | RankEnded | Hung | RuleOff | Checked | Looked | ResetDone | Outcome | Ordered | Submitted
+    | TokenIssued | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
 )  # fmt: skip
 
 

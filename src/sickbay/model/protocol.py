@@ -15,6 +15,7 @@ from sickbay.model.facts import (
     Looked,
     News,
     Observed,
+    RankEnded,
     ResetDone,
     RuleOff,
     Stepped,
@@ -65,6 +66,7 @@ ItemNews = (
     | Stepped
     | Checkpointed
     | Wrote
+    | RankEnded
     | Hung
     | RuleOff
     | Answered

@@ -67,6 +67,8 @@ ONE_JOB: dict[str, Any] = {
     "cwd": "/shared/code",
     "env": ["PATH"],
     "env_files": ["/home/ann/llama.env"],
+    "image": "",
+    "native": {},
     "attempts": [
         {
             "number": 1,

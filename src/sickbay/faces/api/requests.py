@@ -1,6 +1,6 @@
 """The request schema: bodies and queries, with their ranges."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -111,6 +111,12 @@ class Submit(RequestBody):
     grow: Annotated[bool, Meta(description="restarted on more nodes once there are more, where it runs on fewer")] = (
         False
     )
+    image: Annotated[
+        str, Meta(max_length=1000, description="the container image of its ranks, where its cluster runs images")
+    ] = ""
+    native: Annotated[
+        dict[str, Any], Meta(description="merged over the object that its cluster makes of the job; no secrets")
+    ] = {}
 
 
 class Restart(RequestBody):

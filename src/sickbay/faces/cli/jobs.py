@@ -1,5 +1,6 @@
 """sickbay jobs, job ID, stop ID."""
 
+import json
 import shlex
 from operator import itemgetter
 from typing import Any
@@ -94,6 +95,8 @@ def print_job(job: dict[str, Any]) -> None:
             ("checkpoints", job.get("checkpoint")),
             ("command", shlex.join(job.get("command", ()))[:COMMAND_MOST]),
             ("in", job.get("cwd")),
+            ("image", job.get("image")),
+            ("native", json.dumps(native)[:COMMAND_MOST] if (native := job.get("native")) else ""),
             ("environment", ", ".join([*job.get("env", ()), *job.get("env_files", ())])),
             ("submitted", clock(job.get("submitted_at"))),
             ("ended", clock(job.get("ended_at"))),

@@ -71,6 +71,7 @@ class LocalSeat(Noun):
     cordons: tuple[Cordon, ...] = ()
     power: SeatPower = SeatPower.ON
     previous: Incarnation | None = None  # whom the cluster shows until this boot is ready for the first time
+    machine_boot: str = ""  # the boot that its agent speaks of, where the seat is a real machine
     done: tuple[str, ...] = ()  # keys of the latest changes of cordons: a second sending of one changes nothing
 
     @property

@@ -86,7 +86,17 @@ class _Place:
 class NodeRanks:
     """All ranks of this boot. Single-threaded: the supervisor's loop calls it, nothing here ever blocks."""
 
-    def __init__(self, paths: Paths, instance_id: str, boot_id: str, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        instance_id: str,
+        boot_id: str,
+        selector: selectors.BaseSelector,
+        *,
+        told_boot: str = "",
+    ) -> None:
+        """`told_boot`: what the node's agent calls this boot, where it has another name for it."""
+        self._told_boot = told_boot or boot_id
         self._paths = paths
         self._instance_id = instance_id
         self._boot_id = boot_id
@@ -204,7 +214,7 @@ class NodeRanks:
         if (order.job, order.attempt) in self._stopped:
             return self._not_started(noun, None, "it was stopped before it began", stopped=True)
         try:
-            place = _Place(RankSeat(self.run_dir(noun), taken_over=True), _rank_file(order, noun))
+            place = _Place(RankSeat(self.run_dir(noun), taken_over=True), _rank_file(order, noun, self._told_boot))
         except OSError as error:
             return self._not_started(noun, None, f"the node could not make its directory: {error}")
         try:
@@ -306,12 +316,12 @@ class NodeRanks:
         living.place.over(gone)
 
 
-def _rank_file(order: StartRanks, noun: Rank) -> RankFile:
+def _rank_file(order: StartRanks, noun: Rank, boot_id: str) -> RankFile:
     return RankFile(
         job=noun.job,
         attempt=noun.attempt,
         rank=noun.rank,
-        boot_id=noun.boot_id,
+        boot_id=boot_id,
         began_at=noun.began_at,
         stall_after=order.stall_after,
         start_within=order.start_within,

@@ -87,7 +87,7 @@ class Supervisor:
         self._seat = seat
         self._selector = selectors.DefaultSelector()
         self._hardware = hardware or Hardware(paths, seat.instance_id)
-        self._ranks = NodeRanks(paths, seat.instance_id, seat.boot_id, self._selector)
+        self._ranks = NodeRanks(paths, seat.instance_id, seat.boot_id, self._selector, told_boot=seat.machine_boot)
         self._agent = agent or AgentProcess(paths, seat)
         self._done: dict[str, None] = {}  # orders carried out; in memory, as those of other boots are dropped anyway
         self._symptoms: list[tuple[float, tuple[Rank, ...]]] = []  # when ranks meet what is wrong with their devices

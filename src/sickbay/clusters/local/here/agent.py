@@ -80,6 +80,7 @@ class HereAgent:
         return replace(
             settings, url=cluster.controller, ca=cluster.ca, node=self._seat.id, token_file=str(self._paths.token),
             state=str(self._paths.agent(self._seat.instance_id)),
+            ranks=str(self._paths.instance(self._seat.instance_id)),
         )  # fmt: skip
 
     def _start(self, now: float) -> bool:

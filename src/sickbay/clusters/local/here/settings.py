@@ -64,7 +64,8 @@ def _furnish(rack: Rack, name: str, cluster: str, pool: str, machine: ThisMachin
             name=name, cluster=cluster, pool=pool, gpus=0, instance_id=instance, boot_id=new_boot(),
             power=SeatPower.OFF,
         )  # fmt: skip
-        following = msgspec.structs.replace(seat, gpus=len(devices), instance_id=instance, pool=pool)
+        known = {"gpus": len(devices), "instance_id": instance, "pool": pool, "machine_boot": machine.boot_id}
+        following = msgspec.structs.replace(seat, **known)
         if seat.instance_id != instance:  # the state was carried to another machine
             following = msgspec.structs.replace(following, boot_id=new_boot(), power=SeatPower.OFF)
         write(paths.seat_file, following)

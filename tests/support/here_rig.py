@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tests.support.up_rig import QUICK, Sickbay
 
@@ -85,6 +86,16 @@ class WorkstationRig(Sickbay):
 
     def said(self) -> str:
         return (self.state / "up.out").read_text()
+
+    def reaches_phase(self, code: str, phase: str, seconds: float = 60) -> dict[str, Any]:
+        """The newest incident of this fault, once it is in this phase."""
+
+        def there() -> dict[str, Any] | None:
+            found = [one for one in self.incidents(NODE) if one["fault"]["code"] == code]
+            return found[-1] if found and found[-1]["phase"] == phase else None
+
+        found: dict[str, Any] = self.until(there, seconds, f"{code} reaches {phase}")
+        return found
 
     # --- the machine
     def kernel(self, line: str) -> None:

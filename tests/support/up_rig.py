@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -32,6 +32,9 @@ SAMPLE = (sys.executable, "-m", "sickbay.train.sample")
 
 class NotNowError(AssertionError):
     """What was asked does not fit the present state."""
+
+
+Rig = TypeVar("Rig", bound="Sickbay")
 
 
 class Sickbay:
@@ -242,7 +245,10 @@ class Sickbay:
 
 def running(state: Path, **how: Any) -> Iterator[Sickbay]:
     """Up and ready; afterwards down, and nothing may be left."""
-    rig = Sickbay(state, **how)
+    yield from running_rig(Sickbay(state, **how))
+
+
+def running_rig(rig: Rig) -> Iterator[Rig]:
     try:
         rig.up()
         rig.ready()

@@ -35,17 +35,17 @@ class UpOptions(NamedTuple):
     allow_reboot: bool = False
 
 
-def refuse_other_kind(wish: UpOptions) -> None:
+def refuse_other_kind(state: Path, *, here: bool) -> None:
     """A state has virtual nodes or this machine: of the other kind's jobs and repairs nobody would know any more."""
-    other, words = (CLUSTER, "virtual nodes") if wish.here else (f"{CLUSTERS}/{HERE}", "this machine as its node")
-    if (wish.state / other / "cluster.json").exists():
-        again = "sickbay up" if wish.here else "sickbay up --here"
-        raise BadInput(f"{wish.state} has {words}: go on with '{again}', or give another directory with --state DIR")
+    other, words = (CLUSTER, "virtual nodes") if here else (f"{CLUSTERS}/{HERE}", "this machine as its node")
+    if (state / other / "cluster.json").exists():
+        again = "sickbay up" if here else "sickbay up --here"
+        raise BadInput(f"{state} has {words}: go on with '{again}', or give another directory with --state DIR")
 
 
 def config_of(wish: UpOptions) -> ControllerConfig:
     """The built-in config: what a controller's file would say. The policy is kept by `hosts/choices.py`."""
-    refuse_other_kind(wish)
+    refuse_other_kind(wish.state, here=wish.here)
     home = wish.state / (f"{CLUSTERS}/{HERE}" if wish.here else CLUSTER)
     return ControllerConfig(
         clusters=_this_machine(wish) if wish.here else _virtual_nodes(wish),

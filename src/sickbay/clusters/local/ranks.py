@@ -260,6 +260,7 @@ class NodeRanks:
             "RANK": str(plan.rank),
             "LOCAL_RANK": str(plan.local_rank),
             "NODE_RANK": str(order.node_rank),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver and its tools number them
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.devices)),
             "SICKBAY_JOB_ID": order.job,
             "SICKBAY_ATTEMPT": str(order.attempt),

@@ -122,6 +122,7 @@ def up(
     _refuse_mixed(here=here, allow_reboot=allow_reboot, virtual=nodes is not None or gpus is not None, demo=demo)
     place = (state or default_state()).absolute()
     refuse_agents_state(place)
+    refuse_other_kind(place, here=here)
     given = {"policy": policy, "host": host, "port": port, "cert": cert, "key": key, "knowledge": knowledge}
     given["notifiers"] = notifiers
     before = remembered(place)
@@ -153,7 +154,6 @@ def up(
         here=here,
         allow_reboot=allow_reboot,
     )
-    refuse_other_kind(wish)
     known = as_before(choices, {name for name, value in given.items() if value is not None})
     remarks = [line for line in (known, rules.remark) if line]
     if detach:

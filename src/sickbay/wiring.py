@@ -61,8 +61,8 @@ class WiredCluster(NamedTuple):
     wait: Callable[[float], object]  # wait so long, or less if something changed there
     breakable: Breakable | None = None
     checks: Checks | None = None  # None: its agents do them
-    mirror: Mirror | None = None
     own_nodes: OwnNodes | None = None  # nodes that are switched on and off here
+    mirror: Mirror | None = None
 
 
 class ClusterKind(NamedTuple):
@@ -238,8 +238,8 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
         machines={"local": LocalMachines(rack.root)},
         wait=cluster.wait,
         breakable=LocalBreakages(cluster),
-        mirror=LocalMirror(rack.root, cluster.id),
         own_nodes=LocalNodes(rack),
+        mirror=LocalMirror(rack.root, cluster.id),
     )
 
 

@@ -139,5 +139,4 @@ def foreign_process() -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        process.kill()
-        process.wait()
+        process.communicate()  # its input ends, and so does it

@@ -13,6 +13,7 @@ from sickbay.agent.commands import NO_BOOT
 from sickbay.agent.complaints import complain
 from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.drill import Drills
+from sickbay.agent.join import NodeJoiner
 from sickbay.agent.loop import HANGS_AFTER
 from sickbay.agent.node_orders import NodeOrders, tools_of
 from sickbay.agent.node_probes import ProbeContext, probes_for
@@ -97,6 +98,7 @@ class NodeAgent:
 
             self._fence = FenceKeeper(settings.self_fence, self._state, boot_id, self._tell)
         self._closing = made.closing
+        self._joiner = NodeJoiner(settings) if settings.join_token_file else None
         self._ranks = RankWatch(Path(settings.ranks), node, boot_id)
         self._open_ranks(NodeFile(node=node, cluster=node.partition("/")[0], boot_id=boot_id))
         self._life = AgentRuntime(
@@ -105,6 +107,7 @@ class NodeAgent:
                 state=self._state,
                 log=self._log,
                 address=self._address,
+                refused=self._joiner.refuse if self._joiner is not None else lambda _: None,
                 orders=lambda senses: NodeOrders(hands, senses).carry,
                 witnesses=[probe for probe in made.probes if probe.witness],
                 probes=[*(probe for probe in made.probes if not probe.witness), self._rank_probe],
@@ -151,7 +154,9 @@ class NodeAgent:
 
     def _address(self) -> Address:
         token = self._settings.token
-        if self._settings.token_file:
+        if self._joiner is not None:
+            token = self._joiner.token()
+        elif self._settings.token_file:
             try:
                 token = Path(self._settings.token_file).read_text(encoding="ascii").strip()
             except OSError as error:

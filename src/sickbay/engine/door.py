@@ -22,6 +22,7 @@ from sickbay.model.facts import (
     Hung,
     Inventory,
     JobSeen,
+    JoinRefused,
     Looked,
     NodeSeen,
     Observed,
@@ -73,6 +74,8 @@ def _cut(news: AnyNews) -> AnyNews:
             return replace(news, text=_head(news.text, STACKS))
         case Wrote():
             return replace(news, text=plain_text(news.text[-TAIL:]))
+        case JoinRefused():
+            return replace(news, because=_head(news.because, WORDS))
         case Outcome():
             return replace(news, text=_head(news.text, WORDS))
         case Ordered():

@@ -403,6 +403,7 @@ class TokenShown(Noun):
     name: str
     role: str
     node: str | None
+    cluster: Annotated[str | None, Meta(description="a join token's")]
     by: str
     issued_at: Time
     expires_at: Time | None
@@ -414,6 +415,7 @@ class TokenMade(Noun):
     name: str
     role: str
     node: str | None
+    cluster: Annotated[str | None, Meta(description="a join token's")]
     expires_at: Time | None
     token: Annotated[str, Meta(description="the secret; it is shown here once and stored nowhere")]
 

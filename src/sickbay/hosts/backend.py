@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from sickbay.engine.figures import LoopFigures
-from sickbay.engine.ingest import Ingest, alone
+from sickbay.engine.ingest import Ingest, Together, alone
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
 from sickbay.hosts.census import Census
@@ -35,7 +35,7 @@ from sickbay.ports.cluster import Cluster, Log
 from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
-ROLES = ("viewer", "submitter", "operator", "admin", "agent")
+ROLES = ("viewer", "submitter", "operator", "admin", "agent", "join")
 LEARNED_WITHIN = 10.0  # seconds that a person waits until what was asked is known to the engine
 
 
@@ -68,6 +68,7 @@ class Backend:
         self._clock = clock
         self._wake = wake
         self._ingest = Ingest(store, clock)
+        self._many = Together(store, clock)
         # Six reports may be missed before an agent counts as silent.
         self._reception = Reception(
             store, clock, report_every=policy.silence.agent.total_seconds() / 6, metrics=metrics, leads=leads
@@ -82,6 +83,11 @@ class Backend:
     # --- commands of people
     def _tell(self, key: str, news: AnyNews) -> None:
         self._ingest.tell(key, news)
+        self._wake()
+
+    def note(self, key: str, news: AnyNews) -> None:
+        """A fact of which many may come at once: they share commits. Nobody waits here until it is learned."""
+        self._many.tell(key, news)
         self._wake()
 
     def order(self, news: Ordered, key: str) -> str:
@@ -174,15 +180,20 @@ class Backend:
         seconds: float | None = None,
         anew: bool = False,
         reason: str = "",
+        cluster: str = "",
     ) -> str:
-        """A new token; its secret is told here once and stored nowhere. `anew`: any other of its name is revoked."""
+        """A new token; its secret is told here once and stored nowhere. `anew`: any other of its name is revoked.
+
+        `cluster`: of a join token, the only one that it is good for.
+        """
         if role not in ROLES:
             raise BadInput(f"there is no role {role!r}: write {', '.join(ROLES)}")
         secret = secret or secrets.token_urlsafe(24)
         digest = hash_of(secret)
         news = TokenIssued(
-            hash=digest, name=name, role=role, by=by, node=node, seconds=seconds, anew=anew, reason=reason
-        )
+            hash=digest, name=name, role=role, by=by, node=node, cluster=cluster, seconds=seconds, anew=anew,
+            reason=reason,
+        )  # fmt: skip
         # Each time another fact: one that was revoked since and is issued again is no second delivery of the first.
         self._tell(f"token/{digest}/{secrets.token_hex(8)}", news)
         self.changes.wait(lambda: self._holds(secret, role), LEARNED_WITHIN)

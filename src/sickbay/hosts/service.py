@@ -23,6 +23,7 @@ from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.config import ControllerConfig
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.first_tokens import agree_on, has_admin
+from sickbay.hosts.joining import admit_joiners
 from sickbay.hosts.log_file import log_to
 from sickbay.hosts.server import answers_at, refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import FIRST_TOKEN, RECORD, lock_alone, make_private
@@ -142,6 +143,9 @@ class Service:
         started = [node for own in self._own.values() for node in self._wake_known(own)]
         self._controller.start(lambda: answers_at(self.url))
         self.token = self._first_token(new_token=new_token)
+        with _placed(self.config, "agents"):
+            files = {name: one.token_file for name, one in self.config.agents.join.items()}
+            admit_joiners(self.backend, files, by=self._by)
         for own in self._own.values():
             for node, file in own.agents().items():
                 agree_on(self.backend, f"agent of {node}", "agent", file, by=self._by, node=node)

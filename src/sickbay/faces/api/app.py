@@ -15,6 +15,7 @@ from sickbay.faces.api.endpoint import HEADERS, AnsweredKeys, Endpoint, HeldRequ
 from sickbay.faces.api.route import AppState
 from sickbay.faces.api.routes import ROUTES
 from sickbay.hosts.backend import Backend
+from sickbay.hosts.joining import Joining
 from sickbay.hosts.wakeup import Wakeup
 
 
@@ -32,8 +33,9 @@ def app(
     news = Wakeup()
     credentials, answered, held = Credentials(backend), AnsweredKeys(), HeldRequests()
     shared = AppState(
-        backend=backend, mail=mail or Wakeup(), news=news, leads=leads, trouble=trouble, uses=credentials.uses
-    )
+        backend=backend, mail=mail or Wakeup(), news=news, joining=Joining(backend), leads=leads, trouble=trouble,
+        uses=credentials.uses,
+    )  # fmt: skip
     by_path = groupby(sorted(ROUTES, key=lambda route: route.mount), key=lambda route: route.mount)
     mounted = [Mounted(path, Endpoint(shared, list(routes), credentials, answered, held)) for path, routes in by_path]
     made = Starlette(routes=mounted, exception_handlers={HTTPException: _nothing_there})

@@ -11,11 +11,18 @@ from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.hosts.backend import Backend, hash_of
 from sickbay.model.fleet import Token
 
+# Roles of machines stand apart from those of people: who has one may do that, and nothing else.
+MACHINES = {"agent": "only agents report here", "join": "only a join token can ask for a node's token"}
+MACHINES_MAY = {
+    "agent": "an agent's token can only report for its own node",
+    "join": "a join token can only ask for the token of a node of its cluster",
+}
 FOR = 2.0  # seconds; a change of any token row ends it at once
 MOST = 10_000
 RANK = {role: rank for rank, role in enumerate(("viewer", "submitter", "operator", "admin"), 1)}
 USED_EVERY = timedelta(hours=1)  # what a row says of a token's last use is at most so old, or a little more
 TELL_EVERY = 30.0  # seconds between two facts about uses
+TRIES, TRIES_A_SECOND = 40, 5.0  # join tokens of one address that are looked up
 TELL_AT_ONCE = 40  # tokens in one fact: each is a row of its unit
 
 
@@ -28,6 +35,23 @@ class Credentials:
         self._used: dict[str, datetime] = {}  # by hash: more than the rows say
         self._told: dict[str, datetime] = {}
         self._tell_from = 0.0  # on the monotonic clock
+        self._joined: set[str] = set()  # hashes of join tokens that were good
+        self._tries: dict[str, tuple[float, float]] = {}  # by address: room, and when that was, on the monotonic clock
+
+    def may_try(self, secret: str, address: str) -> bool:
+        """Rate limit (a token bucket for each address) of what a fleet with a wrong join token has us look up. One that
+        was good passes, whoever else is behind its address.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if hash_of(secret) in self._joined:
+                return True
+            room, since = self._tries.get(address, (float(TRIES), now))
+            if len(self._tries) >= MOST:
+                self._tries.clear()
+            room = min(TRIES, room + TRIES_A_SECOND * (now - since))
+            self._tries[address] = (room - 1 if room >= 1 else room, now)
+        return room >= 1
 
     def remembered(self, secret: str) -> Token | None:
         """Without asking the store; None: it must be asked."""
@@ -42,6 +66,8 @@ class Credentials:
         with self._lock:
             if len(self._known) >= MOST:
                 self._known.clear()
+            if token is not None and token.role == "join":
+                self._joined.add(token.hash)
             if token is not None and self._seen >= before:  # else a change is on its way that this may not show
                 self._known[token.hash] = (token, time.monotonic() + FOR)
         return token
@@ -75,8 +101,11 @@ class Credentials:
             return
         changes = self._backend.changes.since(self._seen)
         with self._lock:
-            if changes is None or any(change.kind == "token" for change in changes):
+            if changes is None:
                 self._known.clear()
+            for change in changes or ():  # only those that have changed: thousands may join while others report
+                if change.kind == "token":
+                    self._known.pop(change.id, None)
             self._seen = changes[-1].seq if changes else now
 
 
@@ -97,10 +126,10 @@ def admit(token: Token | None, role: str, now: datetime) -> Token:
     if token.over(now):
         line = f"token {token.name!r} has expired: ask an admin for another ('sickbay token create')"
         raise ApiRefusal(401, line, **_CHALLENGE)
-    if (role == "agent") != (token.role == "agent"):
-        may = "only agents report here" if role == "agent" else "an agent's token can only report for its own node"
+    if role != token.role and (role in MACHINES or token.role in MACHINES):
+        may = MACHINES.get(role) or MACHINES_MAY[token.role]
         raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}: {may}")
-    if role != "agent" and RANK.get(token.role, 0) < RANK[role]:
+    if role not in MACHINES and RANK.get(token.role, 0) < RANK[role]:
         raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}, and this needs the role {role}")
     return token
 

@@ -21,6 +21,7 @@ from sickbay.faces.api.requests import Nothing, reasoned
 from sickbay.faces.archive import Archive
 from sickbay.faces.orders import is_settled, order_answer
 from sickbay.hosts.backend import Backend
+from sickbay.hosts.joining import Joining
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.facts import Ordered
 from sickbay.model.fleet import Cursor, Token
@@ -48,6 +49,7 @@ class AppState:
     backend: Backend
     mail: Wakeup  # rings when a command was posted for an agent
     news: Wakeup  # rings after each commit
+    joining: Joining
     leads: Callable[[], bool] | None = None
     trouble: Callable[[], str] | None = None  # why nothing goes on; empty while all is well
     uses: Callable[[], Mapping[str, datetime]] = dict  # when each token was last used, by its hash
@@ -220,7 +222,12 @@ class Route:
 
     @property
     def changes(self) -> bool:
-        return self.method not in {"GET", "HEAD"} and self.role not in {"", "agent"}
+        return self.method not in {"GET", "HEAD"} and self.role not in {"", "agent", "join"}
+
+    @property
+    def threads(self) -> str:
+        """The pool of threads on which it is answered."""
+        return {"agent": AGENTS, "join": JOINERS}.get(self.role, PEOPLE)
 
     @property
     def mount(self) -> str:
@@ -231,8 +238,9 @@ class Route:
 # --- thread pools: agents and people have threads of their own, so that neither waits for the other
 
 AGENTS = "agents"
+JOINERS = "joiners"  # all agents at once, after a store was lost: those that have their tokens report on
 PEOPLE = "people"
-THREADS = {AGENTS: 16, PEOPLE: 32}
+THREADS = {AGENTS: 16, JOINERS: 8, PEOPLE: 32}
 
 _limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, CapacityLimiter]] = WeakKeyDictionary()
 

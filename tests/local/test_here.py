@@ -121,20 +121,26 @@ def test_each_of_our_processes_may_be_killed_and_the_job_goes_on_in_the_same_boo
     assert not here.resets
 
 
-def test_after_a_reboot_of_the_machine_the_job_resumes_and_others_processes_outlive_all(tmp_path: Path) -> None:
+def test_where_it_may_it_reboots_and_goes_on_in_the_next_boot_and_others_processes_outlive_all(tmp_path: Path) -> None:
     rig = WorkstationRig(tmp_path / "state")
     for theirs in foreign_process():
         for _ in running_rig(rig):
+            rig.kill()
+            rig.up("--allow-reboot")
+            assert "it reboots this machine" in rig.said()
             job = rig.train(120, nodes=1)
             rig.reaches(job, 12)
-            rig.kill()
-            os.killpg(rig.supervisor(), signal.SIGKILL)
-            first = rig.boot
-            rig.boots("b007-" + first[5:])
-            rig.up()
+            rig.xid(79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+            rig.until(rig.rebooted.exists, 30, "it is rebooted")
+            rig.power_off()
+            rig.boots(f"next-{rig.boot[5:]}")
+            rig.up("--allow-reboot")
+            incident = rig.reaches_phase("xid.79", "RELEASED")
+            assert incident["jobs"] == [job]
             done = rig.ends(job)
             assert (done["attempt"], rig.node(NODE)["boot_id"]) == (2, rig.boot)
             assert done["resumed_from"] >= 10
+            assert rig.rebooted.read_text() == "now\n"
             virtual = [sys.executable, "-m", "sickbay", "up", "--state", str(rig.state)]
             refused = subprocess.run(virtual, env=rig.environment(), capture_output=True, text=True, check=False)
             assert refused.returncode == 2

@@ -1,6 +1,7 @@
 """A real `sickbay up --here` on a made-up machine: its tree (`host_root`), its kernel log, its nvidia-smi."""
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -62,7 +63,11 @@ class WorkstationRig(Sickbay):
             NVIDIA_SMI.format(recorded=FIXTURES / "h200/nvidia-smi-q.xml", called=self.called),
         )
         smi.chmod(0o755)
+        self.rebooted = self.root / "rebooted"
+        reboot = self._put("bin/reboot", f'#!/bin/sh\necho "$@" >> "{self.rebooted}"')
+        reboot.chmod(0o755)
         (state / "agent.yaml").write_text(
+            f"reboot_command: [{reboot}, now]\n"
             f"host_root: {self.root}\nsources: [{self.log}]\ntrust_logs: true\nmetrics: off\n"
         )
 
@@ -76,6 +81,11 @@ class WorkstationRig(Sickbay):
         """From the next look on the machine is in this boot."""
         self.boot = boot
         self._put("proc/sys/kernel/random/boot_id", boot)
+
+    def power_off(self) -> None:
+        """The machine goes down, and all that runs on it, at once."""
+        self.kill()
+        os.killpg(self.supervisor(), signal.SIGKILL)
 
     # --- the command
     def words(self) -> list[str]:

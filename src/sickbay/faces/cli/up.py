@@ -48,6 +48,11 @@ NEXT = (
     ("submit --name mine --nodes 2 --wait -- {python} -m sickbay.train.sample", "a job of your own"),
     ("down", "end everything"),
 )
+NEXT_HERE = (
+    *NEXT[:4],
+    ("submit --name mine --nodes 1 --wait -- {python} -m sickbay.train.sample", "a job of your own, on this machine"),
+    ("down", "end everything that was started here"),
+)
 
 
 @click.command("up")
@@ -232,7 +237,7 @@ def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: S
             showcase = Showcase(service.backend, steps=DEMO_STEPS)
             showcase.run(to_the_end=False)
             job = showcase.job.id if showcase.job is not None else job
-        _next_steps(job, service.url)
+        _next_steps(job, service.url, NEXT_HERE if wish.here else NEXT)
         ticker = Ticker(service.backend)
         trouble = ""
         output = BoundedOutput(wish.state / UP_LOG)
@@ -268,7 +273,7 @@ def _unusual(url: str) -> bool:
     return url != DEFAULT_URL
 
 
-def _next_steps(job: str, url: str) -> None:
+def _next_steps(job: str, url: str, lines: Sequence[tuple[str, str]]) -> None:
     """What to try, as it can be pasted into a new terminal. What is about a job is left out where there is none."""
     before = [f". {shlex.quote(str(ACTIVATE))}"] if ACTIVATE.exists() else []
     before += [f"export SICKBAY_URL={url}"] if _unusual(url) else []
@@ -278,7 +283,7 @@ def _next_steps(job: str, url: str) -> None:
     sickbay, python = ("sickbay", "python") if ours else (f"{shlex.quote(sys.executable)} -m sickbay", sys.executable)
     known = [
         (f"{sickbay} {line.format(job=job, python=shlex.quote(python))}", what)
-        for line, what in NEXT
+        for line, what in lines
         if job or "{job}" not in line
     ]
     width = max(len(line) for line, _ in known if len(line) < 60 or not ours)

@@ -102,7 +102,7 @@ def test_channels_are_for_all_pools_or_for_each(place: Path) -> None:
         (LOCAL + f"store: postgresql://db/s?password={WORD}\n", "store: a password does not stand here"),
         (LOCAL + "store_password_file: secret\n", "c.yaml:3:1: 'store_password_file' is for PostgreSQL"),
         (LOCAL + "store: postgresql://u@d/s\nstore_password_file: open\n", "c.yaml:4:22: store_password_file: "),
-        (LOCAL + "policy: defautl\n", "c.yaml:3:9: unknown policy 'defautl': did you mean 'default'?"),
+        (LOCAL + "policy: defautl\n", "c.yaml:3:9: policy: unknown policy 'defautl': did you mean 'default'?"),
         (LOCAL + "policy: ./none.yaml\n", "c.yaml:3:9: "),
         (LOCAL + "machines: {m: {kind: comand}}\n", "machines.m.kind: unknown kind 'comand': did you mean 'command'?"),
         (LOCAL + "machines: {agent: {kind: agent}}\n", "c.yaml:3:12: 'agent' is always there"),

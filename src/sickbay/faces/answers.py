@@ -131,6 +131,7 @@ class JobAnswer(Noun):
     state: JobState
     attempt: int
     restarts: int
+    pool: Annotated[str, Meta(description="<cluster>/<pool>")]
     nodes: list[str]
     step: int | None
     resumed_from: int | None

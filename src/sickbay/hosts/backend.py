@@ -134,11 +134,12 @@ class Backend:
         return max(timedelta(), self.now() - waiting[0].at) if waiting else timedelta()
 
     # --- agents
-    def receive(self, report: Report) -> Reply:
-        reply = self._reception.receive(report)
-        if report.items:
+    def receive_all(self, reports: Sequence[Report]) -> list[Reply | Exception]:
+        """Reports of different nodes, stored in one commit; what each of them is answered, or why it was not stored."""
+        answers = self._reception.receive_all(reports)
+        if any(report.items for report in reports):
             self._wake()
-        return reply
+        return answers
 
     def commands(self, poll: Poll) -> Reply:
         """At once: what waits for this agent that it does not have yet. Whoever holds the poll asks again."""
@@ -217,8 +218,13 @@ class Backend:
         self._tell(f"started/{secrets.token_hex(8)}", news)
 
     def who(self, secret: str) -> Token | None:
-        row = self.store.load([key := f"token:{hash_of(secret)}"])[key].row
-        return row if isinstance(row, Token) else None
+        return self.tokens([hash_of(secret)])[0]
+
+    def tokens(self, hashes: Sequence[str]) -> list[Token | None]:
+        """The tokens of these hashes, in their order, with one read."""
+        rows = self.store.load(f"token:{each}" for each in hashes)
+        found = (rows[f"token:{each}"].row for each in hashes)
+        return [row if isinstance(row, Token) else None for row in found]
 
     # --- what ranks wrote
     def logs(self, job: Job, attempt: int, rank: int, *, after: str, last: int, limit: int) -> Log:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sickbay.hosts.channels import NotifierFile
 from sickbay.hosts.state import CLUSTERS
-from sickbay.knowledge.yaml_places import KeyPath, Places, nearest
+from sickbay.knowledge.yaml_places import KeyPath, Places, nearest, show_path
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 
@@ -85,7 +85,7 @@ class ControllerConfig:
         """A mistake that only shows when the part of this place is built, with the place."""
         if self.file is None:
             return error
-        return BadInput(f"{nearest(self.places, path)}: {error}")
+        return BadInput(f"{nearest(self.places, path)}: {show_path(path)}: {error}")
 
     def differs(self, other: "ControllerConfig") -> tuple[str, ...]:
         """The parts that are not the same in another, by the words of the file; the policy is none of them."""

@@ -23,7 +23,7 @@ from sickbay.wiring import AGENT, cluster_kind, cluster_kinds, machine_kinds
 
 MOST_CLUSTERS = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@|[?&]password=")
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|[?&]password=")
 _EXAMPLE = "clusters: {train: {kind: local}}"
 _TEXTS = ("state", "store", "store_password_file", "policy", "knowledge")
 

@@ -155,6 +155,7 @@ class Endpoint:
             who=who,
             repeated=given and self._answered.seen(key, what),
             last_event=headers.get("last-event-id", ""),
+            size=len(raw),
             gone=incoming.gone,
         )
         if route.held:
@@ -174,7 +175,7 @@ class Endpoint:
         if token is None:
             if route.role == "join" and not self._credentials.may_try(secret, address):
                 raise ApiRefusal(429, "too many join tokens that are not known come from this address: try again later")
-            token = await on_thread(route.threads, self._credentials.who, secret)
+            token = await self._credentials.find(secret, route.threads)
         admitted = admit(token, route.role, self._room.backend.now())
         if due := self._credentials.note_use(admitted):
             await on_thread(route.threads, self._tell_uses, due)

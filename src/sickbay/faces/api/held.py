@@ -27,9 +27,10 @@ def _own(ask: ApiRequest, node: NodeId, instance_id: str) -> None:
         raise ApiRefusal(403, f"this token is that of {ask.who.instance_id}, not of {instance_id}: join anew")
 
 
-def report(ask: ApiRequest, body: Report) -> Reply:
+async def report(ask: ApiRequest, body: Report) -> Reply:
+    """Answered when it is stored, together with those that came meanwhile."""
     _own(ask, body.node, body.instance_id)
-    return ask.backend.receive(body)
+    return await ask.shared.store_report(body, ask.size)
 
 
 async def poll(ask: ApiRequest, body: Poll) -> Reply:

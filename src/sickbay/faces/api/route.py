@@ -6,7 +6,7 @@ before it is called, what it returns is the response schema. The OpenAPI documen
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
@@ -29,6 +29,7 @@ from sickbay.model.job import Job
 from sickbay.model.noun import Noun
 from sickbay.model.order import order_id
 from sickbay.model.parts import whole
+from sickbay.model.protocol import Reply, Report
 from sickbay.model.rows import CURSOR, AnyRow, Line, Rows, Versioned
 from sickbay.ports.store import STORY, Store
 
@@ -50,6 +51,7 @@ class AppState:
     mail: Wakeup  # rings when a command was posted for an agent
     news: Wakeup  # rings after each commit
     joining: Joining
+    store_report: Callable[[Report, int], Awaitable[Reply]]  # with the bytes of its body
     leads: Callable[[], bool] | None = None
     trouble: Callable[[], str] | None = None  # why nothing goes on; empty while all is well
     uses: Callable[[], Mapping[str, datetime]] = dict  # when each token was last used, by its hash
@@ -99,6 +101,7 @@ class ApiRequest:
     who: Token | None = None
     repeated: bool = False  # the same Idempotency-Key, for the same thing, was answered before
     last_event: str = ""
+    size: int = 0  # bytes of the body
     gone: Callable[[], Any] | None = None  # awaited: whether the caller has hung up
 
     @property
@@ -240,7 +243,8 @@ class Route:
 AGENTS = "agents"
 JOINERS = "joiners"  # all agents at once, after a store was lost: those that have their tokens report on
 PEOPLE = "people"
-THREADS = {AGENTS: 16, JOINERS: 8, PEOPLE: 32}
+REPORTS = "reports"  # one: it takes all that wait
+THREADS = {AGENTS: 16, JOINERS: 8, PEOPLE: 32, REPORTS: 1}
 
 _limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, CapacityLimiter]] = WeakKeyDictionary()
 

@@ -55,7 +55,15 @@ def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
         assert seen["SICKBAY_HEARTBEAT"] == str(node.run_dir(rank=1) / "heartbeat.json")
         assert not any("hunter2" in value or name.startswith("SICKBAY_AGENT") for name, value in seen.items())
         base = {name for name in seen if name in OF_THE_NODE or name.startswith("LC_")}
-        launch = {"RANK", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "GREETING"}
+        launch = {
+            "RANK",
+            "LOCAL_RANK",
+            "NODE_RANK",
+            "CUDA_DEVICE_ORDER",
+            "CUDA_VISIBLE_DEVICES",
+            "MASTER_ADDR",
+            "GREETING",
+        }
         assert {name for name in seen.keys() - base - launch if not name.startswith("SICKBAY_")} <= {
             "PWD",
             "SHLVL",

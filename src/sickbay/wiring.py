@@ -3,7 +3,7 @@
 Each is imported where it is chosen, so that whoever only opens a store loads no cluster, and the other way round.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -16,6 +16,7 @@ from sickbay.engine.view import Rules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.yaml_places import unknown
 from sickbay.model.errors import BadInput, StoreError, Transient
+from sickbay.model.finding import Finding
 from sickbay.model.fleet import Incarnation, Node, NodeId, cluster_of
 from sickbay.model.notice import LOG, ChannelTraits
 from sickbay.model.noun import Noun
@@ -63,11 +64,14 @@ class WiredCluster(NamedTuple):
     checks: Checks | None = None  # None: its agents do them
     own_nodes: OwnNodes | None = None  # nodes that are switched on and off here
     mirror: Mirror | None = None
+    # For `sickbay doctor`: what is missing or follows, such as a permission. It reads, and changes nothing.
+    findings: Callable[[], Iterable[Finding]] = tuple
 
 
 class ClusterKind(NamedTuple):
     settings: type[Noun]
-    build: Callable[[ClusterGround], WiredCluster]  # raises BadInput for what cannot be
+    # Raises BadInput for what cannot be. It changes nothing outside of its own directory: `sickbay doctor` builds, too.
+    build: Callable[[ClusterGround], WiredCluster]
     channels: tuple[str, ...] = ()  # the names of the machines that come with it
 
 

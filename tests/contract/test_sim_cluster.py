@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from sickbay.model.facts import Fact, Observed
 from sickbay.model.fleet import Capability, JobId, NodeId
@@ -60,6 +61,9 @@ class SimRig:
 
     def spec(self, nodes: int, says: str = "") -> JobSpec:  # noqa: ARG002 - simulated ranks write nothing
         return JobSpec(name="j", cluster="c", pool="train", nodes=nodes)
+
+    def impossible(self) -> JobSpec:
+        return replace(self.spec(1), native={"kind": "Pod"})
 
     def cut_before(self) -> None:
         self.mischief.force_next("lost_before")

@@ -104,6 +104,9 @@ class LocalRig:
         command = ("sh", "-c", 'printf %s "$1"; exec sleep 1000', "rank", says)
         return JobSpec(name="j", cluster="local", pool="train", nodes=nodes, command=command)
 
+    def impossible(self) -> JobSpec:
+        return replace(self.spec(1), image="pytorch:2.6")
+
     def cut_before(self) -> None:
         self._cuts.append("before")
 

@@ -1,38 +1,43 @@
 """Do ranks make progress: heartbeats, stalls, log rules."""
 
 import json
+import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from tests.support.rank_rig import PlayedRanks, over
 
-from sickbay.clusters.local.files import LocalSeat, Paths, Rank, Status, write
-from sickbay.clusters.local.rank_watch import RankWatch
-from sickbay.model.facts import Checkpointed, Hung, RuleOff, Stepped
-from sickbay.model.fleet import JobId
-from sickbay.model.job import LogRule, RankState
+from sickbay.agent.ranks.directory import RankFile, rank_dir
+from sickbay.agent.ranks.endings import RUNNER_KILLED
+from sickbay.agent.ranks.retention import tidy
+from sickbay.agent.ranks.watch import RankWatch
+from sickbay.clusters.local.files import write
+from sickbay.model.facts import Checkpointed, Hung, Observed, RankEnded, RuleOff, Stepped
+from sickbay.model.fleet import JobId, NodeId
+from sickbay.model.job import LogRule
 from sickbay.model.protocol import ItemNews
 
 JOB = JobId("j")
-SEAT = LocalSeat(name="n1", cluster="c", pool="p", gpus=1, instance_id="i", boot_id="b")
+NODE, BOOT = NodeId("c/n1"), "b"
 
 
 class Room:
-    """A node whose supervisor and ranks are played by the test."""
+    """A node whose ranks, and whoever runs them, are played by the test."""
 
     def __init__(self, root: Path) -> None:
-        self.paths = Paths(root, "n1")
-        self.watch = RankWatch(self.paths, SEAT.id, SEAT.incarnation)
-        self._beats = 0
+        self.base = root / "base"
+        self.watch = RankWatch(self.base, NODE, BOOT)
+        self.played = PlayedRanks(self.base)
 
-    def ranks(self, *ranks: Rank) -> None:
-        status = Status(boot_id="b", instance_id="i", pid=1, mono=0.0, ready=True, ranks=ranks)
-        write(self.paths.status, status, durable=False)
+    def ranks(self, *ranks: RankFile) -> None:
+        self.played.put(*ranks)
 
     def run(self, rank: int = 0, attempt: int = 1) -> Path:
-        run = self.paths.run("i", JOB, attempt, rank)
-        run.mkdir(parents=True, exist_ok=True)
-        return run
+        return self.played.make(rank_dir(self.base, JOB, attempt, rank))
 
     def beat(self, step: Any, rank: int = 0, attempt: int = 1, **more: Any) -> None:
         write(self.run(rank, attempt) / "heartbeat.json", {"step": step, **more}, durable=False)
@@ -41,7 +46,14 @@ class Room:
         write(self.run() / "heartbeat.json", {"busy": what, "done": done, "of": of, **more}, durable=False)
 
     def look(self, now: float) -> list[ItemNews]:
+        """All but how ranks ended."""
+        return [news for news in self.said(now) if not isinstance(news, RankEnded)]
+
+    def said(self, now: float) -> list[ItemNews]:
         return [item.news for item in self.watch.look(now)]
+
+    def ends(self, now: float) -> list[RankEnded]:
+        return [news for news in self.said(now) if isinstance(news, RankEnded)]
 
     def steps(self, now: float) -> list[int]:
         return [news.step for news in self.look(now) if isinstance(news, Stepped)]
@@ -50,13 +62,15 @@ class Room:
         return [news.because for news in self.look(now) if isinstance(news, Hung)]
 
 
-def rank(number: int = 0, attempt: int = 1, **more: Any) -> Rank:
-    return Rank(**{"job": JOB, "attempt": attempt, "rank": number, "boot_id": "b", "pid": 1, **more})
+def rank(number: int = 0, attempt: int = 1, **more: Any) -> RankFile:
+    return RankFile(**{"job": JOB, "attempt": attempt, "rank": number, "boot_id": BOOT, "pid": 1, **more})
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path)
+def room(tmp_path: Path) -> Iterator[Room]:
+    one = Room(tmp_path)
+    yield one
+    one.played.close()
 
 
 def test_the_first_step_is_told_at_once_and_later_ones_once_a_second(room: Room) -> None:
@@ -79,7 +93,7 @@ def test_the_last_step_is_told_when_the_rank_ends(room: Room) -> None:
     room.beat(1)
     assert room.steps(1.0) == [1]
     room.beat(9)
-    room.ranks(rank(state=RankState.GONE))
+    room.ranks(over(rank()))
     assert room.steps(1.1) == [9]
     assert room.steps(1.2) == []
 
@@ -226,7 +240,7 @@ def test_what_is_saved_and_what_failed_is_told_by_rank_0(room: Room) -> None:
     (failed,) = room.look(2.2)
     assert failed == Checkpointed(job=JOB, attempt=1, saved=5, failed="step 6: No space left", listens=True)
     room.beat(7, saved=8, listens=True)
-    room.ranks(rank(0, state=RankState.GONE), rank(1))
+    room.ranks(over(rank()), rank(1))
     assert Checkpointed(job=JOB, attempt=1, saved=8, listens=True) in room.look(2.3)
 
 
@@ -338,3 +352,125 @@ def test_an_answer_to_an_ask_is_told_at_once(room: Room) -> None:
     room.look(10.0)
     room.beat(2, listens=True, saved=2, answered="job.j.1")
     assert [news.answered for news in room.look(10.1) if isinstance(news, Checkpointed)] == ["job.j.1"]
+
+
+# --- how ranks end
+
+
+def test_how_each_rank_ended_is_told_once_in_the_order_of_their_ends_with_the_words_of_the_first_bad_one(
+    room: Room,
+) -> None:
+    room.ranks(*(rank(n) for n in range(4)))
+    assert room.ends(1.0) == []
+    for n in range(4):
+        append(room.run(n) / "output", f"\x1b[31mlast of {n}\x1b[0m\nof two lines\n")
+    first = replace(over(rank(2), -11, why="fell"), ended_at=1000.0)
+    room.ranks(over(rank(0), 1), over(rank(1)), first, over(rank(3), 143, stopped=True))
+    told = room.ends(2.0)
+    assert [(end.rank, end.exit_code, end.stopped) for end in told] == [
+        (2, -11, False), (0, 1, False), (1, 0, False), (3, 143, True),
+    ]  # fmt: skip
+    assert [end.tail for end in told] == ["last of 2\nof two lines\n", "", "", ""]
+    assert (told[0].why, told[0].job, told[0].attempt) == ("fell", JOB, 1)
+    assert room.ends(3.0) == []
+
+
+def test_a_rank_whose_runner_was_killed_ended_in_a_way_that_nobody_knows(room: Room) -> None:
+    room.ranks(rank())
+    room.look(1.0)
+    room.ranks()
+    (ended,) = room.ends(2.0)
+    assert (ended.exit_code, ended.stopped, ended.why) == (None, False, RUNNER_KILLED)
+
+
+def test_the_end_of_an_output_is_read_across_the_beginning_of_a_new_part(room: Room) -> None:
+    room.ranks(rank())
+    room.look(1.0)
+    append(room.run() / "output.000000000000000", "long ago\n")
+    append(room.run() / "output.000000000000009", "x" * 20_000 + "\n")
+    append(room.run() / "output", "the end\n")
+    room.ranks(over(rank(), 1))
+    (ended,) = room.ends(2.0)
+    assert (len(ended.tail), ended.tail[-9:]) == (16 * 1024, "\nthe end\n")
+
+
+@pytest.mark.parametrize(("ago", "told"), [(60.0, True), (7200.0, False)])
+def test_an_end_that_no_agent_saw_is_told_if_it_is_fresh(room: Room, ago: float, told: bool) -> None:
+    room.ranks(over(rank(), 9))
+    stamp = time.time() - ago
+    os.utime(room.run() / "rank.json", (stamp, stamp))
+    room.look(1.0)
+    assert [end.exit_code for end in room.ends(2.0)] == ([9] if told else [])
+
+
+# --- whose directories they are
+
+
+def refusals(room: Room, now: float) -> list[str]:
+    return [news.text for news in room.said(now) if isinstance(news, Observed)]
+
+
+def test_another_users_rank_of_an_attempt_is_not_believed(room: Room) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    room.ranks(rank(0, stall_after=1.0))
+    room.look(0.0)
+    forged = rank(1, start_within=1.0, expects_heartbeats=True)
+    room.ranks(rank(0, stall_after=1.0), forged)
+    for path in (room.run(1), *room.run(1).iterdir()):
+        os.chown(path, 65534, 65534)
+    (refused,) = refusals(room, 1.0)
+    assert "another user runs ranks of that attempt here" in refused
+    assert room.hangs(100.0) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b'{"job": "j", "attempt": 1, "rank": 9}', b'{"job": "", "attempt": 1, "rank": 0}',
+     b'{"job": "j", "attempt": 1, "rank": 0, "stall_after": -1}',
+     b'{"job": "j", "attempt": 1, "rank": 0, "stall_after": 1e400}', b"\xff" * 200_000],
+)  # fmt: skip
+def test_a_rank_file_that_makes_no_sense_is_told_once_and_watched_by_nobody(room: Room, body: bytes) -> None:
+    room.ranks(rank(1))
+    (room.run(0) / "rank.json").write_bytes(body)
+    assert len(refusals(room, 1.0)) == 1
+    assert refusals(room, 2.0) == []
+    room.beat(3, rank=1)
+    assert list(room.watch._watched) == [(JOB, 1, 1)]
+
+
+def test_one_user_crowds_nobody_out(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sickbay.agent.ranks.watch.AT_ONCE", 3)
+    room.ranks(*(rank(n) for n in range(5)))
+    assert len(refusals(room, 1.0)) == 2
+    assert len(room.watch._watched) == 3
+
+
+def test_a_link_in_the_place_of_a_ranks_directory_is_not_gone_into(room: Room, tmp_path: Path) -> None:
+    room.ranks(rank())
+    aside = tmp_path / "aside"
+    room.run().rename(aside)
+    room.run(0).rmdir()
+    (room.base / "ranks" / "j.1.0").symlink_to(aside)
+    assert room.said(1.0) == []
+    assert not room.watch._watched
+
+
+def test_old_ranks_lose_their_output_and_older_ones_their_place_and_nobody_else_anything(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sickbay.agent.ranks.retention.OUTPUTS", 1)
+    monkeypatch.setattr("sickbay.agent.ranks.retention.PLACES", 2)
+    alive = rank(9)
+    room.ranks(alive, *(over(rank(n)) for n in range(4)))
+    for n in (0, 1, 2, 3, 9):
+        append(room.run(n) / "output", "words")
+        old = time.time() - 10_000 - n
+        os.utime(room.run(n) / "rank.json", (old, old))
+    append(room.run(2) / "the user's own", "words")
+    tidy(room.base)
+    there = {path.name: sorted(inside.name for inside in path.iterdir()) for path in (room.base / "ranks").iterdir()}
+    whole = ["output", "rank.json"]
+    assert there == {
+        "j.1.0": whole, "j.1.1": ["rank.json"], "j.1.2": ["the user's own"], "j.1.9": ["alive", *whole],
+    }  # fmt: skip

@@ -12,9 +12,12 @@ import pytest
 from tests.support.local_node import LocalNode, living
 from tests.support.waiting import until
 
+from sickbay.agent.ranks.directory import read_rank, runner_of, running
+from sickbay.agent.ranks.output import end_of_output, read_output
+from sickbay.agent.ranks.processes import in_our_numbers
+from sickbay.agent.ranks.rendezvous import CONF
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.files import Rank
-from sickbay.clusters.local.output import end_of_output, read_output
 from sickbay.clusters.local.ranks import OF_THE_NODE
 from sickbay.model.job import LogRule, RankState
 
@@ -42,7 +45,8 @@ def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
     node = LocalNode(tmp_path)
     node.power_on(SICKBAY_TOKEN="hunter2", SICKBAY_TOKEN_FILE="/hunter2", AWS_SECRET_ACCESS_KEY="hunter2")
     with node:
-        env = {"MASTER_ADDR": "127.0.0.1", "RANK": "77", "GREETING": "hello"}
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
+        env |= {"RANK": "77", "GREETING": "hello"}
         node.run("env", ranks=2, env=env, node_rank=3)
         seen = dict(line.partition("=")[::2] for line in node.gone(rank=1).tail.splitlines())
         assert seen["RANK"] == seen["LOCAL_RANK"] == seen["CUDA_VISIBLE_DEVICES"] == "1"
@@ -53,7 +57,12 @@ def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
         assert seen["SICKBAY_HEARTBEAT"] == str(node.run_dir(rank=1) / "heartbeat.json")
         assert not any("hunter2" in value or name.startswith("SICKBAY_AGENT") for name, value in seen.items())
         base = {name for name in seen if name in OF_THE_NODE or name.startswith("LC_")}
-        launch = {"RANK", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "GREETING"}
+        torchrun = {name: value for name, value in seen.items() if name.startswith("PET_")}
+        assert torchrun == {
+            "PET_RDZV_ID": "j.1", "PET_RDZV_CONF": CONF, "PET_NNODES": "4", "PET_NODE_RANK": "3",
+            "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "23456", "PET_LOCAL_ADDR": "127.0.0.1",
+        }  # fmt: skip
+        launch = {"RANK", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", *env, *torchrun}
         assert {name for name in seen.keys() - base - launch if not name.startswith("SICKBAY_")} <= {
             "PWD",
             "SHLVL",
@@ -86,13 +95,21 @@ def test_an_exit_is_told_as_it_was(node: LocalNode, script: str, code: int) -> N
     assert rank.began_at <= (rank.ended_at or 0.0) <= time.time()
 
 
-def test_what_the_agent_needs_is_in_the_status(node: LocalNode) -> None:
+def test_what_the_agent_needs_is_in_the_ranks_directory_and_in_the_end_how_it_ended(node: LocalNode) -> None:
     rule = LogRule(name="loss", pattern="loss=", recurs_within=3.0)
     node.sh("exec sleep 1000", stall_after=4.5, log_rules=(rule,))
     rank = node.rank()
-    assert (rank.state, rank.stall_after, rank.log_rules) == (RankState.RUNNING, 4.5, (rule,))
+    (found,) = running(node.paths.instance("i1"), node.boot_id)
+    assert (rank.state, found.file.stall_after, found.file.log_rules) == (RankState.RUNNING, 4.5, (rule,))
+    assert in_our_numbers(found).pid == rank.pid
     assert rank.pid in living(node.boot_id)
     assert os.getpgid(rank.pid) == rank.pid
+    os.kill(rank.pid, signal.SIGSEGV)
+    node.gone()
+    until(lambda: runner_of(found.run) is None)
+    ended = read_rank(found.run)
+    assert ended is not None
+    assert (ended.file.exit_code, ended.file.stopped) == (-signal.SIGSEGV, False)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -90,6 +91,10 @@ class JobSpec(Noun):
     time_limit: float | None = None  # seconds that its attempts may run, together; None: as long as they like
     grow: bool = False  # one that runs on fewer nodes than it asked for is restarted as soon as there are more
     continues: Continuation | None = None
+    image: str = ""  # the container image of its ranks, where its cluster runs images
+    native: dict[
+        str, Any
+    ] = {}  # plain JSON, merged over what its cluster makes of the job: in that cluster's own words
 
     @property
     def least(self) -> int:
@@ -144,6 +149,15 @@ class End(Noun):
     exit_codes: dict[str, int] = {}  # node → first non-zero exit code there, of ranks that we did not stop
     tail: str = ""  # may come later than the rest, once
     findings: tuple[Diagnosis, ...] = ()  # what the tail says, by our table: judged when it comes
+
+
+class HeardEnds(Noun):
+    """What agents have told of how ranks of an attempt ended, beside what its cluster says."""
+
+    attempt: int
+    first: RankEnd | None = None  # that ended badly, by its time
+    exit_codes: dict[str, int] = {}  # node → first non-zero exit code there
+    tail: str = ""  # what that first one wrote last
 
 
 NAMES = 8  # of nodes that an attempt's record has itself; more are in its rosters
@@ -204,6 +218,7 @@ class Job(Noun):
     missing_as_of: float | None = None
     calls: tuple[Call, ...] = ()
     end: End | None = None
+    heard: HeardEnds | None = None  # from its nodes' agents, while it may still add to the end
     avoid: tuple[NodeId, ...] = ()  # nodes that the next attempt does not use (unknown after a look, failed its gate)
     restarts: tuple[float, ...] = ()  # readings at which a restart was spent
     interruptions: tuple[Interruption, ...] = ()

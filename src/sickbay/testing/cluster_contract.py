@@ -14,11 +14,12 @@ from sickbay.testing.cluster_nodes import CordonContract
 from sickbay.testing.cluster_reads import ReadContract
 from sickbay.testing.cluster_repairs import RepairContract
 from sickbay.testing.cluster_rig import ClusterRig
+from sickbay.testing.cluster_specs import SpecContract
 
 __all__ = ["ClusterContract", "ClusterRig"]
 
 
 class ClusterContract(
-    CordonContract, ReadContract, JobContract, NativeContract, LogContract, RepairContract, CheckContract
+    CordonContract, ReadContract, JobContract, NativeContract, LogContract, RepairContract, CheckContract, SpecContract
 ):
     """Every sentence of the three ports' contracts. The fixture `rig` gives a fresh rig to each test."""

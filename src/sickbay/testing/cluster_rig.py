@@ -53,6 +53,10 @@ class ClusterRig(Protocol):
         """A job that runs until it is stopped. Where ranks have logs, each writes `says` first."""
         ...
 
+    def impossible(self) -> JobSpec | None:
+        """A job that this cluster could never run as it is written; None: it runs whatever a spec can say."""
+        ...
+
     def cut_before(self) -> None:
         """The next mutation is lost on its way."""
         ...

@@ -2,14 +2,11 @@
 
 import fcntl
 import os
-import struct
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_MAC = sys.platform == "darwin"
-_FLOCK = "@qqihh" if _MAC else "@hhqqi0q"  # struct flock of <fcntl.h>; Linux: type, whence, start, len, pid
+from sickbay.wire.locks import holder_of
 
 
 def holder(path: Path) -> int | None:
@@ -22,12 +19,9 @@ def holder(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fields = (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET) if _MAC else (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        answer = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, struct.pack(_FLOCK, *fields)))
+        return holder_of(handle)
     finally:
         os.close(handle)
-    kind, pid = (answer[3], answer[2]) if _MAC else (answer[0], answer[4])
-    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 @contextmanager

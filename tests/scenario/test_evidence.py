@@ -14,9 +14,8 @@ from sickbay.model.fleet import NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.policy import BrakeRule, BrakeScope, FaultRule, Limit, Match, Repeat
 from sickbay.sim.chaos import Odds
-from sickbay.sim.context import ClusterRules, Timings
+from sickbay.sim.context import Timings
 from sickbay.sim.hardware import SimDefect
-from sickbay.sim.simulation import CLUSTER
 
 # --- an announced end
 
@@ -288,7 +287,7 @@ def test_the_same_fault_again_confirms_at_once(ward: OpenWard) -> None:
 def test_a_check_that_cannot_run_clears_nobody_and_ends_with_a_person(
     ward: OpenWard, monkeypatch: pytest.MonkeyPatch, cold: bool
 ) -> None:
-    w = ward(nodes=20, policy=ROOMY, cold=cold, cluster=ClusterRules(id=CLUSTER, period=30.0))  # two days pass
+    w = ward(nodes=20, policy=ROOMY, cold=cold)
     node = storm(w, [], w.nodes[:4])[-1]
 
     def refuse(*_: object, **__: object) -> None:

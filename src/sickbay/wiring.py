@@ -247,7 +247,38 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
     )
 
 
-OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local}
+def _here() -> ClusterKind:
+    from sickbay.clusters.local.here.settings import HereSettings
+
+    return ClusterKind(HereSettings, _build_here, channels=("here",))
+
+
+def _build_here(ground: ClusterGround) -> WiredCluster:
+    from sickbay.adapters.machines.agents import AgentMachines
+    from sickbay.clusters.local.here.cluster import HereCluster, HereMachines
+    from sickbay.clusters.local.here.nodes import HereNodes
+    from sickbay.clusters.local.here.settings import furnished, machine_of
+    from sickbay.clusters.local.mirror import LocalMirror
+
+    if ground.select or ground.adopt != "none":
+        raise BadInput("this machine has its own jobs only: leave out 'select' and 'adopt'")
+    machine = machine_of(ground.state, ground.settings)
+    rack = furnished(ground.state, ground.id, ground.pool, machine)
+    cluster = HereCluster(rack.root, machine)
+    reboots = ground.settings.allow_reboot
+    return WiredCluster(
+        cluster=cluster,
+        machines={
+            "here": HereMachines(rack.root, machine),
+            AGENT: AgentMachines(ground.store, ground.posted, reboots=reboots),
+        },
+        wait=cluster.wait,
+        mirror=LocalMirror(rack.root, cluster.id),
+        own_nodes=HereNodes(rack, machine),
+    )
+
+
+OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local, "here": _here}
 
 
 def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> WiredFleet:

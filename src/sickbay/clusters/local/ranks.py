@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.ranks.directory import HEARTBEAT, RankFile, RankSeat, pid_space
 from sickbay.agent.ranks.output import Capture
+from sickbay.agent.ranks.rendezvous import MeetingPlace, rendezvous, waits_for
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.complaints import complain
 from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, StartRanks
@@ -86,7 +87,17 @@ class _Place:
 class NodeRanks:
     """All ranks of this boot. Single-threaded: the supervisor's loop calls it, nothing here ever blocks."""
 
-    def __init__(self, paths: Paths, instance_id: str, boot_id: str, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        instance_id: str,
+        boot_id: str,
+        selector: selectors.BaseSelector,
+        *,
+        told_boot: str = "",
+    ) -> None:
+        """`told_boot`: what the node's agent calls this boot, where it has another name for it."""
+        self._told_boot = told_boot or boot_id
         self._paths = paths
         self._instance_id = instance_id
         self._boot_id = boot_id
@@ -204,7 +215,7 @@ class NodeRanks:
         if (order.job, order.attempt) in self._stopped:
             return self._not_started(noun, None, "it was stopped before it began", stopped=True)
         try:
-            place = _Place(RankSeat(self.run_dir(noun), taken_over=True), _rank_file(order, noun))
+            place = _Place(RankSeat(self.run_dir(noun), taken_over=True), _rank_file(order, noun, self._told_boot))
         except OSError as error:
             return self._not_started(noun, None, f"the node could not make its directory: {error}")
         try:
@@ -243,13 +254,14 @@ class NodeRanks:
     def _environment(self, order: StartRanks, noun: Rank, plan: RankPlan) -> Mapping[str, str]:
         own = {name: value for name, value in os.environ.items() if name in OF_THE_NODE or name.startswith(LOCALE)}
         filed = [read_env_file(path) for path in order.env_files]
+        given = {**own, **{name: value for file in filed for name, value in file.items()}, **order.env}
         return {
-            **own,
-            **{name: value for file in filed for name, value in file.items()},
-            **order.env,
+            **given,
+            **_meeting(given, order),
             "RANK": str(plan.rank),
             "LOCAL_RANK": str(plan.local_rank),
             "NODE_RANK": str(order.node_rank),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver and its tools number them
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.devices)),
             "SICKBAY_JOB_ID": order.job,
             "SICKBAY_ATTEMPT": str(order.attempt),
@@ -306,17 +318,27 @@ class NodeRanks:
         living.place.over(gone)
 
 
-def _rank_file(order: StartRanks, noun: Rank) -> RankFile:
+def _meeting(given: Mapping[str, str], order: StartRanks) -> dict[str, str]:
+    """For a command that is a torchrun: where it meets those on the other nodes, all of them on this machine."""
+    each = max(1, int(order.env.get("LOCAL_WORLD_SIZE", "1")))
+    nodes, host = int(order.env.get("WORLD_SIZE", "1")) // each, order.env.get("MASTER_ADDR", "127.0.0.1")
+    met = MeetingPlace(max(1, nodes), order.node_rank, host, int(order.env.get("MASTER_PORT", "0")))
+    local = {} if "PET_LOCAL_ADDR" in given else {"PET_LOCAL_ADDR": host}
+    return {**rendezvous(given, f"{order.job}.{order.attempt}", met if met.port else None), **local}
+
+
+def _rank_file(order: StartRanks, noun: Rank, boot_id: str) -> RankFile:
     return RankFile(
         job=noun.job,
         attempt=noun.attempt,
         rank=noun.rank,
-        boot_id=noun.boot_id,
+        boot_id=boot_id,
         began_at=noun.began_at,
         stall_after=order.stall_after,
         start_within=order.start_within,
         expects_heartbeats=order.expects_heartbeats,
         log_rules=order.log_rules,
+        rendezvous=waits_for(order.command, {**order.env, **_meeting(order.env, order)}),
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from tests.support.wards import HOUR, MINUTE, Ward, policy_of, warm_and_cold
 
-from sickbay.brain.gate import STORAGE_AGAIN
+from sickbay.brain.gate import STORAGE_LATEST
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
@@ -135,5 +135,5 @@ def test_named_nodes_wait_for_the_mount_and_go_on_when_it_is_back() -> None:
     w.run(20 * MINUTE)
     assert w.job(job).open
     w.world.ground.storage_down.clear()
-    w.until(lambda: bool(w.starts(job)), 10 * STORAGE_AGAIN.total_seconds())
+    w.until(lambda: bool(w.starts(job)), STORAGE_LATEST.total_seconds() + 5 * MINUTE)
     w.ends(job)

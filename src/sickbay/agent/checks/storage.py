@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from sickbay.agent.checks import Exercise, Result, examine
 from sickbay.agent.checks.apart import ExerciseOutcome, outcome, start
@@ -107,6 +107,9 @@ def carried_out(
 
 
 def exercise(wants: dict[str, Any]) -> Result:
+    # Here: an agent that only watches writes nowhere. And before it becomes somebody who may not read our own modules.
+    from tempfile import TemporaryFile
+
     where = str(wants["directory"])
     try:
         handle = os.open(where, os.O_RDONLY | os.O_CLOEXEC)  # it may hang: this process is there for that
@@ -124,7 +127,7 @@ def exercise(wants: dict[str, Any]) -> Result:
             return Result("it is mounted read-only")
         figures = {"empty": float(empty), "remote": float(_is_remote(where)), "unproven": 0.0}
         _become(os.fstat(handle))
-        _write_and_read(where)
+        _write_and_read(TemporaryFile, where)
     except PermissionError:
         return Result("", {**figures, "unproven": 1.0})
     except OSError as error:
@@ -140,12 +143,10 @@ def _become(owner: os.stat_result) -> None:
         os.seteuid(owner.st_uid)
 
 
-def _write_and_read(where: str) -> None:
-    import tempfile  # here: an agent that only watches writes nowhere
-
+def _write_and_read(temporary_file: Callable[..., IO[bytes]], where: str) -> None:
     data = os.urandom(BYTES)
     # Without a name from the beginning, where the file system can do that: whatever ends this, nothing is left.
-    with tempfile.TemporaryFile(dir=where, prefix=".sickbay-", buffering=0) as file:
+    with temporary_file(dir=where, prefix=".sickbay-", buffering=0) as file:
         file.write(data)
         os.fsync(file.fileno())
         if os.pread(file.fileno(), BYTES, 0) != data:

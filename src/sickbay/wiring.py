@@ -16,7 +16,7 @@ from sickbay.engine.view import Rules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.yaml_places import unknown
 from sickbay.model.errors import BadInput, StoreError, Transient
-from sickbay.model.fleet import Node, NodeId, cluster_of
+from sickbay.model.fleet import Incarnation, Node, NodeId, cluster_of
 from sickbay.model.notice import LOG, ChannelTraits
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
@@ -28,12 +28,14 @@ from sickbay.ports.machines import Machines
 from sickbay.ports.metrics import Metrics
 from sickbay.ports.mirror import Mirror
 from sickbay.ports.notifier import Notifier
+from sickbay.ports.own_nodes import OwnNodes
 from sickbay.ports.store import Store
 
 if TYPE_CHECKING:
     from sickbay.adapters.notifiers.message import NoticeLinks
     from sickbay.adapters.notifiers.settings import NotifierSettings
 
+AGENT = "agent"  # the channel that every cluster has
 CLUSTER_KINDS = "sickbay.clusters"  # the group of entry points under which other packages register kinds
 
 
@@ -59,12 +61,14 @@ class WiredCluster(NamedTuple):
     wait: Callable[[float], object]  # wait so long, or less if something changed there
     breakable: Breakable | None = None
     checks: Checks | None = None  # None: its agents do them
+    own_nodes: OwnNodes | None = None  # nodes that are switched on and off here
     mirror: Mirror | None = None
 
 
 class ClusterKind(NamedTuple):
     settings: type[Noun]
     build: Callable[[ClusterGround], WiredCluster]  # raises BadInput for what cannot be
+    channels: tuple[str, ...] = ()  # the names of the machines that come with it
 
 
 class FleetGround(NamedTuple):
@@ -100,10 +104,14 @@ class WiredFleet:
     mirrors: Mapping[str, Mirror] = field(default_factory=dict)  # by cluster, where one has any
 
 
-def open_store(url: str, *, readonly: bool = False) -> Store:
+def open_store(url: str, *, readonly: bool = False, password: str = "") -> Store:
     """The store that a URL names. `readonly` is for a look from another process: it takes no lock."""
+    from sqlalchemy.engine import make_url
+
     from sickbay.adapters.stores import sql
 
+    if password:
+        url = make_url(url).set(password=password).render_as_string(hide_password=False)
     return sql.open_store(url, readonly=readonly)
 
 
@@ -112,6 +120,39 @@ def back_up(source: Path, target: Path) -> datetime:
     from sickbay.adapters.stores import copies
 
     return copies.back_up(source, target)
+
+
+class MachineGround(NamedTuple):
+    """What channels of a site's own are built from."""
+
+    store: Store
+    posted: Callable[[], None]
+
+
+class MachineKind(NamedTuple):
+    settings: Any  # a noun with `mistakes()`
+    build: Callable[[Any, MachineGround], Machines]
+
+
+def machine_kinds() -> dict[str, MachineKind]:
+    """What a site may write below 'machines', besides what comes with its clusters."""
+    from sickbay.adapters.machines import agents, command
+
+    return {
+        "command": MachineKind(
+            command.CommandMachineSettings,
+            lambda settings, ground: command.CommandMachines(settings, _holder_in(ground.store)),
+        ),
+        "agent": MachineKind(
+            agents.AgentMachineSettings,
+            lambda settings, ground: agents.AgentMachines(ground.store, ground.posted, reboots=settings.reboots),
+        ),
+    }
+
+
+def machines_of(settings: Mapping[str, Any], ground: MachineGround) -> dict[str, Machines]:
+    kinds = machine_kinds()
+    return {name: kinds[one.kind].build(one, ground) for name, one in settings.items()}
 
 
 def local_defects() -> dict[str, str]:
@@ -177,7 +218,7 @@ def _registered() -> Mapping[str, EntryPoint]:
 def _local() -> ClusterKind:
     from sickbay.clusters.local.settings import LocalSettings
 
-    return ClusterKind(LocalSettings, _build_local)
+    return ClusterKind(LocalSettings, _build_local, channels=("local",))
 
 
 def _build_local(ground: ClusterGround) -> WiredCluster:
@@ -185,8 +226,11 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
     from sickbay.clusters.local.cluster import LocalCluster
     from sickbay.clusters.local.machines import LocalMachines
     from sickbay.clusters.local.mirror import LocalMirror
+    from sickbay.clusters.local.own_nodes import LocalNodes
     from sickbay.clusters.local.settings import furnished
 
+    if ground.select or ground.adopt != "none":
+        raise BadInput("a local cluster has its own nodes and jobs only: leave out 'select' and 'adopt'")
     rack = furnished(ground.state, ground.id, ground.pool, ground.settings)
     cluster = LocalCluster(rack.root)
     return WiredCluster(
@@ -194,6 +238,7 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
         machines={"local": LocalMachines(rack.root)},
         wait=cluster.wait,
         breakable=LocalBreakages(cluster),
+        own_nodes=LocalNodes(rack),
         mirror=LocalMirror(rack.root, cluster.id),
     )
 
@@ -234,8 +279,8 @@ def _site(each: FleetCluster, ground: FleetGround) -> Site:
     from sickbay.adapters.machines.pools import PooledMachines
 
     agent = AgentMachines(ground.store, ground.posted)
-    channels: dict[str, Machines] = {"agent": agent, **ground.machines, **each.wired.machines}
-    named = each.machines or {"*": tuple(dict.fromkeys((*each.wired.machines, "agent")))}
+    channels: dict[str, Machines] = {AGENT: agent, **ground.machines, **each.wired.machines}
+    named = each.machines or {"*": tuple(dict.fromkeys((*each.wired.machines, AGENT)))}
     chosen = ground.policy.channels
     _refuse_missing(each.wired.cluster.id, named, channels, ground.policy)
     pools = {
@@ -266,15 +311,28 @@ def _refuse_missing(
             )
 
 
+def _node_in(store: Store, node: NodeId) -> Node | None:
+    try:
+        row = store.load([key := f"node:{node}"])[key].row
+    except StoreError as error:
+        raise Transient(str(error)) from None
+    return row if isinstance(row, Node) else None
+
+
 def _pool_in(store: Store) -> Callable[[NodeId], str]:
     def pool(node: NodeId) -> str:
-        try:
-            row = store.load([key := f"node:{node}"])[key].row
-        except StoreError as error:
-            raise Transient(str(error)) from None
-        return row.pool if isinstance(row, Node) else ""
+        row = _node_in(store, node)
+        return row.pool if row is not None else ""
 
     return pool
+
+
+def _holder_in(store: Store) -> Callable[[NodeId], Incarnation | None]:
+    def holder(node: NodeId) -> Incarnation | None:
+        row = _node_in(store, node)
+        return row.incarnation if row is not None else None
+
+    return holder
 
 
 class BreakableFleet:

@@ -41,6 +41,7 @@ TOKENS = {
     "operator": "secret-of-otto",
     "admin": "secret-of-ada",
     "agent": "secret-of-agent-0",
+    "join": "secret-of-all-nodes",
 }
 
 
@@ -139,7 +140,10 @@ class Ward:
         self._lock = threading.Lock()
         self._thread.start()
         for role, secret in TOKENS.items():
-            self.desk.issue(role, role, by="setup", node=NODE if role == "agent" else None, secret=secret)
+            self.desk.issue(
+                role, role, by="setup", node=NODE if role == "agent" else None, secret=secret,
+                cluster="sim" if role == "join" else "",
+            )  # fmt: skip
 
     def _drive(self) -> None:
         while not self._stopping.is_set():
@@ -218,10 +222,11 @@ class Clinic:
         self.operator = Caller(url, TOKENS["operator"])
         self.admin = Caller(url, TOKENS["admin"])
         self.agent = Caller(url, TOKENS["agent"])
+        self.join = Caller(url, TOKENS["join"])
         self.nobody = Caller(url)
 
     def close(self) -> None:
-        for caller in (self.viewer, self.submitter, self.operator, self.admin, self.agent, self.nobody):
+        for caller in (self.viewer, self.submitter, self.operator, self.admin, self.agent, self.join, self.nobody):
             caller.http.close()
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from sickbay import __version__
+from sickbay.agent.join import kept_token
 from sickbay.agent.settings import AgentSettings, printable
 from sickbay.signs.redact import redact
 from sickbay.wire.commands import run_bounded
@@ -149,9 +150,12 @@ def _end_of(handle: int) -> bytes:
 
 def _secrets(settings: AgentSettings) -> list[str]:
     found = [settings.token]
-    if settings.token_file:
+    for file in filter(None, (settings.token_file, settings.join_token_file)):
         with suppress(OSError):
-            found.append(Path(settings.token_file).read_text(errors="replace").strip())
+            found.append(Path(file).read_text(errors="replace").strip())
+    with suppress(OSError):
+        kept = kept_token(Path(settings.state))
+        found += [kept.token] if kept is not None else []
     return found
 
 

@@ -47,6 +47,7 @@ class AgentSettings(Noun):
     instance_id: str
     token: str = ""
     token_file: str = ""
+    join_token_file: str = ""
     ca: str = ""
     state: str = "/var/lib/sickbay"
     host_root: str = HOST
@@ -104,6 +105,8 @@ def load(
     values = {**_defaults(mistakes, given, alone=alone), **given}
     if not values.get("url") and not alone and not any("url: " in mistake for mistake in mistakes):
         mistakes.append("url is not set: write where the controller is, for example url: https://sickbay.example:8080")
+    if values.get("join_token_file") and (values.get("token") or values.get("token_file")):
+        mistakes.append("join_token_file is set, and a token of this node's own too: leave one of the two out")
     if mistakes:
         raise BadInput("; ".join(mistakes))
     return msgspec.convert({"url": "", **values}, AgentSettings, from_attributes=True)
@@ -205,6 +208,9 @@ SETTINGS: dict[str, Setting] = {
                      "SICKBAY_TOKEN"),
     "token_file": Setting("A file with the credential; read again when it is refused.",
                           "none; with systemd: LoadCredential=token", read_path, "SICKBAY_TOKEN_FILE"),
+    "join_token_file": Setting("A file with a join token of the node's cluster, for which it gets its own token.",
+                               "none; it is the same for all nodes of a cluster, so an image or a DaemonSet can carry "
+                               "it", read_path, "SICKBAY_JOIN_TOKEN_FILE"),
     "node": Setting("This node, as cluster/name.", "default/<host name>: the name that clusters know it by", read_node,
                     "SICKBAY_NODE"),
     "instance_id": Setting("What no other machine is called.",

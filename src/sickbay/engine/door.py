@@ -22,11 +22,13 @@ from sickbay.model.facts import (
     Hung,
     Inventory,
     JobSeen,
+    JoinRefused,
     Looked,
     NodeSeen,
     Observed,
     Ordered,
     Outcome,
+    RankEnded,
     RuleOff,
     Stepped,
     Wrote,
@@ -72,8 +74,12 @@ def _cut(news: AnyNews) -> AnyNews:
             return replace(news, rule=_head(news.rule, NAME), because=_head(news.because, WORDS))
         case Looked():
             return replace(news, text=_head(news.text, STACKS))
+        case RankEnded():
+            return replace(news, why=_head(news.why, WORDS), tail=plain_text(news.tail[-TAIL:]))
         case Wrote():
             return replace(news, text=plain_text(news.text[-TAIL:]))
+        case JoinRefused():
+            return replace(news, because=_head(news.because, WORDS))
         case Outcome():
             return replace(news, text=_head(news.text, WORDS))
         case Ordered():

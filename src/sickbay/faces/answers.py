@@ -131,6 +131,7 @@ class JobAnswer(Noun):
     state: JobState
     attempt: int
     restarts: int
+    pool: Annotated[str, Meta(description="<cluster>/<pool>")]
     nodes: list[str]
     step: int | None
     resumed_from: int | None
@@ -404,6 +405,7 @@ class TokenShown(Noun):
     name: str
     role: str
     node: str | None
+    cluster: Annotated[str | None, Meta(description="a join token's")]
     by: str
     issued_at: Time
     expires_at: Time | None
@@ -415,6 +417,7 @@ class TokenMade(Noun):
     name: str
     role: str
     node: str | None
+    cluster: Annotated[str | None, Meta(description="a join token's")]
     expires_at: Time | None
     token: Annotated[str, Meta(description="the secret; it is shown here once and stored nowhere")]
 

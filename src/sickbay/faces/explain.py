@@ -158,6 +158,7 @@ def job_answer(job: Job, turns: Turns) -> JobAnswer:
         state=job.state,
         attempt=job.attempt,
         restarts=len(job.restarts),
+        pool=job.pool,
         nodes=sorted(job.claim),
         step=job.step,
         resumed_from=job.resumed_from,

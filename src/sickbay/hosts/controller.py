@@ -19,6 +19,7 @@ from sickbay.hosts.mirroring import Mirroring
 from sickbay.model.clock import INGEST
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import Outcome
+from sickbay.model.policy import Policy
 from sickbay.model.rows import Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
@@ -107,11 +108,22 @@ class Controller:
         }
         self._counted_in = 0  # the term of leadership that the census is of
         self._troubles: dict[str, str] = {}
+        self._hear_at(policy)
+
+    def _hear_at(self, policy: Policy) -> None:
         silence = policy.silence.agent.total_seconds()
         # The canary's period and the agents' must be the same: both clocks then leave out the same gaps (over twice the
         # period). If the canary counted an outage that reports do not, all agents would be silent the moment it ends.
         self._canary_every = min(CANARY, silence / 6)
         self._canary_period = silence / 3
+
+    def take(self, fleet: WiredFleet) -> None:
+        """Go on by the rules of this fleet, whose clusters are the same. From any thread. Raises BadInput."""
+        self._engine.take(fleet.hands, fleet.rules)
+        self.backend.take(fleet.rules.policy, fleet.rules.policy_digest)
+        self.backend.codes = frozenset(row.code for row in fleet.rules.tables.meanings())
+        self._hear_at(fleet.rules.policy)
+        self._awake.set()
 
     @property
     def leads(self) -> bool:
@@ -242,6 +254,7 @@ class Controller:
         """Our own voice moves the ingest clock: with few agents, or none, silence must still be measured."""
         ingest = Ingest(self._store, self._clock, period=self._canary_period, leads=lambda: self.leads)
         while not self._stopping.wait(self._canary_every):
+            ingest.period = self._canary_period  # another policy may have been taken
             with self._guarded("the canary"):
                 if canary():
                     ingest.take([])

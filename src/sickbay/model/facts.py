@@ -260,12 +260,24 @@ class TokenIssued(News, tag="token_issued"):
 
     hash: str  # SHA-256 of the secret, in hex
     name: str
-    role: str  # viewer | submitter | operator | admin | agent
+    role: str  # viewer | submitter | operator | admin | agent | join
     by: str
     node: NodeId | None = None  # an agent's: the only node that it may report for
+    cluster: str = ""  # a join token's: the only one that it is good for
+    instance_id: str = ""  # of the machine whose agent asked to join; the name may be taken by another
     seconds: float | None = None  # it expires so long after it was issued
     anew: bool = False  # it takes the place of every token of its name; else a name that is taken is refused
     reason: str = ""
+
+
+class JoinRefused(News, tag="join_refused"):
+    """A machine asks again and again to join under a name that another one has. A person is told."""
+
+    node: NodeId
+    instance_id: str
+    holder: str
+    by: str  # the join token's name
+    because: str
 
 
 class TokenRevoked(News, tag="token_revoked"):
@@ -305,7 +317,7 @@ class Garbled(News, tag="garbled"):
 AnyNews = (
     Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
     | Checkpointed | Wrote | RankEnded | Hung | RuleOff | Checked | Looked | ResetDone | Outcome | Ordered | Submitted
-    | TokenIssued | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
+    | TokenIssued | JoinRefused | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
 )  # fmt: skip
 
 

@@ -106,6 +106,21 @@ class Report(Noun):
         return Incarnation(instance_id=self.instance_id, boot_id=self.boot_id)
 
 
+class JoinAsked(Noun):
+    """An agent asks for the token of a node, with a join token. Which machine it is, it says itself."""
+
+    cluster: str
+    name: str  # of the node
+    instance_id: str
+
+
+class Joined(Noun):
+    """The answer: the token of that node, told here once. Whoever loses it asks again."""
+
+    node: NodeId
+    token: str
+
+
 class Poll(Noun):
     """An agent asks for commands. `has`: those that it already works on or has just answered."""
 

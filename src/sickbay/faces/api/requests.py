@@ -221,7 +221,8 @@ class Include(RequestBody):
 
 class TokenAsked(RequestBody):
     name: Name
-    role: Literal["viewer", "submitter", "operator", "admin", "agent"]
+    role: Literal["viewer", "submitter", "operator", "admin", "agent", "join"]
+    cluster: Annotated[str, Meta(max_length=200, description="a join token's: the one that it is good for")] = ""
     node: Annotated[str, Meta(max_length=200, description="an agent's: <cluster>/<name>, or a known node's name")] = ""
     seconds: Annotated[float, Meta(ge=60, le=10 * 366 * DAYS, description="it expires after so long")] | None = None
     reason: Annotated[str, Meta(max_length=1000)] = ""

@@ -34,6 +34,7 @@ COLUMNS = (
     field("attempt", right=True),
     Column("step", itemgetter("step"), right=True),
     Column("owner", lambda job: job.get("owner", "")),
+    field("pool"),
     Column("nodes", lambda job: some(job["nodes"], 2)),
     Column("because", why, cut=True),
 )
@@ -54,7 +55,9 @@ def jobs(state: str | None, as_json: bool) -> None:
     found = connect().pages("/v1/jobs", state=state)
     some_state = f"no jobs that are {state}: 'sickbay jobs' shows all"
     none = "no jobs yet: sickbay submit --name first --nodes 1 -- python train.py"
-    show_list(found, COLUMNS, empty=some_state if state else none, as_json=as_json)
+    several = len({job["pool"] for job in found}) > 1
+    columns = [column for column in COLUMNS if column.name != "pool" or several]
+    show_list(found, columns, empty=some_state if state else none, as_json=as_json)
 
 
 @click.command("job")

@@ -33,6 +33,7 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
 @click.option("--checkpoint", metavar="DIR", help="The directory that all its attempts share.")
 @click.option("--max-restarts", metavar="K", type=click.IntRange(min=0), help="Else as the policy says.")
 @click.option("--precheck", type=click.Choice(list(PRECHECKS)), help="Level of the check before each start.")
+@click.option("--cluster", metavar="C", help="The cluster that it runs on, where there are several.")
 @click.option("--pool", metavar="P", help="The pool whose nodes it may use.")
 @click.option("--env", metavar="K=V", multiple=True, help="An environment variable; K alone passes yours on. Repeat.")
 @click.option(

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.support.waiting import until
@@ -50,18 +51,16 @@ def test_what_cannot_be_used_fails_and_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_it_is_written_as_whom_it_belongs_to(tmp_path: Path) -> None:
-    """A file server trusts root less than anybody else; and what only others may write is not proven."""
-    for above in [tmp_path, *tmp_path.parents]:
-        if above.stat().st_uid == 0 and above != Path("/tmp"):
-            above.chmod(above.stat().st_mode | 0o011)
-    (theirs := tmp_path / "theirs").mkdir()
-    os.chown(theirs, 65534, 65534)
-    theirs.chmod(0o700)
-    (locked := tmp_path / "locked").mkdir()
-    os.chown(locked, 65534, 65534)
-    locked.chmod(0o500)
-    written, unproven = look(theirs, locked)
+def test_it_is_written_as_whom_it_belongs_to() -> None:
+    """A file server trusts root less than anybody else; and what its owner may not write is not proven."""
+    with TemporaryDirectory() as home:  # not below what pytest keeps to itself
+        Path(home).chmod(0o711)
+        theirs, locked = Path(home, "theirs"), Path(home, "locked")
+        for place, mode in ((theirs, 0o700), (locked, 0o500)):
+            place.mkdir()
+            os.chown(place, 65534, 65534)
+            place.chmod(mode)
+        written, unproven = look(theirs, locked)
     assert (written.verdict, written.because) == (Verdict.PASS, "")
     assert unproven.verdict is Verdict.PASS
     assert "not proven" in unproven.because

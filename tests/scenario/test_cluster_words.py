@@ -389,6 +389,8 @@ def test_the_clusters_own_word_of_an_end_stays_and_a_rank_that_was_stopped_says_
     job = hall.training(steps=2000, nodes=2)
     here, there = hall.starts(job)[0][1]
     tells_end(hall, job, here, 143, rank=0, stopped=True, tail=OOM)
+    hall.run(10)
+    assert hall.job(job).heard is None
     tells_end(hall, job, there, 99, rank=1, tail="what the agent read")
     hall.until(lambda: hall.job(job).heard is not None, MINUTE)
     assert hall.job(job).heard.exit_codes == {there: 99}

@@ -3,7 +3,7 @@
 Each is imported where it is chosen, so that whoever only opens a store loads no cluster, and the other way round.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -16,6 +16,7 @@ from sickbay.engine.view import Rules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.yaml_places import unknown
 from sickbay.model.errors import BadInput, StoreError, Transient
+from sickbay.model.finding import Finding
 from sickbay.model.fleet import Incarnation, Node, NodeId, cluster_of
 from sickbay.model.notice import LOG, ChannelTraits
 from sickbay.model.noun import Noun
@@ -63,11 +64,14 @@ class WiredCluster(NamedTuple):
     checks: Checks | None = None  # None: its agents do them
     own_nodes: OwnNodes | None = None  # nodes that are switched on and off here
     mirror: Mirror | None = None
+    # For `sickbay doctor`: what is missing or follows, such as a permission. It reads, and changes nothing.
+    findings: Callable[[], Iterable[Finding]] = tuple
 
 
 class ClusterKind(NamedTuple):
     settings: type[Noun]
-    build: Callable[[ClusterGround], WiredCluster]  # raises BadInput for what cannot be
+    # Raises BadInput for what cannot be. It changes nothing outside of its own directory: `sickbay doctor` builds, too.
+    build: Callable[[ClusterGround], WiredCluster]
     channels: tuple[str, ...] = ()  # the names of the machines that come with it
 
 
@@ -243,7 +247,38 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
     )
 
 
-OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local}
+def _here() -> ClusterKind:
+    from sickbay.clusters.local.here.settings import HereSettings
+
+    return ClusterKind(HereSettings, _build_here, channels=("here",))
+
+
+def _build_here(ground: ClusterGround) -> WiredCluster:
+    from sickbay.adapters.machines.agents import AgentMachines
+    from sickbay.clusters.local.here.cluster import HereCluster, HereMachines
+    from sickbay.clusters.local.here.nodes import HereNodes
+    from sickbay.clusters.local.here.settings import furnished, machine_of
+    from sickbay.clusters.local.mirror import LocalMirror
+
+    if ground.select or ground.adopt != "none":
+        raise BadInput("this machine has its own jobs only: leave out 'select' and 'adopt'")
+    machine = machine_of(ground.state, ground.settings)
+    rack = furnished(ground.state, ground.id, ground.pool, machine)
+    cluster = HereCluster(rack.root, machine)
+    reboots = ground.settings.allow_reboot
+    return WiredCluster(
+        cluster=cluster,
+        machines={
+            "here": HereMachines(rack.root, machine),
+            AGENT: AgentMachines(ground.store, ground.posted, reboots=reboots),
+        },
+        wait=cluster.wait,
+        mirror=LocalMirror(rack.root, cluster.id),
+        own_nodes=HereNodes(rack, machine),
+    )
+
+
+OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local, "here": _here}
 
 
 def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> WiredFleet:

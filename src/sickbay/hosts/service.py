@@ -155,6 +155,11 @@ class Service:
         if self._own:
             progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
 
+    @property
+    def promises(self) -> tuple[str, ...]:
+        """What is done on nodes of this machine and what is not, for whoever starts it."""
+        return tuple(line for own in self._own.values() for line in own.promises())
+
     def _first_token(self, *, new_token: bool) -> str:
         """An administrator's, in a file of the state. Empty: on a shared store the first replica's serves all."""
         file = self.state / FIRST_TOKEN

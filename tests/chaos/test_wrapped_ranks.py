@@ -20,7 +20,6 @@ from sickbay.agent.rank_stacks import collect_stacks
 from sickbay.agent.ranks.directory import NodeFile, RankFile, open_to_all, read_rank, runner_of, running
 from sickbay.agent.ranks.output import read_output
 from sickbay.agent.ranks.processes import in_our_numbers
-from sickbay.agent.ranks.watch import RankWatch
 from sickbay.clusters.local.files import LocalSeat
 from sickbay.model.facts import Hung, Looked, RankEnded, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId
@@ -33,12 +32,11 @@ NODE, BOOT = NodeId("train/n1"), "boot-1"
 
 
 class Host:
-    """A machine's /run/sickbay, with an agent's watch over it."""
+    """A machine's /run/sickbay."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
         open_to_all(base, NodeFile(node=NODE, cluster="train", boot_id=BOOT))
-        self.watch = RankWatch(base, NODE, BOOT)
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str, options: tuple[str, ...] = ("--job", "j", "--attempt", "1"), **more: Any) -> Any:
@@ -284,7 +282,8 @@ def test_a_rank_in_a_pid_namespace_of_its_own_is_found_by_whoever_looks_from_out
         pytest.skip("no pid namespace can be made here")
     env = {name: value for name, value in os.environ.items() if not name.startswith("SICKBAY_")}
     env |= {"SICKBAY_RANKS": str(host.base)}
-    script = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); print('in', flush=True); signal.pause()"
+    script = "import signal; some = {signal.SIGUSR1}; signal.pthread_sigmask(signal.SIG_BLOCK, some); "
+    script += "print('in', flush=True); signal.sigwait(some)"
     words = [*space, sys.executable, "-m", "sickbay", "run", "--job", "j", "--attempt", "1", "--", sys.executable, "-c"]
     process = subprocess.Popen([*words, script], env=env, stdout=subprocess.PIPE)
     host.started.append(process)

@@ -34,7 +34,8 @@ class RepairContract:
 
         def scene(send: Send) -> None:
             node = rig.nodes()[0]
-            old, boots = holder(rig, node), set[str]()
+            old = holder(rig, node)
+            boots = {old.boot_id}
 
             def has_booted() -> bool:
                 boots.add(holder(rig, node).boot_id)

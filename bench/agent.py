@@ -129,7 +129,7 @@ def agent(directory: Path, port: int, log: Path) -> Iterator["Process"]:
     """As `sickbay agent` leaves it: settings behind a descriptor, the usual probes, a text file as its log."""
     settings = AgentSettings(
         url=f"http://127.0.0.1:{port}", node="bench/node-0", instance_id="i-0", token="bench", sources=(str(log),),
-        state=str(directory / "state"),
+        state=str(directory / "state"), ranks=str(directory / "ranks"),
     )  # fmt: skip
     handle = os.memfd_create("settings", 0)
     with (directory / "agent.log").open("wb") as complaints:

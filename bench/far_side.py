@@ -60,6 +60,10 @@ class FarCluster(_Willing):
         del job, attempt, rank, last, limit
         return Log(text="", next=after, over=True)
 
+    def wrong(self, spec: JobSpec) -> str:
+        del spec
+        return ""
+
     def stop(self, job: JobId, attempt: int, *, final: bool, key: str) -> Accepted:
         del job, attempt, final, key
         return Accepted()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -34,6 +35,9 @@ NOTHING = -1  # items: no report at all, but a request that does nothing
 SIZES = (0, 1, 20)  # items in a report
 NAMES = {0: "empty reports", 1: "reports of 1 item"}
 PROCESSES = 2  # of agents
+TURNS = 5  # of reports and nothing, in turn: the median is no moment in which the machine did something else
+ENOUGH, WITHIN = 3000, 2.0  # reports of one item in a second, or so many times slower than nothing at all
+GOAL = f"≥ {ENOUGH:,}/s, or ≤ {WITHIN:g}"
 
 
 # --- the server
@@ -73,13 +77,16 @@ def _token(number: int) -> Fact:
 
 
 def serve(directory: str, agents: str) -> None:
-    """Says its URL, then does as it is told on stdin: `plan`, `planned`; it ends with its stdin."""
+    """Says its URL, then does as it is told on stdin (`plan`, `planned`, `spent`: processor time), and ends with it."""
     host = Host(Path(directory), int(agents))
     over, needed = threading.Event(), [0.0]
     thread = threading.Thread(target=lambda: needed.insert(0, host.plan(over)))
     with served(app(host.desk)) as server:
         print(server.url, flush=True)
         for line in sys.stdin:
+            if line.strip() == "spent":
+                print(time.process_time(), flush=True)
+                continue
             if line.strip() == "plan":
                 thread.start()
             else:
@@ -95,6 +102,12 @@ def serve(directory: str, agents: str) -> None:
 class Load:
     rate: float  # answered in a second, all agents together
     latencies: Sequence[float]
+    spent: float  # seconds of the server's processor time for each
+
+    @classmethod
+    def median(cls, loads: "Sequence[Load]") -> "Load":
+        latencies = [each for load in loads for each in load.latencies]
+        return cls(median(load.rate for load in loads), latencies, median(load.spent for load in loads))
 
 
 class Server:
@@ -128,11 +141,14 @@ class Server:
                  stream=stream)
             for n in range(PROCESSES)
         ]  # fmt: skip
+        before = self.tell("spent")
         done = _all(tasks)
         answered = sum(one.answered for one in done)
+        spent = (self.tell("spent") - before) / max(1, answered)
         if items > 0 and (stored := self._stored(stream)) < answered * items:
             raise RuntimeError(f"{answered * items} items were acknowledged, {stored} are stored")
-        return Load(sum(one.answered / one.seconds for one in done), [took for one in done for took in one.latencies])
+        rate = sum(one.answered / one.seconds for one in done)
+        return Load(rate, [took for one in done for took in one.latencies], spent)
 
     def _stored(self, stream: str) -> int:
         connection = sqlite3.connect(f"file:{self._db}?mode=ro", uri=True)
@@ -212,21 +228,26 @@ def bare(items: int, reports: int, seconds: float) -> float:
     raise AssertionError("unreachable")
 
 
-def _beside(http: Server, items: int, together: int, seconds: float) -> list[Line]:
-    """One size of report: through HTTP, without it, and HTTP without them, one after the other."""
+def _beside(http: Server, items: int, together: int, seconds: float, turned: int) -> list[Line]:
+    """One size of report: through HTTP and, in turn with it, HTTP without them; and without HTTP."""
     one, many = bare(items, 1, seconds / 5), bare(items, together, seconds / 5)
-    got, nothing = http.load(items, seconds), http.load(NOTHING, seconds / 5)
+    turns = [(http.load(items, seconds / turned), http.load(NOTHING, seconds / turned)) for _ in range(turned)]
+    got, idle = Load.median([turn[0] for turn in turns]), Load.median([turn[1] for turn in turns])
+    ratio = median(nothing.rate / reports.rate for reports, nothing in turns)
     of = NAMES.get(items, f"reports of {items} items")
     p50, p99 = (in_words(percentile(got.latencies, share)) for share in (0.5, 0.99))
     in_items = f" ({got.rate * items:,.0f} items/s)" if items > 1 else ""
+    goal = (GOAL, got.rate >= ENOUGH or ratio <= WITHIN) if items == 1 else ("", None)
     return [
         Line(f"{of}, through HTTP", f"{got.rate:,.0f}/s{in_items}"),
+        Line(f"{of}: the server's processor time for each", in_words(got.spent)),
+        Line(f"{of}: that ÷ a request that does nothing", f"{got.spent / idle.spent:.2f}"),
         Line(f"{of}: answered in, p50, p99", f"{p50}, {p99}"),
         Line(f"{of}, straight into the store, one by one", f"{one:,.0f}/s"),
         Line(f"{of}, straight into the store, {together} at a time", f"{many:,.0f}/s"),
         Line(f"{of}: one by one ÷ HTTP", f"{one / got.rate:.2f}"),
         Line(f"{of}: {together} at a time ÷ HTTP", f"{many / got.rate:.2f}"),
-        Line(f"{of}: requests that do nothing ÷ HTTP", f"{nothing.rate / got.rate:.2f}"),
+        Line(f"{of}: requests that do nothing ÷ HTTP", f"{ratio:.2f}", *goal),
     ]
 
 
@@ -234,10 +255,11 @@ def run(size: Size) -> Figure:
     then = busy()
     agents = size.pick(full=64, quick=32, tiny=4)
     seconds = size.pick(full=50, quick=15, tiny=2) / 10
+    turned = size.pick(full=TURNS, quick=TURNS, tiny=1)
     together = min(agents, THREADS[AGENTS])
     with server(agents) as http:
         http.load(1, seconds / 5)  # the first ones open connections and look tokens up
-        lines = [line for items in SIZES for line in _beside(http, items, together, seconds)]
+        lines = [line for items in SIZES for line in _beside(http, items, together, seconds, turned)]
         lines.append(Line("requests that do nothing (/healthz)", f"{http.load(NOTHING, seconds / 2).rate:,.0f}/s"))
         http.tell("plan")
         got = http.load(1, seconds)
@@ -252,8 +274,8 @@ def run(size: Size) -> Figure:
             f"{agents} agents in {PROCESSES} processes, each with a connection that it keeps, each sending its next"
             " report when the last one was acknowledged, that is, stored and synced. The real server, reception and"
             " store in one process. Beside it, in the same run: the same facts given to the store directly, one report"
-            f" in each commit, and {together}, which is what may gather while another commit is under way; and requests"
-            " to the same server that do nothing (/healthz)."
+            f" in each commit, and {together}; and, in turn with the reports, requests to the same server that do"
+            " nothing (/healthz)."
         ),
         lines=tuple(lines),
         notes=(

@@ -25,6 +25,12 @@ settings.register_profile("sickbay", deadline=None, max_examples=examples(100))
 settings.load_profile("sickbay")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_of_this_machine_are_left_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Agents that tests start would else open /run/sickbay to all users."""
+    os.environ["SICKBAY_RANKS"] = str(tmp_path_factory.mktemp("run"))
+
+
 class PostgresRig(Protocol):
     """What a test may do with the server itself."""
 

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.support.agent_rig import XID_79, FrontDoor, NodeRig, node_rig
+from tests.support.rank_rig import here
 from tests.support.waiting import until
 
+from sickbay.agent.ranks.directory import RankFile
 from sickbay.clusters.local.files import Rank, VirtualDefect
 from sickbay.model.facts import Checked, Hung, Looked, Observed, Outcome, ResetDone, Stepped
 from sickbay.model.fault import Remedy
@@ -50,10 +52,8 @@ def xids(door: FrontDoor) -> Counter[int | str]:
     return found
 
 
-def rank(rig: NodeRig, pid: int = 1, stall_after: float = 0.0) -> Rank:
-    return Rank(
-        job=JobId("j"), attempt=1, rank=0, boot_id=rig.seat.boot_id, pid=pid, devices=(0,), stall_after=stall_after
-    )
+def rank(rig: NodeRig, stall_after: float = 0.0) -> RankFile:
+    return RankFile(job=JobId("j"), attempt=1, rank=0, boot_id=rig.seat.boot_id, stall_after=stall_after)
 
 
 def _what_an_agent_knows(rig: NodeRig) -> Incarnation:
@@ -339,7 +339,7 @@ def test_a_check_that_finds_a_defect_says_so_and_marks_what_it_provoked(rig: Nod
 
 def test_a_device_that_a_rank_holds_is_not_reset(rig: NodeRig, door: FrontDoor) -> None:
     rig.hardware.inject(VirtualDefect(name="x", device=0, cured_by=Remedy.RESET_GPU))
-    rig.ranks(rank(rig))
+    rig.ranks(Rank(job=JobId("j"), attempt=1, rank=0, boot_id=rig.seat.boot_id, pid=1, devices=(0,)))
     rig.start()
     until(lambda: door.polls)
     door.command(rig.seat, RunReset(key="k", devices=(0,)))
@@ -393,7 +393,7 @@ def test_steps_arrive_and_a_stall_is_a_hang(rig: NodeRig, door: FrontDoor) -> No
     until(lambda: door.reports)
     one = rank(rig, stall_after=1.5)
     run = rig.run_dir(one)
-    rig.ranks(one)
+    rig.played.put(one)
     (run / ".beat").write_text('{"step": 7, "loss": 0.25}')
     (run / ".beat").rename(run / "heartbeat.json")
     (stepped,) = until(lambda: door.news(Stepped))
@@ -407,7 +407,7 @@ def test_an_agent_that_was_stopped_itself_calls_nobody_hung(rig: NodeRig, door: 
     until(lambda: door.reports)
     one = rank(rig, stall_after=3.0)
     (rig.run_dir(one) / "heartbeat.json").write_text('{"step": 1}')
-    rig.ranks(one)
+    rig.played.put(one)
     until(lambda: door.news(Stepped))
     agent.send_signal(signal.SIGSTOP)
     time.sleep(4.0)  # longer than the stall that must not be seen
@@ -419,8 +419,10 @@ def test_an_agent_that_was_stopped_itself_calls_nobody_hung(rig: NodeRig, door: 
 
 
 SLEEPER = """
-import faulthandler, os, signal, sys, time
+import faulthandler, fcntl, os, signal, sys, time
 run = sys.argv[1]
+alive = open(run + "/alive", "w")
+fcntl.lockf(alive, fcntl.LOCK_EX)
 def waits_for_nobody():
     while True:
         time.sleep(60)
@@ -439,7 +441,7 @@ def test_the_stacks_of_a_hung_rank_are_collected(rig: NodeRig, door: FrontDoor, 
     sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER, str(run), *(["answer"] if answers else [])])
     try:
         until((run / "ready").exists)
-        rig.ranks(rank(rig, pid=sleeper.pid))
+        rig.played.write(run, here(one, sleeper.pid))
         rig.start()
         until(lambda: door.polls)
         door.command(rig.seat, RunLook(look="l", stacks_of=JobId("j")))
@@ -461,7 +463,7 @@ def test_a_rank_that_is_stopped_gets_no_signal_for_later(rig: NodeRig, door: Fro
     try:
         until((run / "ready").exists)
         os.kill(sleeper.pid, signal.SIGSTOP)
-        rig.ranks(rank(rig, pid=sleeper.pid))
+        rig.played.write(run, here(one, sleeper.pid))
         rig.start()
         until(lambda: door.polls)
         door.command(rig.seat, RunLook(look="l", stacks_of=JobId("j")))

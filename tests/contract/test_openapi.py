@@ -1,6 +1,7 @@
 """The OpenAPI document says what the API does: its examples fit, and are answered as promised."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -82,6 +83,8 @@ def _asks(route: Route) -> str:
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.media == "application/json"], ids=named)
 def test_every_example_is_accepted_by_its_route_and_answered_as_promised(calls: Clinic, route: Route) -> None:
+    if route.role == "join":  # of a real node the agent is heard
+        route = replace(route, ask_example={**route.ask_example, "name": "new-7"})
     if route.path == "/v1/agent/poll":
         calls.ward.post("look-1")  # else it would be held
     path = route.path

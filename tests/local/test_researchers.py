@@ -75,7 +75,7 @@ def test_a_frozen_rank_is_a_hang_its_stacks_are_kept_and_the_job_goes_on(impatie
     assert done["attempt"] == 2
     assert "hung" in done["interruptions"][0]["cause"]
     assert done["resumed_from"] >= 10
-    assert list((impatient.state / "local").glob(f"seats/*/instances/*/runs/{job}.1/rank-*/stacks.txt"))
+    assert list((impatient.state / "local").glob(f"seats/*/instances/*/ranks/{job}.1.*/stacks.txt"))
     assert not impatient.incidents()
 
 

@@ -49,6 +49,18 @@ def test_a_node_that_fails_the_gate_opens_its_incident_and_the_job_takes_another
     assert w.incidents(w.nodes[0])[-1].phase == "RELEASED"
 
 
+def test_a_job_that_its_cluster_could_never_run_is_given_up_at_its_start_with_that_line() -> None:
+    """Where it could not be asked when it was submitted: at its start, after all that may be tried again."""
+    w = Ward(nodes=2)
+    job = w.submit(native={"kind": "Pod"})
+    w.job_reaches(job, JobState.FAILED)
+    assert "native: " in w.job(job).diagnosis
+    assert "knows no 'kind'" in w.job(job).diagnosis
+    assert w.starts(job) == []
+    assert w.job(job).gates == 0
+    w.rests()
+
+
 def test_named_nodes_wait_with_the_reason_when_one_fails_its_gate() -> None:
     w = Ward(nodes=4)
     w.spoil(w.nodes[0])

@@ -17,10 +17,12 @@ from typing import Any
 import msgspec
 import psutil
 from msgspec.structs import replace
+from tests.support.rank_rig import PlayedRanks
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.agent.places import Places
 from sickbay.agent.probes.kernel_log import SOURCE, LogPlace
+from sickbay.agent.ranks.directory import RankFile
 from sickbay.clusters.local.agent_process import AGENT
 from sickbay.clusters.local.devices import Hardware
 from sickbay.clusters.local.files import (
@@ -195,6 +197,7 @@ class NodeRig:
         self.paths.token.write_text(TOKEN)
         self.hardware = Hardware(self.paths, self.seat.instance_id)
         self.hardware.ensure(gpus)
+        self.played = PlayedRanks(self.paths.instance(self.seat.instance_id))
         self.begin()
 
     def begin(self) -> None:
@@ -218,10 +221,8 @@ class NodeRig:
         )  # fmt: skip
         write(self.paths.status, status, durable=False)
 
-    def run_dir(self, rank: Rank) -> Path:
-        run = self.paths.run(self.seat.instance_id, rank.job, rank.attempt, rank.rank)
-        run.mkdir(parents=True, exist_ok=True)
-        return run
+    def run_dir(self, rank: RankFile) -> Path:
+        return self.played.make(self.played.run(rank))
 
     @property
     def kmsg(self) -> Path:
@@ -278,6 +279,7 @@ def node_rig(root: Path, **door: float) -> Iterator[NodeRig]:
         yield rig
     finally:
         rig.kill()
+        rig.played.close()
         front.shut()
 
 

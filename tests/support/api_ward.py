@@ -20,9 +20,10 @@ from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.server import served
 from sickbay.hosts.wakeup import Wakeup
-from sickbay.model.errors import Gone, Rejected
+from sickbay.model.errors import Gone, Rejected, Transient
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, JobId, NodeId
+from sickbay.model.job import JobSpec
 from sickbay.model.protocol import Command, RunLook
 from sickbay.model.rows import Rows, Unit
 from sickbay.policy.load import digest
@@ -40,6 +41,7 @@ TOKENS = {
     "operator": "secret-of-otto",
     "admin": "secret-of-ada",
     "agent": "secret-of-agent-0",
+    "join": "secret-of-all-nodes",
 }
 
 
@@ -70,6 +72,12 @@ class TalkingCluster(SimCluster):
         super().__init__(sim.world, sim.plan.cluster.id)
         self.written: dict[tuple[JobId, int, int], str] = {}
         self.over = False
+        self.away = False  # it cannot be asked what is wrong with a job
+
+    def wrong(self, spec: JobSpec) -> str:
+        if self.away:
+            raise Transient("it is away")
+        return super().wrong(spec)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -132,7 +140,10 @@ class Ward:
         self._lock = threading.Lock()
         self._thread.start()
         for role, secret in TOKENS.items():
-            self.desk.issue(role, role, by="setup", node=NODE if role == "agent" else None, secret=secret)
+            self.desk.issue(
+                role, role, by="setup", node=NODE if role == "agent" else None, secret=secret,
+                cluster="sim" if role == "join" else "",
+            )  # fmt: skip
 
     def _drive(self) -> None:
         while not self._stopping.is_set():
@@ -211,10 +222,11 @@ class Clinic:
         self.operator = Caller(url, TOKENS["operator"])
         self.admin = Caller(url, TOKENS["admin"])
         self.agent = Caller(url, TOKENS["agent"])
+        self.join = Caller(url, TOKENS["join"])
         self.nobody = Caller(url)
 
     def close(self) -> None:
-        for caller in (self.viewer, self.submitter, self.operator, self.admin, self.agent, self.nobody):
+        for caller in (self.viewer, self.submitter, self.operator, self.admin, self.agent, self.join, self.nobody):
             caller.http.close()
 
 

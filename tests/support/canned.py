@@ -126,8 +126,8 @@ def node(name: str = "n0", **other: Any) -> dict[str, Any]:
 def job(ident: str = "train-1a2b3", **other: Any) -> dict[str, Any]:
     made = {
         "id": ident, "name": "train", "state": "RUNNING", "attempt": 1, "restarts": 0, "owner": "ann",
-        "nodes": ["local/n0", "local/n1"], "step": 40, "resumed_from": None, "resumed_of": None,
-        "saved": None, "saved_at": None, "continues": None, "continued_by": None,
+        "pool": "local/default", "nodes": ["local/n0", "local/n1"], "step": 40, "resumed_from": None,
+        "resumed_of": None, "saved": None, "saved_at": None, "continues": None, "continued_by": None,
         "save_failed": "", "doing": "", "diagnosis": "", "checkpoint": "",
         "submitted_at": "2026-01-01T00:00:00.000Z", "ended_at": None, "interruptions": [], "queue": None, "because": "",
     }  # fmt: skip

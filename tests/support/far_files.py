@@ -18,14 +18,15 @@ _refused: dict[str, int] = {}  # below this directory → the system's reason
 
 
 class FileCalls:
-    """Counts what a thread does to the world, and cuts it: files replaced, removed and made, processes, FIFOs.
+    """Counts what a thread does to the world, and cuts it: files replaced and removed, processes, FIFOs.
 
-    A file is written aside first, which nobody sees: what counts is that it is renamed.
+    A file is written aside first, which nobody sees: what counts is that it is renamed. Directories are no calls: the
+    one that a start makes is the job's own storage, which is not this cluster's.
     """
 
     def __init__(self) -> None:
         spawn = sys.modules["_posixsubprocess"].fork_exec
-        self._far = frozenset({os.rename, os.unlink, os.remove, os.mkdir, os.mkfifo, os.kill, os.write, spawn})
+        self._far = frozenset({os.rename, os.unlink, os.remove, os.mkfifo, os.kill, os.write, spawn})
         self._last: object = None
         self.begin()
 

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 from tests.support.agent_rig import TOKEN, FrontDoor
 from tests.support.far_files import FileCalls, refused
 
@@ -159,6 +160,9 @@ class LocalRig(ClusterRig):
     def spec(self, nodes: int, says: str = "") -> JobSpec:
         command = ("sh", "-c", RANK, "rank", says, str(self._ends))
         return JobSpec(name="j", cluster="local", pool="train", nodes=nodes, command=command)
+
+    def impossible(self) -> JobSpec:
+        return replace(self.spec(1), image="pytorch:2.6")
 
     # --- time
     def wait(self, condition: Callable[[], bool]) -> None:

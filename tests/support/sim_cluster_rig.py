@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 
+from msgspec.structs import replace
+
 from sickbay.model.facts import Fact, Observed
 from sickbay.model.fleet import Capability, JobId, NodeId
 from sickbay.model.job import JobSpec
@@ -70,6 +72,9 @@ class SimRig(ClusterRig):
 
     def spec(self, nodes: int, says: str = "") -> JobSpec:  # noqa: ARG002 - simulated ranks write nothing
         return JobSpec(name="j", cluster="c", pool="train", nodes=nodes)
+
+    def impossible(self) -> JobSpec:
+        return replace(self.spec(1), native={"kind": "Pod"})
 
     # --- time
     def wait(self, condition: Callable[[], bool]) -> None:

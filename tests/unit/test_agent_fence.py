@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from sickbay.agent.fence import FenceKeeper, FenceState, run
-from sickbay.agent.settings import SelfFence
+from sickbay.agent.setting_values import SelfFence
 
 WANTS = SelfFence(after=600.0, command=("stop", "slurmd"), undo=("start", "slurmd"), probe=("scontrol", "ping"))
 

@@ -67,7 +67,8 @@ LATER = 1e12
 
 
 def wish(tmp_path: Path, **more: Any) -> AgentSettings:
-    return AgentSettings(url="http://x:1", node="c/n1", instance_id="i-1", state=str(tmp_path / "state"), **more)
+    places: dict[str, Any] = {"state": str(tmp_path / "state"), "ranks": str(tmp_path / "ranks")}
+    return AgentSettings(url="http://x:1", node="c/n1", instance_id="i-1", **places, **more)
 
 
 def ask(order: AnyOrder, name: str = "c1") -> Command:
@@ -85,7 +86,7 @@ class Ward:
 
     def __init__(self, root: Path, **more: Any) -> None:
         self.root = root
-        (root / "proc").mkdir()
+        (root / "proc/1").mkdir(parents=True)  # the first process: the tree is the machine's
         (root / "state").mkdir()
         self.outbox = Outbox(root / "spool", AgentIdentity(node=NODE, incarnation=ME, agent_run="r"))
         self.senses = Watermarks([Probe("log", lambda _: [], period=1.0, witness=True)], self.outbox)

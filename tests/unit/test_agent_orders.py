@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
+from tests.support.rank_rig import PlayedRanks, over
 
 from sickbay.agent.commands import CarriedOut, Refuse
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.probes import Probe
+from sickbay.agent.ranks.directory import RankFile
 from sickbay.agent.spool import AgentIdentity
 from sickbay.agent.watermark import Watermarks
 from sickbay.clusters.local.devices import Hardware
@@ -20,7 +22,6 @@ from sickbay.clusters.local.virtual_devices import virtual_tests
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
-from sickbay.model.job import RankState
 from sickbay.model.protocol import AnyOrder, Item, ItemNews, RunCheck, RunLook, RunReset, RunSave
 
 SEAT = LocalSeat(name="n1", cluster="c", pool="p", gpus=2, instance_id="i", boot_id="b")
@@ -32,6 +33,7 @@ class Ward:
 
     def __init__(self, root: Path) -> None:
         self.paths = Paths(root, "n1")
+        self.played = PlayedRanks(self.paths.instance("i"))
         self.hardware = Hardware(self.paths, "i")
         self.hardware.ensure(2)
         self.hardware.begin_boot("b")
@@ -146,21 +148,21 @@ def test_a_reset_is_refused_while_nobody_can_say_who_holds_the_device(ward: Ward
 
 
 def test_an_ask_to_save_reaches_the_ranks_of_that_attempt_that_run_and_nobody_else(ward: Ward) -> None:
-    old, gone = replace(rank(0), attempt=0), replace(rank(1), rank=3, state=RankState.GONE)
-    strange = replace(rank(1), job=JobId("k"), rank=4)
-    everybody = (rank(0), rank(1), old, gone, strange)
-    runs = [ward.paths.run("i", one.job, one.attempt, one.rank) for one in everybody]
-    for run in runs:
-        run.mkdir(parents=True, exist_ok=True)
-    ward.status(*everybody)
+    one, two = (RankFile(job=JobId("j"), attempt=1, rank=number, boot_id="b") for number in (0, 1))
+    old, gone = replace(one, attempt=2), over(replace(one, rank=3))
+    strange, earlier = replace(one, job=JobId("k")), replace(one, rank=5, boot_id="a")
+    everybody = (one, two, old, gone, strange, earlier)
+    ward.played.put(*everybody)
     assert ward.carried(RunSave(save="s.1", job=JobId("j"), attempt=1)) == []
-    assert [(run / "save.asked").exists() for run in runs] == [True, True, False, False, False]
-    assert msgspec.json.decode((runs[0] / "save.asked").read_bytes()) == {"id": "s.1"}
+    asked = [ward.played.run(rank) / "save.asked" for rank in everybody]
+    assert [path.exists() for path in asked] == [True, True, False, False, False, False]
+    assert msgspec.json.decode(asked[0].read_bytes()) == {"id": "s.1"}
+    ward.played.close()
 
 
 def test_an_ask_to_save_that_nobody_can_hear_is_refused(ward: Ward) -> None:
     with pytest.raises(Refuse, match="no rank of attempt 2 of j runs here"):
         ward.carried(RunSave(save="s.1", job=JobId("j"), attempt=2))
-    ward.status(rank(0))
+    ward.played.put(RankFile(job=JobId("j"), attempt=1, rank=0, boot_id="b"))
     with pytest.raises(Refuse, match="no rank of attempt 2 of j runs here"):
         ward.carried(RunSave(save="s.1", job=JobId("j"), attempt=2))

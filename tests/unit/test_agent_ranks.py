@@ -1,38 +1,38 @@
 """Do ranks make progress: heartbeats, stalls, log rules."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.rank_rig import PlayedRanks, over
 
-from sickbay.clusters.local.files import LocalSeat, Paths, Rank, Status, write
-from sickbay.clusters.local.rank_watch import RankWatch
-from sickbay.model.facts import Checkpointed, Hung, RuleOff, Stepped
-from sickbay.model.fleet import JobId
-from sickbay.model.job import LogRule, RankState
+from sickbay.agent.ranks.directory import RankFile, rank_dir
+from sickbay.agent.ranks.watch import RankWatch
+from sickbay.clusters.local.files import write
+from sickbay.model.facts import Checkpointed, Hung, RankEnded, RuleOff, Stepped
+from sickbay.model.fleet import JobId, NodeId
+from sickbay.model.job import LogRule
 from sickbay.model.protocol import ItemNews
 
 JOB = JobId("j")
-SEAT = LocalSeat(name="n1", cluster="c", pool="p", gpus=1, instance_id="i", boot_id="b")
+NODE, BOOT = NodeId("c/n1"), "b"
 
 
 class Room:
-    """A node whose supervisor and ranks are played by the test."""
+    """A node whose ranks, and whoever runs them, are played by the test."""
 
     def __init__(self, root: Path) -> None:
-        self.paths = Paths(root, "n1")
-        self.watch = RankWatch(self.paths, SEAT.id, SEAT.incarnation)
-        self._beats = 0
+        self.base = root / "base"
+        self.watch = RankWatch(self.base, NODE, BOOT)
+        self.played = PlayedRanks(self.base)
 
-    def ranks(self, *ranks: Rank) -> None:
-        status = Status(boot_id="b", instance_id="i", pid=1, mono=0.0, ready=True, ranks=ranks)
-        write(self.paths.status, status, durable=False)
+    def ranks(self, *ranks: RankFile) -> None:
+        self.played.put(*ranks)
 
     def run(self, rank: int = 0, attempt: int = 1) -> Path:
-        run = self.paths.run("i", JOB, attempt, rank)
-        run.mkdir(parents=True, exist_ok=True)
-        return run
+        return self.played.make(rank_dir(self.base, JOB, attempt, rank))
 
     def beat(self, step: Any, rank: int = 0, attempt: int = 1, **more: Any) -> None:
         write(self.run(rank, attempt) / "heartbeat.json", {"step": step, **more}, durable=False)
@@ -41,7 +41,14 @@ class Room:
         write(self.run() / "heartbeat.json", {"busy": what, "done": done, "of": of, **more}, durable=False)
 
     def look(self, now: float) -> list[ItemNews]:
+        """All but how ranks ended."""
+        return [news for news in self.said(now) if not isinstance(news, RankEnded)]
+
+    def said(self, now: float) -> list[ItemNews]:
         return [item.news for item in self.watch.look(now)]
+
+    def ends(self, now: float) -> list[RankEnded]:
+        return [news for news in self.said(now) if isinstance(news, RankEnded)]
 
     def steps(self, now: float) -> list[int]:
         return [news.step for news in self.look(now) if isinstance(news, Stepped)]
@@ -50,13 +57,15 @@ class Room:
         return [news.because for news in self.look(now) if isinstance(news, Hung)]
 
 
-def rank(number: int = 0, attempt: int = 1, **more: Any) -> Rank:
-    return Rank(**{"job": JOB, "attempt": attempt, "rank": number, "boot_id": "b", "pid": 1, **more})
+def rank(number: int = 0, attempt: int = 1, **more: Any) -> RankFile:
+    return RankFile(**{"job": JOB, "attempt": attempt, "rank": number, "boot_id": BOOT, "pid": 1, **more})
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path)
+def room(tmp_path: Path) -> Iterator[Room]:
+    one = Room(tmp_path)
+    yield one
+    one.played.close()
 
 
 def test_the_first_step_is_told_at_once_and_later_ones_once_a_second(room: Room) -> None:
@@ -79,7 +88,7 @@ def test_the_last_step_is_told_when_the_rank_ends(room: Room) -> None:
     room.beat(1)
     assert room.steps(1.0) == [1]
     room.beat(9)
-    room.ranks(rank(state=RankState.GONE))
+    room.ranks(over(rank()))
     assert room.steps(1.1) == [9]
     assert room.steps(1.2) == []
 
@@ -226,7 +235,7 @@ def test_what_is_saved_and_what_failed_is_told_by_rank_0(room: Room) -> None:
     (failed,) = room.look(2.2)
     assert failed == Checkpointed(job=JOB, attempt=1, saved=5, failed="step 6: No space left", listens=True)
     room.beat(7, saved=8, listens=True)
-    room.ranks(rank(0, state=RankState.GONE), rank(1))
+    room.ranks(over(rank()), rank(1))
     assert Checkpointed(job=JOB, attempt=1, saved=8, listens=True) in room.look(2.3)
 
 

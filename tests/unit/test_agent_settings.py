@@ -44,6 +44,11 @@ def test_without_anything_the_defaults_are_careful(tmp_path: Path) -> None:
         ("url: http://controller:99999", "write http://HOST:PORT"),
         ("url: http://controller:80a", "write http://HOST:PORT"),
         ("boot_id_file: /nonexistent/boot_id", "is not there"),
+        ("host_root: /nonexistent", "mount the host's / there"),
+        ("host_root: host", "begins with /"),
+        ("kmsg: /nonexistent/kmsg", "is not there"),
+        ("reboot_command: systemctl reboot", "must be a list of words"),
+        ("reset_command: []", "must be a list of words"),
         ("node: gpu-7", "write cluster/name"),
         ("gpus: many", "write a whole number"),
         ("gpus: -1", "write a whole number"),
@@ -141,7 +146,7 @@ def test_whatever_a_person_writes_is_taken_or_refused_in_words(given_: dict[str,
 
 
 def test_a_single_look_needs_no_name_that_no_other_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sickbay.agent.settings.instance_id", lambda: "")
+    monkeypatch.setattr("sickbay.agent.settings.instance_id", lambda *_: "")
     assert load(None, {}, {}, alone=True).instance_id == "here"
     with pytest.raises(BadInput, match="write a name that no other machine has"):
         load(None, URL, {})

@@ -23,6 +23,7 @@ MAY = {
     "operator": {"viewer", "submitter", "operator"},
     "admin": {"viewer", "submitter", "operator", "admin"},
     "agent": {"agent"},
+    "join": {"join"},
 }
 
 
@@ -116,7 +117,7 @@ def test_a_token_that_was_revoked_elsewhere_is_not_remembered(calls: Clinic) -> 
 def test_tokens_are_listed_without_anything_that_opens_a_door(calls: Clinic) -> None:
     shown = calls.admin.get("/v1/tokens")
     assert {"agent", "operator", "viewer"} <= {token["name"] for token in shown.json()}
-    keys = {"name", "role", "node", "by", "issued_at", "expires_at", "expired", "used_at"}
+    keys = {"name", "role", "node", "cluster", "by", "issued_at", "expires_at", "expired", "used_at"}
     assert all(set(token) == keys for token in shown.json())
     for secret in TOKENS.values():
         assert secret not in shown.text

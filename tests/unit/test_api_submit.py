@@ -35,6 +35,8 @@ def test_a_job_is_taken_up_with_all_that_was_said_of_it(calls: Clinic) -> None:
         "precheck": 0,
         "ranks_per_node": 4,
         "stall_after": 120,
+        "image": "ghcr.io/lab/train:1.2@sha256:00",
+        "native": {"spec": {"tolerations": [{"key": "gpu"}], "priority": 3, "hostIPC": True}},
         "log_rules": [{"name": "steps", "pattern": r"^step \d+", "starts_within": 60, "recurs_within": 300}],
     }
     response = calls.operator.post("/v1/jobs", body)
@@ -55,6 +57,8 @@ def test_a_job_is_taken_up_with_all_that_was_said_of_it(calls: Clinic) -> None:
         precheck=0,
         ranks_per_node=4,
         stall_after=120.0,
+        image="ghcr.io/lab/train:1.2@sha256:00",
+        native={"spec": {"tolerations": [{"key": "gpu"}], "priority": 3, "hostIPC": True}},
         log_rules=(LogRule(name="steps", pattern=r"^step \d+", starts_within=60.0, recurs_within=300.0),),
     )
 
@@ -95,6 +99,10 @@ def test_jobs_of_one_name_are_different_jobs(calls: Clinic) -> None:
     body = {"name": "many", "nodes": 1, "command": ["true"]}
     ids = {calls.operator.post("/v1/jobs", body).json()["id"] for _ in range(5)}
     assert len(ids) == 5
+
+
+def nested(levels: int) -> dict[str, Any]:
+    return {"spec": nested(levels - 1)} if levels else {}
 
 
 GOOD: dict[str, Any] = {"name": "job", "nodes": 1, "command": ["true"]}
@@ -146,6 +154,11 @@ GOOD: dict[str, Any] = {"name": "job", "nodes": 1, "command": ["true"]}
         ({"log_rules": [{"name": "r", "pattern": "x", "starts_within": 0}]}, 400, "starts_within"),
         ({"log_rules": [{"name": "r", "patern": "x"}]}, 400, "'patern' in log_rules[0]: did you mean pattern?"),
         ({"log_rules": [{"name": "r", "pattern": "x", "starts_within": 1}] * 2}, 400, "the same name"),
+        ({"image": "two words"}, 400, "image 'two words' is no name of an image"),
+        ({"native": ["spec"]}, 400, "native"),
+        ({"native": {"kind": "Pod"}}, 400, "native: sim knows no 'kind': write metadata or spec"),
+        ({"native": {"spec": "x" * 40_000}}, 400, "native has 40011 bytes, at most 32000 fit"),
+        ({"native": nested(30)}, 400, "native is nested deeper than 20 levels"),
         ({"node": 2}, 400, "there is no field 'node': did you mean nodes?"),
         ({"reason": "x"}, 400, "there is no field 'reason'"),
         ({"env": {f"A{n}": "x" * 32_000 for n in range(10)}}, 400, "put long texts into files"),
@@ -159,6 +172,16 @@ def test_a_job_that_could_never_run_is_refused(calls: Clinic, change: dict[str, 
     assert says in response.json()["error"]
     assert "\n" not in response.json()["error"]
     assert len(calls.ward.sim.jobs()) == before
+
+
+def test_a_cluster_that_cannot_be_asked_now_refuses_nobody(calls: Clinic) -> None:
+    """The start asks again, and ends the job with that line."""
+    calls.ward.cluster.away = True
+    try:
+        response = calls.operator.post("/v1/jobs", {**GOOD, "name": "unasked", "native": {"kind": "Pod"}})
+    finally:
+        calls.ward.cluster.away = False
+    assert response.status_code == 201, response.text
 
 
 def test_a_body_that_lacks_everything_names_what_is_missing(calls: Clinic) -> None:

@@ -66,8 +66,8 @@ LISTS: list[tuple[tuple[str, ...], str, list[dict[str, Any]], str]] = [
      [{"id": "exclude-7", "fault": "xid.94", "pool": "*", "node": "*", "until": AT, "by": "ann", "because": "b " * 90}],
      "exclude-7"),
     (("token", "list"), "GET /v1/tokens",
-     [{"name": "ann", "role": "operator", "node": None, "by": "setup", "issued_at": AT, "expires_at": AT,
-       "expired": True, "used_at": None}], "ann"),
+     [{"name": "ann", "role": "operator", "node": None, "cluster": None, "by": "setup", "issued_at": AT,
+       "expires_at": AT, "expired": True, "used_at": None}], "ann"),
     (("audit",), "GET /v1/audit",
      [{"at": AT, "by": "ann", "verb": "cordon", "target": "local/n1", "reason": "r " * 90, "text": "x", "about": []}],
      "local/n1"),
@@ -537,7 +537,7 @@ def test_every_new_command_teaches_with_an_example() -> None:
 
 
 def test_every_list_and_object_can_be_json() -> None:
-    without = {("top",), ("logs",), ("completion",), ("up",), ("down",), ("demo",)}
+    without = {("top",), ("logs",), ("completion",), ("up",), ("down",), ("demo",), ("controller",)}
     for path, command in _leaves():
         assert path in without or "--json" in {flag for p in command.params for flag in p.opts}, path
 

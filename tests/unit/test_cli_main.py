@@ -31,7 +31,7 @@ def test_help_shows_the_commands_that_exist_and_where_to_begin(args: tuple[str, 
     assert result.exit_code == 0
     for name in COMMANDS:
         assert f"\n  {name} " in result.stdout
-    assert "\n  controller" not in result.stdout  # not built yet: not shown
+    assert "\n  console" not in result.stdout  # not built yet: not shown
     assert "Begin here" in result.stdout
     assert "Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 cannot reach" in result.stdout
 
@@ -57,7 +57,7 @@ def test_help_imports_nothing_heavy() -> None:
     ("args", "says"),
     [
         (("expain",), "did you mean 'explain'?"),
-        (("qqq",), "known: demo, up, down, backup, top"),
+        (("qqq",), "known: demo, up, down, controller, backup"),
         (("sim", "soak", "--run", "3"), "Did you mean '--runs'?"),
         (("sim", "standrd"), "did you mean 'standard'?"),
         (("sim", "standard", "--sed", "3"), "'sickbay sim --help'"),

@@ -49,6 +49,36 @@ def submit(*args: str) -> Result:
 # --- what is asked for
 
 
+def test_an_image_and_the_clusters_own_words_come_from_options_and_a_file(server: Canned, tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text("spec:\n  tolerations: [{key: gpu}]\n  on: yes\n  priority: 3\n")
+    (tmp_path / "pod.json").write_text('{"spec": {"tolerations": [{"key": "gpu"}], "on": "yes", "priority": 3}}')
+    for file in ("pod.yaml", "pod.json"):
+        result = submit("--nodes", "1", "--image", "lab/train:1", "--native", file, "--", "true")
+        assert result.exit_code == 0, result.output
+        body = server.asked[-1].body
+        assert body["image"] == "lab/train:1"
+        assert body["native"] == {"spec": {"tolerations": [{"key": "gpu"}], "on": "yes", "priority": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "own.yaml: no such file: write --native FILE, a YAML or JSON file that is there"),
+        ("- a\n", "own.yaml:1:1: expected 'key: value' lines at the top, got a list"),
+        ("spec:\n  a: 1\n  a: 2\n", "own.yaml:3:3: spec: 'a' is given twice"),
+    ],
+)
+def test_a_file_that_is_no_object_is_refused_with_its_place(
+    server: Canned, tmp_path: Path, text: str | None, says: str
+) -> None:
+    if text is not None:
+        (tmp_path / "own.yaml").write_text(text)
+    result = submit("--nodes", "1", "--native", "own.yaml", "--", "true")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(says), result.stderr
+    assert not server.asked
+
+
 def test_a_plain_submit_sends_only_what_was_said_and_where_it_was_said(server: Canned, tmp_path: Path) -> None:
     result = submit("--nodes", "2", "--", "python", "train.py", "--lr", "3")
     assert result.exit_code == 0, result.output

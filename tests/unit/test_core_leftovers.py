@@ -8,9 +8,11 @@ from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.agent.probes.inventory import Stock
 from sickbay.brain.identity import devices_found
 from sickbay.engine.door import DEVICES, SERIAL, cut
+from sickbay.faces.api.report_queue import ReportQueue
 from sickbay.faces.api.route import ApiRequest, AppState
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
+from sickbay.hosts.joining import Joining
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.facts import Inventory
 from sickbay.model.fleet import Device, JobId, NodeId
@@ -80,7 +82,8 @@ def test_a_job_of_many_nodes_is_shown_with_all_of_them() -> None:
     assert lease is not None
     store.commit(stored(Unit(writes={"job:wide": job}), lambda _: None, now), lease.epoch)
     desk = Backend(store, load_policy("default"), {}, {}, HandClock(), lambda: None, Changes())
-    (listed,) = ApiRequest(shared=AppState(desk, Wakeup(), Wakeup()), path={}, key="").all_of(Job, "job")
+    shared = AppState(desk, Wakeup(), Wakeup(), Joining(desk), ReportQueue(desk.receive_all).store)
+    (listed,) = ApiRequest(shared=shared, path={}, key="").all_of(Job, "job")
     assert listed.claim.keys() == set(nodes)
     found = desk._job(JobId("wide"))
     assert found is not None

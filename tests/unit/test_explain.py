@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from sickbay.adapters.stores.memory import MemoryStore
+from sickbay.brain.showing import state_of
 from sickbay.faces.archive import Archive
-from sickbay.faces.explain import explain, state_of
+from sickbay.faces.explain import explain
 from sickbay.faces.story import weave
 from sickbay.model.errors import BadInput
 from sickbay.model.fleet import AgentState, Node, NodeId

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.rank_rig import over
 from tests.support.waiting import until
-from tests.unit.test_agent_ranks import SEAT, Room, rank
+from tests.unit.test_agent_ranks import BOOT, NODE, Room, rank
 
 from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.node import look_in_time
@@ -23,11 +24,11 @@ from sickbay.agent.outbox import say
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.rank_stacks import RunningRank, collect_stacks
+from sickbay.agent.ranks.watch import RankWatch
 from sickbay.agent.user_files import append, read_small
-from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.model.facts import Checkpointed, Hung, Observed, Stepped
 from sickbay.model.fleet import JobId, NodeId
-from sickbay.model.job import LogRule, RankState
+from sickbay.model.job import LogRule
 from sickbay.model.protocol import Item, ItemNews
 
 SECRET = '{"step": 666}'
@@ -91,8 +92,10 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path)
+def room(tmp_path: Path) -> Iterator[Room]:
+    one = Room(tmp_path)
+    yield one
+    one.played.close()
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -203,7 +206,7 @@ def test_output_that_is_no_plain_file_is_said_once_and_is_nobodys_hang(
 
 def test_a_run_directory_that_hangs_is_told_and_counts_against_no_rank(room: Room) -> None:
     files, come_back = BoundedCalls("run directories", 0.05), threading.Event()
-    room.watch = RankWatch(room.paths, SEAT.id, SEAT.incarnation, files)
+    room.watch = RankWatch(room.base, NODE, BOOT, files)
     room.ranks(rank(0, stall_after=5.0))
     room.beat(7)
     assert room.steps(1.0) == [7]
@@ -242,12 +245,12 @@ def answers(files: BoundedCalls) -> bool:
 
 def test_the_last_step_of_a_rank_that_ended_while_nobody_could_look_is_told(room: Room) -> None:
     files, come_back = BoundedCalls("run directories", 0.05), threading.Event()
-    room.watch = RankWatch(room.paths, SEAT.id, SEAT.incarnation, files)
+    room.watch = RankWatch(room.base, NODE, BOOT, files)
     room.ranks(rank())
     room.beat(1)
     assert room.steps(1.0) == [1]
     room.beat(9)
-    room.ranks(rank(state=RankState.GONE))
+    room.ranks(over(rank()))
     with pytest.raises(TimeoutError):
         files.call(lambda: come_back.wait(30))
     with pytest.raises(TimeoutError):

@@ -244,13 +244,13 @@ class TestRetention:
         room.create("local", 1, 1, "train")
         instance = tmp_path / "seats/node-0/instances" / room.seat("node-0").instance_id
         for number in range(300):
-            (instance / f"runs/job.{number}/rank-0").mkdir(parents=True)
+            (instance / f"ranks/job.{number}.0").mkdir(parents=True)
             (instance / f"boots/{number}").mkdir(parents=True)
             (tmp_path / f"seats/node-0/repairs/{number}.json").write_text("{}")
         Attempts(tmp_path).save(gang(job=JobId("job"), attempt=0))
         prune(room, Attempts(tmp_path))
-        assert len(list((instance / "runs").iterdir())) <= 31
-        assert (instance / "runs/job.0").exists()
+        assert len(list((instance / "ranks").iterdir())) <= 31
+        assert (instance / "ranks/job.0.0").exists()
         assert len(list((instance / "boots").iterdir())) <= 21
         assert len(list((tmp_path / "seats/node-0/repairs").iterdir())) <= 100
 

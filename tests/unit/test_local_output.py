@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sickbay.clusters.local.output import A_TURN, TAIL, Capture, end_of_output, read_output
+from sickbay.agent.ranks.output import A_TURN, TAIL, Capture, end_of_output, read_output
 
 
 @contextmanager

@@ -12,9 +12,11 @@ import pytest
 from tests.support.local_node import LocalNode, living
 from tests.support.waiting import until
 
+from sickbay.agent.ranks.directory import read_rank, runner_of, running
+from sickbay.agent.ranks.output import end_of_output, read_output
+from sickbay.agent.ranks.processes import in_our_numbers
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.files import Rank
-from sickbay.clusters.local.output import end_of_output, read_output
 from sickbay.clusters.local.ranks import OF_THE_NODE
 from sickbay.model.job import LogRule, RankState
 
@@ -86,13 +88,21 @@ def test_an_exit_is_told_as_it_was(node: LocalNode, script: str, code: int) -> N
     assert rank.began_at <= (rank.ended_at or 0.0) <= time.time()
 
 
-def test_what_the_agent_needs_is_in_the_status(node: LocalNode) -> None:
+def test_what_the_agent_needs_is_in_the_ranks_directory_and_in_the_end_how_it_ended(node: LocalNode) -> None:
     rule = LogRule(name="loss", pattern="loss=", recurs_within=3.0)
     node.sh("exec sleep 1000", stall_after=4.5, log_rules=(rule,))
     rank = node.rank()
-    assert (rank.state, rank.stall_after, rank.log_rules) == (RankState.RUNNING, 4.5, (rule,))
+    (found,) = running(node.paths.instance("i1"), node.boot_id)
+    assert (rank.state, found.file.stall_after, found.file.log_rules) == (RankState.RUNNING, 4.5, (rule,))
+    assert in_our_numbers(found).pid == rank.pid
     assert rank.pid in living(node.boot_id)
     assert os.getpgid(rank.pid) == rank.pid
+    os.kill(rank.pid, signal.SIGSEGV)
+    node.gone()
+    until(lambda: runner_of(found.run) is None)
+    ended = read_rank(found.run)
+    assert ended is not None
+    assert (ended.file.exit_code, ended.file.stopped) == (-signal.SIGSEGV, False)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """Where agents are received: reports become facts once, and commands ride on the replies."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.support.waiting import until
 
 from sickbay.adapters.stores.memory import MemoryStore
-from sickbay.engine.reception import Reception
+from sickbay.engine.reception import TRIES, Reception
 from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST
 from sickbay.model.errors import BadInput, StoreUnavailable, Unstorable
@@ -326,11 +324,8 @@ class Balking(MemoryStore):
         super().__init__()
         self.error = error or StoreUnavailable("not this one")
         self.appends = 0
-        self.gate = threading.Event()
-        self.gate.set()
 
     def append(self, facts: Sequence[Fact], *rest: Any, **more: Any) -> int:
-        self.gate.wait(10)
         self.appends += 1
         if any(isinstance(fact.news, Observed) and fact.news.text == "poison" for fact in facts):
             raise self.error
@@ -346,42 +341,51 @@ def test_nothing_is_acknowledged_or_struck_that_was_not_stored() -> None:
     assert [command.id for command in door.store.mail(NODE)] == ["k/c/n1"]
 
 
-def gathered(poison: int | None) -> tuple[Balking, dict[int, Any]]:
-    """Twenty reports while the store is busy with the first of them."""
-    store = Balking()
+def gathered(store: Balking, poison: set[int], reports: int = 20) -> list[Any]:
+    """The answers to reports of as many nodes that are received together."""
     door = Door(store)
-    results: dict[int, Any] = {}
+    sent = [
+        replace(
+            report(replace(XID, text="poison") if n in poison else Stepped(job=JobId("j"), attempt=1, step=n)),
+            node=NodeId(f"c/n{n}"),
+        )
+        for n in range(reports)
+    ]
+    return door.reception.receive_all(sent)
 
-    def one(n: int) -> None:
-        news = replace(XID, text="poison") if n == poison else Stepped(job=JobId("j"), attempt=1, step=n)
-        try:
-            results[n] = door.reception.receive(replace(report(news, agent_run=f"r{n}"), node=NodeId(f"c/n{n}"))).ack
-        except StoreUnavailable as error:
-            results[n] = error
 
-    store.gate.clear()
-    threads = [threading.Thread(target=one, args=(n,)) for n in range(20)]
-    for thread in threads:
-        thread.start()
-    until(lambda: door.reception._batch.reports == 19)
-    store.gate.set()
-    for thread in threads:
-        thread.join()
-    return store, results
+def acks(answers: Sequence[Any]) -> list[int | type[Exception]]:
+    return [type(one) if isinstance(one, Exception) else one.ack for one in answers]
 
 
 def test_reports_that_arrive_together_are_stored_together() -> None:
-    store, results = gathered(poison=None)
-    assert set(results.values()) == {1}
+    store = Balking()
+    assert acks(gathered(store, set())) == [1] * 20
     assert len(store.facts(after=0)) == 20
-    assert store.appends == 2
+    assert store.appends == 1
 
 
-def test_nobody_answers_for_what_others_report() -> None:
-    store, results = gathered(poison=7)
-    assert isinstance(results.pop(7), StoreUnavailable)
-    assert set(results.values()) == {1}
-    assert len(store.facts(after=0)) == 19
+@pytest.mark.parametrize("error", [Unstorable("not this one"), StoreUnavailable("not this one"), OverflowError("?")])
+def test_nobody_answers_for_what_others_report(error: Exception) -> None:
+    store = Balking(error)
+    told = BadInput if isinstance(error, Unstorable) else type(error)
+    assert acks(gathered(store, {0, 7})) == [told, *[1] * 6, told, *[1] * 12]
+    assert len(store.facts(after=0)) == 18
+
+
+def test_a_store_that_is_away_is_not_asked_again_for_each_report() -> None:
+    store = Balking()
+    assert acks(gathered(store, set(range(20)))) == [StoreUnavailable] * 20
+    assert store.appends == 1 + TRIES
+
+
+def test_a_report_that_cannot_be_read_spoils_no_other() -> None:
+    door = Door()
+    good, gap, strange, nul = (replace(report(XID), node=NodeId(f"c/n{n}")) for n in range(4))
+    gap = replace(gap, items=(*gap.items, replace(gap.items[0], seq=9)))
+    answers = door.reception.receive_all([gap, replace(strange, proto=9), good, replace(nul, stream="a\0b")])
+    assert acks(answers) == [BadInput, BadInput, 1, BadInput]
+    assert [fact.news.node for fact in door.facts() if isinstance(fact.news, Observed)] == [good.node]
 
 
 class Kept:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain.submission import SPEC_MOST, as_started, refusal, too_large
+from sickbay.brain.submission import NATIVE_MOST, SPEC_MOST, as_started, refusal, too_large
 from sickbay.model.fleet import Device, JobId, Node, NodeId
 from sickbay.model.job import Job, JobSpec, LogRule
 from sickbay.policy.load import load_policy
@@ -31,6 +31,9 @@ GOOD = JobSpec(name="train", cluster="c", pool="p", nodes=4)
         ({"stall_after": -1.0}, "stall_after is -1 s"),
         ({"name": "a b"}, "name 'a b' cannot be used"),
         ({"command": ("",)}, "the command is empty"),
+        ({"image": "a b"}, "image 'a b' is no name of an image: write REGISTRY/NAME:TAG"),
+        ({"image": "a\n"}, "image 'a\\n' is no name of an image"),
+        ({"native": {"spec": "x" * NATIVE_MOST}}, "native has 32011 bytes, at most 32000 fit"),
         ({"checkpoint": "here"}, "checkpoint 'here' must be an absolute path"),
         ({"env": {"SICKBAY_JOB_ID": "x"}}, "env: SICKBAY_JOB_ID is set by Sickbay itself"),
         ({"env": {"A": "x" * SPEC_MOST}}, "the job's description has 100"),
@@ -59,6 +62,7 @@ def test_nonsense_is_refused_in_one_line(changes: dict[str, object], line: str) 
     [
         {},
         {"min_nodes": 4},
+        {"image": "ghcr.io/lab/train@sha256:00", "native": {"spec": {"a": [1, None, True, "x"]}}},
         {"min_nodes": 1, "max_restarts": 0, "precheck": 0, "stall_after": 0.0},
         {"on": (NodeId("c/a"), NodeId("c/b")), "nodes": 1},
         {"log_rules": (LogRule(name="step", pattern=r"step \\d+", starts_within=60.0, recurs_within=5.0),)},

@@ -10,7 +10,7 @@ import pytest
 
 from sickbay.agent.command_journal import CommandJournal, JournaledCommand
 from sickbay.agent.fence import FenceKeeper
-from sickbay.agent.settings import SelfFence
+from sickbay.agent.setting_values import SelfFence
 from sickbay.wire.commands import run_bounded
 from sickbay.wire.files import replace_file, replacing
 

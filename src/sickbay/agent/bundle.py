@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from sickbay import __version__
+from sickbay.agent.join import kept_token
 from sickbay.agent.settings import AgentSettings, printable
 from sickbay.signs.redact import redact
 from sickbay.wire.commands import run_bounded
@@ -62,6 +63,13 @@ class BundleParts:
     files: Mapping[str, Path] = field(default_factory=lambda: {f"files{name}": Path(name) for name in FILES})
 
 
+def parts_of(settings: AgentSettings) -> BundleParts:
+    """Those of the machine, also from a container."""
+    root = (f"--root={settings.host_root}",) if settings.contained else ()
+    commands = {part: (*words, *(root if words[0] == "journalctl" else ())) for part, words in COMMANDS.items()}
+    return BundleParts(commands, {f"files{name}": settings.on_host(name) for name in FILES})
+
+
 def collect(state: Path, settings: AgentSettings, until: float, parts: BundleParts | None = None) -> Bundle:
     """Raises OSError where the file cannot be written."""
     directory = state / "bundles"
@@ -74,7 +82,7 @@ def collect(state: Path, settings: AgentSettings, until: float, parts: BundlePar
     for half in directory.glob(".sickbay-*"):  # of an agent that was killed; one collects at a time
         half.unlink(missing_ok=True)
     with replacing(path, durable=False) as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
-        for part, data in _gathered(state, settings, until, parts or BundleParts()):
+        for part, data in _gathered(state, settings, until, parts or parts_of(settings)):
             if data is None:
                 missing.append(part)
                 continue
@@ -142,9 +150,12 @@ def _end_of(handle: int) -> bytes:
 
 def _secrets(settings: AgentSettings) -> list[str]:
     found = [settings.token]
-    if settings.token_file:
+    for file in filter(None, (settings.token_file, settings.join_token_file)):
         with suppress(OSError):
-            found.append(Path(settings.token_file).read_text(errors="replace").strip())
+            found.append(Path(file).read_text(errors="replace").strip())
+    with suppress(OSError):
+        kept = kept_token(Path(settings.state))
+        found += [kept.token] if kept is not None else []
     return found
 
 

@@ -11,7 +11,7 @@ from threading import Thread
 import msgspec
 
 from sickbay.agent.complaints import complain
-from sickbay.agent.settings import SelfFence
+from sickbay.agent.setting_values import SelfFence
 from sickbay.model.noun import Noun
 from sickbay.wire.commands import run_bounded
 from sickbay.wire.files import replace_file

@@ -13,26 +13,30 @@ from sickbay.agent.commands import NO_BOOT
 from sickbay.agent.complaints import complain
 from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.drill import Drills
+from sickbay.agent.join import NodeJoiner
 from sickbay.agent.loop import HANGS_AFTER
-from sickbay.agent.node_orders import NodeOrders, NodeTools
+from sickbay.agent.node_orders import NodeOrders, tools_of
 from sickbay.agent.node_probes import ProbeContext, probes_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.begins import begin_in_boot, begin_in_file
 from sickbay.agent.probes.dedup import Deduplicator
-from sickbay.agent.probes.journal import MUTE, JournalFollower, JournalPlace, available
+from sickbay.agent.probes.journal import MUTE, JournalFollower, JournalPlace, available, own_machine
 from sickbay.agent.probes.journal import NAME as JOURNAL
 from sickbay.agent.probes.kernel_log import DeviceAt, KernelLog, LineSource, LogLine, LogPlace, item_of
 from sickbay.agent.probes.kmsg import NAME as RING
 from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
-from sickbay.agent.probes.last_words import last_words
+from sickbay.agent.probes.last_words import LastWords, last_words
 from sickbay.agent.probes.system_log import LineTrust, SystemLog, name_of, own_names, usual
+from sickbay.agent.ranks.directory import NodeFile, open_to_all, ranks_dir
+from sickbay.agent.ranks.watch import RankWatch
 from sickbay.agent.runtime import AgentRuntime, NodeKit, alone, clock_zero, keep, kept, machine_boot
-from sickbay.agent.settings import AgentSettings
+from sickbay.agent.settings import AgentSettings, host_name
 from sickbay.agent.spool import AgentIdentity, Spool
 from sickbay.agent.transport import Address
 from sickbay.agent.watchdog import Watchdog
+from sickbay.agent.watches import CLOSED, CREATED, MOVED_TO
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import Incarnation, NodeId
@@ -82,29 +86,33 @@ class NodeAgent:
         drills = Drills(self._state / "drills.json")
         sources = sources_for(settings, places, node, boot_id, drills)
         made = probes_for(ProbeContext(settings, node, self.sums))
-        self._log = KernelLog(sources, node, made.device_at or device_index(), self.sums)
+        self._log = KernelLog(sources, node, made.device_at or device_index(settings), self.sums)
         for text in filter(None, (trouble, *made.troubles)):
             self._tell("probe.failed", text)
         tests = tests_for(settings)
         text_log = next((Path(s.name.partition(":")[2]) for s in sources if isinstance(s, SystemLog)), None)
-        hands = NodeTools(
-            settings=settings, node=node, me=me, tests=tests, text_log=text_log, drills=drills, aside=made.aside
-        )
+        hands = tools_of(settings, node=node, me=me, tests=tests, text_log=text_log, drills=drills, aside=made.aside)
         self._fence = None
         if settings.self_fence is not None:
             from sickbay.agent.fence import FenceKeeper
 
             self._fence = FenceKeeper(settings.self_fence, self._state, boot_id, self._tell)
         self._closing = made.closing
+        self._joiner = NodeJoiner(settings) if settings.join_token_file else None
+        self._ranks = RankWatch(Path(settings.ranks), node, boot_id)
+        self._open_ranks(NodeFile(node=node, cluster=node.partition("/")[0], boot_id=boot_id))
         self._life = AgentRuntime(
             NodeKit(
                 outbox=self._outbox,
                 state=self._state,
                 log=self._log,
                 address=self._address,
+                refused=self._joiner.refuse if self._joiner is not None else lambda _: None,
                 orders=lambda senses: NodeOrders(hands, senses).carry,
                 witnesses=[probe for probe in made.probes if probe.witness],
-                probes=[probe for probe in made.probes if not probe.witness],
+                probes=[*(probe for probe in made.probes if not probe.witness), self._rank_probe],
+                wanted=self._wanted,
+                asleep=self._ranks.restart,
                 each_second=self._each_second,
                 ready=lambda: self._watchdog.ready(f"watching {settings.node}"),
                 ending=self._ending,
@@ -113,6 +121,22 @@ class NodeAgent:
 
     def run(self) -> None:
         self._life.run()
+
+    # --- the ranks that run here
+    def _open_ranks(self, me: NodeFile) -> None:
+        try:
+            open_to_all(Path(self._settings.ranks), me)
+        except OSError as error:
+            complain(f"ranks: {self._settings.ranks} cannot be used ({error.strerror or error}): no rank is watched")
+
+    @property
+    def _rank_probe(self) -> Probe:
+        return Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless)
+
+    def _wanted(self) -> dict[Path, tuple[str, int]]:
+        there = ranks_dir(Path(self._settings.ranks))
+        wanted = dict.fromkeys(self._ranks.directories, ("ranks", MOVED_TO | CLOSED))
+        return {**wanted, there: ("ranks", CREATED)} if there.is_dir() else wanted
 
     def _tell(self, kind: str, text: str) -> None:
         self._outbox.put([say(Observed(node=self._voice.node, kind=kind, text=text[:500]))])
@@ -130,7 +154,9 @@ class NodeAgent:
 
     def _address(self) -> Address:
         token = self._settings.token
-        if self._settings.token_file:
+        if self._joiner is not None:
+            token = self._joiner.token()
+        elif self._settings.token_file:
             try:
                 token = Path(self._settings.token_file).read_text(encoding="ascii").strip()
             except OSError as error:
@@ -151,14 +177,19 @@ class NodeAgent:
             stamp = ring.stamp if ring is not None and ring.boot_id == before.boot_id else 0.0
             if cursor or stamp:  # else no agent listened then, and nobody knows what was told already
                 try:
-                    found = last_words(before.boot_id, cursor=cursor, stamp=stamp)
-                    spooled(found.lines, self._state / "spool", self._voice, ended, found.zero or before.zero)
+                    machine = own_machine(self._settings.on_host("/etc/machine-id"))
+                    command = journalctl(self._settings)
+                    found = last_words(before.boot_id, cursor=cursor, stamp=stamp, command=command, machine=machine)
+                    self._spooled(found, ended, found.zero or before.zero)
                 except OSError as error:
                     trouble = f"the last words of boot {before.boot_id} are not known: {error}"
                     complain(trouble)
         if before is None or before.boot_id != now.boot_id:
             keep_boot(file, now)
         return trouble
+
+    def _spooled(self, found: LastWords, ended: Incarnation, zero: float) -> None:
+        spooled(found.lines, self._state / "spool", self._voice, ended, zero, device_index(self._settings))
 
 
 def keep_boot(file: Path, boot: Boot) -> None:
@@ -168,9 +199,16 @@ def keep_boot(file: Path, boot: Boot) -> None:
         complain(f"{file} cannot be written: {error.strerror}")
 
 
-def spooled(lines: Sequence[LogLine], directory: Path, voice: AgentIdentity, ended: Incarnation, zero: float) -> int:
+def spooled(
+    lines: Sequence[LogLine],
+    directory: Path,
+    voice: AgentIdentity,
+    ended: Incarnation,
+    zero: float,
+    device_at: DeviceAt | None = None,
+) -> int:
     """What these lines mean, as that boot's own words. How many there were."""
-    sums, device_at = Deduplicator(), device_index()
+    sums, device_at = Deduplicator(), device_at or device_index()
     items: list[Item] = []
     for line in lines:
         sign, _ = heard(line.text, bare=line.bare)
@@ -204,24 +242,32 @@ def sources_for(
     """Those that the settings name. `auto`: the ring, or the journal where the ring may not be read, and text files."""
     named = list(dict.fromkeys(settings.sources))
     if "auto" in named:
-        ring = may_read(Path("/dev/kmsg"))
-        own = ["kmsg"] if ring or not available() else ["journal"]
+        own = ["kmsg"] if may_read(Path(settings.kmsg)) or not available() else ["journal"]
         at = named.index("auto")
-        named[at : at + 1] = [*own, *(str(path) for path in usual())]
+        named[at : at + 1] = [*own, *(str(path) for path in usual(settings.host_root))]
     found: list[LineSource] = []
     for name in dict.fromkeys(named):
         if name == "kmsg":
             records = begin_in_boot(places, RING, KmsgPlace(boot_id=boot_id))
-            found.append(Kmsg(node, records.told, trusted=settings.trust_logs, heard=records.heard))
+            ring = Kmsg(node, records.told, Path(settings.kmsg), trusted=settings.trust_logs, heard=records.heard)
+            found.append(ring)
         elif name == "journal":
             journal = begin_in_boot(places, JOURNAL, JournalPlace(boot_id=boot_id))
-            found.append(JournalFollower(journal.heard, boots=(machine_boot(),), told=journal.told))
+            machine = own_machine(settings.on_host("/etc/machine-id"))
+            command, boots = journalctl(settings), (machine_boot(),)
+            found.append(JournalFollower(journal.heard, command, boots, told=journal.told, machine=machine))
         else:
             # Across boots: the file is one and the same, and what is dated before this boot means nothing.
             text = begin_in_file(places, name_of(Path(name)), LogPlace(boot_id=boot_id))
-            reading = LineTrust(trusted=settings.trust_logs, hosts=own_names(node))
+            hosts = own_names(node, host_name(settings.host_root))
+            reading = LineTrust(trusted=settings.trust_logs, hosts=hosts)
             found.append(SystemLog(Path(name), text.heard, reading, drills=drills, told=text.told))
     return found
+
+
+def journalctl(settings: AgentSettings) -> tuple[str, ...]:
+    """The machine's own journal, also from a container."""
+    return ("journalctl", f"--root={settings.host_root}") if settings.contained else ("journalctl",)
 
 
 def may_read(path: Path) -> bool:
@@ -232,13 +278,14 @@ def may_read(path: Path) -> bool:
         return False
 
 
-def device_index() -> DeviceAt:
+def device_index(settings: AgentSettings | None = None) -> DeviceAt:
     """The index of the GPU at a PCI address: drivers number GPUs in the order of their addresses."""
     try:
         from sickbay.agent.nvml.pci import address, nvidia_gpus
     except ImportError:
         return lambda _: None
-    there = sorted(where for gpu in nvidia_gpus() if (where := address(gpu)) is not None)
+    bus = settings.on_host("/sys") if settings is not None else Path("/sys")
+    there = sorted(where for gpu in nvidia_gpus(bus) if (where := address(gpu)) is not None)
     order = {where: number for number, where in enumerate(there)}
 
     def at(text: str) -> int | None:
@@ -254,7 +301,7 @@ def tests_for(settings: AgentSettings) -> Callable[[], Sequence[Exercise]]:
     def tests() -> Sequence[Exercise]:
         from sickbay.agent.checks.node import node_tests
 
-        return node_tests(expected_gpus=settings.gpus, state_dir=Path(settings.state))
+        return node_tests(expected_gpus=settings.gpus, state_dir=Path(settings.state), root=Path(settings.host_root))
 
     return tests
 
@@ -277,7 +324,7 @@ def _look_once(settings: AgentSettings) -> list[Item]:
     node, sums = NodeId(settings.node), Deduplicator()
     made = probes_for(ProbeContext(settings, node, sums))
     sources = sources_for(settings, Places(Path(settings.state)), node, machine_boot(Path(settings.boot_id_file)))
-    log = KernelLog(sources, node, made.device_at or device_index(), sums)
+    log = KernelLog(sources, node, made.device_at or device_index(settings), sums)
     found = [say(Observed(node=node, kind="probe.failed", text=text)) for text in made.troubles]
     try:
         found.extend(_read_whole(log))

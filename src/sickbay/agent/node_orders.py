@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,7 +18,8 @@ from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
 from sickbay.agent.nvml.pci import Address, address
-from sickbay.agent.settings import AgentSettings
+from sickbay.agent.ranks.asking import ask_to_save, stacks_of
+from sickbay.agent.settings import RESET, AgentSettings
 from sickbay.agent.watermark import Watermarks
 from sickbay.model.facts import Checked, Looked, Observed, ResetDone
 from sickbay.model.fleet import Incarnation, NodeId
@@ -29,6 +32,7 @@ from sickbay.model.protocol import (
     RunLook,
     RunReboot,
     RunReset,
+    RunSave,
 )
 from sickbay.wire.commands import ChildEnd, run_bounded
 
@@ -37,7 +41,6 @@ REBOOT_TAKES = 60.0  # until whoever reboots machines has taken the order
 GOING_DOWN = 600  # seconds that a machine may need to be back; big ones take ten minutes to count their memory
 PROC = Path("/proc")
 REBOOT = (("systemctl", "reboot"), ("shutdown", "-r", "now"))
-RESET = ("nvidia-smi", "--gpu-reset")
 
 
 def _nobody(why: str) -> AbstractContextManager[None]:  # noqa: ARG001 - the form of Nvml.aside
@@ -62,6 +65,14 @@ class NodeTools:
     ours: Callable[[], Collection[int]] = field(default=lambda: (os.getpid(),))
 
 
+def tools_of(settings: AgentSettings, **more: Any) -> NodeTools:
+    """As the settings have them, which in a container are the machine's and not the container's."""
+    proc = settings.on_host("/proc")
+    reboots = (settings.reboot_command,) if settings.reboot_command else REBOOT
+    own = partial(own_pids, proc)
+    return NodeTools(settings=settings, proc=proc, reset=settings.reset_command, reboots=reboots, ours=own, **more)
+
+
 class NodeOrders:
     def __init__(self, hands: NodeTools, senses: Watermarks) -> None:
         self._hands = hands
@@ -71,6 +82,7 @@ class NodeOrders:
     def carry(self) -> dict[type, Carry]:
         return {
             RunLook: self._look,
+            RunSave: self._save,
             RunCheck: self._check,
             RunReset: self._reset,
             RunReboot: self._reboot,
@@ -82,12 +94,19 @@ class NodeOrders:
         if what not in self._hands.settings.allow:
             raise Refuse(f"{what} is not allowed on this node: write allow: [{what}] in the agent's settings")
 
-    def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+    def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
         assert isinstance(order, RunLook)
-        time.sleep(within("settle", order.settle))
+        settled = time.monotonic() + within("settle", order.settle)
+        text = stacks_of(Path(self._hands.settings.ranks), self._hands.me.boot_id, order.stacks_of, until)
+        time.sleep(max(0.0, settled - time.monotonic()))
         self._senses.read_through()
-        return [Looked(look=order.look, node=self._hands.node, incarnation=self._hands.me)]
+        return [Looked(look=order.look, node=self._hands.node, incarnation=self._hands.me, text=text)]
+
+    def _save(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
+        assert isinstance(order, RunSave)
+        ask_to_save(Path(self._hands.settings.ranks), self._hands.me.boot_id, order)
+        return []
 
     def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         assert isinstance(order, RunCheck)
@@ -108,6 +127,9 @@ class NodeOrders:
         if shutil.which(self._hands.reset[0]) is None:
             raise Refuse(f"there is no {self._hands.reset[0]} here: nothing can reset a GPU")
         with self._hands.aside("a GPU is being reset"):
+            if not (self._hands.proc / "1").exists():
+                # As where the agent's container has processes of its own only: nobody seen is not nobody there.
+                raise Refuse(f"{self._hands.proc} does not show this machine's processes: nobody knows who has the GPU")
             held = holders(order.devices, self._hands.proc, self._hands.ours())
             if held:
                 raise Refuse(f"held by {', '.join(held[:10])}{' and others' if len(held) > 10 else ''}")
@@ -121,7 +143,7 @@ class NodeOrders:
             text = said.out.strip()[-400:]
             if re.search(r"in use by|currently being used", text):
                 raise Refuse(f"the driver says: {text}")
-            raise Refuse(f"nvidia-smi ended with {said.code}: {text}")
+            raise Refuse(f"{Path(self._hands.reset[0]).name} ended with {said.code}: {text}")
         return [ResetDone(key=order.key, node=self._hands.node, incarnation=self._hands.me)]
 
     # --- reboot
@@ -130,7 +152,8 @@ class NodeOrders:
         self._allowed("reboot")
         command = next((words for words in self._hands.reboots if shutil.which(words[0])), None)
         if command is None:
-            raise Refuse("this machine has neither systemctl nor shutdown: nothing can reboot it from here")
+            missing = " nor ".join(words[0] for words in self._hands.reboots)
+            raise Refuse(f"there is no {missing} here: write reboot_command: [...] in the agent's settings")
         why = order.reason or "a repair"
         down = Observed(
             node=self._hands.node, kind="node.going_down", fields={"seconds": GOING_DOWN}, text=f"reboot: {why}"[:500]
@@ -195,6 +218,14 @@ def holders(devices: Collection[int], proc: Path = PROC, ours: Collection[int] =
         if hit:
             found.append(f"{_name(entry)} (pid {entry.name}) has {', '.join(sorted(hit))}")
     return found
+
+
+def own_pids(proc: Path = PROC) -> tuple[int, ...]:
+    """Our own process, as that tree numbers it: the machine's numbers are not those of a container."""
+    try:
+        return (int((proc / "self").readlink().name),)
+    except (OSError, ValueError):
+        return (os.getpid(),)
 
 
 def minors(proc: Path = PROC) -> Mapping[int, int]:

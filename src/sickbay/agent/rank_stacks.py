@@ -44,6 +44,8 @@ def collect_stacks(ranks: Iterable[RunningRank], until: float) -> str:
 
 
 def _of_rank(pid: int, run: Path, until: float) -> str:
+    if pid <= 0:  # 0 would be our own process group
+        return "its process cannot be seen from here, or is not whom its file names"
     state = _state(pid)
     written = "" if state == _STATES["T"] else _signalled(pid, run, until)
     if written:

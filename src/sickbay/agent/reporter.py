@@ -15,7 +15,7 @@ import msgspec
 from sickbay.agent.complaints import complain
 from sickbay.agent.limits import UsableReply
 from sickbay.agent.outbox import Batch, Outbox, replace_items, say
-from sickbay.agent.transport import POLL, REPORT, Away, ControllerLine, Denied, ReportRefused
+from sickbay.agent.transport import POLL, REPORT, Away, ControllerLine, Denied, NotJoined, ReportRefused
 from sickbay.model.facts import Observed
 from sickbay.model.protocol import PROTO, Command, Poll
 
@@ -146,6 +146,8 @@ class Reporter(Thread):
             return self._answered(batch, self._line.ask(REPORT, body, REPORT_TAKES))
         except Away as error:
             return self._unheard(f"the controller cannot be reached: {error}", self._backoff.next())
+        except NotJoined as error:
+            return self._unheard(str(error), min(SLOWLY, max(SOONEST, error.again)))
         except Denied as error:
             return self._unheard(f"the controller does not accept our token: {error}", SLOWLY)
         except ReportRefused as error:

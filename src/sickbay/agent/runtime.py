@@ -25,7 +25,7 @@ from sickbay.agent.outbox import Outbox
 from sickbay.agent.probes import Probe
 from sickbay.agent.probes.kernel_log import KernelLog
 from sickbay.agent.reporter import Poller, Reporter
-from sickbay.agent.transport import Address, ControllerLine
+from sickbay.agent.transport import Address, ControllerLine, nobody
 from sickbay.agent.watches import Watches
 from sickbay.agent.watermark import Watermarks
 from sickbay.model.errors import BadInput
@@ -53,6 +53,7 @@ class NodeKit:
     log: KernelLog
     address: Callable[[], Address]
     orders: Callable[[Watermarks], Mapping[type, Carry]]
+    refused: Callable[[str], None] = nobody  # hears of a token that the controller does not accept
     witnesses: Sequence[Probe] = ()  # besides the kernel log
     probes: Sequence[Probe] = ()  # that the watermark does not wait for
     wanted: Callable[[], dict[Path, tuple[str, int]]] = dict
@@ -81,9 +82,9 @@ class AgentRuntime:
         self._commands = Commands(
             CommandJournal(parts.state / "commands.jsonl"), self._outbox, me, parts.orders(self.senses)
         )
-        line, commands = ControllerLine(parts.address), self._commands
+        line, commands = ControllerLine(parts.address, parts.refused), self._commands
         self.reporter = Reporter(self._outbox, line, lambda: self.senses.watermark, commands)
-        self._poller = Poller(self._poll, ControllerLine(parts.address), self.reporter, commands)
+        self._poller = Poller(self._poll, ControllerLine(parts.address, parts.refused), self.reporter, commands)
 
     def run(self) -> None:
         """Until SIGTERM."""

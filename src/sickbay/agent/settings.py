@@ -3,36 +3,42 @@
 Read by `sickbay agent`, which hands them to the agent's own process as JSON: the agent itself loads no YAML reader.
 """
 
-import os
 import re
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
-from sickbay.model.durations import parse_duration
+from sickbay.agent.setting_values import (
+    ALLOWED,
+    HOST,
+    SelfFence,
+    read_allow,
+    read_count,
+    read_fence,
+    read_host_root,
+    read_metrics,
+    read_node,
+    read_order,
+    read_path,
+    read_paths,
+    read_readable,
+    read_sources,
+    read_text,
+    read_url,
+    read_yes_or_no,
+)
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 
 CONFIG = Path("/etc/sickbay/agent.yaml")
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DMI = Path("/sys/class/dmi/id")
 MACHINE_ID = Path("/etc/machine-id")
-ALLOWED = ("reset", "reboot", "inject", "check")
-LEAST_FENCE = 300.0  # seconds: a controller that is upgraded is away for minutes, and that is no reason to fence
-
-
-class SelfFence(Noun):
-    """What a node does that hears neither its controller nor its cluster."""
-
-    after: float  # seconds
-    command: tuple[str, ...] = ()
-    undo: tuple[str, ...] = ()
-    probe: tuple[str, ...] = ()  # exit 0: the cluster still knows this node
-    probe_url: str = ""  # any answer below 500: the cluster can be reached
+RESET = ("nvidia-smi", "--gpu-reset")
 
 
 class AgentSettings(Noun):
@@ -41,18 +47,37 @@ class AgentSettings(Noun):
     instance_id: str
     token: str = ""
     token_file: str = ""
+    join_token_file: str = ""
     ca: str = ""
     state: str = "/var/lib/sickbay"
-    boot_id_file: str = "/proc/sys/kernel/random/boot_id"
+    host_root: str = HOST
+    boot_id_file: str = BOOT_ID
+    kmsg: str = "/dev/kmsg"
     sources: tuple[str, ...] = ("auto",)
     trust_logs: bool = False
     gpus: int | None = None
     allow: tuple[str, ...] = ("reset", "check")
+    reset_command: tuple[str, ...] = RESET
+    reboot_command: tuple[str, ...] = ()
     self_fence: SelfFence | None = None
     metrics: float = 5.0
     dcgm_url: str = ""
     mounts: tuple[str, ...] = ()
     cloudwatch: str = ""
+    ranks: str = "/run/sickbay"
+
+    @property
+    def contained(self) -> bool:
+        """In a container: the host's tree is not our own."""
+        return self.host_root != HOST
+
+    def on_host(self, path: str) -> Path:
+        """Where a full path of the host is from here."""
+        return on_host(self.host_root, path)
+
+
+def on_host(root: str, path: str) -> Path:
+    return Path(root, path.lstrip("/"))
 
 
 class Setting(NamedTuple):
@@ -80,6 +105,8 @@ def load(
     values = {**_defaults(mistakes, given, alone=alone), **given}
     if not values.get("url") and not alone and not any("url: " in mistake for mistake in mistakes):
         mistakes.append("url is not set: write where the controller is, for example url: https://sickbay.example:8080")
+    if values.get("join_token_file") and (values.get("token") or values.get("token_file")):
+        mistakes.append("join_token_file is set, and a token of this node's own too: leave one of the two out")
     if mistakes:
         raise BadInput("; ".join(mistakes))
     return msgspec.convert({"url": "", **values}, AgentSettings, from_attributes=True)
@@ -134,13 +161,26 @@ def _take(given: dict[str, Any], name: str, value: Any, where: str, mistakes: li
 
 def _defaults(mistakes: list[str], given: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    root = given.get("host_root", HOST)
+    if "boot_id_file" not in given:
+        values["boot_id_file"] = str(on_host(root, BOOT_ID))
     if "node" not in given:
-        values["node"] = f"default/{socket.gethostname().partition('.')[0]}"
+        values["node"] = f"default/{host_name(root).partition('.')[0]}"
     if "instance_id" not in given:
-        values["instance_id"] = instance_id() or ("here" if alone else "")  # a single look is told to nobody
+        own = instance_id(on_host(root, str(DMI)), on_host(root, str(MACHINE_ID)))
+        values["instance_id"] = own or ("here" if alone else "")  # a single look is told to nobody
         if not values["instance_id"]:
             mistakes.append("instance_id is not set and this machine has none: write a name that no other machine has")
     return values
+
+
+def host_name(root: str = HOST) -> str:
+    """The machine's: a container has a name of its own."""
+    if root != HOST:
+        with suppress(OSError):
+            if name := on_host(root, "/etc/hostname").read_text(encoding="ascii", errors="replace").strip():
+                return name
+    return socket.gethostname()
 
 
 def instance_id(dmi: Path = DMI, machine_id: Path = MACHINE_ID) -> str:
@@ -159,173 +199,66 @@ def instance_id(dmi: Path = DMI, machine_id: Path = MACHINE_ID) -> str:
     return ""
 
 
-# --- one value each: what a person wrote → what is meant, or ValueError with what to write instead
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{value!r} is no text: write a text that is not empty")
-    return value.strip()
-
-
-def _url(value: Any) -> str:
-    text = _text(value)
-    with suppress(ValueError):  # of a port that is none
-        parts = urlsplit(text)
-        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
-            return text.rstrip("/")
-    raise ValueError(f"{text!r} is no address: write http://HOST:PORT or https://HOST:PORT")
-
-
-def _node(value: Any) -> str:
-    text = _text(value)
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+", text):
-        raise ValueError(f"{text!r} is no node: write cluster/name, for example train/{socket.gethostname()}")
-    return text
-
-
-def _path(value: Any) -> str:
-    text = _text(value)
-    if not text.startswith("/"):
-        raise ValueError(f"{text!r} is no full path: write one that begins with /")
-    return text
-
-
-def _readable(value: Any) -> str:
-    text = _path(value)
-    if not os.access(text, os.R_OK):
-        raise ValueError(f"{text} is not there or may not be read")
-    return text
-
-
-def _yes_or_no(value: Any) -> bool:
-    words = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, str) or value.lower() not in words:
-        raise ValueError(f"{value!r} is neither: write true or false")
-    return words[value.lower()]
-
-
-def _count(value: Any) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = -1
-    if isinstance(value, bool) or not 0 <= number <= 1024:
-        raise ValueError(f"{value!r} is no number of GPUs: write a whole number, 0 for none")
-    return number
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return parse_duration(_text(value)).total_seconds()
-
-
-def _metrics(value: Any) -> float:
-    seconds = 0.0 if value is False or value == "off" else _seconds(value)
-    if seconds and not 1 <= seconds <= 3600:
-        raise ValueError(f"{value!r}: write off, or 1s to 1h")
-    return seconds
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    """A list of words, or one text with commas, as the environment has it."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"{value!r} is no list: write [one, other]")
-    return tuple(part.strip() for part in parts if part.strip())
-
-
-def _allow(value: Any) -> tuple[str, ...]:
-    words = () if value == "none" else _words(value)
-    for word in words:
-        if word not in ALLOWED:
-            raise ValueError(f"{word!r} cannot be allowed: write some of {', '.join(ALLOWED)}, or none")
-    return words
-
-
-def _sources(value: Any) -> tuple[str, ...]:
-    words = _words(value)
-    for word in words:
-        if word not in {"auto", "kmsg", "journal"} and not word.startswith("/"):
-            raise ValueError(f"{word!r} is no source: write auto, kmsg, journal, or the full path of a text file")
-    if not words:
-        raise ValueError("no source is left: write auto, kmsg, journal, or the full path of a text file")
-    return words
-
-
-def _paths(value: Any) -> tuple[str, ...]:
-    return tuple(_path(word) for word in _words(value))
-
-
-def _command(value: Any, name: str) -> tuple[str, ...]:
-    """A list of words; a text would need a shell, which nobody gets here."""
-    if not isinstance(value, list) or not value or not all(isinstance(word, str) for word in value):
-        raise ValueError(f"{name} must be a list of words, for example [systemctl, stop, slurmd]")
-    return tuple(value)
-
-
-def _fence(value: Any) -> SelfFence | None:
-    if value is False or value == "off":
-        return None
-    if not isinstance(value, dict) or "after" not in value:
-        raise ValueError("write {after: 30m, command: [systemctl, stop, slurmd], undo: …, probe: …}, or off")
-    unknown = set(value) - {"after", "command", "undo", "probe", "probe_url"}
-    if unknown:
-        raise ValueError(f"it has no {min(unknown)}: known are after, command, undo, probe, probe_url")
-    after = _seconds(value["after"])
-    if after < LEAST_FENCE:
-        raise ValueError(f"after: {value['after']} is too soon: write 5m or more, as a controller may be upgraded")
-    if not value.get("probe") and not value.get("probe_url"):
-        raise ValueError("say how to ask the cluster: write probe: [scontrol, ping] or probe_url: https://HOST/healthz")
-    words = {name: _command(value[name], name) for name in ("command", "undo", "probe") if value.get(name)}
-    address = _url(value["probe_url"]) if value.get("probe_url") else ""
-    return SelfFence(after=after, probe_url=address, **words)
-
-
 SETTINGS: dict[str, Setting] = {
-    "url": Setting("The controller's address.", "none: an agent that guesses would report to a stranger", _url,
+    "url": Setting("The controller's address.", "none: an agent that guesses would report to a stranger", read_url,
                    "SICKBAY_URL"),
-    "ca": Setting("A file with the certificate to trust there.", "none: the system's own are trusted", _readable,
+    "ca": Setting("A file with the certificate to trust there.", "none: the system's own are trusted", read_readable,
                   "SICKBAY_CA"),
-    "token": Setting("The credential of this node.", "none: a secret is better in a file of its own", _text,
+    "token": Setting("The credential of this node.", "none: a secret is better in a file of its own", read_text,
                      "SICKBAY_TOKEN"),
     "token_file": Setting("A file with the credential; read again when it is refused.",
-                          "none; with systemd: LoadCredential=token", _path, "SICKBAY_TOKEN_FILE"),
-    "node": Setting("This node, as cluster/name.", "default/<host name>: the name that clusters know it by", _node,
+                          "none; with systemd: LoadCredential=token", read_path, "SICKBAY_TOKEN_FILE"),
+    "join_token_file": Setting("A file with a join token of the node's cluster, for which it gets its own token.",
+                               "none; it is the same for all nodes of a cluster, so an image or a DaemonSet can carry "
+                               "it", read_path, "SICKBAY_JOIN_TOKEN_FILE"),
+    "node": Setting("This node, as cluster/name.", "default/<host name>: the name that clusters know it by", read_node,
                     "SICKBAY_NODE"),
     "instance_id": Setting("What no other machine is called.",
                            "the EC2 instance id, else the board's id, else the machine id: a lemon's history follows "
-                           "the hardware, not the host name", _text, "SICKBAY_INSTANCE_ID"),
+                           "the hardware, not the host name", read_text, "SICKBAY_INSTANCE_ID"),
+    "host_root": Setting("Below which directory this machine's /proc, /sys, /etc, /dev and /var/log are.",
+                         "/: the agent runs on the machine itself. In a container: where the host's / is mounted, so "
+                         "that processes, mounts, logs and ids are the machine's and not the container's",
+                         read_host_root, "SICKBAY_HOST_ROOT"),
+    "kmsg": Setting("The kernel's ring.",
+                    "/dev/kmsg, as it is mounted here: it is a device, and no path below a container's host root "
+                    "may be opened as one", read_readable, "SICKBAY_KMSG"),
     "boot_id_file": Setting("The file that names this boot.",
                             "the kernel's own; another where several nodes share one kernel, and the cluster's daemon "
-                            "reads it too", _readable, "SICKBAY_BOOT_ID_FILE"),
+                            "reads it too", read_readable, "SICKBAY_BOOT_ID_FILE"),
     "state": Setting("Where it keeps what is not reported yet.",
-                     "/var/lib/sickbay: it must outlive a reboot", _path, "SICKBAY_STATE"),
+                     "/var/lib/sickbay: it must outlive a reboot", read_path, "SICKBAY_STATE"),
     "sources": Setting("Where the kernel's lines are read: auto, kmsg, journal, paths of text files.",
                        "auto: /dev/kmsg, or the journal where that may not be read, and those of /var/log/messages, "
-                       "syslog, kern.log that are there", _sources, "SICKBAY_SOURCES"),
+                       "syslog, kern.log that are there", read_sources, "SICKBAY_SOURCES"),
     "trust_logs": Setting("Whether lines count that any program may have written: in text files, or through /dev/kmsg.",
                           "false: any user can write them (`logger -t kernel`), so they are shown as unconfirmed until "
                           "the kernel's own ring, the journal or NVML tells the same; true where drills are written so",
-                          _yes_or_no, "SICKBAY_TRUST_LOGS"),
+                          read_yes_or_no, "SICKBAY_TRUST_LOGS"),
     "gpus": Setting("How many GPUs this node must have.",
-                    "none: as many as were there at first; a number finds one that was missing from the start", _count,
-                    "SICKBAY_GPUS"),
+                    "none: as many as were there at first; a number finds one that was missing from the start",
+                    read_count, "SICKBAY_GPUS"),
     "allow": Setting(f"What the controller may have done here: {', '.join(ALLOWED)}.",
                      "reset, check: they disturb nobody on a drained node. A reboot is often the cluster's business, "
-                     "and an injected line is for drills", _allow, "SICKBAY_ALLOW"),
+                     "and an injected line is for drills", read_allow, "SICKBAY_ALLOW"),
+    "reset_command": Setting("What resets GPUs, a list of words; -i and their numbers are put behind it.",
+                             "[nvidia-smi, --gpu-reset]: the driver's own tool; another where that is on the host only",
+                             read_order, "SICKBAY_RESET_COMMAND"),
+    "reboot_command": Setting("What reboots this machine, a list of words.",
+                              "[systemctl, reboot], else [shutdown, -r, now]; another in a container, whose own "
+                              "systemctl reaches no machine", read_order, "SICKBAY_REBOOT_COMMAND"),
     "self_fence": Setting("What to do when neither controller nor cluster is heard: {after, command, undo, probe}.",
-                          "off: a network that fails must not stop training", _fence),
-    "metrics": Setting("Seconds between two measurements, or off.", "5s: what charts show for the last hour", _metrics,
-                       "SICKBAY_METRICS"),
-    "dcgm_url": Setting("A dcgm-exporter page to read.", "none: NVML is read itself", _url, "SICKBAY_DCGM_URL"),
-    "mounts": Setting("File systems that must answer.", "none: those of a network are found in /proc/mounts",
-                      _paths, "SICKBAY_MOUNTS"),
+                          "off: a network that fails must not stop training", read_fence),
+    "metrics": Setting("Seconds between two measurements, or off.", "5s: what charts show for the last hour",
+                       read_metrics, "SICKBAY_METRICS"),
+    "dcgm_url": Setting("A dcgm-exporter page to read.", "none: NVML is read itself", read_url, "SICKBAY_DCGM_URL"),
+    "mounts": Setting("File systems that must answer.", "none: those of a network are found in the machine's table",
+                      read_paths, "SICKBAY_MOUNTS"),
     "cloudwatch": Setting("Where measurements go for CloudWatch: tcp://127.0.0.1:25888 or a file.",
-                          "none: the controller keeps them", _text, "SICKBAY_CLOUDWATCH"),
+                          "none: the controller keeps them", read_text, "SICKBAY_CLOUDWATCH"),
+    "ranks": Setting("Where `sickbay run` and this agent know of each other.",
+                     "/run/sickbay: it is gone after a reboot, as the ranks are; containers mount it from the host",
+                     read_path, "SICKBAY_RANKS"),
 }  # fmt: skip
 
 

@@ -29,6 +29,14 @@ class Denied(Exception):  # noqa: N818 - a state, not a mistake
     """Our credential is not accepted."""
 
 
+class NotJoined(Denied):
+    """We have no token yet, or none any more, and were given none. `again`: seconds until it is asked for once more."""
+
+    def __init__(self, text: str, *, again: float = 0.0) -> None:
+        super().__init__(text)
+        self.again = again
+
+
 class ReportRefused(Exception):  # noqa: N818 - a state, not a mistake
     """What we sent is not taken. `own`: the controller says so itself, and not a proxy before it."""
 
@@ -41,16 +49,24 @@ class ReportRefused(Exception):  # noqa: N818 - a state, not a mistake
 TROUBLE = (OSError, BadHttp, ValueError)
 
 
-class ControllerLine:
-    """One connection. `address` is asked again whenever there is none: the controller may have moved."""
+def nobody(token: str) -> None:
+    pass
 
-    def __init__(self, address: Callable[[], Address]) -> None:
+
+class ControllerLine:
+    """One connection. `address` is asked again whenever there is none: the controller may have moved.
+
+    `refused` hears of a token that the controller itself does not accept.
+    """
+
+    def __init__(self, address: Callable[[], Address], refused: Callable[[str], None] = nobody) -> None:
         self._address = address
+        self._refused = refused
         self._connection: Connection | None = None
         self._token = ""
 
     def ask(self, path: str, body: bytes, timeout: float) -> UsableReply:
-        """Raises Away, Denied, Refused. What was sent may have arrived all the same."""
+        """Raises Away, Denied, ReportRefused. What was sent may have arrived all the same."""
         kept = self._connection is not None
         try:
             return self._ask(path, body, timeout)
@@ -70,6 +86,8 @@ class ControllerLine:
         answer = connection.post(path, body, self._token, timeout, LONGEST)
         if answer.last:
             self.close()
+        if answer.status in {401, 403} and own_words(answer.body):
+            self._refused(self._token)
         return _answer(answer.status, answer.body, self)
 
     def _connect(self, timeout: float) -> Connection:
@@ -98,19 +116,20 @@ def _answer(status: int, data: bytes, line: ControllerLine) -> UsableReply:
             line.close()  # the token may have been replaced: it is read again
             raise Denied(f"{status}: {_text(data)}")
         case 400 | 413 | 422:
-            raise ReportRefused(f"{status}: {_text(data)}", own=_own(data))
+            raise ReportRefused(f"{status}: {_text(data)}", own=bool(own_words(data)))
         case _:
             # Whatever it asks for (Retry-After): the back-off is ours, as nobody may tell an agent to be silent.
             line.close()
             raise Away(f"{status}: {_text(data)}")
 
 
-def _own(data: bytes) -> bool:
-    """The controller's refusals are JSON with one line; what stands before it writes pages."""
+def own_words(data: bytes) -> str:
+    """The line of a controller's refusal, which is JSON with one line; empty of what stands before it: pages."""
     try:
-        return isinstance(msgspec.json.decode(data, type=dict[str, str]).get("error"), str)
+        said = msgspec.json.decode(data, type=dict[str, str]).get("error", "")
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
+        return ""
+    return " ".join(said.split())[:500]
 
 
 def _text(data: bytes) -> str:

@@ -20,7 +20,7 @@ class NotPlain(OSError):  # noqa: N818 - it says what is there
 
 def read_small(path: Path, most: int = MOST) -> bytes:
     """Raises OSError."""
-    with _opened(path, os.O_RDONLY) as handle:
+    with opened(path, os.O_RDONLY) as handle:
         size = os.fstat(handle).st_size
         if size > most:
             raise NotPlain(f"{path.name} has {size} bytes, {most} are read")
@@ -29,7 +29,7 @@ def read_small(path: Path, most: int = MOST) -> bytes:
 
 def append(path: Path, text: str) -> None:
     """Raises OSError."""
-    with _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
+    with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
         os.write(handle, text.encode("utf-8", "replace"))
 
 
@@ -38,8 +38,31 @@ def check_plain(path: Path) -> None:
     _plain(path.name, path.stat(follow_symlinks=False), path.parent.stat(follow_symlinks=False))
 
 
+def read_end(path: Path, most: int) -> bytes:
+    """The last bytes, of a file of any size. Raises OSError."""
+    with opened(path, os.O_RDONLY) as handle:
+        return os.pread(handle, most, max(0, os.fstat(handle).st_size - most))
+
+
+def place(path: Path, data: bytes) -> None:
+    """A file of ours in a user's directory, replaced as a whole. Raises OSError."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    aside = f".{path.name}.{os.urandom(6).hex()}"
+    try:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o644, dir_fd=directory)
+        try:
+            os.fchmod(handle, 0o644)  # its reader is the user
+            os.write(handle, data)
+        finally:
+            os.close(handle)
+        os.rename(aside, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
 @contextmanager
-def _opened(path: Path, how: int) -> Iterator[int]:
+def opened(path: Path, how: int) -> Iterator[int]:
+    """A plain file of its directory's owner. Raises OSError, NotPlain where it is something else."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         handle = os.open(path.name, how | _SAFELY, 0o600, dir_fd=directory)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from msgspec.json import encode
 from msgspec.structs import replace
@@ -12,8 +13,11 @@ from sickbay.model.parts import GANG_MOST
 from sickbay.model.policy import Policy
 
 SPEC_MOST = 100_000  # bytes; it is part of its job's row, and of every start
+NATIVE_MOST = 32_000  # of those, bytes for its cluster's own words
+NATIVE_DEPTH = 20  # levels of them: a pod's template has nine
 LEVELS = range(5)  # of the check before its start; 0: none
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"  # of a job, a rule, a token: part of paths and of commands
+_IMAGE = re.compile(r"[!-~]{1,1000}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -148,6 +152,7 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
         yield f"there is no cluster {spec.cluster!r}: write one of {known}"
     if spec.most > GANG_MOST:
         yield f"{spec.most} nodes are more than one job can have: write at most {GANG_MOST}"
+    yield from _wrong_native(spec)  # before anything encodes it
     if (size := len(encode(spec))) > SPEC_MOST:
         yield f"the job's description has {size} bytes, at most {SPEC_MOST} fit: put long texts into files"
     away = [node for node in spec.on if not node.startswith(f"{spec.cluster}/")]
@@ -182,6 +187,22 @@ def _wrong(spec: JobSpec, clusters: Collection[str]) -> Iterator[str]:
         yield "log_rules: two rules have the same name: give each its own"
     for rule in spec.log_rules:
         yield from _wrong_rule(rule)
+
+
+def _wrong_native(spec: JobSpec) -> Iterator[str]:
+    """What no cluster could make anything of. Whether this one can, it says itself (`Cluster.wrong`)."""
+    if spec.image and not _IMAGE.fullmatch(spec.image):
+        yield f"image {spec.image[:80]!r} is no name of an image: write REGISTRY/NAME:TAG, without spaces"
+    if deeper(spec.native, NATIVE_DEPTH):
+        yield f"native is nested deeper than {NATIVE_DEPTH} levels: this is no cluster's object"
+    elif (size := len(encode(spec.native))) > NATIVE_MOST:
+        yield f"native has {size} bytes, at most {NATIVE_MOST} fit: put long texts into files"
+
+
+def deeper(value: Any, levels: int) -> bool:
+    """Whether plain data has more levels of lists and mappings than these."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(deeper(each, levels - 1) for each in inner if isinstance(each, dict | list))
 
 
 def _wrong_paths_and_variables(spec: JobSpec) -> Iterator[str]:

@@ -8,6 +8,7 @@ from sickbay.engine import apply_jobs as learn_jobs
 from sickbay.engine import apply_nodes as learn_nodes
 from sickbay.engine import apply_orders as learn_orders
 from sickbay.engine import apply_ranks as learn_ranks
+from sickbay.engine import apply_tokens as learn_tokens
 from sickbay.engine import patrol
 from sickbay.engine.apply_submissions import submitted
 from sickbay.engine.view import Draft
@@ -27,6 +28,7 @@ from sickbay.model.facts import (
     Inventory,
     JobSeen,
     JobVanished,
+    JoinRefused,
     Looked,
     NodeSeen,
     NodeVanished,
@@ -102,8 +104,8 @@ def learn(draft: Draft, fact: Fact) -> None:
             _outcome(draft, news)
         case Ordered():
             learn_orders.ordered(draft, fact, news)
-        case TokenIssued() | TokenRevoked() | TokensUsed() | ControllerStarted():
-            learn_orders.administered(draft, fact, news)
+        case TokenIssued() | JoinRefused() | TokenRevoked() | TokensUsed() | ControllerStarted():
+            learn_tokens.administered(draft, fact, news)
         case PolicyInForce():
             draft.put(InForce(policy=news.policy, knowledge=news.knowledge))
             patrol.begin_walk(draft)

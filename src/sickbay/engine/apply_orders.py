@@ -15,12 +15,12 @@ from sickbay.engine.notices import post_test
 from sickbay.engine.order_records import answer, done, goes_to, note, take_up
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import ControllerStarted, Fact, Ordered, TokenIssued, TokenRevoked, TokensUsed
-from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Token, Withhold, Withholding
+from sickbay.model.facts import Fact, Ordered
+from sickbay.model.fleet import Brake, IncidentId, JobId, NodeId, Withhold, Withholding
 from sickbay.model.incident import ORDERS_MOST, Incident, IncidentKind, OperatorRequest, Verb, enqueue
 from sickbay.model.job import Job
 from sickbay.model.order import OrderVerdict
-from sickbay.model.rows import AUDIT, IN_FORCE, WITHHOLDING, AuditEntry, key_of
+from sickbay.model.rows import AUDIT, WITHHOLDING, AuditEntry, key_of
 
 KEEP_PAUSES = 20
 WITHHELD = 200_000  # bytes of all exclusions: every admission reads them
@@ -58,80 +58,6 @@ def ordered(draft: Draft, fact: Fact, news: Ordered) -> None:
             done(draft, ident, "the check is begun")
         case _:
             _refuse(draft, ident, news, "there is no such order")
-
-
-def administered(draft: Draft, fact: Fact, news: TokenIssued | TokenRevoked | TokensUsed | ControllerStarted) -> None:
-    """Tokens come and go as facts: any replica can ask for one, and the story says who did; so do controllers."""
-    match news:
-        case TokenIssued():
-            _issue(draft, fact, news)
-        case TokenRevoked():
-            _revoke(draft, news)
-        case TokensUsed():
-            for digest in news.hashes:
-                row = draft.read(Token, f"token:{digest}", watch=False)
-                if row is not None and (row.used_at is None or row.used_at < fact.at):
-                    draft.put(replace(row, used_at=fact.at))
-        case ControllerStarted():
-            _started(draft, news)
-
-
-def _issue(draft: Draft, fact: Fact, news: TokenIssued) -> None:
-    others = [row for row in _tokens_named(draft, news.name) if row.hash != news.hash]
-    audit = AuditEntry(by=news.by, verb="token create", target=news.name, reason=news.reason)
-    if others and not news.anew:
-        draft.tell(f"{news.by}: token {news.name!r}: not possible: there is one", event="refused", audit=audit)
-        return
-    for row in others:
-        draft.drop(key_of(row))
-    until = None if news.seconds is None else fact.at + timedelta(seconds=news.seconds)
-    draft.put(
-        Token(
-            hash=news.hash, name=news.name, role=news.role, by=news.by, issued_at=fact.at, node=news.node,
-            expires_at=until,
-        )
-    )  # fmt: skip
-    draft.tell(f"{news.by}: token {news.name!r} for the role {news.role}", event="order", audit=audit)
-
-
-def _revoke(draft: Draft, news: TokenRevoked) -> None:
-    mine = _tokens_named(draft, news.name)
-    audit = AuditEntry(by=news.by, verb="token revoke", target=news.name, reason=news.reason)
-    if any(row.governs for row in mine) and not _governed_without(draft, news.name):
-        text = f"{news.by}: token {news.name!r}: not revoked: it is the last admin's"
-        draft.tell(text, event="refused", audit=audit)
-        return
-    for row in mine:
-        draft.drop(key_of(row))
-        draft.tell(f"{news.by}: token {news.name!r} revoked", event="order", audit=audit)
-
-
-def _tokens_named(draft: Draft, name: str) -> list[Token]:
-    """With those of this very unit: the index does not know them yet."""
-    found = {key_of(row): row for row in draft.find(Token, f"token:{name}")}
-    ours = {key: row for key, row in draft.writes.items() if isinstance(row, Token) and row.name == name}
-    return list({**found, **ours}.values())
-
-
-def _governed_without(draft: Draft, name: str) -> bool:
-    """Whether somebody else's token lets its owner give out others, for good."""
-    ours = (row for row in draft.writes.values() if isinstance(row, Token))
-    if any(row.governs and row.name != name for row in ours):
-        return True
-    after = ""
-    while page := draft.keys("token", after=after):
-        rows = (draft.peek(Token, key) for key in page if draft.readable(key))
-        if any(row is not None and row.governs and row.name != name for row in rows):
-            return True
-        after = page[-1]
-    return False
-
-
-def _started(draft: Draft, news: ControllerStarted) -> None:
-    source = f" from {news.source}" if news.source not in {"", news.name} else ""
-    text = f"{news.by}: started a controller with policy {news.name}{source} ({news.policy})"
-    audit = AuditEntry(by=news.by, verb="start", target=news.name, reason=f"policy {news.policy}{source}")
-    draft.tell(text, IN_FORCE, event="started", audit=audit)
 
 
 def entry_of(news: Ordered, refused: str = "") -> AuditEntry:

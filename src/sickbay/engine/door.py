@@ -22,6 +22,7 @@ from sickbay.model.facts import (
     Hung,
     Inventory,
     JobSeen,
+    JoinRefused,
     Looked,
     NodeSeen,
     Observed,
@@ -73,6 +74,8 @@ def _cut(news: AnyNews) -> AnyNews:
             return replace(news, text=_head(news.text, STACKS))
         case Wrote():
             return replace(news, text=plain_text(news.text[-TAIL:]))
+        case JoinRefused():
+            return replace(news, because=_head(news.because, WORDS))
         case Outcome():
             return replace(news, text=_head(news.text, WORDS))
         case Ordered():
@@ -139,4 +142,5 @@ def slim(spec: JobSpec) -> JobSpec:
     """A job that we never start, with what decides: how many nodes, and its name."""
     if len(encode(spec)) <= SPEC:
         return spec
-    return replace(spec, name=_head(spec.name, NAME), command=(), env={}, log_rules=(), on=spec.on[:FIELDS], cwd="")
+    slimmer = replace(spec, command=(), env={}, log_rules=(), cwd="", native={}, image=_head(spec.image, NAME))
+    return replace(slimmer, name=_head(spec.name, NAME), on=spec.on[:FIELDS])

@@ -107,6 +107,8 @@ class Effects:
             case StartJob(job=job_id, attempt=attempt, nodes=nodes, avoid=avoid):
                 if job is None:
                     raise Rejected(f"job {job_id} is not known")
+                if wrong := site.cluster.wrong(job.spec):
+                    raise Impossible(wrong)
                 return site.cluster.start(job_id, attempt, spec=job.spec, nodes=nodes, avoid=avoid, key=key)
             case Strike():
                 raise Rejected("the mail is the store's: the engine strikes it itself")

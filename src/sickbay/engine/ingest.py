@@ -59,12 +59,12 @@ class Ingest:
         """`leads`: whether this replica leads now. Where the store has no time of its own, only the leader's counts."""
         self._store = store
         self._clock = clock
-        self._period = period
+        self.period = period
         self._leads = leads
 
     def take(self, facts: Sequence[Fact], pulses: Mapping[NodeId, Incarnation] | None = None) -> int:
         """Reports of agents. That they arrive at all is what moves the ingest clock."""
-        mark = Mark(source=INGEST, at=self._clock.wall(), period=self._period)
+        mark = Mark(source=INGEST, at=self._clock.wall(), period=self.period)
         counts = self._leads() or self._store.time() is not None
         if pulses:  # before the clock moves: whoever dies in between has not made anybody silent
             known = _clock(self._store, INGEST)

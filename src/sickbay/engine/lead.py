@@ -1,6 +1,7 @@
 """The leader: one engine at a time plans, commits and sends. It holds nothing that is not in the store."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -30,6 +31,7 @@ from sickbay.model.fleet import Ages, Aside, Cursor, InForce, Node
 from sickbay.model.intent import Intent, IntentState, StartJob, Strike, Verify, nodes_of
 from sickbay.model.job import Job
 from sickbay.model.notice import NoticeChannel
+from sickbay.model.policy import Policy
 from sickbay.model.protocol import command_id
 from sickbay.model.rows import AGES, BACKING_OFF, CURSOR, IN_FORCE, TO_SEND, Unit
 from sickbay.ports.clock import Clock
@@ -73,12 +75,7 @@ class Engine:
         committed: Callable[[Unit], None] | None = None,
     ) -> None:
         """`committed` hears of every unit after its commit; it must be quick and may not fail."""
-        timeout = rules.policy.pace.call_timeout.total_seconds()
-        if setup.lease_ttl <= timeout:
-            raise BadInput(
-                f"a lease of {setup.lease_ttl:g} s does not outlast pace.call_timeout ({timeout:g} s), so nothing "
-                f"would ever be sent; make the lease at least {2 * timeout + 10:g} s"
-            )
+        _refuse_short_lease(setup, rules.policy)
         self._store = store
         self._hands = hands
         self._rules = rules
@@ -97,6 +94,15 @@ class Engine:
         self._ingest = Ingest(store, clock)
         self._aside: set[str] | None = None  # subjects that are set aside; None: not read yet
         self._outcomes = Together(store, clock)
+        self._taken: deque[tuple[Effects, Rules]] = deque()  # what was handed in since the last round
+
+    def take(self, hands: Effects, rules: Rules) -> None:
+        """Decide by other rules from the next round on; every wait is looked at again by them (`PolicyInForce`).
+
+        Deadlines that run are rows, and stay what they are. From any thread. Raises BadInput.
+        """
+        _refuse_short_lease(self._setup, rules.policy)
+        self._taken.append((hands, rules))
 
     # --- leadership
 
@@ -136,6 +142,8 @@ class Engine:
         """Learn what is new, plan what is due, send what is planned. Returns how much was done; 0: at rest."""
         if not self.leads and not self.lead():
             return 0
+        while self._taken:
+            self._hands, self._rules = self._taken.popleft()
         began = self._clock.mono()
         self.figures.rounds += 1
         try:
@@ -522,6 +530,15 @@ class Engine:
             told.tell(f"outcome/{outcome.key}/{outcome.sends}/{outcome.result}", outcome)
         except StoreError:
             log.warning("outcome_lost", extra={"intent": outcome.key})
+
+
+def _refuse_short_lease(setup: Setup, policy: Policy) -> None:
+    timeout = policy.pace.call_timeout.total_seconds()
+    if setup.lease_ttl <= timeout:
+        raise BadInput(
+            f"a lease of {setup.lease_ttl:g} s does not outlast pace.call_timeout ({timeout:g} s), so nothing "
+            f"would ever be sent; make the lease at least {2 * timeout + 10:g} s"
+        )
 
 
 def _mark_age(draft: Draft, reading: float, wall: float, keep: timedelta) -> None:

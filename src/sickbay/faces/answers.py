@@ -5,7 +5,7 @@ there.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -17,8 +17,8 @@ from sickbay.model.job import EndReason, JobState
 from sickbay.model.notice import NoticeSeverity
 from sickbay.model.noun import Noun
 from sickbay.model.order import OrderVerdict
+from sickbay.model.shown import NodeState
 
-NodeState = Literal["READY", "UNKNOWN", "SUSPECT", "OUT", "LOST", "HELD", "INTAKE"]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC, milliseconds")]
 Seconds = float
 
@@ -131,6 +131,7 @@ class JobAnswer(Noun):
     state: JobState
     attempt: int
     restarts: int
+    pool: Annotated[str, Meta(description="<cluster>/<pool>")]
     nodes: list[str]
     step: int | None
     resumed_from: int | None
@@ -157,6 +158,8 @@ class OneJob(JobAnswer):
     cwd: str
     env: Annotated[list[str], Meta(description="names of the variables that were given with it: values are not shown")]
     env_files: list[str]
+    image: Annotated[str, Meta(description="the container image of its ranks; empty: none was named")]
+    native: Annotated[dict[str, Any], Meta(description="what it says in its cluster's own words")]
     attempts: Annotated[list[AttemptAnswer], Meta(description="the newest 60, oldest first, with the present one")]
 
 
@@ -401,6 +404,7 @@ class TokenShown(Noun):
     name: str
     role: str
     node: str | None
+    cluster: Annotated[str | None, Meta(description="a join token's")]
     by: str
     issued_at: Time
     expires_at: Time | None
@@ -412,6 +416,7 @@ class TokenMade(Noun):
     name: str
     role: str
     node: str | None
+    cluster: Annotated[str | None, Meta(description="a join token's")]
     expires_at: Time | None
     token: Annotated[str, Meta(description="the secret; it is shown here once and stored nowhere")]
 

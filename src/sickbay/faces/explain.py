@@ -9,6 +9,7 @@ from datetime import datetime
 from msgspec import structs
 
 from sickbay.brain.endings import signal_name
+from sickbay.brain.showing import schedulable, state_of, why_incident, why_job, why_node
 from sickbay.faces.answers import (
     AttemptAnswer,
     ExplainAnswer,
@@ -21,7 +22,6 @@ from sickbay.faces.answers import (
     JobAnswer,
     NodeAnswer,
     NodeDevice,
-    NodeState,
     OneJob,
     PhaseEntered,
     RankEndAnswer,
@@ -34,9 +34,9 @@ from sickbay.faces.chapters import LAST_CHAPTER, StorySpan, incident_story, job_
 from sickbay.faces.present import incident_now, job_now, node_now
 from sickbay.faces.story import tell
 from sickbay.faces.turns import Turns
-from sickbay.faces.waits import doing, incident_waits, job_waits, node_waits, why_not
+from sickbay.faces.waits import doing, incident_waits, job_waits, node_waits
 from sickbay.model.fleet import Node
-from sickbay.model.incident import Incident, IncidentKind, Phase
+from sickbay.model.incident import Incident
 from sickbay.model.job import Attempt, Interruption, Job, JobState, RankEnd
 from sickbay.model.policy import Policy
 from sickbay.model.rows import Line
@@ -97,26 +97,6 @@ def told_lines(lines: Sequence[Line]) -> list[ToldLine]:
 # --- answers
 
 
-def state_of(node: Node, incident: Incident | None) -> NodeState:
-    """READY UNKNOWN SUSPECT OUT LOST HELD INTAKE: the worst that is true of it. READY: a job could be given it now."""
-    phase = incident.phase if incident is not None and incident.open else None
-    if phase is Phase.HELD:
-        return "HELD"
-    if incident is not None and phase is not None and incident.kind is IncidentKind.INTAKE:
-        return "INTAKE"
-    if phase is not None and phase.out:
-        return "OUT"
-    if node.incarnation is None or node.lost:
-        return "LOST" if node.lost and node.incarnation is not None else "OUT"
-    if node.cordons:
-        return "OUT"
-    if phase is Phase.SUSPECT:
-        return "SUSPECT"
-    # Not called ready, on its way down, not heard under this boot: nobody could be given it now.
-    fit = node.ready and node.going_down is None and not node.unknown and (node.claimable or node.checking)
-    return "READY" if fit else "UNKNOWN"
-
-
 def node_answer(archive: Archive, node: Node) -> NodeAnswer:
     incident = archive.incident(node.incident) if node.incident else None
     jobs: list[str] = [job.id for job in archive.holders(node)]
@@ -124,7 +104,7 @@ def node_answer(archive: Archive, node: Node) -> NodeAnswer:
         id=node.id,
         pool=node.pool,
         state=state_of(node, incident),
-        schedulable=node.ready and not node.cordons and node.incarnation is not None,
+        schedulable=schedulable(node),
         boot_id=node.incarnation.boot_id if node.incarnation else None,
         instance_id=node.incarnation.instance_id if node.incarnation else None,
         devices=[NodeDevice(index=device.index, serial=device.serial) for device in node.devices],
@@ -132,20 +112,8 @@ def node_answer(archive: Archive, node: Node) -> NodeAnswer:
         jobs=jobs,
         incident=node.incident,
         cordons=list(node.cordons),
-        because=_why_node(archive, node, incident),
+        because=why_node(node, incident),
     )
-
-
-def _why_node(archive: Archive, node: Node, incident: Incident | None) -> str:
-    if incident is not None and incident.open:
-        return f"{incident.phase}: {_why_incident(incident)}"
-    return "" if node.claimable and node.going_down is None else why_not(archive, node)
-
-
-def _why_incident(incident: Incident) -> str:
-    if incident.open and incident.wait is not None:
-        return incident.wait.because
-    return incident.stages[-1].because if incident.stages else incident.fault.because
 
 
 def incident_answer(archive: Archive, incident: Incident) -> IncidentAnswer:
@@ -164,7 +132,7 @@ def incident_answer(archive: Archive, incident: Incident) -> IncidentAnswer:
         stages=_phases(incident, archive.as_of),
         tries=[RungTried(rung=one.rung, result=one.result, at=iso(one.at)) for one in incident.tries],
         jobs=list(incident.jobs),
-        because=_why_incident(incident),
+        because=why_incident(incident),
     )
 
 
@@ -190,6 +158,7 @@ def job_answer(job: Job, turns: Turns) -> JobAnswer:
         state=job.state,
         attempt=job.attempt,
         restarts=len(job.restarts),
+        pool=job.pool,
         nodes=sorted(job.claim),
         step=job.step,
         resumed_from=job.resumed_from,
@@ -221,6 +190,8 @@ def one_job(archive: Archive, job: Job) -> OneJob:
         cwd=job.spec.cwd,
         env=sorted(job.spec.env),
         env_files=list(job.spec.env_files),
+        image=job.spec.image,
+        native=job.spec.native,
         attempts=[_attempt(archive, one) for one in archive.attempts(job)],
     )
 
@@ -259,16 +230,7 @@ def _doing(job: Job) -> str:
 
 
 def _why_job(job: Job, turns: Turns) -> str:
-    """Of a job that is over the reason of its end: an earlier diagnosis is that of an interruption."""
-    match job.state:
-        case JobState.COMPLETE:
-            return ""
-        case JobState.STOPPED:
-            return job.stop_asked or "cancelled by its owner"
-        case JobState.FAILED:
-            return job.diagnosis
-        case _:
-            return turns.because(job)
+    return turns.because(job) if job.open else why_job(job)
 
 
 def _interruption(one: Interruption) -> InterruptionAnswer:

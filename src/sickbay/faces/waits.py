@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from sickbay.brain.incident_input import REMINDED
+from sickbay.brain.showing import why_unclaimable
 from sickbay.faces.answers import WaitedOn, Waiting, WayOut
 from sickbay.faces.archive import Archive, iso
 from sickbay.faces.hangs import hang_limits, unwatched
@@ -304,24 +305,7 @@ def _behind(archive: Archive, job: Job) -> tuple[WaitedOn, ...]:
 
 def why_not(archive: Archive, node: Node) -> str:
     """Why a node cannot be claimed."""
-    incident = archive.incident(node.incident) if node.incident else None
-    if incident is not None and incident.phase is not Phase.WATCHED:
-        return f"{incident.id} {incident.phase}: {incident.fault.code}"
-    if node.incarnation is None:
-        return "its seat is vacant"
-    if node.lost:
-        return "it is lost"
-    if node.unknown:
-        return "its agent is silent"
-    if node.cordons:
-        return f"it is cordoned by {', '.join(named(owner) for owner in node.cordons)}"
-    if node.going_down is not None:
-        return "it has announced that it goes down"
-    if not node.ready:
-        return f"cluster {node.cluster} does not call it ready"
-    if node.checking:
-        return f"a check runs there ({node.checking}): a job is given it when that is over"
-    return "its agent has not been heard since it booted"
+    return why_unclaimable(node, archive.incident(node.incident) if node.incident else None)
 
 
 # --- nodes

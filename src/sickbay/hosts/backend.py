@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from sickbay.engine.figures import LoopFigures
-from sickbay.engine.ingest import Ingest, alone
+from sickbay.engine.ingest import Ingest, Together, alone
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
 from sickbay.hosts.census import Census
 from sickbay.hosts.changes import Changes
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, EffectError
 from sickbay.model.facts import (
     AnyNews,
     ControllerStarted,
@@ -35,7 +35,7 @@ from sickbay.ports.cluster import Cluster, Log
 from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
-ROLES = ("viewer", "submitter", "operator", "admin", "agent")
+ROLES = ("viewer", "submitter", "operator", "admin", "agent", "join")
 LEARNED_WITHIN = 10.0  # seconds that a person waits until what was asked is known to the engine
 
 
@@ -56,7 +56,7 @@ class Backend:
     ) -> None:
         self.store = store
         self.policy = policy
-        self.policies = policies  # by digest, for `explain`
+        self.policies = dict(policies)  # by digest, for `explain`
         self.clusters = clusters
         self.breakable = breakable
         self.metrics = metrics
@@ -68,14 +68,26 @@ class Backend:
         self._clock = clock
         self._wake = wake
         self._ingest = Ingest(store, clock)
+        self._many = Together(store, clock)
         # Six reports may be missed before an agent counts as silent.
         self._reception = Reception(
             store, clock, report_every=policy.silence.agent.total_seconds() / 6, metrics=metrics, leads=leads
         )
 
+    def take(self, policy: Policy, digest: str) -> None:
+        """Another policy is in force from now on."""
+        self.policies[digest] = policy
+        self.policy = policy
+        self._reception.hear_every(policy.silence.agent.total_seconds() / 6)
+
     # --- commands of people
     def _tell(self, key: str, news: AnyNews) -> None:
         self._ingest.tell(key, news)
+        self._wake()
+
+    def note(self, key: str, news: AnyNews) -> None:
+        """A fact of which many may come at once: they share commits. Nobody waits here until it is learned."""
+        self._many.tell(key, news)
         self._wake()
 
     def order(self, news: Ordered, key: str) -> str:
@@ -84,6 +96,13 @@ class Backend:
         self._tell(ident, news)
         self.learned()
         return ident
+
+    def wrong(self, spec: JobSpec) -> str:
+        """Why its cluster could never run a job. One that cannot be asked now refuses nobody: the start asks again."""
+        try:
+            return self.clusters[spec.cluster].wrong(spec)
+        except EffectError:
+            return ""
 
     def submit(self, spec: JobSpec, key: str, by: str = "", reason: str = "", owner: str = "") -> Job:
         job = job_named(spec.name, key)
@@ -115,11 +134,12 @@ class Backend:
         return max(timedelta(), self.now() - waiting[0].at) if waiting else timedelta()
 
     # --- agents
-    def receive(self, report: Report) -> Reply:
-        reply = self._reception.receive(report)
-        if report.items:
+    def receive_all(self, reports: Sequence[Report]) -> list[Reply | Exception]:
+        """Reports of different nodes, stored in one commit; what each of them is answered, or why it was not stored."""
+        answers = self._reception.receive_all(reports)
+        if any(report.items for report in reports):
             self._wake()
-        return reply
+        return answers
 
     def commands(self, poll: Poll) -> Reply:
         """At once: what waits for this agent that it does not have yet. Whoever holds the poll asks again."""
@@ -161,15 +181,20 @@ class Backend:
         seconds: float | None = None,
         anew: bool = False,
         reason: str = "",
+        cluster: str = "",
     ) -> str:
-        """A new token; its secret is told here once and stored nowhere. `anew`: any other of its name is revoked."""
+        """A new token; its secret is told here once and stored nowhere. `anew`: any other of its name is revoked.
+
+        `cluster`: of a join token, the only one that it is good for.
+        """
         if role not in ROLES:
             raise BadInput(f"there is no role {role!r}: write {', '.join(ROLES)}")
         secret = secret or secrets.token_urlsafe(24)
         digest = hash_of(secret)
         news = TokenIssued(
-            hash=digest, name=name, role=role, by=by, node=node, seconds=seconds, anew=anew, reason=reason
-        )
+            hash=digest, name=name, role=role, by=by, node=node, cluster=cluster, seconds=seconds, anew=anew,
+            reason=reason,
+        )  # fmt: skip
         # Each time another fact: one that was revoked since and is issued again is no second delivery of the first.
         self._tell(f"token/{digest}/{secrets.token_hex(8)}", news)
         self.changes.wait(lambda: self._holds(secret, role), LEARNED_WITHIN)
@@ -193,8 +218,13 @@ class Backend:
         self._tell(f"started/{secrets.token_hex(8)}", news)
 
     def who(self, secret: str) -> Token | None:
-        row = self.store.load([key := f"token:{hash_of(secret)}"])[key].row
-        return row if isinstance(row, Token) else None
+        return self.tokens([hash_of(secret)])[0]
+
+    def tokens(self, hashes: Sequence[str]) -> list[Token | None]:
+        """The tokens of these hashes, in their order, with one read."""
+        rows = self.store.load(f"token:{each}" for each in hashes)
+        found = (rows[f"token:{each}"].row for each in hashes)
+        return [row if isinstance(row, Token) else None for row in found]
 
     # --- what ranks wrote
     def logs(self, job: Job, attempt: int, rank: int, *, after: str, last: int, limit: int) -> Log:

@@ -17,7 +17,7 @@ from sickbay.wiring import notifier_kinds
 
 MOST_NOTIFIERS = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_LINKS = ("runbooks", "console")
+LINKS = ("runbooks", "console")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,18 @@ def read_notifiers(path: Path | None, *, known: bool = False) -> NotifierFile:
     found: dict[str, NotifierSettings] = {}
     for key, value in root.value:
         if key.value == "notifiers":
-            found = _notifiers(reader, value, path, known=known)
-        elif key.value in _LINKS:
+            found = notifiers_in(reader, value, path, known=known)
+        elif key.value in LINKS:
             links[key.value] = reader.read(value, mi.StrType(), (key.value,))
         else:
-            raise reader.fail(key, (), unknown("key", str(key.value), ("notifiers", *_LINKS)))
+            raise reader.fail(key, (), unknown("key", str(key.value), ("notifiers", *LINKS)))
     if "notifiers" not in [key.value for key, _ in root.value]:
         raise BadInput(f"{where}:1: 'notifiers' is missing: add 'notifiers: {{oncall: {{kind: …}}}}'")
     return NotifierFile(found, converted(links, NoticeLinks, reader.places))
 
 
-def _notifiers(reader: YamlReader, node: yaml.Node, path: Path, *, known: bool) -> dict[str, NotifierSettings]:
+def notifiers_in(reader: YamlReader, node: yaml.Node, path: Path, *, known: bool) -> dict[str, NotifierSettings]:
+    """The section 'notifiers' of a file at `path`. Raises BadInput."""
     if not isinstance(node, yaml.MappingNode):
         raise reader.fail(node, ("notifiers",), "expected 'name: {kind: …}' lines")
     if len(node.value) > MOST_NOTIFIERS:

@@ -15,9 +15,11 @@ from sickbay.engine.ingest import Ingest, Watcher
 from sickbay.engine.lead import Engine, Setup
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
+from sickbay.hosts.mirroring import Mirroring
 from sickbay.model.clock import INGEST
 from sickbay.model.errors import StoreError
 from sickbay.model.facts import Outcome
+from sickbay.model.policy import Policy
 from sickbay.model.rows import Unit
 from sickbay.ports.clock import Clock
 from sickbay.ports.executor import Executor
@@ -35,6 +37,7 @@ TIDY_LOOK = 5.0
 LOOK = 5.0  # seconds between two looks at what is planned and does not go out
 AGAIN = 1.0  # after the store could not be used
 LEASE = 30.0
+MIRROR = "mirror "  # begins the names of their threads and troubles
 SLICE_EVERY = 0.05  # seconds between two slices of one read of a cluster: the engine learns in between
 
 
@@ -99,13 +102,28 @@ class Controller:
         self._engine = Engine(store, fleet.hands, fleet.rules, waking, clock, setup, self._committed)
         self.backend.loop = self._engine.figures
         self._changes = changes
+        self._mirrors = {
+            name: Mirroring(store, changes, name, mirror, lambda: self._engine.epoch if self.leads else 0)
+            for name, mirror in fleet.mirrors.items()
+        }
         self._counted_in = 0  # the term of leadership that the census is of
         self._troubles: dict[str, str] = {}
+        self._hear_at(policy)
+
+    def _hear_at(self, policy: Policy) -> None:
         silence = policy.silence.agent.total_seconds()
         # The canary's period and the agents' must be the same: both clocks then leave out the same gaps (over twice the
         # period). If the canary counted an outage that reports do not, all agents would be silent the moment it ends.
         self._canary_every = min(CANARY, silence / 6)
         self._canary_period = silence / 3
+
+    def take(self, fleet: WiredFleet) -> None:
+        """Go on by the rules of this fleet, whose clusters are the same. From any thread. Raises BadInput."""
+        self._engine.take(fleet.hands, fleet.rules)
+        self.backend.take(fleet.rules.policy, fleet.rules.policy_digest)
+        self.backend.codes = frozenset(row.code for row in fleet.rules.tables.meanings())
+        self._hear_at(fleet.rules.policy)
+        self._awake.set()
 
     @property
     def leads(self) -> bool:
@@ -114,9 +132,10 @@ class Controller:
     @property
     def trouble(self) -> str:
         """Why nothing goes on, in one line; empty while all is well. Each loop answers for itself: one that has nothing
-        to write knows nothing of a disk that is full.
+        to write knows nothing of a disk that is full. A mirror comes last: nothing waits for it.
         """
-        return next(iter(list(self._troubles.values())), "")
+        troubles = sorted(self._troubles.copy().items(), key=lambda known: known[0].startswith(MIRROR))
+        return next((trouble for _, trouble in troubles), "")
 
     def start(self, canary: Callable[[], bool]) -> None:
         """`canary`: goes the way of a report, through whatever serves us; False when it did not arrive."""
@@ -125,6 +144,9 @@ class Controller:
         self._spawn("canary", lambda: self._run_canary(canary))
         for name in self._fleet.hands.sites:
             self._spawn(f"watch {name}", lambda name=name: self._run_watcher(name))  # type: ignore[misc]
+        for name, mirroring in self._mirrors.items():
+            # Nobody joins it at the end: a mirror that hangs may hang for ever.
+            threading.Thread(target=mirroring.run, args=(self._stopping,), name=f"{MIRROR}{name}", daemon=True).start()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -189,6 +211,8 @@ class Controller:
                     self._note("effects", self._engine.trouble)
                     self._note("notices", self._engine.undelivered)
                     self._note_unheard()
+                    for name, mirroring in self._mirrors.items():
+                        self._note(f"{MIRROR}{name}", mirroring.trouble)
                 if time.monotonic() >= tidy:
                     tidy = time.monotonic() + TIDY
                     self._oldest = self._engine.oldest()
@@ -230,6 +254,7 @@ class Controller:
         """Our own voice moves the ingest clock: with few agents, or none, silence must still be measured."""
         ingest = Ingest(self._store, self._clock, period=self._canary_period, leads=lambda: self.leads)
         while not self._stopping.wait(self._canary_every):
+            ingest.period = self._canary_period  # another policy may have been taken
             with self._guarded("the canary"):
                 if canary():
                     ingest.take([])

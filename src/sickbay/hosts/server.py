@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import http.client
 import logging
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -138,6 +140,26 @@ def refuse_unusable(certfile: str | None, keyfile: str | None) -> None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
         except (ssl.SSLError, OSError) as error:
             raise BadInput(f"the certificate {certfile} cannot be used: {error}") from None
+
+
+def answers_at(url: str) -> bool:
+    """The way of a report, through the network and the server (canary)."""
+    address = urlsplit(url)
+    host = address.hostname or "127.0.0.1"
+    if address.scheme == "https":  # ourselves: whoever answers on our own port need not prove who it is
+        trusting = ssl._create_unverified_context()  # noqa: S323, SLF001 - said above
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, address.port, timeout=5.0, context=trusting
+        )
+    else:
+        connection = http.client.HTTPConnection(host, address.port, timeout=5.0)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except OSError:
+        return False
+    finally:
+        connection.close()
 
 
 def _make(

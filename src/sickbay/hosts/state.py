@@ -16,6 +16,7 @@ from sickbay.model.errors import BadInput
 
 LOCK = "controller.lock"
 FIRST_TOKEN = "operator.token"  # noqa: S105 - a file: the secret of whoever started it
+CLUSTERS = "clusters"  # a directory for each cluster of a config
 RECORD = "controller.json"  # where the controller can be reached
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -101,15 +102,16 @@ class Ended(NamedTuple):
 def end_all(state: Path) -> Ended | None:
     """The controller and every node of this state, with all that runs there. None: there is no state of a cluster."""
     url = recorded(state).url
-    rack = Rack(state / "local")
+    racks = [Rack(room) for room in (state / "local", *sorted((state / CLUSTERS).glob("*")))]
+    racks = [rack for rack in racks if rack.exists()]
     # The nodes may run though the database was lost or moved away.
-    if not (state / "sickbay.db").exists() and not rack.exists():
+    if not (state / "sickbay.db").exists() and not racks:
         return None
     pid = serving(state)
     if pid:
         _end_controller(state, pid)
-    living = sum(rack.alive(name) for name in rack.names()) if rack.exists() else 0
-    if rack.exists():
+    living = sum(rack.alive(name) for rack in racks for name in rack.names())
+    for rack in racks:
         rack.down()  # also where no supervisor lives: one that died may have left its ranks behind
     (state / RECORD).unlink(missing_ok=True)
     return Ended(controller=bool(pid), nodes=living, url=url)

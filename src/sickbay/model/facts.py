@@ -153,6 +153,19 @@ class Wrote(News, tag="wrote"):
     node: NodeId | None = None  # whose agent says so
 
 
+class RankEnded(News, tag="rank_ended"):
+    """How one rank ended, told by its node's agent: many a cluster knows no ranks, or no exit codes, or no output."""
+
+    job: JobId
+    attempt: int
+    rank: int
+    exit_code: int | None = None  # negative: the signal that ended it; None: nobody knows
+    stopped: bool = False  # it was asked to end: its exit says nothing about it
+    why: str = ""
+    tail: str = ""  # the end of what it wrote, of the first on its node that ended badly
+    node: NodeId | None = None  # whose agent says so
+
+
 class Hung(News, tag="hung"):
     job: JobId
     attempt: int
@@ -246,12 +259,24 @@ class TokenIssued(News, tag="token_issued"):
 
     hash: str  # SHA-256 of the secret, in hex
     name: str
-    role: str  # viewer | submitter | operator | admin | agent
+    role: str  # viewer | submitter | operator | admin | agent | join
     by: str
     node: NodeId | None = None  # an agent's: the only node that it may report for
+    cluster: str = ""  # a join token's: the only one that it is good for
+    instance_id: str = ""  # of the machine whose agent asked to join; the name may be taken by another
     seconds: float | None = None  # it expires so long after it was issued
     anew: bool = False  # it takes the place of every token of its name; else a name that is taken is refused
     reason: str = ""
+
+
+class JoinRefused(News, tag="join_refused"):
+    """A machine asks again and again to join under a name that another one has. A person is told."""
+
+    node: NodeId
+    instance_id: str
+    holder: str
+    by: str  # the join token's name
+    because: str
 
 
 class TokenRevoked(News, tag="token_revoked"):
@@ -290,8 +315,8 @@ class Garbled(News, tag="garbled"):
 
 AnyNews = (
     Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
-    | Checkpointed | Wrote | Hung | RuleOff | Checked | Looked | ResetDone | Outcome | Ordered | Submitted | TokenIssued
-    | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
+    | Checkpointed | Wrote | RankEnded | Hung | RuleOff | Checked | Looked | ResetDone | Outcome | Ordered | Submitted
+    | TokenIssued | JoinRefused | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
 )  # fmt: skip
 
 

@@ -352,10 +352,12 @@ class Token(Noun):
 
     hash: str
     name: str
-    role: str  # viewer | submitter | operator | admin | agent
+    role: str  # viewer | submitter | operator | admin | agent | join
     by: str
     issued_at: datetime
     node: NodeId | None = None
+    cluster: str = ""  # a join token's: the only one that it is good for
+    instance_id: str = ""  # of the machine whose agent got it by joining
     expires_at: datetime | None = None  # on the wall; None: never
     used_at: datetime | None = None  # as far as it was told: up to an hour ago
 

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -90,6 +91,10 @@ class JobSpec(Noun):
     time_limit: float | None = None  # seconds that its attempts may run, together; None: as long as they like
     grow: bool = False  # one that runs on fewer nodes than it asked for is restarted as soon as there are more
     continues: Continuation | None = None
+    image: str = ""  # the container image of its ranks, where its cluster runs images
+    native: dict[
+        str, Any
+    ] = {}  # plain JSON, merged over what its cluster makes of the job: in that cluster's own words
 
     @property
     def least(self) -> int:

@@ -46,6 +46,7 @@ EVENTS: dict[str, NoticeKind] = {
     "job_waits": _WARNING,
     "agent_lost": _WARNING,
     "agent_unknown": _WARNING,
+    "join_refused": _WARNING,
     "vacancy": _WARNING,
     "withheld": _WARNING,
     "check_failed": _WARNING,

@@ -15,6 +15,7 @@ from sickbay.model.facts import (
     Looked,
     News,
     Observed,
+    RankEnded,
     ResetDone,
     RuleOff,
     Stepped,
@@ -65,6 +66,7 @@ ItemNews = (
     | Stepped
     | Checkpointed
     | Wrote
+    | RankEnded
     | Hung
     | RuleOff
     | Answered
@@ -102,6 +104,21 @@ class Report(Noun):
     @property
     def incarnation(self) -> Incarnation:
         return Incarnation(instance_id=self.instance_id, boot_id=self.boot_id)
+
+
+class JoinAsked(Noun):
+    """An agent asks for the token of a node, with a join token. Which machine it is, it says itself."""
+
+    cluster: str
+    name: str  # of the node
+    instance_id: str
+
+
+class Joined(Noun):
+    """The answer: the token of that node, told here once. Whoever loses it asks again."""
+
+    node: NodeId
+    token: str
 
 
 class Poll(Noun):

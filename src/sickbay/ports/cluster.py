@@ -112,6 +112,14 @@ class Cluster(Protocol):
 
     def snapshot(self) -> Snapshot: ...
 
+    def wrong(self, spec: JobSpec) -> str:
+        """Why it could never run this job as it is written, in one line that says what to write instead; empty: it can.
+
+        Asked when a job is submitted, and once more before each start. Transient: it cannot be asked now, and then
+        nobody is refused. It ends within a time-out of its own.
+        """
+        ...
+
     def cordon(self, node: NodeId, *, owner: str, reason: str, key: str, expect: Incarnation | None) -> Accepted: ...
 
     def uncordon(self, node: NodeId, *, owner: str, key: str, expect: Incarnation | None) -> Accepted:

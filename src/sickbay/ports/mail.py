@@ -20,6 +20,10 @@ class Mail(Protocol):
         """What waits for this node's agent, oldest first."""
         ...
 
+    def mailed(self, nodes: Collection[NodeId]) -> Collection[NodeId]:
+        """For which of these nodes' agents something waits: one read for many who mostly have nothing to hear."""
+        ...
+
     def strike(self, ids: Collection[str]) -> None:
         """These are answered, or nobody wants them any more."""
         ...

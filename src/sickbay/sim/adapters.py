@@ -141,6 +141,15 @@ class SimCluster(_Channel):
         return self._mutate("drain", key, node, effect, blind="drain" in self.blind)
 
     # --- jobs
+    def wrong(self, spec: JobSpec) -> str:
+        if self._world.mischief.out(self.channel, f"reads:{self.id}") is not None:
+            raise Transient(f"{self.channel} cannot be read")
+        if spec.image and not self._rules.images:
+            return f"image: {self.id} runs no images: leave image out"
+        if unknown := sorted(spec.native.keys() - {"metadata", "spec"}):
+            return f"native: {self.id} knows no {unknown[0]!r}: write metadata or spec"
+        return ""
+
     def start(
         self,
         job: JobId,

@@ -79,6 +79,7 @@ class ClusterRules(Noun):
     keeps_cordons: bool = True  # over a replacement; else the seat's object is made anew, without them
     mixes_pools: bool = False  # its own scheduler does not ask for a job's pool
     checks_first: bool = False  # nodes that were there before us are checked once
+    images: bool = True  # it runs images, and its objects take what a job says in its words
     begins_within: float = 0.0  # seconds: a reset or reboot is accepted when it is posted, and begins some time later
 
 

@@ -82,6 +82,9 @@ class FlakyStore:
     def mail(self, node: NodeId, limit: int = 20) -> Sequence[Command]:
         return self._store.mail(node, limit)
 
+    def mailed(self, nodes: Collection[NodeId]) -> Collection[NodeId]:
+        return self._store.mailed(nodes)
+
     def strike(self, ids: Collection[str]) -> None:
         def write() -> int:
             self._store.strike(ids)

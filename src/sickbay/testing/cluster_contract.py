@@ -24,6 +24,7 @@ from sickbay.testing.cluster_nodes import CordonContract, DrainContract
 from sickbay.testing.cluster_reads import ReadContract
 from sickbay.testing.cluster_repairs import FenceContract, RepairContract
 from sickbay.testing.cluster_rig import ClusterRig
+from sickbay.testing.cluster_specs import SpecContract
 from sickbay.testing.cluster_trouble import TroubleContract
 
 __all__ = ["ClusterContract", "ClusterRig"]
@@ -41,6 +42,7 @@ class ClusterContract(
     NativeContract,
     JobContract,
     DrainContract,
+    SpecContract,
     CordonContract,
     ReadContract,
 ):

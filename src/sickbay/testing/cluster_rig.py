@@ -88,6 +88,10 @@ class ClusterRig(Protocol):
         """A job that runs until it is stopped, or finished. Where ranks have logs, each writes `says` first."""
         ...
 
+    def impossible(self) -> JobSpec:
+        """A job that this cluster could never run as it is written."""
+        lacks("it runs whatever a spec can say")
+
     def outdated_cursor(self) -> str:
         """A cursor that was good once and lies too far back now."""
         ...

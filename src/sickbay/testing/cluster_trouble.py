@@ -46,6 +46,7 @@ class TroubleContract:
         with rig.break_far_side(how):
             ends = [_carry_out(rig, "snapshot", rig.cluster.snapshot) for _ in range(2)]
             ends.append(_carry_out(rig, "watch", lambda: rig.cluster.watch(truth.cursor)))
+            ends.append(_carry_out(rig, "wrong", lambda: rig.cluster.wrong(rig.spec(1))))
             if Capability.LOGS in rig.cluster.capabilities:
                 ends.append(_carry_out(rig, "logs", lambda: rig.cluster.logs(job_of(rig), 1, 0)))
         for end in ends:
@@ -55,6 +56,8 @@ class TroubleContract:
                 assert _known(end.answer) == _known(truth), f"{how}: a read says what is not so"
             elif isinstance(end.answer, Deltas):
                 assert not end.answer.news, f"{how}: nothing has changed"
+            elif end.what == "wrong":
+                assert end.answer == "", f"{how}: a job is refused that can run"
         rig.settle()
         assert _known(rig.cluster.snapshot()) == _known(truth)
         assert rig.cluster.snapshot().as_of >= truth.as_of

@@ -53,6 +53,15 @@ class MailContract:
         assert waiting(store, limit=2) == ["z", "y"]
         assert waiting(store, M) == ["z of another", "y of another", "x of another"]
 
+    def test_for_whom_something_waits_is_told_of_many_nodes_at_once(self, store: Store) -> None:
+        nodes = {NodeId("c/a"), NodeId("c/b"), NodeId("c/d")}
+        assert set(store.mailed(nodes)) == set()
+        store.post([command("first"), command("second"), command("of another", "b"), command("of a third", "e")])
+        assert set(store.mailed(nodes)) == {N, M}
+        assert set(store.mailed(())) == set()
+        store.strike(["of another"])
+        assert set(store.mailed(nodes)) == {N}
+
     def test_reading_takes_nothing_away(self, store: Store) -> None:
         store.post([command("a")])
         assert waiting(store) == waiting(store) == ["a"]

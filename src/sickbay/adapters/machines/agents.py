@@ -1,12 +1,13 @@
 """Repairs that an agent carries out on its own node: the reset of devices and, where it may, a reboot."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import NoReturn
 
 from sickbay.model.errors import Rejected
 from sickbay.model.fleet import Capability, Incarnation, NodeId
+from sickbay.model.noun import Noun
 from sickbay.model.protocol import AnyOrder, Command, RunReboot, RunReset, command_id
 from sickbay.ports.cluster import Accepted
 from sickbay.ports.mail import Mail, send
@@ -16,6 +17,17 @@ BEGINS_WITHIN = 60.0  # seconds; a reset that begins after the engine gave it up
 
 def _nobody() -> None:
     pass
+
+
+class AgentMachineSettings(Noun, forbid_unknown_fields=True):
+    """A channel like `agent`, of agents that may do more (their own setting `allow` says the same)."""
+
+    kind: str
+    reboots: bool = True
+
+    def mistakes(self) -> Iterator[NoReturn]:
+        """Nothing can be wrong with it."""
+        return iter(())
 
 
 class AgentMachines:

@@ -236,6 +236,11 @@ class MemoryStore:
         with self._lock:
             return [command for command in self._letters.values() if command.node == node][:limit]
 
+    def mailed(self, nodes: Collection[NodeId]) -> Collection[NodeId]:
+        asked = set(nodes)
+        with self._lock:
+            return {command.node for command in self._letters.values() if command.node in asked}
+
     def strike(self, ids: Collection[str]) -> None:
         with self._lock:
             for each in ids:

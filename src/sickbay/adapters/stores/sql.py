@@ -267,6 +267,10 @@ class SqlStore:
             bodies = connection.execute(self._sql.mail, {"node": node, "limit": limit}).scalars().all()
         return [unpack_letter(body) for body in bodies]
 
+    def mailed(self, nodes: Collection[NodeId]) -> Collection[NodeId]:
+        with self._db.reading() as connection:
+            return connection.execute(self._sql.mailed, {"keys": self._db.many(nodes)}).scalars().all()
+
     def strike(self, ids: Collection[str]) -> None:
         if not ids:
             return

@@ -79,6 +79,7 @@ _WORDS: Mapping[str, str] = {
     # --- mail
     "post": ("INSERT INTO letters (id, node, at, body) VALUES (:id, :node, :at, :body) ON CONFLICT (id) DO NOTHING"),
     "mail": "SELECT body FROM letters WHERE node = :node ORDER BY seq LIMIT :limit",
+    "mailed": "SELECT DISTINCT node FROM letters WHERE node {in_keys}",
     "strike": "DELETE FROM letters WHERE id {in_keys}",
     # --- age
     "forget_letters": "DELETE FROM letters WHERE at < :before",
@@ -143,6 +144,7 @@ class Statements(NamedTuple):
     resign: TextClause
     post: TextClause
     mail: TextClause
+    mailed: TextClause
     strike: TextClause
     forget_letters: TextClause
     hushed: TextClause

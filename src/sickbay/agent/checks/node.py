@@ -12,7 +12,7 @@ from typing import Any
 from sickbay.agent.checks import CouldNotRun, Exercise, Result
 from sickbay.agent.checks.apart import alone
 from sickbay.agent.checks.dcgm import dcgm_tests
-from sickbay.agent.checks.gpus import FULL_NODE, Bench, gpu_tests, what_keeps_from
+from sickbay.agent.checks.gpus import FULL_NODE, Bench, gpu_tests, gpus_here, what_keeps_from
 from sickbay.agent.checks.launched import Launch
 from sickbay.agent.checks.network import network_tests
 from sickbay.agent.cuda.nccl import library
@@ -26,16 +26,20 @@ ACCELERATOR = ("compute", "memory", "thermal", "pcie", "nvlink")
 
 
 def node_tests(
-    expected_gpus: int | None = None, state_dir: Path | None = None, launch: Launch | None = None
+    expected_gpus: int | None = None,
+    state_dir: Path | None = None,
+    launch: Launch | None = None,
+    root: Path = Path("/"),
 ) -> list[Exercise]:
     """GPUs are left out where none is expected and none is on the bus; processors, memory and disk always run.
 
     `state_dir`: the disk to test; without it that of the agent's state, or else the temporary files'. `launch`: who
     this process is among others that run the same check at the same time; an agent is alone, and waits for nobody.
+    `root`: below which the machine's /sys and /dev are.
     """
-    bench = Bench(expected_gpus)
+    bench = Bench(expected_gpus, here=lambda: gpus_here(root / "sys", root / "dev"))
     count = max(bench.here(), expected_gpus or 0)
-    tests = [*host_tests(state_dir or default_state()), *network_tests()]
+    tests = [*host_tests(state_dir or default_state()), *network_tests(root / "sys")]
     if count:
         tests = [*gpu_tests(bench, count), *_dcgm(), *tests]
     if launch is not None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from sickbay.agent.probes.machine import digits, load, meminfo, word
+from sickbay.agent.probes.machine import called, digits, load, meminfo, word
 
 SEARCH_EVERY = 60.0  # seconds
 FASTEST = 1e13  # bytes in a second: what is counted faster is a card that does not answer
@@ -24,10 +24,17 @@ class _There(NamedTuple):
 class Gauges:
     """Rates are since the call before: the first call has none."""
 
-    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), places: tuple[str, ...] = ("/",)) -> None:
+    def __init__(
+        self,
+        sys: Path = Path("/sys"),
+        proc: Path = Path("/proc"),
+        places: tuple[str, ...] = ("/",),
+        root: str = "/",
+    ) -> None:
         self._sys = sys
         self._proc = proc
         self._places = places
+        self._root = root
         self._before: dict[str, tuple[float, float]] = {}
         self._cpu: tuple[int, int] | None = None
         self._found: _There | None = None
@@ -63,7 +70,7 @@ class Gauges:
             with suppress(OSError):
                 there = os.statvfs(place)
                 if there.f_blocks:
-                    name = place.strip("/").replace("/", "_").replace(".", "_") or "root"
+                    name = called(place, self._root).strip("/").replace("/", "_").replace(".", "_") or "root"
                     found[f"disk.{name}.used_percent"] = 100 * (1 - there.f_bavail / there.f_blocks)
         return found
 

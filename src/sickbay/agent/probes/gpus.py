@@ -280,8 +280,9 @@ class Watched:
         state = Path(settings.state)
         remembered = Remembered(state / "gpu-counters.json", boot_in(settings.boot_id_file))
         self.gpus = gpus = Gpus(
-            self._nvml, node, state / "gpus.json", expected=settings.gpus, sums=sums, remembered=remembered
-        )
+            self._nvml, node, state / "gpus.json", expected=settings.gpus, machine=Path(settings.host_root), sums=sums,
+            remembered=remembered,
+        )  # fmt: skip
         # In a thread of its own: NVML on a sick GPU answers after seconds, and the kernel log does not wait for it.
         self.probes = [
             Probe(

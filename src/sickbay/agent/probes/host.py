@@ -11,7 +11,7 @@ from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.machine import Machine
 from sickbay.agent.probes.mounts import Mounts
 from sickbay.agent.probes.remembered import Remembered, boot_in
-from sickbay.agent.settings import AgentSettings
+from sickbay.agent.settings import AgentSettings, on_host
 from sickbay.knowledge.counters import CounterRule, counter_rules
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
@@ -61,13 +61,13 @@ def _key(sign: Sign) -> tuple[object, ...]:
 
 
 class HostGauges:
-    def __init__(
-        self, settings: AgentSettings, node: NodeId, sys: Path = Path("/sys"), proc: Path = Path("/proc")
-    ) -> None:
-        places = tuple(place for place in dict.fromkeys((*LOCAL, settings.state)) if Path(place).is_dir())
-        machine = Machine(sys, proc, _apart(places))
-        self._mounts = Mounts(settings.mounts)
-        self._gauges = Gauges(sys, proc, _apart(places))
+    def __init__(self, settings: AgentSettings, node: NodeId, sys: Path | None = None) -> None:
+        sys, proc, root = sys or settings.on_host("/sys"), settings.on_host("/proc"), settings.host_root
+        local = (*(str(on_host(root, place)) for place in LOCAL), settings.state)
+        places = _apart(tuple(place for place in dict.fromkeys(local) if Path(place).is_dir()))
+        machine = Machine(sys, proc, places, root)
+        self._mounts = Mounts(settings.mounts, root=root)
+        self._gauges = Gauges(sys, proc, places, root)
         quick, slow = (machine.memory, machine.clock, self._mounts.look), (machine.lanes, machine.fabric_manager)
         self.probes = (
             *_counters(settings, node, sys),

@@ -43,11 +43,11 @@ class JournalEntry(msgspec.Struct):
     transport: str = msgspec.field(name="_TRANSPORT", default="")
     facility: str = msgspec.field(name="SYSLOG_FACILITY", default="")
 
-    def by_kernel(self, boots: Collection[str]) -> bool:
+    def by_kernel(self, boots: Collection[str], machine: str | None = None) -> bool:
         """By the fields that journald writes itself: of the ring, of this boot, by no program that wrote there."""
         # Of what comes from the ring journald sets the facility, too; elsewhere a program may.
         kernel = self.transport == "kernel" and self.facility == KERN
-        return kernel and self.boot in boots and self.machine in {"", own_machine()}
+        return kernel and self.boot in boots and self.machine in {"", own_machine() if machine is None else machine}
 
     @property
     def text(self) -> str:
@@ -96,9 +96,12 @@ class JournalFollower:
         command: Sequence[str] = ("journalctl",),
         boots: Collection[str] = (),
         told: JournalPlace | None = None,
+        *,
+        machine: str | None = None,
     ) -> None:
         """`boots`: further names of this boot, where the agent calls it by another than the kernel does.
 
+        `machine`: its id in its journal; None: that of the system we run on, which in a container is not the machine's.
         `place`: where it is read from. `told`: how far an earlier run has told all but what waited for a witness.
         """
         self._boot_id = place.boot_id
@@ -107,6 +110,7 @@ class JournalFollower:
         self._told = None if told == place else counted(told.cursor)
         self._cursor = place.cursor
         self._command = tuple(command)
+        self._machine = machine
         self._process: subprocess.Popen[bytes] | None = None
         self._partial = b""
         self._skipping = False
@@ -171,7 +175,7 @@ class JournalFollower:
             if entry is None or not entry.cursor:
                 continue
             self._cursor = entry.cursor
-            yield line_of(entry, now, self._boots)._replace(told=self._was_told(entry))
+            yield line_of(entry, now, self._boots, self._machine)._replace(told=self._was_told(entry))
 
     def _was_told(self, entry: JournalEntry) -> bool:
         (counter, seq), told = entry.seq, self._told
@@ -210,10 +214,10 @@ def decoded(line: bytes) -> JournalEntry | None:
         return None
 
 
-def line_of(entry: JournalEntry, now: float, boots: Collection[str]) -> LogLine:
+def line_of(entry: JournalEntry, now: float, boots: Collection[str], machine: str | None = None) -> LogLine:
     counter, seq = entry.seq
     # The moment when journald took it, by the clock that is ours too; the ring's own clock is corrected by nobody.
     at = min(now, int(entry.mono) / 1e6) if entry.mono.isdecimal() else now
-    proven = entry.by_kernel(boots)
+    proven = entry.by_kernel(boots, machine)
     source = f"{NAME}+{counter}" if counter else NAME
     return LogLine(entry.text, at, source, seq, proven=proven, bare=proven, by="an entry of the journal")

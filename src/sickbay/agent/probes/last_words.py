@@ -37,6 +37,7 @@ def last_words(
     stamp: float = 0.0,
     command: Sequence[str] = ("journalctl",),
     within: float = TAKES,
+    machine: str | None = None,
 ) -> LastWords:
     """What the kernel said in that boot after `cursor`, or after `stamp` seconds of the ring's clock.
 
@@ -55,7 +56,7 @@ def last_words(
             if entry.wall.isdecimal() and entry.mono.isdecimal():
                 zero = (int(entry.wall) - int(entry.mono)) / 1e6
             if not stamp or (entry.ring.isdecimal() and int(entry.ring) / 1e6 > stamp):
-                found.append(line_of(entry, float("inf"), (boot, boot_id)))
+                found.append(line_of(entry, float("inf"), (boot, boot_id), machine))
     return LastWords(list(found), zero)
 
 

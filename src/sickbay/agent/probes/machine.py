@@ -37,10 +37,17 @@ _UNSYNC = 0x40
 class Machine:
     """`sys` and `proc` are /sys and /proc, or recordings of them."""
 
-    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), places: tuple[str, ...] = ("/",)) -> None:
+    def __init__(
+        self,
+        sys: Path = Path("/sys"),
+        proc: Path = Path("/proc"),
+        places: tuple[str, ...] = ("/",),
+        root: str = "/",
+    ) -> None:
         self._sys = sys
         self._proc = proc
         self._places = places
+        self._root = root
         self._active: set[tuple[str, str]] = set()
         self._carried: set[str] = set()
         self._low_since: float | None = None
@@ -112,6 +119,7 @@ class Machine:
         for place in self._places:
             with suppress(OSError):
                 found = os.statvfs(place)
+                place = called(place, self._root)  # noqa: PLW2901 - people know it by that
                 free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
                 if size and free < LEAST_FREE_BYTES and free / size < LEAST_FREE:
                     text = f"{place} has {free >> 20} MiB of {size >> 20} MiB left"
@@ -208,6 +216,11 @@ def stat_of(path: Path | str) -> tuple[str, str, str] | None:
     if len(fields) < 20:
         return None
     return head.partition("(")[2], fields[0], fields[19]
+
+
+def called(place: str, root: str) -> str:
+    """What a place is called on the machine itself."""
+    return place if root == "/" or not f"{place}/".startswith(f"{root}/") else place.removeprefix(root) or "/"
 
 
 def service_state(name: str) -> str:

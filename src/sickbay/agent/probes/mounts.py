@@ -14,6 +14,7 @@ REMOTE = (
     b"nfs", b"nfs4", b"lustre", b"ceph", b"gpfs", b"beegfs", b"wekafs", b"cifs", b"smb3", b"9p", b"glusterfs",
 )  # fmt: skip
 _OCTAL = re.compile(rb"\\([0-7]{3})")  # how the kernel writes what would end a name in its table
+OWN = Path("/proc/self/mounts")
 STALLED_AFTER = 30.0  # seconds; a failover of FSx or of an NFS server takes less
 MOST = 64
 
@@ -28,9 +29,11 @@ class _Asked:
 class Mounts:
     """`named` are always asked; others where their kind lives on another machine. One thread each, never two."""
 
-    def __init__(self, named: tuple[str, ...] = (), table: Path = Path("/proc/self/mounts")) -> None:
+    def __init__(self, named: tuple[str, ...] = (), table: Path | None = None, root: str = "/") -> None:
+        """`root`: below which the machine's own tree is seen from here; its table is then that of its first process."""
         self._named = named
-        self._table = table
+        self._root = root
+        self._table = table or (OWN if root == "/" else Path(root, "proc/1/mounts"))
         self._asked: dict[str, _Asked] = {}
 
     def look(self, now: float) -> Iterator[Sign]:
@@ -44,20 +47,20 @@ class Mounts:
             if asked is not None and asked.failed:
                 yield Sign(kind="fs.io_error", fields={"mount": place}, text=f"{place}: {asked.failed[0]}")
             failed: list[str] = []
-            thread = threading.Thread(target=_ask, args=(place, failed), name=f"asks {place}", daemon=True)
+            there = str(Path(self._root, place.lstrip("/")))
+            if self._root != "/" and place not in self._named and there not in mounted(OWN):
+                # Below it would be an empty directory of another file system, which answers at once.
+                why = (
+                    "is not mounted in the agent's container: mount the host's / with mountPropagation: HostToContainer"
+                )
+                yield Sign(kind="probe.failed", fields={"mount": place}, text=f"{place} {why}")
+                continue
+            thread = threading.Thread(target=_ask, args=(there, failed), name=f"asks {place}", daemon=True)
             self._asked[place] = _Asked(thread, now, failed)
             thread.start()
 
     def _places(self) -> list[str]:
-        try:
-            lines = self._table.read_bytes().split(b"\n")
-        except OSError:
-            lines = []
-        remote = [
-            os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), parts[1]))
-            for line in lines
-            if len(parts := line.split(b" ")) > 2 and (parts[2] in REMOTE or parts[2].startswith(b"fuse."))
-        ]
+        remote = [place for place, kind in mounted(self._table).items() if kind in REMOTE or kind.startswith(b"fuse.")]
         return list(dict.fromkeys((*self._named, *remote)))[:MOST]
 
     def settle(self, seconds: float) -> None:
@@ -65,6 +68,19 @@ class Mounts:
         until = time.monotonic() + seconds
         for asked in self._asked.values():
             asked.thread.join(max(0.0, until - time.monotonic()))
+
+
+def mounted(table: Path) -> dict[str, bytes]:
+    """Kinds of file systems by where they are mounted; none where the table cannot be read."""
+    try:
+        lines = table.read_bytes().split(b"\n")
+    except OSError:
+        return {}
+    return {
+        os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), parts[1])): parts[2]
+        for line in lines
+        if len(parts := line.split(b" ")) > 2
+    }
 
 
 def _ask(place: str, failed: list[str]) -> None:

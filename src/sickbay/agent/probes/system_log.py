@@ -195,9 +195,9 @@ def _same(one: str, other: str) -> bool:
     return one.partition(".")[0] == other.partition(".")[0]
 
 
-def own_names(node: str) -> tuple[str, ...]:
+def own_names(node: str, host: str = "") -> tuple[str, ...]:
     """What this machine is called, in its log or by its cluster."""
-    return tuple(dict.fromkeys((os.uname().nodename, node.rpartition("/")[2])))
+    return tuple(dict.fromkeys((host or os.uname().nodename, node.rpartition("/")[2])))
 
 
 def _size(path: Path) -> int:
@@ -212,11 +212,11 @@ def _near_the_end(path: Path) -> int:
     return max(0, _size(path) - FIRST_TIME)
 
 
-def usual() -> list[Path]:
+def usual(root: str = "/") -> list[Path]:
     """Those of the usual files that are there and are no link to another of them."""
     found: dict[Path, Path] = {}
     for name in USUAL:
-        path = Path(name)
+        path = Path(root, name.lstrip("/"))
         if path.is_file():
             found.setdefault(path.resolve(), path)
     return list(found.values())

@@ -11,12 +11,13 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
+from sickbay.agent.ranks.directory import name_of
+from sickbay.agent.ranks.output import end_of_output, read_output
 from sickbay.clusters.local.attempts import GRACE
 from sickbay.clusters.local.doubt import changing, reading
 from sickbay.clusters.local.files import Break, Cordon, LocalSeat, wake, write
 from sickbay.clusters.local.gangs import Gangs
 from sickbay.clusters.local.locks import PATIENCE
-from sickbay.clusters.local.output import end_of_output, read_output
 from sickbay.clusters.local.prune import prune
 from sickbay.clusters.local.rack import Rack, fifo
 from sickbay.clusters.local.reader import ClusterReader
@@ -168,6 +169,13 @@ class LocalCluster:
             wake(paths.wake)
 
     # --- jobs
+    def wrong(self, spec: JobSpec) -> str:
+        if spec.image:
+            return "image: the local cluster runs no images, its ranks are processes of this machine: leave image out"
+        if spec.native:
+            return "native: the local cluster makes no object that it could be merged into: leave native out"
+        return ""
+
     def start(
         self,
         job: JobId,
@@ -213,7 +221,7 @@ class LocalCluster:
         self._reader.read()
         attempt = self._reader.attempts.get(job, number)
         if attempt is None:  # forgotten; its output may still be there
-            pattern = f"seats/*/instances/*/runs/{job}.{number}/rank-{rank}"
+            pattern = f"seats/*/instances/*/ranks/{name_of(job, number, rank)}"
             kept = next(iter(self._room.root.glob(pattern)), None)
             if kept is None:
                 raise Gone(f"there is no output of rank {rank} of attempt {number} of job {job}")

@@ -21,7 +21,7 @@
             agent/                   the agent's spool and its memory of commands
             messages                 a system log with dated lines, as /var/log/messages; it outlives boots
             boots/<boot_id>/kmsg     the kernel log of one boot
-            runs/<job>.<attempt>/rank-<n>/   output (rotated), heartbeat.json, stacks.txt of one rank
+            ranks/<job>.<attempt>.<rank>/    one rank, as on any node: agent/ranks/directory.py
 
 Every JSON file is replaced as a whole (written aside, then renamed), so a reader sees the old or the new one. Every
 process of a boot carries SICKBAY_BOOT=<boot_id> in its environment, children of ranks included: that is how all of
@@ -35,6 +35,7 @@ from typing import TypeVar
 
 import msgspec
 
+from sickbay.agent.ranks.directory import rank_dir
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
 from sickbay.model.job import LogRule, RankState
@@ -134,10 +135,6 @@ class Rank(Noun):
     stopped: bool = False  # we asked it to stop: its exit does not count
     why: str = ""  # what ended it, where the supervisor knows: "GPU 0 fell off the bus", "the node's boot ended"
     tail: str = ""  # the end of its output, once it is gone (at most 16 KiB)
-    stall_after: float = 0.0  # for the agent: 0 never
-    start_within: float = 0.0  # until its first heartbeat; 0: whenever it likes
-    expects_heartbeats: bool = False  # else only once its script has shown that it uses sickbay.train
-    log_rules: tuple[LogRule, ...] = ()
 
 
 class Status(Noun):
@@ -258,7 +255,7 @@ class Paths:
         return self.instance(instance_id) / "boots" / boot_id / "kmsg"
 
     def run(self, instance_id: str, job: str, attempt: int, rank: int) -> Path:
-        return self.instance(instance_id) / "runs" / f"{job}.{attempt}" / f"rank-{rank}"
+        return rank_dir(self.instance(instance_id), job, attempt, rank)
 
 
 Thing = TypeVar("Thing")

@@ -17,9 +17,11 @@ from sickbay.model.errors import Gone, Impossible, Rejected
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import JobSpec
 
-# A disk that is full. Any other reason is the path's own, but for those of a disk that is away for a moment.
-_MAY_COME_RIGHT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-_PASSES = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR})
+# A disk that is full, or away for a moment. Any other reason is the path's own.
+_MAY_COME_RIGHT = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
+     errno.ETIMEDOUT, errno.EINTR}
+)  # fmt: skip
 
 
 class Gangs:
@@ -124,8 +126,6 @@ class Gangs:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            if error.errno in _PASSES:  # nobody refuses anything: the same key again makes it
-                raise
             refused = Rejected if error.errno in _MAY_COME_RIGHT else Impossible
             why = f"its checkpoint directory {directory} cannot be made: {error.strerror or error}"
             raise refused(why) from error

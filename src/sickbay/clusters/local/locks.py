@@ -2,19 +2,17 @@
 
 import fcntl
 import os
-import struct
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sickbay.wire.locks import holder_of
+
 # Seconds that a call of a port waits for a lock: less than the engine waits for the call, and a process that stands
 # still with a lock in its hand must not take along everybody who wants it.
 PATIENCE = 8.0
 _LOOK = 0.005  # seconds
-_MAC = sys.platform == "darwin"
-_FLOCK = "@qqihh" if _MAC else "@hhqqi0q"  # struct flock of <fcntl.h>; Linux: type, whence, start, len, pid
 
 
 def holder(path: Path) -> int | None:
@@ -27,12 +25,9 @@ def holder(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fields = (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET) if _MAC else (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        answer = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, struct.pack(_FLOCK, *fields)))
+        return holder_of(handle)
     finally:
         os.close(handle)
-    kind, pid = (answer[3], answer[2]) if _MAC else (answer[0], answer[4])
-    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 @contextmanager

@@ -16,15 +16,16 @@ from sickbay.agent.probes.gauges import Gauges
 from sickbay.agent.probes.inventory import inventory_probe
 from sickbay.agent.probes.kernel_log import SOURCE, BootLog, KernelLog, LogPlace
 from sickbay.agent.probes.system_log import LineTrust, SystemLog, name_of
+from sickbay.agent.ranks.directory import ranks_dir
+from sickbay.agent.ranks.watch import RankWatch
 from sickbay.agent.runtime import AgentRuntime, NodeKit, alone, clock_zero, machine_boot
 from sickbay.agent.sampling import EVERY, Sampler
 from sickbay.agent.spool import AgentIdentity
 from sickbay.agent.transport import Address, Away
-from sickbay.agent.watches import CLOSED, MOVED_TO
+from sickbay.agent.watches import CLOSED, CREATED, MOVED_TO
 from sickbay.clusters.local.devices import Hardware, device_at
 from sickbay.clusters.local.files import BOOT_MARK, ClusterFile, LocalSeat, Paths, read
 from sickbay.clusters.local.node_commands import LocalOrders
-from sickbay.clusters.local.rank_watch import RankWatch
 from sickbay.clusters.local.virtual_devices import VirtualDevices, virtual_tests
 from sickbay.model.errors import BadInput
 
@@ -68,7 +69,9 @@ class LocalAgent:
             machine_boot=machine_boot(),
             zero=clock_zero(),
         )
-        self._ranks = RankWatch(paths, seat.id, me)
+        instance = paths.instance(seat.instance_id)
+        ranks_dir(instance).mkdir(parents=True, exist_ok=True)  # what is not there cannot be watched
+        self._ranks = RankWatch(instance, seat.id, seat.boot_id)
         devices = VirtualDevices(hardware, seat.id, seat.gpus)
         tests = virtual_tests(hardware, seat.gpus, seat.boot_id)
         places = Places(state)
@@ -108,8 +111,9 @@ class LocalAgent:
 
     def _wanted(self) -> dict[Path, tuple[str, int]]:
         wanted = dict.fromkeys(self._ranks.directories, ("ranks", MOVED_TO | CLOSED))
-        wanted[self._paths.seat] = ("ranks", MOVED_TO)
-        wanted[self._paths.instance(self._seat.instance_id)] = ("devices", MOVED_TO)
+        instance = self._paths.instance(self._seat.instance_id)
+        wanted[ranks_dir(instance)] = ("ranks", CREATED)
+        wanted[instance] = ("devices", MOVED_TO)
         return wanted
 
     # --- the controller

@@ -8,13 +8,12 @@ from sickbay.agent.checks import Exercise, examine
 from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
-from sickbay.agent.rank_stacks import RunningRank, collect_stacks
+from sickbay.agent.ranks.asking import ask_to_save, stacks_of
 from sickbay.agent.watermark import Watermarks
 from sickbay.clusters.local.devices import Hardware, holders
-from sickbay.clusters.local.files import LocalSeat, Paths, Rank, Status, read, write
+from sickbay.clusters.local.files import LocalSeat, Paths, Status, read
 from sickbay.model.facts import Checked, Looked, ResetDone
 from sickbay.model.fault import Remedy
-from sickbay.model.job import RankState
 from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunCollect, RunInject, RunLook, RunReset, RunSave
 
 
@@ -44,32 +43,22 @@ class LocalOrders:
         found = read(self._paths.status, Status)
         return found if found is not None and found.boot_id == self._seat.boot_id else None
 
-    def _running(self) -> list[Rank]:
-        status = self._status()
-        ranks = () if status is None else status.ranks
-        return [rank for rank in ranks if rank.state is RankState.RUNNING and rank.boot_id == self._me.boot_id]
-
-    def _run(self, rank: Rank) -> Path:
-        return self._paths.run(self._me.instance_id, rank.job, rank.attempt, rank.rank)
+    @property
+    def _instance(self) -> Path:
+        return self._paths.instance(self._me.instance_id)
 
     def _look(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
         """What was found goes into the outbox before this returns; whoever reads `Looked` has read it."""
         assert isinstance(order, RunLook)
         settled = time.monotonic() + within("settle", order.settle)
-        mine = [rank for rank in self._running() if rank.job == order.stacks_of]
-        text = collect_stacks([RunningRank(rank.rank, rank.pid, self._run(rank)) for rank in mine if rank.pid], until)
+        text = stacks_of(self._instance, self._me.boot_id, order.stacks_of, until)
         time.sleep(max(0.0, settled - time.monotonic()))
         self._senses.read_through()
         return [Looked(look=order.look, node=self._seat.id, incarnation=self._me, text=text)]
 
     def _save(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
-        """A file beside each rank's heartbeat: whoever listens looks there. Rank 0's heartbeat tells the answer."""
         assert isinstance(order, RunSave)
-        mine = [rank for rank in self._running() if (rank.job, rank.attempt) == (order.job, order.attempt)]
-        if not mine:
-            raise Refuse(f"no rank of attempt {order.attempt} of {order.job} runs here")
-        for rank in mine:
-            write(self._run(rank) / "save.asked", {"id": order.save}, durable=False)
+        ask_to_save(self._instance, self._me.boot_id, order)
         return []
 
     def _check(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:

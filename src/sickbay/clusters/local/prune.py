@@ -10,7 +10,7 @@ from sickbay.clusters.local.rack import Rack
 
 ATTEMPTS = 50  # attempts that have ended stay listed until there are so many newer ones …
 LISTED_FOR = 600.0  # … and so many seconds have passed
-RUNS = 30  # outputs of attempts that are no longer listed, on each seat
+RUNS = 30  # outputs of ranks of attempts that are no longer listed, on each seat
 BOOTS = 20  # kernel logs of an instance
 INSTANCES = 5  # of each seat
 REPAIRS = 100  # of each seat
@@ -30,7 +30,11 @@ def prune(room: Rack, attempts: Attempts) -> None:
         seat, paths = room.seat(name), room.paths(name)
         instances = paths.seat / "instances"
         _keep(instances.iterdir(), INSTANCES, spare={seat.instance_id})
-        _keep(instances.glob("*/runs/*"), RUNS, spare=listed)
+        _keep(
+            (path for path in instances.glob("*/ranks/*") if path.name.rpartition(".")[0] not in listed),
+            RUNS,
+            spare=set(),
+        )
         _keep(instances.glob("*/boots/*"), BOOTS, spare={seat.boot_id})
         _keep(paths.repairs.glob("*.json"), REPAIRS, spare=set())
 

@@ -16,9 +16,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from sickbay.agent.ranks.directory import HEARTBEAT, RankFile, RankSeat, pid_space
+from sickbay.agent.ranks.output import Capture
 from sickbay.clusters.local import processes
+from sickbay.clusters.local.complaints import complain
 from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, StartRanks
-from sickbay.clusters.local.output import Capture
 from sickbay.model.errors import BadInput
 from sickbay.model.fleet import JobId
 from sickbay.model.job import RankState
@@ -43,8 +45,9 @@ _SOON, _LATER = 0.02, 1.0  # seconds between two looks at processes that we have
 class _Living:
     """A rank that is not gone yet."""
 
-    def __init__(self, noun: Rank, process: "subprocess.Popen[bytes]", capture: Capture) -> None:
+    def __init__(self, noun: Rank, process: "subprocess.Popen[bytes]", capture: Capture, place: "_Place") -> None:
         self.noun = noun
+        self.place = place
         self.process = process
         self.capture = capture
         self.mark = f"{RANK_MARK}={_mark(noun)}"
@@ -53,6 +56,31 @@ class _Living:
         self.killed = False  # something had to be killed after that
         self.look_at = 0.0
         self.patience = _SOON
+
+
+class _Place:
+    """Its directory, as the agent reads it. What cannot be written there costs the watching, not the rank."""
+
+    def __init__(self, seat: RankSeat, file: RankFile) -> None:
+        self.seat = seat
+        self.file = file
+
+    def begun(self, pid: int) -> None:
+        self.file = replace(self.file, pid=pid, pid_space=pid_space())
+        self._write()
+
+    def over(self, rank: Rank) -> None:
+        self.file = replace(
+            self.file, ended_at=rank.ended_at, exit_code=rank.exit_code, stopped=rank.stopped, why=rank.why
+        )
+        self._write()
+        self.seat.close()
+
+    def _write(self) -> None:
+        try:
+            self.seat.write(self.file)
+        except OSError as error:
+            complain(f"{self.seat.run.name}: the agent cannot be told of it: {error}")
 
 
 class NodeRanks:
@@ -172,25 +200,28 @@ class NodeRanks:
             boot_id=self._boot_id,
             devices=plan.devices,
             began_at=time.time(),
-            stall_after=order.stall_after,
-            start_within=order.start_within,
-            expects_heartbeats=order.expects_heartbeats,
-            log_rules=order.log_rules,
         )
         if (order.job, order.attempt) in self._stopped:
             return self._not_started(noun, None, "it was stopped before it began", stopped=True)
         try:
+            place = _Place(RankSeat(self.run_dir(noun), taken_over=True), _rank_file(order, noun))
+        except OSError as error:
+            return self._not_started(noun, None, f"the node could not make its directory: {error}")
+        try:
             capture = Capture(self.run_dir(noun))
         except OSError as error:
+            place.seat.close()
             return self._not_started(noun, None, f"the node could not keep its output: {error}")
         try:
             process = self._spawn(order, noun, plan, capture)
         except (OSError, ValueError, subprocess.SubprocessError, BadInput) as error:
             code, why = _verdict(error, order)
             capture.write(f"{why}\n".encode())
+            place.seat.close()
             return self._not_started(noun, code, why, tail=capture.finish())
         capture.close_writer()
-        living = _Living(replace(noun, pid=process.pid), process, capture)
+        living = _Living(replace(noun, pid=process.pid), process, capture, place)
+        place.begun(process.pid)
         self._living.append(living)
         self._selector.register(capture.reader, selectors.EVENT_READ, lambda: self._listen(living))
         return living.noun
@@ -222,7 +253,7 @@ class NodeRanks:
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.devices)),
             "SICKBAY_JOB_ID": order.job,
             "SICKBAY_ATTEMPT": str(order.attempt),
-            "SICKBAY_HEARTBEAT": str(self.run_dir(noun) / "heartbeat.json"),
+            "SICKBAY_HEARTBEAT": str(self.run_dir(noun) / HEARTBEAT),
             RANK_MARK: _mark(noun),
             BOOT_MARK: self._boot_id,
         }
@@ -264,15 +295,29 @@ class NodeRanks:
             self._selector.unregister(living.capture.reader)
         code = living.process.wait()  # a zombie until now, so this does not wait
         self._living.remove(living)
-        self._gone.append(
-            replace(
-                living.noun,
-                state=RankState.GONE,
-                ended_at=time.time(),
-                exit_code=code,
-                tail=living.capture.finish(),
-            )
+        gone = replace(
+            living.noun,
+            state=RankState.GONE,
+            ended_at=time.time(),
+            exit_code=code,
+            tail=living.capture.finish(),
         )
+        self._gone.append(gone)
+        living.place.over(gone)
+
+
+def _rank_file(order: StartRanks, noun: Rank) -> RankFile:
+    return RankFile(
+        job=noun.job,
+        attempt=noun.attempt,
+        rank=noun.rank,
+        boot_id=noun.boot_id,
+        began_at=noun.began_at,
+        stall_after=order.stall_after,
+        start_within=order.start_within,
+        expects_heartbeats=order.expects_heartbeats,
+        log_rules=order.log_rules,
+    )
 
 
 def _mark(rank: Rank) -> str:

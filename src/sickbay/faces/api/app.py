@@ -12,9 +12,11 @@ from starlette.routing import Route as Mounted
 
 from sickbay.faces.api.credentials import Credentials
 from sickbay.faces.api.endpoint import HEADERS, AnsweredKeys, Endpoint, HeldRequests
+from sickbay.faces.api.report_queue import ReportQueue
 from sickbay.faces.api.route import AppState
 from sickbay.faces.api.routes import ROUTES
 from sickbay.hosts.backend import Backend
+from sickbay.hosts.joining import Joining
 from sickbay.hosts.wakeup import Wakeup
 
 
@@ -32,7 +34,14 @@ def app(
     news = Wakeup()
     credentials, answered, held = Credentials(backend), AnsweredKeys(), HeldRequests()
     shared = AppState(
-        backend=backend, mail=mail or Wakeup(), news=news, leads=leads, trouble=trouble, uses=credentials.uses
+        backend=backend,
+        mail=mail or Wakeup(),
+        news=news,
+        joining=Joining(backend),
+        store_report=ReportQueue(backend.receive_all).store,
+        leads=leads,
+        trouble=trouble,
+        uses=credentials.uses,
     )
     by_path = groupby(sorted(ROUTES, key=lambda route: route.mount), key=lambda route: route.mount)
     mounted = [Mounted(path, Endpoint(shared, list(routes), credentials, answered, held)) for path, routes in by_path]

@@ -2,32 +2,103 @@
 and when it was last used.
 """
 
+import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from sickbay.faces.api.refusal import ApiRefusal
+from sickbay.faces.api.route import THREADS, on_thread
 from sickbay.hosts.backend import Backend, hash_of
 from sickbay.model.fleet import Token
 
+# Roles of machines stand apart from those of people: who has one may do that, and nothing else.
+MACHINES = {"agent": "only agents report here", "join": "only a join token can ask for a node's token"}
+MACHINES_MAY = {
+    "agent": "an agent's token can only report for its own node",
+    "join": "a join token can only ask for the token of a node of its cluster",
+}
 FOR = 2.0  # seconds; a change of any token row ends it at once
-MOST = 10_000
+MOST = 50_000  # tokens that are remembered: more than agents report here
+LOOK_UP_MOST = 500  # in one read
+LookUp = Callable[[Sequence[str]], Sequence[Token | None]]
 RANK = {role: rank for rank, role in enumerate(("viewer", "submitter", "operator", "admin"), 1)}
 USED_EVERY = timedelta(hours=1)  # what a row says of a token's last use is at most so old, or a little more
 TELL_EVERY = 30.0  # seconds between two facts about uses
+TRIES, TRIES_A_SECOND = 40, 5.0  # join tokens of one address that are looked up
 TELL_AT_ONCE = 40  # tokens in one fact: each is a row of its unit
+
+
+class TokenLookups:
+    """Batched lookups, on one event loop: secrets that come while the store is asked are asked for together. A fleet
+    whose agents report less often than a token is remembered has one looked up for each report.
+    """
+
+    def __init__(self, look_up: LookUp, group: str) -> None:
+        self._look_up = look_up
+        self._group = group  # of threads
+        self._asked: dict[str, asyncio.Future[Token | None]] = {}
+        self._asking: asyncio.Task[None] | None = None
+
+    async def find(self, secret: str) -> Token | None:
+        """Raises StoreError."""
+        key = hash_of(secret)
+        if key not in self._asked:
+            self._asked[key] = asyncio.get_running_loop().create_future()
+        found = self._asked[key]
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask(), name="tokens")
+        return await asyncio.shield(found)  # others may wait for the same
+
+    async def _ask(self) -> None:
+        try:
+            while self._asked:
+                keys = list(self._asked)[:LOOK_UP_MOST]
+                asked = [self._asked.pop(key) for key in keys]
+                await self._answer(keys, asked)
+        finally:
+            self._asking = None
+
+    async def _answer(self, keys: Sequence[str], asked: Sequence["asyncio.Future[Token | None]"]) -> None:
+        try:
+            found = await on_thread(self._group, self._look_up, keys)
+        except Exception as error:  # noqa: BLE001 - whoever asked hears it
+            for future in asked:
+                future.set_exception(error)
+                future.exception()  # whoever asked may have hung up: not a warning of asyncio's
+            return
+        for future, token in zip(asked, found, strict=True):
+            future.set_result(token)
 
 
 class Credentials:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._lookups = {group: TokenLookups(self.look_up, group) for group in THREADS}
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Token, float]] = {}
         self._seen = backend.changes.seq
         self._used: dict[str, datetime] = {}  # by hash: more than the rows say
         self._told: dict[str, datetime] = {}
         self._tell_from = 0.0  # on the monotonic clock
+        self._joined: set[str] = set()  # hashes of join tokens that were good
+        self._tries: dict[str, tuple[float, float]] = {}  # by address: room, and when that was, on the monotonic clock
+
+    def may_try(self, secret: str, address: str) -> bool:
+        """Rate limit (a token bucket for each address) of what a fleet with a wrong join token has us look up. One that
+        was good passes, whoever else is behind its address.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if hash_of(secret) in self._joined:
+                return True
+            room, since = self._tries.get(address, (float(TRIES), now))
+            if len(self._tries) >= MOST:
+                self._tries.clear()
+            room = min(TRIES, room + TRIES_A_SECOND * (now - since))
+            self._tries[address] = (room - 1 if room >= 1 else room, now)
+        return room >= 1
 
     def remembered(self, secret: str) -> Token | None:
         """Without asking the store; None: it must be asked."""
@@ -36,15 +107,22 @@ class Credentials:
             token, until = self._known.get(hash_of(secret), (None, 0.0))
         return token if time.monotonic() < until else None
 
-    def who(self, secret: str) -> Token | None:
+    async def find(self, secret: str, group: str) -> Token | None:
+        """`group`: of the threads on which the store is asked. Raises StoreError."""
+        return await self._lookups[group].find(secret)
+
+    def look_up(self, hashes: Sequence[str]) -> list[Token | None]:
+        """From the store, remembered for a moment."""
         before = self._backend.changes.seq
-        token = self._backend.who(secret)
+        tokens = self._backend.tokens(hashes)
         with self._lock:
-            if len(self._known) >= MOST:
+            if len(self._known) + len(tokens) > MOST:
                 self._known.clear()
-            if token is not None and self._seen >= before:  # else a change is on its way that this may not show
-                self._known[token.hash] = (token, time.monotonic() + FOR)
-        return token
+            self._joined.update(token.hash for token in tokens if token is not None and token.role == "join")
+            if self._seen >= before:  # else a change is on its way that these may not show
+                until = time.monotonic() + FOR
+                self._known.update({token.hash: (token, until) for token in tokens if token is not None})
+        return tokens
 
     def note_use(self, token: Token) -> tuple[str, ...]:
         """It was used now. Which uses are to be told, if it is time for that: a request costs no commit."""
@@ -75,8 +153,11 @@ class Credentials:
             return
         changes = self._backend.changes.since(self._seen)
         with self._lock:
-            if changes is None or any(change.kind == "token" for change in changes):
+            if changes is None:
                 self._known.clear()
+            for change in changes or ():  # only those that have changed: thousands may join while others report
+                if change.kind == "token":
+                    self._known.pop(change.id, None)
             self._seen = changes[-1].seq if changes else now
 
 
@@ -97,10 +178,10 @@ def admit(token: Token | None, role: str, now: datetime) -> Token:
     if token.over(now):
         line = f"token {token.name!r} has expired: ask an admin for another ('sickbay token create')"
         raise ApiRefusal(401, line, **_CHALLENGE)
-    if (role == "agent") != (token.role == "agent"):
-        may = "only agents report here" if role == "agent" else "an agent's token can only report for its own node"
+    if role != token.role and (role in MACHINES or token.role in MACHINES):
+        may = MACHINES.get(role) or MACHINES_MAY[token.role]
         raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}: {may}")
-    if role != "agent" and RANK.get(token.role, 0) < RANK[role]:
+    if role not in MACHINES and RANK.get(token.role, 0) < RANK[role]:
         raise ApiRefusal(403, f"token {token.name!r} has the role {token.role}, and this needs the role {role}")
     return token
 

@@ -16,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from sickbay.faces.api import decode
 from sickbay.faces.api.body import HungUp, Incoming, send_whole
-from sickbay.faces.api.credentials import Credentials, admit, secret_of
+from sickbay.faces.api.credentials import MACHINES, Credentials, admit, secret_of
 from sickbay.faces.api.events import EventStream
 from sickbay.faces.api.refusal import ApiRefusal, refused
-from sickbay.faces.api.route import AGENTS, PEOPLE, ApiRequest, AppState, PlainAnswer, Route, on_thread
+from sickbay.faces.api.route import ApiRequest, AppState, PlainAnswer, Route, on_thread
 from sickbay.model.errors import StoreError
 from sickbay.model.fleet import Token
 
@@ -128,7 +128,7 @@ class Endpoint:
         """With each answer to a person, and only to one with a token, why nothing goes on here: a list looks well
         while the disk of the state is full and nothing is decided any more.
         """
-        trouble = self._room.trouble() if route.role not in {"", "agent"} and self._room.trouble is not None else ""
+        trouble = self._room.trouble() if route.role not in {"", *MACHINES} and self._room.trouble is not None else ""
         line = " ".join(trouble.split())[:TROUBLE_MOST].strip().replace("\0", "?")  # a header may not end with a blank
         return [(b"sickbay-trouble", line.encode("ascii", "replace"))] if line else []
 
@@ -140,7 +140,7 @@ class Endpoint:
         return route
 
     async def _answer(self, route: Route, scope: Scope, headers: Headers, incoming: Incoming, holds: ExitStack) -> Any:
-        who = await self._who(route, headers)
+        who = await self._who(route, headers, (scope.get("client") or ("",))[0])
         scope.setdefault("state", {})["admitted"] = who is not None  # the server keeps such connections the longest
         query = _query(route, scope)
         raw = await incoming.read(route.limit)
@@ -155,26 +155,30 @@ class Endpoint:
             who=who,
             repeated=given and self._answered.seen(key, what),
             last_event=headers.get("last-event-id", ""),
+            size=len(raw),
             gone=incoming.gone,
         )
         if route.held:
-            holds.enter_context(self._held.one(who))
+            if route.role != "join":  # thousands share such a token: how many of them are held the route says itself
+                holds.enter_context(self._held.one(who))
             return await route.call(ask, query, body)
-        answer = await on_thread(AGENTS if route.role == "agent" else PEOPLE, route.call, ask, query, body)
+        answer = await on_thread(route.threads, route.call, ask, query, body)
         if given:
             self._answered.note(key, what)
         return answer
 
-    async def _who(self, route: Route, headers: Headers) -> Token | None:
+    async def _who(self, route: Route, headers: Headers, address: str) -> Token | None:
         if not route.role:
             return None
         secret = secret_of(headers.get("authorization", ""))
         token = self._credentials.remembered(secret)
         if token is None:
-            token = await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._credentials.who, secret)
+            if route.role == "join" and not self._credentials.may_try(secret, address):
+                raise ApiRefusal(429, "too many join tokens that are not known come from this address: try again later")
+            token = await self._credentials.find(secret, route.threads)
         admitted = admit(token, route.role, self._room.backend.now())
         if due := self._credentials.note_use(admitted):
-            await on_thread(AGENTS if route.role == "agent" else PEOPLE, self._tell_uses, due)
+            await on_thread(route.threads, self._tell_uses, due)
         return admitted
 
     def _tell_uses(self, due: tuple[str, ...]) -> None:

@@ -26,6 +26,7 @@ JOB: dict[str, Any] = {
     "state": "RUNNING",
     "attempt": 2,
     "restarts": 0,
+    "pool": "lab/train",
     "nodes": ["lab/train-0001", "lab/train-0002"],
     "step": 120,
     "resumed_from": 100,
@@ -67,6 +68,8 @@ ONE_JOB: dict[str, Any] = {
     "cwd": "/shared/code",
     "env": ["PATH"],
     "env_files": ["/home/ann/llama.env"],
+    "image": "",
+    "native": {},
     "attempts": [
         {
             "number": 1,

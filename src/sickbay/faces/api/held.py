@@ -18,21 +18,24 @@ LOOK = 1.0  # seconds: a held poll looks again even if nobody rang
 LOG_LOOK = 0.25  # nobody rings when a rank writes a line
 
 
-def _own(ask: ApiRequest, node: NodeId) -> None:
-    """Raises ApiRefusal(403) for an agent that speaks for another's node."""
+def _own(ask: ApiRequest, node: NodeId, instance_id: str) -> None:
+    """Raises ApiRefusal(403) for an agent that speaks for another's node, or from another machine than has joined."""
     mine = ask.who.node if ask.who is not None else None
     if mine != node:
         raise ApiRefusal(403, f"this token is for the agent of {mine or 'no node'}: it cannot speak for {node}")
+    if ask.who is not None and ask.who.instance_id not in {"", instance_id}:
+        raise ApiRefusal(403, f"this token is that of {ask.who.instance_id}, not of {instance_id}: join anew")
 
 
-def report(ask: ApiRequest, body: Report) -> Reply:
-    _own(ask, body.node)
-    return ask.backend.receive(body)
+async def report(ask: ApiRequest, body: Report) -> Reply:
+    """Answered when it is stored, together with those that came meanwhile."""
+    _own(ask, body.node, body.instance_id)
+    return await ask.shared.store_report(body, ask.size)
 
 
 async def poll(ask: ApiRequest, body: Poll) -> Reply:
     """Answered at once when a command waits; else held until one is posted, or as long as the reply allows."""
-    _own(ask, body.node)
+    _own(ask, body.node, body.instance_id)
     mail = ask.shared.mail
     loop = asyncio.get_running_loop()
     begun = loop.time()

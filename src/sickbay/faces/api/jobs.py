@@ -120,8 +120,11 @@ def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
         priority=asked.priority,
         time_limit=asked.time_limit,
         grow=asked.grow,
+        image=asked.image,
+        native=asked.native,
     )
-    if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, nodes) or not_our_queue(spec, _can(ask, spec)):
+    refused = refusal(spec, ask.backend.clusters) or too_large(spec, nodes) or not_our_queue(spec, _can(ask, spec))
+    if wrong := refused or ask.backend.wrong(spec):
         raise ApiRefusal(400, wrong)
     return spec
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from sickbay import __version__
 from sickbay.brain.admit import limit_for
+from sickbay.brain.showing import state_of
 from sickbay.faces.answers import PointAnswer, Series
 from sickbay.faces.api import requests
 from sickbay.faces.api.examples import NODE_PATH
@@ -13,7 +14,6 @@ from sickbay.faces.api.families import TEXT, MeasuredSeries, MetricsPage, labels
 from sickbay.faces.api.nodes import found
 from sickbay.faces.api.route import ApiRequest, PlainAnswer, Route
 from sickbay.faces.archive import iso
-from sickbay.faces.explain import state_of
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.census import Census
 from sickbay.hosts.process import process_figures

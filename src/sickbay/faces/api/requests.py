@@ -1,6 +1,6 @@
 """The request schema: bodies and queries, with their ranges."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -111,6 +111,12 @@ class Submit(RequestBody):
     grow: Annotated[bool, Meta(description="restarted on more nodes once there are more, where it runs on fewer")] = (
         False
     )
+    image: Annotated[
+        str, Meta(max_length=1000, description="the container image of its ranks, where its cluster runs images")
+    ] = ""
+    native: Annotated[
+        dict[str, Any], Meta(description="merged over the object that its cluster makes of the job; no secrets")
+    ] = {}
 
 
 class Restart(RequestBody):
@@ -211,7 +217,8 @@ class Include(RequestBody):
 
 class TokenAsked(RequestBody):
     name: Name
-    role: Literal["viewer", "submitter", "operator", "admin", "agent"]
+    role: Literal["viewer", "submitter", "operator", "admin", "agent", "join"]
+    cluster: Annotated[str, Meta(max_length=200, description="a join token's: the one that it is good for")] = ""
     node: Annotated[str, Meta(max_length=200, description="an agent's: <cluster>/<name>, or a known node's name")] = ""
     seconds: Annotated[float, Meta(ge=60, le=10 * 366 * DAYS, description="it expires after so long")] | None = None
     reason: Annotated[str, Meta(max_length=1000)] = ""

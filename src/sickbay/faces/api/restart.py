@@ -33,7 +33,8 @@ def restart(ask: ApiRequest, body: requests.Restart) -> JobAnswer:
     mates = mates_of(ask, Job(id=before.id, spec=before.spec, submitted_at=before.submitted_at))
     if wrong := cannot_continue(before, by, spec) or in_use(before, mates):
         raise ApiRefusal(409, wrong)
-    if wrong := refusal(spec, ask.backend.clusters) or too_large(spec, _nodes_for(ask, spec)):
+    refused = refusal(spec, ask.backend.clusters) or too_large(spec, _nodes_for(ask, spec))
+    if wrong := refused or ask.backend.wrong(spec):
         raise ApiRefusal(400, wrong)
     told = replace(spec.continues or Continuation(), before=followed([before, *mates]))
     return submitted(ask, replace(spec, continues=told), " ".join(body.reason.split()), before.owner)

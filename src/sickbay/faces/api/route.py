@@ -6,7 +6,7 @@ before it is called, what it returns is the response schema. The OpenAPI documen
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
@@ -21,6 +21,7 @@ from sickbay.faces.api.requests import Nothing, reasoned
 from sickbay.faces.archive import Archive
 from sickbay.faces.orders import is_settled, order_answer
 from sickbay.hosts.backend import Backend
+from sickbay.hosts.joining import Joining
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.facts import Ordered
 from sickbay.model.fleet import Cursor, Token
@@ -28,6 +29,7 @@ from sickbay.model.job import Job
 from sickbay.model.noun import Noun
 from sickbay.model.order import order_id
 from sickbay.model.parts import whole
+from sickbay.model.protocol import Reply, Report
 from sickbay.model.rows import CURSOR, AnyRow, Line, Rows, Versioned
 from sickbay.ports.store import STORY, Store
 
@@ -48,6 +50,8 @@ class AppState:
     backend: Backend
     mail: Wakeup  # rings when a command was posted for an agent
     news: Wakeup  # rings after each commit
+    joining: Joining
+    store_report: Callable[[Report, int], Awaitable[Reply]]  # with the bytes of its body
     leads: Callable[[], bool] | None = None
     trouble: Callable[[], str] | None = None  # why nothing goes on; empty while all is well
     uses: Callable[[], Mapping[str, datetime]] = dict  # when each token was last used, by its hash
@@ -97,6 +101,7 @@ class ApiRequest:
     who: Token | None = None
     repeated: bool = False  # the same Idempotency-Key, for the same thing, was answered before
     last_event: str = ""
+    size: int = 0  # bytes of the body
     gone: Callable[[], Any] | None = None  # awaited: whether the caller has hung up
 
     @property
@@ -220,7 +225,12 @@ class Route:
 
     @property
     def changes(self) -> bool:
-        return self.method not in {"GET", "HEAD"} and self.role not in {"", "agent"}
+        return self.method not in {"GET", "HEAD"} and self.role not in {"", "agent", "join"}
+
+    @property
+    def threads(self) -> str:
+        """The pool of threads on which it is answered."""
+        return {"agent": AGENTS, "join": JOINERS}.get(self.role, PEOPLE)
 
     @property
     def mount(self) -> str:
@@ -231,8 +241,10 @@ class Route:
 # --- thread pools: agents and people have threads of their own, so that neither waits for the other
 
 AGENTS = "agents"
+JOINERS = "joiners"  # all agents at once, after a store was lost: those that have their tokens report on
 PEOPLE = "people"
-THREADS = {AGENTS: 16, PEOPLE: 32}
+REPORTS = "reports"  # one: it takes all that wait
+THREADS = {AGENTS: 16, JOINERS: 8, PEOPLE: 32, REPORTS: 1}
 
 _limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, CapacityLimiter]] = WeakKeyDictionary()
 

@@ -11,6 +11,7 @@ from sickbay.faces.api import (
     held,
     incidents,
     jobs,
+    join,
     metrics,
     nodes,
     notices,
@@ -70,4 +71,5 @@ ROUTES = (
     *tokens.ROUTES,
     *events.ROUTES,
     *held.ROUTES,
+    *join.ROUTES,
 )  # fmt: skip

@@ -25,6 +25,7 @@ def listed(ask: ApiRequest) -> list[TokenShown]:
                 name=token.name,
                 role=token.role,
                 node=token.node,
+                cluster=token.cluster or None,
                 by=token.by,
                 issued_at=iso(token.issued_at),
                 expires_at=iso(token.expires_at),
@@ -42,15 +43,17 @@ def issue(ask: ApiRequest, body: requests.TokenAsked) -> TokenMade:
     mine = [token for token in tokens if token.name == name]
     if any(not token.over(now) for token in mine):
         raise ApiRefusal(409, f"there is a token {name!r} already: revoke it first, or choose another name")
-    node = _node(ask, body)
+    node, cluster = _node(ask, body), _cluster(ask, body)
     _forget_expired(ask, [token for token in tokens if token.name != name])
     secret = ask.backend.issue(
-        name, body.role, by=ask.by, node=node, seconds=body.seconds, anew=bool(mine), reason=body.reason
-    )
+        name, body.role, by=ask.by, node=node, seconds=body.seconds, anew=bool(mine), reason=body.reason,
+        cluster=cluster,
+    )  # fmt: skip
     made = ask.backend.who(secret)
     if made is None:
         raise ApiRefusal(503, "the engine has not taken it up yet: revoke this name and try again in a moment")
-    return TokenMade(name=name, role=body.role, node=node, expires_at=iso(made.expires_at), token=secret)
+    until = iso(made.expires_at)
+    return TokenMade(name=name, role=body.role, node=node, cluster=cluster or None, expires_at=until, token=secret)
 
 
 def _forget_expired(ask: ApiRequest, tokens: list[Token]) -> None:
@@ -78,6 +81,20 @@ def _node(ask: ApiRequest, asked: requests.TokenAsked) -> NodeId | None:
     return NodeId(asked.node)
 
 
+def _cluster(ask: ApiRequest, asked: requests.TokenAsked) -> str:
+    """The one that a join token is good for."""
+    if asked.role != "join":
+        if asked.cluster:
+            raise ApiRefusal(400, f"cluster is for join tokens only: a token of role {asked.role} is not tied to one")
+        return ""
+    if not asked.cluster:
+        known = ", ".join(sorted(ask.backend.clusters))
+        raise ApiRefusal(400, f"a join token is for one cluster: say which ({known})")
+    if asked.cluster not in ask.backend.clusters:
+        raise ApiRefusal(400, unknown_name("cluster", asked.cluster, ask.backend.clusters))
+    return asked.cluster
+
+
 def revoke(ask: ApiRequest, query: requests.TokenRevoke) -> TokenGone:
     name = ask.path["name"]
     tokens = ask.all_of(Token, "token")
@@ -93,12 +110,17 @@ def revoke(ask: ApiRequest, query: requests.TokenRevoke) -> TokenGone:
             "(sickbay token create NAME --role admin)",
         )
     ask.backend.revoke(name, by=ask.by, reason=query.reason)
-    return TokenGone(name=name, revoked=all(token.name != name for token in ask.all_of(Token, "token")))
+    return TokenGone(name=name, revoked=all(token.over(ask.backend.now()) for token in _named(ask, name)))
+
+
+def _named(ask: ApiRequest, name: str) -> list[Token]:
+    return [token for token in ask.all_of(Token, "token") if token.name == name]
 
 
 _SHOWN = {
-    "name": "ann", "role": "operator", "node": None, "by": "setup", "issued_at": "2026-01-01T00:00:00.000Z",
-    "expires_at": "2026-02-01T00:00:00.000Z", "expired": False, "used_at": "2026-01-02T09:00:00.000Z",
+    "name": "ann", "role": "operator", "node": None, "cluster": None, "by": "setup",
+    "issued_at": "2026-01-01T00:00:00.000Z", "expires_at": "2026-02-01T00:00:00.000Z", "expired": False,
+    "used_at": "2026-01-02T09:00:00.000Z",
 }  # fmt: skip
 ROUTES = (
     Route(
@@ -108,7 +130,8 @@ ROUTES = (
         "POST", TOKENS, issue, "A new token", role="admin",
         status=201, ask_example={"name": "console", "role": "viewer", "seconds": 2592000},
         answer_example={
-            "name": "console", "role": "viewer", "node": None, "expires_at": "2026-02-01T00:00:00.000Z",
+            "name": "console", "role": "viewer", "node": None, "cluster": None,
+            "expires_at": "2026-02-01T00:00:00.000Z",
             "token": "shown-here-once",
         },
     ),

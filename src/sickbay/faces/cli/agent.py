@@ -49,7 +49,7 @@ def agent(
 
     \b
     sickbay agent --once                           what is wrong here? no controller needed
-    sickbay agent --url https://sickbay:8080 --node train/gpu-7 --token-file /etc/sickbay/token
+    sickbay agent --url https://sickbay:8080 --node train/gpu-7 --set join_token_file=/etc/sickbay/join
     sickbay agent --print-settings                 every setting, its value, and why its default is what it is
     systemctl enable --now sickbay-agent           as a service, with a watchdog
     """

@@ -20,12 +20,12 @@ def demo() -> None:
     """
     from sickbay.faces.cli.showcase import Showcase
     from sickbay.faces.cli.up import service_of
-    from sickbay.hosts.up import UpOptions
+    from sickbay.hosts.up import UpOptions, config_of
     from sickbay.policy.load import load_policy
 
     with tempfile.TemporaryDirectory(prefix="sickbay-demo-") as state:
         click.echo("starting four nodes, each a real process with an agent and two virtual GPUs …")
-        service = service_of(UpOptions(state=Path(state), port=0), load_policy("default"))
+        service = service_of(config_of(UpOptions(state=Path(state), port=0)), load_policy("default"))
         try:
             service.start()
             healed = Showcase(service.backend, steps=STEPS).run(to_the_end=True)

@@ -44,7 +44,10 @@ def incidents(only_open: bool, everything: bool, as_json: bool) -> None:
         raise BadInput("--open and --all exclude each other: write one of them")
     which = "open" if only_open else "all" if everything else None
     found = connect().pages("/v1/incidents", which=which)
-    show_list(found, COLUMNS, empty=NONE[which], as_json=as_json)
+    # Two clusters may have a node of one name.
+    several = len({one["node"].partition("/")[0] for one in found}) > 1
+    whole = {"node": field("node")} if several else {}
+    show_list(found, [whole.get(column.name, column) for column in COLUMNS], empty=NONE[which], as_json=as_json)
 
 
 @click.command("incident")

@@ -1,5 +1,6 @@
 """sickbay jobs, job ID, stop ID."""
 
+import json
 import shlex
 from operator import itemgetter
 from typing import Any
@@ -33,6 +34,7 @@ COLUMNS = (
     field("attempt", right=True),
     Column("step", itemgetter("step"), right=True),
     Column("owner", lambda job: job.get("owner", "")),
+    field("pool"),
     Column("nodes", lambda job: some(job["nodes"], 2)),
     Column("because", why, cut=True),
 )
@@ -53,7 +55,9 @@ def jobs(state: str | None, as_json: bool) -> None:
     found = connect().pages("/v1/jobs", state=state)
     some_state = f"no jobs that are {state}: 'sickbay jobs' shows all"
     none = "no jobs yet: sickbay submit --name first --nodes 1 -- python train.py"
-    show_list(found, COLUMNS, empty=some_state if state else none, as_json=as_json)
+    several = len({job["pool"] for job in found}) > 1
+    columns = [column for column in COLUMNS if column.name != "pool" or several]
+    show_list(found, columns, empty=some_state if state else none, as_json=as_json)
 
 
 @click.command("job")
@@ -94,6 +98,8 @@ def print_job(job: dict[str, Any]) -> None:
             ("checkpoints", job.get("checkpoint")),
             ("command", shlex.join(job.get("command", ()))[:COMMAND_MOST]),
             ("in", job.get("cwd")),
+            ("image", job.get("image")),
+            ("native", json.dumps(native)[:COMMAND_MOST] if (native := job.get("native")) else ""),
             ("environment", ", ".join([*job.get("env", ()), *job.get("env_files", ())])),
             ("submitted", clock(job.get("submitted_at"))),
             ("ended", clock(job.get("ended_at"))),

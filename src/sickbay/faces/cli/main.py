@@ -29,6 +29,7 @@ COMMANDS = {
     "demo": CommandPlace("demo", "One fault from its first symptom to the next training step."),
     "up": CommandPlace("up", "A controller and a small cluster on this machine."),
     "down": CommandPlace("up", "End them, and everything that runs there."),
+    "controller": CommandPlace("controller", "A controller of any number of clusters, from a file."),
     "backup": CommandPlace("backup", "Copy the store while the controller works with it."),
     "top": CommandPlace("top", "The fleet, live; q ends it."),
     "diagnose": CommandPlace("diagnose", "Name what is wrong in a log or a paste."),

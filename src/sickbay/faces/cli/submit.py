@@ -33,6 +33,7 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
 @click.option("--checkpoint", metavar="DIR", help="The directory that all its attempts share.")
 @click.option("--max-restarts", metavar="K", type=click.IntRange(min=0), help="Else as the policy says.")
 @click.option("--precheck", type=click.Choice(list(PRECHECKS)), help="Level of the check before each start.")
+@click.option("--cluster", metavar="C", help="The cluster that it runs on, where there are several.")
 @click.option("--pool", metavar="P", help="The pool whose nodes it may use.")
 @click.option("--env", metavar="K=V", multiple=True, help="An environment variable; K alone passes yours on. Repeat.")
 @click.option(
@@ -54,6 +55,8 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
     "--time-limit", metavar="TIME", help="Stopped when it has run so long, such as 2h; may let it run sooner."
 )
 @click.option("--grow", is_flag=True, help="With --min-nodes: restarted on more as soon as there are more.")
+@click.option("--image", metavar="IMAGE", help="The container image of its ranks, where the cluster runs images.")
+@click.option("--native", metavar="FILE", help="YAML or JSON, merged over the object that the cluster makes of it.")
 @click.option("--wait", is_flag=True, help="Stay until it is over: exit 0 COMPLETE, 1 FAILED or STOPPED.")
 @as_json
 @click.argument("command", metavar="-- CMD …", nargs=-1, type=click.UNPROCESSED)
@@ -134,6 +137,7 @@ def request(
     grow: bool,
     anew: bool,
     adopt: bool,
+    native: str | None,
     **same: Any,
 ) -> dict[str, Any]:
     """The body of POST /v1/jobs; the server knows the defaults of what is None."""
@@ -163,6 +167,7 @@ def request(
         "anew": anew or None,
         "adopt": adopt or None,
         "log_rules": [log_rule_of(text) for text in log_rule] or None,
+        "native": native_of(native) if native else None,
     }
 
 
@@ -196,6 +201,14 @@ def _variable(text: str) -> tuple[str, str]:
     if name not in os.environ:
         raise BadInput(f"--env {name}: it is not set here: write --env {name}=VALUE")
     return name, os.environ[name]
+
+
+def native_of(path: str) -> dict[str, Any]:
+    """The cluster's own object, from a file. Raises BadInput with the place of the mistake."""
+    from sickbay.knowledge.yaml_places import YamlReader, compose_mapping, read_text
+
+    text = read_text(Path(path).expanduser(), path, "write --native FILE, a YAML or JSON file that is there")
+    return dict(YamlReader(path).plain(compose_mapping(text, path)))
 
 
 _LIMIT = re.compile(r"\A(?P<rest>.*);(?P<which>start|every)=(?P<time>[^;]*)\Z", re.DOTALL)

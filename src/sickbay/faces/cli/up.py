@@ -21,7 +21,9 @@ from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
     from sickbay.hosts.choices import UpChoices
-    from sickbay.hosts.up import Service, UpOptions
+    from sickbay.hosts.config import ControllerConfig
+    from sickbay.hosts.service import Service
+    from sickbay.hosts.up import UpOptions
     from sickbay.model.policy import Policy
 
 DEMO_STEPS = 600
@@ -180,26 +182,27 @@ def _is_at(state: Path, port: int) -> bool:
     return True
 
 
-def service_of(wish: "UpOptions", policy: "Policy") -> "Service":
+def service_of(config: "ControllerConfig", policy: "Policy", by: str = "sickbay up") -> "Service":
     """The one place where the two faces meet: the command line starts a host and hands it the API."""
     from sickbay.faces.api.app import app
-    from sickbay.hosts.up import Service
+    from sickbay.hosts.service import Service
 
-    return Service(wish, policy, app)
+    return Service(config, policy, app, by)
 
 
 def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: Sequence[str], *, demo: bool) -> None:
     from sickbay.faces.cli.credentials import remember
     from sickbay.faces.cli.showcase import Showcase, Ticker
     from sickbay.hosts.choices import keep, words_of
+    from sickbay.hosts.up import config_of
     from sickbay.policy.load import digest
 
-    service = service_of(wish, policy)
+    service = service_of(config_of(wish), policy)
     keep(wish.state, choices, policy)  # before anything is done by it
     ended = Signals()
     service.start(lambda text: click.echo(f"{text}; the state is in {wish.state}"))
     remember(service.url, service.token)
-    service.backend.started(f"{_user()} with sickbay up", digest(policy), choices.policy, choices.knowledge)
+    service.backend.started(f"{who_starts()} with sickbay up", digest(policy), choices.policy, choices.knowledge)
     told = f", told by {', '.join(wish.notifiers.names)}" if wish.notifiers.notifiers else ""
     click.echo(f"serving on {service.url}, {words_of(policy)}{told}")
     for remark in remarks:
@@ -275,12 +278,20 @@ class Signals:
     Kept by a pipe: two signals at once (a process group and its parent) would lock an event against itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hangups: bool = False) -> None:
+        """`hangups`: SIGHUP asks for a reload, and ends nobody."""
         self.by: int = 0
+        self.reload = False
         self._hears, self._tells = os.pipe()
         os.set_blocking(self._tells, False)
         signal.signal(signal.SIGTERM, self._told)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if hangups:
+            signal.signal(signal.SIGHUP, self._asked)
+
+    def _asked(self, number: int, frame: object) -> None:
+        del number, frame
+        self.reload = True
 
     def _told(self, number: int, frame: object) -> None:
         del frame
@@ -311,7 +322,7 @@ class BoundedOutput:
             os.close(fresh)
 
 
-def _user() -> str:
+def who_starts() -> str:
     import getpass
 
     try:

@@ -30,12 +30,13 @@ _CONTINUES = range(0x80, 0xC0)  # bytes that are never the first of a character
 _LONGEST = 4  # bytes of a character
 
 
-class Capture:
-    """The reading end of a rank's output. `turn` never blocks and never raises for a full disk: what cannot be kept is
+class OutputFile:
+    """What a rank writes, kept: its beginning and its end. Nothing here raises for a full disk: what cannot be kept is
     counted and said, as a rank must not hang on our disk.
     """
 
     def __init__(self, run_dir: Path, *, part: int = PART, keep: int = KEEP) -> None:
+        """Raises OSError where not even an empty file can be made."""
         run_dir.mkdir(parents=True, exist_ok=True)
         self._dir = run_dir
         self._part = part
@@ -47,33 +48,11 @@ class Capture:
         self._start = 0
         self._size = 0
         self._open()
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.reader, False)
 
     @property
     def tail(self) -> str:
         """The end of what it wrote, on a character's boundary."""
         return _whole_start(self._tail).decode(errors="replace")
-
-    def close_writer(self) -> None:
-        """Once the rank has its own copy: else we would never see the end."""
-        if self.writer >= 0:
-            os.close(self.writer)
-            self.writer = -1
-
-    def turn(self, most: int = A_TURN) -> bool:
-        """Take what is there, but no more than `most`. False: the end was reached."""
-        taken = 0
-        while taken < most:
-            try:
-                data = os.read(self.reader, min(CHUNK, most - taken))
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            self.write(data)
-            taken += len(data)
-        return True
 
     def write(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-TAIL:]
@@ -86,17 +65,10 @@ class Capture:
             self._lost = 0
         self._lost += len(data) - self._put(data)
 
-    def finish(self) -> str:
-        """Everything that the pipe still holds, then close. Returns the tail."""
-        self.close_writer()
-        if self.reader >= 0:
-            self.turn(64 * CHUNK)  # more than a pipe holds; whoever still writes now is not of the rank
-            os.close(self.reader)
-            self.reader = -1
+    def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        return self.tail
 
     def _put(self, data: bytes) -> int:
         """How much of it is on disk afterwards."""
@@ -128,6 +100,45 @@ class Capture:
         older = _older(self._dir)
         self._start = older[-1][0] + older[-1][1].stat().st_size if older else 0
         self._size = os.fstat(fresh).st_size
+
+
+class Capture(OutputFile):
+    """With the reading end of a rank's output. `turn` never blocks."""
+
+    def __init__(self, run_dir: Path, *, part: int = PART, keep: int = KEEP) -> None:
+        super().__init__(run_dir, part=part, keep=keep)
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+
+    def close_writer(self) -> None:
+        """Once the rank has its own copy: else we would never see the end."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def turn(self, most: int = A_TURN) -> bool:
+        """Take what is there, but no more than `most`. False: the end was reached."""
+        taken = 0
+        while taken < most:
+            try:
+                data = os.read(self.reader, min(CHUNK, most - taken))
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self.write(data)
+            taken += len(data)
+        return True
+
+    def finish(self) -> str:
+        """Everything that the pipe still holds, then close. Returns the tail."""
+        self.close_writer()
+        if self.reader >= 0:
+            self.turn(64 * CHUNK)  # more than a pipe holds; whoever still writes now is not of the rank
+            os.close(self.reader)
+            self.reader = -1
+        self.close()
+        return self.tail
 
 
 def read_output(run_dir: Path, after: int = 0, limit: int = CHUNK, *, final: bool = False) -> tuple[str, int]:

@@ -1,0 +1,50 @@
+"""Machines composed by pool: each node's repairs go to the channels that its pool has."""
+
+from collections.abc import Callable, Mapping
+
+from sickbay.model.errors import Rejected
+from sickbay.model.fleet import Capability, Incarnation, NodeId, pool_fits
+from sickbay.ports.cluster import Accepted
+from sickbay.ports.machines import Machines
+
+
+class PooledMachines:
+    """`pools`: globs of pools, in order; the first that fits counts. `pool_of` reads a node's pool, `""`: not known.
+
+    What one pool can do counts as the cluster's: a rung that a node's own pool cannot do is refused when it is asked
+    for, and the ladder goes on. A rung that is blind in one pool counts as blind in all.
+    """
+
+    def __init__(self, pools: Mapping[str, Machines], pool_of: Callable[[NodeId], str]) -> None:
+        self._pools = dict(pools)
+        self._pool_of = pool_of
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset(c for machines in self._pools.values() for c in machines.capabilities)
+
+    @property
+    def blind(self) -> frozenset[str]:
+        return frozenset(remedy for machines in self._pools.values() for remedy in machines.blind)
+
+    def _of(self, node: NodeId) -> Machines:
+        pool = self._pool_of(node)
+        found = next((each for glob, each in self._pools.items() if glob == "*" or pool_fits(pool, glob)), None)
+        if found is None:
+            raise Rejected(f"nothing repairs the nodes of pool {pool or 'unknown'}: add it, or '*', to 'machines'")
+        return found
+
+    def restart_service(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
+        return self._of(node).restart_service(node, key=key, expect=expect)
+
+    def reset(self, node: NodeId, devices: tuple[int, ...], *, key: str, expect: Incarnation) -> Accepted:
+        return self._of(node).reset(node, devices, key=key, expect=expect)
+
+    def reboot(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
+        return self._of(node).reboot(node, key=key, expect=expect)
+
+    def replace(self, node: NodeId, *, key: str, expect: Incarnation) -> Accepted:
+        return self._of(node).replace(node, key=key, expect=expect)
+
+    def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted:
+        return self._of(node).fence(node, key=key, expect=expect)

@@ -1,0 +1,153 @@
+"""A controller's config file: every mistake is one line with its place and what to write instead."""
+
+from pathlib import Path
+
+import pytest
+
+from sickbay.adapters.machines.command import CommandMachineSettings
+from sickbay.clusters.local.settings import LocalSettings
+from sickbay.hosts.config import ControllerConfig
+from sickbay.hosts.config_file import read_config, read_policy
+from sickbay.model.errors import BadInput
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "controller.yaml"
+WORD = "a-secret-77aa"
+LOCAL = "clusters:\n  a: {kind: local}\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name, mode in (("secret", 0o600), ("open", 0o644)):
+        (tmp_path / name).write_text(f"{WORD}\n")
+        (tmp_path / name).chmod(mode)
+    return tmp_path
+
+
+def read(place: Path, text: str) -> ControllerConfig:
+    path = place / "c.yaml"
+    path.write_text(text)
+    return read_config(path)
+
+
+def refused(place: Path, text: str) -> str:
+    with pytest.raises(BadInput) as error:
+        read_policy(read(place, text))
+    said = str(error.value)
+    assert "\n" not in said
+    assert WORD not in said
+    return said.removeprefix(f"{place}/")
+
+
+def test_one_cluster_is_enough_and_all_else_has_a_default(place: Path) -> None:
+    config = read(place, LOCAL)
+    assert config.store_url == "sqlite:////var/lib/sickbay/sickbay.db"
+    assert (config.listen.host, config.listen.port) == ("127.0.0.1", 8080)
+    assert config.clusters["a"].settings == LocalSettings()
+    assert config.home("a") == Path("/var/lib/sickbay/clusters/a")
+    assert read_policy(config).name == "default"
+
+
+def test_paths_are_seen_from_the_file(place: Path) -> None:
+    said = "state: here\npolicy: ./p.yaml\nknowledge: k.csv\nstore: postgresql://s@db/s\nstore_password_file: secret\n"
+    config = read(place, LOCAL + said + "notifiers: {on: {kind: webhook, url: 'https://h/x', secret_file: secret}}\n")
+    assert (config.state, config.policy, config.knowledge) == (place / "here", str(place / "p.yaml"), place / "k.csv")
+    assert config.store_password_file == str(place / "secret")
+    assert getattr(config.notifiers.notifiers["on"], "secret_file") == str(place / "secret")  # noqa: B009
+    assert config.shares_store
+
+
+def test_channels_are_for_all_pools_or_for_each(place: Path) -> None:
+    machines = "machines:\n  bmc: {kind: command, reboot: [power, cycle, '{name}'], within: 20s}\n"
+    config = read(
+        place,
+        machines + "clusters:\n  a: {kind: local, machines: [local, bmc]}\n"
+        "  b: {kind: local, machines: {h200: [agent, bmc], '*': [agent]}, settings: {nodes: 2}}\n",
+    )
+    assert config.clusters["a"].machines == {"*": ("local", "bmc")}
+    assert config.clusters["b"].machines == {"h200": ("agent", "bmc"), "*": ("agent",)}
+    assert isinstance(config.machines["bmc"], CommandMachineSettings)
+    assert config.clusters["b"].settings == LocalSettings(nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "c.yaml:1: expected 'key: value' lines: write at least 'clusters: {train: {kind: local}}'"),
+        ("- a\n", "c.yaml:1: expected 'key: value' lines"),
+        ("state: /s\n", "c.yaml:1: 'clusters' is missing: add 'clusters: {train: {kind: local}}'"),
+        ("clusters: {}\n", "c.yaml:1:1: there is no cluster in it"),
+        ("clusters: [a]\n", "c.yaml:1:11: clusters: expected 'key: value' lines"),
+        ("clusters:\n  a: local\n", "c.yaml:2:6: clusters.a: expected 'key: value' lines"),
+        ("clusters:\n  a: {}\n", "c.yaml:2:6: clusters.a: 'kind' is missing: write one of local"),
+        ("clusters:\n  a: {kind: slrum}\n", "c.yaml:2:13: clusters.a.kind: unknown kind 'slrum':"),
+        ("clusters:\n  a/b: {kind: local}\n", "c.yaml:2:3: clusters: 'a/b' is no name"),
+        (LOCAL + "  a: {kind: local}\n", "c.yaml:3:3: clusters: 'a' is given twice (first on line 2)"),
+        ("clusters:\n  a: {kind: local, frist: check}\n", "2:20: clusters.a: unknown key 'frist': did you mean"),
+        ("clusters:\n  a: {kind: local, first: chek}\n", "2:27: clusters.a.first: unknown value 'chek': did you"),
+        ("clusters:\n  a: {kind: local, adopt: some}\n", "clusters.a.adopt: unknown value 'some'"),
+        ("clusters:\n  a: {kind: local, settings: {node: 3}}\n", "2:31: clusters.a.settings: unknown key 'node'"),
+        ("clusters:\n  a: {kind: local, settings: {nodes: many}}\n", "a.settings.nodes: expected a whole number"),
+        ("clusters:\n  a: {kind: local, select: gpu}\n", "clusters.a.select: expected 'key: value' lines"),
+        ("clusters:\n  a: {kind: local, machines: agent}\n", "clusters.a.machines: write [agent, bmc], or by pool"),
+        ("clusters:\n  a: {kind: local, machines: [agnet]}\n", "2:31: clusters.a.machines: unknown channel 'agnet'"),
+        ("clusters:\n  a: {kind: local, machines: {h: [bmc]}}\n", "c.yaml:2:35: clusters.a.machines: unknown channel"),
+        (LOCAL + "lissen: {}\n", "c.yaml:3:1: unknown key 'lissen': did you mean 'listen'?"),
+        (LOCAL + "listen: {prt: 1}\n", "c.yaml:3:10: listen: unknown key 'prt': did you mean 'port'?"),
+        (LOCAL + "listen: {port: 99999}\n", "c.yaml:3:9: listen: port 99999 cannot be: write 1 to 65535"),
+        (LOCAL + "listen: {cert: x}\n", "c.yaml:3:1: listen: 'cert' and 'key' go together"),
+        (LOCAL + "listen: {host: 0.0.0.0}\n", "c.yaml:3:1: listen: host 0.0.0.0 can be reached from other machines"),
+        (LOCAL + "state: 7\n", "c.yaml:3:8: state: expected text (put it in quotes), got the number 7"),
+        (LOCAL + "store: mysql://db\n", "c.yaml:3:8: store: write postgresql://user@host/database, or leave it out"),
+        (LOCAL + f"store: postgresql://u:{WORD}@db/s\n", "store: a password does not stand here: put it into a file"),
+        (LOCAL + f"store: postgresql://db/s?password={WORD}\n", "store: a password does not stand here"),
+        (LOCAL + "store_password_file: secret\n", "c.yaml:3:1: 'store_password_file' is for PostgreSQL"),
+        (LOCAL + "store: postgresql://u@d/s\nstore_password_file: open\n", "c.yaml:4:22: store_password_file: "),
+        (LOCAL + "policy: defautl\n", "c.yaml:3:9: policy: unknown policy 'defautl': did you mean 'default'?"),
+        (LOCAL + "policy: ./none.yaml\n", "c.yaml:3:9: "),
+        (LOCAL + "machines: {m: {kind: comand}}\n", "machines.m.kind: unknown kind 'comand': did you mean 'command'?"),
+        (LOCAL + "machines: {agent: {kind: agent}}\n", "c.yaml:3:12: 'agent' is always there"),
+        (LOCAL + "machines: {m: {kind: command}}\n", "machines.m.kind: it does nothing: write at least one of"),
+        (LOCAL + "machines: {m: {kind: command, reboot: 'power cycle'}}\n", "machines.m.reboot: expected a list"),
+        (LOCAL + "machines: {m: {kind: command, reboot: [p, '{nod}']}}\n", "m.reboot: unknown placeholder {nod}"),
+        (LOCAL + "machines: {m: {kind: command, reboot: ['']}}\n", "machines.m.reboot: names no program"),
+        (LOCAL + "machines: {m: {kind: command, reboot: [p], fenced: [q]}}\n", "machines.m.fenced: without 'fence'"),
+        (LOCAL + "machines: {m: {kind: command, reboot: [p], within: 2h}}\n", "machines.m.within: must be more than"),
+        (LOCAL + "notifiers: {n: {kind: slak}}\n", "unknown kind 'slak': did you mean 'slack'?"),
+        (LOCAL + "agents: {join: {b: {token_file: secret}}}\n", "c.yaml:3:17: agents.join: unknown cluster 'b'"),
+        (LOCAL + "agents: {join: {a: {token_file: open}}}\n", "agents.join.a.token_file: "),
+        (LOCAL + "agents: {join: {a: {token: x}}}\n", "agents.join.a: unknown key 'token': did you mean 'token_file'?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_its_place(place: Path, text: str, said: str) -> None:
+    assert said in refused(place, text)
+
+
+def test_the_example_that_is_handed_out_is_right(tmp_path: Path) -> None:
+    """Its secrets and certificates are elsewhere here; all else is read as it stands."""
+    text = EXAMPLE.read_text()
+    for name in ("/etc/sickbay/db-password", "/etc/sickbay/oncall-secret", "/etc/sickbay/join/lab"):
+        assert name in text
+        secret = tmp_path / Path(name).name
+        secret.write_text(WORD)
+        secret.chmod(0o600)
+        text = text.replace(name, str(secret))
+    config = read(tmp_path, text)
+    assert read_policy(config).name == "default"
+    assert set(config.clusters) == set(config.agents.join)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no\.yaml: no such file: give a \.yaml file with 'clusters: "):
+        read_config(tmp_path / "no.yaml")
+
+
+def test_a_policys_own_mistake_has_the_place_in_its_own_file(place: Path) -> None:
+    (place / "p.yaml").write_text("extends: default\nlimit: []\n")
+    assert "p.yaml:2:1: unknown key 'limit': did you mean 'limits'?" in refused(place, LOCAL + "policy: ./p.yaml\n")
+
+
+def test_what_has_changed_is_named_and_the_policy_is_none_of_it(place: Path) -> None:
+    before = read(place, LOCAL)
+    assert before.differs(read(place, "# moved\n" + LOCAL + "policy: recommend\n")) == ()
+    after = read(place, LOCAL + "  b: {kind: local}\nlisten: {port: 8081}\n")
+    assert before.differs(after) == ("clusters", "listen")

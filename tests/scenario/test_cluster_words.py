@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from tests.support.wards import HOUR, MINUTE, OpenWard, Ward, cluster_without, policy_of, policy_with, warm_and_cold
 
 from sickbay.model.checkup import Verdict
-from sickbay.model.facts import Checked, Fact, Observed, Ordered, Wrote
-from sickbay.model.fleet import Capability, Incarnation, NodeId
+from sickbay.model.facts import Checked, Fact, Observed, Ordered, RankEnded, Wrote
+from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Drain, Intent
 from sickbay.model.job import JobState
@@ -346,3 +346,65 @@ def test_a_tail_fills_only_an_empty_one_of_its_own_attempt() -> None:
     end = hall.job(job).end
     assert end is not None
     assert end.tail == OOM
+
+
+# --- how ranks ended, where the cluster cannot tell
+
+
+def tells_end(hall: Ward, job: JobId, node: NodeId, code: int | None, ago: float = 0.0, **more: Any) -> None:
+    """The node's agent says how a rank of the first attempt ended there."""
+    news = RankEnded(**{"job": job, "attempt": 1, "rank": 0, "exit_code": code, "node": node, **more})
+    hall.world.agents.say(hall.world.seat(node), news, f"ended/{node}/{more.get('rank', 0)}", ago)
+
+
+def without_words(steps: int = 2000) -> tuple[Ward, JobId, tuple[NodeId, ...]]:
+    """A job on a cluster that says that it failed and nothing else; a check keeps its diagnosis under way."""
+    hall = Ward(nodes=3, policy=EXAMINED)
+    job = hall.training(steps=steps, nodes=2, does={"tail_late": 1e9, "codes_untold": True})
+    return hall, job, tuple(hall.starts(job)[0][1])
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_agents_tell_of_ranks_is_what_blame_and_diagnosis_read(early: bool) -> None:
+    hall, job, (here, there) = without_words()
+    if early:
+        tells_end(hall, job, here, -11, ago=2.0, rank=5, why="its GPU fell silent", tail=OOM)
+        tells_end(hall, job, there, 1, rank=9, tail="only torn down with it")
+        hall.until(lambda: bool((heard := hall.job(job).heard) and len(heard.exit_codes) == 2), MINUTE)
+    hall.world.crash(job, tail="nobody reads this")
+    hall.job_reaches(job, JobState.DIAGNOSING)
+    if not early:
+        tells_end(hall, job, here, -11, rank=5, why="its GPU fell silent", tail=OOM)
+    hall.until(lambda: bool((end := hall.job(job).end) and end.tail), MINUTE)
+    end = hall.job(job).end
+    assert end is not None
+    assert (end.first.rank, end.first.node, end.first.exit_code, end.first.why) == (5, here, -11, "its GPU fell silent")
+    assert end.exit_codes[here] == -11
+    assert "out of memory" in hall.ends(job, JobState.FAILED).diagnosis
+
+
+def test_the_clusters_own_word_of_an_end_stays_and_a_rank_that_was_stopped_says_nothing() -> None:
+    hall = Ward(nodes=3, policy=EXAMINED)
+    job = hall.training(steps=2000, nodes=2)
+    here, there = hall.starts(job)[0][1]
+    tells_end(hall, job, here, 143, rank=0, stopped=True, tail=OOM)
+    tells_end(hall, job, there, 99, rank=1, tail="what the agent read")
+    hall.until(lambda: hall.job(job).heard is not None, MINUTE)
+    assert hall.job(job).heard.exit_codes == {there: 99}
+    hall.world.crash(job, exit_code=7, tail="what the cluster read")
+    hall.job_reaches(job, JobState.DIAGNOSING)
+    end = hall.job(job).end
+    assert end is not None
+    assert 7 in end.exit_codes.values()
+    assert 99 not in end.exit_codes.values()
+    assert end.tail == "what the cluster read"
+
+
+def test_an_agent_says_nothing_of_ranks_on_other_nodes_and_its_word_ends_no_job() -> None:
+    hall, job, nodes = without_words(steps=10**5)
+    (elsewhere,) = set(hall.nodes) - set(nodes)
+    tells_end(hall, job, elsewhere, 1, tail=OOM)
+    tells_end(hall, job, nodes[0], 1, tail=OOM)
+    hall.until(lambda: hall.job(job).heard is not None, MINUTE)
+    hall.run(MINUTE)
+    assert (hall.job(job).state, list(hall.job(job).heard.exit_codes)) == (JobState.RUNNING, [nodes[0]])

@@ -1,17 +1,22 @@
 """Do ranks make progress: heartbeats, stalls, log rules."""
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.rank_rig import PlayedRanks, over
 
 from sickbay.agent.ranks.directory import RankFile, rank_dir
+from sickbay.agent.ranks.endings import RUNNER_KILLED
+from sickbay.agent.ranks.retention import tidy
 from sickbay.agent.ranks.watch import RankWatch
 from sickbay.clusters.local.files import write
-from sickbay.model.facts import Checkpointed, Hung, RankEnded, RuleOff, Stepped
+from sickbay.model.facts import Checkpointed, Hung, Observed, RankEnded, RuleOff, Stepped
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import LogRule
 from sickbay.model.protocol import ItemNews
@@ -347,3 +352,125 @@ def test_an_answer_to_an_ask_is_told_at_once(room: Room) -> None:
     room.look(10.0)
     room.beat(2, listens=True, saved=2, answered="job.j.1")
     assert [news.answered for news in room.look(10.1) if isinstance(news, Checkpointed)] == ["job.j.1"]
+
+
+# --- how ranks end
+
+
+def test_how_each_rank_ended_is_told_once_in_the_order_of_their_ends_with_the_words_of_the_first_bad_one(
+    room: Room,
+) -> None:
+    room.ranks(*(rank(n) for n in range(4)))
+    assert room.ends(1.0) == []
+    for n in range(4):
+        append(room.run(n) / "output", f"\x1b[31mlast of {n}\x1b[0m\nof two lines\n")
+    first = replace(over(rank(2), -11, why="fell"), ended_at=1000.0)
+    room.ranks(over(rank(0), 1), over(rank(1)), first, over(rank(3), 143, stopped=True))
+    told = room.ends(2.0)
+    assert [(end.rank, end.exit_code, end.stopped) for end in told] == [
+        (2, -11, False), (0, 1, False), (1, 0, False), (3, 143, True),
+    ]  # fmt: skip
+    assert [end.tail for end in told] == ["last of 2\nof two lines\n", "", "", ""]
+    assert (told[0].why, told[0].job, told[0].attempt) == ("fell", JOB, 1)
+    assert room.ends(3.0) == []
+
+
+def test_a_rank_whose_runner_was_killed_ended_in_a_way_that_nobody_knows(room: Room) -> None:
+    room.ranks(rank())
+    room.look(1.0)
+    room.ranks()
+    (ended,) = room.ends(2.0)
+    assert (ended.exit_code, ended.stopped, ended.why) == (None, False, RUNNER_KILLED)
+
+
+def test_the_end_of_an_output_is_read_across_the_beginning_of_a_new_part(room: Room) -> None:
+    room.ranks(rank())
+    room.look(1.0)
+    append(room.run() / "output.000000000000000", "long ago\n")
+    append(room.run() / "output.000000000000009", "x" * 20_000 + "\n")
+    append(room.run() / "output", "the end\n")
+    room.ranks(over(rank(), 1))
+    (ended,) = room.ends(2.0)
+    assert (len(ended.tail), ended.tail[-9:]) == (16 * 1024, "\nthe end\n")
+
+
+@pytest.mark.parametrize(("ago", "told"), [(60.0, True), (7200.0, False)])
+def test_an_end_that_no_agent_saw_is_told_if_it_is_fresh(room: Room, ago: float, told: bool) -> None:
+    room.ranks(over(rank(), 9))
+    stamp = time.time() - ago
+    os.utime(room.run() / "rank.json", (stamp, stamp))
+    room.look(1.0)
+    assert [end.exit_code for end in room.ends(2.0)] == ([9] if told else [])
+
+
+# --- whose directories they are
+
+
+def refusals(room: Room, now: float) -> list[str]:
+    return [news.text for news in room.said(now) if isinstance(news, Observed)]
+
+
+def test_another_users_rank_of_an_attempt_is_not_believed(room: Room) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    room.ranks(rank(0, stall_after=1.0))
+    room.look(0.0)
+    forged = rank(1, start_within=1.0, expects_heartbeats=True)
+    room.ranks(rank(0, stall_after=1.0), forged)
+    for path in (room.run(1), *room.run(1).iterdir()):
+        os.chown(path, 65534, 65534)
+    (refused,) = refusals(room, 1.0)
+    assert "another user runs ranks of that attempt here" in refused
+    assert room.hangs(100.0) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b'{"job": "j", "attempt": 1, "rank": 9}', b'{"job": "", "attempt": 1, "rank": 0}',
+     b'{"job": "j", "attempt": 1, "rank": 0, "stall_after": -1}',
+     b'{"job": "j", "attempt": 1, "rank": 0, "stall_after": 1e400}', b"\xff" * 200_000],
+)  # fmt: skip
+def test_a_rank_file_that_makes_no_sense_is_told_once_and_watched_by_nobody(room: Room, body: bytes) -> None:
+    room.ranks(rank(1))
+    (room.run(0) / "rank.json").write_bytes(body)
+    assert len(refusals(room, 1.0)) == 1
+    assert refusals(room, 2.0) == []
+    room.beat(3, rank=1)
+    assert list(room.watch._watched) == [(JOB, 1, 1)]
+
+
+def test_one_user_crowds_nobody_out(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sickbay.agent.ranks.watch.AT_ONCE", 3)
+    room.ranks(*(rank(n) for n in range(5)))
+    assert len(refusals(room, 1.0)) == 2
+    assert len(room.watch._watched) == 3
+
+
+def test_a_link_in_the_place_of_a_ranks_directory_is_not_gone_into(room: Room, tmp_path: Path) -> None:
+    room.ranks(rank())
+    aside = tmp_path / "aside"
+    room.run().rename(aside)
+    room.run(0).rmdir()
+    (room.base / "ranks" / "j.1.0").symlink_to(aside)
+    assert room.said(1.0) == []
+    assert not room.watch._watched
+
+
+def test_old_ranks_lose_their_output_and_older_ones_their_place_and_nobody_else_anything(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sickbay.agent.ranks.retention.OUTPUTS", 1)
+    monkeypatch.setattr("sickbay.agent.ranks.retention.PLACES", 2)
+    alive = rank(9)
+    room.ranks(alive, *(over(rank(n)) for n in range(4)))
+    for n in (0, 1, 2, 3, 9):
+        append(room.run(n) / "output", "words")
+        old = time.time() - 10_000 - n
+        os.utime(room.run(n) / "rank.json", (old, old))
+    append(room.run(2) / "the user's own", "words")
+    tidy(room.base)
+    there = {path.name: sorted(inside.name for inside in path.iterdir()) for path in (room.base / "ranks").iterdir()}
+    whole = ["output", "rank.json"]
+    assert there == {
+        "j.1.0": whole, "j.1.1": ["rank.json"], "j.1.2": ["the user's own"], "j.1.9": ["alive", *whole],
+    }  # fmt: skip

@@ -1,14 +1,19 @@
 """A controller's config file: every mistake is one line with its place and what to write instead."""
 
+import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
+from sickbay import wiring
 from sickbay.adapters.machines.command import CommandMachineSettings
 from sickbay.clusters.local.settings import LocalSettings
-from sickbay.hosts.config import ControllerConfig
+from sickbay.hosts.config import ClusterConfig, ControllerConfig, Listen
 from sickbay.hosts.config_file import read_config, read_policy
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, StoreError
+from sickbay.wiring import open_store
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "controller.yaml"
 WORD = "a-secret-77aa"
@@ -151,3 +156,51 @@ def test_what_has_changed_is_named_and_the_policy_is_none_of_it(place: Path) -> 
     assert before.differs(read(place, "# moved\n" + LOCAL + "policy: recommend\n")) == ()
     after = read(place, LOCAL + "  b: {kind: local}\nlisten: {port: 8081}\n")
     assert before.differs(after) == ("clusters", "listen")
+
+
+def test_every_setting_is_explained() -> None:
+    page = (EXAMPLE.parents[1] / "docs" / "controller.md").read_text()
+    names = [f"listen.{each.name}" for each in fields(Listen)]
+    names += [each.name for each in fields(ClusterConfig) if each.name != "home"]
+    names += [
+        each.name for each in dataclasses.fields(ControllerConfig) if each.name not in {"metrics", "file", "places"}
+    ]
+    missing = [name for name in names if f"`{name}`" not in page and f"`{name}." not in page]
+    missing += [each.name for each in fields(CommandMachineSettings) if f"    {each.name}: " not in page]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("raise RuntimeError('no driver')", "cannot be loaded (RuntimeError: no driver): install it anew"),
+        ("KIND = 7", "is no sickbay.wiring.ClusterKind"),
+        ("OTHER = 7", "cannot be loaded (AttributeError: "),
+    ],
+)
+def test_a_kind_of_another_package_that_is_broken_is_one_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, module: str, said: str
+) -> None:
+    distribution = place / "theirs-1.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (distribution / "entry_points.txt").write_text(
+        "[sickbay.clusters]\ntheirs = their_kind:KIND\nlocal = their_kind:KIND\n"
+    )
+    (place / "their_kind.py").write_text(module)
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.delitem(sys.modules, "their_kind", raising=False)
+    wiring._registered.cache_clear()
+    try:
+        assert said in refused(place, "clusters:\n  a: {kind: theirs}\n")
+        assert "known: local, theirs" in refused(place, "clusters:\n  a: {kind: other}\n")
+        assert read(place, LOCAL).clusters["a"].settings == LocalSettings()  # ours stays ours
+    finally:
+        wiring._registered.cache_clear()
+
+
+def test_the_stores_password_is_in_no_error() -> None:
+    with pytest.raises(StoreError) as error:
+        open_store("postgresql://u@127.0.0.1:1/none", password=WORD)
+    assert "u@127.0.0.1:1" in str(error.value) or "u:***@127.0.0.1:1" in str(error.value)
+    assert WORD not in str(error.value)

@@ -15,6 +15,7 @@ from tests.support.waiting import until
 from sickbay.agent.ranks.directory import read_rank, runner_of, running
 from sickbay.agent.ranks.output import end_of_output, read_output
 from sickbay.agent.ranks.processes import in_our_numbers
+from sickbay.agent.ranks.rendezvous import CONF
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.files import Rank
 from sickbay.clusters.local.ranks import OF_THE_NODE
@@ -44,7 +45,8 @@ def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
     node = LocalNode(tmp_path)
     node.power_on(SICKBAY_TOKEN="hunter2", SICKBAY_TOKEN_FILE="/hunter2", AWS_SECRET_ACCESS_KEY="hunter2")
     with node:
-        env = {"MASTER_ADDR": "127.0.0.1", "RANK": "77", "GREETING": "hello"}
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
+        env |= {"RANK": "77", "GREETING": "hello"}
         node.run("env", ranks=2, env=env, node_rank=3)
         seen = dict(line.partition("=")[::2] for line in node.gone(rank=1).tail.splitlines())
         assert seen["RANK"] == seen["LOCAL_RANK"] == seen["CUDA_VISIBLE_DEVICES"] == "1"
@@ -55,7 +57,12 @@ def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
         assert seen["SICKBAY_HEARTBEAT"] == str(node.run_dir(rank=1) / "heartbeat.json")
         assert not any("hunter2" in value or name.startswith("SICKBAY_AGENT") for name, value in seen.items())
         base = {name for name in seen if name in OF_THE_NODE or name.startswith("LC_")}
-        launch = {"RANK", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "GREETING"}
+        torchrun = {name: value for name, value in seen.items() if name.startswith("PET_")}
+        assert torchrun == {
+            "PET_RDZV_ID": "j.1", "PET_RDZV_CONF": CONF, "PET_NNODES": "4", "PET_NODE_RANK": "3",
+            "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "23456", "PET_LOCAL_ADDR": "127.0.0.1",
+        }  # fmt: skip
+        launch = {"RANK", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", *env, *torchrun}
         assert {name for name in seen.keys() - base - launch if not name.startswith("SICKBAY_")} <= {
             "PWD",
             "SHLVL",

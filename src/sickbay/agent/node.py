@@ -30,6 +30,7 @@ from sickbay.agent.probes.kmsg import Kmsg, KmsgPlace
 from sickbay.agent.probes.last_words import LastWords, last_words
 from sickbay.agent.probes.system_log import LineTrust, SystemLog, name_of, own_names, usual
 from sickbay.agent.ranks.directory import NodeFile, open_to_all, ranks_dir
+from sickbay.agent.ranks.retention import EVERY, tidy
 from sickbay.agent.ranks.watch import RankWatch
 from sickbay.agent.runtime import AgentRuntime, NodeKit, alone, clock_zero, keep, kept, machine_boot
 from sickbay.agent.settings import AgentSettings, host_name
@@ -110,7 +111,7 @@ class NodeAgent:
                 refused=self._joiner.refuse if self._joiner is not None else lambda _: None,
                 orders=lambda senses: NodeOrders(hands, senses).carry,
                 witnesses=[probe for probe in made.probes if probe.witness],
-                probes=[*(probe for probe in made.probes if not probe.witness), self._rank_probe],
+                probes=[*(probe for probe in made.probes if not probe.witness), *self._rank_probes],
                 wanted=self._wanted,
                 asleep=self._ranks.restart,
                 each_second=self._each_second,
@@ -130,8 +131,13 @@ class NodeAgent:
             complain(f"ranks: {self._settings.ranks} cannot be used ({error.strerror or error}): no rank is watched")
 
     @property
-    def _rank_probe(self) -> Probe:
-        return Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless)
+    def _rank_probes(self) -> list[Probe]:
+        def tidy_up(now: float) -> list[Item]:  # noqa: ARG001 - a probe's look
+            tidy(Path(self._settings.ranks))
+            return []
+
+        watch = Probe("ranks", self._ranks.look, period=1.0, gap=0.05, restless=lambda: self._ranks.restless)
+        return [watch, Probe("old_ranks", tidy_up, period=EVERY, may_hang=True)]
 
     def _wanted(self) -> dict[Path, tuple[str, int]]:
         there = ranks_dir(Path(self._settings.ranks))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from sickbay.model.facts import Checked, Looked
+from sickbay.model.facts import Checked, Looked, RankEnded
 from sickbay.model.protocol import ItemNews
 
 _SPACES = "\t\xa0\u202f\u3000"
@@ -21,8 +21,8 @@ def plain(text: str, keep: str = "") -> str:
 
 
 def cleaned(news: ItemNews) -> ItemNews:
-    """All of its texts plain. Those of several lines are written by our own checks, line by line."""
-    clean: ItemNews = _cleaned(news, "\n" if isinstance(news, Checked | Looked) else "")
+    """All of its texts plain. Those of several lines: our own checks' words, and what a rank wrote last."""
+    clean: ItemNews = _cleaned(news, "\n" if isinstance(news, Checked | Looked | RankEnded) else "")
     return clean
 
 

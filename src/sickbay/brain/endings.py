@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from sickbay.model.job import NAMES, Attempt, End, EndReason, Job, RankEnd
+from sickbay.model.job import NAMES, Attempt, End, EndReason, HeardEnds, Job, RankEnd
 
 SHELL = 128  # a shell tells the signal that ended its child as an exit code above this
 LINES, CHARACTERS = 10, 1000  # of what a rank wrote last
@@ -66,6 +66,35 @@ def _with(code: int) -> str:
     if code < 0:
         return f"was killed by signal {-code}"
     return f"ended with exit code {code}{f' ({name})' if name else ''}"
+
+
+HEARD_FROM = 256  # nodes whose exit codes are kept of what agents told
+
+
+def heard_also(heard: HeardEnds | None, attempt: int, rank: RankEnd, tail: str) -> HeardEnds:
+    """What agents told, with one more rank that ended badly. The first of all is the one that counts."""
+    if heard is None or heard.attempt != attempt:
+        heard = HeardEnds(attempt=attempt)
+    codes = heard.exit_codes
+    if rank.exit_code and str(rank.node) not in codes and len(codes) < HEARD_FROM:
+        codes = {**codes, str(rank.node): rank.exit_code}
+    first = heard.first is None or (rank.at is not None and heard.first.at is not None and rank.at < heard.first.at)
+    if not first:
+        return replace(heard, exit_codes=codes, tail=heard.tail or tail)
+    return replace(heard, first=rank, exit_codes=codes, tail=tail or heard.tail)
+
+
+def completed_by(end: End, heard: HeardEnds | None, before: HeardEnds | None = None) -> End:
+    """The end with what agents know and its cluster does not say: the cluster's own word stays.
+
+    `before`: what agents had told when this was last asked, so that what came from them may still be put right.
+    """
+    if heard is None or end.reason not in {EndReason.FAILED, EndReason.UNKNOWN}:
+        return end
+    theirs = before or HeardEnds(attempt=heard.attempt)
+    first = heard.first if end.first in {None, theirs.first} else end.first
+    codes = heard.exit_codes if end.exit_codes in ({}, theirs.exit_codes) else end.exit_codes
+    return replace(end, first=first, exit_codes=codes, tail=end.tail or heard.tail)
 
 
 def last_lines(tail: str) -> str:

@@ -36,6 +36,7 @@ from sickbay.model.facts import (
     Ordered,
     Outcome,
     PolicyInForce,
+    RankEnded,
     ResetDone,
     RuleOff,
     Stepped,
@@ -91,7 +92,7 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_ranks.checkpointed(draft, fact, news)
         case Wrote():
             learn_ranks.wrote(draft, news)
-        case Hung() | RuleOff():
+        case Hung() | RuleOff() | RankEnded():
             learn_ranks.watched(draft, fact, news)
         case Submitted():
             submitted(draft, fact, news)

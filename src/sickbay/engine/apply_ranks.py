@@ -5,15 +5,16 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Tell
-from sickbay.engine.apply_jobs import fill_tail
+from sickbay.brain.endings import completed_by, heard_also
+from sickbay.engine.apply_jobs import TAIL, fill_tail, judged, record_end
 from sickbay.engine.notices import REPEATED_TELLS, told_of
 from sickbay.engine.transitions import first_step
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import Checkpointed, Fact, Hung, Looked, RuleOff, Stepped, Wrote
+from sickbay.model.facts import Checkpointed, Fact, Hung, Looked, RankEnded, RuleOff, Stepped, Wrote
 from sickbay.model.fleet import NodeId
 from sickbay.model.intent import Look, Notify
-from sickbay.model.job import Call, Job, JobState, Work
+from sickbay.model.job import Call, Job, JobState, RankEnd, Work
 from sickbay.model.rows import key_of
 
 STACKS = 20_000  # characters from one node
@@ -129,12 +130,15 @@ def looked(draft: Draft, news: Looked) -> None:
         draft.tell(text, f"job:{job}", event="stacks")
 
 
-def watched(draft: Draft, fact: Fact, news: Hung | RuleOff) -> None:
-    """What whoever looks for hangs has found, or cannot look for any more."""
-    if isinstance(news, Hung):
-        _hung(draft, fact, news)
-    else:
-        _rule_off(draft, news)
+def watched(draft: Draft, fact: Fact, news: Hung | RuleOff | RankEnded) -> None:
+    """What whoever watches ranks has found, or cannot look for any more."""
+    match news:
+        case Hung():
+            _hung(draft, fact, news)
+        case RuleOff():
+            _rule_off(draft, news)
+        case RankEnded():
+            _ended(draft, fact, news)
 
 
 def _hung(draft: Draft, fact: Fact, news: Hung) -> None:
@@ -150,6 +154,34 @@ def _hung(draft: Draft, fact: Fact, news: Hung) -> None:
     call = Call(because=f"hung: {news.because}", dated=fact.at)
     if all(known.node or known.incident for known in job.calls):  # nobody need say it twice
         draft.put(job.called(call))
+
+
+def _ended(draft: Draft, fact: Fact, news: RankEnded) -> None:
+    """How a rank ended, where its cluster cannot tell: blame and diagnosis read it like the cluster's own word.
+
+    Only the cluster says that an attempt is over; and whoever was asked to end, or ends after our stop, says nothing.
+    """
+    job = draft.job(news.job)
+    if job is None or news.node is None or news.attempt != job.attempt or not _runs_there(job, news.node):
+        return
+    if news.stopped or news.exit_code == 0 or job.state in {JobState.COMPLETE, JobState.STOPPED}:
+        return
+    if job.end is None and job.state not in {JobState.GATING, JobState.RUNNING}:
+        return  # it was stopped, and has ended by that
+    if job.calls and job.state is not JobState.RUNNING:
+        return
+    rank = RankEnd(rank=news.rank, node=news.node, exit_code=news.exit_code, why=news.why, at=fact.at)
+    before = job.heard if job.heard is not None and job.heard.attempt == job.attempt else None
+    heard = heard_also(before, job.attempt, rank, news.tail[-TAIL:])
+    after = replace(job, heard=heard)
+    if job.end is not None:
+        end = judged(draft, completed_by(job.end, heard, before))
+        after = replace(job, heard=replace(heard, tail=""), end=end)
+    if after == job:
+        return
+    draft.put(after)
+    if after.end != job.end:
+        record_end(draft, after)
 
 
 def _rule_off(draft: Draft, news: RuleOff) -> None:

@@ -28,6 +28,7 @@ from sickbay.model.facts import (
     Observed,
     Ordered,
     Outcome,
+    RankEnded,
     RuleOff,
     Stepped,
     Wrote,
@@ -72,6 +73,8 @@ def _cut(news: AnyNews) -> AnyNews:
             return replace(news, rule=_head(news.rule, NAME), because=_head(news.because, WORDS))
         case Looked():
             return replace(news, text=_head(news.text, STACKS))
+        case RankEnded():
+            return replace(news, why=_head(news.why, WORDS), tail=plain_text(news.tail[-TAIL:]))
         case Wrote():
             return replace(news, text=plain_text(news.text[-TAIL:]))
         case JoinRefused():

@@ -151,6 +151,15 @@ class End(Noun):
     findings: tuple[Diagnosis, ...] = ()  # what the tail says, by our table: judged when it comes
 
 
+class HeardEnds(Noun):
+    """What agents have told of how ranks of an attempt ended, beside what its cluster says."""
+
+    attempt: int
+    first: RankEnd | None = None  # that ended badly, by its time
+    exit_codes: dict[str, int] = {}  # node → first non-zero exit code there
+    tail: str = ""  # what that first one wrote last
+
+
 NAMES = 8  # of nodes that an attempt's record has itself; more are in its rosters
 KEEP_ATTEMPTS = 60  # records of one job, the newest
 
@@ -209,6 +218,7 @@ class Job(Noun):
     missing_as_of: float | None = None
     calls: tuple[Call, ...] = ()
     end: End | None = None
+    heard: HeardEnds | None = None  # from its nodes' agents, while it may still add to the end
     avoid: tuple[NodeId, ...] = ()  # nodes that the next attempt does not use (unknown after a look, failed its gate)
     restarts: tuple[float, ...] = ()  # readings at which a restart was spent
     interruptions: tuple[Interruption, ...] = ()

@@ -134,6 +134,12 @@ class SimHost:
         executor = InlineExecutor() if self.cold else VirtualExecutor(self, self._rng)
         return Engine(self.store, self._hands, self._rules, executor, self._clock, self._setup)
 
+    def take(self, rules: Rules) -> None:
+        """Go on by other rules, as a controller does that is told to read its file again."""
+        self._rules = rules
+        self._engine.take(self._hands, rules)
+        self.wake()
+
     # --- running things in this process
     def later(self, seconds: float, act: Callable[[], object]) -> None:
         """Do it in this process: not while it is paused, and not after it has died."""

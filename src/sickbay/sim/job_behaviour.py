@@ -38,6 +38,7 @@ class Programme(Noun):
     give_up: float | None = 600.0  # when hanging ranks fail by themselves; None: never
     hang_notice: float = 300.0  # silence of the heartbeat that counts as hung
     tail_late: float = 0.0  # the cluster shows what was written last so long after the end
+    codes_untold: bool = False  # the cluster knows no exit codes of ranks
     fenced: bool = False  # it uses checkpoints that no older attempt can commit to, and says so
     listens: bool = False  # it can be asked to save
     save_takes: float | None = 5.0  # when asked; None: it never comes to its end

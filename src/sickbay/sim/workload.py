@@ -351,7 +351,7 @@ class Workload:
 
     def _end(self, job: SimJob, attempt: SimAttempt, reason: EndReason) -> None:
         attempt.cancel()
-        codes = {} if attempt.stop_told else dict(attempt.exit_codes)
+        codes = {} if attempt.stop_told or job.programme.codes_untold else dict(attempt.exit_codes)
         attempt.end = End(reason=reason, at=self._ground.stamp(self._ground.now), exit_codes=codes, tail=attempt.tail)
         self._ground.chronicle.note("end", attempt.id, reason.value)
         self._release(job, attempt, list(attempt.nodes))  # what had not begun never will

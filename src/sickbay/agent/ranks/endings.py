@@ -5,6 +5,7 @@ from pathlib import Path
 from sickbay.agent.ranks.directory import RankFile
 from sickbay.agent.user_files import read_end
 from sickbay.model.facts import RankEnded
+from sickbay.model.plain_text import plain_text
 
 TAIL = 16 * 1024  # bytes
 RUNNER_KILLED = "whoever ran it was killed, and it with him"
@@ -15,7 +16,7 @@ def rank_ended(rank: RankFile, tail: str = "") -> RankEnded:
         return RankEnded(job=rank.job, attempt=rank.attempt, rank=rank.rank, why=RUNNER_KILLED, tail=tail)
     return RankEnded(
         job=rank.job, attempt=rank.attempt, rank=rank.rank, exit_code=rank.exit_code, stopped=rank.stopped,
-        why=rank.why[:500], tail=tail,
+        why=" ".join(rank.why.split())[:500], tail=tail,
     )  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def tail_of(run: Path) -> str:
     words = _end(run / "output")
     if len(words) < TAIL:
         words = _end(_part_before(run)) + words
-    return words[-TAIL:].decode(errors="replace")
+    return plain_text(words[-TAIL:].decode(errors="replace"))
 
 
 def _part_before(run: Path) -> Path:

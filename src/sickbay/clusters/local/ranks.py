@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.ranks.directory import HEARTBEAT, RankFile, RankSeat, pid_space
 from sickbay.agent.ranks.output import Capture
+from sickbay.agent.ranks.rendezvous import MeetingPlace, rendezvous, waits_for
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.complaints import complain
 from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, StartRanks
@@ -243,10 +244,10 @@ class NodeRanks:
     def _environment(self, order: StartRanks, noun: Rank, plan: RankPlan) -> Mapping[str, str]:
         own = {name: value for name, value in os.environ.items() if name in OF_THE_NODE or name.startswith(LOCALE)}
         filed = [read_env_file(path) for path in order.env_files]
+        given = {**own, **{name: value for file in filed for name, value in file.items()}, **order.env}
         return {
-            **own,
-            **{name: value for file in filed for name, value in file.items()},
-            **order.env,
+            **given,
+            **_meeting(given, order),
             "RANK": str(plan.rank),
             "LOCAL_RANK": str(plan.local_rank),
             "NODE_RANK": str(order.node_rank),
@@ -306,6 +307,15 @@ class NodeRanks:
         living.place.over(gone)
 
 
+def _meeting(given: Mapping[str, str], order: StartRanks) -> dict[str, str]:
+    """For a command that is a torchrun: where it meets those on the other nodes, all of them on this machine."""
+    each = max(1, int(order.env.get("LOCAL_WORLD_SIZE", "1")))
+    nodes, host = int(order.env.get("WORLD_SIZE", "1")) // each, order.env.get("MASTER_ADDR", "127.0.0.1")
+    met = MeetingPlace(max(1, nodes), order.node_rank, host, int(order.env.get("MASTER_PORT", "0")))
+    local = {} if "PET_LOCAL_ADDR" in given else {"PET_LOCAL_ADDR": host}
+    return {**rendezvous(given, f"{order.job}.{order.attempt}", met if met.port else None), **local}
+
+
 def _rank_file(order: StartRanks, noun: Rank) -> RankFile:
     return RankFile(
         job=noun.job,
@@ -317,6 +327,7 @@ def _rank_file(order: StartRanks, noun: Rank) -> RankFile:
         start_within=order.start_within,
         expects_heartbeats=order.expects_heartbeats,
         log_rules=order.log_rules,
+        rendezvous=waits_for(order.command, {**order.env, **_meeting(order.env, order)}),
     )
 
 

@@ -27,7 +27,7 @@ from sickbay.testing.cluster_rig import (
 TROUBLES: tuple[Trouble, ...] = ("down", "hangs", "refuses", "no permission")
 
 
-class Ended(NamedTuple):
+class CallEnd(NamedTuple):
     """How a call ended: with an answer or an error."""
 
     what: str
@@ -110,15 +110,15 @@ class TroubleContract:
             yield "fence", lambda: machines.fence(node, key=rig.named("f1"), expect=there)
 
 
-def _carry_out(rig: ClusterRig, what: str, call: Callable[[], object]) -> Ended:
+def _carry_out(rig: ClusterRig, what: str, call: Callable[[], object]) -> CallEnd:
     """In a thread of its own, so that a call that never ends is one that fails the test."""
-    ended: SimpleQueue[Ended] = SimpleQueue()
+    ended: SimpleQueue[CallEnd] = SimpleQueue()
 
     def run() -> None:
         try:
-            ended.put(Ended(what, call()))
+            ended.put(CallEnd(what, call()))
         except BaseException as error:  # noqa: BLE001 - which kind it is, is what is asked
-            ended.put(Ended(what, error=error))
+            ended.put(CallEnd(what, error=error))
 
     Thread(target=run, daemon=True).start()
     try:
@@ -127,7 +127,7 @@ def _carry_out(rig: ClusterRig, what: str, call: Callable[[], object]) -> Ended:
         pytest.fail(f"{what} has not ended within {rig.limit:g} s")
 
 
-def _must_be_understood(end: Ended) -> None:
+def _must_be_understood(end: CallEnd) -> None:
     error = end.error
     assert isinstance(error, Transient | Rejected | Unknown), f"{end.what} raises {type(error).__name__}: {error}"
     assert isinstance(error, EffectError)

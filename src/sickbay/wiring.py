@@ -3,7 +3,7 @@
 Each is imported where it is chosen, so that whoever only opens a store loads no cluster, and the other way round.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sickbay.engine.execute import Effects, Site
-from sickbay.engine.view import Rules
+from sickbay.engine.view import PoolAbilities, Rules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.yaml_places import unknown
 from sickbay.model.errors import BadInput, StoreError, Transient
+from sickbay.model.finding import Finding
 from sickbay.model.fleet import Incarnation, Node, NodeId, cluster_of
 from sickbay.model.notice import LOG, ChannelTraits
 from sickbay.model.noun import Noun
@@ -63,11 +64,14 @@ class WiredCluster(NamedTuple):
     checks: Checks | None = None  # None: its agents do them
     own_nodes: OwnNodes | None = None  # nodes that are switched on and off here
     mirror: Mirror | None = None
+    # For `sickbay doctor`: what is missing or follows, such as a permission. It reads, and changes nothing.
+    findings: Callable[[], Iterable[Finding]] = tuple
 
 
 class ClusterKind(NamedTuple):
     settings: type[Noun]
-    build: Callable[[ClusterGround], WiredCluster]  # raises BadInput for what cannot be
+    # Raises BadInput for what cannot be. It changes nothing outside of its own directory: `sickbay doctor` builds, too.
+    build: Callable[[ClusterGround], WiredCluster]
     channels: tuple[str, ...] = ()  # the names of the machines that come with it
 
 
@@ -243,7 +247,38 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
     )
 
 
-OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local}
+def _here() -> ClusterKind:
+    from sickbay.clusters.local.here.settings import HereSettings
+
+    return ClusterKind(HereSettings, _build_here, channels=("here",))
+
+
+def _build_here(ground: ClusterGround) -> WiredCluster:
+    from sickbay.adapters.machines.agents import AgentMachines
+    from sickbay.clusters.local.here.cluster import HereCluster, HereMachines
+    from sickbay.clusters.local.here.nodes import HereNodes
+    from sickbay.clusters.local.here.settings import furnished, machine_of
+    from sickbay.clusters.local.mirror import LocalMirror
+
+    if ground.select or ground.adopt != "none":
+        raise BadInput("this machine has its own jobs only: leave out 'select' and 'adopt'")
+    machine = machine_of(ground.state, ground.settings)
+    rack = furnished(ground.state, ground.id, ground.pool, machine)
+    cluster = HereCluster(rack.root, machine)
+    reboots = ground.settings.allow_reboot
+    return WiredCluster(
+        cluster=cluster,
+        machines={
+            "here": HereMachines(rack.root, machine),
+            AGENT: AgentMachines(ground.store, ground.posted, reboots=reboots),
+        },
+        wait=cluster.wait,
+        mirror=LocalMirror(rack.root, cluster.id),
+        own_nodes=HereNodes(rack, machine),
+    )
+
+
+OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local, "here": _here}
 
 
 def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> WiredFleet:
@@ -261,6 +296,7 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
         blind={name: site.blind for name, site in sites.items()},
         checks_first=frozenset(name for name, each in clusters.items() if each.checks_first),
         channels=ground.traits,
+        pools={name: _abilities(site, _machines(clusters[name], ground)) for name, site in sites.items()},
     )
     return WiredFleet(
         hands=Effects(sites=sites, notifiers=ground.notifiers or notifiers_of({}, NoticeLinks())),
@@ -274,25 +310,43 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
 
 def _site(each: FleetCluster, ground: FleetGround) -> Site:
     from sickbay.adapters.checks.agents import AgentChecks
+    from sickbay.adapters.machines.pools import PooledMachines
+
+    pools = _machines(each, ground)
+    machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, _pool_in(ground.store))
+    settle = ground.policy.resume.settle.total_seconds()
+    checks = each.wired.checks or AgentChecks(ground.store, ground.posted, settle=settle)
+    return Site(cluster=each.wired.cluster, machines=machines, checks=checks)
+
+
+def _machines(each: FleetCluster, ground: FleetGround) -> dict[str, Machines]:
+    """By a glob of pools, the last one for all that no other fits. Raises BadInput."""
     from sickbay.adapters.machines.agents import AgentMachines
     from sickbay.adapters.machines.channels import Channels
-    from sickbay.adapters.machines.pools import PooledMachines
 
     agent = AgentMachines(ground.store, ground.posted)
     channels: dict[str, Machines] = {AGENT: agent, **ground.machines, **each.wired.machines}
     named = each.machines or {"*": tuple(dict.fromkeys((*each.wired.machines, AGENT)))}
     chosen = ground.policy.channels
     _refuse_missing(each.wired.cluster.id, named, channels, ground.policy)
-    pools = {
+    return {
         glob: Channels(
             {name: channels[name] for name in names}, {what: one for what, one in chosen.items() if one in names}
         )
-        for glob, names in named.items()
+        for glob, names in {**named, "*": named.get("*", ())}.items()
     }
-    machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, _pool_in(ground.store))
-    settle = ground.policy.resume.settle.total_seconds()
-    checks = each.wired.checks or AgentChecks(ground.store, ground.posted, settle=settle)
-    return Site(cluster=each.wired.cluster, machines=machines, checks=checks)
+
+
+def _abilities(site: Site, pools: Mapping[str, Machines]) -> dict[str, PoolAbilities]:
+    """Of each pool; empty: all are alike."""
+    cluster, checks = site.cluster, site.checks
+    return {
+        glob: PoolAbilities(
+            cluster.capabilities | machines.capabilities | checks.capabilities, cluster.blind | machines.blind
+        )
+        for glob, machines in pools.items()
+        if len(pools) > 1
+    }
 
 
 def _refuse_missing(

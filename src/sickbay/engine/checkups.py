@@ -15,7 +15,7 @@ from sickbay.brain.idle_checks import why_not_idle
 from sickbay.brain.job_input import listing
 from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
-from sickbay.model.checkup import Checkup, Finding, Verdict, checkup_id
+from sickbay.model.checkup import CheckFinding, Checkup, Verdict, checkup_id
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Checked, Fact, Ordered
 from sickbay.model.fleet import Node, NodeId, pool_word
@@ -203,7 +203,7 @@ def answered(intent: Intent, news: Checked) -> Intent:
         replace(test, because=test.because[:WORDS], figures=dict(list(test.figures.items())[:FIGURES]))
         for test in news.tests[:TESTS]
     )
-    finding = Finding(verdict=news.verdict, because=news.because[: 2 * WORDS], tests=tests)
+    finding = CheckFinding(verdict=news.verdict, because=news.because[: 2 * WORDS], tests=tests)
     found = {**intent.found, news.node: finding}
     if len(encode(found)) > FINDINGS:
         found[news.node] = replace(finding, tests=())
@@ -244,8 +244,8 @@ def ended(draft: Draft, intent: Intent) -> None:
     draft.put(_closed_if_done(draft, checkup))
 
 
-def _silence(intent: Intent) -> Finding:
-    return Finding(verdict=Verdict.COULD_NOT_RUN, because=intent.answer or "no answer in time")
+def _silence(intent: Intent) -> CheckFinding:
+    return CheckFinding(verdict=Verdict.COULD_NOT_RUN, because=intent.answer or "no answer in time")
 
 
 def _closed_if_done(draft: Draft, checkup: Checkup) -> Checkup:

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Remedy, Severity
+from sickbay.model.finding import FindingLevel
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import IntentState
 from sickbay.model.job import EndReason, JobState
@@ -398,6 +399,13 @@ class PolicyShown(Noun):
     name: str
     digest: str
     yaml: str
+
+
+class FindingShown(Noun):
+    level: FindingLevel
+    subject: str
+    text: str
+    way_out: Annotated[str, Meta(description="what to write or do; may be empty")]
 
 
 class TokenShown(Noun):

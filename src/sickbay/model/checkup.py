@@ -34,7 +34,7 @@ class Tested(Noun):
     figures: dict[str, float] = {}  # what it measured, by name with its unit: `h2d_gbps`, `gpu.0.temperature`
 
 
-class Finding(Noun):
+class CheckFinding(Noun):
     """What a check said of one node."""
 
     verdict: Verdict

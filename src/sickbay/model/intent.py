@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from sickbay.model.checkup import Finding, Verdict
+from sickbay.model.checkup import CheckFinding, Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import DrainHow, Incarnation, IncidentId, JobId, NodeId
@@ -175,7 +175,7 @@ class Intent(Noun):
     gone: bool = False  # REJECTED because the target is not there any more
     hopeless: bool = False  # REJECTED, and another try cannot come right
     verdicts: dict[NodeId, Verdict] = {}  # what a check or a look has answered so far
-    found: dict[NodeId, Finding] = {}  # a check's verdicts with their reasons, where it has few nodes
+    found: dict[NodeId, CheckFinding] = {}  # a check's verdicts with their reasons, where it has few nodes
     digest: str = ""
     parts: int = 0  # as it is stored: rows that hold the act's nodes and `verdicts` where there are many
 

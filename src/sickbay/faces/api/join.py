@@ -24,12 +24,12 @@ def proven(ask: ApiRequest, asked: JoinAsked) -> JoinWish:
     """
     assert ask.who is not None
     requests.named(asked.cluster, "cluster")
-    requests.named(asked.name, "node")
     if ask.who.cluster != asked.cluster:
         may = f"join token {ask.who.name!r} is for the cluster {ask.who.cluster}"
         raise ApiRefusal(403, f"{may}: it lets nobody into {asked.cluster}")
     if asked.cluster not in ask.backend.clusters:
         raise ApiRefusal(404, unknown_name("cluster", asked.cluster, ask.backend.clusters))
+    requests.named(asked.name, "node")
     instance = asked.instance_id
     if not instance.strip() or len(instance) > INSTANCE_MOST or not instance.isprintable():
         raise ApiRefusal(400, f"instance_id {instance[:40]!r} cannot be used: write 1 to {INSTANCE_MOST} visible signs")

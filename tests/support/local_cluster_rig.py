@@ -86,7 +86,7 @@ class NoChecks:
 
     capabilities: frozenset[Capability] = frozenset()
 
-    def start(self, check: str, nodes: object, *, level: int, profile: str) -> Accepted:
+    def start(self, check: str, nodes: object, *, level: int, profile: str, storage: tuple[str, ...] = ()) -> Accepted:
         raise NotImplementedError
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:

@@ -7,7 +7,7 @@ a second delivery of it harmless.
 from datetime import datetime
 from enum import StrEnum
 
-from sickbay.model.checkup import Tested, Verdict
+from sickbay.model.checkup import StorageSeen, Tested, Verdict
 from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
 from sickbay.model.job import End, JobSpec, RankState
 from sickbay.model.noun import Noun
@@ -194,6 +194,7 @@ class Checked(News, tag="checked"):
     level: int = 0
     because: str = ""
     tests: tuple[Tested, ...] = ()
+    storage: tuple[StorageSeen, ...] = ()  # of the directories that were asked for: no word on the node's health
 
 
 class Looked(News, tag="looked"):

@@ -91,6 +91,7 @@ class JobSpec(Noun):
     time_limit: float | None = None  # seconds that its attempts may run, together; None: as long as they like
     grow: bool = False  # one that runs on fewer nodes than it asked for is restarted as soon as there are more
     continues: Continuation | None = None
+    storage: tuple[str, ...] = ()  # shared directories that must answer on each node before it starts
     image: str = ""  # the container image of its ranks, where its cluster runs images
     native: dict[
         str, Any
@@ -196,6 +197,15 @@ class Interruption(Noun):
     spent: float | None = None  # the restart that it cost: given back if a node turns out to be to blame
 
 
+class StorageTrouble(Noun):
+    """Nodes that were tried could not use a job's storage: that costs it nothing but time."""
+
+    because: str
+    times: int  # one after the other
+    again: Deadline  # when nodes are tried once more
+    remind: Deadline  # when a person is told again
+
+
 class Job(Noun):
     id: JobId
     spec: JobSpec
@@ -223,6 +233,7 @@ class Job(Noun):
     restarts: tuple[float, ...] = ()  # readings at which a restart was spent
     interruptions: tuple[Interruption, ...] = ()
     gates: int = 0
+    storage_trouble: StorageTrouble | None = None
     step: int | None = None
     resumed_from: int | None = None
     resumed_of: str = ""  # the job that saved what it resumed from; empty: this one, or none

@@ -140,8 +140,9 @@ class RunCheck(CommandBody, tag="check"):
     """Exercise the hardware; the answer is a `Checked` item under `check`."""
 
     check: str
-    level: int
+    level: int  # 0: only the storage
     profile: str = ""
+    storage: tuple[str, ...] = ()  # directories: is each there, does it answer, can it be written?
 
 
 class RunLook(CommandBody, tag="look"):

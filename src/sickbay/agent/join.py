@@ -120,7 +120,7 @@ class NodeJoiner:
             case 401 if said:
                 another = f"sickbay token create NAME --role join --cluster {self._me.cluster}"
                 return NotJoined(
-                    f"the controller does not accept the join token in {self._where.token_file} ({said}): an admin "
+                    f"the controller does not accept the join token in {self._where.token_file} ({said.partition(':')[0]}): an admin "
                     f"makes another with: {another}"
                 )
             case 400 | 403 | 409 if said:

@@ -117,6 +117,8 @@ def _shows(intent: Intent) -> str:
             return f"{rung} of {node} is proven: {_PROOFS[RUNGS[rung].proof]}"
         case Verify(nodes=nodes, level=level):
             waiting = [n for n in nodes if n not in intent.verdicts]
+            if not level:
+                return f"the storage of the job is looked at on {_list(waiting)}"
             return f"the check of level {level} answers on {_list(waiting)}"
         case Look(nodes=nodes):
             return f"{_list([n for n in nodes if n not in intent.verdicts])} have been looked at"

@@ -10,7 +10,6 @@ from sickbay.hosts.service import Service
 from sickbay.model.errors import BadInput
 from sickbay.policy.load import digest
 
-
 log = logging.getLogger("sickbay.controller")
 
 

@@ -153,6 +153,22 @@ def test_more_changes_than_the_feed_keeps_are_met_all_the_same() -> None:
     assert lab.of().state == "OUT"
 
 
+def test_a_feed_that_runs_over_again_and_again_keeps_no_pass_from_its_end() -> None:
+    lab = Lab()
+    for number in range(350):
+        lab.write(node(f"n{number}"))
+    for _ in range(8):
+        for _ in range(KEPT + 10):
+            lab.changes.committed(Unit(writes={"node:d/n1": node("n1", "d")}))
+        lab.mirroring.step()
+    assert len(lab.mirror.values) == 350
+    lab.write(cordoned("other:ada"))
+    for _ in range(KEPT + 10):
+        lab.changes.committed(Unit(writes={"node:d/n1": node("n1", "d")}))
+    lab.rest()
+    assert lab.of().state == "OUT", "what was missed while a pass went on is met by the next"
+
+
 def test_the_nodes_that_a_job_comes_to_and_leaves_say_so() -> None:
     lab = Lab()
     lab.write(node("n0"), node("n1"), job("llama-1", "c", "n0"))

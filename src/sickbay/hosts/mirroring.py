@@ -110,8 +110,8 @@ class Mirroring:
         for subject, value in self._read(self._due()[:SLICE]):
             if self._term() != term or not self._settle(subject, value):
                 return False
-        if not self._tries:
-            self._failures, self._failed = 0, ""
+        if not self._tries and self._failed:  # while it was away it may have lost what it showed
+            self._failures, self._failed, self._again_at = 0, "", 0.0
         return self._walk is not None or self._now() >= self._again_at or bool(self._due())
 
     def _due(self) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sickbay.engine.execute import Effects, Site
-from sickbay.engine.view import Rules
+from sickbay.engine.view import PoolAbilities, Rules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.yaml_places import unknown
 from sickbay.model.errors import BadInput, StoreError, Transient
@@ -296,6 +296,7 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
         blind={name: site.blind for name, site in sites.items()},
         checks_first=frozenset(name for name, each in clusters.items() if each.checks_first),
         channels=ground.traits,
+        pools={name: _abilities(site, _machines(clusters[name], ground)) for name, site in sites.items()},
     )
     return WiredFleet(
         hands=Effects(sites=sites, notifiers=ground.notifiers or notifiers_of({}, NoticeLinks())),
@@ -309,25 +310,43 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
 
 def _site(each: FleetCluster, ground: FleetGround) -> Site:
     from sickbay.adapters.checks.agents import AgentChecks
+    from sickbay.adapters.machines.pools import PooledMachines
+
+    pools = _machines(each, ground)
+    machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, _pool_in(ground.store))
+    settle = ground.policy.resume.settle.total_seconds()
+    checks = each.wired.checks or AgentChecks(ground.store, ground.posted, settle=settle)
+    return Site(cluster=each.wired.cluster, machines=machines, checks=checks)
+
+
+def _machines(each: FleetCluster, ground: FleetGround) -> dict[str, Machines]:
+    """By a glob of pools, the last one for all that no other fits. Raises BadInput."""
     from sickbay.adapters.machines.agents import AgentMachines
     from sickbay.adapters.machines.channels import Channels
-    from sickbay.adapters.machines.pools import PooledMachines
 
     agent = AgentMachines(ground.store, ground.posted)
     channels: dict[str, Machines] = {AGENT: agent, **ground.machines, **each.wired.machines}
     named = each.machines or {"*": tuple(dict.fromkeys((*each.wired.machines, AGENT)))}
     chosen = ground.policy.channels
     _refuse_missing(each.wired.cluster.id, named, channels, ground.policy)
-    pools = {
+    return {
         glob: Channels(
             {name: channels[name] for name in names}, {what: one for what, one in chosen.items() if one in names}
         )
-        for glob, names in named.items()
+        for glob, names in {**named, "*": named.get("*", ())}.items()
     }
-    machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, _pool_in(ground.store))
-    settle = ground.policy.resume.settle.total_seconds()
-    checks = each.wired.checks or AgentChecks(ground.store, ground.posted, settle=settle)
-    return Site(cluster=each.wired.cluster, machines=machines, checks=checks)
+
+
+def _abilities(site: Site, pools: Mapping[str, Machines]) -> dict[str, PoolAbilities]:
+    """Of each pool; empty: all are alike."""
+    cluster, checks = site.cluster, site.checks
+    return {
+        glob: PoolAbilities(
+            cluster.capabilities | machines.capabilities | checks.capabilities, cluster.blind | machines.blind
+        )
+        for glob, machines in pools.items()
+        if len(pools) > 1
+    }
 
 
 def _refuse_missing(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from sickbay.clusters.local.rack import Rack
 from sickbay.clusters.local.ranks import RANK_MARK
 from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.cordon import others_of
+from sickbay.model.errors import Gone
 from sickbay.model.facts import Fact
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.job import JobSpec
@@ -197,7 +198,8 @@ class LocalRig(ClusterRig):
         self._cleaned += 1
         (self.root / "agents").unlink(missing_ok=True)
         for attempt in self._open():
-            self.bare.stop(attempt.job, attempt.attempt, final=True, key=self.named("clean"))
+            with suppress(Gone):  # it has ended meanwhile
+                self.bare.stop(attempt.job, attempt.attempt, final=True, key=self.named("clean"))
         for seat in self._seats():
             for cordon in seat.cordons:
                 key = self.named(f"clean {cordon.owner}")

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from tests.support.wards import HOUR, MINUTE, Ward, policy_of, warm_and_cold
 
 from sickbay.brain.gate import STORAGE_LATEST
+from sickbay.faces.explain import explain
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import JobId
 from sickbay.model.incident import Phase
@@ -55,9 +56,12 @@ def test_a_server_that_is_down_for_all_blames_nobody_and_the_job_waits_and_says_
     assert w.starts(job) == []
     told = w.told("job_waits")
     assert told
-    assert all("/fsx: it does not answer within 30 s: no node of it can use its storage" in text for text in told)
+    assert all("/fsx: it does not answer within 30 s; no node of it can use its storage" in text for text in told)
     assert len(told) <= 3, "a person is reminded, not flooded"
     w.until(lambda: (wait := w.job(job).wait) is not None and "/fsx" in wait.because, HOUR)
+    waits = explain(w.sim.store, job).waits_for
+    assert waits is not None
+    assert waits.changed_by == ("the mount, or the file server, is mended",)
     w.world.ground.storage_down.clear()
     w.ends(job)
     assert w.job(job).storage_trouble is None

@@ -345,7 +345,7 @@ def _no_storage(s: JobInput, policy: Policy, lacking: Mapping[NodeId, str], *, e
     waits = everywhere or times > 1
     pause = min(STORAGE_AGAIN * 2 ** min(times - 1, 10), STORAGE_LATEST) if waits else timedelta(0)
     then = "no node of it can use its storage, so it waits" if everywhere else "other nodes are tried first"
-    why = f"{in_words(lacking)}: {then}"
+    why = f"{in_words(lacking)}; {then}"
     tells = waits and (known is None or s.passed(known.remind))
     reminded = s.within(INGEST, policy.pace.held_reminder if tells else timedelta(0))
     remind = known.remind if known is not None and not tells else reminded

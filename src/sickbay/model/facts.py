@@ -166,6 +166,15 @@ class RankEnded(News, tag="rank_ended"):
     node: NodeId | None = None  # whose agent says so
 
 
+class RankWaits(News, tag="rank_waits"):
+    """A rank's launcher gives the others up at its rendezvous sooner than a repair takes (`OPEN_FOR`)."""
+
+    job: JobId
+    attempt: int
+    seconds: float
+    node: NodeId | None = None  # whose agent says so
+
+
 class Hung(News, tag="hung"):
     job: JobId
     attempt: int
@@ -315,9 +324,10 @@ class Garbled(News, tag="garbled"):
 
 
 AnyNews = (
-    Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
-    | Checkpointed | Wrote | RankEnded | Hung | RuleOff | Checked | Looked | ResetDone | Outcome | Ordered | Submitted
-    | TokenIssued | JoinRefused | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
+    Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished
+    | Stepped | Checkpointed | Wrote | RankEnded | RankWaits | Hung | RuleOff | Checked | Looked | ResetDone | Outcome
+    | Ordered | Submitted | TokenIssued | JoinRefused | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted
+    | Garbled
 )  # fmt: skip
 
 

@@ -152,6 +152,9 @@ class End(Noun):
     findings: tuple[Diagnosis, ...] = ()  # what the tail says, by our table: judged when it comes
 
 
+OPEN_FOR = 1800.0  # seconds that a rendezvous stays open, so that a node can be replaced and checked meanwhile
+
+
 class HeardEnds(Noun):
     """What agents have told of how ranks of an attempt ended, beside what its cluster says."""
 
@@ -254,6 +257,8 @@ class Job(Noun):
     opened_in: int = 0  # and the newest whose script has shown that it uses sickbay.train
     checkpoints_in: str = ""  # the directory that rank 0 names
     rules_off: dict[str, int] = {}  # log rules that are not used any more, and in which attempt
+    waits: float | None = None  # seconds after which an attempt's launcher gives the others up, where that is soon
+    waits_in: int = 0  # the attempt whose launcher does
     fenced: bool = False  # rank 0 said that no older attempt can commit: a restart needs no fence of its nodes
     intent: str = ""
     fences: tuple[str, ...] = ()  # intents that fence nodes out of reach, beside the stop

@@ -16,6 +16,7 @@ from sickbay.model.facts import (
     News,
     Observed,
     RankEnded,
+    RankWaits,
     ResetDone,
     RuleOff,
     Stepped,
@@ -67,6 +68,7 @@ ItemNews = (
     | Checkpointed
     | Wrote
     | RankEnded
+    | RankWaits
     | Hung
     | RuleOff
     | Answered

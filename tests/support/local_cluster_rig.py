@@ -42,6 +42,7 @@ MUTATIONS = frozenset(
     {"cordon", "uncordon", "drain", "start", "rerun", "stop", "restart_service", "reboot", "replace", "fence"}
 )
 IDLE_AGENT = "sh -c 'exec sleep 1000' agent"  # the ports of this package need no agent
+PATIENCE = 60.0  # seconds, for a condition: two busy cores are slow
 PERSON = Path(__file__).with_name("person.py")
 # An agent that sleeps through what is none of its business, as its start costs more than that of a node.
 AGENT = 'if [ -e "$0/agents" ]; then exec "$1" -m sickbay.clusters.local.node "$2" "$3" "$4" "$5"; fi; exec sleep 1000'
@@ -104,7 +105,7 @@ class LocalRig(ClusterRig):
         self._patch = pytest.MonkeyPatch()
         command = ["sh", "-c", AGENT, str(root), sys.executable]
         self._patch.setenv("SICKBAY_AGENT_COMMAND", shlex.join(command) if agents else IDLE_AGENT)
-        self.patience = 20.0  # seconds, for a condition
+        self.patience = PATIENCE
         self._own, self._cleaned = uuid4().hex[:6], 0
         self._ends = root / "ends"
         self._ends.mkdir(parents=True)

@@ -120,8 +120,8 @@ class NodeJoiner:
             case 401 if said:
                 why = said.partition(":")[0]
                 return NotJoined(
-                    f"the controller does not accept the join token in {self._where.token_file} ({why}): an admin makes "
-                    f"another with: sickbay token create NAME --role join --cluster {self._me.cluster}"
+                    f"the controller does not accept the join token in {self._where.token_file} ({why}): an admin "
+                    f"makes another with: sickbay token create NAME --role join --cluster {self._me.cluster}"
                 )
             case 400 | 403 | 409 if said:
                 return NotJoined(f"cannot join as {self._node}: {said}")

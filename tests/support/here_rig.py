@@ -37,7 +37,10 @@ NVIDIA_SMI = """\
 #!/bin/sh
 case "$1" in
 -q) cat "{recorded}" ;;
---gpu-reset) echo "$@" >> "{called}"; sleep 0.2 ;;
+--gpu-reset)
+  echo "$@" >> "{called}"
+  while [ -e "{slow}" ]; do sleep 0.05; done
+  echo done >> "{called}" ;;
 esac
 """
 
@@ -50,6 +53,7 @@ class WorkstationRig(Sickbay):
         self.root = state.parent / "machine"
         self.log = self.root / "var/log/kern.log"
         self.called = self.root / "called"
+        self.slow = self.root / "slow"  # while it is there no reset ends
         self._bin = self.root / "bin"
         self._put("proc/1/mounts", "")
         self._put("proc/self/status", "")
@@ -60,7 +64,7 @@ class WorkstationRig(Sickbay):
         self._put("var/log/kern.log", "")
         smi = self._put(
             "bin/nvidia-smi",
-            NVIDIA_SMI.format(recorded=FIXTURES / "h200/nvidia-smi-q.xml", called=self.called),
+            NVIDIA_SMI.format(recorded=FIXTURES / "h200/nvidia-smi-q.xml", called=self.called, slow=self.slow),
         )
         smi.chmod(0o755)
         self.rebooted = self.root / "rebooted"

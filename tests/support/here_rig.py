@@ -1,5 +1,6 @@
 """A real `sickbay up --here` on a made-up machine: its tree (`host_root`), its kernel log, its nvidia-smi."""
 
+import json
 import os
 import signal
 import subprocess
@@ -141,6 +142,11 @@ class WorkstationRig(Sickbay):
         status = self.status()
         assert status is not None
         return status.pid
+
+    def commands_begun(self) -> set[str]:
+        """What the agent has noted before it carried it out."""
+        (noted,) = self.state.glob("clusters/here/seats/*/instances/*/agent/commands.jsonl")
+        return {json.loads(line)["id"] for line in noted.read_text().splitlines() if line}
 
     def agent(self) -> int:
         status = self.status()
